@@ -46,7 +46,7 @@ use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{ChatTokenizer, EngineClient};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
-use api::line::Lines;
+use api::session_queue::SessionQueues;
 use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
@@ -65,10 +65,10 @@ struct AppState {
     sessions: Option<SessionStore>,
     conversations: Conversations,
     transients: Transients,
-    lines: Lines,
+    queues: SessionQueues,
     grammars: OnceLock<GrammarCompiler>,
     observer: Observer,
-    settings: Settings,
+    settings: ServeSettings,
     preparing: Preparing,
     /// Read-locked by every request until it has ended, which may be after its client has left.
     in_flight: Arc<RwLock<()>>,
@@ -88,9 +88,9 @@ pub struct ServedModel {
     pub defaults: GenerationDefaults,
 }
 
-/// Settings that apply to all requests.
+/// ServeSettings that apply to all requests.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub struct ServeSettings {
     /// Unknown fields are ignored instead of refused.
     pub lenient: bool,
     /// `max_tokens` beyond the context is refused instead of lowered to what the prompt leaves.
@@ -123,7 +123,7 @@ impl App {
         engines: impl Into<Engines>,
         sessions: Option<SessionStore>,
         observer: Observer,
-        settings: Settings,
+        settings: ServeSettings,
     ) -> Self {
         let mut model = model;
         if let Some(format) = settings.tool_format {
@@ -140,7 +140,7 @@ impl App {
         let state = AppState {
             conversations: Conversations::new(sessions.clone()),
             transients: Transients::new(max_strands),
-            lines: Lines::default(),
+            queues: SessionQueues::default(),
             model,
             engines,
             sessions,
@@ -189,8 +189,8 @@ impl App {
         &self.state.transients
     }
 
-    fn lines(&self) -> &Lines {
-        &self.state.lines
+    fn session_queues(&self) -> &SessionQueues {
+        &self.state.queues
     }
 
     /// Returns the grammar compiler, which all requests share.
@@ -203,7 +203,7 @@ impl App {
         &self.state.observer
     }
 
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &ServeSettings {
         &self.state.settings
     }
 

@@ -68,6 +68,24 @@ const SERVE_LAYERS: &[&[&str]] = &[
     &["access_log", "error", "half_open", "owner", "request_id", "uploads"],
 ];
 
+/// Inside template.
+const TEMPLATE_LAYERS: &[&[&str]] = &[
+    &["check"],
+    &["probe"],
+    &["output"],
+    &["marked"],
+    &["dialect"],
+    &["tool_grammar"],
+    &["reasoning"],
+    &["tool_call"],
+    &["accommodate", "jinja", "prompt"],
+    &["environment", "variables"],
+    &["link"],
+    &["python"],
+    &["source"],
+    &["clock", "error", "message", "named", "piece"],
+];
+
 /// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",

@@ -990,7 +990,7 @@ fn long_entries_stay_out_of_the_history_file_and_a_link_is_not_followed() {
     term.send(&format!("\x1b[200~{long}\x1b[201~"));
     term.send("\r");
     term.expect("in the history of this chat, not in the history file)");
-    term.expect("the prompt has ");
+    term.expect("the message needs at least ");
     term.prompt();
     term.say("short");
     term.leave();
@@ -1035,13 +1035,34 @@ fn a_message_that_fits_no_context_is_not_asked_about_and_stays_on_the_line() {
     term.expect("/256 > ");
     let long = "word ".repeat(400);
     term.send(&format!("\x1b[200~{long}\x1b[201~\r"));
-    let shown = term.expect("the message takes ");
+    let shown = term.expect("the message needs at least ");
     assert!(!shown.contains("drop the oldest"), "{shown:?}");
     term.expect("/256 > word word");
     term.send("\x03");
     term.expect("/256 > ");
     term.leave();
     assert_eq!(questions(&place, "f"), ["hi"]);
+}
+
+/// The size in bytes alone refuses the prompt of the whole conversation: no token of guide's vocabulary has so many bytes.
+#[test]
+fn a_conversation_far_beyond_a_smaller_context_can_drop_turns() {
+    let place = Place::new();
+    let line = format!("{}\n", "how do I save a conversation ".repeat(12));
+    finish(command(&place, &["--session", "f", "-n", "1"]), &line.repeat(5)).check(0, "");
+    assert_eq!(questions(&place, "f").len(), 5);
+    let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "96"]), 100);
+    term.expect("/96 > ");
+    term.send("and now?\r");
+    term.expect("drop the oldest");
+    term.expect("d, c or s?");
+    term.send("s\r");
+    term.expect("(not sent)");
+    term.expect("/96 > and now?");
+    term.send("\x03");
+    term.expect("/96 > ");
+    term.leave();
+    assert_eq!(questions(&place, "f").len(), 5);
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn flags_in(text: &str) -> BTreeSet<String> {
 #[test]
 fn every_route_is_documented_and_every_documented_route_is_there() {
     let mut routes = routes_of(&read("src/serve/api.rs"));
-    routes.extend(routes_of(&read("src/serve/front.rs")));
+    routes.extend(routes_of(&read("src/serve/router.rs")));
     assert!(routes.contains("DELETE /v1/sessions/{id}") && routes.contains("GET /metrics"), "{routes:?}");
     assert_eq!(documented_routes(&read("docs/http.md")), routes);
 }

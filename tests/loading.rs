@@ -593,19 +593,23 @@ fn generation_config(json: &str) -> Result<hf::GenerationConfig, LoadError> {
 #[test]
 fn generation_defaults_are_read_as_the_publisher_means_them() {
     let config = generation_config(
-        r#"{"do_sample":true,"temperature":0.6,"top_k":20,"top_p":0.95,"min_p":0.05,"repetition_penalty":1.05,
+        r#"{"do_sample":true,"temperature":0.6,"top_k":20,"top_p":0.95,"min_p":0.05,"repetition_penalty":1.05,"typical_p":0.9,
             "eos_token_id":[7,9],"pad_token_id":null}"#,
     )
     .unwrap();
     assert_eq!(config.eos_token_ids, [7, 9]);
-    let defaults = config.defaults;
-    assert_eq!((defaults.temperature, defaults.top_k, defaults.top_p), (Some(0.6), Some(20), Some(0.95)));
+    assert_eq!(config.defaults.top_k, Some(20));
+    let defaults = config.defaults.numbers;
+    assert_eq!((defaults.temperature, defaults.top_p), (Some(0.6), Some(0.95)));
     assert_eq!((defaults.min_p, defaults.repetition_penalty), (Some(0.05), Some(1.05)));
+    assert_eq!((defaults.typical_p, defaults.top_n_sigma), (Some(0.9), None));
     let one = generation_config(r#"{"eos_token_id":7,"top_k":0,"temperature":null}"#).unwrap();
     assert_eq!((one.eos_token_ids, one.defaults), (vec![7], Default::default()));
     let greedy = r#"{"do_sample":false,"temperature":0.6,"top_p":0.9,"top_k":5,"repetition_penalty":1.1}"#;
     let greedy = generation_config(greedy).unwrap().defaults;
-    assert_eq!((greedy.temperature, greedy.top_p, greedy.top_k), (Some(0.0), None, None));
+    assert_eq!(greedy.top_k, None);
+    let greedy = greedy.numbers;
+    assert_eq!((greedy.temperature, greedy.top_p), (Some(0.0), None));
     assert_eq!(greedy.repetition_penalty, Some(1.1));
 }
 

@@ -188,7 +188,7 @@ async fn the_way_tokens_are_chosen_is_honoured() {
 
 async fn what_the_model_recommends_is_the_default() {
     let mut build = talker();
-    build.defaults.temperature = Some(2.0);
+    build.defaults.numbers.temperature = Some(2.0);
     let server = build.start();
     let drawn = async |more: Value| {
         let mut body = json!({"seed": 3, "max_tokens": 20});

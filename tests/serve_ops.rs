@@ -18,7 +18,7 @@ use std::time::Duration;
 use llmctl::serve::access_log::AccessLog;
 use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::owner::KeyLine;
-use llmctl::serve::policy::{Hosts, Keys, Policy};
+use llmctl::serve::policy::{ApiKeys, Hosts, Policy};
 use serde_json::Value;
 
 use app::{Options, Site, address, app, counting_engine, gated_engine, loading};
@@ -255,8 +255,8 @@ fn bodies_that_do_not_come_are_not_waited_for() {
     assert!(client.is_closed());
 }
 
-fn keys_of(lines: &[&str]) -> Keys {
-    Keys::new(lines.iter().map(|line| KeyLine::parse(line).expect("a line").expect("a key")))
+fn keys_of(lines: &[&str]) -> ApiKeys {
+    ApiKeys::new(lines.iter().map(|line| KeyLine::parse(line).expect("a line").expect("a key")))
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use axum::http::{Method, StatusCode};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
-use llmctl::serve::Settings;
+use llmctl::serve::ServeSettings;
 use llmctl::serve::owner::{KeyLine, Owner};
 use serde_json::{Value, json};
 
@@ -99,7 +99,7 @@ async fn local_sessions_are_exposed_only_where_they_are_shared() {
     server.chat("one?", json!({"session_id": "diary"})).await.ok();
     assert!(store.read(&name).expect("there").turns.is_empty(), "another session of that name has begun");
     let anna = owner("anna");
-    let shared = Settings { share_sessions: true, ..Settings::default() };
+    let shared = ServeSettings { share_sessions: true, ..ServeSettings::default() };
     let server = Build { settings: shared, ..build(Some(store.clone())) }.start();
     let seen = by(&anna, &server, Method::GET, "/v1/sessions/diary", None).await.ok();
     assert_eq!((&seen["turns"], &seen["owner"]), (&json!(0), &Value::Null));

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::turn::session_chat::{RecordedAnswer, SessionChat};
 use llmctl::runtime::{Finish, Outcome, Sampling, Timings, Usage};
-use llmctl::serve::Settings;
+use llmctl::serve::ServeSettings;
 use llmctl::template::{Content, Message};
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ const PATH: &str = "/v1/chat/completions";
 fn build(store: Option<SessionStore>) -> Build {
     let answers = [("one?", "uno"), ("two?", "dos"), ("three?", "tres"), ("zwei?", "drei")];
     // Whoever needs no key is the local user then, so that tests find what was said where the terminal does.
-    let settings = Settings { share_sessions: true, ..Settings::default() };
+    let settings = ServeSettings { share_sessions: true, ..ServeSettings::default() };
     Build { store, settings, ..Build::answers(&answers) }
 }
 
@@ -513,8 +513,11 @@ async fn one_answer_per_turn() {
 }
 
 fn patient(store: Option<SessionStore>) -> Server {
-    let settings =
-        Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
+    let settings = ServeSettings {
+        session_wait: Duration::from_secs(60),
+        share_sessions: true,
+        ..ServeSettings::default()
+    };
     Build { settings, ..build(store) }.start()
 }
 
@@ -574,8 +577,11 @@ async fn whoever_leaves_while_waiting_frees_the_place() {
 }
 
 async fn only_so_many_wait_for_sessions() {
-    let settings =
-        Settings { session_wait: Duration::from_secs(60), share_sessions: true, ..Settings::default() };
+    let settings = ServeSettings {
+        session_wait: Duration::from_secs(60),
+        share_sessions: true,
+        ..ServeSettings::default()
+    };
     let server = Build { settings, max_waiting: 1, ..build(None) }.start();
     server.gate.close();
     let first = server.spawn(in_session("one?", json!({})));

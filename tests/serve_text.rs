@@ -2,7 +2,7 @@
 //! parameter is passed over.
 
 use axum::http::StatusCode;
-use llmctl::serve::Settings;
+use llmctl::serve::ServeSettings;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, CHATML, FREE, MODEL, Server, both_kinds, lines, redacted};
@@ -214,7 +214,7 @@ async fn a_conversation_to_its_prompt() {
 async fn the_model_by_other_names() {
     let with = |aliases: &[&str]| {
         let aliases = aliases.iter().map(|&alias| alias.to_owned()).collect();
-        Build { settings: Settings { aliases, ..Settings::default() }, ..Build::default() }.start()
+        Build { settings: ServeSettings { aliases, ..ServeSettings::default() }, ..Build::default() }.start()
     };
     let ask = |model: &str| json!({"model": model, "prompt": "x", "max_tokens": 1});
     let named = with(&["gpt-4o", "dummy"]);
@@ -231,7 +231,7 @@ async fn the_model_by_other_names() {
 
 async fn special_tokens_in_messages_are_refused_where_the_operator_says_so() {
     let with = |refuses_special_tokens| {
-        let settings = Settings { refuses_special_tokens, ..Settings::default() };
+        let settings = ServeSettings { refuses_special_tokens, ..ServeSettings::default() };
         Build { settings, ..Build::default() }.start()
     };
     let ask = |text: &str| json!({"messages": [{"role": "user", "content": text}], "max_tokens": 1});

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use llmctl::runtime::load::TextFiles;
 use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::template_check::{Check, Subject, Verdict, check};
+use llmctl::runtime::template_check::subject;
 use llmctl::template::Dialect;
+use llmctl::template::check::{Check, CheckVerdict, check};
 use serde_json::Value;
 
 use crate::cli::Place;
@@ -16,12 +17,12 @@ use crate::common::fixtures;
 use crate::common::golden::parity_folder;
 use crate::dialects::templates;
 
-fn sign(verdict: Verdict) -> char {
+fn sign(verdict: CheckVerdict) -> char {
     match verdict {
-        Verdict::Skipped => '-',
-        Verdict::Ok => '.',
-        Verdict::Warning => 'w',
-        Verdict::Fail => 'F',
+        CheckVerdict::Skipped => '-',
+        CheckVerdict::Ok => '.',
+        CheckVerdict::Warning => 'w',
+        CheckVerdict::Fail => 'F',
     }
 }
 
@@ -29,8 +30,7 @@ fn sign(verdict: Verdict) -> char {
 #[test]
 fn every_published_template_is_judged() {
     let Some(templates) = templates() else { return };
-    let check_text =
-        |source: &String| check(Subject::new(source, None, Vec::new(), Dialect::default()).as_ref());
+    let check_text = |source: &String| check(subject(source, None, Vec::new(), Dialect::default()).as_ref());
     let all: BTreeMap<&String, Vec<Check>> =
         templates.iter().map(|(name, source)| (name, check_text(source))).collect();
     let longest = all.values().max_by_key(|checks| checks.len()).expect("templates");
@@ -47,7 +47,7 @@ fn every_published_template_is_judged() {
     insta::assert_snapshot!("templates", table);
     let mut failures = String::new();
     for (name, checks) in &all {
-        for check in checks.iter().filter(|check| check.verdict == Verdict::Fail) {
+        for check in checks.iter().filter(|check| check.verdict == CheckVerdict::Fail) {
             writeln!(failures, "{name}: {}: {}", check.name, check.reason)
                 .expect("a string takes everything");
         }
@@ -94,7 +94,7 @@ fn model_folder(name: &str) -> Option<tempfile::TempDir> {
 fn checked(folder: &Path) -> Vec<Check> {
     let files = TextFiles::open(&ModelSource::Folder(folder.to_owned())).expect("text files");
     let template = files.chat_templates.default.expect("a template");
-    check(Subject::new(&template, files.tokenizer, files.end_of_generation, Dialect::default()).as_ref())
+    check(subject(&template, files.tokenizer, files.end_of_generation, Dialect::default()).as_ref())
 }
 
 #[test]

@@ -4,18 +4,18 @@
 //! until the model's own defaults are known, so that precedence is decided in one place. Loads nothing, reads no
 //! file; ranges are checked by the engine's validator, not here, so that every front door has the same ones.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, ValueEnum};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use super::error::CommandError;
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::{GenerationDefaults, Isa};
-use crate::runtime::{Error, Limits, Overflow, Sampling};
+use crate::runtime::{Error, Limits, Overflow, SAMPLING, Sampling, SamplingNumbers, SamplingParameter};
 
 /// Flags that every subcommand has.
 #[derive(Debug, Clone, Default, Args)]
@@ -338,44 +338,76 @@ impl FromStr for Span {
 }
 
 /// How the next token is chosen. Unset options come from the model's generation_config.json, else mean greedy.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Sampling (unset: what the model recommends, else greedy)")]
+///
+/// The numbers are flags by their definition in [`SAMPLING`].
+#[derive(Debug, Clone, Default)]
 pub struct SamplingArgs {
-    /// Randomness, 0 to 2; 0 always takes the most likely token
-    #[arg(long, value_name = "T", allow_negative_numbers = true)]
-    pub temperature: Option<f32>,
-
-    /// Choose among the K most likely tokens; `all` or -1 for no limit
-    #[arg(long, value_name = "K")]
+    pub numbers: SamplingNumbers,
     pub top_k: Option<TopK>,
-
-    /// Choose among the most likely tokens that together have probability P, above 0 up to 1
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    pub top_p: Option<f32>,
-
-    /// Drop tokens less than P times as likely as the most likely one, 0 to 1
-    #[arg(long, value_name = "P", allow_negative_numbers = true, hide_short_help = true)]
-    pub min_p: Option<f32>,
-
-    /// Make tokens seen before less likely, above 0 up to 2; 1 is off
-    #[arg(long, value_name = "R", allow_negative_numbers = true, hide_short_help = true)]
-    pub repetition_penalty: Option<f32>,
-
-    /// Subtract from the logit of every token generated before, -2 to 2
-    #[arg(long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
-    pub presence_penalty: Option<f32>,
-
-    /// Subtract once for each time a token was generated before, -2 to 2
-    #[arg(long, value_name = "X", allow_negative_numbers = true, hide_short_help = true)]
-    pub frequency_penalty: Option<f32>,
-
-    /// Add BIAS (-100 to 100) to the logit of token ID; may be repeated
-    #[arg(long, value_name = "ID=BIAS", value_delimiter = ',', hide_short_help = true)]
     pub logit_bias: Vec<TokenBias>,
-
-    /// Seed of the random choices; a drawn one is shown with -v and --stats, and is in json
-    #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+impl Args for SamplingArgs {
+    fn augment_args(command: Command) -> Command {
+        let heading = "Sampling (unset: what the model recommends, else greedy)";
+        command.next_help_heading(heading).args(SamplingParameter::all().map(sampling_flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+/// Returns the flag that sets `parameter`.
+fn sampling_flag(parameter: SamplingParameter) -> Arg {
+    let name = parameter.name();
+    let flag = Arg::new(name).long(name.replace('_', "-"));
+    match parameter {
+        SamplingParameter::Number(number) => flag
+            .help(number.help.trim())
+            .value_name(number.facts.value_name)
+            .value_parser(value_parser!(f32))
+            .allow_negative_numbers(true)
+            .hide_short_help(!number.facts.is_common),
+        SamplingParameter::TopK => flag
+            .help("Choose among the K most likely tokens; `all` or -1 for no limit")
+            .value_name("K")
+            .value_parser(value_parser!(TopK)),
+        SamplingParameter::LogitBias => flag
+            .help("Add BIAS (-100 to 100) to the logit of token ID; may be repeated")
+            .value_name("ID=BIAS")
+            .value_parser(value_parser!(TokenBias))
+            .action(ArgAction::Append)
+            .value_delimiter(',')
+            .hide_short_help(true),
+        SamplingParameter::Seed => flag
+            .help("Seed of the random choices; a drawn one is shown with -v and --stats, and is in json")
+            .value_name("N")
+            .value_parser(value_parser!(u64)),
+    }
+}
+
+impl FromArgMatches for SamplingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut args = Self::default();
+        args.update_from_arg_matches(matches)?;
+        Ok(args)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for number in SAMPLING {
+            if let Some(&value) = matches.get_one(number.name) {
+                number.give(&mut self.numbers, Some(value));
+            }
+        }
+        self.top_k = matches.get_one("top_k").copied().or(self.top_k);
+        if let Some(biases) = matches.get_many("logit_bias") {
+            self.logit_bias = biases.copied().collect();
+        }
+        self.seed = matches.get_one("seed").copied().or(self.seed);
+        Ok(())
+    }
 }
 
 /// When to stop.
@@ -497,52 +529,37 @@ impl SamplingArgs {
         self.resolve(&GenerationDefaults::default()).0.validate(usize::MAX)
     }
 
-    /// The sampling in force: flag, else the publisher's recommendation, else the built-in default.
+    /// Returns the sampling in force: flag, else the publisher's recommendation, else the built-in default.
     ///
     /// The second value names what was taken from `defaults`, e.g. `temperature 0.6`.
     pub fn resolve(&self, defaults: &GenerationDefaults) -> (Sampling, Vec<String>) {
-        let recommended = defaults.sampling();
+        let mut sampling = defaults.sampling();
         let mut taken = Vec::new();
-        let mut choose = |name: &str, flag: Option<f32>, model: Option<f32>, otherwise: f32| {
-            if let (None, Some(value)) = (flag, model) {
-                taken.push(format!("{name} {value}"));
+        for number in SAMPLING {
+            if let (None, Some(value)) = (number.given(&self.numbers), number.given(&defaults.numbers)) {
+                taken.push(format!("{} {value}", number.name));
             }
-            flag.unwrap_or(otherwise)
-        };
-        let temperature =
-            choose("temperature", self.temperature, defaults.temperature, recommended.temperature);
-        let top_p = choose("top_p", self.top_p, defaults.top_p, recommended.top_p);
-        let min_p = choose("min_p", self.min_p, defaults.min_p, recommended.min_p);
-        let repetition_penalty = choose(
-            "repetition_penalty",
-            self.repetition_penalty,
-            defaults.repetition_penalty,
-            recommended.repetition_penalty,
-        );
-        let top_k = match (self.top_k, defaults.top_k) {
-            (Some(TopK::Best(count)), _) => Some(count),
-            (Some(TopK::All), _) | (None, None) => None,
-            (None, Some(count)) => {
-                taken.push(format!("top_k {count}"));
-                Some(count)
-            }
-        };
-        let sampling = Sampling {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            presence_penalty: self.presence_penalty.unwrap_or(recommended.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(recommended.frequency_penalty),
-            logit_bias: self
-                .logit_bias
-                .iter()
-                .map(|entry| (entry.id, entry.bias))
-                .collect::<BTreeMap<_, _>>(),
-            seed: self.seed,
-        };
+        }
+        self.numbers.apply(&mut sampling);
+        match (self.top_k, defaults.top_k) {
+            (Some(TopK::Best(count)), _) => sampling.top_k = Some(count),
+            (Some(TopK::All), _) => sampling.top_k = None,
+            (None, Some(count)) => taken.push(format!("top_k {count}")),
+            (None, None) => {}
+        }
+        sampling.logit_bias = self.logit_bias.iter().map(|entry| (entry.id, entry.bias)).collect();
+        sampling.seed = self.seed;
         (sampling, taken)
+    }
+
+    /// Takes back the value of a parameter.
+    pub fn unset(&mut self, parameter: SamplingParameter) {
+        match parameter {
+            SamplingParameter::Number(number) => number.give(&mut self.numbers, None),
+            SamplingParameter::TopK => self.top_k = None,
+            SamplingParameter::LogitBias => self.logit_bias.clear(),
+            SamplingParameter::Seed => self.seed = None,
+        }
     }
 }
 
@@ -570,18 +587,20 @@ mod tests {
 
     #[test]
     fn flags_win_over_the_models_defaults_which_win_over_greedy() {
-        let defaults = GenerationDefaults {
-            temperature: Some(0.6),
-            top_k: Some(20),
-            top_p: Some(0.95),
-            ..GenerationDefaults::default()
-        };
-        let args = SamplingArgs { temperature: Some(0.0), ..SamplingArgs::default() };
+        let none = SamplingNumbers::default();
+        let numbers = SamplingNumbers { temperature: Some(0.6), top_p: Some(0.95), ..none };
+        let defaults = GenerationDefaults { numbers, top_k: Some(20) };
+        let numbers = SamplingNumbers { temperature: Some(0.0), ..none };
+        let args = SamplingArgs { numbers, ..SamplingArgs::default() };
         let (sampling, taken) = args.resolve(&defaults);
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.0, Some(20), 0.95));
         assert_eq!(taken, ["top_p 0.95", "top_k 20"]);
 
-        let args = SamplingArgs { top_k: Some(TopK::All), top_p: Some(0.5), ..SamplingArgs::default() };
+        let args = SamplingArgs {
+            numbers: SamplingNumbers { top_p: Some(0.5), ..none },
+            top_k: Some(TopK::All),
+            ..SamplingArgs::default()
+        };
         let (sampling, taken) = args.resolve(&defaults);
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.6, None, 0.5));
         assert_eq!(taken, ["temperature 0.6"]);

@@ -5,7 +5,7 @@
 
 mod loaded;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,13 +25,14 @@ use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
-    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, ModelFiles, ModelTexts,
-    open_device,
+    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, LoadedModel, ModelFiles,
+    ModelTexts, open_device,
 };
 use crate::runtime::machine::default_threads;
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
-use crate::runtime::model::ModelSpec;
-use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, LoadError, Sampling};
+use crate::runtime::model::{Model, ModelSpec};
+use crate::runtime::text::Tokenizer;
+use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling};
 use crate::template::TemplateError;
 pub use loaded::{Loaded, LoadedTexts, ModelInfo};
 
@@ -58,10 +59,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let template = template_flag(args)?;
     let options = options(args, asked, terminal)?;
     let is_on_cpu = matches!(options.device, Device::Cpu(_));
-    let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded = load::load(&resolved, &options, &mut |done, total| bar.show(done, total));
-    bar.clear();
-    let mut loaded = loaded?;
+    let mut loaded = load_files(&resolved, &options, terminal)?;
     set_tokens(args, &mut loaded.texts)?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
@@ -78,18 +76,56 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     if asked.kv_memory.is_none() && config.max_running > 1 {
         config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
     }
-    let (model, vocabulary) = (loaded.model, texts.chat_tokenizer.tokenizer().clone());
-    let disk = open_disk(asked, loaded.fingerprint)?;
-    let engine = EngineClient::spawn(move || {
-        let mut engine = Engine::new(model, vocabulary, config)?;
-        disk.into_iter().for_each(|store| engine.set_disk(store));
-        Ok(engine)
-    })?;
+    let kv = open_kv(asked, &loaded.fingerprint)?;
+    let engine = start_engine(loaded.model, texts.chat_tokenizer.tokenizer(), config, kv)?;
     texts.info.vocab_size = engine.spec().vocab_size();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
     let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
     Ok(Loaded { texts, engine, compiler })
+}
+
+/// Loads the model's files, with a progress bar.
+///
+/// # Errors
+/// Those of [`load::load`].
+pub fn load_files(
+    resolved: &Resolved,
+    options: &LoadOptions,
+    terminal: &Terminal,
+) -> Result<LoadedModel, CommandError> {
+    let bar = LoadBar::new(terminal, &resolved.name);
+    let loaded = load::load(resolved, options, &mut |done, total| bar.show(done, total));
+    bar.clear();
+    Ok(loaded?)
+}
+
+/// Starts an engine in a thread of its own, which keeps the KV of named sessions in `kv`.
+///
+/// # Errors
+/// Those of [`Engine::new`] and [`EngineClient::spawn`].
+pub fn start_engine(
+    model: Box<dyn Model>,
+    tokenizer: &Arc<Tokenizer>,
+    config: EngineConfig,
+    kv: Option<DiskStore>,
+) -> Result<EngineClient, Error> {
+    let vocabulary = Arc::clone(tokenizer);
+    EngineClient::spawn(move || {
+        let mut engine = Engine::new(model, vocabulary, config)?;
+        kv.into_iter().for_each(|store| engine.set_disk(store));
+        Ok(engine)
+    })
+}
+
+/// Opens a folder of KV pages for one model.
+///
+/// # Errors
+/// Those of [`DiskStore::open`].
+pub fn open_kv_folder(root: PathBuf, limit_bytes: u64, model: &Fingerprint) -> Result<DiskStore, Error> {
+    let Fingerprint { hex: fingerprint, facts: description } = model.clone();
+    let queue_bytes = DEFAULT_QUEUE_BYTES;
+    DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })
 }
 
 fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
@@ -135,14 +171,11 @@ fn shared_kv(
     Ok(granted)
 }
 
-/// Where sessions' KV is kept between processes; nothing when that is switched off or there is no place for it.
-fn open_disk(asked: EngineOptions, model: Fingerprint) -> Result<Option<DiskStore>, CommandError> {
+/// Opens the user's folder of KV; `None` if KV on disk is off or no folder is known.
+fn open_kv(asked: EngineOptions, model: &Fingerprint) -> Result<Option<DiskStore>, CommandError> {
     let limit_bytes = asked.kv_disk.unwrap_or(DEFAULT_KV_DISK);
     let root = Places::from_environment().kv().filter(|_| asked.keeps_sessions && limit_bytes > 0);
-    let Some(root) = root else { return Ok(None) };
-    let Fingerprint { hex: fingerprint, facts: description } = model;
-    let queue_bytes = DEFAULT_QUEUE_BYTES;
-    Ok(Some(DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })?))
+    Ok(root.map(|root| open_kv_folder(root, limit_bytes, model)).transpose()?)
 }
 
 /// As [`load`], without the weights: enough to render and to count tokens, with the context that `load` would give. A
@@ -324,20 +357,20 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
 }
 
 /// The progress of loading, if it takes long enough to be watched.
-pub struct LoadBar {
+struct LoadBar {
     start: Instant,
     bar: Option<ProgressBar>,
 }
 
 impl LoadBar {
-    pub fn new(terminal: &Terminal, name: &str) -> Self {
+    fn new(terminal: &Terminal, name: &str) -> Self {
         let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
             .expect("the template is constant and valid");
         let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
         Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
     }
 
-    pub fn show(&self, done: usize, total: usize) {
+    fn show(&self, done: usize, total: usize) {
         let Some(bar) = &self.bar else { return };
         if bar.is_hidden() && self.start.elapsed() > PROGRESS_AFTER {
             bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
@@ -346,7 +379,7 @@ impl LoadBar {
         bar.set_position(done as u64);
     }
 
-    pub fn clear(&self) {
+    fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }

@@ -1,14 +1,14 @@
 //! `llmctl serve`: flags to a running server, and a signal to its end.
 //!
 //! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
-//! answers while the model loads. Keys are read from files and the environment and never from the command line.
+//! answers while the model loads. ApiKeys are read from files and the environment and never from the command line.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -33,8 +33,13 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
+<<<<<<< HEAD
 use crate::serve::policy::{Hosts, Keys, Policy};
-use crate::serve::{App, ServedModel, Settings};
+use crate::serve::{App, Settings};
+=======
+use crate::serve::policy::{ApiKeys, Hosts, Policy};
+use crate::serve::{App, ServeSettings, ServedModel};
+>>>>>>> main
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
 /// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
@@ -122,7 +127,7 @@ pub struct ListenArgs {
 pub struct AccessArgs {
     /// File of API keys, one a line: KEY [owner=NAME] [# comment]. LLMCTL_API_KEY holds one more
     ///
-    /// A key sees the sessions of its owner and no others. Keys without an owner have one each.
+    /// A key sees the sessions of its owner and no others. ApiKeys without an owner have one each.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 
@@ -400,23 +405,17 @@ fn load_app(
         None => load_engine(args, stop, terminal)?,
         Some(count) => start_workers(args, count, stop, terminal)?,
     };
-    let (info, mut chat_tokenizer, fingerprint) = texts.into_parts();
-    chat_tokenizer.set_frontend(Frontend::Http);
-    if !info.has_chat_template {
-        terminal.warn(&format!("{} has no chat template: chat needs --chat-template FILE", info.name));
+    let texts = texts.for_frontend(Frontend::Http);
+    if !texts.info().has_chat_template {
+        let name = &texts.info().name;
+        terminal.warn(&format!("{name} has no chat template: chat needs --chat-template FILE"));
     }
     if args.answers.tool_format.is_none()
-        && let Some(notice) = chat_tokenizer.notice_of_tools()
+        && let Some(notice) = texts.chat_tokenizer().notice_of_tools()
     {
         terminal.note(notice);
     }
-    let model = ServedModel {
-        id: args.listen.model_id.clone().unwrap_or(info.name),
-        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        chat_tokenizer,
-        fingerprint,
-        defaults: info.defaults,
-    };
+    let model = texts.into_served(args.listen.model_id.clone());
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 
@@ -473,9 +472,9 @@ fn rebuild(
     })
 }
 
-fn settings(args: &ServeArgs) -> Settings {
+fn settings(args: &ServeArgs) -> ServeSettings {
     let answers = &args.answers;
-    Settings {
+    ServeSettings {
         lenient: answers.lenient,
         strict_limits: answers.strict_limits,
         schema_open: answers.schema_open,
@@ -511,7 +510,7 @@ fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError>
 }
 
 /// Those of the file and of the environment.
-fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<Keys, CommandError> {
+fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<ApiKeys, CommandError> {
     let mut lines = Vec::new();
     if let Some(path) = file {
         lines = key_lines(path)?;
@@ -527,7 +526,7 @@ fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<Keys, CommandError> 
     let from_variable = KeyLine::parse(&variable)
         .map_err(|error| CommandError::bad_data(format!("LLMCTL_API_KEY: {error}")))?;
     lines.extend(from_variable);
-    Ok(Keys::new(lines))
+    Ok(ApiKeys::new(lines))
 }
 
 /// The keys of a file; what is wrong with it names the line.
@@ -551,7 +550,7 @@ fn key_lines(path: &Path) -> Result<Vec<KeyLine>, CommandError> {
 }
 
 /// Takes the address, so that one in use is an error before anything is loaded.
-fn bind(listen: &ListenArgs, access: &AccessArgs, keys: &Keys) -> Result<Listener, CommandError> {
+fn bind(listen: &ListenArgs, access: &AccessArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
     if let Some(path) = &listen.uds {
         return bind_local(path);
     }

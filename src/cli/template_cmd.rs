@@ -16,7 +16,8 @@ use super::report::{ReportFormat, columns, counted, print, print_json};
 use super::terminal::Terminal;
 use crate::runtime::load::TextFiles;
 use crate::runtime::load::hub::ModelSource;
-use crate::runtime::template_check::{self, Check, Subject, Verdict};
+use crate::runtime::template_check::subject;
+use crate::template::check::{Check, CheckVerdict, check};
 use crate::template::{Dialect, ReasoningFormat, TemplateError, ToolCallFormat};
 
 /// Look into chat templates
@@ -103,13 +104,13 @@ pub fn run(
         Some(files) => (files.tokenizer.clone(), files.end_of_generation.clone()),
         None => (None, Vec::new()),
     };
-    let subject = Subject::new(&found.template, tokenizer, ends, dialect);
-    let checks = template_check::check(subject.as_ref());
+    let subject = subject(&found.template, tokenizer, ends, dialect);
+    let checks = check(subject.as_ref());
     let printed = match args.output {
         ReportFormat::Text => print(&text(&found, &checks)),
         ReportFormat::Json => print_json(&json(&found, &checks)),
     }?;
-    let fails = checks.iter().any(|check| check.verdict == Verdict::Fail);
+    let fails = checks.iter().any(|check| check.verdict == CheckVerdict::Fail);
     Ok(if fails { Exit::from(Kind::Failure) } else { printed })
 }
 
@@ -151,7 +152,7 @@ fn num_tokens(found: &FoundTemplate) -> Option<usize> {
     Some(found.files.as_ref()?.tokenizer.as_ref()?.vocab_size())
 }
 
-fn count(checks: &[Check], verdict: Verdict) -> usize {
+fn count(checks: &[Check], verdict: CheckVerdict) -> usize {
     checks.iter().filter(|check| check.verdict == verdict).count()
 }
 
@@ -167,10 +168,10 @@ fn text(found: &FoundTemplate, checks: &[Check]) -> String {
     };
     let rows: Vec<Vec<String>> = checks.iter().map(row).collect();
     let counts = [
-        format!("{} ok", count(checks, Verdict::Ok)),
-        counted(count(checks, Verdict::Warning), "warning"),
-        format!("{} failed", count(checks, Verdict::Fail)),
-        format!("{} skipped", count(checks, Verdict::Skipped)),
+        format!("{} ok", count(checks, CheckVerdict::Ok)),
+        counted(count(checks, CheckVerdict::Warning), "warning"),
+        format!("{} failed", count(checks, CheckVerdict::Fail)),
+        format!("{} skipped", count(checks, CheckVerdict::Skipped)),
     ];
     format!("{}\n{}\n{}\n", columns(&head), columns(&rows), counts.join(", "))
 }
@@ -190,9 +191,9 @@ fn json(found: &FoundTemplate, checks: &[Check]) -> serde_json::Value {
         "template": found.origin,
         "tokenizer_tokens": num_tokens(found),
         "checks": checks.iter().map(check).collect::<Vec<_>>(),
-        "num_ok": count(checks, Verdict::Ok),
-        "num_warnings": count(checks, Verdict::Warning),
-        "num_failed": count(checks, Verdict::Fail),
-        "num_skipped": count(checks, Verdict::Skipped),
+        "num_ok": count(checks, CheckVerdict::Ok),
+        "num_warnings": count(checks, CheckVerdict::Warning),
+        "num_failed": count(checks, CheckVerdict::Fail),
+        "num_skipped": count(checks, CheckVerdict::Skipped),
     })
 }

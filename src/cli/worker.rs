@@ -84,9 +84,9 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
 fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
     let options = args.capacity.options(&args.engine);
     let (texts, engine) = load::load(&args.model, options, terminal)?.into_parts();
-    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
-    let model = ModelId { name: info.name, fingerprint: fingerprint.fingerprint };
-    Ok(WorkerContext { engine, tokenizer: chat_tokenizer.tokenizer().clone(), model })
+    let fingerprint = texts.fingerprint().fingerprint.clone();
+    let model = ModelId { name: texts.info().name.clone(), fingerprint };
+    Ok(WorkerContext { engine, tokenizer: texts.chat_tokenizer().tokenizer().clone(), model })
 }
 
 /// Reports the error to the parent, which waits for a line.

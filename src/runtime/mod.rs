@@ -45,7 +45,7 @@ pub use hints::Frontend;
 pub use llmctl_kernel as kernel;
 pub use request::{
     Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
-    Sampling, Started, Timings, Token, Usage,
+    SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};

@@ -1,9 +1,10 @@
 //! What is asked of the engine and what it answers: plain data, no behaviour beyond validation.
 //!
-//! One validator (`Sampling::validate`) serves every front door, so that a range is the same on the command line,
-//! in a batch row and over HTTP.
+//! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the same on the command
+//! line, in a batch row and over HTTP.
 
-use std::collections::BTreeMap;
+pub mod sampling;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::error::Error;
 use super::grammar::Grammar;
+pub use sampling::{SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter};
 
 /// One generation: prompt ids in, a stream of [`Event`]s out.
 #[derive(Debug, Clone, Default)]
@@ -98,84 +100,6 @@ pub(super) fn validate_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), E
 
 /// The most alternatives a token's log-probability may carry (OpenAI's limit).
 pub const MAX_LOGPROBS: usize = 20;
-
-/// How the next token is chosen from the logits. The default is greedy.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy; up to 2.
-    pub temperature: f32,
-    /// Keep the k most likely tokens; `None` keeps all.
-    pub top_k: Option<usize>,
-    /// Keep the smallest set of tokens whose probability reaches this; in (0, 1], 1 keeps all.
-    pub top_p: f32,
-    /// Keep tokens at least this fraction as likely as the most likely; in [0, 1], 0 keeps all.
-    pub min_p: f32,
-    /// Divide positive and multiply negative logits of tokens seen before; in (0, 2], 1 is off.
-    pub repetition_penalty: f32,
-    /// Subtract from the logit of each generated token; in [-2, 2].
-    pub presence_penalty: f32,
-    /// Subtract once per occurrence of each generated token; in [-2, 2].
-    pub frequency_penalty: f32,
-    /// Added to the logits of these ids; each in [-100, 100].
-    pub logit_bias: BTreeMap<u32, f32>,
-    /// `None` draws a seed, which is reported so that the run can be repeated.
-    pub seed: Option<u64>,
-}
-
-impl Default for Sampling {
-    fn default() -> Self {
-        Self {
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: BTreeMap::new(),
-            seed: None,
-        }
-    }
-}
-
-impl Sampling {
-    /// Checks every range; `vocab_size` bounds the ids in `logit_bias`.
-    ///
-    /// # Errors
-    /// [`Error::InvalidParameter`] naming the first field out of range.
-    pub fn validate(&self, vocab_size: usize) -> Result<(), Error> {
-        let in_range = |name, value: f32, ok: bool, range: &str| {
-            if ok && value.is_finite() {
-                Ok(())
-            } else {
-                Err(Error::InvalidParameter { name, message: format!("{value} is not in {range}") })
-            }
-        };
-        let closed = |value: f32, low: f32, high: f32| (low..=high).contains(&value);
-        let open_low = |value: f32, high: f32| value > 0.0 && value <= high;
-        in_range("temperature", self.temperature, closed(self.temperature, 0.0, 2.0), "[0, 2]")?;
-        in_range("top_p", self.top_p, open_low(self.top_p, 1.0), "(0, 1]")?;
-        in_range("min_p", self.min_p, closed(self.min_p, 0.0, 1.0), "[0, 1]")?;
-        let repetition = self.repetition_penalty;
-        in_range("repetition_penalty", repetition, open_low(repetition, 2.0), "(0, 2]")?;
-        let presence = self.presence_penalty;
-        in_range("presence_penalty", presence, closed(presence, -2.0, 2.0), "[-2, 2]")?;
-        let frequency = self.frequency_penalty;
-        in_range("frequency_penalty", frequency, closed(frequency, -2.0, 2.0), "[-2, 2]")?;
-        if self.top_k == Some(0) {
-            let message = "must be at least 1; leave it out to keep all tokens".to_owned();
-            return Err(Error::InvalidParameter { name: "top_k", message });
-        }
-        for (&id, &bias) in &self.logit_bias {
-            in_range("logit_bias", bias, closed(bias, -100.0, 100.0), "[-100, 100]")?;
-            if id as usize >= vocab_size {
-                let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-                return Err(Error::InvalidParameter { name: "logit_bias", message });
-            }
-        }
-        Ok(())
-    }
-}
 
 /// When a generation ends, besides an end-of-generation token.
 #[derive(Debug, Clone, Default, PartialEq)]

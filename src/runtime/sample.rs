@@ -1,7 +1,9 @@
 //! From logits to the next token: the one path that every sampled token takes, the first of a request included.
 //!
 //! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> log-probabilities are read -> a grammar's
-//! mask -> temperature -> top_k -> top_p -> min_p -> draw. Each truncation sees what the one before it kept, renormalised.
+//! mask -> top_n_sigma -> temperature -> top_k -> typical_p -> top_p -> min_p -> draw. Each truncation sees what the one
+//! before it kept, renormalised. `top_n_sigma` and `typical_p` are llama.cpp's (with its `min_keep` of 0): their place among
+//! the truncations is the same, and `typical_p` reads the probabilities before temperature.
 //!
 //! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its turn, and of
 //! nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of a draw uses IEEE
@@ -35,6 +37,8 @@ pub struct Sampler {
     edited: Vec<f32>,
     /// The same with all but the allowed tokens at negative infinity; unused without a mask.
     masked: Vec<f32>,
+    /// Logits with all but the tokens that `top_n_sigma` and `typical_p` keep at negative infinity; unused when both are off.
+    kept: Vec<f32>,
     /// Occurrences by token id; all zero between calls.
     counts: Vec<u32>,
     /// By token id, proportional to its probability; the best token has 1.
@@ -128,7 +132,7 @@ impl Sampler {
 
     fn choose_allowed(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
         match turn.mask {
-            None => self.choose(logits, sampling, turn),
+            None => self.choose_kept(logits, sampling, turn),
             Some(TokenMask::Forced(id)) => Ok(*id),
             Some(TokenMask::Allowed(allowed)) => {
                 let mut masked = std::mem::take(&mut self.masked);
@@ -139,11 +143,37 @@ impl Sampler {
                         *kept = logit;
                     }
                 });
-                let chosen = self.choose(&masked, sampling, turn);
+                let chosen = self.choose_kept(&masked, sampling, turn);
                 self.masked = masked;
                 chosen
             }
         }
+    }
+
+    /// Applies the truncations that work on logits, then chooses.
+    fn choose_kept(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
+        let (has_sigma, has_typical) = (sampling.top_n_sigma > 0.0, sampling.typical_p < 1.0);
+        if sampling.temperature == 0.0 || !(has_sigma || has_typical) {
+            return self.choose(logits, sampling, turn);
+        }
+        let (_, best) = best(logits)?;
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.clear();
+        kept.extend_from_slice(logits);
+        if has_sigma {
+            keep_near_best(&mut kept, best, sampling.top_n_sigma);
+        }
+        if has_typical {
+            keep_best(&mut self.ranked, &kept, sampling.top_k.unwrap_or(logits.len()));
+            keep_typical(&mut self.ranked, best, sampling.typical_p);
+            kept.fill(f32::NEG_INFINITY);
+            for candidate in &self.ranked {
+                kept[candidate.id as usize] = candidate.logit;
+            }
+        }
+        let chosen = self.choose(&kept, sampling, turn);
+        self.kept = kept;
+        chosen
     }
 
     fn choose(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
@@ -287,6 +317,41 @@ fn keep_nucleus(ranked: &mut Vec<Candidate>, target: f64) {
     }
 }
 
+/// Drops logits more than `n` standard deviations below the best. Those that are dropped already do not count.
+fn keep_near_best(logits: &mut [f32], best: f32, n: f32) {
+    let finite = || logits.iter().filter(|logit| logit.is_finite()).map(|&logit| f64::from(logit));
+    let count = finite().count() as f64;
+    let mean = finite().sum::<f64>() / count;
+    let variance = finite().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / count;
+    let lowest = f64::from(best) - f64::from(n) * variance.sqrt();
+    for logit in logits.iter_mut().filter(|logit| f64::from(**logit) < lowest) {
+        *logit = f32::NEG_INFINITY;
+    }
+}
+
+/// Keeps the tokens whose surprise is nearest to the average surprise (the entropy), until they have more than probability
+/// `p` together. Among equally near ones the more likely comes first.
+///
+/// A token's surprise is `ln(total) - (logit - best)`, so the distance between it and the average needs no logarithm.
+fn keep_typical(ranked: &mut Vec<Candidate>, best: f32, p: f32) {
+    let (mut total, mut average) = (0.0, 0.0);
+    for candidate in ranked.iter_mut() {
+        candidate.weight = exp_nonpositive(candidate.logit - best);
+        total += f64::from(candidate.weight);
+        average += f64::from(candidate.weight) * f64::from(candidate.logit - best);
+    }
+    average /= total;
+    let distance = |candidate: &Candidate| (average - f64::from(candidate.logit - best)).abs();
+    ranked.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(best_first(a, b)));
+    let target = f64::from(p) * total;
+    let mut weight = 0.0;
+    let enough = ranked.iter().position(|candidate| {
+        weight += f64::from(candidate.weight);
+        weight > target
+    });
+    ranked.truncate(enough.map_or(ranked.len(), |index| index + 1));
+}
+
 /// In fixed lanes: the same result everywhere, and no addition waits for the one before.
 fn sum(weights: &[f32]) -> f64 {
     let mut lanes = [0.0; 8];
@@ -414,6 +479,70 @@ mod tests {
             );
         }
         assert_eq!((exp_nonpositive(-87.1), exp_nonpositive(f32::NEG_INFINITY)), (0.0, 0.0));
+    }
+
+    /// Tokens that 400 draws from `probabilities` give with these parameters, ascending.
+    fn drawn(probabilities: &[f32], sampling: Sampling) -> Vec<u32> {
+        let logits: Vec<f32> = probabilities.iter().map(|p| p.ln()).collect();
+        let sampling = Sampling { temperature: 1.0, ..sampling };
+        let mut ids = draws(&logits, &sampling, 11, 400);
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// The cases of llama.cpp's own test of its sampler.
+    #[test]
+    fn top_n_sigma_keeps_what_is_near_the_best_logit() {
+        let kept = |n| drawn(&[0.1, 0.2, 0.3, 0.4], Sampling { top_n_sigma: n, ..Sampling::default() });
+        assert_eq!(kept(1.0), [2, 3]);
+        assert_eq!(kept(0.0), [0, 1, 2, 3]);
+        assert_eq!(kept(-1.0), [0, 1, 2, 3]);
+        assert_eq!(kept(3.0), [0, 1, 2, 3]);
+    }
+
+    /// The cases of llama.cpp's own test of its sampler.
+    #[test]
+    fn typical_p_keeps_what_is_near_the_entropy() {
+        let kept =
+            |probabilities: &[f32], p| drawn(probabilities, Sampling { typical_p: p, ..Sampling::default() });
+        assert_eq!(kept(&[0.97, 0.01, 0.01, 0.01], 0.5), [0]);
+        assert_eq!(kept(&[0.4, 0.2, 0.2, 0.2], 0.5), [1, 2, 3], "the most likely is not typical");
+        assert_eq!(kept(&[0.4, 0.2, 0.2, 0.2], 1.0), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn typical_p_sees_what_top_k_keeps_before_temperature() {
+        let probabilities = [0.4, 0.2, 0.15, 0.15, 0.1];
+        let of = |top_k, temperature| {
+            let logits: Vec<f32> = probabilities.iter().map(|p: &f32| p.ln()).collect();
+            let sampling = Sampling { temperature, top_k, typical_p: 0.3, ..Sampling::default() };
+            let mut ids = draws(&logits, &sampling, 11, 400);
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        };
+        assert_eq!(of(None, 1.0), [1, 2]);
+        assert_eq!(of(None, 2.0), [1, 2], "the temperature does not change what is typical");
+        assert_eq!(of(Some(2), 1.0), [0], "of two, the likelier is nearer to the average");
+    }
+
+    #[test]
+    fn top_n_sigma_does_not_count_tokens_that_a_grammar_forbids() {
+        let logits = [0.0, -1.0, -2.0, -300.0];
+        let allowed = AllowedTokens::of(4, &[0, 1, 2]);
+        let mask = TokenMask::Allowed(allowed);
+        let sampling = Sampling { temperature: 2.0, top_n_sigma: 1.0, ..Sampling::default() };
+        for seed in 0..100 {
+            let turn = Turn { mask: Some(&mask), seed, ..FIRST };
+            assert_eq!(sample(&logits, &sampling, &turn).expect("a token").id, 0);
+        }
+        let mut ids: Vec<u32> = (0..100)
+            .map(|seed| sample(&logits, &sampling, &Turn { seed, ..FIRST }).expect("a token").id)
+            .collect();
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids, [0, 1, 2], "without the mask, the forbidden one widens the deviation");
     }
 
     #[test]

@@ -195,7 +195,7 @@ pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
     let block = dtype.block_len();
     if !cols.is_multiple_of(block) {
         return Err(format!(
-            "rows of {cols} values are no whole number of {} blocks ({block} values)",
+            "rows of {cols} values are not a whole number of {} blocks ({block} values)",
             dtype.name()
         ));
     }
@@ -203,7 +203,7 @@ pub fn byte_len(dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
     dtype
         .row_bytes(cols)
         .and_then(|row| outer.iter().try_fold(row, |size, &dim| size.checked_mul(dim)))
-        .ok_or_else(|| format!("shape {shape:?} is larger than any memory"))
+        .ok_or_else(|| format!("shape {shape:?} is too large"))
 }
 
 /// Alignment of the scalars inside a type: block formats contain an `f16` scale.
@@ -301,7 +301,7 @@ mod tests {
             (vec![2, 33], "whole number"),
             (vec![3, 32], "takes 54 bytes"),
             (vec![0, 32], "zero"),
-            (vec![usize::MAX, usize::MAX, 32], "larger than any memory"),
+            (vec![usize::MAX, usize::MAX, 32], "is too large"),
             (vec![], "whole number"),
         ] {
             let error = HostTensor::new(Dtype::Q4_0, shape, bytes()).unwrap_err();

@@ -2,7 +2,7 @@
 //!
 //! Against web pages: a page may send requests to any address that its visitor can reach. Without keys, a request must
 //! therefore name this server by an address that no foreign name resolves to (Host, against DNS rebinding), and must not
-//! come from a foreign page (Origin, against forged requests); with keys, a page has none. Keys are compared in constant
+//! come from a foreign page (Origin, against forged requests); with keys, a page has none. ApiKeys are compared in constant
 //! time, as hashes, so that neither content nor length shows.
 
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ const KIBIBYTE: usize = 1024;
 /// The rules that every request is checked against.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    pub keys: Keys,
+    pub keys: ApiKeys,
     pub hosts: Hosts,
     /// Origins of web pages that may use this server; `*` allows all.
     pub origins: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Policy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
-            keys: Keys::default(),
+            keys: ApiKeys::default(),
             hosts: Hosts::default(),
             origins: Vec::new(),
             max_body: 16 << 20,
@@ -56,15 +56,15 @@ impl Default for Policy {
 
 /// The accepted keys as SHA-256 hashes, each with its owner; if empty, every request is accepted.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<([u8; 32], Owner)>);
+pub struct ApiKeys(Vec<([u8; 32], Owner)>);
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for ApiKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Keys({})", self.0.len())
+        write!(f, "ApiKeys({})", self.0.len())
     }
 }
 
-impl Keys {
+impl ApiKeys {
     pub fn new(keys: impl IntoIterator<Item = KeyLine>) -> Self {
         Self(keys.into_iter().map(|line| (Sha256::digest(line.key).into(), line.owner)).collect())
     }

@@ -1,4 +1,4 @@
-//! What is done to a conversation for a template that cannot show all of it.
+//! Changes a conversation so that a template that cannot show all of it loses nothing.
 //!
 //! A template that prints no system messages, or refuses them, gets them in front of the next question. One that shows the
 //! model no tools, or no way to call them, gets the tools described in the system prompt, calls as text of the answers that
@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use super::python;
 use super::{Content, Conversation, Message, Role, ToolCall};
 
-/// How the generic format is asked for; the tools follow, a line each.
+/// Asks the model for the generic tool-call format; the tools follow, one per line.
 const TOOLS: &str = "# Tools\n\nYou may call tools. Write each call as a JSON object between tags:\n<tool_call>\n\
     {\"name\": \"TOOL\", \"arguments\": {\"PARAMETER\": \"VALUE\"}}\n</tool_call>\nAfter your calls, stop: their results come \
     in the next message, between <tool_response> and </tool_response>. Without need of a tool, answer as usual. The tools, with \
     JSON schemas of their parameters:";
 
-/// What a template needs done.
+/// The changes that a template needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accommodation {
     /// System messages go in front of the next question.
@@ -151,7 +151,7 @@ fn append(message: &mut Message, between: &str, text: &str) {
     });
 }
 
-/// What a message says, its parts one behind the other.
+/// Returns the text of a message, its parts joined.
 fn text_of(content: Option<&Content>) -> String {
     match content {
         None => String::new(),

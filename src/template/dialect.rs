@@ -1,21 +1,21 @@
-//! Which markup a model answers in: how it sets reasoning apart and how it writes tool calls.
+//! The markup of a model's answers: its reasoning format and its tool-call format.
 //!
 //! Both are read from the model's own chat template, which prints earlier answers in the form that the model was trained to
 //! give, and never from a model's name: see `probe`.
 
-use super::probe::Shown;
 use super::reasoning::ReasoningFormat;
-use super::tool_call::{Protocol, ToolCallFormat, Tools, grammar};
-use super::{ChatTemplate, SpecialTokens};
+use super::tool_call::writer::Writer;
+use super::tool_call::{Protocol, ToolCallFormat, ToolDefinitions};
+use super::tool_grammar::{GrammarRequest, lark};
 
-/// What a model's answers are made of besides text.
+/// The formats of reasoning and tool calls in a model's answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Dialect {
     pub reasoning: Option<ReasoningFormat>,
     pub tool_calls: Option<ToolCallFormat>,
 }
 
-/// Which tools an answer may or must call.
+/// The tools that an answer may or must call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ToolChoice {
     /// Text, or calls.
@@ -30,33 +30,27 @@ pub enum ToolChoice {
 }
 
 impl Dialect {
-    /// Reads the dialect from a chat template's source; nothing where that does not compile.
-    pub fn detect(template_source: &str) -> Self {
-        let template = ChatTemplate::new(template_source, SpecialTokens::default());
-        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).dialect)
-    }
-
-    /// Who reads answers that are rows of messages with headers.
+    /// Returns the protocol of answers that are rows of messages with headers.
     pub(super) fn protocol(&self) -> Option<Protocol> {
         let of_reasoning = self.reasoning.and_then(|format| format.row().protocol);
         of_reasoning.or_else(|| self.tool_calls.and_then(|format| format.row().protocol))
     }
 
-    /// Whether the end of a prompt has opened reasoning: the marker that will close it.
+    /// Returns the marker that will close the reasoning that the end of a prompt has opened. `None` if it has opened none.
     pub fn open_reasoning(&self, prompt_tail: &str) -> Option<&'static str> {
         let format = self.reasoning.filter(|format| format.is_open_in(prompt_tail))?;
         Some(format.marks().close)
     }
 
-    /// What opens and closes the reasoning that an answer may begin with, where the prompt has neither opened nor closed it
-    /// already. Messages with headers are no such thing.
+    /// Returns what opens and closes the reasoning that an answer may begin with, if the prompt has neither opened nor closed it
+    /// already. `None` for messages with headers.
     pub fn may_reason(&self, prompt_tail: &str) -> Option<(&'static str, &'static str)> {
         let marks = self.reasoning.filter(|format| !format.is_open_in(prompt_tail))?.marks();
         let open = *marks.opens.first().filter(|_| marks.protocol.is_none())?;
         (!prompt_tail.trim_end().ends_with(marks.close)).then_some((open, marks.close))
     }
 
-    /// The markers that the dialect is made of, for a tokenizer that has special tokens of those names: they must reach
+    /// Returns all markers, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
     pub fn markup(&self) -> Vec<&'static str> {
         let mut markup = Vec::new();
@@ -79,12 +73,12 @@ impl Dialect {
         markup
     }
 
-    /// A grammar (Lark text as llguidance takes it) for answers with tool calls: arguments follow each tool's schema, see
-    /// the header of `tool_call/grammar.rs`. Reasoning may come first, and must end first where `prompt_tail`, the end of
+    /// Returns a grammar (Lark text as llguidance takes it) for answers with tool calls: arguments follow each tool's schema, see
+    /// the header of `tool_call/arguments.rs`. Reasoning may come first, and must end first where `prompt_tail`, the end of
     /// the rendered prompt, has opened it. `is_parallel` allows several calls. `special` gives the id of a special token by
     /// its text; a marker that it does not know is ordinary text.
     ///
-    /// `None` where there is nothing to constrain: no call format, no (such) tool, or [`ToolChoice::None`], for which the
+    /// `None` if there is nothing to constrain: no call format, no (such) tool, or [`ToolChoice::None`], for which the
     /// caller leaves the tools out of parsing too.
     pub fn tool_grammar(
         &self,
@@ -95,7 +89,7 @@ impl Dialect {
         special: &dyn Fn(&str) -> Option<u32>,
     ) -> Option<String> {
         let format = self.tool_calls?;
-        let tools = Tools::new(tools);
+        let tools = ToolDefinitions::new(tools);
         let (tools, is_optional, is_parallel) = match choice {
             ToolChoice::None => return None,
             ToolChoice::Auto => (tools, true, is_parallel),
@@ -105,15 +99,9 @@ impl Dialect {
         if tools.is_empty() {
             return None;
         }
-        let request = grammar::Request {
-            dialect: self,
-            format,
-            tools: &tools,
-            is_optional,
-            is_parallel,
-            prompt_tail,
-            special,
-        };
-        Some(grammar::lark(&request))
+        let reasoning = self.reasoning;
+        let request =
+            GrammarRequest { reasoning, format, tools: &tools, is_optional, is_parallel, prompt_tail };
+        Some(lark(&request, Writer::new(self.markup(), special)))
     }
 }

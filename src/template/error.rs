@@ -1,4 +1,4 @@
-//! What can go wrong between a template and its text.
+//! Errors of compiling and rendering templates.
 //!
 //! A template is data from a model file or from the user, so every failure is an ordinary value: a reason that can
 //! be shown, the line where the template is at fault, and one variant per thing that a caller can do about it.

@@ -40,7 +40,7 @@ pub(super) fn relink<'s>(original: &Instructions<'s>) -> Result<Instructions<'s>
     Ok(linked)
 }
 
-/// What runs in place of one instruction.
+/// Returns the instructions that replace one.
 fn replace<'s>(instruction: &Instruction<'s>, line: usize) -> Result<Vec<Instruction<'s>>, TemplateError> {
     let text = |name: &str| Instruction::LoadConst(Value::from(name));
     Ok(match instruction {

@@ -4,38 +4,38 @@
 //! in front of one) and `early` (calls inside reasoning that may count).
 
 use super::dialect::Dialect;
-use super::output::{Piece, push_text};
+use super::piece::{Piece, push_text};
 use super::reasoning::ReasoningFormat;
-use super::tool_call::{Broken, Notation, Reader, Sink, Step};
+use super::tool_call::{CallError, CallParser, ParserStep, PieceSink, ToolCallSpec};
 
 /// Answers whose reasoning and calls stand between markers.
 #[derive(Debug)]
 pub struct Marked {
     reasoning: Option<ReasoningFormat>,
-    calls: Option<&'static Notation>,
-    state: State,
-    /// The beginning of a marker, perhaps.
+    calls: Option<&'static ToolCallSpec>,
+    state: MarkedState,
+    /// The beginning of what may be a marker.
     held: String,
     /// Space that is dropped when a marker follows.
     space: String,
-    /// No text since the beginning, the end of reasoning or a call.
+    /// No text has come since the beginning, the end of reasoning or a call.
     is_fresh: bool,
     has_content: bool,
     /// Reasoning or a call has come: space in front of the first content is the markup's.
     has_markup: bool,
-    /// What begins the answer and is left out.
+    /// Text that is dropped at the start of the answer.
     lead: Option<&'static str>,
     /// Calls inside reasoning that may count.
     early: Early,
 }
 
 #[derive(Debug)]
-enum State {
+enum MarkedState {
     Text,
     Reasoning,
-    Call(Box<dyn Reader>),
+    Call(Box<dyn CallParser>),
     /// A call inside reasoning.
-    EarlyCall(Box<dyn Reader>),
+    EarlyCall(Box<dyn CallParser>),
 }
 
 /// Complete calls inside reasoning, held back until it is known whether anything follows them.
@@ -59,14 +59,14 @@ impl Early {
 }
 
 impl Marked {
-    pub fn new(dialect: &Dialect, calls: Option<&'static Notation>, prompt_tail: &str) -> Self {
+    pub fn new(dialect: &Dialect, calls: Option<&'static ToolCallSpec>, prompt_tail: &str) -> Self {
         let is_reasoning = dialect.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
         let ends_with = |mark: &str| prompt_tail.trim_end().ends_with(mark);
         let lead = dialect.reasoning.and_then(|format| format.marks().lead);
         let mut marked = Self {
             reasoning: dialect.reasoning,
             calls,
-            state: if is_reasoning { State::Reasoning } else { State::Text },
+            state: if is_reasoning { MarkedState::Reasoning } else { MarkedState::Text },
             held: String::new(),
             space: String::new(),
             is_fresh: true,
@@ -82,9 +82,14 @@ impl Marked {
         marked
     }
 
-    /// The markers that count at this place.
+    /// Returns what closes the reasoning; empty without reasoning.
+    fn close_marker(&self) -> &'static str {
+        self.reasoning.map_or("", |format| format.marks().close)
+    }
+
+    /// Returns the markers that count in this state.
     fn markers(&self) -> impl Iterator<Item = &'static str> {
-        let in_reasoning = matches!(self.state, State::Reasoning);
+        let in_reasoning = matches!(self.state, MarkedState::Reasoning);
         let is_fresh = self.is_fresh;
         let close = self.reasoning.filter(|_| in_reasoning).map(|format| format.marks().close);
         let text = self.reasoning.filter(|_| !in_reasoning);
@@ -107,18 +112,18 @@ impl Marked {
         c: char,
         raw: &mut String,
         todo: &mut Vec<char>,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), Broken> {
-        if matches!(self.state, State::Call(_)) {
+        sink: &mut PieceSink<'_>,
+    ) -> Result<(), CallError> {
+        if matches!(self.state, MarkedState::Call(_)) {
             return self.take_call(c, raw, todo, sink);
         }
-        if matches!(self.state, State::EarlyCall(_)) {
+        if matches!(self.state, MarkedState::EarlyCall(_)) {
             self.take_early(c, todo, sink);
             return Ok(());
         }
         if self.held.is_empty() {
             let is_bare_call = self.is_fresh
-                && matches!(self.state, State::Text)
+                && matches!(self.state, MarkedState::Text)
                 && self.calls.and_then(|calls| calls.bare) == Some(c);
             if is_bare_call {
                 self.begin_call("", raw);
@@ -145,18 +150,16 @@ impl Marked {
                 self.meet(marker, raw, sink);
             }
             None => {
-                let mut chars = held.chars();
-                chars.next().into_iter().for_each(|first| self.emit(first, sink));
-                todo.extend(chars.rev());
+                self.emit_first(&held, todo, sink);
             }
         }
         Ok(())
     }
 
-    /// A marker has come.
-    fn meet(&mut self, marker: &'static str, raw: &mut String, sink: &mut Sink<'_>) {
+    /// Handles a marker.
+    fn meet(&mut self, marker: &'static str, raw: &mut String, sink: &mut PieceSink<'_>) {
         let is_call = self.calls.is_some_and(|calls| calls.openers.contains(&marker));
-        if matches!(self.state, State::Reasoning) {
+        if matches!(self.state, MarkedState::Reasoning) {
             match is_call {
                 true => self.begin_early(marker),
                 false => self.close_reasoning(marker),
@@ -167,7 +170,7 @@ impl Marked {
         } else if self.reasoning.is_some_and(|format| format.marks().opens.contains(&marker)) {
             self.give_early_back(sink);
             self.space.clear();
-            self.state = State::Reasoning;
+            self.state = MarkedState::Reasoning;
             self.is_fresh = true;
         } else if self.lead == Some(marker) {
             self.has_markup = true;
@@ -181,7 +184,7 @@ impl Marked {
             self.early.is_closed = true;
         }
         self.space.clear();
-        self.state = State::Text;
+        self.state = MarkedState::Text;
         self.is_fresh = true;
         self.has_markup = true;
     }
@@ -196,62 +199,58 @@ impl Marked {
             self.early.raw.push_str(&space);
         }
         self.early.raw.push_str(opener);
-        self.state = State::EarlyCall(reader);
+        self.state = MarkedState::EarlyCall(reader);
     }
 
-    fn take_early(&mut self, c: char, todo: &mut Vec<char>, sink: &mut Sink<'_>) {
-        let State::EarlyCall(reader) = &mut self.state else { return };
+    fn take_early(&mut self, c: char, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
+        let MarkedState::EarlyCall(reader) = &mut self.state else { return };
         let Early { raw, pieces, num_calls, is_open, .. } = &mut self.early;
         raw.push(c);
-        let mut trial = Sink { tools: sink.tools, pieces, num_calls, is_open };
+        let mut trial = PieceSink { tools: sink.tools, pieces, num_calls, is_open };
         match reader.take(c, &mut trial) {
-            Ok(Step::More) => {
-                let close = self.reasoning.map_or("", |format| format.marks().close);
+            Ok(ParserStep::More) => {
+                let close = self.close_marker();
                 if !close.is_empty() && self.early.raw.ends_with(close) {
                     self.drop_early_call(false, todo, sink);
                 }
             }
-            Ok(Step::Done(rest)) => {
+            Ok(ParserStep::Done(rest)) => {
                 let len = self.early.raw.len() - rest.len();
                 self.early.raw.truncate(len);
                 todo.extend(rest.chars().rev());
                 self.early.done = (len, self.early.pieces.len(), self.early.num_calls);
-                self.state = State::Reasoning;
+                self.state = MarkedState::Reasoning;
             }
             Err(_) => self.drop_early_call(true, todo, sink),
         }
     }
 
-    /// What looked like a call inside reasoning is reasoning. What is wrong in itself is read again behind its first character;
-    /// one that the end of the reasoning cut off is not, but for that end.
-    fn drop_early_call(&mut self, is_wrong: bool, todo: &mut Vec<char>, sink: &mut Sink<'_>) {
-        self.state = State::Reasoning;
+    /// Treats an incomplete call inside reasoning as reasoning. A malformed one (`is_wrong`) is read again behind its first
+    /// character; of one that the end of the reasoning cut off, only that end is read again.
+    fn drop_early_call(&mut self, is_wrong: bool, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
+        self.state = MarkedState::Reasoning;
         let mut raw = self.early.raw.split_off(self.early.done.0);
         self.give_early_back(sink);
-        let close = self.reasoning.map_or("", |format| format.marks().close);
+        let close = self.close_marker();
         if !is_wrong && raw.ends_with(close) {
             raw.truncate(raw.len() - close.len());
             todo.extend(close.chars().rev());
         }
         let text = raw.trim_start();
         self.space = raw[..raw.len() - text.len()].to_owned();
-        let mut chars = text.chars();
-        chars.next().into_iter().for_each(|first| self.emit(first, sink));
-        match is_wrong {
-            true => todo.extend(chars.rev()),
-            false => {
-                chars.for_each(|c| if c.is_whitespace() { self.space.push(c) } else { self.emit(c, sink) })
-            }
+        if is_wrong {
+            return self.emit_first(text, todo, sink);
         }
+        text.chars().for_each(|c| if c.is_whitespace() { self.space.push(c) } else { self.emit(c, sink) });
     }
 
-    /// The calls held back are reasoning, because something follows them.
-    fn give_early_back(&mut self, sink: &mut Sink<'_>) {
+    /// Emits the calls held back as reasoning, because something follows them.
+    fn give_early_back(&mut self, sink: &mut PieceSink<'_>) {
         let early = std::mem::take(&mut self.early);
         if early.is_empty() {
             return;
         }
-        let close = self.reasoning.map_or("", |format| format.marks().close);
+        let close = self.close_marker();
         let raw =
             early.raw.strip_suffix(close).filter(|_| early.is_closed).map_or(&*early.raw, str::trim_end);
         push_text(sink.pieces, true, raw);
@@ -260,8 +259,8 @@ impl Marked {
         }
     }
 
-    /// The answer has ended behind calls inside reasoning: they count.
-    fn take_early_calls(&mut self, sink: &mut Sink<'_>) {
+    /// Emits the calls inside reasoning as calls, because the answer has ended behind them.
+    fn take_early_calls(&mut self, sink: &mut PieceSink<'_>) {
         let (_, num_pieces, num_calls) = self.early.done;
         let first = *sink.num_calls;
         for piece in self.early.pieces.drain(..num_pieces) {
@@ -284,7 +283,7 @@ impl Marked {
         let Some(reader) = self.calls.and_then(|calls| (calls.reader)(opener)) else { return };
         *raw = std::mem::take(&mut self.space);
         raw.push_str(opener);
-        self.state = State::Call(reader);
+        self.state = MarkedState::Call(reader);
     }
 
     fn take_call(
@@ -292,9 +291,9 @@ impl Marked {
         c: char,
         raw: &mut String,
         todo: &mut Vec<char>,
-        sink: &mut Sink<'_>,
-    ) -> Result<(), Broken> {
-        let State::Call(reader) = &mut self.state else { return Ok(()) };
+        sink: &mut PieceSink<'_>,
+    ) -> Result<(), CallError> {
+        let MarkedState::Call(reader) = &mut self.state else { return Ok(()) };
         let num_calls = *sink.num_calls;
         raw.push(c);
         let step = reader.take(c, sink);
@@ -302,17 +301,17 @@ impl Marked {
             raw.clear();
         }
         match step {
-            Ok(Step::More) => {}
-            Ok(Step::Done(rest)) => {
+            Ok(ParserStep::More) => {}
+            Ok(ParserStep::Done(rest)) => {
                 raw.clear();
                 todo.extend(rest.chars().rev());
-                self.state = State::Text;
+                self.state = MarkedState::Text;
                 self.is_fresh = true;
                 self.has_markup = true;
             }
-            Err(Broken::NotACall) => self.take_back(&std::mem::take(raw), todo, sink),
+            Err(CallError::NotACall) => self.take_back(&std::mem::take(raw), todo, sink),
             Err(broken) => {
-                if broken == Broken::Undefined && self.has_markup && !self.has_content {
+                if broken == CallError::Undefined && self.has_markup && !self.has_content {
                     *raw = raw.trim_start().to_owned();
                 }
                 return Err(broken);
@@ -321,37 +320,42 @@ impl Marked {
         Ok(())
     }
 
-    /// What looked like a call is text: its first character goes out, the rest is read again.
-    fn take_back(&mut self, raw: &str, todo: &mut Vec<char>, sink: &mut Sink<'_>) {
-        self.state = State::Text;
+    /// Treats what looked like a call as text: emits its first character and reads the rest again.
+    fn take_back(&mut self, raw: &str, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
+        self.state = MarkedState::Text;
         let text = raw.trim_start();
         self.space = raw[..raw.len() - text.len()].to_owned();
+        self.emit_first(text, todo, sink);
+    }
+
+    /// Emits the first character; the rest is read again.
+    fn emit_first(&mut self, text: &str, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
         let mut chars = text.chars();
         chars.next().into_iter().for_each(|first| self.emit(first, sink));
         todo.extend(chars.rev());
     }
 
-    fn emit(&mut self, c: char, sink: &mut Sink<'_>) {
+    fn emit(&mut self, c: char, sink: &mut PieceSink<'_>) {
         self.give_early_back(sink);
         self.flush_space(sink);
-        let is_reasoning = matches!(self.state, State::Reasoning);
+        let is_reasoning = matches!(self.state, MarkedState::Reasoning);
         self.is_fresh = false;
         self.has_content |= !is_reasoning;
         push_text(sink.pieces, is_reasoning, c.encode_utf8(&mut [0; 4]));
     }
 
-    /// Space goes out, unless it stands between markup and the first text.
-    fn flush_space(&mut self, sink: &mut Sink<'_>) {
+    /// Emits the space held back, unless it stands between markup and the first text.
+    fn flush_space(&mut self, sink: &mut PieceSink<'_>) {
         let space = std::mem::take(&mut self.space);
-        let is_reasoning = matches!(self.state, State::Reasoning);
+        let is_reasoning = matches!(self.state, MarkedState::Reasoning);
         let is_markups = if is_reasoning { self.is_fresh } else { self.has_markup && !self.has_content };
         if !is_markups {
             push_text(sink.pieces, is_reasoning, &space);
         }
     }
 
-    pub fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
-        if let State::Call(reader) = &mut self.state {
+    pub fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+        if let MarkedState::Call(reader) = &mut self.state {
             return reader.finish(is_cut, sink);
         }
         self.finish_early_call(is_cut, sink);
@@ -368,20 +372,20 @@ impl Marked {
                 false => self.take_early_calls(sink),
             }
         }
-        if !self.has_markup && matches!(self.state, State::Text) {
+        if !self.has_markup && matches!(self.state, MarkedState::Text) {
             self.flush_space(sink);
         }
         Ok(())
     }
 
-    /// A call inside reasoning that is still open counts if nothing of it is missing.
-    fn finish_early_call(&mut self, is_cut: bool, sink: &mut Sink<'_>) {
-        let State::EarlyCall(reader) = &mut self.state else { return };
+    /// Ends an open call inside reasoning; it counts if it is complete.
+    fn finish_early_call(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) {
+        let MarkedState::EarlyCall(reader) = &mut self.state else { return };
         let Early { raw, pieces, num_calls, is_open, done, .. } = &mut self.early;
-        let mut trial = Sink { tools: sink.tools, pieces, num_calls, is_open };
+        let mut trial = PieceSink { tools: sink.tools, pieces, num_calls, is_open };
         if reader.finish(is_cut, &mut trial).is_ok() {
             *done = (raw.len(), pieces.len(), *num_calls);
-            self.state = State::Reasoning;
+            self.state = MarkedState::Reasoning;
             return;
         }
         let mut todo = Vec::new();

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-/// Who speaks. Templates see the lower-case name; a role they do not know is their error to raise.
+/// The author of a message. Templates see the lower-case name; a role they do not know is their error to raise.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Role {
     System,
@@ -42,7 +42,7 @@ impl From<&str> for Role {
     }
 }
 
-/// What a message says. Templates for multimodal models iterate parts; text templates want one string.
+/// The content of a message. Templates for multimodal models iterate parts; text templates want one string.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Content {
     Text(String),

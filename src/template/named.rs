@@ -1,6 +1,6 @@
 //! Formats of answers as enums whose rows are constants: each variant is one row of one table.
 
-/// A format name that nobody knows, with those that are known.
+/// An unknown format name, with the known ones.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} `{name}` (known: {})", known.join(", "))]
 pub struct UnknownFormat {
@@ -23,7 +23,7 @@ macro_rules! formats {
             /// Every format, in the order in which an error lists them.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// What is known of it.
+            /// Returns the record of this format.
             pub(crate) fn row(self) -> &'static $record {
                 match self { $(Self::$variant => &$row),* }
             }

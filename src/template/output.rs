@@ -5,14 +5,14 @@
 //! its tool is known. Inside a call's strings nothing is looked for. A call inside reasoning counts where nothing but the end of
 //! the reasoning follows it, to the end of the answer: some models call before they close it. Until then it is held back.
 //!
-//! What becomes of calls that are not in order:
+//! Calls that are not in order:
 //! - No marker: the text comes out unchanged. Without tools no call is looked for.
 //! - A call of a tool that was not given: it and all that follows is content, markup included. Messages with headers
 //!   are never shown with their markup, see `tool_call/harmony.rs`.
 //! - A malformed or cut call: nothing of it and nothing after it comes out as content. If it had been named already, its
 //!   [`Piece::CallEnd`] is missing.
 //!
-//! Calls that went out before such a one cannot be taken back in a stream; a grammar
+//! Calls that a stream has already delivered before such a call cannot be taken back; a grammar
 //! ([`Dialect::tool_grammar`]) rules them out. [`parse_answer`], which sees the whole, gives no partial sets: either all
 //! calls are well-formed and defined or there are none. Text between and behind calls is content.
 
@@ -20,30 +20,8 @@ use serde_json::Value;
 
 use super::dialect::Dialect;
 use super::marked::Marked;
-use super::tool_call::{Broken, Harmony, Sink, ToolCallFormat, Tools};
-
-/// A part of an answer, in the order in which it was written. Adjacent pieces of one kind belong together.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
-    Content(String),
-    Reasoning(String),
-    /// A call begins; calls count from 0. Its tool is one of those given, but for messages with headers (Harmony), which may
-    /// call others.
-    CallName {
-        index: usize,
-        name: String,
-    },
-    /// The fragments of one call, concatenated, are the JSON text of an object.
-    CallArguments {
-        index: usize,
-        fragment: String,
-    },
-    /// The call is complete. A call without this piece was cut off or broke: its arguments may not parse, and it must not
-    /// be executed.
-    CallEnd {
-        index: usize,
-    },
-}
+use super::piece::{Piece, push_text};
+use super::tool_call::{CallError, Harmony, PieceSink, ToolCallFormat, ToolDefinitions};
 
 /// A complete call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +43,7 @@ pub struct ParsedAnswer {
 #[derive(Debug)]
 pub struct OutputParser {
     machine: Machine,
-    tools: Tools,
+    tools: ToolDefinitions,
     mode: Mode,
     num_calls: usize,
     is_open: bool,
@@ -92,7 +70,7 @@ impl OutputParser {
     /// `tools` are definitions in OpenAI's form; without any, no call is looked for. `prompt_tail` is the end of the
     /// rendered prompt: the template, or a prefilled answer, may have opened the reasoning there.
     pub fn new(dialect: &Dialect, tools: &[Value], prompt_tail: &str) -> Self {
-        let tools = Tools::new(tools);
+        let tools = ToolDefinitions::new(tools);
         let machine = match dialect.protocol() {
             Some(protocol) => Machine::Harmony(Harmony::new(protocol, prompt_tail)),
             None => {
@@ -119,8 +97,12 @@ impl OutputParser {
             Mode::Verbatim => return push_text(pieces, false, c.encode_utf8(&mut [0; 4])),
             Mode::Discarding => return,
         }
-        let mut sink =
-            Sink { tools: &self.tools, pieces, num_calls: &mut self.num_calls, is_open: &mut self.is_open };
+        let mut sink = PieceSink {
+            tools: &self.tools,
+            pieces,
+            num_calls: &mut self.num_calls,
+            is_open: &mut self.is_open,
+        };
         let taken = match &mut self.machine {
             Machine::Marked(marked) => marked.take(c, &mut self.raw, todo, &mut sink),
             Machine::Harmony(harmony) => harmony.take(c, &mut sink),
@@ -130,9 +112,9 @@ impl OutputParser {
         }
     }
 
-    fn give_up(&mut self, broken: Broken, pieces: &mut Vec<Piece>) {
+    fn give_up(&mut self, broken: CallError, pieces: &mut Vec<Piece>) {
         let raw = std::mem::take(&mut self.raw);
-        if broken == Broken::Malformed {
+        if broken == CallError::Malformed {
             self.mode = Mode::Discarding;
         } else {
             self.mode = Mode::Verbatim;
@@ -150,7 +132,7 @@ impl OutputParser {
         if self.mode != Mode::Parsing {
             return pieces;
         }
-        let mut sink = Sink {
+        let mut sink = PieceSink {
             tools: &self.tools,
             pieces: &mut pieces,
             num_calls: &mut self.num_calls,
@@ -209,15 +191,4 @@ fn collected(pieces: &[Piece]) -> ParsedAnswer {
         }
     }
     answer
-}
-
-/// Adds text to the last piece of its kind, or as a new one.
-pub(super) fn push_text(pieces: &mut Vec<Piece>, is_reasoning: bool, text: &str) {
-    match pieces.last_mut() {
-        _ if text.is_empty() => {}
-        Some(Piece::Reasoning(last)) if is_reasoning => last.push_str(text),
-        Some(Piece::Content(last)) if !is_reasoning => last.push_str(text),
-        _ if is_reasoning => pieces.push(Piece::Reasoning(text.to_owned())),
-        _ => pieces.push(Piece::Content(text.to_owned())),
-    }
 }

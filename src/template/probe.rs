@@ -1,4 +1,4 @@
-//! What a template shows, found out by rendering a few conversations with it.
+//! Renders a few conversations with a template to find out which of their parts it shows.
 //!
 //! A call format is claimed on evidence: signs of it in the template, and where the template prints the calls of an earlier
 //! answer, a call that parses back to the same call. Where it prints none, signs have to do. A format that shares a marker with
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use super::output::parse_answer;
 use super::{
     Accommodation, ChatTemplate, Content, Conversation, DateTime, Dialect, Message, ReasoningFormat,
-    RenderOptions, TemplateError, ToolCall, ToolCallFormat,
+    RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat,
 };
 
-/// What in a template tells a format.
+/// The text in a template that a format is recognised by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sign {
     pub text: &'static str,
@@ -28,17 +28,17 @@ pub struct CallEvidence {
     pub is_printed: bool,
 }
 
-/// What becomes of system messages.
+/// How a template treats system messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SystemMessages {
     #[default]
     Printed,
-    /// Left out without a word.
+    /// Left out without an error.
     Dropped,
     Refused,
 }
 
-/// What a template shows.
+/// The parts of a conversation that a template shows, and the formats it shows them in.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shown {
     /// The markup of answers, as far as the template shows it.
@@ -71,12 +71,20 @@ impl Shown {
         }
     }
 
-    /// What conversations need so that this template shows all of them.
+    /// Returns the changes that conversations need so that this template shows all of them.
     pub fn accommodation(&self) -> Accommodation {
         Accommodation {
             merges_system: self.system != SystemMessages::Printed,
             spells_tools: !self.tools || self.dialect.tool_calls.is_none(),
         }
+    }
+}
+
+impl Dialect {
+    /// Detects the formats in a chat template's source; none if the source does not compile.
+    pub fn detect(template_source: &str) -> Self {
+        let template = ChatTemplate::new(template_source, SpecialTokens::default());
+        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).dialect)
     }
 }
 
@@ -133,7 +141,7 @@ fn printed_calls(
     asked: &Conversation,
     reasoning: Option<ReasoningFormat>,
 ) -> Vec<PrintedTurn> {
-    // What may stand at the end of a prompt that history has not.
+    // Markers that may stand at the end of a prompt but not in history.
     let openings = Dialect { reasoning, tool_calls: None }.markup();
     let (Ok(plain), Ok(prompt)) = (rendered(template, asked, false), rendered(template, asked, true)) else {
         return Vec::new();
@@ -191,7 +199,7 @@ fn sign_in(signs: &[&[&'static str]], text: &str) -> Option<&'static str> {
     signs.iter().find(|set| set.iter().all(|sign| text.contains(sign)))?.first().copied()
 }
 
-/// What becomes of a system message, in a conversation that the template takes without it.
+/// Tries a system message in a conversation that the template accepts without it.
 fn system_messages(template: &ChatTemplate) -> SystemMessages {
     let question = || Message::user("Where is a reef");
     let with_tools = [false, true].into_iter();
@@ -228,7 +236,6 @@ impl Sign {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::SpecialTokens;
 
     fn shown(source: &str) -> Shown {
         Shown::of(&ChatTemplate::new(source, SpecialTokens::default()).expect("a template"))

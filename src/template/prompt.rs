@@ -9,7 +9,7 @@ use minijinja::{Environment, UndefinedBehavior};
 use serde_json::{Map, Value as Json};
 
 use super::clock::DateTime;
-use super::{TemplateError, jinja, source};
+use super::{TemplateError, environment, source};
 
 /// A compiled prompt file.
 pub struct PromptTemplate {
@@ -37,7 +37,7 @@ impl PromptTemplate {
     /// # Errors
     /// `Syntax` with the line at fault, `TooExpensive` when the text itself is beyond a bound.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
-        let env = jinja::compile(text, source::prompt_syntax()?, UndefinedBehavior::Strict)?;
+        let env = environment::compile(text, source::prompt_syntax()?, UndefinedBehavior::Strict)?;
         let mut variables: BTreeSet<String> = BTreeSet::new();
         for (_, template) in env.templates() {
             variables.extend(template.undeclared_variables(false));
@@ -66,7 +66,7 @@ impl PromptTemplate {
     fn fill(&self, vars: &BTreeMap<String, String>) -> Result<String, TemplateError> {
         let given: Map<String, Json> =
             vars.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
-        jinja::run(&self.env, &given, DateTime::utc_now())
+        environment::run(&self.env, &given, DateTime::utc_now())
     }
 
     /// Those of the missing variables without which the file cannot be filled in, whatever the others are: one that is

@@ -1,10 +1,10 @@
-//! How models set reasoning apart from the answer: one constant per format, one row each in the table.
+//! Reasoning formats: one constant per format, one row each in the table.
 
 use super::named::formats;
 use super::tool_call::Protocol;
 
 formats! {
-    /// How reasoning is set apart from the answer.
+    /// The markup that sets reasoning apart from the answer.
     ReasoningFormat, "reasoning format", Markers, [
         /// `<|channel>thought` newline ... `<channel|>` (Gemma 4)
         GemmaChannel => GEMMA_CHANNEL,
@@ -41,22 +41,22 @@ formats! {
 #[derive(Debug)]
 pub(super) struct Markers {
     pub name: &'static str,
-    /// What a template contains that has the format: any of these sets, whole.
+    /// Texts by which a template is recognised: all texts of any of these sets.
     pub signs: &'static [&'static [&'static str]],
-    /// What begins it; the longest that fits counts.
+    /// Markers that open reasoning; the longest match counts.
     pub opens: &'static [&'static str],
     pub close: &'static str,
-    /// Whether it may begin in the middle of text: markers that nobody writes in prose.
+    /// Whether reasoning may begin in the middle of text, because its markers do not occur in prose.
     pub is_anywhere: bool,
-    /// Markers outside it that mean nothing and are left out.
+    /// Markers outside reasoning that carry no meaning and are dropped.
     pub dropped: &'static [&'static str],
-    /// Markers that its own are made of, for tokenizers that have tokens of those names.
+    /// Parts of its markers that some tokenizers have as tokens.
     pub tokens: &'static [&'static str],
-    /// What stands in front of the text of an answer and is left out, behind a prompt that ends with the first of the two.
+    /// `(prompt end, text)`: the text is dropped at the start of an answer to a prompt with that end.
     pub lead: Option<(&'static str, &'static str)>,
-    /// Who reads answers that are rows of messages.
+    /// The protocol, if answers are rows of messages.
     pub protocol: Option<Protocol>,
-    /// What ends it for a model that is to stop thinking; `None` where the markup has more to it than an end.
+    /// Text that makes a model stop thinking; `None` if the markup needs more than an end.
     pub closing: Option<&'static str>,
 }
 
@@ -102,7 +102,7 @@ const GEMMA_CHANNEL: Markers = Markers {
     ..THINK
 };
 
-/// What it has of its own is in its messages, see [`super::tool_call::Harmony`].
+/// Its messages are parsed by [`super::tool_call::Harmony`].
 const HARMONY: Markers = Markers {
     name: "harmony",
     signs: &[&["<|channel|>analysis<|message|>"]],
@@ -216,7 +216,7 @@ const ALL_LINE: Markers = Markers {
     ..THINK
 };
 
-/// What headers and ends of turns are written with.
+/// Parts of the markers that begin and end turns.
 const TURN_MARKS: [&str; 8] = ["<|", "|>", "<｜", "｜>", "[/", "_of_turn>", "<turn|>", "<seed:"];
 
 impl ReasoningFormat {
@@ -224,12 +224,12 @@ impl ReasoningFormat {
         self.row()
     }
 
-    /// What ends the reasoning, for a model that is to stop thinking. `None` where the markup has more to it than an end.
+    /// Returns the text that makes a model stop thinking. `None` if the markup needs more than an end.
     pub fn closing(self) -> Option<&'static str> {
         self.row().closing
     }
 
-    /// Whether the end of a prompt has opened reasoning and not closed it. A turn header behind the opening means that
+    /// Returns whether the end of a prompt has opened reasoning and not closed it. A turn header behind the opening means that
     /// the opening is part of an earlier message.
     pub(super) fn is_open_in(self, prompt_tail: &str) -> bool {
         let marks = self.marks();

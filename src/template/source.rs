@@ -21,7 +21,7 @@ const MAX_ELIFS: usize = 400;
 /// Bytes that one constant expression may fold to.
 const MAX_FOLDED_BYTES: u64 = 1 << 20;
 
-/// How a source is read: block tags eat the newline after them and the blanks before them in chat templates.
+/// Returns the syntax of chat templates: block tags eat the newline after them and the blanks before them.
 pub(super) fn chat_syntax() -> Result<SyntaxConfig, TemplateError> {
     syntax(true)
 }
@@ -50,7 +50,7 @@ pub(super) fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Tem
         true => Cow::Owned(source.replace("\r\n", "\n").replace('\r', "\n")),
         false => Cow::Borrowed(source),
     };
-    let mut scan = Scan::default();
+    let mut scan = SourceScan::default();
     for token in tokenize(&source, false, syntax.clone()) {
         let (token, span) = token.map_err(|error| syntax_error(&error))?;
         scan.see(&token, span.start_offset as usize..span.end_offset as usize, span.start_line.into())?;
@@ -71,9 +71,9 @@ fn too_long(reason: String) -> TemplateError {
     TemplateError::TooExpensive(reason)
 }
 
-/// What was seen of the current tag.
+/// The part of the current tag read so far.
 #[derive(Debug, Default)]
-struct Scan {
+struct SourceScan {
     tag_tokens: usize,
     elifs: usize,
     /// A token that ends an operand was just read, so `+` is binary.
@@ -92,7 +92,7 @@ struct Folding {
     factor: u64,
 }
 
-impl Scan {
+impl SourceScan {
     fn see(
         &mut self,
         token: &Token<'_>,

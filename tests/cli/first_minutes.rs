@@ -234,7 +234,7 @@ fn models_that_are_not_there_come_with_the_way_to_get_them() {
     assert!(finish(command, "").stdout.contains("no models found (HOME is not set"));
     std::fs::create_dir(place.path("lora")).expect("a folder");
     place.write("lora/adapter_config.json", "{}");
-    place.run(&["run", "-m", "./lora", "hi"]).check(65, "is an adapter (LoRA)");
+    place.run(&["run", "-m", "./lora", "hi"]).check(65, "is a LoRA adapter");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use llmctl::runtime::text::{Tokenizer, Vocabulary};
 use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error};
 use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::observe::Observer;
-use llmctl::serve::{App, ServedModel, Settings, api};
+use llmctl::serve::{App, ServeSettings, ServedModel, api};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
@@ -234,7 +234,7 @@ pub struct Build {
     pub answers: Vec<(&'static str, String)>,
     pub store: Option<SessionStore>,
     pub lenient: bool,
-    pub settings: Settings,
+    pub settings: ServeSettings,
     pub defaults: GenerationDefaults,
     pub context_length: usize,
     pub max_running: usize,
@@ -251,7 +251,7 @@ impl Default for Build {
             answers: Vec::new(),
             store: None,
             lenient: false,
-            settings: Settings::default(),
+            settings: ServeSettings::default(),
             defaults: GenerationDefaults::default(),
             context_length: 4096,
             max_running: 4,
@@ -389,7 +389,7 @@ impl Build {
             fingerprint: model_fingerprint(),
             defaults: self.defaults,
         };
-        let settings = Settings { lenient: self.lenient, ..self.settings };
+        let settings = ServeSettings { lenient: self.lenient, ..self.settings };
         let app = App::new(model, slot, self.store, Observer::default(), settings);
         let router = api::routes().with_state(app.clone());
         Server { app, gate, log, fatal, tokenizer, router }

@@ -26,7 +26,7 @@ use llmctl::serve::metrics::FinishedTurn;
 use llmctl::serve::observe::Observer;
 use llmctl::serve::policy::Policy;
 use llmctl::serve::request_id::HttpRequestId;
-use llmctl::serve::{App, ServedModel, Settings};
+use llmctl::serve::{App, ServeSettings, ServedModel};
 use serde_json::Value;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -90,10 +90,10 @@ pub fn loading(options: Options) -> Server {
 }
 
 pub fn app(engine: EngineSlot, observer: Observer) -> App {
-    app_with(engine.into(), observer, Settings::default())
+    app_with(engine.into(), observer, ServeSettings::default())
 }
 
-pub fn app_with(engines: Engines, observer: Observer, settings: Settings) -> App {
+pub fn app_with(engines: Engines, observer: Observer, settings: ServeSettings) -> App {
     let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join("llama"))).expect("a model");
     let fingerprint =
         ModelFingerprint { name: "toy".to_owned(), fingerprint: "toy".to_owned(), reference: None };

@@ -194,7 +194,7 @@ fn one_of_several_engines_is_enough() {
     let engines = [counting_engine(), counting_engine(), counting_engine()];
     let slots = engines.each_ref().map(|engine| EngineSlot::new(engine.clone()));
     let server = loading(Options::default());
-    let settings = llmctl::serve::Settings { isolated: true, ..Default::default() };
+    let settings = llmctl::serve::ServeSettings { isolated: true, ..Default::default() };
     let app =
         super::app::app_with(Engines::new(slots.into()), server.lifecycle().observer().clone(), settings);
     server.open_with(app.clone(), axum::Router::new());

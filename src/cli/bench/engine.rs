@@ -18,16 +18,15 @@ use super::runner::{BenchSubject, Halt};
 use super::stats::{self, SplitMix64};
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load::{self, LoadBar};
+use crate::cli::load;
 use crate::cli::report::bytes;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::kv::{KvKind, PAGE_TOKENS};
-use crate::runtime::load::{Device, ModelFiles, kernels_name, load as load_model, model_facts};
+use crate::runtime::load::{Device, ModelFiles, kernels_name, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
-    Engine, EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
+    EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
 };
 
 /// Interval for polling signals while the engine is silent.
@@ -496,38 +495,21 @@ fn start(
         sharing: Sharing::default(),
     };
     let options = load::options(&recipe.model, asked, terminal)?;
-    let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded = load_model(&resolved, &options, &mut |done, total| bar.show(done, total));
-    bar.clear();
-    let loaded = loaded?;
+    let loaded = load::load_files(&resolved, &options, terminal)?;
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
     config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
     config.max_running = recipe.sequences;
     config.max_sessions = recipe.sequences + recipe.depths + 1;
     let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
     check_memory(&spec)?;
-    let fingerprint = loaded.fingerprint.clone();
-    let store = match disk {
-        Some(root) => Some(DiskStore::open(DiskConfig {
-            root: root.to_path_buf(),
-            limit_bytes: u64::MAX,
-            fingerprint: fingerprint.hex.clone(),
-            description: fingerprint.facts.clone(),
-            queue_bytes: DEFAULT_QUEUE_BYTES,
-        })?),
-        None => None,
-    };
-    let (model, vocabulary) = (loaded.model, loaded.texts.tokenizer.clone());
+    let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
+    let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
-    let handle = EngineClient::spawn(move || {
-        let mut engine = Engine::new(model, vocabulary, config)?;
-        store.into_iter().for_each(|store| engine.set_disk(store));
-        Ok(engine)
-    })?;
+    let handle = load::start_engine(loaded.model, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
     let mut facts = facts(recipe, &resolved, &options, handle.spec())?;
     facts.setting.step_tokens = step_tokens;
-    facts.fingerprint = Some(fingerprint.hex);
+    facts.fingerprint = Some(loaded.fingerprint.hex);
     facts.load_s = vec![load_s];
     Ok((handle, facts))
 }

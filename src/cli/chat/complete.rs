@@ -108,7 +108,7 @@ impl Helper {
             Argument::None | Argument::Text => (pos, Vec::new()),
             Argument::Words(list) => words(&mut list.iter().copied()),
             Argument::Command => words(&mut command::TABLE.iter().map(|command| command.name)),
-            Argument::Setting => words(&mut super::settings::KEYS.iter().copied()),
+            Argument::Setting => words(&mut super::settings::keys().iter().map(String::as_str)),
             Argument::Session => words(&mut self.catalog.sessions.iter().map(String::as_str)),
             Argument::Path => paths(argument, start),
             Argument::Model => {

@@ -14,7 +14,7 @@ use crate::cli::run::answer::{Ending, Heard, Sink, generate};
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::SavedTurn;
 use crate::runtime::turn::session_chat::{PromptedTurn, RecordedAnswer};
-use crate::runtime::{Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
+use crate::runtime::{Error, Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
 use crate::template::{Conversation, Message, parse_answer};
 
 /// Share of the context at which there is a warning.
@@ -60,13 +60,12 @@ impl Chat<'_> {
     pub fn fit(&mut self, asked: Asked) -> Result<Option<(PromptedTurn, Asked)>, CommandError> {
         let mut asked = asked;
         loop {
-            let turn = self.prompted(&asked)?;
-            let needed = turn.tokens().len() + asked.begun.len();
+            let (turn, needed) = self.measured(&asked)?;
             let size = self.context();
             let has_room = needed + self.room() <= size;
             let free = self.free(asked.kept, &asked.added);
             let is_last_resort = free == 0 || !self.is_interactive();
-            if has_room || (is_last_resort && needed < size) {
+            if let Some(turn) = turn.filter(|_| has_room || (is_last_resort && needed < size)) {
                 return Ok(Some((turn, asked)));
             }
             // No room can be made for a message that is too long by itself.
@@ -96,8 +95,26 @@ impl Chat<'_> {
         }
         let system = self.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
-        let turn = self.prompted(&Asked { added, ..Asked::default() })?;
-        Ok(turn.tokens().len() + asked.begun.len())
+        let (_, needed) = self.measured(&Asked { added, begun: asked.begun.clone(), ..Asked::default() })?;
+        Ok(needed)
+    }
+
+    /// Returns the prompt and its number of tokens, those of a begun answer included. For a prompt that is refused by its size
+    /// the first is `None` and the second a lower bound.
+    fn measured(&self, asked: &Asked) -> Result<(Option<PromptedTurn>, usize), CommandError> {
+        match self.prompted(asked) {
+            Ok(turn) => {
+                let needed = turn.tokens().len() + asked.begun.len();
+                Ok((Some(turn), needed))
+            }
+            Err(error) => match error.runtime() {
+                Some(
+                    Error::PromptTooLong { prompt_tokens: least, .. }
+                    | Error::PromptOversized { least_tokens: least, .. },
+                ) => Ok((None, *least + asked.begun.len())),
+                _ => Err(error),
+            },
+        }
     }
 
     /// Tokens that an answer should at least have.

@@ -1,4 +1,4 @@
-//! What `/set` changes: the flags for sampling and limits, by their names, while the chat goes on.
+//! Values that `/set` changes: the flags for sampling and limits, by their names, while the chat goes on.
 //!
 //! A value is parsed and checked by the same code as the flag; what is refused changes nothing.
 
@@ -6,23 +6,16 @@ use clap::Parser;
 
 use crate::cli::args::{LimitArgs, SamplingArgs};
 use crate::cli::error::CommandError;
-use crate::runtime::{Error, Overflow, Sampling};
+use crate::runtime::{Error, Overflow, Sampling, SamplingParameter};
 
-/// What can be set.
-pub const KEYS: &[&str] = &[
-    "temperature",
-    "top-k",
-    "top-p",
-    "min-p",
-    "repetition-penalty",
-    "presence-penalty",
-    "frequency-penalty",
-    "logit-bias",
-    "seed",
-    "max-tokens",
-    "stop",
-    "ignore-eos",
-];
+/// Keys of limits.
+const LIMIT_KEYS: &[&str] = &["max-tokens", "stop", "ignore-eos"];
+
+/// Returns all keys: the sampling parameters and the limits, as their flags are spelled.
+pub fn keys() -> Vec<String> {
+    let sampling = SamplingParameter::all().map(|parameter| spelled(parameter.name()));
+    sampling.chain(LIMIT_KEYS.iter().map(|key| (*key).to_owned())).collect()
+}
 
 /// The flags in force.
 #[derive(Debug, Clone, Default, Parser)]
@@ -42,12 +35,13 @@ impl Settings {
     /// A usage error: there is no such key, or the value is refused.
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), CommandError> {
         let key = spelled(key);
-        if !KEYS.contains(&key.as_str()) {
+        let keys = keys();
+        if !keys.contains(&key) {
             let error = CommandError::usage(format!("/set: unknown key {key:?}"));
-            let near = crate::cli::error::nearest(&key, KEYS.iter().copied());
+            let near = crate::cli::error::nearest(&key, keys.iter().map(String::as_str));
             return Err(error.hint(match near {
                 Some(near) => format!("did you mean {near}?"),
-                None => format!("the keys are {}", KEYS.join(", ")),
+                None => format!("the keys are {}", keys.join(", ")),
             }));
         }
         let mut changed = self.clone();
@@ -77,20 +71,13 @@ impl Settings {
     }
 
     fn unset(&mut self, key: &str) {
-        let Settings { sampling, limits } = self;
+        if let Some(parameter) = SamplingParameter::all().find(|parameter| spelled(parameter.name()) == key) {
+            return self.sampling.unset(parameter);
+        }
         match key {
-            "temperature" => sampling.temperature = None,
-            "top-k" => sampling.top_k = None,
-            "top-p" => sampling.top_p = None,
-            "min-p" => sampling.min_p = None,
-            "repetition-penalty" => sampling.repetition_penalty = None,
-            "presence-penalty" => sampling.presence_penalty = None,
-            "frequency-penalty" => sampling.frequency_penalty = None,
-            "logit-bias" => sampling.logit_bias.clear(),
-            "seed" => sampling.seed = None,
-            "max-tokens" => limits.max_tokens = None,
-            "stop" => limits.stop.clear(),
-            _ => limits.ignore_eos = false,
+            "max-tokens" => self.limits.max_tokens = None,
+            "stop" => self.limits.stop.clear(),
+            _ => self.limits.ignore_eos = false,
         }
     }
 
@@ -99,23 +86,25 @@ impl Settings {
         let limits = self.limits.resolve();
         let max_tokens = limits.max_tokens.filter(|count| *count != usize::MAX);
         let or = |value: Option<String>, otherwise: &str| value.unwrap_or_else(|| otherwise.to_owned());
-        let bias: Vec<_> = sampling.logit_bias.iter().map(|(id, bias)| format!("{id}={bias}")).collect();
         let list = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
-        let rows = [
-            ("temperature", sampling.temperature.to_string()),
-            ("top-k", or(sampling.top_k.map(|k| k.to_string()), "all")),
-            ("top-p", sampling.top_p.to_string()),
-            ("min-p", sampling.min_p.to_string()),
-            ("repetition-penalty", sampling.repetition_penalty.to_string()),
-            ("presence-penalty", sampling.presence_penalty.to_string()),
-            ("frequency-penalty", sampling.frequency_penalty.to_string()),
-            ("logit-bias", list(&bias)),
-            ("seed", or(sampling.seed.map(|seed| seed.to_string()), "random for each answer")),
+        let value = |parameter: SamplingParameter| match parameter {
+            SamplingParameter::Number(number) => number.get(sampling).to_string(),
+            SamplingParameter::TopK => or(sampling.top_k.map(|k| k.to_string()), "all"),
+            SamplingParameter::LogitBias => {
+                let bias = sampling.logit_bias.iter().map(|(id, bias)| format!("{id}={bias}"));
+                list(&bias.collect::<Vec<_>>())
+            }
+            SamplingParameter::Seed => {
+                or(sampling.seed.map(|seed| seed.to_string()), "random for each answer")
+            }
+        };
+        let limits = [
             ("max-tokens", or(max_tokens.map(|count| count.to_string()), "until the context is nearly full")),
             ("stop", list(&limits.stop.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())),
             ("ignore-eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
         ];
-        rows.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect()
+        let sampling = SamplingParameter::all().map(|one| vec![spelled(one.name()), value(one)]);
+        sampling.chain(limits.into_iter().map(|(key, value)| vec![key.to_owned(), value])).collect()
     }
 
     /// What is left of the context is taken, and reaching its end is said: chat asks before a conversation gets that far.
@@ -142,8 +131,8 @@ mod tests {
 
     #[test]
     fn every_key_can_be_set_and_taken_back() {
-        for key in KEYS {
-            let value = match *key {
+        for key in &keys() {
+            let value = match key.as_str() {
                 "seed" | "max-tokens" | "top-k" => "7",
                 "logit-bias" => "5=1",
                 "stop" => "END",
@@ -159,7 +148,7 @@ mod tests {
             let changed = table(&settings);
             let differing: Vec<_> =
                 before.iter().zip(&changed).filter(|(a, b)| a != b).map(|(a, _)| &a[0]).collect();
-            assert_eq!(differing, [key]);
+            assert_eq!(differing, [key], "{key}");
             settings.set(key, "default").expect(key);
             assert_eq!(table(&settings), before, "{key}");
         }
@@ -179,7 +168,7 @@ mod tests {
         check("temprature", "1", "did you mean temperature?");
         check("ignore-eos", "maybe", "unknown value \"maybe\" (on, off)");
         check("max-tokens", "0", "must be at least 1");
-        assert_eq!(settings.sampling.temperature, None);
+        assert_eq!(settings.sampling.numbers.temperature, None);
         settings.set("top_p", "0.9").expect("underscores are fine");
     }
 }

@@ -323,7 +323,8 @@ impl Chat<'_> {
     /// The same for a message that is too long by itself.
     pub fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
         let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.context()));
-        let error = CommandError::bad_data(format!("the message takes {needed}, the context holds {size}"));
+        let error =
+            CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
         error.hint("shorten it, or restart with a larger --ctx if the model allows it")
     }
 }

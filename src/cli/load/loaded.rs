@@ -1,7 +1,7 @@
 //! A loaded model as the commands use it: facts, text side, engine client and grammar compiler.
 
 use std::cell::OnceCell;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub::Resolved;
@@ -9,6 +9,7 @@ use crate::runtime::load::{self, GenerationDefaults, ModelTexts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Frontend, GrammarCompiler};
+use crate::serve::ServedModel;
 use crate::template::{Conversation, DateTime, TemplateError};
 
 /// How long the end of a turn waits for KV to be saved.
@@ -87,8 +88,18 @@ impl LoadedTexts {
         self.chat_tokenizer.render(conversation, *self.now.get_or_init(DateTime::utc_now))
     }
 
-    pub fn into_parts(self) -> (ModelInfo, ChatTokenizer, ModelFingerprint) {
-        (self.info, self.chat_tokenizer, self.fingerprint)
+    /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].
+    pub fn for_frontend(mut self, frontend: Frontend) -> Self {
+        self.chat_tokenizer.set_frontend(frontend);
+        self
+    }
+
+    /// Returns the model as a server offers it, under `id` or its own name.
+    pub fn into_served(self, id: Option<String>) -> ServedModel {
+        let Self { info, chat_tokenizer, fingerprint, .. } = self;
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let id = id.unwrap_or(info.name);
+        ServedModel { id, created, chat_tokenizer, fingerprint, defaults: info.defaults }
     }
 }
 
@@ -118,9 +129,8 @@ impl Loaded {
     }
 
     /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].
-    pub fn for_frontend(mut self, frontend: Frontend) -> Self {
-        self.texts.chat_tokenizer.set_frontend(frontend);
-        self
+    pub fn for_frontend(self, frontend: Frontend) -> Self {
+        Self { texts: self.texts.for_frontend(frontend), ..self }
     }
 
     pub fn into_parts(self) -> (LoadedTexts, EngineClient) {

@@ -15,7 +15,7 @@ use crate::cli::load::{LoadedTexts, ModelInfo};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::terminal::Terminal;
 use crate::runtime::{
-    Explanation, Finish, Logprob, Outcome, Reuse, Sampling, Started, Timings, Token, Usage,
+    Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
 };
 
 const SCHEMA: &str = "llmctl.run.v1";
@@ -292,18 +292,17 @@ pub fn timings_json(timings: &Timings, usage: &Usage, info: &ModelInfo) -> Value
 }
 
 fn sampling_json(sampling: &Sampling) -> Value {
-    let bias: Map<_, _> =
-        sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), decimal(*bias))).collect();
-    json!({
-        "temperature": decimal(sampling.temperature),
-        "top_k": sampling.top_k,
-        "top_p": decimal(sampling.top_p),
-        "min_p": decimal(sampling.min_p),
-        "repetition_penalty": decimal(sampling.repetition_penalty),
-        "presence_penalty": decimal(sampling.presence_penalty),
-        "frequency_penalty": decimal(sampling.frequency_penalty),
-        "logit_bias": bias,
-    })
+    let value = |parameter: SamplingParameter| match parameter {
+        SamplingParameter::Number(number) => Some(decimal(number.get(sampling))),
+        SamplingParameter::TopK => Some(sampling.top_k.into()),
+        SamplingParameter::LogitBias => {
+            let bias = sampling.logit_bias.iter().map(|(id, bias)| (id.to_string(), decimal(*bias)));
+            Some(Value::Object(bias.collect()))
+        }
+        SamplingParameter::Seed => None, // the seed in force stands beside it
+    };
+    let named = |parameter: SamplingParameter| Some((parameter.name().to_owned(), value(parameter)?));
+    Value::Object(SamplingParameter::all().filter_map(named).collect())
 }
 
 fn token_json(llm: &LoadedTexts, token: &Token) -> Value {

@@ -347,7 +347,7 @@ impl PageTable {
     pub fn slot(&self, group: usize, position: usize) -> (PageId, usize) {
         let page = self.groups[group].page(position / PAGE_TOKENS).filter(|_| position < self.len);
         let page =
-            page.unwrap_or_else(|| panic!("position {position} is out of sight or beyond {}", self.len));
+            page.unwrap_or_else(|| panic!("position {position} has no page among {} tokens", self.len));
         (page.page_ref().page, position % PAGE_TOKENS)
     }
 

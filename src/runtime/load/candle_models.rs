@@ -19,8 +19,10 @@ pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Re
         (_, _, KvType::Q8_0) => format!("KV in {}", options.kv_type.name()),
         (None, None | Some(_), KvType::F32 | KvType::F16) => return Ok(()),
     };
-    let message =
-        format!("{} runs through candle-transformers, in f32 and not with {asked}", plan.architecture);
+    let message = format!(
+        "{} runs through candle-transformers, which supports f32 only, not {asked}",
+        plan.architecture
+    );
     Err(files.config_reader().unsupported(message))
 }
 
@@ -33,9 +35,9 @@ pub fn notices(plan: &CandlePlan) -> Vec<String> {
         Prefill::Single => "prompts one token at a time",
     };
     let general = format!(
-        "{name} has no description of its own in llmctl and runs through candle-transformers: slower, in f32, each sequence by \
-         itself, {prompts}; sessions only grow (no rewinding, no forks, nothing shared) and their KV is not kept on disk; candle chooses its \
-         instructions (--cpu does not reach it)"
+        "{name} is not a native family of llmctl and runs through candle-transformers: slower, in f32, one sequence at a \
+         time, {prompts}; sessions only grow (no rewinding, no forks, no sharing) and their KV is not saved on disk; candle \
+         chooses its instruction set (--cpu has no effect)"
     );
     [general].into_iter().chain(plan.notices.iter().cloned()).collect()
 }

@@ -17,6 +17,7 @@ use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
 use crate::runtime::hints::Hints;
 use crate::runtime::model::arch::ConfigReader;
+use crate::runtime::request::SAMPLING;
 use crate::runtime::tensor::TensorSource;
 use crate::runtime::text::Tokenizer;
 
@@ -152,13 +153,13 @@ fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
 /// Reads `general.sampling.*`, as llama.cpp's converter writes it, and the ids that end a turn or a message.
 fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
     let top_k: Option<i64> = metadata.get("general.sampling.top_k")?;
-    let defaults = GenerationDefaults {
-        temperature: metadata.get("general.sampling.temp")?,
-        top_k: top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0),
-        top_p: metadata.get("general.sampling.top_p")?,
-        min_p: metadata.get("general.sampling.min_p")?,
-        repetition_penalty: metadata.get("general.sampling.penalty_repeat")?,
-    };
+    let top_k = top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0);
+    let mut defaults = GenerationDefaults { top_k, ..GenerationDefaults::default() };
+    for number in SAMPLING {
+        if let Some(key) = number.facts.gguf_key {
+            number.give(&mut defaults.numbers, metadata.get(key)?);
+        }
+    }
     let mut eos_token_ids = Vec::new();
     for key in ["eos", "eot", "eom"] {
         eos_token_ids.extend(metadata.get::<u32>(&format!("tokenizer.ggml.{key}_token_id"))?);

@@ -187,7 +187,7 @@ fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, LoadError> {
     if alignment.is_power_of_two() && alignment <= 1 << 30 {
         return Ok(alignment as usize);
     }
-    Err(LoadError::malformed(path, format!("key {KEY:?}"), format!("{alignment} is no usable alignment")))
+    Err(LoadError::malformed(path, format!("key {KEY:?}"), format!("{alignment} is not a valid alignment")))
 }
 
 /// Reads one tensor entry; `start` is relative to the data section until [`place_tensors`].
@@ -214,7 +214,7 @@ fn read_entry_body(name: &str, cursor: &mut Cursor<'_>, alignment: usize) -> Res
         *dim = usize::try_from(value).map_err(|_| format!("a dimension of {value} is too large"))?;
     }
     if shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim)).is_none() {
-        return Err(format!("shape {shape:?} has more values than can be counted"));
+        return Err(format!("shape {shape:?} has too many values"));
     }
     let kind = cursor.u32()?;
     let offset = cursor.u64()?;
@@ -350,7 +350,7 @@ impl Split {
         let Some(count) = metadata.get("split.count")? else { return Ok(None) };
         let number = metadata.require("split.no")?;
         if number >= count {
-            let message = format!("shard {number} of {count} cannot be (they count from 0)");
+            let message = format!("shard {number} of {count} is out of range (shards count from 0)");
             return Err(LoadError::malformed(&file.path, "key \"split.no\"", message));
         }
         Ok(Some(Split { number, count, tensors: metadata.get("split.tensors.count")? }))

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::GenerationDefaults;
 use crate::runtime::error::{Error, LoadError};
-use crate::runtime::request::Sampling;
+use crate::runtime::request::{SAMPLING, SamplingNumbers};
 
 /// Size limit of a configuration file in bytes; real ones are below a megabyte, the index of a huge model below ten.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -114,25 +114,26 @@ pub struct GenerationConfig {
 ///
 /// # Errors
 /// [`LoadError::Malformed`] naming the key, if a value has the wrong type or is out of the range that
-/// [`Sampling::validate`] allows.
+/// [`crate::runtime::Sampling::validate`] allows.
 pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, LoadError> {
     let path = folder.join("generation_config.json");
     let Some(value) = optional_json(&path)? else { return Ok(None) };
     let keys = ConfigKeys { path: &path, object: object(&path, &value)? };
     let eos_token_ids = keys.ids("eos_token_id")?;
     let greedy = keys.bool("do_sample")? == Some(false);
-    let read = GenerationDefaults {
-        temperature: keys.f32("temperature")?,
-        top_k: keys.top_k()?,
-        top_p: keys.f32("top_p")?,
-        min_p: keys.f32("min_p")?,
-        repetition_penalty: keys.f32("repetition_penalty")?,
-    };
+    let mut read = GenerationDefaults { top_k: keys.top_k()?, ..GenerationDefaults::default() };
+    for number in SAMPLING {
+        if let Some(key) = number.facts.config_key {
+            number.give(&mut read.numbers, keys.f32(key)?);
+        }
+    }
     check_ranges(&path, &read)?;
     let defaults = if greedy {
         // The repetition penalty also changes greedy decoding, so it is kept.
-        let repetition_penalty = read.repetition_penalty;
-        GenerationDefaults { temperature: Some(0.0), repetition_penalty, ..GenerationDefaults::default() }
+        let repetition_penalty = read.numbers.repetition_penalty;
+        let numbers =
+            SamplingNumbers { temperature: Some(0.0), repetition_penalty, ..SamplingNumbers::default() };
+        GenerationDefaults { numbers, top_k: None }
     } else {
         read
     };
@@ -141,16 +142,7 @@ pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, Load
 
 /// Validates with the sampling parameters' own validator; its parameter names are the file's keys.
 fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadError> {
-    let off = Sampling::default();
-    let sampling = Sampling {
-        temperature: defaults.temperature.unwrap_or(off.temperature),
-        top_k: defaults.top_k,
-        top_p: defaults.top_p.unwrap_or(off.top_p),
-        min_p: defaults.min_p.unwrap_or(off.min_p),
-        repetition_penalty: defaults.repetition_penalty.unwrap_or(off.repetition_penalty),
-        ..off
-    };
-    sampling.validate(usize::MAX).map_err(|error| match error {
+    defaults.sampling().validate(usize::MAX).map_err(|error| match error {
         Error::InvalidParameter { name, message } => {
             LoadError::malformed(path, format!("key {name:?}"), message)
         }

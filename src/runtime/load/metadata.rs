@@ -295,7 +295,7 @@ impl Metadata {
             return Err(malformed_key(
                 &self.path,
                 key,
-                format!("is asked for {layers} layers, which is absurd"),
+                format!("is needed for {layers} layers, more than {MAX_LAYERS}"),
             ));
         }
         if !matches!(self.values.get(key), Some(Value::Array(_))) {

@@ -49,7 +49,7 @@ use super::model::config::DecoderConfig;
 use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
-use super::request::Sampling;
+use super::request::{Sampling, SamplingNumbers};
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use hub::Resolved;
@@ -124,25 +124,16 @@ impl ModelTexts {
 /// lacks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationDefaults {
-    pub temperature: Option<f32>,
+    pub numbers: SamplingNumbers,
     pub top_k: Option<usize>,
-    pub top_p: Option<f32>,
-    pub min_p: Option<f32>,
-    pub repetition_penalty: Option<f32>,
 }
 
 impl GenerationDefaults {
     /// Returns the publisher's recommendation, completed by greedy defaults.
     pub fn sampling(&self) -> Sampling {
-        let built_in = Sampling::default();
-        Sampling {
-            temperature: self.temperature.unwrap_or(built_in.temperature),
-            top_k: self.top_k,
-            top_p: self.top_p.unwrap_or(built_in.top_p),
-            min_p: self.min_p.unwrap_or(built_in.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(built_in.repetition_penalty),
-            ..built_in
-        }
+        let mut sampling = Sampling { top_k: self.top_k, ..Sampling::default() };
+        self.numbers.apply(&mut sampling);
+        sampling
     }
 }
 
@@ -238,11 +229,12 @@ pub fn load(
 fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>) {
     let tokens = texts.tokenizer.vocab_size();
     if tokens > rows {
-        notices.push(format!("the tokenizer has {tokens} tokens, but the model only {rows} rows for them"));
+        notices
+            .push(format!("the tokenizer has {tokens} tokens, but the model has only {rows} rows for them"));
     }
     let is_row = |id: &u32| (*id as usize) < rows;
     if let Some(id) = texts.end_of_generation.iter().find(|id| !is_row(id)) {
-        notices.push(format!("the end-of-generation id {id} is no token of the model and is left out"));
+        notices.push(format!("the end-of-generation id {id} is ignored: the model has no such token"));
         texts.end_of_generation.retain(is_row);
     }
 }
@@ -442,8 +434,8 @@ fn decoder(
     for ((dtype, asked), count) in kept.into_inner() {
         let matrices = if count == 1 { "matrix is" } else { "matrices are" };
         notices.push(format!(
-            "{count} {matrices} in {dtype} instead of {asked}: token tables are kept finer, rows that are no \
-             whole blocks in another type, quantised weights as they are"
+            "{count} {matrices} in {dtype} instead of {asked}: token tables keep a finer type, rows that are not \
+             whole blocks get another type, quantised weights keep theirs"
         ));
     }
     Ok(model)

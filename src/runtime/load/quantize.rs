@@ -47,7 +47,7 @@ pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTen
     let mut out = vec![0; byte_len(dtype, &tensor.shape).map_err(error)?];
     let (_, cols) = tensor.rows_cols();
     let row_bytes =
-        |dtype: Dtype| dtype.row_bytes(cols).ok_or_else(|| error("rows are no whole blocks".into()));
+        |dtype: Dtype| dtype.row_bytes(cols).ok_or_else(|| error("rows are not whole blocks".into()));
     let rows_at_once = (CHUNK_VALUES / cols).max(1);
     let from = rows_at_once * row_bytes(tensor.dtype)?;
     let to = rows_at_once * row_bytes(dtype)?;

@@ -210,7 +210,7 @@ impl Safetensors {
 
     /// Builds the matrix in ggml's order: a block's scale, then bytes whose low nibbles are the block's first half.
     fn mxfp4_tensor(&self, [blocks, scales]: [&SafeTensor; 2]) -> Result<HostTensor, String> {
-        let shape = Self::mxfp4_shape(scales).ok_or("is larger than any memory")?;
+        let shape = Self::mxfp4_shape(scales).ok_or("is too large")?;
         let (blocks, scales) = (self.bytes(blocks), self.bytes(scales));
         let mut bytes = Vec::with_capacity(blocks.len() + scales.len());
         for (block, &scale) in blocks.as_chunks::<16>().0.iter().zip(&*scales) {

@@ -57,8 +57,7 @@ impl<'a> WeightFile<'a> {
         let most = num_layers + self.naming.prediction_layers;
         match self.source.names().iter().find(|name| self.layer_of(name).is_some_and(|layer| layer >= most)) {
             Some(name) => {
-                let message =
-                    format!("belongs to a layer beyond the {num_layers} of the model's description");
+                let message = format!("belongs to a layer after the configuration's {num_layers} layers");
                 Err(LoadError::Tensor { tensor: name.to_string(), message })
             }
             None => Ok(()),
@@ -94,8 +93,7 @@ impl<'a> WeightFile<'a> {
             tensor.shape.insert(0, 1);
         }
         if tensor.shape != shape {
-            let message =
-                format!("has shape {:?}, but the model's description needs {shape:?}", tensor.shape);
+            let message = format!("has shape {:?}, but the configuration needs {shape:?}", tensor.shape);
             return Err(LoadError::Tensor { tensor: name.to_owned(), message });
         }
         Ok(Some(tensor))
@@ -267,6 +265,16 @@ impl<'a> WeightFile<'a> {
             let parts = gates.into_iter().zip(ups).zip(downs);
             return Ok(parts.map(|((gate, up), down)| [gate, up, down]).collect());
         }
+        self.expert_modules(&name, count, [inner, hidden])
+    }
+
+    /// Reads experts as [`Self::experts`] does, from a module for each.
+    fn expert_modules(
+        &self,
+        name: &str,
+        count: usize,
+        [inner, hidden]: [usize; 2],
+    ) -> Result<Vec<[Linear; 3]>, LoadError> {
         let module = |expert: usize, part: &str, shape: [usize; 2]| {
             let name = format!("{name}.{expert}.{part}");
             self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))

@@ -10,7 +10,7 @@ use super::body::JsonBody;
 use super::generate::{FinishedChoice, Totals};
 use super::reply::{self, Head, Ignored, RunningUsage};
 use super::request::{self, Streaming};
-use super::sse::{self, Chunks};
+use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive};
 use crate::runtime::Token;
 use crate::runtime::turn::{Answer, Delta};
@@ -29,7 +29,7 @@ pub async fn post(
 ) -> Result<Response, ApiError> {
     let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;
     let request::Chat { request, streaming, shows_reasoning, has_functions, ignored } = chat;
-    let style = Style {
+    let style = ChatStyle {
         num_choices: request.num_choices,
         logprobs: request.turn.logprobs.is_some(),
         streaming,
@@ -57,7 +57,7 @@ pub async fn post(
 }
 
 /// How an answer is shown.
-struct Style {
+struct ChatStyle {
     num_choices: usize,
     logprobs: bool,
     streaming: Streaming,
@@ -66,7 +66,7 @@ struct Style {
     has_functions: bool,
 }
 
-impl Style {
+impl ChatStyle {
     fn finish_reason(&self, choice: &FinishedChoice) -> &'static str {
         match choice.finish_reason() {
             "tool_calls" if self.has_functions => "function_call",
@@ -76,7 +76,7 @@ impl Style {
 }
 
 /// The whole answer.
-fn completion(head: &Head, style: &Style, collected: &collect::Collected) -> Value {
+fn completion(head: &Head, style: &ChatStyle, collected: &collect::Collected) -> Value {
     let choice = |(index, choice): (usize, &FinishedChoice)| {
         json!({
             "index": index,
@@ -95,7 +95,7 @@ fn completion(head: &Head, style: &Style, collected: &collect::Collected) -> Val
 }
 
 /// Writes the message of a choice in this style.
-fn message(answer: &Answer, style: &Style) -> Value {
+fn message(answer: &Answer, style: &ChatStyle) -> Value {
     let mut message = message_json(answer, style.shows_reasoning);
     if let Some(call) = answer.tool_calls.first().filter(|_| style.has_functions) {
         message["function_call"] = json!({"name": call.name, "arguments": call.arguments});
@@ -107,14 +107,14 @@ fn message(answer: &Answer, style: &Style) -> Value {
 /// Writes the chunks of a stream.
 struct ChatChunks {
     head: Head,
-    style: Style,
+    style: ChatStyle,
     /// Of each choice, the tokens whose log-probabilities wait for a chunk.
     held: Vec<Vec<Token>>,
     usage: RunningUsage,
 }
 
 impl ChatChunks {
-    fn new(head: Head, style: Style, prompt_tokens: usize) -> Self {
+    fn new(head: Head, style: ChatStyle, prompt_tokens: usize) -> Self {
         let usage = RunningUsage::new(style.streaming, prompt_tokens);
         Self { held: vec![Vec::new(); style.num_choices], usage, head, style }
     }
@@ -134,7 +134,7 @@ impl ChatChunks {
     }
 }
 
-impl Chunks for ChatChunks {
+impl StreamFormat for ChatChunks {
     fn opening(&mut self) -> Vec<Value> {
         let role = json!({"role": "assistant", "content": "", "refusal": null});
         (0..self.style.num_choices)

@@ -1,6 +1,5 @@
 //! Waits for a whole answer.
 
-use super::drive;
 use super::generate::{FinishedChoice, Running, Totals, Update};
 use crate::runtime::Logprob;
 use crate::serve::error::ApiError;
@@ -36,7 +35,7 @@ pub async fn all(mut running: Running) -> Result<Collected, ApiError> {
             Update::Failed(error) => return Err(error),
         }
     }
-    Err(drive::internal("the answer ended early"))
+    Err(ApiError::internal("the answer ended early"))
 }
 
 fn at<T: Default>(items: &mut Vec<T>, index: usize) -> &mut T {

@@ -11,7 +11,7 @@ use super::collect::{self, Collected};
 use super::generate::{FinishedChoice, Sent, Totals};
 use super::reply::{self, Echoed, Head, Ignored, RunningUsage};
 use super::request::{self, Streaming};
-use super::sse::{self, Chunks};
+use super::sse::{self, StreamFormat};
 use super::{blocking, drive};
 use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
@@ -44,27 +44,27 @@ pub async fn post(
         std::iter::repeat_n(echoed, num_choices)
     });
     let echoed: Vec<Echoed> = echoed.collect();
-    let style = Style { logprobs, scores_prompt: logprobs && scores_prompt, streaming };
+    let style = CompletionStyle { logprobs, scores_prompt: logprobs && scores_prompt, streaming };
     if !streaming.is_on {
         let collected = collect::all(running).await?;
         let whole = Json(completion(&head, style, echoed, &collected));
         return Ok((Ignored(ignored), whole).into_response());
     }
-    let held = echoed.iter().map(|_| Held::default()).collect();
+    let held = echoed.iter().map(|_| HeldTokens::default()).collect();
     let chunks = TextChunks { head, style, usage, echoed: echoed.into_iter().map(Some).collect(), held };
     Ok((Ignored(ignored), sse::response(running, chunks)).into_response())
 }
 
 /// How a text is shown.
 #[derive(Clone, Copy)]
-struct Style {
+struct CompletionStyle {
     logprobs: bool,
     /// Also those of the prompt.
     scores_prompt: bool,
     streaming: Streaming,
 }
 
-fn completion(head: &Head, style: Style, echoed: Vec<Echoed>, collected: &Collected) -> Value {
+fn completion(head: &Head, style: CompletionStyle, echoed: Vec<Echoed>, collected: &Collected) -> Value {
     let scores = collected.scores.iter().cloned();
     let echoed = echoed.into_iter().zip(scores).map(|(echoed, scores)| Echoed { scores, ..echoed });
     let choice = |(index, (choice, echoed)): (usize, (&FinishedChoice, Echoed))| {
@@ -88,16 +88,16 @@ fn completion(head: &Head, style: Style, echoed: Vec<Echoed>, collected: &Collec
 /// The texts as they come.
 struct TextChunks {
     head: Head,
-    style: Style,
+    style: CompletionStyle,
     usage: RunningUsage,
     /// What each choice's text begins with, until that is told.
     echoed: Vec<Option<Echoed>>,
-    held: Vec<Held>,
+    held: Vec<HeldTokens>,
 }
 
 /// Tokens whose log-probabilities wait for a chunk.
 #[derive(Default)]
-struct Held {
+struct HeldTokens {
     tokens: Vec<Token>,
     /// Characters of the text before them.
     offset: usize,
@@ -111,7 +111,7 @@ impl TextChunks {
     }
 
     fn text(&mut self, choice: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
-        let Held { tokens, offset } = &mut self.held[choice];
+        let HeldTokens { tokens, offset } = &mut self.held[choice];
         let tokens = std::mem::take(tokens);
         let logprobs = (!tokens.is_empty()).then(|| self.head.completion_logprobs(None, &tokens, offset));
         self.chunk(vec![json!({
@@ -132,7 +132,7 @@ impl TextChunks {
     }
 }
 
-impl Chunks for TextChunks {
+impl StreamFormat for TextChunks {
     fn opening(&mut self) -> Vec<Value> {
         if self.style.scores_prompt {
             return Vec::new(); // what is asked about the prompt is not known yet

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 
-use super::line::Turn;
-use super::transient::Held;
+use super::session_queue::SessionTurn;
+use super::transient::HeldStrand;
 use crate::runtime::session::store::{
     BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
@@ -24,7 +24,7 @@ use crate::runtime::{Difference, Error, Result, Reuse, Started};
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
 use crate::template::Message;
-use memory::Memory;
+use memory::MemoryStore;
 
 /// Branches that requests may make of one session.
 pub const MAX_BRANCHES: usize = 100;
@@ -35,21 +35,21 @@ const MAX_RESUMES: usize = 4096;
 /// All conversations of a server. Clones are the same ones.
 #[derive(Debug, Clone)]
 pub struct Conversations {
-    shared: Arc<Shared>,
+    shared: Arc<ConversationTable>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    place: Place,
+struct ConversationTable {
+    place: ConversationStore,
     resumes: Mutex<HashMap<String, Resumes>>,
     /// Of a session, the branch that was gone on with last.
     last_branches: Mutex<HashMap<SessionKey, SessionKey>>,
 }
 
 #[derive(Debug)]
-enum Place {
+enum ConversationStore {
     Disk(SessionStore),
-    Memory(Memory),
+    Memory(MemoryStore),
 }
 
 /// Which stored session: names are their owner's.
@@ -103,8 +103,9 @@ pub struct Resume {
 
 impl Conversations {
     pub fn new(store: Option<SessionStore>) -> Self {
-        let place = store.map_or_else(|| Place::Memory(Memory::default()), Place::Disk);
-        let shared = Shared { place, resumes: Mutex::default(), last_branches: Mutex::default() };
+        let place =
+            store.map_or_else(|| ConversationStore::Memory(MemoryStore::default()), ConversationStore::Disk);
+        let shared = ConversationTable { place, resumes: Mutex::default(), last_branches: Mutex::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -118,8 +119,8 @@ impl Conversations {
     /// Whether there is one, be it damaged.
     pub fn exists(&self, key: &SessionKey) -> bool {
         match &self.shared.place {
-            Place::Disk(store) => of_owner(store, &key.owner).exists(&key.name),
-            Place::Memory(memory) => memory.read(key).is_ok(),
+            ConversationStore::Disk(store) => of_owner(store, &key.owner).exists(&key.name),
+            ConversationStore::Memory(memory) => memory.read(key).is_ok(),
         }
     }
 
@@ -153,12 +154,12 @@ impl Conversations {
 
     fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
         let session_chat = match &self.shared.place {
-            Place::Disk(store) => {
+            ConversationStore::Disk(store) => {
                 let owner = key.owner.stored();
                 let writer = of_owner(store, &key.owner).open_or_create_for(&key.name, model, owner)?;
                 SessionChat::resume(writer, model.clone())
             }
-            Place::Memory(memory) => memory.begin(key, model)?,
+            ConversationStore::Memory(memory) => memory.begin(key, model)?,
         };
         let is_new = session_chat.saved().turns.is_empty();
         Ok(self.opened(key, session_chat, is_new))
@@ -170,10 +171,10 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
     pub fn open_known(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
         let session_chat = match &self.shared.place {
-            Place::Disk(store) => {
+            ConversationStore::Disk(store) => {
                 SessionChat::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
             }
-            Place::Memory(memory) => memory.open(key)?,
+            ConversationStore::Memory(memory) => memory.open(key)?,
         };
         Ok(self.opened(key, session_chat, false))
     }
@@ -226,12 +227,14 @@ impl Conversations {
         let best = repeated.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > own);
         let (turns, base) = best.map_or((own, of), |(turns, key)| (turns, key));
         let (key, session_chat) = match &self.shared.place {
-            Place::Disk(store) => {
+            ConversationStore::Disk(store) => {
                 let store = of_owner(store, &of.owner);
                 let writer = store.branch(&base.name, Some(turns), BranchReason::Request)?;
                 (of.sibling(writer.name().clone()), SessionChat::resume(writer, model.clone()))
             }
-            Place::Memory(memory) => memory.branch(base, Some(turns), BranchReason::Request, model)?,
+            ConversationStore::Memory(memory) => {
+                memory.branch(base, Some(turns), BranchReason::Request, model)?
+            }
         };
         locked(&self.shared.last_branches).insert(of.clone(), key.clone());
         let mut branch = self.opened(&key, session_chat, true).branched(&of.name, true);
@@ -245,8 +248,8 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::Store`].
     pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
         match &self.shared.place {
-            Place::Disk(store) => of_owner(store, &of.owner).branches(&of.name),
-            Place::Memory(memory) => memory.branches(of),
+            ConversationStore::Disk(store) => of_owner(store, &of.owner).branches(&of.name),
+            ConversationStore::Memory(memory) => memory.branches(of),
         }
     }
 
@@ -256,7 +259,7 @@ impl Conversations {
     /// [`Error::InvalidParameter`] naming `branch` when it is none of this session; as [`Self::open_known`].
     pub fn restore(&self, opened: &mut Opened, branch: &SessionName) -> Result<Option<SessionName>> {
         match (&self.shared.place, &opened.home) {
-            (Place::Memory(memory), Home::Stored { key, .. }) => {
+            (ConversationStore::Memory(memory), Home::Stored { key, .. }) => {
                 let key = key.clone();
                 memory.restore(&key, opened, branch)
             }
@@ -270,7 +273,7 @@ impl Conversations {
     /// [`Error::Store`].
     pub fn reset(&self, opened: &mut Opened) -> Result<Option<SessionName>> {
         let kept = match (&self.shared.place, &opened.home) {
-            (Place::Memory(memory), Home::Stored { key, .. }) => {
+            (ConversationStore::Memory(memory), Home::Stored { key, .. }) => {
                 memory.keep(key, opened, BranchReason::Reset)?
             }
             _ => opened.keep(BranchReason::Reset)?,
@@ -285,13 +288,13 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::Store`].
     pub fn read(&self, key: &SessionKey) -> Result<(SavedSession, SessionSummary)> {
         match &self.shared.place {
-            Place::Disk(store) => {
+            ConversationStore::Disk(store) => {
                 let store = of_owner(store, &key.owner);
                 let saved = store.read(&key.name)?;
                 let summary = SessionSummary::of(&saved, store.num_bytes(&key.name)?);
                 Ok((saved, summary))
             }
-            Place::Memory(memory) => {
+            ConversationStore::Memory(memory) => {
                 let saved = memory.read(key)?;
                 let summary = SessionSummary::of(&saved, 0);
                 Ok((saved, summary))
@@ -305,8 +308,8 @@ impl Conversations {
     /// [`Error::Store`].
     pub fn list(&self, owner: &Owner) -> Result<Vec<Listed>> {
         match &self.shared.place {
-            Place::Disk(store) => of_owner(store, owner).list(),
-            Place::Memory(memory) => Ok(memory.list(owner)),
+            ConversationStore::Disk(store) => of_owner(store, owner).list(),
+            ConversationStore::Memory(memory) => Ok(memory.list(owner)),
         }
     }
 
@@ -314,8 +317,8 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
         match &self.shared.place {
-            Place::Disk(store) => drop(of_owner(store, &key.owner).remove(&key.name)?),
-            Place::Memory(memory) => memory.remove(key)?,
+            ConversationStore::Disk(store) => drop(of_owner(store, &key.owner).remove(&key.name)?),
+            ConversationStore::Memory(memory) => memory.remove(key)?,
         }
         self.forget(&key.engine_name());
         locked(&self.shared.last_branches).remove(key);
@@ -335,12 +338,12 @@ impl Conversations {
         model: &ModelFingerprint,
     ) -> Result<usize> {
         match &self.shared.place {
-            Place::Disk(store) => {
+            ConversationStore::Disk(store) => {
                 let (old, new) = (of_owner(store, &from.owner), of_owner(store, &to.owner));
                 let writer = old.fork_to(&from.name, (&new, &to.name), turns, to.owner.stored())?;
                 Ok(writer.saved().turns.len())
             }
-            Place::Memory(memory) => memory.fork(from, to, turns, model),
+            ConversationStore::Memory(memory) => memory.fork(from, to, turns, model),
         }
     }
 
@@ -384,7 +387,7 @@ pub struct Opened {
     /// Always there until it is dropped.
     session_chat: Option<SessionChat>,
     /// Given up last.
-    turn: Option<Arc<Turn>>,
+    turn: Option<Arc<SessionTurn>>,
 }
 
 /// Where a conversation goes when it is closed.
@@ -396,7 +399,7 @@ enum Home {
         /// It is a branch of what was asked for.
         branch: Option<Branched>,
     },
-    Transient(Held),
+    Transient(HeldStrand),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -419,7 +422,7 @@ pub struct Placed {
 
 impl Opened {
     /// A strand of a transient session.
-    pub fn transient(held: Held, session_chat: SessionChat) -> Self {
+    pub fn transient(held: HeldStrand, session_chat: SessionChat) -> Self {
         let num_turns = session_chat.saved().turns.len();
         let parts_from = held.parts_from().map(str::to_owned);
         let home = Home::Transient(held);
@@ -427,7 +430,7 @@ impl Opened {
     }
 
     /// Keeps the session's turn until this is closed.
-    pub fn in_turn(mut self, turn: Option<Arc<Turn>>) -> Self {
+    pub fn in_turn(mut self, turn: Option<Arc<SessionTurn>>) -> Self {
         self.turn = turn;
         self
     }
@@ -501,10 +504,10 @@ impl Drop for Opened {
         };
         match &conversations.shared.place {
             // What is left of one that cannot be removed is listed, and harms nobody.
-            Place::Disk(_) if is_forgotten => drop(session_chat.remove()),
-            Place::Disk(_) => drop(session_chat),
-            Place::Memory(memory) if is_forgotten => memory.forget(key),
-            Place::Memory(memory) => memory.close(key, session_chat),
+            ConversationStore::Disk(_) if is_forgotten => drop(session_chat.remove()),
+            ConversationStore::Disk(_) => drop(session_chat),
+            ConversationStore::Memory(memory) if is_forgotten => memory.forget(key),
+            ConversationStore::Memory(memory) => memory.close(key, session_chat),
         }
     }
 }

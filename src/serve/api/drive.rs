@@ -19,10 +19,12 @@ use tokio::task::spawn_blocking;
 
 use super::conversations::{Opened, Placed};
 use super::eta::Eta;
-use super::generate::{FinishedChoice, GenerateRequest, Progress, Running, Sent, Session, Totals, Update};
-use super::line::Turn;
+use super::generate::{
+    Admission, Admitted, FinishedChoice, GenerateRequest, Progress, Running, Sent, Session, Totals, Update,
+};
 use super::patience::{self, Patience};
 use super::prepare::{Assignment, Prepared, assign, prepare};
+use super::session_queue::SessionTurn;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
 use crate::runtime::{
     EngineClient, Error, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
@@ -54,17 +56,8 @@ pub async fn begin(app: &App, request: GenerateRequest) -> Result<Running, ApiEr
         drop(in_flight);
     });
     let Admitted { prompts, placed } =
-        admission.await.map_err(|_| internal("the request's task ended early"))??;
+        admission.await.map_err(|_| ApiError::internal("the request's task ended early"))??;
     Ok(Running { prompts, placed, updates: inbox })
-}
-
-pub type Admission = Result<Admitted, ApiError>;
-
-/// What is known of a request when it is admitted.
-#[derive(Debug, Default)]
-pub struct Admitted {
-    prompts: Vec<Sent>,
-    placed: Option<Placed>,
 }
 
 async fn drive(
@@ -93,7 +86,7 @@ async fn drive(
     let ended = run.run(&mut admitted, &updates).await;
     if let Some(admitted) = admitted {
         run.close().await;
-        let error = ended.err().unwrap_or_else(|| internal("the request ended unadmitted"));
+        let error = ended.err().unwrap_or_else(|| ApiError::internal("the request ended unadmitted"));
         return drop(admitted.send(Err(retriable(&app, error))));
     }
     let last = match ended {
@@ -206,7 +199,7 @@ impl InFlight {
         loop {
             let place = tokio::select! {
                 place = app.preparing().enter(request.prompt.num_bytes()) => place?,
-                () = updates.closed() => return Err(internal("nobody waits for the answer any more")),
+                () = updates.closed() => return Err(ApiError::internal("nobody waits for the answer any more")),
             };
             let (prepared, back) = prepared(app, request, turn.clone()).await?;
             drop(place);
@@ -314,7 +307,8 @@ impl InFlight {
             let assigned = assign(&app, turn.as_ref().map(|(opened, _)| opened));
             (assigned, turn)
         });
-        let (assigned, turn) = assigned.await.map_err(|_| internal("bringing the session back failed"))?;
+        let (assigned, turn) =
+            assigned.await.map_err(|_| ApiError::internal("bringing the session back failed"))?;
         self.turn = turn;
         self.assignment = Some(assigned?);
         Ok(())
@@ -558,7 +552,7 @@ impl InFlight {
             saved
         };
         let saved = spawn_blocking(save).await;
-        saved.map_err(|_| internal("saving the turn failed"))?.map_err(ApiError::from)
+        saved.map_err(|_| ApiError::internal("saving the turn failed"))?.map_err(ApiError::from)
     }
 }
 
@@ -566,11 +560,11 @@ impl InFlight {
 async fn prepared(
     app: &App,
     request: GenerateRequest,
-    turn: Option<Arc<Turn>>,
+    turn: Option<Arc<SessionTurn>>,
 ) -> Result<(Result<Prepared, ApiError>, GenerateRequest), ApiError> {
     let app = app.clone();
     let prepared = spawn_blocking(move || (prepare(&app, &request, turn), request));
-    prepared.await.map_err(|_| internal("preparing the prompt failed"))
+    prepared.await.map_err(|_| ApiError::internal("preparing the prompt failed"))
 }
 
 /// Gives a conversation up. One that came to nothing takes no slot in the engine either, before its name is free again.
@@ -592,9 +586,4 @@ fn cut_short(num_tokens: usize) -> ApiError {
         many => format!("the answer was whole: {many} tokens of it were made"),
     };
     ApiError::shutting_down(format!("the server was shut down before {how_far}"))
-}
-
-/// What should not happen.
-pub fn internal(message: &str) -> ApiError {
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
 }

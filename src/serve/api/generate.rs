@@ -191,3 +191,13 @@ impl Totals {
         };
     }
 }
+
+/// The outcome of admission: what was admitted, or why the request is refused.
+pub type Admission = Result<Admitted, ApiError>;
+
+/// Facts about a request that are known when it is admitted.
+#[derive(Debug, Default)]
+pub struct Admitted {
+    pub prompts: Vec<Sent>,
+    pub placed: Option<Placed>,
+}

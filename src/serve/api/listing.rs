@@ -28,9 +28,9 @@ const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 
 /// `?transient=true`: the transient session is meant, not a stored one of the same id.
-pub struct Kind(pub bool);
+pub struct OnlyTransient(pub bool);
 
-impl<S: Send + Sync> FromRequestParts<S> for Kind {
+impl<S: Send + Sync> FromRequestParts<S> for OnlyTransient {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
@@ -40,12 +40,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Kind {
 }
 
 /// A line of the list.
-enum Entry {
+enum ListEntry {
     Stored(Owner, Listed),
     Transient(Transient),
 }
 
-impl Entry {
+impl ListEntry {
     fn id(&self) -> &str {
         match self {
             Self::Stored(_, listed) => listed.name.as_str(),
@@ -65,15 +65,15 @@ pub async fn list(
     let page = blocking(&app, move |app| {
         let engine = app.engine()?;
         let (entries, roots) = entries(app, &caller)?;
-        let is_behind = |entry: &Entry| after.as_deref().is_none_or(|after| entry.id() > after);
-        let mut entries: Vec<Entry> = entries.into_iter().filter(is_behind).collect();
+        let is_behind = |entry: &ListEntry| after.as_deref().is_none_or(|after| entry.id() > after);
+        let mut entries: Vec<ListEntry> = entries.into_iter().filter(is_behind).collect();
         let end = page_end(&entries, limit);
         let has_more = end < entries.len();
         entries.truncate(end);
         let in_engines = in_engines(app)?;
         let looked = Looking { app, engine: &engine, in_engines: &in_engines };
         let data: Vec<Value> = entries.iter().map(|entry| looked.entry(entry, &roots)).collect();
-        let last = entries.last().map(Entry::id);
+        let last = entries.last().map(ListEntry::id);
         Ok(json!({"object": "list", "data": data, "has_more": has_more, "last_id": last}))
     });
     Ok(Json(page.await?))
@@ -86,7 +86,7 @@ fn limit(given: Option<&str>) -> Result<usize, ApiError> {
 }
 
 /// Two of one id stay on one page.
-fn page_end(entries: &[Entry], limit: usize) -> usize {
+fn page_end(entries: &[ListEntry], limit: usize) -> usize {
     let mut end = entries.len().min(limit);
     while end > 0 && end < entries.len() && entries[end].id() == entries[end - 1].id() {
         end += 1;
@@ -95,8 +95,8 @@ fn page_end(entries: &[Entry], limit: usize) -> usize {
 }
 
 /// All that the caller sees, by id, and what the sessions are called that branches belong to, by the sessions' own ids.
-fn entries(app: &App, caller: &Caller) -> Result<(Vec<Entry>, HashMap<String, SessionName>), ApiError> {
-    let mut entries: Vec<Entry> = Vec::new();
+fn entries(app: &App, caller: &Caller) -> Result<(Vec<ListEntry>, HashMap<String, SessionName>), ApiError> {
+    let mut entries: Vec<ListEntry> = Vec::new();
     let mut roots = HashMap::new();
     for owner in caller.owners() {
         for listed in app.conversations().list(owner)? {
@@ -106,11 +106,11 @@ fn entries(app: &App, caller: &Caller) -> Result<(Vec<Entry>, HashMap<String, Se
             // One's own hides another's of the same name.
             let is_own = owner == caller.owner();
             if is_own || app.conversations().find(caller, &listed.name).owner == *owner {
-                entries.push(Entry::Stored(owner.clone(), listed));
+                entries.push(ListEntry::Stored(owner.clone(), listed));
             }
         }
     }
-    entries.extend(app.transients().list(caller).into_iter().map(Entry::Transient));
+    entries.extend(app.transients().list(caller).into_iter().map(ListEntry::Transient));
     entries.sort_by(|a, b| a.id().cmp(b.id()));
     Ok((entries, roots))
 }
@@ -144,7 +144,7 @@ pub async fn get(
     State(app): State<App>,
     caller: Caller,
     InPath(name): InPath,
-    Kind(only_transient): Kind,
+    OnlyTransient(only_transient): OnlyTransient,
     Query(query): Query<HashMap<String, String>>,
 ) -> Result<Json<Value>, ApiError> {
     let with_messages = match query.get("messages").map(String::as_str) {
@@ -245,10 +245,10 @@ struct Looking<'a> {
 }
 
 impl Looking<'_> {
-    fn entry(&self, entry: &Entry, roots: &HashMap<String, SessionName>) -> Value {
+    fn entry(&self, entry: &ListEntry, roots: &HashMap<String, SessionName>) -> Value {
         let (owner, listed) = match entry {
-            Entry::Transient(transient) => return self.transient(transient),
-            Entry::Stored(owner, listed) => (owner, listed),
+            ListEntry::Transient(transient) => return self.transient(transient),
+            ListEntry::Stored(owner, listed) => (owner, listed),
         };
         let key = SessionKey { owner: owner.clone(), name: listed.name.clone() };
         match &listed.summary {
@@ -345,7 +345,7 @@ pub async fn explain(
     State(app): State<App>,
     caller: Caller,
     InPath(name): InPath,
-    Kind(only_transient): Kind,
+    OnlyTransient(only_transient): OnlyTransient,
 ) -> Result<Json<Value>, ApiError> {
     let explained = blocking(&app, move |app| {
         let key = app.conversations().find(&caller, &name);

@@ -13,10 +13,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::drive::{Admission, Admitted};
-use super::generate::{GenerateRequest, InSession, Progress, Session, Update};
-use super::line::{Entered, Turn};
-use super::{blocking, drive};
+use super::blocking;
+use super::generate::{Admission, Admitted, GenerateRequest, InSession, Progress, Session, Update};
+use super::session_queue::{Entered, SessionTurn};
 use crate::runtime::Error;
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -53,7 +52,7 @@ impl<'a> Patience<'a> {
         let refusal = match (deadline, &request.session) {
             (Some(deadline), _) => Error::DeadlineExceeded { deadline }.into(),
             (None, Some(Session::Stored(session))) => still_busy(session, longest),
-            (None, _) => drive::internal("nothing is waited for"),
+            (None, _) => ApiError::internal("nothing is waited for"),
         };
         let give_up_at = begun.checked_add(deadline.unwrap_or(longest));
         Self {
@@ -109,11 +108,11 @@ pub async fn turn(
     app: &App,
     session: &InSession,
     patience: &mut Patience<'_>,
-) -> Result<Arc<Turn>, ApiError> {
+) -> Result<Arc<SessionTurn>, ApiError> {
     let (caller, name) = (session.caller.clone(), session.name.clone());
     let key = blocking(app, move |app| Ok(app.conversations().find(&caller, &name))).await?;
     let most_waiting = app.engine()?.spec().config.max_waiting;
-    let turn = match app.lines().enter(&key.engine_name(), most_waiting)? {
+    let turn = match app.session_queues().enter(&key.engine_name(), most_waiting)? {
         Entered::Turn(turn) => turn,
         Entered::Waiting(waiting) => patience.until(waiting.turn()).await??,
     };

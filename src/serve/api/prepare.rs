@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::conversations::{Next, Opened, Placed};
 use super::generate::{GenerateRequest, InSession, Prompt, Session};
-use super::line::Turn;
 use super::plain;
+use super::session_queue::SessionTurn;
 use crate::runtime::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
 use crate::runtime::{EngineClient, Error};
 use crate::serve::App;
@@ -40,7 +40,11 @@ pub struct Assignment {
 ///
 /// # Errors
 /// Errors of the prompt, the session and the constraints; 503 without an engine.
-pub fn prepare(app: &App, request: &GenerateRequest, turn: Option<Arc<Turn>>) -> Result<Prepared, ApiError> {
+pub fn prepare(
+    app: &App,
+    request: &GenerateRequest,
+    turn: Option<Arc<SessionTurn>>,
+) -> Result<Prepared, ApiError> {
     let engine = app.engine()?;
     match &request.prompt {
         Prompt::Texts(texts) => {
@@ -66,7 +70,7 @@ fn prepare_chat(
     engine: &EngineClient,
     request: &GenerateRequest,
     conversation: &Conversation,
-    turn: Option<Arc<Turn>>,
+    turn: Option<Arc<SessionTurn>>,
 ) -> Result<Prepared, ApiError> {
     if app.settings().refuses_special_tokens {
         plain::check(app.model().chat_tokenizer.tokenizer(), conversation)?;
@@ -107,7 +111,7 @@ fn open(
     app: &App,
     request: &GenerateRequest,
     conversation: &Conversation,
-    turn: Option<Arc<Turn>>,
+    turn: Option<Arc<SessionTurn>>,
 ) -> Result<Option<Opened>, ApiError> {
     let model = &app.model().fingerprint;
     match &request.session {

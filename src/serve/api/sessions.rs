@@ -54,7 +54,7 @@ pub async fn delete(
     State(app): State<App>,
     caller: Caller,
     InPath(name): InPath,
-    listing::Kind(only_transient): listing::Kind,
+    listing::OnlyTransient(only_transient): listing::OnlyTransient,
 ) -> Result<Json<Value>, ApiError> {
     let closed = blocking(&app, move |app| {
         let key = app.conversations().find(&caller, &name);

@@ -26,7 +26,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// How a wire format writes a stream: each call gives the objects to send.
-pub trait Chunks: Send + 'static {
+pub trait StreamFormat: Send + 'static {
     fn opening(&mut self) -> Vec<Value>;
 
     /// More of a choice. Called for every token, also those that say nothing yet.
@@ -44,10 +44,10 @@ pub trait Chunks: Send + 'static {
 }
 
 /// The response that streams `running`.
-pub fn response(running: Running, chunks: impl Chunks) -> Response {
+pub fn response(running: Running, chunks: impl StreamFormat) -> Response {
     let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut feed = Feed {
+    let mut feed = EventFeed {
         updates: running.updates,
         chunks,
         silence,
@@ -70,7 +70,7 @@ pub fn response(running: Running, chunks: impl Chunks) -> Response {
     response
 }
 
-struct Feed<C> {
+struct EventFeed<C> {
     updates: UnboundedReceiver<Update>,
     chunks: C,
     silence: Interval,
@@ -79,7 +79,7 @@ struct Feed<C> {
     is_over: bool,
 }
 
-impl<C: Chunks> Feed<C> {
+impl<C: StreamFormat> EventFeed<C> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {

@@ -21,22 +21,22 @@ use crate::template::{Conversation, DateTime};
 const MAX_PIECES: usize = 1 << 18;
 
 /// What is to become tokens.
-enum Source {
+enum TextSource {
     Text { text: String, options: Encode },
     Chat(Conversation),
 }
 
-impl Source {
+impl TextSource {
     fn num_bytes(&self) -> usize {
         match self {
-            Source::Text { text, .. } => text.len(),
-            Source::Chat(conversation) => bytes_of(conversation),
+            TextSource::Text { text, .. } => text.len(),
+            TextSource::Chat(conversation) => bytes_of(conversation),
         }
     }
 }
 
 /// Text (`content` as in llama.cpp, `prompt` as in vLLM, whose defaults differ) or `messages` to token ids.
-pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
+pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<TextResponse, ApiError> {
     let engine = app.engine()?;
     let (ignored, (with_pieces, source)) = read(&app, body, |app, fields| {
         let asked = ["with_pieces", "return_token_strs"].map(|name| fields.flag(name));
@@ -64,9 +64,9 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
     Ok((ignored, Json(json!({"tokens": tokens, "count": count, "max_model_len": context}))))
 }
 
-fn source(app: &App, fields: &mut Fields<'_>) -> Source {
+fn source(app: &App, fields: &mut Fields<'_>) -> TextSource {
     if fields.has("messages") {
-        return Source::Chat(conversation(app, fields));
+        return TextSource::Chat(conversation(app, fields));
     }
     let from_llama_cpp = fields.text("content");
     let adds_special = from_llama_cpp.is_none();
@@ -81,14 +81,14 @@ fn source(app: &App, fields: &mut Fields<'_>) -> Source {
             String::new()
         }
     };
-    Source::Text { text, options: Encode { add_special, parse_special } }
+    TextSource::Text { text, options: Encode { add_special, parse_special } }
 }
 
-fn encode(chat_tokenizer: &ChatTokenizer, source: Source) -> Result<Vec<u32>, ApiError> {
+fn encode(chat_tokenizer: &ChatTokenizer, source: TextSource) -> Result<Vec<u32>, ApiError> {
     match source {
-        Source::Text { text, options } => Ok(chat_tokenizer.tokenizer().encode(&text, options)?),
+        TextSource::Text { text, options } => Ok(chat_tokenizer.tokenizer().encode(&text, options)?),
         // Counted whole, however far it is beyond the context.
-        Source::Chat(conversation) => {
+        TextSource::Chat(conversation) => {
             Ok(chat_tokenizer.tokenizer().encode_chat(&render(chat_tokenizer, &conversation)?)?)
         }
     }
@@ -127,7 +127,7 @@ fn piece(chat_tokenizer: &ChatTokenizer, id: u32) -> Value {
     json!({"id": id, "piece": text.unwrap_or_else(|_| bytes.to_vec().into())})
 }
 
-pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
+pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<TextResponse, ApiError> {
     let (ignored, ids) = read(&app, body, |app, fields| {
         let vocab_size = app.model().chat_tokenizer.tokenizer().vocab_size();
         let ids = fields.take("tokens");
@@ -148,7 +148,10 @@ pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Res
 }
 
 /// The prompt that a chat completion with these messages begins with.
-pub async fn apply_template(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Answer, ApiError> {
+pub async fn apply_template(
+    State(app): State<App>,
+    JsonBody(body): JsonBody,
+) -> Result<TextResponse, ApiError> {
     let (ignored, conversation) = read(&app, body, conversation).await?;
     let place = app.preparing().enter(bytes_of(&conversation)).await?;
     let rendered = blocking(&app, move |app| {
@@ -160,7 +163,7 @@ pub async fn apply_template(State(app): State<App>, JsonBody(body): JsonBody) ->
 }
 
 /// What these endpoints answer with.
-type Answer = (Ignored, Json<Value>);
+type TextResponse = (Ignored, Json<Value>);
 
 /// Reads a body whole.
 async fn read<T: Send + 'static>(

@@ -65,11 +65,11 @@ impl TransientKey {
 /// All transient sessions of a server. Clones are the same ones.
 #[derive(Debug, Clone)]
 pub struct Transients {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<TransientTable>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TransientTable {
     sessions: BTreeMap<TransientKey, Bundle>,
     /// Strands of all sessions together.
     max_strands: usize,
@@ -114,7 +114,7 @@ pub struct StrandInfo {
 
 /// A strand that a request has.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldStrand {
     transients: Transients,
     key: TransientKey,
     name: String,
@@ -122,12 +122,12 @@ pub struct Held {
 }
 
 /// A strand for a request: its name, what was said, and the strand that it parts from.
-type Taken = (String, SessionChat, Option<String>);
+type TakenStrand = (String, SessionChat, Option<String>);
 
 impl Transients {
     /// `max_strands` is what is worth keeping: as many sessions as the engine keeps.
     pub fn new(max_strands: usize) -> Self {
-        let shared = Shared { sessions: BTreeMap::new(), max_strands, num_begun: 0, clock: 0 };
+        let shared = TransientTable { sessions: BTreeMap::new(), max_strands, num_begun: 0, clock: 0 };
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
@@ -138,7 +138,7 @@ impl Transients {
         key: &TransientKey,
         model: &ModelFingerprint,
         messages: &[Message],
-    ) -> Option<(Held, SessionChat)> {
+    ) -> Option<(HeldStrand, SessionChat)> {
         let mut shared = self.shared();
         let now = shared.touch(key);
         let bundle = shared.sessions.get_mut(key)?;
@@ -146,7 +146,7 @@ impl Transients {
             Some((name, session_chat)) => (name, session_chat, None),
             None => shared.begin(key, model, messages)?,
         };
-        Some((Held { transients: self.clone(), key: key.clone(), name, parts_from }, session_chat))
+        Some((HeldStrand { transients: self.clone(), key: key.clone(), name, parts_from }, session_chat))
     }
 
     /// Takes note of a request that needs no strand.
@@ -176,12 +176,12 @@ impl Transients {
     }
 
     /// What is behind the lock is whole at every moment.
-    fn shared(&self) -> MutexGuard<'_, Shared> {
+    fn shared(&self) -> MutexGuard<'_, TransientTable> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
+impl TransientTable {
     /// Sees to the session, and to room for it.
     fn touch(&mut self, key: &TransientKey) -> u64 {
         self.clock += 1;
@@ -197,7 +197,12 @@ impl Shared {
     }
 
     /// A new strand for the messages, if there is room for it or can be made.
-    fn begin(&mut self, key: &TransientKey, model: &ModelFingerprint, messages: &[Message]) -> Option<Taken> {
+    fn begin(
+        &mut self,
+        key: &TransientKey,
+        model: &ModelFingerprint,
+        messages: &[Message],
+    ) -> Option<TakenStrand> {
         let nearest = self.sessions.get(key)?.nearest(messages);
         self.make_room(key)?;
         self.num_begun += 1;
@@ -280,7 +285,7 @@ impl Bundle {
     }
 }
 
-impl Held {
+impl HeldStrand {
     /// Its session in the engine.
     pub fn name(&self) -> &str {
         &self.name

@@ -26,9 +26,9 @@ const MAX_IGNORED: usize = 32;
 pub struct Problems {
     /// Fields that nobody took are passed over; nothing where there is no such switch.
     lenient: Option<bool>,
-    schema: Group,
-    values: Group,
-    unsupported: Group,
+    schema: ProblemGroup,
+    values: ProblemGroup,
+    unsupported: ProblemGroup,
     /// Some of those would be passed over by a lenient reader.
     is_optional: bool,
     ignored: BTreeSet<String>,
@@ -36,7 +36,7 @@ pub struct Problems {
 
 /// Problems of one kind: the first few whole, the others counted.
 #[derive(Debug, Default)]
-struct Group {
+struct ProblemGroup {
     first: Vec<Problem>,
     num_more: usize,
 }
@@ -47,7 +47,7 @@ struct Problem {
     message: String,
 }
 
-impl Group {
+impl ProblemGroup {
     fn add(&mut self, param: impl Into<String>, message: impl Into<String>) {
         match self.first.len() < MAX_TOLD {
             true => self.first.push(Problem { param: param.into(), message: message.into() }),

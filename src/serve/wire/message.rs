@@ -50,7 +50,7 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
         fields.wrong("role", "is missing");
     }
     let role = fields.text("role").map(|name| known_role(&mut fields, &name, knows_role));
-    let Parts { content, thoughts } = content(&mut fields);
+    let ContentParts { content, thoughts } = content(&mut fields);
     let content = content.or_else(|| refusal(&mut fields));
     let reasoning = reasoning(&mut fields, thoughts);
     let mut tool_calls = tool_calls(&mut fields);
@@ -126,44 +126,47 @@ fn reasoning(fields: &mut Fields<'_>, thoughts: Vec<String>) -> Option<String> {
 
 /// What a message's content is made of.
 #[derive(Default)]
-struct Parts {
+struct ContentParts {
     content: Option<Content>,
-    /// Parts that were thought and not said.
+    /// ContentParts that were thought and not said.
     thoughts: Vec<String>,
 }
 
 /// A string, or parts that are all text, beside those of a thought: several parts are one text, line by line.
-fn content(fields: &mut Fields<'_>) -> Parts {
+fn content(fields: &mut Fields<'_>) -> ContentParts {
     let parts = match fields.take("content") {
-        None => return Parts::default(),
+        None => return ContentParts::default(),
         Some(Value::String(text)) => {
             // An empty answer beside the words of a refusal is no answer.
             let refused = text.is_empty() && fields.has("refusal");
-            return Parts { content: (!refused).then_some(Content::Text(text)), ..Parts::default() };
+            return ContentParts {
+                content: (!refused).then_some(Content::Text(text)),
+                ..ContentParts::default()
+            };
         }
         Some(Value::Array(parts)) => parts,
         Some(_) => {
             fields.wrong("content", "is neither a string nor an array of parts");
-            return Parts::default();
+            return ContentParts::default();
         }
     };
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
     for (index, value) in parts.into_iter().enumerate() {
         match part(fields, &format!("content[{index}]"), value) {
-            Some(Part::Text(text)) => texts.push(text),
-            Some(Part::Thought(text)) => thoughts.push(text),
+            Some(ContentPart::Text(text)) => texts.push(text),
+            Some(ContentPart::Thought(text)) => thoughts.push(text),
             None => {}
         }
     }
-    Parts { content: Some(Content::Text(texts.join("\n"))), thoughts }
+    ContentParts { content: Some(Content::Text(texts.join("\n"))), thoughts }
 }
 
-enum Part {
+enum ContentPart {
     Text(String),
     Thought(String),
 }
 
-fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<Part> {
+fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<ContentPart> {
     let Value::Object(members) = part else {
         fields.wrong(at, "is not an object");
         return None;
@@ -195,8 +198,8 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<Part> {
     }
     part.end();
     match kind.as_deref() {
-        Some("thinking" | "reasoning") => text.map(Part::Thought),
-        _ => text.map(Part::Text),
+        Some("thinking" | "reasoning") => text.map(ContentPart::Thought),
+        _ => text.map(ContentPart::Text),
     }
 }
 

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Fields, hints};
-use crate::runtime::{Limits, MAX_LOGPROBS, Sampling};
+use crate::runtime::{Limits, MAX_LOGPROBS, SAMPLING, Sampling};
 
-/// What `defaults` say where the fields do not.
+/// Returns the sampling that the fields ask for, with `defaults` where they are silent.
 pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
     // The reference's word for "all"; elsewhere it is what leaving it out means.
     let says_all = fields.is_number("top_k", -1.0);
@@ -18,18 +18,14 @@ pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
         None if says_all => None,
         None => defaults.top_k,
     };
-    let repetition = fields.spelled(&["repetition_penalty", "repeat_penalty"]);
-    Sampling {
-        temperature: fields.number("temperature").unwrap_or(defaults.temperature),
-        top_k,
-        top_p: fields.number("top_p").unwrap_or(defaults.top_p),
-        min_p: fields.number("min_p").unwrap_or(defaults.min_p),
-        repetition_penalty: fields.number(repetition).unwrap_or(defaults.repetition_penalty),
-        presence_penalty: fields.number("presence_penalty").unwrap_or(defaults.presence_penalty),
-        frequency_penalty: fields.number("frequency_penalty").unwrap_or(defaults.frequency_penalty),
-        logit_bias: logit_bias(fields).unwrap_or_else(|| defaults.logit_bias.clone()),
-        seed: fields.count_or_off("seed").or(defaults.seed),
+    let mut sampling = Sampling { top_k, ..defaults.clone() };
+    for number in SAMPLING {
+        let name = fields.spelled(number.spellings());
+        fields.number(name).into_iter().for_each(|value| number.set(&mut sampling, value));
     }
+    sampling.logit_bias = logit_bias(fields).unwrap_or(sampling.logit_bias);
+    sampling.seed = fields.count_or_off("seed").or(sampling.seed);
+    sampling
 }
 
 /// Ids as strings, as JSON wants the names of members.

@@ -1,7 +1,7 @@
 //! The bound on memory and work of one rendering.
 //!
 //! Every byte that a template produces, copies or scans is paid from one budget before it is spent; running out is
-//! an error that [`Exhausted`] marks, so that it is told apart from the template's own faults. Steps of the virtual
+//! an error that [`Exhausted`] marks, which distinguishes it from the template's own faults. Steps of the virtual
 //! machine are bounded separately by minijinja's fuel. Also carries the pinned clock, the other per-render fact.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::super::clock::DateTime;
 /// Name of the root variable that carries [`Inputs`]; not an identifier, so no template can spell it.
 pub(crate) const INPUTS: &str = " render inputs";
 
-/// What one rendering may use, handed over in the root context.
+/// The bounds of one rendering, passed in the root context.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     pub bytes: u64,

@@ -1,21 +1,19 @@
 //! Jinja's filters with Jinja2's results: what is lazy there is a generator here, what sorts there sorts here.
 
-use minijinja::{Environment, State, Value};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::json::{self, Layout};
+use super::members;
 use super::methods::{self, is_space};
-use super::object::{Generator, Seq, SeqKind};
+use super::object::{Generator, equal};
 use super::{
-    Args, Native, Py, Result, budget, int_of, int_value, items_of, list, markup, ops, percent, py, str_arg,
+    Args, Native, Py, Result, budget, compare, int_of, int_value, items_of, list, markup, py, str_arg,
     string, text, truthy, type_error, type_name, undefined_error,
 };
 
 const FILTERS: &[(&str, Native)] = &[
     ("abs", abs),
-    ("attr", attr),
-    ("batch", batch),
     ("capitalize", |state, args| on_text(state, args, "capitalize", methods::capitalize)),
-    ("center", center),
     ("count", length),
     ("d", default),
     ("default", default),
@@ -24,12 +22,6 @@ const FILTERS: &[(&str, Native)] = &[
     ("escape", escape),
     ("first", first),
     ("float", float),
-    ("forceescape", force_escape),
-    ("format", |state, mut args| {
-        let spec = text::str_of(&take_input(&mut args))?;
-        percent::printf(state, &spec, args)
-    }),
-    ("groupby", groupby),
     ("indent", indent),
     ("int", int),
     ("items", items),
@@ -44,11 +36,6 @@ const FILTERS: &[(&str, Native)] = &[
     ("map", map),
     ("max", |state, args| extreme(state, args, true)),
     ("min", |state, args| extreme(state, args, false)),
-    ("pprint", |state, mut args| {
-        let input = take_input(&mut args);
-        budget::spend(state, ops::weight(&input))?;
-        text::repr_of(&input).map(Value::from)
-    }),
     ("reject", |state, args| select(state, args, false, false)),
     ("rejectattr", |state, args| select(state, args, true, false)),
     ("replace", |state, mut args| {
@@ -61,41 +48,26 @@ const FILTERS: &[(&str, Native)] = &[
     ("round", round),
     ("safe", |state, mut args| {
         let input = take_input(&mut args);
-        budget::spend(state, ops::weight(&input))?;
+        budget::spend(state, compare::weight(&input))?;
         text::str_of(&input).map(Value::from_safe_string)
     }),
     ("select", |state, args| select(state, args, false, true)),
     ("selectattr", |state, args| select(state, args, true, true)),
-    ("slice", slice),
     ("sort", sort),
     ("string", |state, mut args| {
         let input = take_input(&mut args);
-        budget::spend(state, ops::weight(&input))?;
-        text::str_of(&input).map(|text| ops::same_safety(&input, text))
+        budget::spend(state, compare::weight(&input))?;
+        text::str_of(&input).map(|text| markup::same_safety(&input, text))
     }),
-    ("striptags", |state, args| on_text(state, args, "striptags", strip_tags)),
     ("sum", sum),
     ("title", |state, args| on_text(state, args, "title", title)),
     ("tojson", tojson),
     ("trim", trim),
-    ("truncate", truncate),
     ("unique", unique),
     ("upper", |state, args| on_text(state, args, "upper", str::to_uppercase)),
-    ("urlencode", urlencode),
-    ("wordcount", |_, mut args| {
-        let input = text::str_of(&take_input(&mut args))?;
-        let words = input.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| !word.is_empty());
-        Ok(Value::from(words.count()))
-    }),
 ];
 
-/// Filters of minijinja that Jinja2 has not; a template that uses one would fail elsewhere.
-const FOREIGN: &[&str] = &["bool", "chain", "lines", "split", "zip"];
-
 pub(super) fn install(env: &mut Environment<'static>) {
-    for name in FOREIGN {
-        env.remove_filter(name);
-    }
     for (name, native) in FILTERS {
         super::add_filter(env, name, *native);
     }
@@ -113,10 +85,10 @@ fn flag(value: Option<Value>) -> bool {
 fn on_text(state: &mut State, mut args: Args, name: &str, map: impl Fn(&str) -> String) -> Result<Value> {
     let input = take_input(&mut args);
     let [] = args.bind(name, [])?;
-    budget::spend(state, ops::weight(&input))?;
+    budget::spend(state, compare::weight(&input))?;
     let mapped = map(&text::str_of(&input)?);
     Ok(if name == "upper" || name == "lower" {
-        ops::same_safety(&input, mapped)
+        markup::same_safety(&input, mapped)
     } else {
         Value::from(mapped)
     })
@@ -146,7 +118,7 @@ fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
     }
     let padding = layout.indent.as_ref().map_or(0, |indent| 8 * indent.len());
     let separators = layout.item_separator.len() + layout.key_separator.len();
-    budget::spend(state, ops::weight(&input).saturating_mul(1 + padding / 8 + separators / 8))?;
+    budget::spend(state, compare::weight(&input).saturating_mul(1 + padding / 8 + separators / 8))?;
     let printed = json::dumps(&input, &layout)?;
     string(state, printed)
 }
@@ -174,7 +146,7 @@ fn length(_state: &mut State, mut args: Args) -> Result<Value> {
 fn default(_state: &mut State, mut args: Args) -> Result<Value> {
     let input = take_input(&mut args);
     let [fallback, boolean] = args.bind("default", ["default_value", "boolean"])?;
-    Ok(ops::or_else(input, fallback.unwrap_or_else(|| Value::from("")), flag(boolean)))
+    Ok(or_else(input, fallback.unwrap_or_else(|| Value::from("")), flag(boolean)))
 }
 
 fn first(state: &mut State, mut args: Args) -> Result<Value> {
@@ -214,14 +186,14 @@ fn reverse(state: &mut State, mut args: Args) -> Result<Value> {
 
 fn trim(state: &mut State, mut args: Args) -> Result<Value> {
     let input = take_input(&mut args);
-    budget::spend(state, ops::weight(&input))?;
+    budget::spend(state, compare::weight(&input))?;
     let printed = text::str_of(&input)?;
     let [chars] = args.bind("trim", ["chars"])?;
     Ok(match chars.filter(|chars| !chars.is_none()) {
-        None => ops::same_safety(&input, printed.trim_matches(is_space)),
+        None => markup::same_safety(&input, printed.trim_matches(is_space)),
         Some(chars) => {
             let chars: Vec<char> = str_arg("trim", &chars)?.chars().take(4096).collect();
-            ops::same_safety(&input, printed.trim_matches(&chars[..]))
+            markup::same_safety(&input, printed.trim_matches(&chars[..]))
         }
     })
 }
@@ -241,70 +213,9 @@ fn title(input: &str) -> String {
     out
 }
 
-fn strip_tags(input: &str) -> String {
-    let mut out = String::new();
-    let mut rest = input;
-    while let Some((before, tag)) = rest.split_once('<') {
-        out.push_str(before);
-        let close = if tag.starts_with("!--") { "-->" } else { ">" };
-        let Some((_, after)) = tag.split_once(close) else {
-            rest = &rest[before.len()..];
-            break;
-        };
-        rest = after;
-    }
-    out.push_str(rest);
-    out.split(is_space).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
-}
-
 fn escape(state: &mut State, mut args: Args) -> Result<Value> {
     let input = take_input(&mut args);
     markup::escaped(state, &input).map(Value::from_safe_string)
-}
-
-fn force_escape(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
-    markup::escaped(state, &Value::from(input)).map(Value::from_safe_string)
-}
-
-fn urlencode(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
-    let mut out = String::with_capacity(input.len());
-    for byte in input.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' | b'-' | b'~' | b'/' => {
-                out.push(byte.into())
-            }
-            byte => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    string(state, out)
-}
-
-fn center(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
-    let [width] = args.bind("center", ["width"])?;
-    let width = width.unwrap_or(Value::from(80));
-    methods::call(state, &Value::from(input), "center", Args { positional: vec![width], named: Vec::new() })
-}
-
-fn truncate(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
-    let [length, kill_words, end, leeway] =
-        args.bind("truncate", ["length", "killwords", "end", "leeway"])?;
-    let number = |value: Option<Value>, default: i128| value.map_or(Ok(default), |value| int_of(&value));
-    let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
-    let end = end.map_or(Ok("...".to_owned()), |end| text::str_of(&end))?;
-    if input.chars().count() as i128 <= length.saturating_add(leeway) {
-        return string(state, input);
-    }
-    let room = usize::try_from(length - end.chars().count() as i128).unwrap_or(0);
-    let cut: String = input.chars().take(room).collect();
-    let kept = match flag(kill_words) {
-        true => cut.as_str(),
-        false => cut.rsplit_once(' ').map_or(cut.as_str(), |(words, _)| words),
-    };
-    string(state, format!("{kept}{end}"))
 }
 
 fn indent(state: &mut State, mut args: Args) -> Result<Value> {
@@ -409,26 +320,14 @@ fn round(_state: &mut State, mut args: Args) -> Result<Value> {
     }))
 }
 
-fn attr(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
-    let [name] = args.bind("attr", ["name"])?;
-    let name = name.ok_or_else(|| type_error("attr() needs a name"))?;
-    let name = str_arg("attr", &name)?;
-    // Only true attributes: a member of a mapping is none.
-    if matches!(py(&input), Py::Dict(_)) && !methods::has(&input, name) {
-        return Ok(Value::UNDEFINED);
-    }
-    ops::attribute(&input, name)
-}
-
 /// `a.b.0` read off an item, as `map(attribute=...)`, `sort` and others do.
 fn path(item: &Value, attribute: &Value) -> Result<Value> {
     let Some(path) = attribute.as_str() else {
-        return ops::item(item, attribute);
+        return members::item(item, attribute);
     };
     path.split('.').try_fold(item.clone(), |value, part| match part.parse::<i64>() {
-        Ok(index) => ops::item(&value, &Value::from(index)),
-        Err(_) => ops::item(&value, &Value::from(part)),
+        Ok(index) => members::item(&value, &Value::from(index)),
+        Err(_) => members::item(&value, &Value::from(part)),
     })
 }
 
@@ -448,7 +347,7 @@ fn keyed(
     case_sensitive: bool,
 ) -> Result<Vec<(Value, Value)>> {
     let items = items_of(state, input)?;
-    budget::spend(state, ops::weight(input))?;
+    budget::spend(state, compare::weight(input))?;
     let attributes: Option<Vec<Value>> = attribute
         .and_then(Value::as_str)
         .filter(|names| names.contains(','))
@@ -473,7 +372,7 @@ fn sort(state: &mut State, mut args: Args) -> Result<Value> {
     if reverse {
         items.reverse(); // Python keeps equal items in their order also when it sorts downwards
     }
-    ops::sort_by(&mut items, |(key, _)| key.clone())?;
+    compare::sort_by(&mut items, |(key, _)| key.clone())?;
     if reverse {
         items.reverse();
     }
@@ -487,7 +386,7 @@ fn unique(state: &mut State, mut args: Args) -> Result<Value> {
     let mut kept = Vec::new();
     for (key, item) in keyed(state, &input, attribute.as_ref(), flag(case_sensitive))? {
         budget::spend(state, seen.len() * 16)?;
-        if !seen.iter().any(|known| ops::equal(known, &key)) {
+        if !seen.iter().any(|known| equal(known, &key)) {
             seen.push(key);
             kept.push(item);
         }
@@ -502,8 +401,8 @@ fn extreme(state: &mut State, mut args: Args, largest: bool) -> Result<Value> {
     for (key, item) in keyed(state, &input, attribute.as_ref(), flag(case_sensitive))? {
         let better = match &best {
             None => true,
-            Some((known, _)) if largest => ops::order(">", &key, known)?.is_gt(),
-            Some((known, _)) => ops::order("<", &key, known)?.is_lt(),
+            Some((known, _)) if largest => compare::order(">", &key, known)?.is_gt(),
+            Some((known, _)) => compare::order("<", &key, known)?.is_lt(),
         };
         if better {
             best = Some((key, item));
@@ -547,32 +446,6 @@ fn dictsort(state: &mut State, mut args: Args) -> Result<Value> {
     sort(state, sort_args)
 }
 
-fn groupby(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
-    let [attribute, fallback, case_sensitive] =
-        args.bind("groupby", ["attribute", "default", "case_sensitive"])?;
-    let attribute = attribute.ok_or_else(|| type_error("groupby() needs an attribute"))?;
-    let case_sensitive = flag(case_sensitive);
-    let mut groups: Vec<(Value, Value, Vec<Value>)> = Vec::new();
-    for item in items_of(state, &input)? {
-        let value =
-            ops::or_else(path(&item, &attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false);
-        let key = sort_key(&value, None, case_sensitive)?;
-        budget::spend(state, groups.len() * 16)?;
-        match groups.iter_mut().find(|(known, ..)| ops::equal(known, &key)) {
-            Some((.., items)) => items.push(item),
-            None => groups.push((key, value, vec![item])),
-        }
-    }
-    ops::sort_by(&mut groups, |(key, ..)| key.clone())?;
-    let mut pairs = Vec::with_capacity(groups.len());
-    for (_, value, items) in groups {
-        let items = list(state, items)?;
-        pairs.push(Seq::build(state, SeqKind::Group, vec![value, items])?);
-    }
-    list(state, pairs)
-}
-
 fn join(state: &mut State, mut args: Args) -> Result<Value> {
     let input = take_input(&mut args);
     let [separator, attribute] = args.bind("join", ["d", "attribute"])?;
@@ -580,7 +453,7 @@ fn join(state: &mut State, mut args: Args) -> Result<Value> {
     let mut out = String::new();
     for (at, item) in items_of(state, &input)?.into_iter().enumerate() {
         let item = attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
-        budget::spend(state, separator.len() + ops::weight(&item))?;
+        budget::spend(state, separator.len() + compare::weight(&item))?;
         out.push_str(if at > 0 { &separator } else { "" });
         out.push_str(&text::str_of(&item)?);
     }
@@ -599,7 +472,7 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
     for item in items_unless_false(state, &input)? {
         mapped.push(match &attribute {
             Some(attribute) => {
-                ops::or_else(path(&item, attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false)
+                or_else(path(&item, attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false)
             }
             None => {
                 let mut call = vec![item];
@@ -607,7 +480,10 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
                 if !args.named.is_empty() {
                     call.push(args.named.iter().cloned().collect::<minijinja::value::Kwargs>().into());
                 }
-                state.apply_filter(&filter_name(&filter)?, &call)?
+                {
+                    let name = filter_name(&filter)?;
+                    state.apply_filter(&name, &call).map_err(|error| named("filter", &name, error))?
+                }
             }
         });
     }
@@ -617,6 +493,14 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
 /// `map` and `select` take anything false, also None, for empty.
 fn items_unless_false(state: &mut State, input: &Value) -> Result<Vec<Value>> {
     if truthy(input) { items_of(state, input) } else { Ok(Vec::new()) }
+}
+
+/// Adds the name to the error for an unknown filter or test, as Jinja2 words it.
+fn named(kind: &str, name: &str, error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::UnknownFilter | ErrorKind::UnknownTest => type_error(format!("No {kind} named '{name}'.")),
+        _ => error,
+    }
 }
 
 /// The name of a filter or test that a template hands over as text; our operators are not reachable this way.
@@ -641,7 +525,7 @@ fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> 
             Some(test) => {
                 let mut call = vec![subject];
                 call.extend(args.positional.iter().cloned());
-                state.perform_test(test, &call)?
+                state.perform_test(test, &call).map_err(|error| named("test", test, error))?
             }
         };
         if passes == keep {
@@ -651,42 +535,8 @@ fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> 
     Generator::build(state, kept)
 }
 
-fn batch(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
-    let [count, fill] = args.bind("batch", ["linecount", "fill_with"])?;
-    let count = count.map_or(Ok(0), |count| int_of(&count))?;
-    let count = usize::try_from(count).ok().filter(|count| *count > 0);
-    let count = count.ok_or_else(|| type_error("batch() needs a positive line count"))?;
-    let items = items_of(state, &input)?;
-    let mut rows = Vec::new();
-    for row in items.chunks(count) {
-        let mut row = row.to_vec();
-        if let Some(fill) = fill.as_ref().filter(|fill| !fill.is_none()) {
-            budget::spend(state, (count - row.len()).saturating_mul(size_of::<Value>()))?;
-            row.resize(count, fill.clone());
-        }
-        rows.push(list(state, row)?);
-    }
-    Generator::build(state, rows)
-}
-
-fn slice(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
-    let [count, fill] = args.bind("slice", ["slices", "fill_with"])?;
-    let count = count.map_or(Ok(0), |count| int_of(&count))?;
-    let count = usize::try_from(count).ok().filter(|count| *count > 0);
-    let count = count.ok_or_else(|| type_error("slice() needs a positive number of slices"))?;
-    let items = items_of(state, &input)?;
-    budget::spend(state, count.saturating_mul(128))?;
-    let (each, longer) = (items.len() / count, items.len() % count);
-    let mut rest = items.into_iter();
-    let mut rows = Vec::new();
-    for at in 0..count {
-        let mut row: Vec<Value> = rest.by_ref().take(each + usize::from(at < longer)).collect();
-        if at >= longer && longer > 0 {
-            row.extend(fill.clone().filter(|fill| !fill.is_none()));
-        }
-        rows.push(list(state, row)?);
-    }
-    Generator::build(state, rows)
+/// `a if truthy(a) else b`, for filters that take a fallback.
+fn or_else(value: Value, fallback: Value, falsy_too: bool) -> Value {
+    let missing = value.is_undefined() || (falsy_too && !truthy(&value));
+    if missing { fallback } else { value }
 }

@@ -4,18 +4,17 @@ use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::budget::{self, Raised};
-use super::object::{Dict, Seq, SeqKind};
-use super::{Args, Native, Py, Result, int_of, items_of, ops, py, str_arg, string, text, type_error};
+use super::object::{Dict, Namespace, Seq, SeqKind};
+use super::{Args, Native, Py, Result, int_of, items_of, py, str_arg, string, text, type_error};
 
 /// Jinja's sandbox refuses longer ranges.
 const MAX_RANGE: i128 = 100_000;
 
 pub(super) fn install(env: &mut Environment<'static>) {
-    env.remove_global("debug");
     let functions: [(&'static str, Native); 5] = [
         ("range", range),
         ("dict", dict),
-        ("namespace", ops::namespace),
+        ("namespace", namespace),
         ("raise_exception", raise_exception),
         ("strftime_now", strftime_now),
     ];
@@ -76,4 +75,20 @@ fn strftime_now(state: &mut State, args: Args) -> Result<Value> {
     budget::spend(state, format.len() * 16)?;
     let formatted = budget::now(state).strftime(format);
     string(state, formatted)
+}
+
+/// `namespace(...)`: members from mappings and keyword arguments.
+fn namespace(state: &mut State, args: Args) -> Result<Value> {
+    let mut members = Vec::new();
+    for source in &args.positional {
+        let Py::Dict(dict) = py(source) else {
+            return Err(type_error("namespace() takes mappings and keyword arguments"));
+        };
+        for (key, value) in dict.entries() {
+            members.push((key.as_str().unwrap_or_default().to_owned(), value.clone()));
+        }
+    }
+    members.extend(args.named);
+    budget::spend(state, 64 + members.len() * 64)?;
+    Namespace::value(members)
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use minijinja::Value;
 
-use super::{Py, Result, ops, py, text, type_error, type_name};
+use super::{Py, Result, compare, py, text, type_error, type_name};
 
 /// The keyword arguments of `json.dumps` that templates use.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ fn write(out: &mut String, value: &Value, layout: &Layout, level: usize) -> Resu
         Py::Dict(dict) => {
             let mut entries: Vec<_> = dict.entries().iter().collect();
             if layout.sort_keys {
-                ops::sort_by(&mut entries, |(key, _)| key.clone())?;
+                compare::sort_by(&mut entries, |(key, _)| key.clone())?;
             }
             write_members(out, layout, level, ('{', '}'), entries.len(), |out, at| {
                 let (key, value) = entries[at];

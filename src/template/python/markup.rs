@@ -47,19 +47,7 @@ pub(super) fn mark(state: &mut State, value: Value) -> Result<Value> {
 
 /// The arguments of a method of safe text: what ends up in its result is escaped.
 pub(super) fn escape_args(state: &mut State, method: &str, mut args: Args) -> Result<Args> {
-    let searches = [
-        "count",
-        "endswith",
-        "find",
-        "index",
-        "partition",
-        "rfind",
-        "rindex",
-        "rpartition",
-        "rsplit",
-        "split",
-        "startswith",
-    ];
+    let searches = ["count", "endswith", "find", "rfind", "rsplit", "split", "startswith"];
     if searches.contains(&method) {
         return Ok(args);
     }
@@ -83,4 +71,9 @@ pub(super) fn escape_one(state: &mut State, value: &Value) -> Result<Value> {
         ValueKind::String => escaped(state, value).map(Value::from_safe_string),
         _ => Ok(value.clone()),
     }
+}
+
+/// A text made of another one, safe if that was.
+pub(super) fn same_safety(of: &Value, text: impl Into<String>) -> Value {
+    if of.is_safe() { Value::from_safe_string(text.into()) } else { Value::from(text.into()) }
 }

@@ -1,60 +1,14 @@
-//! The methods of `str`, `list`, `tuple` and `dict`. What would change its receiver is refused, as in Hugging Face's
-//! immutable sandbox.
+//! The methods of `str` and `dict`. What would change its receiver is refused, as in Hugging Face's immutable sandbox.
 
 use minijinja::{State, Value};
 
+use super::members::{attribute, has_method};
 use super::object::{Dict, Seq, SeqKind};
 use super::{
-    Args, Py, Result, budget, int_of, items_of, list, markup, ops, percent, py, str_arg, string, truthy,
-    tuple, type_error, type_name, undefined_error,
+    Args, Py, Result, budget, int_of, items_of, list, markup, percent, py, str_arg, string, truthy, tuple,
+    type_error, type_name, undefined_error,
 };
 
-const STR: &[&str] = &[
-    "capitalize",
-    "casefold",
-    "center",
-    "count",
-    "endswith",
-    "expandtabs",
-    "find",
-    "format",
-    "index",
-    "isalnum",
-    "isalpha",
-    "isascii",
-    "isdecimal",
-    "isdigit",
-    "isidentifier",
-    "islower",
-    "isnumeric",
-    "isspace",
-    "istitle",
-    "isupper",
-    "join",
-    "ljust",
-    "lower",
-    "lstrip",
-    "partition",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rindex",
-    "rjust",
-    "rpartition",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "swapcase",
-    "title",
-    "upper",
-    "zfill",
-];
-const SEQ: &[&str] = &["copy", "count", "index"];
-const DICT: &[&str] = &["copy", "get", "items", "keys", "values"];
 const MUTATING: &[&str] = &[
     "append",
     "clear",
@@ -69,20 +23,9 @@ const MUTATING: &[&str] = &[
     "update",
 ];
 
-/// Whether Python would find a method of this name before it looks for a member.
-pub(super) fn has(value: &Value, name: &str) -> bool {
-    match py(value) {
-        Py::Str(_) => STR.contains(&name),
-        Py::Seq(seq) if seq.kind() == SeqKind::List => SEQ.contains(&name),
-        Py::Seq(seq) if !seq.kind().is_view() => name != "copy" && SEQ.contains(&name),
-        Py::Dict(_) => DICT.contains(&name),
-        _ => false,
-    }
-}
-
 /// `receiver.name(args)`.
 pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) -> Result<Value> {
-    if has(receiver, name) {
+    if has_method(receiver, name) {
         return match py(receiver) {
             Py::Str(text) if receiver.is_safe() => {
                 let args = markup::escape_args(state, name, args)?;
@@ -90,8 +33,7 @@ pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) 
                 markup::mark(state, result)
             }
             Py::Str(text) => str_method(state, text, name, args),
-            Py::Seq(seq) => seq_method(state, receiver, seq, name, args),
-            Py::Dict(dict) => dict_method(state, receiver, dict, name, args),
+            Py::Dict(dict) => dict_method(state, dict, name, args),
             _ => Err(unknown(receiver, name)),
         };
     }
@@ -104,7 +46,7 @@ pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) 
         let kind = type_name(receiver);
         return Err(type_error(format!("access to attribute '{name}' of '{kind}' object is unsafe")));
     }
-    match ops::attribute(receiver, name)? {
+    match attribute(receiver, name)? {
         member if member.is_undefined() => Err(unknown(receiver, name)),
         member => member.call(state, &raw(args)),
     }
@@ -123,7 +65,7 @@ fn unknown(receiver: &Value, name: &str) -> minijinja::Error {
     undefined_error(format!("'{} object' has no attribute '{name}'", type_name(receiver)))
 }
 
-fn dict_method(state: &mut State, receiver: &Value, dict: &Dict, name: &str, args: Args) -> Result<Value> {
+fn dict_method(state: &mut State, dict: &Dict, name: &str, args: Args) -> Result<Value> {
     let mut args = args.no_names(name)?.into_iter();
     let view = |state: &mut State, kind, items| Seq::build(state, kind, items);
     match name {
@@ -132,7 +74,6 @@ fn dict_method(state: &mut State, receiver: &Value, dict: &Dict, name: &str, arg
             let fallback = args.next().unwrap_or(Value::from(()));
             Ok(dict.get(&key).cloned().unwrap_or(fallback))
         }
-        "copy" => Ok(receiver.clone()), // nothing can change either of them
         "keys" => view(state, SeqKind::Keys, dict.entries().iter().map(|(key, _)| key.clone()).collect()),
         "values" => {
             view(state, SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect())
@@ -147,23 +88,6 @@ fn dict_method(state: &mut State, receiver: &Value, dict: &Dict, name: &str, arg
 /// The members of a mapping as tuples.
 pub(super) fn pairs(state: &mut State, dict: &Dict) -> Result<Vec<Value>> {
     dict.entries().iter().map(|(key, value)| tuple(state, vec![key.clone(), value.clone()])).collect()
-}
-
-fn seq_method(state: &mut State, receiver: &Value, seq: &Seq, name: &str, args: Args) -> Result<Value> {
-    if name == "copy" {
-        return Ok(receiver.clone());
-    }
-    let args = args.no_names(name)?;
-    let wanted =
-        args.first().ok_or_else(|| type_error(format!("{name}() takes exactly one argument (0 given)")))?;
-    budget::spend(state, ops::weight(receiver))?;
-    if name == "count" {
-        return Ok(Value::from(seq.items().iter().filter(|item| ops::equal(item, wanted)).count()));
-    }
-    let found = seq.items().iter().position(|item| ops::equal(item, wanted));
-    found
-        .map(Value::from)
-        .ok_or_else(|| type_error(format!("{} is not in list", super::object::brief(wanted))))
 }
 
 fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<Value> {
@@ -197,30 +121,18 @@ fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<V
 /// Methods without arguments.
 fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
     let all = |test: fn(char) -> bool| Value::from(!text.is_empty() && text.chars().all(test));
-    let cased = |no: fn(char) -> bool| Value::from(text.chars().any(is_cased) && !text.chars().any(no));
     Ok(match name {
         "strip" => Value::from(text.trim_matches(is_space)),
         "lstrip" => Value::from(text.trim_start_matches(is_space)),
         "rstrip" => Value::from(text.trim_end_matches(is_space)),
         "upper" => return string(state, text.to_uppercase()),
-        "lower" | "casefold" => return string(state, text.to_lowercase()),
+        "lower" => return string(state, text.to_lowercase()),
         "title" => return string(state, title(text)),
         "capitalize" => return string(state, capitalize(text)),
-        "swapcase" => return string(state, swapcase(text)),
-        "expandtabs" => return with_args(state, text, name, &[Value::from(8)]),
         "isalnum" => all(char::is_alphanumeric),
         "isalpha" => all(char::is_alphabetic),
-        "isascii" => Value::from(text.is_ascii()),
-        "isdigit" | "isdecimal" | "isnumeric" => all(char::is_numeric),
+        "isdigit" => all(char::is_numeric),
         "isspace" => all(is_space),
-        "islower" => cased(char::is_uppercase),
-        "isupper" => cased(char::is_lowercase),
-        "istitle" => Value::from(text.chars().any(is_cased) && title(text) == text),
-        "isidentifier" => Value::from(
-            !text.starts_with(|c: char| c.is_numeric())
-                && !text.is_empty()
-                && text.chars().all(|c| c == '_' || c.is_alphanumeric()),
-        ),
         _ => return Err(type_error(format!("{name}() takes at least 1 argument (0 given)"))),
     })
 }
@@ -240,14 +152,7 @@ fn with_args(state: &mut State, text: &str, name: &str, args: &[Value]) -> Resul
             Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
         }
         "replace" => replace(state, text, args),
-        "find" | "rfind" | "index" | "rindex" | "count" => search(text, name, args),
-        "partition" | "rpartition" => partition(state, text, name, first),
-        "center" | "ljust" | "rjust" | "zfill" => pad(state, text, name, args),
-        "expandtabs" => {
-            let width = usize::try_from(int_of(first)?.clamp(0, 100)).unwrap_or(0);
-            budget::spend(state, text.len() * width)?;
-            string(state, expand_tabs(text, width))
-        }
+        "find" | "rfind" | "count" => search(text, name, args),
         _ => Err(type_error(format!("str.{name}() takes no arguments ({} given)", args.len()))),
     }
 }
@@ -279,34 +184,6 @@ pub(super) fn capitalize(text: &str) -> String {
     let mut chars = text.chars();
     let first: String = chars.next().into_iter().flat_map(char::to_uppercase).collect();
     first + &chars.as_str().to_lowercase()
-}
-
-fn swapcase(text: &str) -> String {
-    let swap = |c: char| match c.is_lowercase() {
-        true => c.to_uppercase().collect::<String>(),
-        false => c.to_lowercase().collect(),
-    };
-    text.chars().map(swap).collect()
-}
-
-fn expand_tabs(text: &str, width: usize) -> String {
-    let mut out = String::new();
-    let mut column = 0;
-    for c in text.chars() {
-        match c {
-            '\t' if width > 0 => {
-                let gap = width - column % width;
-                out.extend(std::iter::repeat_n(' ', gap));
-                column += gap;
-            }
-            '\t' => {}
-            c => {
-                out.push(c);
-                column = if matches!(c, '\n' | '\r') { 0 } else { column + 1 };
-            }
-        }
-    }
-    out
 }
 
 fn strip(text: &str, name: &str, chars: &Value) -> Result<Value> {
@@ -387,59 +264,10 @@ fn search(text: &str, name: &str, args: &[Value]) -> Result<Value> {
     let found = match name {
         "count" if needle.is_empty() => return Ok(Value::from(text.chars().count() + 1)),
         "count" => return Ok(Value::from(text.matches(needle).count())),
-        "find" | "index" => text.find(needle),
+        "find" => text.find(needle),
         _ => text.rfind(needle),
     };
-    match found {
-        Some(at) => Ok(Value::from(chars(at))),
-        None if name.ends_with("find") => Ok(Value::from(-1)),
-        None => Err(type_error("substring not found")),
-    }
-}
-
-fn partition(state: &mut State, text: &str, name: &str, separator: &Value) -> Result<Value> {
-    let separator = str_arg(name, separator)?;
-    if separator.is_empty() {
-        return Err(type_error("empty separator"));
-    }
-    let halves = if name == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
-    let parts = match halves {
-        Some((head, tail)) => [head, separator, tail],
-        None if name == "partition" => [text, "", ""],
-        None => ["", "", text],
-    };
-    tuple(state, parts.into_iter().map(Value::from).collect())
-}
-
-fn pad(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
-    let width = usize::try_from(int_of(&args[0])?.max(0)).unwrap_or(usize::MAX);
-    let fill = match args.get(1) {
-        Some(fill) => str_arg(name, fill)?.chars().next().unwrap_or(' '),
-        None => {
-            if name == "zfill" {
-                '0'
-            } else {
-                ' '
-            }
-        }
-    };
-    let gap = width.saturating_sub(text.chars().count());
-    budget::spend(state, gap.saturating_mul(4))?;
-    let filled = |count: usize| std::iter::repeat_n(fill, count).collect::<String>();
-    let padded = match name {
-        "ljust" => text.to_owned() + &filled(gap),
-        "rjust" => filled(gap) + text,
-        "zfill" => {
-            let digits = text.trim_start_matches(['+', '-']);
-            text[..text.len() - digits.len()].to_owned() + &filled(gap) + digits
-        }
-        // CPython puts the odd space on the left when the width is odd.
-        _ => {
-            let left = gap / 2 + (gap & width & 1);
-            filled(left) + text + &filled(gap - left)
-        }
-    };
-    string(state, padded)
+    Ok(found.map_or(Value::from(-1), |at| Value::from(chars(at))))
 }
 
 fn split(state: &mut State, text: &str, from_right: bool, args: Args) -> Result<Value> {

@@ -7,15 +7,19 @@
 //! Must not know conversations or files.
 
 pub(super) mod budget;
+mod compare;
 mod filters;
 mod functions;
 mod json;
 mod markup;
+mod members;
 mod methods;
+mod number;
 mod object;
-pub(super) mod ops;
+mod ops;
 mod percent;
 mod predicates;
+mod protocol;
 mod text;
 
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};

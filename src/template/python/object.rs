@@ -6,10 +6,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{State, Value};
 
-use super::{Args, MAX_DEPTH, MAX_WEIGHT, Py, Result, budget, methods, ops, py, text, type_error};
+use super::number::{Num, num};
+use super::{MAX_DEPTH, MAX_WEIGHT, Py, Result, budget, py, type_error};
 
 /// Nesting below a value and the bytes that printing it takes, counted with repetition.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,7 +20,7 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// What a value adds to the container that holds it.
+    /// Returns what a value adds to the cost of the container that holds it.
     pub fn of(value: &Value) -> Result<Cost> {
         Ok(match py(value) {
             Py::Str(text) => Cost { depth: 0, weight: text.len() as u64 + 4 },
@@ -28,7 +29,7 @@ impl Cost {
             Py::Generator(generator) => generator.cost,
             Py::Method(method) => Cost { depth: method.depth, weight: 64 },
             Py::Namespace(namespace) => Cost { depth: namespace.hold(), weight: 40 },
-            // The loop object holds its items, with a depth that nobody counts.
+            // The loop object holds its items, whose depth is not counted.
             Py::Other if !value.get_attr("depth0").unwrap_or_default().is_undefined() => {
                 return Err(type_error("the loop object cannot be stored in another value"));
             }
@@ -53,13 +54,11 @@ impl Cost {
     }
 }
 
-/// Which of Python's sequences this is; they differ in printing and in what may be done with them.
+/// One of Python's sequence types; they differ in printing and in their operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SeqKind {
     List,
     Tuple,
-    /// A tuple that also answers to `grouper` and `list`.
-    Group,
     Range,
     Keys,
     Values,
@@ -70,7 +69,7 @@ impl SeqKind {
     pub(super) fn type_name(self) -> &'static str {
         match self {
             SeqKind::List => "list",
-            SeqKind::Tuple | SeqKind::Group => "tuple",
+            SeqKind::Tuple => "tuple",
             SeqKind::Range => "range",
             SeqKind::Keys => "dict_keys",
             SeqKind::Values => "dict_values",
@@ -114,24 +113,6 @@ impl Seq {
 
     pub(super) fn weight(&self) -> u64 {
         self.cost.weight
-    }
-}
-
-impl Object for Seq {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Seq
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.items.get(key.as_usize()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.items.len())
-    }
-
-    fn call_method(self: &Arc<Self>, state: &mut State, name: &str, args: &[Value]) -> Result<Value> {
-        methods::call(state, &Value::from_dyn_object(self.clone()), name, Args::new(args.to_vec()))
     }
 }
 
@@ -193,7 +174,7 @@ impl Dict {
         match (&self.index, key.as_str()) {
             (Some(index), Some(text)) => index.get(text).copied(),
             (None, Some(text)) => self.entries.iter().position(|(known, _)| known.as_str() == Some(text)),
-            (_, None) => self.entries.iter().position(|(known, _)| ops::equal(known, key)),
+            (_, None) => self.entries.iter().position(|(known, _)| equal(known, key)),
         }
     }
 
@@ -210,26 +191,7 @@ impl Dict {
     }
 }
 
-impl Object for Dict {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.get(key).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.entries.iter().map(|(key, _)| key.clone()).collect())
-    }
-
-    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        Some(self.entries.len())
-    }
-
-    fn call_method(self: &Arc<Self>, state: &mut State, name: &str, args: &[Value]) -> Result<Value> {
-        let receiver = Value::from_dyn_object(self.clone());
-        methods::call(state, &receiver, name, Args::new(args.to_vec()))
-    }
-}
-
-/// What lazy filters return: it has no length, no index, and can be walked once.
+/// The result of lazy filters: it has no length, no index, and can be walked once.
 pub(super) struct Generator {
     items: Mutex<Vec<Value>>,
     cost: Cost,
@@ -257,20 +219,6 @@ impl Generator {
 
     pub fn next(&self) -> Option<Value> {
         self.items.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-}
-
-impl Object for Generator {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Iterable
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.drain())
     }
 }
 
@@ -345,16 +293,6 @@ impl Namespace {
     }
 }
 
-impl Object for Namespace {
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.get(key.as_str()?)
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-}
-
 /// A method taken off its value without a call, e.g. `tool.items` where `items` is Python's method.
 #[derive(Debug)]
 pub(super) struct Method {
@@ -370,20 +308,6 @@ impl Method {
             return Err(budget::exhausted("its values nest too deeply"));
         }
         Ok(Value::from_object(Method { receiver: receiver.clone(), name: name.to_owned(), depth }))
-    }
-}
-
-impl Object for Method {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn call(self: &Arc<Self>, state: &mut State, args: &[Value]) -> Result<Value> {
-        methods::call(state, &self.receiver, &self.name, Args::new(args.to_vec()))
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<built-in method {} of {} object>", self.name, super::type_name(&self.receiver))
     }
 }
 
@@ -449,11 +373,26 @@ pub(crate) fn adopt(value: &Value) -> Result<Value> {
     }
 }
 
-/// Shows a value in an error message, shortened.
-pub(super) fn brief(value: &Value) -> String {
-    let shown = text::repr_of(value).unwrap_or_default();
-    match shown.char_indices().nth(60) {
-        Some((at, _)) => format!("{}...", &shown[..at]),
-        None => shown,
+/// Python's `==`.
+pub(super) fn equal(left: &Value, right: &Value) -> bool {
+    if let (Some(a), Some(b)) = (num(left), num(right)) {
+        return match (a, b) {
+            (Num::Int(a), Num::Int(b)) => a == b,
+            (a, b) => a.float() == b.float(),
+        };
+    }
+    match (py(left), py(right)) {
+        (Py::Undefined, Py::Undefined) | (Py::None, Py::None) => true,
+        (Py::Str(a), Py::Str(b)) => a == b,
+        (Py::Seq(a), Py::Seq(b)) => {
+            a.kind() == b.kind()
+                && a.items().len() == b.items().len()
+                && a.items().iter().zip(b.items()).all(|(a, b)| equal(a, b))
+        }
+        (Py::Dict(a), Py::Dict(b)) => {
+            a.entries().len() == b.entries().len()
+                && a.entries().iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
+        }
+        _ => false,
     }
 }

@@ -7,10 +7,13 @@ use std::cmp::Ordering;
 
 use minijinja::{Environment, State, Value};
 
-use super::object::{Dict, Method, Namespace, Seq, SeqKind};
+use super::compare::{contains, order, weight};
+use super::members::{attribute, item};
+use super::number::{Num, num};
+use super::object::{Dict, Seq, SeqKind, equal};
 use super::{
-    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, methods, object,
-    percent, py, string, text, truthy, type_error, type_name, undefined_error,
+    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, percent, py, string,
+    text, type_error, type_name, undefined_error,
 };
 
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -55,16 +58,6 @@ const BINARY: &[(&str, super::Native)] = &[
 
 fn text_at(args: &Args, at: usize) -> &str {
     args.positional.get(at).and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Bytes that a look at the whole value costs.
-pub(super) fn weight(value: &Value) -> usize {
-    match py(value) {
-        Py::Str(text) => text.len(),
-        Py::Seq(seq) => usize::try_from(seq.weight()).unwrap_or(usize::MAX),
-        Py::Dict(dict) => usize::try_from(dict.weight()).unwrap_or(usize::MAX),
-        _ => 16,
-    }
 }
 
 fn unsupported(op: &str, left: &Value, right: &Value) -> minijinja::Error {
@@ -114,7 +107,7 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     match py(repeated) {
         Py::Str(text) => {
             budget::spend(state, text.len().saturating_mul(times))?;
-            Ok(same_safety(repeated, text.repeat(times)))
+            Ok(markup::same_safety(repeated, text.repeat(times)))
         }
         Py::Seq(seq) if matches!(seq.kind(), SeqKind::List | SeqKind::Tuple) => {
             budget::spend(state, size_of_val(seq.items()).saturating_mul(times))?;
@@ -145,39 +138,10 @@ fn remainder(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     }
 }
 
-/// A text made of another one, safe if that was.
-pub(super) fn same_safety(of: &Value, text: impl Into<String>) -> Value {
-    if of.is_safe() { Value::from_safe_string(text.into()) } else { Value::from(text.into()) }
-}
-
 /// `~`: both sides as `str()`.
 fn concat(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     budget::spend(state, weight(left).saturating_add(weight(right)))?;
     string(state, text::str_of(left)? + &text::str_of(right)?)
-}
-
-/// A number for arithmetic; bool counts as 0 or 1.
-enum Num {
-    Int(i128),
-    Float(f64),
-}
-
-fn num(value: &Value) -> Option<Num> {
-    match py(value) {
-        Py::Int(int) => Some(Num::Int(int)),
-        Py::Bool(flag) => Some(Num::Int(flag.into())),
-        Py::Float(float) => Some(Num::Float(float)),
-        _ => None,
-    }
-}
-
-impl Num {
-    fn float(&self) -> f64 {
-        match self {
-            Num::Int(int) => *int as f64,
-            Num::Float(float) => *float,
-        }
-    }
 }
 
 fn arithmetic(op: &str, left: &Value, right: &Value) -> Result<Value> {
@@ -239,30 +203,6 @@ fn negate(value: &Value) -> Result<Value> {
     }
 }
 
-/// Python's `==`.
-pub(super) fn equal(left: &Value, right: &Value) -> bool {
-    if let (Some(a), Some(b)) = (num(left), num(right)) {
-        return match (a, b) {
-            (Num::Int(a), Num::Int(b)) => a == b,
-            (a, b) => a.float() == b.float(),
-        };
-    }
-    match (py(left), py(right)) {
-        (Py::Undefined, Py::Undefined) | (Py::None, Py::None) => true,
-        (Py::Str(a), Py::Str(b)) => a == b,
-        (Py::Seq(a), Py::Seq(b)) => {
-            a.kind() == b.kind()
-                && a.items().len() == b.items().len()
-                && a.items().iter().zip(b.items()).all(|(a, b)| equal(a, b))
-        }
-        (Py::Dict(a), Py::Dict(b)) => {
-            a.entries().len() == b.entries().len()
-                && a.entries().iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
-        }
-        _ => false,
-    }
-}
-
 fn paid_equal(state: &mut State, args: &Args) -> Result<bool> {
     let (left, right) = (&args.positional[0], &args.positional[1]);
     budget::spend(state, weight(left).min(weight(right)))?;
@@ -275,121 +215,6 @@ fn compare(state: &mut State, op: &str, args: &Args) -> Result<Ordering> {
     order(op, left, right)
 }
 
-/// Python's ordering: numbers among numbers, strings by code point, sequences item by item.
-pub(super) fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
-    if let (Some(a), Some(b)) = (num(left), num(right)) {
-        return Ok(match (a, b) {
-            (Num::Int(a), Num::Int(b)) => a.cmp(&b),
-            (a, b) => a.float().partial_cmp(&b.float()).unwrap_or(Ordering::Equal),
-        });
-    }
-    match (py(left), py(right)) {
-        (Py::Str(a), Py::Str(b)) => Ok(a.cmp(b)),
-        (Py::Seq(a), Py::Seq(b)) if a.kind() == b.kind() && !a.kind().is_view() => {
-            for (a, b) in a.items().iter().zip(b.items()) {
-                if !equal(a, b) {
-                    return order(op, a, b);
-                }
-            }
-            Ok(a.items().len().cmp(&b.items().len()))
-        }
-        (Py::Undefined, _) | (_, Py::Undefined) => {
-            Err(undefined_error(format!("an operand of `{op}` is undefined")))
-        }
-        _ => {
-            let (left, right) = (type_name(left), type_name(right));
-            Err(type_error(format!("'{op}' not supported between instances of '{left}' and '{right}'")))
-        }
-    }
-}
-
-/// Sorts stably by a key; of keys that cannot be compared the first such pair is the error. Equal values need no
-/// order, so `[None, None]` sorts.
-pub(super) fn sort_by<T>(items: &mut [T], key: impl Fn(&T) -> Value) -> Result<()> {
-    let mut failure = None;
-    items.sort_by(|a, b| {
-        let (a, b) = (key(a), key(b));
-        if equal(&a, &b) {
-            return Ordering::Equal;
-        }
-        order("<", &a, &b).unwrap_or_else(|error| {
-            failure.get_or_insert(error);
-            Ordering::Equal
-        })
-    });
-    failure.map_or(Ok(()), Err)
-}
-
-/// `needle in haystack`.
-pub(super) fn contains(state: &mut State, needle: &Value, haystack: &Value) -> Result<bool> {
-    budget::spend(state, if matches!(py(haystack), Py::Dict(_)) { 16 } else { weight(haystack) })?;
-    match (py(haystack), py(needle)) {
-        (Py::Undefined, _) => Ok(false),
-        (Py::Str(text), Py::Str(part)) => Ok(text.contains(part)),
-        (Py::Str(_), _) => Err(type_error(format!(
-            "'in <string>' requires string as left operand, not {}",
-            type_name(needle)
-        ))),
-        (Py::Dict(dict), _) => Ok(dict.get(needle).is_some()),
-        (Py::Seq(_) | Py::Generator(_), _) => {
-            Ok(items_of(state, haystack)?.iter().any(|item| equal(item, needle)))
-        }
-        _ => Err(type_error(format!("argument of type '{}' is not iterable", type_name(haystack)))),
-    }
-}
-
-/// `value.name`: Python's own attribute first, then the member of that name.
-pub(super) fn attribute(value: &Value, name: &str) -> Result<Value> {
-    match py(value) {
-        Py::Undefined => Err(undefined_error(format!("attribute '{name}' is read from an undefined value"))),
-        Py::Namespace(namespace) => Ok(namespace.get(name).unwrap_or(Value::UNDEFINED)),
-        Py::Other => value.get_attr(name),
-        _ if methods::has(value, name) => Method::value(value, name),
-        Py::Dict(dict) => Ok(dict.get(&Value::from(name)).cloned().unwrap_or(Value::UNDEFINED)),
-        Py::Seq(seq) if seq.kind() == SeqKind::Group => Ok(match name {
-            "grouper" => seq.items()[0].clone(),
-            "list" => seq.items()[1].clone(),
-            _ => Value::UNDEFINED,
-        }),
-        _ => Ok(Value::UNDEFINED),
-    }
-}
-
-/// `value[key]`: the member first, then an attribute of that name. What is not there is undefined.
-pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
-    let found = match (py(value), py(key)) {
-        (Py::Undefined, _) => {
-            let key = object::brief(key);
-            return Err(undefined_error(format!("member {key} is read from an undefined value")));
-        }
-        (Py::Dict(dict), _) => dict.get(key).cloned(),
-        (Py::Seq(seq), Py::Int(_) | Py::Bool(_)) if !seq.kind().is_view() => {
-            position(int_of(key)?, seq.items().len()).map(|at| seq.items()[at].clone())
-        }
-        (Py::Str(text), Py::Int(_) | Py::Bool(_)) => {
-            char_at(text, int_of(key)?).map(|c| same_safety(value, c))
-        }
-        _ => None,
-    };
-    match (found, key.as_str()) {
-        (Some(found), _) => Ok(found),
-        (None, Some(name)) => attribute(value, name),
-        (None, None) => Ok(Value::UNDEFINED),
-    }
-}
-
-fn position(index: i128, len: usize) -> Option<usize> {
-    let index = if index < 0 { index + len as i128 } else { index };
-    usize::try_from(index).ok().filter(|at| *at < len)
-}
-
-fn char_at(text: &str, index: i128) -> Option<char> {
-    match usize::try_from(index) {
-        Ok(at) => text.chars().nth(at),
-        Err(_) => text.chars().rev().nth(usize::try_from(-(index + 1)).ok()?),
-    }
-}
-
 fn set_attribute(args: &[Value], name: &str) -> Result<Value> {
     match py(&args[1]) {
         Py::Namespace(namespace) => {
@@ -400,7 +225,7 @@ fn set_attribute(args: &[Value], name: &str) -> Result<Value> {
     }
 }
 
-/// What a `for` loop walks. minijinja's loop needs a sequence whose length is known.
+/// Returns the sequence that a `for` loop iterates over. minijinja's loop needs a sequence whose length is known.
 fn iterate(state: &mut State, value: &Value) -> Result<Value> {
     match py(value) {
         Py::Seq(_) => Ok(value.clone()),
@@ -450,7 +275,7 @@ fn slice(state: &mut State, args: &[Value]) -> Result<Value> {
             let chars: Vec<char> = text.chars().collect();
             let picked: String = selected(args, chars.len())?.into_iter().map(|at| chars[at]).collect();
             budget::spend(state, picked.len())?;
-            Ok(same_safety(&args[0], picked))
+            Ok(markup::same_safety(&args[0], picked))
         }
         Py::Seq(seq) if !seq.kind().is_view() => {
             let picked = selected(args, seq.items().len())?.into_iter().map(|at| seq.items()[at].clone());
@@ -461,26 +286,4 @@ fn slice(state: &mut State, args: &[Value]) -> Result<Value> {
         Py::Dict(_) => Err(type_error("unhashable type: 'slice'")),
         _ => Err(type_error(format!("'{}' object is not subscriptable", type_name(&args[0])))),
     }
-}
-
-/// `namespace(...)`: members from mappings and keyword arguments.
-pub(super) fn namespace(state: &mut State, args: Args) -> Result<Value> {
-    let mut members = Vec::new();
-    for source in &args.positional {
-        let Py::Dict(dict) = py(source) else {
-            return Err(type_error("namespace() takes mappings and keyword arguments"));
-        };
-        for (key, value) in dict.entries() {
-            members.push((key.as_str().unwrap_or_default().to_owned(), value.clone()));
-        }
-    }
-    members.extend(args.named);
-    budget::spend(state, 64 + members.len() * 64)?;
-    Namespace::value(members)
-}
-
-/// `a if truthy(a) else b`, for filters that take a fallback.
-pub(super) fn or_else(value: Value, fallback: Value, falsy_too: bool) -> Value {
-    let missing = value.is_undefined() || (falsy_too && !truthy(&value));
-    if missing { fallback } else { value }
 }

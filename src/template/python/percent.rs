@@ -8,7 +8,7 @@ use minijinja::value::Kwargs;
 use minijinja::{State, Value};
 
 use super::object::SeqKind;
-use super::{Args, Py, Result, budget, ops, py, string, text};
+use super::{Args, Py, Result, budget, compare, py, string, text};
 
 /// Digits that a width or precision may have.
 const MAX_WIDTH_DIGITS: usize = 4;
@@ -27,11 +27,6 @@ pub(super) fn str_format(state: &mut State, spec: &str, args: Args) -> Result<Va
     run(state, FormatStyle::StrFormat, spec, args)
 }
 
-/// The `format` filter, which is `%` with its arguments spelt out.
-pub(super) fn printf(state: &mut State, spec: &str, args: Args) -> Result<Value> {
-    run(state, FormatStyle::Printf, spec, args)
-}
-
 fn run(state: &mut State, style: FormatStyle, spec: &str, args: Args) -> Result<Value> {
     let mut digits = 0;
     for c in spec.chars() {
@@ -41,7 +36,7 @@ fn run(state: &mut State, style: FormatStyle, spec: &str, args: Args) -> Result<
         }
     }
     let largest =
-        args.positional.iter().chain(args.named.iter().map(|(_, value)| value)).map(ops::weight).max();
+        args.positional.iter().chain(args.named.iter().map(|(_, value)| value)).map(compare::weight).max();
     let directives = spec.matches(['%', '{']).count();
     let width = 10_usize.pow(MAX_WIDTH_DIGITS as u32);
     budget::spend(state, spec.len() + directives.saturating_mul(largest.unwrap_or(0).saturating_add(width)))?;

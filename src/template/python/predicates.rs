@@ -1,9 +1,9 @@
 //! Jinja's tests (`x is ...`) with Python's idea of what is a sequence, a number or a mapping.
 
 use minijinja::value::{Rest, ValueOrKwargs};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, State, Value};
 
-use super::{Args, Py, Result, budget, int_of, ops, py, text, type_error};
+use super::{Args, Py, Result, budget, compare, int_of, object, py, text, type_error};
 
 /// A test: the subject and its arguments.
 type Test = fn(&mut State, &Value, &[Value]) -> Result<bool>;
@@ -23,7 +23,6 @@ const TESTS: &[(&str, Test)] = &[
     ("sequence", |_, value, _| Ok(is_sequence(value))),
     ("iterable", |_, value, _| Ok(is_sequence(value) || matches!(py(value), Py::Seq(_) | Py::Generator(_)))),
     ("callable", |_, value, _| Ok(matches!(py(value), Py::Method(_) | Py::Other))),
-    ("escaped", |_, _, _| Ok(false)),
     ("lower", |_, value, _| cased(value, char::is_lowercase, char::is_uppercase)),
     ("upper", |_, value, _| cased(value, char::is_uppercase, char::is_lowercase)),
     ("odd", |_, value, _| Ok(int_of(value)?.rem_euclid(2) == 1)),
@@ -38,11 +37,9 @@ const TESTS: &[(&str, Test)] = &[
     ("sameas", |_, value, args| {
         // Identity of small values is what templates ask for: `x is sameas true`.
         let other = argument(args)?;
-        Ok(value.kind() == other.kind() && ops::equal(value, other))
+        Ok(value.kind() == other.kind() && object::equal(value, other))
     }),
-    ("in", |state, value, args| ops::contains(state, value, argument(args)?)),
-    ("filter", |state, value, _| Ok(known(value, |name| state.apply_filter(name, &[]).err()))),
-    ("test", |state, value, _| Ok(known(value, |name| state.perform_test(name, &[]).err()))),
+    ("in", |state, value, args| compare::contains(state, value, argument(args)?)),
 ];
 
 const EQUAL: [&str; 3] = ["eq", "equalto", "=="];
@@ -62,10 +59,8 @@ const ORDERS: &[Order] = &[
     ("ge", ">=", std::cmp::Ordering::is_ge),
     (">=", ">=", std::cmp::Ordering::is_ge),
 ];
+
 pub(super) fn install(env: &mut Environment<'static>) {
-    for name in ["int", "safe", "startingwith", "endingwith"] {
-        env.remove_test(name); // minijinja's own
-    }
     for (name, test) in TESTS {
         add(env, name, *test);
     }
@@ -78,8 +73,8 @@ pub(super) fn install(env: &mut Environment<'static>) {
     for (name, op, holds) in ORDERS {
         add(env, name, move |state, value, args| {
             let other = argument(args)?;
-            budget::spend(state, ops::weight(value).min(ops::weight(other)))?;
-            ops::order(op, value, other).map(holds)
+            budget::spend(state, compare::weight(value).min(compare::weight(other)))?;
+            compare::order(op, value, other).map(holds)
         });
     }
 }
@@ -101,8 +96,8 @@ fn argument(args: &[Value]) -> Result<&Value> {
 
 fn equal(state: &mut State, value: &Value, args: &[Value]) -> Result<bool> {
     let other = argument(args)?;
-    budget::spend(state, ops::weight(value).min(ops::weight(other)))?;
-    Ok(ops::equal(value, other))
+    budget::spend(state, compare::weight(value).min(compare::weight(other)))?;
+    Ok(object::equal(value, other))
 }
 
 /// Has a length and an index; in Python that holds for strings and mappings too, and for Jinja's undefined.
@@ -117,13 +112,4 @@ fn is_sequence(value: &Value) -> bool {
 fn cased(value: &Value, wanted: fn(char) -> bool, other: fn(char) -> bool) -> Result<bool> {
     let text = text::str_of(value)?;
     Ok(text.chars().any(wanted) && !text.chars().any(other))
-}
-
-/// Whether a filter or test of that name exists: an unknown one fails in its own way.
-fn known(name: &Value, attempt: impl FnOnce(&str) -> Option<Error>) -> bool {
-    let Some(name) = name.as_str().filter(|name| !name.contains(':')) else {
-        return false;
-    };
-    let unknown = |error: &Error| matches!(error.kind(), ErrorKind::UnknownFilter | ErrorKind::UnknownTest);
-    !attempt(name).is_some_and(|error| unknown(&error))
 }

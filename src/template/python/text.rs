@@ -7,7 +7,7 @@ use minijinja::Value;
 use super::object::{Dict, Seq, SeqKind};
 use super::{Py, Result, py};
 
-/// What `{{ value }}` prints: strings as they are, undefined as nothing.
+/// Returns what `{{ value }}` prints: strings as they are, undefined as the empty string.
 pub(super) fn str_of(value: &Value) -> Result<String> {
     match py(value) {
         Py::Undefined => Ok(String::new()),
@@ -16,7 +16,7 @@ pub(super) fn str_of(value: &Value) -> Result<String> {
     }
 }
 
-/// What a value looks like inside a printed list.
+/// Returns `repr()` of a value, as inside a printed list.
 pub(super) fn repr_of(value: &Value) -> Result<String> {
     let mut out = String::new();
     write_repr(&mut out, value);
@@ -46,7 +46,7 @@ fn write_seq(out: &mut String, seq: &Seq) {
     }
     let (open, close) = match seq.kind() {
         SeqKind::List => ("[", "]"),
-        SeqKind::Tuple | SeqKind::Group => ("(", if seq.items().len() == 1 { ",)" } else { ")" }),
+        SeqKind::Tuple => ("(", if seq.items().len() == 1 { ",)" } else { ")" }),
         SeqKind::Keys => ("dict_keys([", "])"),
         SeqKind::Values => ("dict_values([", "])"),
         SeqKind::Items => ("dict_items([", "])"),
@@ -131,4 +131,13 @@ pub(super) fn float_repr(float: f64) -> String {
     }
     let plain = format!("{float}");
     if plain.contains('.') { plain } else { format!("{plain}.0") }
+}
+
+/// Shows a value in an error message, shortened.
+pub(super) fn brief(value: &Value) -> String {
+    let shown = repr_of(value).unwrap_or_default();
+    match shown.char_indices().nth(60) {
+        Some((at, _)) => format!("{}...", &shown[..at]),
+        None => shown,
+    }
 }

@@ -11,7 +11,7 @@ use super::python_literal;
 
 /// A schema with the document that its references point into.
 #[derive(Debug, Clone, Copy)]
-pub struct Schema<'a> {
+pub struct ArgumentSchema<'a> {
     root: &'a Value,
     node: Option<&'a Value>,
 }
@@ -58,7 +58,7 @@ impl Types {
         self == Self::default()
     }
 
-    /// Whether a value may be any text, because strings are allowed or nothing is said.
+    /// Returns whether a value may be any text: strings are allowed, or the schema names no type.
     pub fn is_text(self) -> bool {
         self.string || self.is_unknown()
     }
@@ -77,7 +77,7 @@ const MAX_DIGITS: usize = 300;
 /// References followed before giving up: a schema may point at itself.
 const MAX_REFERENCES: usize = 32;
 
-impl<'a> Schema<'a> {
+impl<'a> ArgumentSchema<'a> {
     pub fn new(root: &'a Value) -> Self {
         Self { root, node: Some(root) }
     }
@@ -132,7 +132,7 @@ impl<'a> Schema<'a> {
         None
     }
 
-    /// What types a value may have.
+    /// Returns the types that a value may have.
     pub fn types(self) -> Types {
         let mut types = Types::default();
         self.collect(&mut types, 0);
@@ -163,7 +163,7 @@ fn branches(node: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// JSON text for an argument written as plain text.
-pub fn coerced(raw: &str, schema: Schema<'_>) -> String {
+pub fn coerced(raw: &str, schema: ArgumentSchema<'_>) -> String {
     let types = schema.types();
     let text = raw.trim();
     if types.is_unknown() {
@@ -231,7 +231,7 @@ mod tests {
     fn check(schema: &Value, raw: &str, expected: &Value) {
         let root =
             json!({"type": "object", "properties": {"x": schema}, "$defs": {"count": {"type": "integer"}}});
-        let text = coerced(raw, Schema::new(&root).property("x"));
+        let text = coerced(raw, ArgumentSchema::new(&root).property("x"));
         let got: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(&got, expected, "{schema} {raw:?}");
     }
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_schema_that_points_at_itself_ends() {
         let root = json!({"properties": {"x": {"$ref": "#/properties/x"}, "y": {"anyOf": [{"$ref": "#/properties/y"}]}}});
-        assert!(Schema::new(&root).property("x").types().is_unknown());
-        assert!(Schema::new(&root).property("y").types().is_unknown());
+        assert!(ArgumentSchema::new(&root).property("x").types().is_unknown());
+        assert!(ArgumentSchema::new(&root).property("y").types().is_unknown());
     }
 }

@@ -3,16 +3,16 @@
 //! Strings stand between `<|"|>` and hold anything, the close marker too. Bare words are typed by the schema, at every
 //! depth; without a type they are JSON when they can be.
 
-use super::coerce::{Schema, typed};
+use super::coerce::{ArgumentSchema, typed};
 use super::json_text::{quoted, whole_value};
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
 const QUOTE: &str = "<|\"|>";
 const CLOSE: &str = "<tool_call|>";
 const MAX_DEPTH: usize = 100;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum GemmaState {
     /// `call:NAME` before the brace.
     Head,
     Members,
@@ -22,7 +22,7 @@ enum Place {
 /// Reads one call.
 #[derive(Debug)]
 pub struct GemmaCall {
-    place: Place,
+    place: GemmaState,
     held: String,
     name: String,
     is_quoted: bool,
@@ -33,7 +33,7 @@ pub struct GemmaCall {
 impl GemmaCall {
     pub fn new() -> Self {
         Self {
-            place: Place::Head,
+            place: GemmaState::Head,
             held: String::new(),
             name: String::new(),
             is_quoted: false,
@@ -42,33 +42,33 @@ impl GemmaCall {
         }
     }
 
-    fn take_head(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if c != '{' {
             self.held.push(c);
             let head = self.held.trim_start();
             let is_head = head.starts_with("call") || "call".starts_with(head);
-            return if is_head { Ok(Step::More) } else { Err(Broken::Malformed) };
+            return if is_head { Ok(ParserStep::More) } else { Err(CallError::Malformed) };
         }
         let head = self.held.trim();
         let name = head.strip_prefix("call").and_then(|head| head.trim_start().strip_prefix(':'));
-        self.name = name.ok_or(Broken::Malformed)?.trim().to_owned();
+        self.name = name.ok_or(CallError::Malformed)?.trim().to_owned();
         sink.name(&self.name)?;
         self.held.clear();
-        self.place = Place::Members;
-        Ok(Step::More)
+        self.place = GemmaState::Members;
+        Ok(ParserStep::More)
     }
 
-    fn take_member(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_member(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if !self.is_quoted && self.depth == 0 && matches!(c, ',' | '}') {
             let member = std::mem::take(&mut self.held);
             if !member.trim().is_empty() {
-                let (key, value) = self.member(&member, sink).ok_or(Broken::Malformed)?;
+                let (key, value) = self.member(&member, sink).ok_or(CallError::Malformed)?;
                 self.writer.member(&key, &value, sink);
             }
             if c == '}' {
-                self.place = Place::Closing;
+                self.place = GemmaState::Closing;
             }
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         self.held.push(c);
         if self.held.ends_with(QUOTE) {
@@ -76,42 +76,42 @@ impl GemmaCall {
         } else if !self.is_quoted {
             match c {
                 '{' | '[' => self.depth += 1,
-                '}' | ']' => self.depth = self.depth.checked_sub(1).ok_or(Broken::Malformed)?,
+                '}' | ']' => self.depth = self.depth.checked_sub(1).ok_or(CallError::Malformed)?,
                 _ => {}
             }
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
     /// A member's key and its value as JSON text.
-    fn member(&self, text: &str, sink: &Sink<'_>) -> Option<(String, String)> {
+    fn member(&self, text: &str, sink: &PieceSink<'_>) -> Option<(String, String)> {
         let (key, rest) = key(text)?;
         let parameters = &sink.tools.get(&self.name)?.parameters;
-        let (value, rest) = value(rest, Schema::new(parameters).property(&key), 0)?;
+        let (value, rest) = value(rest, ArgumentSchema::new(parameters).property(&key), 0)?;
         rest.trim().is_empty().then_some((key, value))
     }
 }
 
-impl Reader for GemmaCall {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for GemmaCall {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         match self.place {
-            Place::Head => self.take_head(c, sink),
-            Place::Members => self.take_member(c, sink),
-            Place::Closing => {
+            GemmaState::Head => self.take_head(c, sink),
+            GemmaState::Members => self.take_member(c, sink),
+            GemmaState::Closing => {
                 self.held.push(c);
                 let held = self.held.trim_start();
                 if held == CLOSE {
                     std::mem::take(&mut self.writer).end(sink);
-                    return Ok(Step::Done(String::new()));
+                    return Ok(ParserStep::Done(String::new()));
                 }
-                if CLOSE.starts_with(held) { Ok(Step::More) } else { Err(Broken::Malformed) }
+                if CLOSE.starts_with(held) { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
             }
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
-        if is_cut || self.place != Place::Closing {
-            return Err(Broken::Malformed);
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+        if is_cut || self.place != GemmaState::Closing {
+            return Err(CallError::Malformed);
         }
         std::mem::take(&mut self.writer).end(sink);
         Ok(())
@@ -130,7 +130,7 @@ fn key(text: &str) -> Option<(String, &str)> {
 }
 
 /// A value as JSON text, and what follows it.
-fn value<'a>(text: &'a str, schema: Schema<'_>, depth: usize) -> Option<(String, &'a str)> {
+fn value<'a>(text: &'a str, schema: ArgumentSchema<'_>, depth: usize) -> Option<(String, &'a str)> {
     let text = text.trim_start();
     if depth > MAX_DEPTH {
         return None;
@@ -173,7 +173,7 @@ fn members<'a>(
 }
 
 /// A word without quotes: what the schema says it is, and else what it looks like.
-fn bare(word: &str, schema: Schema<'_>) -> String {
+fn bare(word: &str, schema: ArgumentSchema<'_>) -> String {
     let types = schema.types();
     if let Some(value) = typed(word, types) {
         return value;

@@ -3,12 +3,12 @@
 //! Strings stand as they are, everything else as JSON. A value ends at a close tag that another key or the end of the call
 //! follows.
 
-use super::coerce::{Schema, coerced};
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::coerce::{ArgumentSchema, coerced};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
-/// The marks of one notation.
+/// The markers of one format.
 #[derive(Debug)]
-pub struct Marks {
+pub struct GlmMarks {
     /// Begins a call inside a section; none where each call has an opener of its own.
     pub call: Option<&'static str>,
     /// Ends the name, where a line break does not.
@@ -23,7 +23,7 @@ pub struct Marks {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum GlmState {
     /// In a section, before a call or its end.
     Between,
     Name,
@@ -38,9 +38,9 @@ enum Place {
 /// Reads one call.
 #[derive(Debug)]
 pub struct GlmCall {
-    marks: &'static Marks,
+    marks: &'static GlmMarks,
     is_section: bool,
-    place: Place,
+    place: GlmState,
     held: String,
     name: String,
     key: String,
@@ -48,12 +48,12 @@ pub struct GlmCall {
 }
 
 impl GlmCall {
-    pub fn new(marks: &'static Marks, opener: &str) -> Self {
+    pub fn new(marks: &'static GlmMarks, opener: &str) -> Self {
         let is_section = marks.call.is_some_and(|call| call != opener);
         Self {
             marks,
             is_section,
-            place: if is_section { Place::Between } else { Place::Name },
+            place: if is_section { GlmState::Between } else { GlmState::Name },
             held: String::new(),
             name: String::new(),
             key: String::new(),
@@ -61,128 +61,128 @@ impl GlmCall {
         }
     }
 
-    fn take_between(&mut self) -> Result<Step, Broken> {
+    fn take_between(&mut self) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
         if self.marks.section_end == Some(held) {
-            return Ok(Step::Done(String::new()));
+            return Ok(ParserStep::Done(String::new()));
         }
         let goes_on = |mark: &str| mark.starts_with(held);
         let is_mark = self.marks.call.is_some_and(goes_on) || self.marks.section_end.is_some_and(goes_on);
         if self.marks.call == Some(held) {
-            self.enter(Place::Name);
+            self.enter(GlmState::Name);
         } else if !is_mark {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let head = match self.marks.separator {
             Some(separator) => self.held.strip_suffix(separator),
             None => self.held.strip_suffix(['\n', '<']).filter(|head| !head.trim().is_empty()),
         };
-        let Some(head) = head else { return Ok(Step::More) };
+        let Some(head) = head else { return Ok(ParserStep::More) };
         self.name = head.trim().to_owned();
         sink.name(&self.name)?;
-        self.enter(Place::Body);
+        self.enter(GlmState::Body);
         if self.marks.separator.is_some() {
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         self.held.push(c);
         self.take_body(sink)
     }
 
-    fn take_body(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
         if held == self.marks.close {
             return Ok(self.end_call(sink));
         }
         if held == self.marks.key {
-            self.enter(Place::Key);
+            self.enter(GlmState::Key);
         } else if !self.marks.key.starts_with(held) && !self.marks.close.starts_with(held) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn end_call(&mut self, sink: &mut Sink<'_>) -> Step {
+    fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserStep {
         std::mem::take(&mut self.writer).end(sink);
         if !self.is_section {
-            return Step::Done(String::new());
+            return ParserStep::Done(String::new());
         }
-        self.enter(Place::Between);
-        Step::More
+        self.enter(GlmState::Between);
+        ParserStep::More
     }
 
-    fn take_value(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_value(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         for (mark, is_end) in [(self.marks.key, false), (self.marks.close, true)] {
             let before = self
                 .held
                 .strip_suffix(mark)
                 .and_then(|text| text.trim_end().strip_suffix(self.marks.value_end));
             let Some(value) = before else { continue };
-            let parameters = &sink.tool(&self.name).ok_or(Broken::Malformed)?.parameters;
-            let value = coerced(value, Schema::new(parameters).property(&self.key));
+            let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
+            let value = coerced(value, ArgumentSchema::new(parameters).property(&self.key));
             self.writer.member(&self.key, &value, sink);
             if is_end {
                 return Ok(self.end_call(sink));
             }
-            self.enter(Place::Key);
+            self.enter(GlmState::Key);
             break;
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn enter(&mut self, place: Place) {
+    fn enter(&mut self, place: GlmState) {
         self.held.clear();
         self.place = place;
     }
 }
 
-impl Reader for GlmCall {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for GlmCall {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         self.held.push(c);
         match self.place {
-            Place::Between => self.take_between(),
-            Place::Name => self.take_name(c, sink),
-            Place::Body => self.take_body(sink),
-            Place::Key => {
+            GlmState::Between => self.take_between(),
+            GlmState::Name => self.take_name(c, sink),
+            GlmState::Body => self.take_body(sink),
+            GlmState::Key => {
                 if let Some(key) = self.held.strip_suffix(self.marks.key_end) {
                     self.key = key.trim().to_owned();
-                    self.enter(Place::BeforeValue);
+                    self.enter(GlmState::BeforeValue);
                 }
-                Ok(Step::More)
+                Ok(ParserStep::More)
             }
-            Place::BeforeValue => {
+            GlmState::BeforeValue => {
                 let held = self.held.trim_start();
                 if held == self.marks.value {
-                    self.enter(Place::Value);
+                    self.enter(GlmState::Value);
                 } else if !self.marks.value.starts_with(held) {
-                    return Err(Broken::Malformed);
+                    return Err(CallError::Malformed);
                 }
-                Ok(Step::More)
+                Ok(ParserStep::More)
             }
-            Place::Value if c == '>' => self.take_value(sink),
-            Place::Value => Ok(Step::More),
+            GlmState::Value if c == '>' => self.take_value(sink),
+            GlmState::Value => Ok(ParserStep::More),
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if is_cut {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
         // The model ended its turn before the close marker, with every argument whole.
         match self.place {
-            Place::Body if self.held.trim().is_empty() => {
+            GlmState::Body if self.held.trim().is_empty() => {
                 std::mem::take(&mut self.writer).end(sink);
                 Ok(())
             }
-            Place::Between if *sink.num_calls > 0 => Ok(()),
-            Place::Value if self.held.trim_end().ends_with(self.marks.value_end) => {
+            GlmState::Between if *sink.num_calls > 0 => Ok(()),
+            GlmState::Value if self.held.trim_end().ends_with(self.marks.value_end) => {
                 self.held = format!("{}{}", self.held.trim_end(), self.marks.close);
                 self.take_value(sink).map(drop)
             }
-            _ => Err(Broken::Malformed),
+            _ => Err(CallError::Malformed),
         }
     }
 }

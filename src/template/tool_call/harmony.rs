@@ -5,20 +5,21 @@
 //! are reasoning, those `to=user` content, and a message `to=NAME` holds a call in tags. The prompt ends inside a header.
 //!
 //! No header and no marker is ever shown. In Harmony, a call of a tool that was not given is a call all the same: clients answer
-//! such a one with an error that the model can read. A message to anybody else, or a call where no tools were given, is the model
+//! it with an error that the model can read. A message to another recipient, or a call where no tools were given, is the model
 //! talking to itself: reasoning. Harmony's calls are complete at their closing brace, because `<|call|>` ends the turn
 //! and is usually not seen.
 
-use super::json_text::{JsonScanner, Scan};
-use super::named_json::take_object;
-use super::{Broken, Reader, Sink, Step};
-use crate::output::{Piece, push_text};
+use super::json_text::{JsonScan, JsonScanner};
+use super::named_json::take_arguments;
+use super::xml::{Tags, XmlCalls};
+use super::{CallError, CallParser, ParserStep, PieceSink};
+use crate::piece::{Piece, push_text};
 
 const MESSAGE: &str = "<|message|>";
 const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 
-/// Who writes messages how.
+/// The two ways of writing messages with headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     Harmony,
@@ -26,7 +27,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// What ends a message's text.
+    /// Returns the markers that end a message's text.
     fn ends(self) -> &'static [&'static str] {
         match self {
             Self::Harmony => &["<|end|>", "<|return|>", "<|call|>", START, CHANNEL],
@@ -34,6 +35,22 @@ impl Protocol {
         }
     }
 }
+
+/// Begins the calls of an ATEM message.
+pub const ATEM_CALLS: &str = "<atem:function_calls>";
+
+const ATEM_TAGS: Tags = Tags {
+    call: "<atem:invoke name=\"",
+    call_end: "</atem:invoke>",
+    parameter: "<atem:parameter name=\"",
+    parameter_end: "</atem:parameter>",
+    head_end: ">",
+    section_end: "</atem:function_calls>",
+    is_many: true,
+    has_line_breaks: false,
+    has_cdata: false,
+    text_attribute: None,
+};
 
 /// Every marker, for tokenizers that have them as special tokens.
 pub const MARKUP: &[&str] = &[START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"];
@@ -45,7 +62,7 @@ enum Body {
     /// Arguments; no scanner when they are complete.
     Call(Option<JsonScanner>),
     /// A call in tags, with what may still be the marker that begins it; no reader when it is complete.
-    Tagged(String, Option<Box<dyn Reader>>),
+    Tagged(String, Option<Box<dyn CallParser>>),
 }
 
 /// Takes the messages of one answer apart.
@@ -91,7 +108,7 @@ impl Harmony {
     }
 
     /// Takes one character.
-    pub fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    pub fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if let Some(header) = &mut self.header {
             header.push(c);
             if header.ends_with(MESSAGE) {
@@ -116,7 +133,7 @@ impl Harmony {
         Ok(())
     }
 
-    /// Whether a message without a call is reasoning.
+    /// Returns whether a message without a call is reasoning.
     fn is_reasoning(&self, header: &str) -> bool {
         match (self.protocol, recipient(header)) {
             (Protocol::Harmony, None) => channel(header) == Some("analysis"),
@@ -126,7 +143,7 @@ impl Harmony {
     }
 
     /// The tool that a message calls.
-    fn called<'a>(&self, header: &'a str, sink: &Sink<'_>) -> Option<&'a str> {
+    fn called<'a>(&self, header: &'a str, sink: &PieceSink<'_>) -> Option<&'a str> {
         let to = recipient(header).filter(|_| !sink.tools.is_empty())?;
         match (sink.tool(to), self.protocol) {
             (Some(_), _) => Some(to),
@@ -135,24 +152,26 @@ impl Harmony {
         }
     }
 
-    fn begin_message(&mut self, header: &str, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn begin_message(&mut self, header: &str, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         self.is_fresh = true;
         self.body = match (self.called(header, sink), self.protocol) {
             (Some(name), Protocol::Harmony) => {
                 sink.any_name(name);
                 Body::Call(Some(JsonScanner::new()))
             }
-            (Some(_), Protocol::Atem) => Body::Tagged(String::new(), super::formats::muse_glimmer::reader()),
+            (Some(_), Protocol::Atem) => {
+                Body::Tagged(String::new(), Some(Box::new(XmlCalls::new(&ATEM_TAGS, ATEM_CALLS))))
+            }
             _ if self.is_reasoning(header) => Body::Reasoning,
             _ => Body::Content,
         };
         Ok(())
     }
 
-    fn end_message(&mut self, end: &str) -> Result<(), Broken> {
+    fn end_message(&mut self, end: &str) -> Result<(), CallError> {
         self.space.clear();
         if matches!(self.body, Body::Call(Some(_)) | Body::Tagged(_, Some(_))) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
         self.body = Body::Content;
         self.is_fresh = true;
@@ -163,38 +182,35 @@ impl Harmony {
     }
 
     /// A character of a call in tags.
-    fn take_tagged(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn take_tagged(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         let Body::Tagged(opener, reader) = &mut self.body else { return Ok(()) };
         let Some(inside) = reader else {
-            return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
+            return if c.is_whitespace() { Ok(()) } else { Err(CallError::Malformed) };
         };
-        let marker = super::formats::muse_glimmer::SECTION;
+        let marker = ATEM_CALLS;
         if opener != marker {
             opener.push(c);
             let held = opener.trim_start();
             let is_marker = marker.starts_with(held);
             *opener = held.to_owned();
-            return if is_marker { Ok(()) } else { Err(Broken::Malformed) };
+            return if is_marker { Ok(()) } else { Err(CallError::Malformed) };
         }
         // The tag may name another tool than the header.
-        if let Step::Done(_) = inside.take(c, sink).map_err(|_| Broken::Malformed)? {
+        if let ParserStep::Done(_) = inside.take(c, sink).map_err(|_| CallError::Malformed)? {
             *reader = None;
         }
         Ok(())
     }
 
-    fn take_text(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn take_text(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if matches!(self.body, Body::Tagged(..)) {
             return self.take_tagged(c, sink);
         }
         if let Body::Call(arguments) = &mut self.body {
             let Some(scanner) = arguments else {
-                return if c.is_whitespace() { Ok(()) } else { Err(Broken::Malformed) };
+                return if c.is_whitespace() { Ok(()) } else { Err(CallError::Malformed) };
             };
-            let mut text = String::new();
-            let scan = take_object(scanner, c, &mut text)?;
-            sink.arguments(&text);
-            if scan != Scan::More {
+            if take_arguments(scanner, c, sink)? != JsonScan::More {
                 *arguments = None;
                 sink.end();
             }
@@ -221,11 +237,11 @@ impl Harmony {
     }
 
     /// The end of the answer.
-    pub fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    pub fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match &mut self.body {
-            Body::Call(Some(_)) => return Err(Broken::Malformed),
+            Body::Call(Some(_)) => return Err(CallError::Malformed),
             Body::Tagged(_, Some(reader)) if self.held.is_empty() => return reader.finish(is_cut, sink),
-            Body::Tagged(_, Some(_)) => return Err(Broken::Malformed),
+            Body::Tagged(_, Some(_)) => return Err(CallError::Malformed),
             _ => {}
         }
         if self.header.is_some() {

@@ -6,13 +6,13 @@
 //! behind the JSON value, never inside its strings. Without a marker (`bare`), an object is a call only when it names a
 //! tool and has arguments; everything else is text.
 
-use super::json_text::{JsonScanner, Malformed, Scan};
-use super::{Broken, Reader, Sink, Step};
+use super::json_text::{JsonScan, JsonScanner, Malformed};
+use super::{CallError, CallParser, ParserStep, PieceSink};
 
 /// One call object.
 #[derive(Debug)]
 struct CallObject {
-    state: State,
+    state: ObjectState,
     /// Objects open: one, or two inside `function`.
     depth: usize,
     name: Option<String>,
@@ -26,7 +26,7 @@ struct CallObject {
 }
 
 #[derive(Debug)]
-enum State {
+enum ObjectState {
     /// Before the opening brace.
     Open,
     KeyOrEnd,
@@ -47,7 +47,7 @@ impl CallObject {
     fn new(is_bare: bool, is_keyed: bool) -> Self {
         Self {
             is_keyed,
-            state: State::Open,
+            state: ObjectState::Open,
             depth: 0,
             name: None,
             is_named: false,
@@ -58,97 +58,104 @@ impl CallObject {
     }
 
     fn is_closed(&self) -> bool {
-        matches!(self.state, State::Closed)
+        matches!(self.state, ObjectState::Closed)
     }
 
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<(), Broken> {
-        let state = std::mem::replace(&mut self.state, State::Closed);
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+        let state = std::mem::replace(&mut self.state, ObjectState::Closed);
         self.state = match (state, c) {
-            (state @ (State::Open | State::KeyOrEnd | State::CommaOrEnd), _) if c.is_ascii_whitespace() => {
+            (state @ (ObjectState::Open | ObjectState::KeyOrEnd | ObjectState::CommaOrEnd), _)
+                if c.is_ascii_whitespace() =>
+            {
                 state
             }
-            (state @ (State::Colon(_) | State::Value(_)), _) if c.is_ascii_whitespace() => state,
-            (State::Open, '{') => {
+            (state @ (ObjectState::Colon(_) | ObjectState::Value(_)), _) if c.is_ascii_whitespace() => state,
+            (ObjectState::Open, '{') => {
                 self.depth += 1;
-                State::KeyOrEnd
+                ObjectState::KeyOrEnd
             }
-            (State::KeyOrEnd, '"') => {
+            (ObjectState::KeyOrEnd, '"') => {
                 let (scanner, key) = begun(c)?;
-                State::Key(scanner, key)
+                ObjectState::Key(scanner, key)
             }
-            (State::KeyOrEnd | State::CommaOrEnd, '}') => self.close(sink)?,
-            (State::CommaOrEnd, ',') => State::KeyOrEnd,
-            (State::Key(mut scanner, mut key), _) => match scanner.take(c, &mut key)? {
-                Scan::More => State::Key(scanner, key),
-                _ => State::Colon(unquoted(&key)?),
+            (ObjectState::KeyOrEnd | ObjectState::CommaOrEnd, '}') => self.close(sink)?,
+            (ObjectState::CommaOrEnd, ',') => ObjectState::KeyOrEnd,
+            (ObjectState::Key(mut scanner, mut key), _) => match scanner.take(c, &mut key)? {
+                JsonScan::More => ObjectState::Key(scanner, key),
+                _ => ObjectState::Colon(unquoted(&key)?),
             },
-            (State::Colon(key), ':') => State::Value(key),
-            (State::Value(key), _) => self.begin_value(&key, c, sink)?,
-            (State::Name(mut scanner, mut text), _) => match scanner.take(c, &mut text)? {
-                Scan::More => State::Name(scanner, text),
+            (ObjectState::Colon(key), ':') => ObjectState::Value(key),
+            (ObjectState::Value(key), _) => self.begin_value(&key, c, sink)?,
+            (ObjectState::Name(mut scanner, mut text), _) => match scanner.take(c, &mut text)? {
+                JsonScan::More => ObjectState::Name(scanner, text),
                 _ => self.learn_name(unquoted(&text)?, sink)?,
             },
-            (State::Skipped(mut scanner), _) => match scanner.take(c, &mut String::new())? {
-                Scan::More => State::Skipped(scanner),
-                Scan::Done => State::CommaOrEnd,
-                Scan::DoneBefore => {
-                    self.state = State::CommaOrEnd;
+            (ObjectState::Skipped(mut scanner), _) => match scanner.take(c, &mut String::new())? {
+                JsonScan::More => ObjectState::Skipped(scanner),
+                JsonScan::Done => ObjectState::CommaOrEnd,
+                JsonScan::DoneBefore => {
+                    self.state = ObjectState::CommaOrEnd;
                     return self.take(c, sink);
                 }
             },
-            (State::Arguments(mut scanner), _) => match self.scan_arguments(&mut scanner, c, sink)? {
-                Scan::More => State::Arguments(scanner),
-                _ => State::CommaOrEnd,
+            (ObjectState::Arguments(mut scanner), _) => match self.scan_arguments(&mut scanner, c, sink)? {
+                JsonScan::More => ObjectState::Arguments(scanner),
+                _ => ObjectState::CommaOrEnd,
             },
-            (State::Encoded(decoder, inner), _) => self.take_encoded(decoder, inner, c, sink)?,
-            _ => return Err(Broken::Malformed),
+            (ObjectState::Encoded(decoder, inner), _) => self.take_encoded(decoder, inner, c, sink)?,
+            _ => return Err(CallError::Malformed),
         };
         Ok(())
     }
 
-    fn begin_value(&mut self, key: &str, c: char, sink: &mut Sink<'_>) -> Result<State, Broken> {
+    fn begin_value(
+        &mut self,
+        key: &str,
+        c: char,
+        sink: &mut PieceSink<'_>,
+    ) -> Result<ObjectState, CallError> {
         if self.is_keyed {
             if c != '{' || self.has_arguments {
-                return Err(Broken::Malformed);
+                return Err(CallError::Malformed);
             }
             self.name = Some(key.to_owned());
         }
         match (if self.is_keyed { "arguments" } else { key }, c) {
             ("name" | "tool_name" | "function", '"') if self.name.is_none() => {
                 let (scanner, text) = begun(c)?;
-                Ok(State::Name(scanner, text))
+                Ok(ObjectState::Name(scanner, text))
             }
             ("function", '{') if self.depth == 1 => {
                 self.depth += 1;
-                Ok(State::KeyOrEnd)
+                Ok(ObjectState::KeyOrEnd)
             }
             ("arguments" | "parameters", '{' | '"') if !self.has_arguments => {
                 self.has_arguments = true;
                 self.commit(sink)?;
                 if c == '"' {
-                    return Ok(State::Encoded(StringDecoder::default(), Some(JsonScanner::new())));
+                    return Ok(ObjectState::Encoded(StringDecoder::default(), Some(JsonScanner::new())));
                 }
                 let mut scanner = JsonScanner::new();
                 self.scan_arguments(&mut scanner, c, sink)?;
-                Ok(State::Arguments(scanner))
+                Ok(ObjectState::Arguments(scanner))
             }
             ("arguments" | "parameters", _) if !self.has_arguments && c != 'n' && c != 'N' => {
-                Err(Broken::Malformed)
+                Err(CallError::Malformed)
             }
-            _ => Ok(State::Skipped(begun(c)?.0)),
+            _ => Ok(ObjectState::Skipped(begun(c)?.0)),
         }
     }
 
-    fn learn_name(&mut self, name: String, sink: &mut Sink<'_>) -> Result<State, Broken> {
+    fn learn_name(&mut self, name: String, sink: &mut PieceSink<'_>) -> Result<ObjectState, CallError> {
         self.name = Some(name);
         if !self.is_bare || self.has_arguments {
             self.commit(sink)?;
         }
-        Ok(State::CommaOrEnd)
+        Ok(ObjectState::CommaOrEnd)
     }
 
     /// Names the call, once the name is known.
-    fn commit(&mut self, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn commit(&mut self, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if let (Some(name), false) = (&self.name, self.is_named) {
             sink.name(name)?;
             self.is_named = true;
@@ -161,8 +168,8 @@ impl CallObject {
         &mut self,
         scanner: &mut JsonScanner,
         c: char,
-        sink: &mut Sink<'_>,
-    ) -> Result<Scan, Broken> {
+        sink: &mut PieceSink<'_>,
+    ) -> Result<JsonScan, CallError> {
         let scan = scanner.take(c, &mut self.waiting)?;
         if self.is_named {
             sink.arguments(&self.waiting);
@@ -176,42 +183,42 @@ impl CallObject {
         mut decoder: StringDecoder,
         mut inner: Option<JsonScanner>,
         c: char,
-        sink: &mut Sink<'_>,
-    ) -> Result<State, Broken> {
+        sink: &mut PieceSink<'_>,
+    ) -> Result<ObjectState, CallError> {
         match decoder.take(c)? {
             Decoded::Nothing => {}
             Decoded::Char(c) if c.is_whitespace() && (inner.is_none() || !decoder.has_begun) => {}
-            Decoded::Char(c) if !decoder.has_begun && c != '{' => return Err(Broken::Malformed),
+            Decoded::Char(c) if !decoder.has_begun && c != '{' => return Err(CallError::Malformed),
             Decoded::Char(c) => {
                 decoder.has_begun = true;
-                let scanner = inner.as_mut().ok_or(Broken::Malformed)?;
-                if self.scan_arguments(scanner, c, sink)? != Scan::More {
+                let scanner = inner.as_mut().ok_or(CallError::Malformed)?;
+                if self.scan_arguments(scanner, c, sink)? != JsonScan::More {
                     inner = None;
                 }
             }
-            Decoded::End if inner.is_none() => return Ok(State::CommaOrEnd),
+            Decoded::End if inner.is_none() => return Ok(ObjectState::CommaOrEnd),
             Decoded::End if !decoder.has_begun => {
                 // An empty string: no arguments.
                 self.has_arguments = false;
-                return Ok(State::CommaOrEnd);
+                return Ok(ObjectState::CommaOrEnd);
             }
-            Decoded::End => return Err(Broken::Malformed),
+            Decoded::End => return Err(CallError::Malformed),
         }
-        Ok(State::Encoded(decoder, inner))
+        Ok(ObjectState::Encoded(decoder, inner))
     }
 
-    fn close(&mut self, sink: &mut Sink<'_>) -> Result<State, Broken> {
+    fn close(&mut self, sink: &mut PieceSink<'_>) -> Result<ObjectState, CallError> {
         self.depth -= 1;
         if self.depth > 0 {
-            return Ok(State::CommaOrEnd);
+            return Ok(ObjectState::CommaOrEnd);
         }
         if !self.is_named {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
         if !self.has_arguments {
             sink.arguments("{}");
         }
-        Ok(State::Closed)
+        Ok(ObjectState::Closed)
     }
 }
 
@@ -275,13 +282,13 @@ pub struct JsonCalls {
     is_keyed: bool,
     is_list: bool,
     object: Option<CallObject>,
-    place: Place,
-    /// What has come of the close marker; without one, what separates calls.
+    place: ListState,
+    /// The part of the close marker read so far; without a close marker, the text between calls.
     closing: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ListState {
     /// Before an object.
     Before,
     Inside,
@@ -299,7 +306,7 @@ impl JsonCalls {
             is_keyed: false,
             is_list: false,
             object: None,
-            place: Place::Before,
+            place: ListState::Before,
             closing: String::new(),
         }
     }
@@ -319,7 +326,7 @@ impl JsonCalls {
         Self { is_list: true, ..Self::new(close) }
     }
 
-    fn begin(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn begin(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if *sink.is_open {
             sink.end();
         }
@@ -327,98 +334,102 @@ impl JsonCalls {
         let mut object = CallObject::new(self.is_bare, self.is_keyed);
         object.take(c, sink)?;
         self.object = Some(object);
-        self.place = Place::Inside;
-        Ok(Step::More)
+        self.place = ListState::Inside;
+        Ok(ParserStep::More)
     }
 
-    fn take_inside(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
-        let object = self.object.as_mut().ok_or(Broken::Malformed)?;
+    fn take_inside(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+        let object = self.object.as_mut().ok_or(CallError::Malformed)?;
         object.take(c, sink).map_err(|broken| match broken {
-            Broken::Malformed if self.is_bare && !*sink.is_open => Broken::NotACall,
+            CallError::Malformed if self.is_bare && !*sink.is_open => CallError::NotACall,
             broken => broken,
         })?;
         if object.is_closed() {
-            self.place = Place::Behind;
+            self.place = ListState::Behind;
             // With a close marker, a lone call is complete when the marker is: what stands between is no JSON.
             if self.is_list || self.close.is_none() {
                 sink.end();
             }
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn take_behind(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_behind(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         match c {
             '{' if !self.is_list && (self.close.is_none() || self.closing.is_empty()) => self.begin(c, sink),
             ',' if self.is_list => {
-                self.place = Place::Before;
-                Ok(Step::More)
+                self.place = ListState::Before;
+                Ok(ParserStep::More)
             }
             ']' if self.is_list => {
-                self.place = Place::Closing;
-                Ok(if self.close.is_none() { Step::Done(String::new()) } else { Step::More })
+                self.place = ListState::Closing;
+                Ok(if self.close.is_none() { ParserStep::Done(String::new()) } else { ParserStep::More })
             }
-            _ if self.is_list && !c.is_ascii_whitespace() => Err(Broken::Malformed),
+            _ if self.is_list && !c.is_ascii_whitespace() => Err(CallError::Malformed),
             _ => self.take_closing(c, sink),
         }
     }
 
-    fn take_closing(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_closing(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let Some(close) = self.close else {
-            // What separates calls belongs to the text when no call follows.
+            // The text between calls is content if no call follows.
             self.closing.push(c);
             let is_separator = c.is_ascii_whitespace() || matches!(c, ';' | ',');
-            return Ok(if is_separator { Step::More } else { Step::Done(std::mem::take(&mut self.closing)) });
+            return Ok(if is_separator {
+                ParserStep::More
+            } else {
+                ParserStep::Done(std::mem::take(&mut self.closing))
+            });
         };
         if c.is_ascii_whitespace() && self.closing.is_empty() {
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         self.closing.push(c);
         if !close.starts_with(&self.closing) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
         if close != self.closing {
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         if *sink.is_open {
             sink.end();
         }
-        Ok(Step::Done(String::new()))
+        Ok(ParserStep::Done(String::new()))
     }
 }
 
-impl Reader for JsonCalls {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for JsonCalls {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         match (self.place, c) {
-            (Place::Before, _) if c.is_ascii_whitespace() => Ok(Step::More),
-            (Place::Before, '[') if !self.is_list && !self.is_bare => {
+            (ListState::Before, _) if c.is_ascii_whitespace() => Ok(ParserStep::More),
+            (ListState::Before, '[') if !self.is_list && !self.is_bare => {
                 self.is_list = true;
-                Ok(Step::More)
+                Ok(ParserStep::More)
             }
-            (Place::Before, '{') => self.begin(c, sink),
-            (Place::Before, _) => Err(Broken::Malformed),
-            (Place::Inside, _) => self.take_inside(c, sink),
-            (Place::Behind, _) => self.take_behind(c, sink),
-            (Place::Closing, _) => self.take_closing(c, sink),
+            (ListState::Before, '{') => self.begin(c, sink),
+            (ListState::Before, _) => Err(CallError::Malformed),
+            (ListState::Inside, _) => self.take_inside(c, sink),
+            (ListState::Behind, _) => self.take_behind(c, sink),
+            (ListState::Closing, _) => self.take_closing(c, sink),
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match self.place {
-            Place::Inside if self.is_bare && !*sink.is_open => {
+            ListState::Inside if self.is_bare && !*sink.is_open => {
                 let name = self.object.as_ref().and_then(|object| object.name.as_deref());
                 Err(if name.is_some_and(|name| sink.tools.get(name).is_some()) {
-                    Broken::Malformed
+                    CallError::Malformed
                 } else {
-                    Broken::NotACall
+                    CallError::NotACall
                 })
             }
-            Place::Before | Place::Inside => Err(Broken::Malformed),
+            ListState::Before | ListState::Inside => Err(CallError::Malformed),
             // The model ended its turn behind a whole value: nothing of the call is missing.
-            Place::Behind | Place::Closing if is_cut && (self.is_list || self.close.is_some()) => {
-                Err(Broken::Malformed)
+            ListState::Behind | ListState::Closing if is_cut && (self.is_list || self.close.is_some()) => {
+                Err(CallError::Malformed)
             }
-            Place::Behind | Place::Closing => {
+            ListState::Behind | ListState::Closing => {
                 if *sink.is_open {
                     sink.end();
                 }

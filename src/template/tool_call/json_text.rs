@@ -1,6 +1,6 @@
 //! JSON read one character at a time, so that a call's arguments can be passed on while they are written.
 //!
-//! What comes out parses with any strict reader, or the scanner says [`Malformed`] and nothing more comes out. Where a
+//! The output parses with any strict reader, or the scanner returns [`Malformed`] and emits nothing more. Where a
 //! model's slip has one meaning it is put right (a raw line break in a string, Python's `True`); a number that JSON
 //! cannot hold (`NaN`, `Infinity`, `1e999`) goes out as a string of the same text, so that it is neither lost nor invalid.
 
@@ -8,9 +8,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
-/// What one character did.
+/// The effect of one character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scan {
+pub enum JsonScan {
     /// The value goes on.
     More,
     /// The character was the value's last one.
@@ -61,29 +61,29 @@ impl JsonScanner {
     }
 
     /// Takes one character; what is certain goes to `out`.
-    pub fn take(&mut self, c: char, out: &mut String) -> Result<Scan, Malformed> {
+    pub fn take(&mut self, c: char, out: &mut String) -> Result<JsonScan, Malformed> {
         if let Some(text) = self.text.take() {
             return self.take_text(text, c, out);
         }
         if !self.literal.is_empty() {
             if !is_delimiter(c) {
                 self.literal.push(c);
-                return if self.literal.len() > MAX_LITERAL { Err(Malformed) } else { Ok(Scan::More) };
+                return if self.literal.len() > MAX_LITERAL { Err(Malformed) } else { Ok(JsonScan::More) };
             }
             out.push_str(&literal(&std::mem::take(&mut self.literal))?);
             if self.stack.is_empty() {
-                return Ok(Scan::DoneBefore);
+                return Ok(JsonScan::DoneBefore);
             }
             self.expect = Expect::CommaOrEnd;
         }
         if matches!(c, ' ' | '\t' | '\n' | '\r') {
             out.push(c);
-            return Ok(Scan::More);
+            return Ok(JsonScan::More);
         }
         self.take_structure(c, out)
     }
 
-    /// Whether nothing of the value has come yet.
+    /// Returns whether the value has not begun yet.
     pub fn is_before_value(&self) -> bool {
         self.stack.is_empty()
             && self.expect == Expect::Value
@@ -100,7 +100,7 @@ impl JsonScanner {
         Err(Malformed)
     }
 
-    fn take_structure(&mut self, c: char, out: &mut String) -> Result<Scan, Malformed> {
+    fn take_structure(&mut self, c: char, out: &mut String) -> Result<JsonScan, Malformed> {
         use Expect::{Colon, CommaOrEnd, Key, KeyOrEnd, Value, ValueOrEnd};
         match (self.expect, c) {
             (Value | ValueOrEnd, '{' | '[') => {
@@ -110,12 +110,12 @@ impl JsonScanner {
                 self.stack.push(c == '{');
                 self.expect = if c == '{' { KeyOrEnd } else { ValueOrEnd };
                 out.push(c);
-                Ok(Scan::More)
+                Ok(JsonScan::More)
             }
             (Value | ValueOrEnd | Key | KeyOrEnd, '"') => {
                 out.push('"');
                 self.text = Some(Text::Plain);
-                Ok(Scan::More)
+                Ok(JsonScan::More)
             }
             (ValueOrEnd | CommaOrEnd, ']') | (KeyOrEnd | CommaOrEnd, '}') => {
                 if self.stack.pop() != Some(c == '}') {
@@ -127,27 +127,27 @@ impl JsonScanner {
             (Colon, ':') => {
                 out.push(':');
                 self.expect = Value;
-                Ok(Scan::More)
+                Ok(JsonScan::More)
             }
             (CommaOrEnd, ',') => {
                 out.push(',');
                 self.expect = if self.stack.last() == Some(&true) { Key } else { Value };
-                Ok(Scan::More)
+                Ok(JsonScan::More)
             }
             (Value | ValueOrEnd, _) if !is_delimiter(c) => {
                 self.literal.push(c);
-                Ok(Scan::More)
+                Ok(JsonScan::More)
             }
             _ => Err(Malformed),
         }
     }
 
-    fn after_value(&mut self) -> Scan {
+    fn after_value(&mut self) -> JsonScan {
         self.expect = Expect::CommaOrEnd;
-        if self.stack.is_empty() { Scan::Done } else { Scan::More }
+        if self.stack.is_empty() { JsonScan::Done } else { JsonScan::More }
     }
 
-    fn take_text(&mut self, text: Text, c: char, out: &mut String) -> Result<Scan, Malformed> {
+    fn take_text(&mut self, text: Text, c: char, out: &mut String) -> Result<JsonScan, Malformed> {
         let next = match (text, c) {
             (Text::Plain, '\\') => Text::Backslash,
             (Text::Plain, '"') => {
@@ -156,7 +156,7 @@ impl JsonScanner {
                 // A key is the only string that is expected where no value may be.
                 if matches!(self.expect, Expect::Key | Expect::KeyOrEnd) {
                     self.expect = Expect::Colon;
-                    return Ok(Scan::More);
+                    return Ok(JsonScan::More);
                 }
                 return Ok(self.after_value());
             }
@@ -189,7 +189,7 @@ impl JsonScanner {
             (Text::Unicode(_), _) => return Err(Malformed),
         };
         self.text = Some(next);
-        Ok(Scan::More)
+        Ok(JsonScan::More)
     }
 
     /// A UTF-16 unit from `\uXXXX`. Halves without a partner become U+FFFD, for no string can hold them.
@@ -288,9 +288,9 @@ pub fn whole_value(text: &str) -> Result<String, Malformed> {
     let mut chars = text.chars();
     for c in chars.by_ref() {
         match scanner.take(c, &mut out)? {
-            Scan::More => {}
-            Scan::Done => return if chars.as_str().is_empty() { Ok(out) } else { Err(Malformed) },
-            Scan::DoneBefore => return Err(Malformed),
+            JsonScan::More => {}
+            JsonScan::Done => return if chars.as_str().is_empty() { Ok(out) } else { Err(Malformed) },
+            JsonScan::DoneBefore => return Err(Malformed),
         }
     }
     scanner.end(&mut out)?;

@@ -3,9 +3,9 @@
 //!
 //! A call is named at its head; its arguments go out when it is complete.
 
-use super::coerce::{Schema, coerced};
+use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::quoted;
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
 /// Stands in front of every tag.
 pub const TOKEN: &str = "]<]minimax[>[";
@@ -16,7 +16,7 @@ const MAX_DEPTH: usize = 50;
 const MAX_NAME: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum MiniMaxState {
     Between,
     Name,
     Body,
@@ -25,71 +25,71 @@ enum Place {
 /// Reads one section.
 #[derive(Debug)]
 pub struct M3Calls {
-    place: Place,
+    place: MiniMaxState,
     held: String,
     name: String,
 }
 
 impl M3Calls {
     pub fn new() -> Self {
-        Self { place: Place::Between, held: String::new(), name: String::new() }
+        Self { place: MiniMaxState::Between, held: String::new(), name: String::new() }
     }
 
-    fn take_between(&mut self) -> Result<Step, Broken> {
+    fn take_between(&mut self) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
         if held == SECTION_END {
-            return Ok(Step::Done(String::new()));
+            return Ok(ParserStep::Done(String::new()));
         }
         if held == CALL {
             self.held.clear();
-            self.place = Place::Name;
-            return Ok(Step::More);
+            self.place = MiniMaxState::Name;
+            return Ok(ParserStep::More);
         }
         let is_tag = CALL.starts_with(held) || SECTION_END.starts_with(held);
-        if is_tag { Ok(Step::More) } else { Err(Broken::Malformed) }
+        if is_tag { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_name(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_name(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if let Some(name) = self.held.strip_suffix("\">") {
             self.name = name.trim().to_owned();
             sink.name(&self.name)?;
             self.held.clear();
-            self.place = Place::Body;
+            self.place = MiniMaxState::Body;
         }
-        if self.held.len() > MAX_NAME { Err(Broken::Malformed) } else { Ok(Step::More) }
+        if self.held.len() > MAX_NAME { Err(CallError::Malformed) } else { Ok(ParserStep::More) }
     }
 
-    fn take_body(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
-        let Some(body) = self.held.strip_suffix(CALL_END) else { return Ok(Step::More) };
-        let parameters = &sink.tool(&self.name).ok_or(Broken::Malformed)?.parameters;
-        let elements = elements(body).ok_or(Broken::Malformed)?;
-        let schema = Schema::new(parameters);
+    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+        let Some(body) = self.held.strip_suffix(CALL_END) else { return Ok(ParserStep::More) };
+        let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
+        let elements = elements(body).ok_or(CallError::Malformed)?;
+        let schema = ArgumentSchema::new(parameters);
         let values = elements.iter().map(|(key, text)| Some((*key, value(text, schema.property(key), 0)?)));
         let values: Option<Vec<(&str, String)>> = values.collect();
         let mut writer = ObjectWriter::default();
-        for (key, value) in values.ok_or(Broken::Malformed)? {
+        for (key, value) in values.ok_or(CallError::Malformed)? {
             writer.member(key, &value, sink);
         }
         writer.end(sink);
         self.held.clear();
-        self.place = Place::Between;
-        Ok(Step::More)
+        self.place = MiniMaxState::Between;
+        Ok(ParserStep::More)
     }
 }
 
-impl Reader for M3Calls {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for M3Calls {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         self.held.push(c);
         match self.place {
-            Place::Between => self.take_between(),
-            Place::Name => self.take_name(sink),
-            Place::Body => self.take_body(sink),
+            MiniMaxState::Between => self.take_between(),
+            MiniMaxState::Name => self.take_name(sink),
+            MiniMaxState::Body => self.take_body(sink),
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
-        let is_whole = self.place == Place::Between && *sink.num_calls > 0 && !is_cut;
-        if is_whole { Ok(()) } else { Err(Broken::Malformed) }
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+        let is_whole = self.place == MiniMaxState::Between && *sink.num_calls > 0 && !is_cut;
+        if is_whole { Ok(()) } else { Err(CallError::Malformed) }
     }
 }
 
@@ -105,7 +105,7 @@ fn elements(text: &str) -> Option<Vec<(&str, &str)>> {
     Some(all)
 }
 
-/// Where an element ends whose tag has been opened: at the close tag that is not of an element of the same name inside.
+/// Finds the end of an open element: the close tag that belongs to no element of the same name inside it.
 fn end_of(inside: &str, tag: &str) -> Option<usize> {
     let (open, close) = (format!("{TOKEN}<{tag}>"), format!("{TOKEN}</{tag}>"));
     let mut depth = 0_usize;
@@ -122,8 +122,8 @@ fn end_of(inside: &str, tag: &str) -> Option<usize> {
     None
 }
 
-/// What is inside of an element, as JSON.
-fn value(text: &str, schema: Schema<'_>, depth: usize) -> Option<String> {
+/// Returns the content of an element as JSON.
+fn value(text: &str, schema: ArgumentSchema<'_>, depth: usize) -> Option<String> {
     if !text.trim_start().starts_with(TOKEN) {
         return Some(match schema.types() {
             types if text.trim().is_empty() && types.array && !types.string => "[]".to_owned(),

@@ -1,55 +1,58 @@
-//! How models write tool calls: `notation` is the table of formats, `formats` has a constant for each, the rest reads and
-//! constrains what they describe.
+//! Tool calls as models write them: `format` is the table of formats, `formats` has a constant for each, of the type that `spec`
+//! declares. The other files parse calls, and write grammars for them (`writer`, `arguments`, `literals`).
 //!
-//! A reader is given one character at a time behind the marker that begins a call. It names the call before it passes on
-//! arguments, and arguments only as JSON text; the sink refuses the name of a tool that was not given. What a reader
-//! holds back is never lost: the parser keeps the raw text of every call whose name is not out yet.
+//! A [`CallParser`] takes one character at a time behind the marker that begins a call. It names the call before it passes on
+//! arguments, and passes on arguments only as JSON text; the sink refuses the name of a tool that was not given. No text is
+//! lost: `OutputParser` keeps the raw text of every call whose name is not out yet.
 
+mod arguments;
 mod coerce;
+mod format;
 mod formats;
 mod gemma;
 mod glm;
-pub(super) mod grammar;
 mod harmony;
 mod json_object;
 mod json_text;
+mod literals;
 mod minimax_m3;
 mod named_json;
-mod notation;
 mod python_literal;
 mod pythonic;
 mod recipient;
+mod spec;
+pub(super) mod writer;
 mod xml;
 
 use serde_json::Value;
 
-use super::output::Piece;
+use super::piece::Piece;
 
+pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
 use json_text::Malformed;
-pub(super) use notation::Notation;
-pub use notation::ToolCallFormat;
+pub(super) use spec::{Messages, ToolCallSpec};
 
 /// The tools that an answer may call, by name.
 #[derive(Debug, Default)]
-pub(super) struct Tools {
-    tools: Vec<Tool>,
+pub(super) struct ToolDefinitions {
+    tools: Vec<ToolDefinition>,
 }
 
 #[derive(Debug)]
-pub(super) struct Tool {
+pub(super) struct ToolDefinition {
     pub name: String,
     /// JSON Schema of the arguments; an empty object where the definition has none.
     pub parameters: Value,
 }
 
-impl Tools {
+impl ToolDefinitions {
     /// From definitions in OpenAI's form, with or without the `function` wrapping. One without a name is left out.
     pub fn new(definitions: &[Value]) -> Self {
         let tools = definitions.iter().filter_map(|definition| {
             let function = definition.get("function").unwrap_or(definition);
             let parameters = function.get("parameters").filter(|schema| schema.is_object());
-            Some(Tool {
+            Some(ToolDefinition {
                 name: function.get("name")?.as_str()?.to_owned(),
                 parameters: parameters.cloned().unwrap_or_else(|| Value::Object(serde_json::Map::new())),
             })
@@ -67,18 +70,18 @@ impl Tools {
         self.tools.is_empty()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Tool> {
+    pub fn iter(&self) -> impl Iterator<Item = &ToolDefinition> {
         self.tools.iter()
     }
 
-    pub fn get(&self, name: &str) -> Option<&Tool> {
+    pub fn get(&self, name: &str) -> Option<&ToolDefinition> {
         self.tools.iter().find(|tool| tool.name == name)
     }
 }
 
-/// Why a reader gives up.
+/// The reason why a parser gives up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Broken {
+pub(super) enum CallError {
     /// It looked like a call and is ordinary text (forms without a marker only).
     NotACall,
     /// A call of a tool that was not given.
@@ -87,23 +90,23 @@ pub(super) enum Broken {
     Malformed,
 }
 
-impl From<Malformed> for Broken {
+impl From<Malformed> for CallError {
     fn from(_: Malformed) -> Self {
         Self::Malformed
     }
 }
 
-/// What one character did to a reader.
+/// The effect of one character on a parser.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ParserStep {
     More,
     /// The calls are over; the text given back comes after them.
     Done(String),
 }
 
-/// Where readers put calls.
-pub(super) struct Sink<'a> {
-    pub tools: &'a Tools,
+/// Collects the calls that parsers find.
+pub(super) struct PieceSink<'a> {
+    pub tools: &'a ToolDefinitions,
     pub pieces: &'a mut Vec<Piece>,
     /// Calls named so far in this answer.
     pub num_calls: &'a mut usize,
@@ -111,11 +114,11 @@ pub(super) struct Sink<'a> {
     pub is_open: &'a mut bool,
 }
 
-impl Sink<'_> {
+impl PieceSink<'_> {
     /// Begins a call.
-    pub fn name(&mut self, name: &str) -> Result<(), Broken> {
+    pub fn name(&mut self, name: &str) -> Result<(), CallError> {
         if self.tools.get(name).is_none() {
-            return Err(Broken::Undefined);
+            return Err(CallError::Undefined);
         }
         self.any_name(name);
         Ok(())
@@ -150,17 +153,17 @@ impl Sink<'_> {
     }
 
     /// The schema of one argument of a tool.
-    pub fn tool(&self, name: &str) -> Option<&Tool> {
+    pub fn tool(&self, name: &str) -> Option<&ToolDefinition> {
         self.tools.get(name)
     }
 }
 
-/// Reads the calls of one span.
-pub(super) trait Reader: std::fmt::Debug + Send {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken>;
+/// Parses the calls of one span.
+pub(super) trait CallParser: std::fmt::Debug + Send {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError>;
 
     /// The answer ends here; `is_cut` when a limit ended it. `Ok` means that no call is left open.
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken>;
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError>;
 }
 
 /// Arguments written as an object, one complete member after the other.
@@ -171,13 +174,13 @@ pub(super) struct ObjectWriter {
 
 impl ObjectWriter {
     /// `value` is JSON text.
-    pub fn member(&mut self, key: &str, value: &str, sink: &mut Sink<'_>) {
+    pub fn member(&mut self, key: &str, value: &str, sink: &mut PieceSink<'_>) {
         let open = if self.has_members { ", " } else { "{" };
         self.has_members = true;
         sink.arguments(&format!("{open}{}: {value}", json_text::quoted(key)));
     }
 
-    pub fn end(&mut self, sink: &mut Sink<'_>) {
+    pub fn end(&mut self, sink: &mut PieceSink<'_>) {
         sink.arguments(if self.has_members { "}" } else { "{}" });
         sink.end();
     }

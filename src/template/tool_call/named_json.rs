@@ -4,12 +4,12 @@
 //! marker, or, where the form has none, at the closing brace.
 
 use super::json_object::JsonCalls;
-use super::json_text::{JsonScanner, Scan};
-use super::{Broken, Reader, Sink, Step};
+use super::json_text::{JsonScan, JsonScanner};
+use super::{CallError, CallParser, ParserStep, PieceSink};
 
 /// The marks of one form.
 #[derive(Debug)]
-pub struct Marks {
+pub struct NamedJsonMarks {
     /// Begins one call inside the section; empty where a section is one call.
     pub begin: &'static str,
     /// Ends the name.
@@ -23,7 +23,7 @@ pub struct Marks {
 }
 
 #[derive(Debug)]
-enum Place {
+enum NamedJsonState {
     /// Before a call's begin mark.
     Between,
     Head,
@@ -34,37 +34,41 @@ enum Place {
 /// Reads one section.
 #[derive(Debug)]
 pub struct NamedJson {
-    marks: &'static Marks,
-    place: Place,
+    marks: &'static NamedJsonMarks,
+    place: NamedJsonState,
     held: String,
 }
 
 impl NamedJson {
-    pub fn new(marks: &'static Marks, opener: &str) -> Self {
+    pub fn new(marks: &'static NamedJsonMarks, opener: &str) -> Self {
         let is_in_call = marks.begin.is_empty() || opener == marks.begin;
-        Self { marks, place: if is_in_call { Place::Head } else { Place::Between }, held: String::new() }
+        Self {
+            marks,
+            place: if is_in_call { NamedJsonState::Head } else { NamedJsonState::Between },
+            held: String::new(),
+        }
     }
 
-    fn take_between(&mut self) -> Result<Step, Broken> {
+    fn take_between(&mut self) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
         if held == self.marks.begin {
             self.held.clear();
-            self.place = Place::Head;
-            return Ok(Step::More);
+            self.place = NamedJsonState::Head;
+            return Ok(ParserStep::More);
         }
         if self.marks.section_end == Some(held) {
-            return Ok(Step::Done(String::new()));
+            return Ok(ParserStep::Done(String::new()));
         }
         let goes_on = |mark: &str| mark.starts_with(held);
         let is_mark = goes_on(self.marks.begin) || self.marks.section_end.is_some_and(goes_on);
-        if is_mark { Ok(Step::More) } else { Err(Broken::Malformed) }
+        if is_mark { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_head(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_head(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let Some(head) = self.held.strip_suffix(self.marks.separator) else {
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         };
-        let name = (self.marks.name)(head).ok_or(Broken::Malformed)?;
+        let name = (self.marks.name)(head).ok_or(CallError::Malformed)?;
         sink.name(name)?;
         let mut scanner = JsonScanner::new();
         if self.marks.separator == "{" {
@@ -73,71 +77,89 @@ impl NamedJson {
             sink.arguments(&text);
         }
         self.held.clear();
-        self.place = Place::Arguments(scanner);
-        Ok(Step::More)
+        self.place = NamedJsonState::Arguments(scanner);
+        Ok(ParserStep::More)
     }
 
-    fn take_end(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_end(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         // DeepSeek closes its code block first.
         let held = self.held.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
         if held == self.marks.end {
             sink.end();
             self.held.clear();
-            self.place = Place::Between;
-            return Ok(if self.marks.begin.is_empty() { Step::Done(String::new()) } else { Step::More });
+            self.place = NamedJsonState::Between;
+            return Ok(if self.marks.begin.is_empty() {
+                ParserStep::Done(String::new())
+            } else {
+                ParserStep::More
+            });
         }
         let is_mark = self.marks.end.starts_with(held) || "```".starts_with(held);
-        if is_mark { Ok(Step::More) } else { Err(Broken::Malformed) }
+        if is_mark { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 }
 
-impl Reader for NamedJson {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for NamedJson {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         match &mut self.place {
-            Place::Arguments(scanner) => {
-                let mut text = String::new();
-                let scan = take_object(scanner, c, &mut text)?;
-                sink.arguments(&text);
-                if scan != Scan::More {
-                    self.place = Place::End;
+            NamedJsonState::Arguments(scanner) => {
+                if take_arguments(scanner, c, sink)? != JsonScan::More {
+                    self.place = NamedJsonState::End;
                 }
-                Ok(Step::More)
+                Ok(ParserStep::More)
             }
             place => {
                 self.held.push(c);
                 match place {
-                    Place::Between => self.take_between(),
-                    Place::Head => self.take_head(sink),
+                    NamedJsonState::Between => self.take_between(),
+                    NamedJsonState::Head => self.take_head(sink),
                     _ => self.take_end(sink),
                 }
             }
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match self.place {
-            _ if is_cut => Err(Broken::Malformed),
-            Place::End => {
+            _ if is_cut => Err(CallError::Malformed),
+            NamedJsonState::End => {
                 sink.end();
                 Ok(())
             }
-            Place::Between if *sink.num_calls > 0 => Ok(()),
-            _ => Err(Broken::Malformed),
+            NamedJsonState::Between if *sink.num_calls > 0 => Ok(()),
+            _ => Err(CallError::Malformed),
         }
     }
 }
 
-/// As [`JsonScanner::take`], for a value that must be an object.
-pub fn take_object(scanner: &mut JsonScanner, c: char, out: &mut String) -> Result<Scan, Broken> {
-    if scanner.is_before_value() && !c.is_ascii_whitespace() && c != '{' {
-        return Err(Broken::Malformed);
-    }
-    // Space in front of the object is no part of it.
+/// Takes a character of a call's arguments, which must be an object, and passes them on.
+pub fn take_arguments(
+    scanner: &mut JsonScanner,
+    c: char,
+    sink: &mut PieceSink<'_>,
+) -> Result<JsonScan, CallError> {
     if scanner.is_before_value() && c != '{' {
-        return Ok(Scan::More);
+        // Space in front of the object is no part of it.
+        return if c.is_ascii_whitespace() { Ok(JsonScan::More) } else { Err(CallError::Malformed) };
     }
-    Ok(scanner.take(c, out)?)
+    let mut text = String::new();
+    let scan = scanner.take(c, &mut text)?;
+    sink.arguments(&text);
+    Ok(scan)
+}
+
+/// As [`take_arguments`], for a call that ends with its arguments and ends the section.
+pub fn take_last_arguments(
+    scanner: &mut JsonScanner,
+    c: char,
+    sink: &mut PieceSink<'_>,
+) -> Result<ParserStep, CallError> {
+    if take_arguments(scanner, c, sink)? == JsonScan::More {
+        return Ok(ParserStep::More);
+    }
+    sink.end();
+    Ok(ParserStep::Done(String::new()))
 }
 
 /// Mistral's calls behind `[TOOL_CALLS]`: a JSON list (v2 to v7), or `NAME[ARGS]{...}` with an optional `[CALL_ID]`
@@ -155,20 +177,13 @@ impl MistralCalls {
     }
 }
 
-impl Reader for MistralCalls {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for MistralCalls {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if let Some(list) = &mut self.list {
             return list.take(c, sink);
         }
         if let Some(scanner) = &mut self.arguments {
-            let mut text = String::new();
-            let scan = take_object(scanner, c, &mut text)?;
-            sink.arguments(&text);
-            if scan == Scan::More {
-                return Ok(Step::More);
-            }
-            sink.end();
-            return Ok(Step::Done(String::new()));
+            return take_last_arguments(scanner, c, sink);
         }
         if self.head.trim().is_empty() && matches!(c, '[' | '{') {
             return self.list.insert(JsonCalls::new(None)).take(c, sink);
@@ -179,13 +194,13 @@ impl Reader for MistralCalls {
             sink.name(name.trim())?;
             self.arguments = Some(JsonScanner::new());
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match &mut self.list {
             Some(list) => list.finish(is_cut, sink),
-            None => Err(Broken::Malformed),
+            None => Err(CallError::Malformed),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::json_text::{is_json_number, quoted};
 
 const MAX_DEPTH: usize = 100;
 
-/// Whether a string may end before this text.
+/// Returns whether a string may end before this text.
 pub fn can_follow(rest: &str) -> bool {
     rest.trim_start().chars().next().is_none_or(|c| matches!(c, ',' | ')' | ']' | '}' | ':'))
 }

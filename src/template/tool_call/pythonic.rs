@@ -5,10 +5,10 @@
 
 use super::json_object::JsonCalls;
 use super::python_literal;
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum PythonicState {
     /// Before the list's bracket.
     Open,
     Name,
@@ -26,9 +26,9 @@ pub struct PythonicCalls {
     is_bare: bool,
     /// One call, `NAME.call(...)`, without a list.
     is_single: bool,
-    place: Place,
+    place: PythonicState,
     held: String,
-    argument: Argument,
+    argument: PythonArgument,
     writer: ObjectWriter,
     json: Option<JsonCalls>,
 }
@@ -39,22 +39,22 @@ impl PythonicCalls {
             close,
             is_bare,
             is_single: false,
-            place: Place::Open,
+            place: PythonicState::Open,
             held: String::new(),
-            argument: Argument::default(),
+            argument: PythonArgument::default(),
             writer: ObjectWriter::default(),
             json: None,
         }
     }
 
-    fn take_name(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if c == '(' {
             let name = self.held.trim();
             let name = if self.is_single { name.strip_suffix(".call").unwrap_or(name) } else { name };
             sink.name(name)?;
             self.held.clear();
-            self.place = Place::Arguments;
-            return Ok(Step::More);
+            self.place = PythonicState::Arguments;
+            return Ok(ParserStep::More);
         }
         if c == '{' && self.held.trim().is_empty() && !self.is_bare && !self.is_single {
             let json = self.json.insert(JsonCalls::in_list(self.close));
@@ -66,87 +66,89 @@ impl PythonicCalls {
             _ => c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'),
         };
         self.held.push(c);
-        if is_name { Ok(Step::More) } else { Err(Broken::Malformed) }
+        if is_name { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_argument(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_argument(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if !self.argument.ends_before(c) {
             self.held.push(c);
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         let text = std::mem::take(&mut self.held);
-        self.argument = Argument::default();
+        self.argument = PythonArgument::default();
         if !text.trim().is_empty() {
-            let (key, value) = text.split_once('=').ok_or(Broken::Malformed)?;
-            let value = python_literal::whole_value(value).ok_or(Broken::Malformed)?;
+            let (key, value) = text.split_once('=').ok_or(CallError::Malformed)?;
+            let value = python_literal::whole_value(value).ok_or(CallError::Malformed)?;
             self.writer.member(key.trim(), &value, sink);
         }
         if c == ')' {
             std::mem::take(&mut self.writer).end(sink);
-            self.place = Place::Behind;
+            self.place = PythonicState::Behind;
             if self.is_single {
-                return Ok(Step::Done(String::new()));
+                return Ok(ParserStep::Done(String::new()));
             }
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn take_closing(&mut self, c: char) -> Result<Step, Broken> {
-        let Some(close) = self.close else { return Ok(Step::Done(c.to_string())) };
+    fn take_closing(&mut self, c: char) -> Result<ParserStep, CallError> {
+        let Some(close) = self.close else { return Ok(ParserStep::Done(c.to_string())) };
         self.held.push(c);
         let held = self.held.trim_start();
         if held == close {
-            return Ok(Step::Done(String::new()));
+            return Ok(ParserStep::Done(String::new()));
         }
-        if close.starts_with(held) { Ok(Step::More) } else { Err(Broken::Malformed) }
+        if close.starts_with(held) { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 }
 
-impl Reader for PythonicCalls {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for PythonicCalls {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if let Some(json) = &mut self.json {
             return json.take(c, sink);
         }
         let step = match (self.place, c) {
-            (Place::Open, '[') => {
-                self.place = Place::Name;
-                Ok(Step::More)
+            (PythonicState::Open, '[') => {
+                self.place = PythonicState::Name;
+                Ok(ParserStep::More)
             }
-            (Place::Open | Place::Behind, _) if c.is_ascii_whitespace() => Ok(Step::More),
-            (Place::Behind, ',') => {
-                self.place = Place::Name;
-                Ok(Step::More)
+            (PythonicState::Open | PythonicState::Behind, _) if c.is_ascii_whitespace() => {
+                Ok(ParserStep::More)
             }
-            (Place::Behind, ']') => {
-                self.place = Place::Closing;
-                Ok(if self.close.is_none() { Step::Done(String::new()) } else { Step::More })
+            (PythonicState::Behind, ',') => {
+                self.place = PythonicState::Name;
+                Ok(ParserStep::More)
             }
-            (Place::Name, _) => self.take_name(c, sink),
-            (Place::Arguments, _) => self.take_argument(c, sink),
-            (Place::Closing, _) => self.take_closing(c),
-            _ => Err(Broken::Malformed),
+            (PythonicState::Behind, ']') => {
+                self.place = PythonicState::Closing;
+                Ok(if self.close.is_none() { ParserStep::Done(String::new()) } else { ParserStep::More })
+            }
+            (PythonicState::Name, _) => self.take_name(c, sink),
+            (PythonicState::Arguments, _) => self.take_argument(c, sink),
+            (PythonicState::Closing, _) => self.take_closing(c),
+            _ => Err(CallError::Malformed),
         };
         step.map_err(|broken| match broken {
-            Broken::Malformed if self.is_bare && self.place == Place::Name => Broken::NotACall,
+            CallError::Malformed if self.is_bare && self.place == PythonicState::Name => CallError::NotACall,
             broken => broken,
         })
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if let Some(json) = &mut self.json {
             return json.finish(is_cut, sink);
         }
         match self.place {
-            Place::Behind | Place::Closing if !is_cut => Ok(()),
-            Place::Open | Place::Name if self.is_bare => Err(Broken::NotACall),
-            _ => Err(Broken::Malformed),
+            PythonicState::Behind | PythonicState::Closing if !is_cut => Ok(()),
+            PythonicState::Open | PythonicState::Name if self.is_bare => Err(CallError::NotACall),
+            _ => Err(CallError::Malformed),
         }
     }
 }
 
 /// Finds the end of one argument: a comma or a closing parenthesis outside brackets and strings.
 #[derive(Debug, Default)]
-struct Argument {
+struct PythonArgument {
     depth: usize,
     quote: Option<char>,
     is_escaped: bool,
@@ -154,7 +156,7 @@ struct Argument {
     may_end: bool,
 }
 
-impl Argument {
+impl PythonArgument {
     fn ends_before(&mut self, c: char) -> bool {
         if let Some(quote) = self.quote {
             if self.may_end {
@@ -185,14 +187,14 @@ impl Argument {
     }
 }
 
-/// What follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
+/// Parses what follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
 #[derive(Debug)]
 pub struct PythonTag {
-    inner: Option<Inner>,
+    inner: Option<PythonScanner>,
 }
 
 #[derive(Debug)]
-enum Inner {
+enum PythonScanner {
     Json(JsonCalls),
     Python(PythonicCalls),
 }
@@ -203,30 +205,33 @@ impl PythonTag {
     }
 }
 
-impl Reader for PythonTag {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for PythonTag {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         match &mut self.inner {
-            Some(Inner::Json(json)) => json.take(c, sink),
-            Some(Inner::Python(python)) => python.take(c, sink),
-            None if c.is_ascii_whitespace() => Ok(Step::More),
+            Some(PythonScanner::Json(json)) => json.take(c, sink),
+            Some(PythonScanner::Python(python)) => python.take(c, sink),
+            None if c.is_ascii_whitespace() => Ok(ParserStep::More),
             None if matches!(c, '{' | '[') => {
-                self.inner = Some(Inner::Json(JsonCalls::new(None)));
+                self.inner = Some(PythonScanner::Json(JsonCalls::new(None)));
                 self.take(c, sink)
             }
             None => {
-                let python =
-                    PythonicCalls { is_single: true, place: Place::Name, ..PythonicCalls::new(None, false) };
-                self.inner = Some(Inner::Python(python));
+                let python = PythonicCalls {
+                    is_single: true,
+                    place: PythonicState::Name,
+                    ..PythonicCalls::new(None, false)
+                };
+                self.inner = Some(PythonScanner::Python(python));
                 self.take(c, sink)
             }
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match &mut self.inner {
-            Some(Inner::Json(json)) => json.finish(is_cut, sink),
-            Some(Inner::Python(python)) => python.finish(is_cut, sink),
-            None => Err(Broken::Malformed),
+            Some(PythonScanner::Json(json)) => json.finish(is_cut, sink),
+            Some(PythonScanner::Python(python)) => python.finish(is_cut, sink),
+            None => Err(CallError::Malformed),
         }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! Python's prompt looks the same: what no given tool's name follows is text.
 
-use super::json_text::{JsonScanner, Scan};
-use super::named_json::take_object;
-use super::{Broken, Reader, Sink, Step};
+use super::json_text::JsonScanner;
+use super::named_json::take_last_arguments;
+use super::{CallError, CallParser, ParserStep, PieceSink};
 
 const MAX_NAME: usize = 256;
 
@@ -20,40 +20,33 @@ impl Recipient {
         Self { head: String::new(), arguments: None }
     }
 
-    fn take_head(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if c != '\n' {
             self.head.push(c);
-            return if self.head.len() > MAX_NAME { Err(Broken::NotACall) } else { Ok(Step::More) };
+            return if self.head.len() > MAX_NAME { Err(CallError::NotACall) } else { Ok(ParserStep::More) };
         }
         match self.head.trim() {
-            "all" => Ok(Step::Done(String::new())),
+            "all" => Ok(ParserStep::Done(String::new())),
             name if sink.tool(name).is_some() => {
                 sink.name(name)?;
                 self.arguments = Some(JsonScanner::new());
-                Ok(Step::More)
+                Ok(ParserStep::More)
             }
-            _ => Err(Broken::NotACall),
+            _ => Err(CallError::NotACall),
         }
     }
 }
 
-impl Reader for Recipient {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for Recipient {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let Some(scanner) = &mut self.arguments else { return self.take_head(c, sink) };
-        let mut text = String::new();
-        let scan = take_object(scanner, c, &mut text)?;
-        sink.arguments(&text);
-        if scan == Scan::More {
-            return Ok(Step::More);
-        }
-        sink.end();
-        Ok(Step::Done(String::new()))
+        take_last_arguments(scanner, c, sink)
     }
 
-    fn finish(&mut self, is_cut: bool, _sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, _sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match self.arguments {
-            None if !is_cut => Err(Broken::NotACall),
-            _ => Err(Broken::Malformed),
+            None if !is_cut => Err(CallError::NotACall),
+            _ => Err(CallError::Malformed),
         }
     }
 }

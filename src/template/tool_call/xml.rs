@@ -4,11 +4,11 @@
 //! follows, and nowhere else; a parameter that is never closed breaks the call, so that no argument is silently lost. Each
 //! argument goes out when it is complete.
 
-use super::coerce::{Schema, coerced};
+use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::{quoted, whole_value};
-use super::{Broken, ObjectWriter, Reader, Sink, Step};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
-/// The tags of one notation. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
+/// The tags of one format. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
 /// attributes.
 #[derive(Debug)]
 pub struct Tags {
@@ -36,7 +36,7 @@ const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 const MAX_KEY: usize = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum XmlState {
     /// Before `<function=`.
     Open,
     Name,
@@ -52,7 +52,7 @@ enum Place {
 pub struct XmlCalls {
     tags: &'static Tags,
     is_wrapped: bool,
-    place: Place,
+    place: XmlState,
     held: String,
     name: String,
     /// Parameters so far; the last one is being read in `Value`.
@@ -62,8 +62,8 @@ pub struct XmlCalls {
     writer: ObjectWriter,
 }
 
-/// What follows a value.
-enum Next {
+/// The text that follows a value.
+enum XmlNext {
     Parameter {
         key: String,
         attributes: String,
@@ -80,7 +80,7 @@ impl XmlCalls {
         Self {
             tags,
             is_wrapped,
-            place: if is_wrapped { Place::Open } else { Place::Name },
+            place: if is_wrapped { XmlState::Open } else { XmlState::Name },
             held: String::new(),
             name: String::new(),
             keys: Vec::new(),
@@ -89,38 +89,38 @@ impl XmlCalls {
         }
     }
 
-    fn take_open(&mut self) -> Result<Step, Broken> {
+    fn take_open(&mut self) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
         if held == self.tags.call {
             self.held.clear();
-            self.place = Place::Name;
+            self.place = XmlState::Name;
         } else if !self.tags.call.starts_with(held) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let Some(head) = self.held.strip_suffix(self.tags.head_end) else {
             return if self.held.len() > MAX_KEY || c == '\n' {
-                Err(Broken::Malformed)
+                Err(CallError::Malformed)
             } else {
-                Ok(Step::More)
+                Ok(ParserStep::More)
             };
         };
         self.name = split_head(head).0.to_owned();
         sink.name(&self.name)?;
         self.held.clear();
-        self.place = Place::Body;
-        Ok(Step::More)
+        self.place = XmlState::Body;
+        Ok(ParserStep::More)
     }
 
-    fn take_body(&mut self) -> Result<Step, Broken> {
+    fn take_body(&mut self) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
         if held == self.tags.call_end {
             self.held.clear();
-            self.place = Place::Closing;
-            return Ok(Step::More);
+            self.place = XmlState::Closing;
+            return Ok(ParserStep::More);
         }
         if let Some(head) = held.strip_prefix(self.tags.parameter) {
             let is_too_long = head.len() > MAX_KEY;
@@ -129,46 +129,46 @@ impl XmlCalls {
                 self.keys.push(key.to_owned());
                 self.attributes = attributes.to_owned();
                 self.held.clear();
-                self.place = Place::Value;
+                self.place = XmlState::Value;
             }
-            return if is_too_long { Err(Broken::Malformed) } else { Ok(Step::More) };
+            return if is_too_long { Err(CallError::Malformed) } else { Ok(ParserStep::More) };
         }
         let is_tag = self.tags.call_end.starts_with(held) || self.tags.parameter.starts_with(held);
-        if is_tag { Ok(Step::More) } else { Err(Broken::Malformed) }
+        if is_tag { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_value(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_value(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         if !matches!(c, '>' | '"') {
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         let Some((end, next)) = self.next_parameter().or_else(|| self.end_of_call(self.is_wrapped)) else {
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         };
         self.end_value(end, sink)?;
         match next {
-            Next::Parameter { key, attributes } => {
+            XmlNext::Parameter { key, attributes } => {
                 self.keys.push(key);
                 self.attributes = attributes;
             }
-            Next::Call => {
+            XmlNext::Call => {
                 self.writer_end(sink);
                 self.begin_next();
             }
-            Next::Section => {
+            XmlNext::Section => {
                 self.writer_end(sink);
-                self.place = Place::Closing;
+                self.place = XmlState::Closing;
                 if self.is_wrapped {
-                    return Ok(Step::Done(String::new()));
+                    return Ok(ParserStep::Done(String::new()));
                 }
             }
         }
-        Ok(Step::More)
+        Ok(ParserStep::More)
     }
 
     fn begin_next(&mut self) {
         self.held.clear();
         self.keys.clear();
-        self.place = Place::Name;
+        self.place = XmlState::Name;
     }
 
     /// The text in front of a value's close tag, which the given text ends with.
@@ -180,7 +180,7 @@ impl XmlCalls {
 
     /// The value's length and the next parameter, when the text ends with a close tag and the tag of a parameter that has
     /// not come yet.
-    fn next_parameter(&self) -> Option<(usize, Next)> {
+    fn next_parameter(&self) -> Option<(usize, XmlNext)> {
         let before_head = self.held.strip_suffix(self.tags.head_end)?;
         let parameter = self.tags.parameter;
         let tail = floor_tail(before_head, parameter.len() + MAX_KEY);
@@ -189,19 +189,19 @@ impl XmlCalls {
         let is_key =
             !key.is_empty() && !key.contains(['<', '>', '\n']) && !self.keys.iter().any(|seen| seen == key);
         let before = self.value_before(&self.held[..tag])?;
-        let next = Next::Parameter { key: key.to_owned(), attributes: attributes.to_owned() };
+        let next = XmlNext::Parameter { key: key.to_owned(), attributes: attributes.to_owned() };
         is_key.then_some((before.len(), next))
     }
 
     /// The value's length, when the text ends with all that ends a call.
-    fn end_of_call(&self, with_wrapper: bool) -> Option<(usize, Next)> {
+    fn end_of_call(&self, with_wrapper: bool) -> Option<(usize, XmlNext)> {
         let Tags { call, call_end, section_end, is_many, .. } = self.tags;
         let text = self.held.trim_end();
         let (text, next) = match with_wrapper {
-            false => (text, Next::Section),
+            false => (text, XmlNext::Section),
             true => match text.strip_suffix(section_end) {
-                Some(text) => (text, Next::Section),
-                None if *is_many => (text.strip_suffix(call)?, Next::Call),
+                Some(text) => (text, XmlNext::Section),
+                None if *is_many => (text.strip_suffix(call)?, XmlNext::Call),
                 None => return None,
             },
         };
@@ -209,21 +209,21 @@ impl XmlCalls {
         Some((value.len(), next))
     }
 
-    fn end_value(&mut self, len: usize, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn end_value(&mut self, len: usize, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         let mut text = std::mem::take(&mut self.held);
         text.truncate(len);
-        let key = self.keys.last().ok_or(Broken::Malformed)?;
-        let parameters = &sink.tool(&self.name).ok_or(Broken::Malformed)?.parameters;
+        let key = self.keys.last().ok_or(CallError::Malformed)?;
+        let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
         if self.hides_a_parameter(&text, parameters) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
-        let value = self.value(&text, Schema::new(parameters).property(key));
+        let value = self.value(&text, ArgumentSchema::new(parameters).property(key));
         self.writer.member(key, &value, sink);
         Ok(())
     }
 
     /// A value's text as JSON.
-    fn value(&self, text: &str, schema: Schema<'_>) -> String {
+    fn value(&self, text: &str, schema: ArgumentSchema<'_>) -> String {
         if let Some(attribute) = self.tags.text_attribute {
             return match self.attributes.contains(attribute) {
                 true => quoted(text),
@@ -238,7 +238,7 @@ impl XmlCalls {
         }
     }
 
-    /// Whether the value swallowed a parameter of this tool because a close tag is missing.
+    /// Returns whether the value swallowed a parameter of this tool because a close tag is missing.
     fn hides_a_parameter(&self, text: &str, parameters: &serde_json::Value) -> bool {
         let Tags { parameter, parameter_end, .. } = self.tags;
         if text.matches(parameter).count() <= text.matches(parameter_end).count() {
@@ -252,58 +252,58 @@ impl XmlCalls {
         unseen.map(String::as_str).any(|key| heads.contains(&key))
     }
 
-    fn writer_end(&mut self, sink: &mut Sink<'_>) {
+    fn writer_end(&mut self, sink: &mut PieceSink<'_>) {
         std::mem::take(&mut self.writer).end(sink);
     }
 
-    fn take_closing(&mut self, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+    fn take_closing(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let Tags { call, section_end, is_many, .. } = self.tags;
         let held = self.held.trim_start();
         if !held.is_empty() && held == *section_end {
             if *sink.is_open {
                 self.writer_end(sink);
             }
-            return Ok(Step::Done(String::new()));
+            return Ok(ParserStep::Done(String::new()));
         }
         if *is_many && self.is_wrapped && held == *call {
             if *sink.is_open {
                 self.writer_end(sink);
             }
             self.begin_next();
-            return Ok(Step::More);
+            return Ok(ParserStep::More);
         }
         let goes_on =
             section_end.starts_with(held) || (*is_many && self.is_wrapped && call.starts_with(held));
         match goes_on && !section_end.is_empty() {
-            true => Ok(Step::More),
-            false if self.is_wrapped => Err(Broken::Malformed),
-            false => Ok(Step::Done(std::mem::take(&mut self.held))),
+            true => Ok(ParserStep::More),
+            false if self.is_wrapped => Err(CallError::Malformed),
+            false => Ok(ParserStep::Done(std::mem::take(&mut self.held))),
         }
     }
 }
 
-impl Reader for XmlCalls {
-    fn take(&mut self, c: char, sink: &mut Sink<'_>) -> Result<Step, Broken> {
+impl CallParser for XmlCalls {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         self.held.push(c);
         match self.place {
-            Place::Open => self.take_open(),
-            Place::Name => self.take_name(c, sink),
-            Place::Body => {
+            XmlState::Open => self.take_open(),
+            XmlState::Name => self.take_name(c, sink),
+            XmlState::Body => {
                 let step = self.take_body();
-                if self.place == Place::Closing && !self.is_wrapped {
+                if self.place == XmlState::Closing && !self.is_wrapped {
                     self.writer_end(sink);
                 }
                 step
             }
-            Place::Value => self.take_value(c, sink),
-            Place::Closing => self.take_closing(sink),
+            XmlState::Value => self.take_value(c, sink),
+            XmlState::Closing => self.take_closing(sink),
         }
     }
 
-    fn finish(&mut self, is_cut: bool, sink: &mut Sink<'_>) -> Result<(), Broken> {
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         let is_whole = match self.place {
-            Place::Closing => true,
-            Place::Value if !is_cut => match self.end_of_call(false) {
+            XmlState::Closing => true,
+            XmlState::Value if !is_cut => match self.end_of_call(false) {
                 Some((end, _)) => {
                     self.end_value(end, sink)?;
                     true
@@ -313,7 +313,7 @@ impl Reader for XmlCalls {
             _ => false,
         };
         if !is_whole || (is_cut && *sink.is_open) {
-            return Err(Broken::Malformed);
+            return Err(CallError::Malformed);
         }
         if *sink.is_open {
             self.writer_end(sink);

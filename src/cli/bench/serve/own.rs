@@ -1,6 +1,6 @@
 //! llmctl's own server in this process, for `--self`: real sockets on loopback, closed at the end of the run.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
@@ -12,7 +12,11 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::policy::Policy;
-use crate::serve::{App, ServedModel, Settings};
+<<<<<<< HEAD
+use crate::serve::{App, Settings};
+=======
+use crate::serve::{App, ServeSettings, ServedModel};
+>>>>>>> main
 
 /// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -74,16 +78,9 @@ pub fn start(
         EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
-    let (info, chat_tokenizer, fingerprint) = texts.into_parts();
-    let model = ServedModel {
-        id: info.name,
-        created: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
-        chat_tokenizer,
-        fingerprint,
-        defaults: info.defaults,
-    };
+    let model = texts.into_served(None);
     let observer = server.lifecycle().observer().clone();
-    let app = App::new(model, EngineSlot::new(engine), None, observer, Settings::default());
+    let app = App::new(model, EngineSlot::new(engine), None, observer, ServeSettings::default());
     server.open(app.clone());
     Ok(OwnServer { server, app, has_chat_template })
 }

@@ -243,7 +243,7 @@ impl Backend for Cpu {
         if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
             return Err(LoadError::Tensor {
                 tensor: format!("{} {:?}", dtype.name(), tensor.shape),
-                message: "has values beyond 2^18, which no weight is".to_owned(),
+                message: "has values above 2^18, the limit for weights".to_owned(),
             });
         }
         let release = |packed| tensor.bytes.release(packed);

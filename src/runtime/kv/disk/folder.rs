@@ -125,12 +125,12 @@ impl Folder {
         match serde_json::from_slice::<Value>(&found) {
             Ok(found) if found == self.manifest => Ok(()),
             Ok(_) => Err(format!(
-                "{} is not of this model; remove {} to begin anew",
+                "{} belongs to another model; remove {} to start over",
                 path.display(),
                 self.path.display()
             )),
             Err(error) => {
-                Err(format!("{}: {error}; remove {} to begin anew", path.display(), self.path.display()))
+                Err(format!("{}: {error}; remove {} to start over", path.display(), self.path.display()))
             }
         }
     }

@@ -304,7 +304,7 @@ impl IoQueue {
         state.touches.clear();
         let left: Vec<DiskPageKey> = state.reads.drain(..).map(|read| read.label.key).collect();
         for key in state.reading.take().into_iter().chain(left) {
-            state.answer(key, Err(MissingReason::Io("the thread that reads has ended".to_owned())));
+            state.answer(key, Err(MissingReason::Io("the I/O thread has ended".to_owned())));
         }
         self.done.notify_all();
     }

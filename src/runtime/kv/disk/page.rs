@@ -173,7 +173,7 @@ fn difference(found: &[u8], expected: &[u8]) -> String {
     ];
     let differs = |range: &Range<usize>| found[range.clone()] != expected[range.clone()];
     let what = fields.iter().find(|(range, _)| differs(range)).map_or("tokens", |(_, what)| what);
-    format!("the file is of a page with another {what}")
+    format!("the file holds a page with another {what}")
 }
 
 #[cfg(test)]

@@ -365,7 +365,7 @@ fn no_model_in(path: &Path) -> LoadError {
         .iter()
         .any(|name| path.join(name).is_file())
     {
-        "is an adapter (LoRA), which llmctl does not apply: give the model that it belongs to, or one that it was merged into"
+        "is a LoRA adapter, which llmctl does not support: use its base model, or a model with the adapter merged"
     } else {
         "holds neither config.json with safetensors nor a GGUF file"
     };

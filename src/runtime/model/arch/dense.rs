@@ -72,48 +72,60 @@ pub fn dense(
         _ => reader.size("vocab_size", MAX_VOCAB)?,
     };
     let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
-    let norm_eps = norm_eps(reader, defaults)?;
-    let inner_key = reader.pick("intermediate_size", "feed_forward_length");
-    let layer = LayerConfig {
-        mixer: MixerConfig::Attention(attention),
-        feed_forward: FeedForwardConfig {
-            dense: Some(MlpConfig {
-                intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
-                activation: activation(reader, defaults.activation)?,
-            }),
-            experts: None,
-            gates_dense: false,
-        },
-        has_output_scale: false,
-        norm_eps,
-        pre_norms: true,
-        post_norms: false,
-        residual_scale: 1.0,
-    };
+    let layer = layer(reader, attention, num_layers, defaults)?;
     let config = DecoderConfig {
         architecture: name,
         vocab_size,
         hidden_size,
         context_length: context_length(reader, defaults)?,
         embedding_scale: 1.0,
+        final_norm_eps: layer.norm_eps,
         layers: vec![layer; num_layers],
         ropes: vec![rope(reader, "full_attention", rotated, defaults.rope_theta)?],
-        final_norm_eps: norm_eps,
         logit_scale: 1.0,
         final_softcap: None,
         per_layer_inputs: None,
     };
-    let naming = Naming {
-        gguf: reader.is_gguf(),
-        tied: if reader.is_gguf() { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
+    Ok(Description { config, naming: naming(reader, defaults)? })
+}
+
+/// Parses one layer, with the largest feed-forward width of any layer.
+fn layer(
+    reader: &ConfigReader,
+    attention: AttentionConfig,
+    num_layers: usize,
+    defaults: ConfigDefaults,
+) -> Result<LayerConfig, LoadError> {
+    let norm_eps = norm_eps(reader, defaults)?;
+    let inner_key = reader.pick("intermediate_size", "feed_forward_length");
+    let mlp = MlpConfig {
+        intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
+        activation: activation(reader, defaults.activation)?,
+    };
+    Ok(LayerConfig {
+        mixer: MixerConfig::Attention(attention),
+        feed_forward: FeedForwardConfig { dense: Some(mlp), experts: None, gates_dense: false },
+        has_output_scale: false,
+        norm_eps,
+        pre_norms: true,
+        post_norms: false,
+        residual_scale: 1.0,
+    })
+}
+
+/// Returns the names and storage conventions of a Llama.
+fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<Naming, LoadError> {
+    let gguf = reader.is_gguf();
+    Ok(Naming {
+        gguf,
+        tied: if gguf { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
         norm_offset: 0.0,
         interleaved_qk: false,
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,
         prediction_layers: 0,
-    };
-    Ok(Description { config, naming })
+    })
 }
 
 /// Parses attention with full visibility and the first rotary table.
@@ -224,7 +236,7 @@ fn rotated_dim(reader: &ConfigReader, head_dim: usize, default: f32) -> Result<u
         (head_dim as f64 * factor) as usize
     };
     if dim == 0 || dim > head_dim || !dim.is_multiple_of(2) {
-        return Err(reader.error(key, format!("rotates {dim} of {head_dim} values of a head")));
+        return Err(reader.error(key, format!("{dim} of {head_dim} values of a head cannot be rotated")));
     }
     Ok(dim)
 }

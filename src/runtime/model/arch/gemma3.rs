@@ -38,7 +38,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let listed = reader.sliding_layers(num_layers)?;
     let pattern_key = reader.pick("sliding_window_pattern", "attention.sliding_window_pattern");
     let pattern = match reader.count(pattern_key)?.or(reader.count("_sliding_window_pattern")?) {
-        Some(0) => return Err(reader.error(pattern_key, "0 is not a period of layers")),
+        Some(0) => return Err(reader.error(pattern_key, "0 is not a valid interval of layers")),
         Some(pattern) => pattern,
         None => PATTERN,
     };

@@ -44,9 +44,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     };
     let mut description = dense("gemma4", reader, defaults)?;
     if reader.string("use_bidirectional_attention")?.as_deref() == Some("all") {
-        return Err(
-            reader.error("use_bidirectional_attention", "tokens that see later ones are not supported")
-        );
+        return Err(reader.error("use_bidirectional_attention", "attention to later tokens is not supported"));
     }
     (description.naming.norms, description.naming.parts) = (NormNames::SANDWICH, PARTS);
     let config = &mut description.config;
@@ -56,10 +54,10 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         (layer.post_norms, layer.has_output_scale) = (true, true);
     }
     let slides = sliding_layers(reader, config.layers.len())?;
-    describe_heads(&mut description, reader, &slides)?;
+    set_heads(&mut description, reader, &slides)?;
     share_rows(&mut description, reader, &slides)?;
-    describe_experts(&mut description, reader)?;
-    describe_per_layer_inputs(&mut description, reader, defaults.activation)?;
+    set_experts(&mut description, reader)?;
+    set_per_layer_inputs(&mut description, reader, defaults.activation)?;
     let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
     description.slide(Some(window), |layer| slides[layer]);
     Ok(description)
@@ -85,11 +83,7 @@ fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>,
 }
 
 /// Sets heads and rotary tables of local and global layers, which differ in number and width.
-fn describe_heads(
-    description: &mut Description,
-    reader: &ConfigReader,
-    slides: &[bool],
-) -> Result<(), LoadError> {
+fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[bool]) -> Result<(), LoadError> {
     let config = &mut description.config;
     let first = config.attentions().next().map_or((0, 0), |first| (first.head_dim, first.num_kv_heads));
     let head_dim = |key: &'static str, default| match reader.count(key)? {
@@ -161,8 +155,9 @@ fn share_rows(
     let num_layers = slides.len();
     let shared = reader.count(key)?.unwrap_or(0);
     let first_shared = num_layers.checked_sub(shared).filter(|first| *first > 0);
-    let first_shared = first_shared
-        .ok_or_else(|| reader.error(key, format!("{shared} of {num_layers} layers leaves none with rows")))?;
+    let first_shared = first_shared.ok_or_else(|| {
+        reader.error(key, format!("{shared} of {num_layers} layers leaves no layer with KV rows"))
+    })?;
     for (index, attention) in description.config.attentions_mut() {
         if index >= first_shared {
             let owner = slides[..first_shared].iter().rposition(|is_local| *is_local == slides[index]);
@@ -187,7 +182,7 @@ fn share_rows(
     Ok(())
 }
 
-fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEYS: ExpertKeys = ExpertKeys {
         count: "num_experts",
         used: "top_k_experts",
@@ -207,7 +202,7 @@ fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Res
     Ok(())
 }
 
-fn describe_per_layer_inputs(
+fn set_per_layer_inputs(
     description: &mut Description,
     reader: &ConfigReader,
     default: Activation,

@@ -33,7 +33,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
             *truncate = false;
         }
     }
-    describe_experts(&mut description, reader)?;
+    set_experts(&mut description, reader)?;
     for (_, attention) in description.config.attentions_mut() {
         attention.has_sinks = true;
     }
@@ -44,7 +44,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-fn describe_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     const KEYS: ExpertKeys = ExpertKeys {
         count: "num_local_experts",
         used: "num_experts_per_tok",

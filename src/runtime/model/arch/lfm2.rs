@@ -42,7 +42,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let kernel_key = reader.pick("conv_L_cache", "shortconv.l_cache");
     let kernel = match reader.count(kernel_key)? {
         Some(kernel) if !(2..=MAX_KERNEL).contains(&kernel) => {
-            return Err(reader.error(kernel_key, format!("{kernel} is no length of a convolution")));
+            return Err(reader.error(kernel_key, format!("{kernel} is not a valid kernel length")));
         }
         kernel => kernel.unwrap_or(3),
     };

@@ -17,14 +17,14 @@ pub const FAMILY: Family = Family {
     name: "qwen3.5",
     model_types: &["qwen3_5", "qwen3_5_text"],
     gguf_names: &["qwen35"],
-    parse_config: describe_dense,
+    parse_config: parse_dense,
 };
 
 pub const MOE_FAMILY: Family = Family {
     name: "qwen3.5-moe",
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_names: &["qwen35moe"],
-    parse_config: describe_moe,
+    parse_config: parse_moe,
 };
 
 /// Every fourth layer is full attention by default.
@@ -43,11 +43,11 @@ const GGUF_NORMS: NormNames =
 /// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
-fn describe_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
     parse_config("qwen3.5", reader, ConfigDefaults { num_kv_heads: Some(4), ..ConfigDefaults::default() })
 }
 
-fn describe_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
     let shared = shared_size(reader)?;
     let defaults = ConfigDefaults {
         num_kv_heads: Some(2),
@@ -129,7 +129,9 @@ fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) ->
     const KEY: &str = "nextn_predict_layers";
     let extra = reader.count(KEY)?.unwrap_or(0);
     match description.config.layers.len().checked_sub(extra) {
-        None | Some(0) => Err(reader.error(KEY, format!("{extra} layers leave none for the text"))),
+        None | Some(0) => {
+            Err(reader.error(KEY, format!("{extra} prediction layers leave no layer for the decoder")))
+        }
         Some(count) => {
             description.config.layers.truncate(count);
             description.naming.prediction_layers = extra;
@@ -145,7 +147,7 @@ fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool
     }
     const PERIOD: &str = "full_attention_interval";
     match reader.count(PERIOD)?.unwrap_or(PATTERN) {
-        0 => Err(reader.error(PERIOD, "0 is not a period of layers")),
+        0 => Err(reader.error(PERIOD, "0 is not a valid interval of layers")),
         period => Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect()),
     }
 }
@@ -164,7 +166,7 @@ fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<
     // Prediction blocks may be listed too.
     match listed.filter(|listed| (num_layers..=MAX_LAYERS).contains(&listed.len())) {
         Some(listed) => Ok(Some(listed[..num_layers].to_vec())),
-        None => Err(reader.error(KEY, format!("does not say for {num_layers} layers whether they recur"))),
+        None => Err(reader.error(KEY, format!("is not a list of {num_layers} layers"))),
     }
 }
 
@@ -179,7 +181,7 @@ fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
     let key = reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel");
     let kernel = reader.count(key)?.unwrap_or(4);
     if !(2..=MAX_KERNEL).contains(&kernel) {
-        return Err(reader.error(key, format!("{kernel} is no length of a convolution")));
+        return Err(reader.error(key, format!("{kernel} is not a valid kernel length")));
     }
     Ok(DeltaNetConfig { shape, kernel })
 }
@@ -208,7 +210,7 @@ fn gguf_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
     let value_heads = reader.size("ssm.time_step_rank", MAX_SIZE)?;
     let inner = reader.size(INNER, MAX_WIDTH)?;
     if !inner.is_multiple_of(value_heads) {
-        return Err(reader.error(INNER, format!("{inner} values cannot be {value_heads} heads")));
+        return Err(reader.error(INNER, format!("{inner} values cannot be divided into {value_heads} heads")));
     }
     Ok(DeltaShape {
         key_heads: reader.size("ssm.group_count", MAX_SIZE)?,

@@ -21,7 +21,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     description.naming.interleaved_qk = reader.is_gguf();
     let listed = rope_layers(reader, description.config.layers.len())?;
     let interval = match reader.count("no_rope_layer_interval")? {
-        Some(0) => return Err(reader.error("no_rope_layer_interval", "0 is not a period of layers")),
+        Some(0) => return Err(reader.error("no_rope_layer_interval", "0 is not a valid interval of layers")),
         given => given.unwrap_or(NO_ROPE_INTERVAL),
     };
     for (index, attention) in description.config.attentions_mut() {

@@ -75,7 +75,7 @@ impl<'a> CandleConfig<'a> {
         match is_same {
             true => Ok(()),
             false => Err(self.reader.unsupported(format!(
-                "{key} is {found}, and candle-transformers computes this family with {value} only"
+                "{key} is {found}, but candle-transformers supports only {value} for this family"
             ))),
         }
     }
@@ -146,12 +146,11 @@ impl<'a> CandleConfig<'a> {
         let rope = rope(self.reader, "full_attention", rotated, usual_theta)?;
         if rope.scaling != RopeScaling::None {
             return Err(self.reader.unsupported(
-                "its rotary positions are scaled, which candle-transformers does not compute for this family"
-                    .to_owned(),
+                "candle-transformers does not support scaled rotary positions for this family".to_owned(),
             ));
         }
         if rotated == 0 || !rotated.is_multiple_of(2) {
-            let message = format!("{rotated} values of a head cannot turn in pairs");
+            let message = format!("{rotated} values of a head cannot be rotated in pairs");
             return Err(self.reader.error("num_attention_heads", message));
         }
         self.put("rope_theta", f64::from(rope.theta));
@@ -171,7 +170,7 @@ impl<'a> CandleConfig<'a> {
             None => self.positive(names, usual)?,
         };
         if !(part > 0.0 && part <= 1.0) {
-            return Err(self.reader.error(names[0], format!("{part} is not a part of a head")));
+            return Err(self.reader.error(names[0], format!("{part} is not a fraction of a head")));
         }
         self.put(names[0], part);
         Ok((part * head_dim as f64) as usize)

@@ -149,7 +149,7 @@ fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     };
     let table = tied.then_some("transformer.word_embeddings.weight");
     let notice =
-        "candle-transformers approximates the GELU of falcon models, so that their logits are slightly off";
+        "candle-transformers approximates the GELU of falcon models, so their logits differ slightly";
     Ok(CandlePlan {
         prefill: Prefill::Beginning,
         notices: vec![notice.to_owned()],
@@ -176,7 +176,9 @@ fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), Loa
         return Err(reader.error("num_attention_heads", "does not divide the hidden size into heads"));
     }
     if config.rope(10_000.0, head_dim)? != 10_000.0 {
-        return Err(reader.unsupported("candle-transformers turns this family by a base of 10000 only"));
+        return Err(
+            reader.unsupported("candle-transformers supports only a rotary base of 10000 for this family")
+        );
     }
     let inner = 4 * hidden_size;
     config.only("activation", json!("gelu"), json!("gelu"))?;
@@ -255,23 +257,7 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let mut config = CandleConfig::new(reader);
     let body = config.body(Usual::default())?;
     let inner = 2 * body.hidden_size;
-    let rank = body.hidden_size.div_ceil(16);
-    if reader.value("time_step_rank") != Some(json!("auto")) {
-        config.only("time_step_rank", json!(rank), json!(rank))?;
-    }
-    for (key, value) in [
-        ("state_size", json!(16)),
-        ("conv_kernel", json!(4)),
-        ("expand", json!(2)),
-        ("intermediate_size", json!(inner)),
-        ("layer_norm_epsilon", json!(1e-5)),
-        ("use_bias", json!(false)),
-        ("use_conv_bias", json!(true)),
-        ("hidden_act", json!("silu")),
-        ("tie_word_embeddings", json!(true)),
-    ] {
-        config.only(key, value.clone(), value)?;
-    }
+    check_mamba(&config, body.hidden_size)?;
     config.put("d_model", body.hidden_size);
     config.put("n_layer", body.num_layers);
     config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
@@ -295,6 +281,28 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
         weights,
         open,
     )
+}
+
+/// Refuses settings that candle-transformers' Mamba fixes otherwise.
+fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> Result<(), LoadError> {
+    let rank = hidden_size.div_ceil(16);
+    if config.reader.value("time_step_rank") != Some(json!("auto")) {
+        config.only("time_step_rank", json!(rank), json!(rank))?;
+    }
+    for (key, value) in [
+        ("state_size", json!(16)),
+        ("conv_kernel", json!(4)),
+        ("expand", json!(2)),
+        ("intermediate_size", json!(2 * hidden_size)),
+        ("layer_norm_epsilon", json!(1e-5)),
+        ("use_bias", json!(false)),
+        ("use_conv_bias", json!(true)),
+        ("hidden_act", json!("silu")),
+        ("tie_word_embeddings", json!(true)),
+    ] {
+        config.only(key, value.clone(), value)?;
+    }
+    Ok(())
 }
 
 fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
@@ -486,7 +494,7 @@ fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<Ca
     let divisor = config.positive(&["head_size_divisor"], 8.0)?;
     let tied = tied(&mut config, false, "rwkv.embeddings.weight")?;
     if tied.is_some() {
-        return Err(reader.unsupported("candle-transformers wants an output matrix of its own"));
+        return Err(reader.unsupported("candle-transformers needs a separate output matrix"));
     }
     // The published model divides the attention output by this before a norm whose epsilon matters;
     // candle-transformers does not. The division is moved to the values, in which the output is linear.

@@ -243,7 +243,7 @@ impl CandleModel {
             self.sequences.insert(page, CandleSequence::default());
         }
         let sequence = self.sequences.get_mut(&page).filter(|sequence| sequence.len() == row.position);
-        let sequence = sequence.ok_or_else(|| backend("a state belongs to another position"))?;
+        let sequence = sequence.ok_or_else(|| backend("the state is for another position"))?;
         sequence.feed(&self.source, row.token, row.wants_logits).map_err(|error| backend(&error.to_string()))
     }
 }

@@ -106,8 +106,7 @@ impl CandleWeights {
         match left.into_iter().find(|name| !adaptation.is_spare(name)) {
             Some(name) => Err(LoadError::Tensor {
                 tensor: name.clone(),
-                message: "candle-transformers' model has no use for it: this is another kind of model"
-                    .to_owned(),
+                message: "candle-transformers does not read it: this is another kind of model".to_owned(),
             }),
             None => Ok(()),
         }

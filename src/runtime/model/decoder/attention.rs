@@ -6,6 +6,7 @@ use super::load::Loader;
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{AttentionConfig, KvSource, QkNorm};
+use crate::runtime::model::weights::Linear;
 
 pub struct Attention<B: Backend> {
     config: AttentionConfig,
@@ -134,10 +135,11 @@ struct Projections<B: Backend> {
     kv: Option<KeysAndValues<B>>,
 }
 
-fn load_projections<B: Backend>(
+/// Reads q, and k and v if the layer has rows of its own; v is `None` if the keys serve as values.
+fn read_qkv<B: Backend>(
     loader: &Loader<'_, B>,
     config: &AttentionConfig,
-) -> Result<Projections<B>, LoadError> {
+) -> Result<(Linear, Option<(Linear, Option<Linear>)>), LoadError> {
     const SEPARATE: [[&str; 2]; 3] =
         [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
@@ -146,20 +148,36 @@ fn load_projections<B: Backend>(
     let q_width = per_head * config.num_heads * config.head_dim;
     let kv_width = config.num_kv_heads * config.head_dim;
     let [q_name, k_name, v_name] = SEPARATE;
-    let (q, k, v) = match config.kv {
-        KvSource::Layer(_) => {
-            let q = file.linear(layer, q_name, [q_width, hidden])?;
-            return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
-        }
+    match config.kv {
+        KvSource::Layer(_) => Ok((file.linear(layer, q_name, [q_width, hidden])?, None)),
         KvSource::OwnOrKeys if !file.has_linear(layer, v_name) => {
             let q = file.linear(layer, q_name, [q_width, hidden])?;
-            (q, file.linear(layer, k_name, [kv_width, hidden])?, None)
+            Ok((q, Some((file.linear(layer, k_name, [kv_width, hidden])?, None))))
         }
         KvSource::Own | KvSource::OwnOrKeys => {
             let (rows, fused) = ([q_width, kv_width, kv_width], ["self_attn.qkv_proj", "attn_qkv"]);
             let [q, k, v] = file.linears(layer, SEPARATE, fused, rows, hidden)?;
-            (q, k, Some(v))
+            Ok((q, Some((k, Some(v)))))
         }
+    }
+}
+
+/// Splits a projection whose heads hold a query and an output gate side by side.
+fn split_output_gate(q: &Linear, config: &AttentionConfig) -> [Linear; 2] {
+    let (num_heads, head_dim) = (config.num_heads, config.head_dim);
+    [0, 1].map(|part| {
+        let head_rows = move |head| (2 * head + part) * head_dim..(2 * head + part + 1) * head_dim;
+        q.gather_rows((0..num_heads).flat_map(head_rows))
+    })
+}
+
+fn load_projections<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &AttentionConfig,
+) -> Result<Projections<B>, LoadError> {
+    let (q, kv) = read_qkv(loader, config)?;
+    let Some((k, v)) = kv else {
+        return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
     };
     let (q, k) = match loader.naming.interleaved_qk {
         true => (q.deinterleave(config.head_dim), k.deinterleave(config.head_dim)),
@@ -167,11 +185,7 @@ fn load_projections<B: Backend>(
     };
     let (q, output_gate) = match config.has_output_gate {
         true => {
-            let [q, gate] = [0, 1].map(|part| {
-                let head_rows =
-                    move |head| (2 * head + part) * config.head_dim..(2 * head + part + 1) * config.head_dim;
-                q.gather_rows((0..config.num_heads).flat_map(head_rows))
-            });
+            let [q, gate] = split_output_gate(&q, config);
             (q, Some(loader.projection(gate)?))
         }
         false => (q, None),

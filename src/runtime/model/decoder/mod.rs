@@ -144,27 +144,23 @@ impl<B: Backend> Decoder<B> {
         file.check_layers(config.layers.len())?;
         let (layout, _, stores) = kv_layout(&config);
         let kv = backend.kv(&layout, kv_type)?;
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let vocabulary = |table: Linear| convert(&table.name, Matrix::Vocabulary, table.weight);
-        let embedding = vocabulary(file.embedding(vocab, hidden)?)?;
-        // A model without its own output matrix uses the embedding table: one copy serves both.
-        let (embedding, head) = match file.head(vocab, hidden)? {
-            Some(head) => (backend.table(&embedding)?, Some(backend.weight(&vocabulary(head)?)?)),
-            None => (backend.weight(&embedding)?, None),
+        let loader = Loader {
+            backend: &backend,
+            file: &file,
+            naming: &naming,
+            convert,
+            hidden: config.hidden_size,
+            layer: 0,
         };
-        let final_norm = backend.vector(file.final_norm(hidden)?)?;
+        let (embedding, head) = load_vocabulary(&loader, config.vocab_size)?;
+        let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
         let per_layer = |inputs| PerLayer::load(&backend, &file, convert, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
-        let mut layers = Vec::with_capacity(config.layers.len());
-        for (layer, (layer_config, store)) in config.layers.iter().zip(stores).enumerate() {
-            let loader = Loader { backend: &backend, file: &file, naming: &naming, convert, hidden, layer };
-            layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), store)?);
-            progress(layer + 1, config.layers.len());
-        }
+        let layers = load_layers(&loader, &config, &stores, progress)?;
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = ModelSpec {
             architecture: config.architecture.to_owned(),
-            vocab_size: vocab,
+            vocab_size: config.vocab_size,
             context_length,
             groups: kv_groups(&config, kv_type),
             can_rewind: true,
@@ -253,6 +249,36 @@ impl<B: Backend> Model for Decoder<B> {
     fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
         self.backend.import_page(&mut self.kv, page_ref.group, page_ref.page, bytes)
     }
+}
+
+/// Loads the embedding table, and the output matrix; `None` if the embedding table serves as output matrix too.
+fn load_vocabulary<B: Backend>(
+    loader: &Loader<'_, B>,
+    vocab: usize,
+) -> Result<(B::Weight, Option<B::Weight>), LoadError> {
+    let (backend, file, hidden) = (loader.backend, loader.file, loader.hidden);
+    let converted = |table: Linear| (loader.convert)(&table.name, Matrix::Vocabulary, table.weight);
+    let embedding = converted(file.embedding(vocab, hidden)?)?;
+    match file.head(vocab, hidden)? {
+        Some(head) => Ok((backend.table(&embedding)?, Some(backend.weight(&converted(head)?)?))),
+        None => Ok((backend.weight(&embedding)?, None)),
+    }
+}
+
+/// Loads all layers, with one store each, and reports every layer to `progress`.
+fn load_layers<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &DecoderConfig,
+    stores: &[StoreIndex],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Vec<DecoderLayer<B>>, LoadError> {
+    let mut layers = Vec::with_capacity(config.layers.len());
+    for (layer, (layer_config, &store)) in config.layers.iter().zip(stores).enumerate() {
+        let loader = Loader { layer, ..*loader };
+        layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), store)?);
+        progress(layer + 1, config.layers.len());
+    }
+    Ok(layers)
 }
 
 /// Collects consecutive rows of one sequence, with its pages in `group`, into `spans`, whose memory is reused.
@@ -355,7 +381,7 @@ fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(
                     (None, None) => rope.scaling = RopeScaling::None,
                     _ => {
                         let tensor = "rope_factors_short.weight".to_owned();
-                        let message = "comes with rope_factors_long.weight or not at all".to_owned();
+                        let message = "needs rope_factors_long.weight beside it".to_owned();
                         return Err(LoadError::Tensor { tensor, message });
                     }
                 }

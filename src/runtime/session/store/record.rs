@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{BranchReason, ModelFingerprint, StoredTurn};
-use crate::runtime::request::{Finish, Sampling, Usage};
+use crate::runtime::request::{Finish, Sampling, SamplingNumbers, Usage};
 use crate::template::message::{Content, Message, Role, ToolCall};
 
 /// Schema of new files.
@@ -134,15 +134,10 @@ struct ToolCallRecord {
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct SamplingRecord {
-    temperature: f32,
     top_k: Option<usize>,
-    top_p: f32,
-    min_p: f32,
-    repetition_penalty: f32,
-    presence_penalty: f32,
-    frequency_penalty: f32,
+    #[serde(flatten)]
+    numbers: SamplingNumbers,
     /// Pairs, because serde cannot read a map with numeric keys inside a tagged enum.
     logit_bias: Vec<(u32, f32)>,
     seed: Option<u64>,
@@ -355,13 +350,8 @@ impl TryFrom<MessageRecord> for Message {
 impl From<&Sampling> for SamplingRecord {
     fn from(sampling: &Sampling) -> Self {
         Self {
-            temperature: sampling.temperature,
             top_k: sampling.top_k,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
+            numbers: SamplingNumbers::of(sampling),
             logit_bias: sampling.logit_bias.iter().map(|(&id, &bias)| (id, bias)).collect(),
             seed: sampling.seed,
         }
@@ -370,17 +360,11 @@ impl From<&Sampling> for SamplingRecord {
 
 impl From<SamplingRecord> for Sampling {
     fn from(record: SamplingRecord) -> Self {
-        Self {
-            temperature: record.temperature,
-            top_k: record.top_k,
-            top_p: record.top_p,
-            min_p: record.min_p,
-            repetition_penalty: record.repetition_penalty,
-            presence_penalty: record.presence_penalty,
-            frequency_penalty: record.frequency_penalty,
-            logit_bias: record.logit_bias.into_iter().collect(),
-            seed: record.seed,
-        }
+        let SamplingRecord { top_k, numbers, logit_bias, seed } = record;
+        let mut sampling =
+            Self { top_k, logit_bias: logit_bias.into_iter().collect(), seed, ..Self::default() };
+        numbers.apply(&mut sampling);
+        sampling
     }
 }
 
@@ -443,6 +427,8 @@ mod tests {
             repetition_penalty: 1.1,
             presence_penalty: -0.3,
             frequency_penalty: 1e-7,
+            typical_p: 0.9,
+            top_n_sigma: 1.5,
             logit_bias: [(7, -100.0), (u32::MAX, 0.1)].into(),
             seed: Some(u64::MAX),
         };
@@ -509,6 +495,35 @@ mod tests {
             assert!(!body.contains('\n'), "one line: {body}");
             assert_eq!(LogRecord::from_body(&body), Ok(record));
         }
+    }
+
+    /// A turn as it was written before `typical_p` and `top_n_sigma`.
+    const OLD_TURN: &str = r#"{"type":"turn","number":1,"turn":{"messages":[{"role":"user","content":"q"}],"kept_tokens":0,"prompt_tail":[1,2],"generated":[3],"splice_after":"x","sampling":{"temperature":0.7,"top_k":4,"top_p":0.95,"min_p":0.05,"repetition_penalty":1.1,"presence_penalty":-0.3,"frequency_penalty":1e-7,"logit_bias":[[1,2.0]],"seed":1},"finish":"complete","usage":{"prompt_tokens":2,"cached_tokens":0,"completion_tokens":1},"started_ms":1,"finished_ms":2}}"#;
+
+    #[test]
+    fn old_turns_open_and_turns_without_new_parameters_are_written_as_before() {
+        let Ok(LogRecord::Turn { turn, .. }) = LogRecord::from_body(OLD_TURN) else { panic!("it opens") };
+        let expected = Sampling {
+            temperature: 0.7,
+            top_k: Some(4),
+            top_p: 0.95,
+            min_p: 0.05,
+            repetition_penalty: 1.1,
+            presence_penalty: -0.3,
+            frequency_penalty: 1e-7,
+            logit_bias: [(1, 2.0)].into(),
+            seed: Some(1),
+            ..Sampling::default()
+        };
+        let stored = StoredTurn::try_from(*turn).expect("a turn");
+        assert_eq!(stored.sampling, expected);
+        let written =
+            LogRecord::Turn { number: 1, turn: Box::new(StoredTurnRecord::from(&stored)) }.to_body();
+        let value = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        assert_eq!(value(&written), value(OLD_TURN), "older readers refuse fields that they do not know");
+
+        let unknown = OLD_TURN.replace("min_p", "min_q");
+        assert!(matches!(LogRecord::from_body(&unknown), Err(Unreadable::Malformed(_))));
     }
 
     #[test]

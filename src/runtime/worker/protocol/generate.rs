@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::events::{duration, ms};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarSource};
-use crate::runtime::request::{Limits, Overflow, Request, Sampling};
+use crate::runtime::request::{Limits, Overflow, Request, Sampling, SamplingNumbers};
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct Generate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt: Option<String>,
@@ -22,14 +22,11 @@ pub struct Generate {
     /// Generate up to the end of the context if not positive.
     pub max_new_tokens: i64,
     pub overflow: Overflow,
-    pub temperature: f32,
-    pub top_p: f32,
     /// 0 disables it.
     pub top_k: usize,
-    pub min_p: f32,
-    pub repetition_penalty: f32,
-    pub presence_penalty: f32,
-    pub frequency_penalty: f32,
+    /// Refuses unknown fields, too.
+    #[serde(flatten)]
+    pub numbers: SamplingNumbers,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub logit_bias: BTreeMap<u32, f32>,
     /// 0 draws a random seed.
@@ -79,29 +76,14 @@ pub struct PromptSegment {
 
 impl Default for Generate {
     fn default() -> Self {
-        let Sampling {
-            temperature,
-            top_p,
-            min_p,
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
-            logit_bias,
-            ..
-        } = Sampling::default();
         Self {
             prompt: None,
             prompt_segments: None,
             max_new_tokens: -1,
             overflow: Overflow::Clamp,
-            temperature,
-            top_p,
             top_k: 0,
-            min_p,
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
-            logit_bias,
+            numbers: SamplingNumbers::default(),
+            logit_bias: BTreeMap::new(),
             seed: 0,
             exact_seed: None,
             stop: Vec::new(),
@@ -140,13 +122,8 @@ impl From<&Request> for Generate {
             prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(prompt.clone()) }]),
             max_new_tokens: limits.max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)),
             overflow: limits.overflow,
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
             top_k: sampling.top_k.unwrap_or(0),
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.repetition_penalty,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
+            numbers: SamplingNumbers::of(sampling),
             logit_bias: sampling.logit_bias.clone(),
             seed: 0,
             exact_seed: sampling.seed,
@@ -190,19 +167,16 @@ impl Generate {
             let time = duration(ms).ok_or_else(|| format!("{ms} is not a time"));
             time.map_err(|message| Error::InvalidParameter { name: "deadline_ms", message })
         });
+        let mut sampling = Sampling {
+            top_k: Some(self.top_k).filter(|&k| k > 0),
+            logit_bias: self.logit_bias,
+            seed: self.exact_seed.or(Some(self.seed).filter(|&seed| seed > 0)),
+            ..Sampling::default()
+        };
+        self.numbers.apply(&mut sampling);
         Ok(Request {
             prompt,
-            sampling: Sampling {
-                temperature: self.temperature,
-                top_k: Some(self.top_k).filter(|&k| k > 0),
-                top_p: self.top_p,
-                min_p: self.min_p,
-                repetition_penalty: self.repetition_penalty,
-                presence_penalty: self.presence_penalty,
-                frequency_penalty: self.frequency_penalty,
-                logit_bias: self.logit_bias,
-                seed: self.exact_seed.or(Some(self.seed).filter(|&seed| seed > 0)),
-            },
+            sampling,
             limits: Limits {
                 max_tokens: match self.prompt_only {
                     true => Some(0),

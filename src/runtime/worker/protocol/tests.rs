@@ -61,6 +61,8 @@ fn a_request_comes_out_as_it_went_in() {
             repetition_penalty: 1.1,
             presence_penalty: -0.3,
             frequency_penalty: 1.9,
+            typical_p: 0.9,
+            top_n_sigma: 1.5,
             logit_bias: BTreeMap::from([(0, -100.0), (383, 0.1)]),
             seed: Some(0),
         },

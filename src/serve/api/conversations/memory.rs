@@ -20,21 +20,21 @@ const MAX_CONVERSATIONS: usize = 10_000;
 const MAX_BASE_BYTES: usize = 120;
 
 #[derive(Debug, Default)]
-pub struct Memory {
-    kept: Mutex<BTreeMap<SessionKey, Kept>>,
+pub struct MemoryStore {
+    kept: Mutex<BTreeMap<SessionKey, MemorySession>>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct MemorySession {
     /// As it was when it was last closed.
     saved: SavedSession,
     /// Nothing while it is open.
     session_chat: Option<SessionChat>,
 }
 
-type All = BTreeMap<SessionKey, Kept>;
+type All = BTreeMap<SessionKey, MemorySession>;
 
-impl Memory {
+impl MemoryStore {
     /// # Errors
     /// [`Error::SessionBusy`] when another was quicker; [`Error::SessionsFull`].
     pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<SessionChat> {
@@ -58,7 +58,7 @@ impl Memory {
     }
 
     pub fn close(&self, key: &SessionKey, session_chat: SessionChat) {
-        let kept = Kept { saved: session_chat.saved().clone(), session_chat: Some(session_chat) };
+        let kept = MemorySession { saved: session_chat.saved().clone(), session_chat: Some(session_chat) };
         locked(&self.kept).insert(key.clone(), kept);
     }
 
@@ -95,8 +95,9 @@ impl Memory {
     pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
         let kept = locked(&self.kept);
         let root = kept.get(of).ok_or_else(|| not_found(of))?.saved.root_id();
-        let is_branch =
-            |(_, kept): &(&SessionKey, &Kept)| kept.saved.branch().is_some_and(|branch| branch.of == root);
+        let is_branch = |(_, kept): &(&SessionKey, &MemorySession)| {
+            kept.saved.branch().is_some_and(|branch| branch.of == root)
+        };
         let mut branches: Vec<_> = kept.iter().filter(is_branch).collect();
         branches.sort_by_key(|(key, kept)| (kept.saved.created_ms, key.name.as_str().len(), (*key).clone()));
         Ok(branches.into_iter().map(listed).collect())
@@ -204,7 +205,7 @@ fn insert(
     if all.len() >= MAX_CONVERSATIONS {
         return Err(Error::SessionsFull { capacity: MAX_CONVERSATIONS });
     }
-    all.insert(key, Kept { saved, session_chat });
+    all.insert(key, MemorySession { saved, session_chat });
     Ok(())
 }
 
@@ -228,7 +229,7 @@ fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
     (1..).map(numbered).find(|key| !all.contains_key(key)).unwrap_or_else(|| from.clone())
 }
 
-fn listed((key, kept): (&SessionKey, &Kept)) -> Listed {
+fn listed((key, kept): (&SessionKey, &MemorySession)) -> Listed {
     Listed { name: key.name.clone(), summary: Ok(SessionSummary::of(&kept.saved, 0)) }
 }
 

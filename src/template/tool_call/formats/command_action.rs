@@ -1,9 +1,9 @@
 //! `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>` (Command A)
 
-use super::{Frame, Notation, objects};
+use super::{Frame, ToolCallSpec, objects};
 use crate::tool_call::json_text::quoted;
 
-pub const COMMAND_ACTION: Notation = Notation {
+pub const COMMAND_ACTION: ToolCallSpec = ToolCallSpec {
     name: "command-action",
     signs: &[&["<|START_ACTION|>", "tool_name"]],
     openers: &["<|START_ACTION|>"],
@@ -15,5 +15,5 @@ pub const COMMAND_ACTION: Notation = Notation {
         writer.numbered("{\"tool_call_id\": \"", &between, "}", tool)
     },
     reader: |_| objects(Some("<|END_ACTION|>")),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,9 +1,9 @@
 //! `Action:` and a code block of `[{"tool_name": ..., "parameters": {...}}]` (Command R and R+)
 
-use super::{Frame, Notation, objects};
+use super::{Frame, ToolCallSpec, objects};
 use crate::tool_call::json_text::quoted;
 
-pub const COMMAND_R: Notation = Notation {
+pub const COMMAND_R: ToolCallSpec = ToolCallSpec {
     name: "command-r",
     signs: &[&["Action:", "```json", "\"tool_name\": "]],
     openers: &["Action:\n```json"],
@@ -15,5 +15,5 @@ pub const COMMAND_R: Notation = Notation {
         writer.json_call(&head, tool, "\n    }")
     },
     reader: |_| objects(Some("```")),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,9 +1,9 @@
 //! ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`` (DeepSeek V3.1)
 
-use super::{Frame, Notation};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 
-pub const DEEPSEEK_V31: Notation = Notation {
+pub const DEEPSEEK_V31: ToolCallSpec = ToolCallSpec {
     name: "deepseek-v3.1",
     signs: &[&["<｜tool▁call▁begin｜>"]],
     openers: &["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"],
@@ -15,11 +15,11 @@ pub const DEEPSEEK_V31: Notation = Notation {
         writer.json_call(&head, tool, "<｜tool▁call▁end｜>")
     },
     reader: |opener| Some(Box::new(NamedJson::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 /// Of both notations: models of one write the other now and then.
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<｜tool▁call▁begin｜>",
     separator: "{",
     end: "<｜tool▁call▁end｜>",

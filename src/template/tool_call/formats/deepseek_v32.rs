@@ -1,10 +1,10 @@
 //! `<｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="K" string="true">` value (DeepSeek V3.2)
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::Tagging;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
 use crate::tool_call::xml::{Tags, XmlCalls};
 
-pub const DEEPSEEK_V32: Notation = Notation {
+pub const DEEPSEEK_V32: ToolCallSpec = ToolCallSpec {
     name: "deepseek-v3.2",
     signs: &[&["｜DSML｜", "function_calls>"]],
     openers: &["<｜DSML｜function_calls>"],
@@ -18,7 +18,7 @@ pub const DEEPSEEK_V32: Notation = Notation {
     },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(XmlCalls::new(&TAGS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 const TAGGING: Tagging = Tagging {

@@ -1,10 +1,10 @@
 //! As `deepseek_v32`, in `<｜DSML｜tool_calls>` (DeepSeek V4)
 
 use super::deepseek_v32::{DEEPSEEK_V32, TAGS};
-use super::{Frame, Notation};
+use super::{Frame, ToolCallSpec};
 use crate::tool_call::xml::{Tags, XmlCalls};
 
-pub const DEEPSEEK_V4: Notation = Notation {
+pub const DEEPSEEK_V4: ToolCallSpec = ToolCallSpec {
     name: "deepseek-v4",
     signs: &[&["｜DSML｜", "tool_calls>"]],
     openers: &["<｜DSML｜tool_calls>"],

@@ -1,9 +1,9 @@
 //! `<function=NAME>{...}</function>` (Functionary 3.1)
 
-use super::{Frame, Notation};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 
-pub const FUNCTION_TAG: Notation = Notation {
+pub const FUNCTION_TAG: ToolCallSpec = ToolCallSpec {
     name: "function-tag",
     signs: &[&["<function=", "</function>"]],
     openers: &["<function="],
@@ -11,10 +11,10 @@ pub const FUNCTION_TAG: Notation = Notation {
     frame: Frame { close: "</function>", ..Frame::PLAIN },
     call: |writer, tool, _| writer.json_call(&format!("{}>", tool.name), tool, ""),
     reader: |opener| Some(Box::new(NamedJson::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "",
     separator: ">",
     end: "</function>",

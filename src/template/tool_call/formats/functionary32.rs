@@ -1,10 +1,10 @@
 //! `>>>NAME`, a line break and `{...}`; text stands behind `>>>all` (Functionary 3.2). The prompt ends with `>>>`.
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::Messages;
+use super::{Frame, ToolCallSpec};
 use crate::tool_call::recipient::Recipient;
+use crate::tool_call::spec::Messages;
 
-pub const FUNCTIONARY32: Notation = Notation {
+pub const FUNCTIONARY32: ToolCallSpec = ToolCallSpec {
     name: "functionary-3.2",
     signs: &[&[">>>all\\n", "'>>>'"], &[">>>all\n", "'>>>'"]],
     openers: &[">>>"],
@@ -13,5 +13,5 @@ pub const FUNCTIONARY32: Notation = Notation {
     frame: Frame { separator: Some(">>>"), ..Frame::PLAIN },
     call: |writer, tool, _| writer.json_call(&format!("{}\n", tool.name), tool, ""),
     reader: |_| Some(Box::new(Recipient::new())),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,8 +1,8 @@
 //! A message of the role `function call` with `{"name": ..., "arguments": {...}}` (GigaChat 3)
 
-use super::{Frame, Notation, named_object, objects};
+use super::{Frame, ToolCallSpec, named_object, objects};
 
-pub const GIGACHAT3: Notation = Notation {
+pub const GIGACHAT3: ToolCallSpec = ToolCallSpec {
     name: "gigachat3",
     signs: &[&["function call", "<|role_sep|>", "<|message_sep|>"]],
     openers: &["<|message_sep|>\n\nfunction call<|role_sep|>\n"],
@@ -11,5 +11,5 @@ pub const GIGACHAT3: Notation = Notation {
     call: named_object,
     reader: |_| objects(None),
     frame: Frame::PLAIN,
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

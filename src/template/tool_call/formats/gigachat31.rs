@@ -1,13 +1,13 @@
 //! `<|function_call|>{"name": ..., "arguments": {...}}` (GigaChat 3.1)
 
-use super::{Notation, named_object, objects};
+use super::{ToolCallSpec, named_object, objects};
 
-pub const GIGACHAT31: Notation = Notation {
+pub const GIGACHAT31: ToolCallSpec = ToolCallSpec {
     name: "gigachat3.1",
     signs: &[&["<|function_call|>"]],
     openers: &["<|function_call|>"],
     dropped: &["<|message_sep|>"],
     call: named_object,
     reader: |_| objects(None),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,10 +1,10 @@
 //! `<tool_call>NAME` with `<arg_key>` and `<arg_value>` (GLM 4.5 on, Ling 3)
 
-use super::{Frame, Notation};
-use crate::tool_call::glm::{GlmCall, Marks};
-use crate::tool_call::grammar::Tagging;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
+use crate::tool_call::glm::{GlmCall, GlmMarks};
 
-pub const GLM: Notation = Notation {
+pub const GLM: ToolCallSpec = ToolCallSpec {
     name: "glm",
     signs: &[&["<arg_key>", "<arg_value>"]],
     openers: &["<tool_call>"],
@@ -13,7 +13,7 @@ pub const GLM: Notation = Notation {
     frame: Frame { close: "</tool_call>", between: "\n", ..Frame::PLAIN },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(GlmCall::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 const TAGGING: Tagging = Tagging {
@@ -24,7 +24,7 @@ const TAGGING: Tagging = Tagging {
     end: "",
 };
 
-const MARKS: Marks = Marks {
+const MARKS: GlmMarks = GlmMarks {
     call: None,
     separator: None,
     key: "<arg_key>",

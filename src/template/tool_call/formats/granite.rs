@@ -1,13 +1,13 @@
 //! `<|tool_call|>[{"name": ..., "arguments": {...}}]` (Granite 3)
 
-use super::{Frame, Notation, named_object, objects};
+use super::{Frame, ToolCallSpec, named_object, objects};
 
-pub const GRANITE: Notation = Notation {
+pub const GRANITE: ToolCallSpec = ToolCallSpec {
     name: "granite",
     signs: &[&["<|tool_call|>"]],
     openers: &["<|tool_call|>"],
     frame: Frame { open: "[", separator: Some(", "), close: "]", ..Frame::PLAIN },
     call: named_object,
     reader: |_| objects(None),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

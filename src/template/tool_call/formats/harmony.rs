@@ -1,9 +1,9 @@
 //! `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
 
-use super::Notation;
+use super::ToolCallSpec;
 use crate::tool_call::harmony::{MARKUP, Protocol};
 
-pub const HARMONY: Notation = Notation {
+pub const HARMONY: ToolCallSpec = ToolCallSpec {
     name: "harmony",
     signs: &[&["functions.", "<|channel|>commentary"]],
     marks: MARKUP,
@@ -20,5 +20,5 @@ pub const HARMONY: Notation = Notation {
         let end = writer.literal("<|call|>");
         format!("{to} {json} {} {arguments} ({end})?", writer.literal("<|message|>"))
     },
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,8 +1,8 @@
 //! `<tool_call>` `{"name": ..., "arguments": {...}}` `</tool_call>` (Qwen 2.5 and 3, Hermes)
 
-use super::{Frame, Notation, named_object, objects};
+use super::{Frame, ToolCallSpec, named_object, objects};
 
-pub const HERMES: Notation = Notation {
+pub const HERMES: ToolCallSpec = ToolCallSpec {
     name: "hermes",
     signs: &[&["<tool_call>", "arguments", "tools"]],
     openers: &["<tool_call>"],
@@ -11,5 +11,5 @@ pub const HERMES: Notation = Notation {
     frame: Frame { open: "\n", close: "\n</tool_call>", between: "\n", ..Frame::PLAIN },
     call: named_object,
     reader: |_| objects(Some("</tool_call>")),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,11 +1,11 @@
 //! `<tool_calls:opensource><tool_call:opensource>NAME<tool_sep:opensource>`, then keys and values as in `glm`, with the same
 //! suffix on every tag (Hy3)
 
-use super::{Frame, Notation};
-use crate::tool_call::glm::{GlmCall, Marks};
-use crate::tool_call::grammar::Tagging;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
+use crate::tool_call::glm::{GlmCall, GlmMarks};
 
-pub const HY3: Notation = Notation {
+pub const HY3: ToolCallSpec = ToolCallSpec {
     name: "hy3",
     // Its template puts the tags together.
     signs: &[&["<tool_sep{}>", ":opensource"], &["<tool_sep:opensource>"]],
@@ -28,7 +28,7 @@ pub const HY3: Notation = Notation {
     },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(GlmCall::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 const TAGGING: Tagging = Tagging {
@@ -39,7 +39,7 @@ const TAGGING: Tagging = Tagging {
     end: "</tool_call:opensource>",
 };
 
-const MARKS: Marks = Marks {
+const MARKS: GlmMarks = GlmMarks {
     call: Some("<tool_call:opensource>"),
     separator: Some("<tool_sep:opensource>"),
     key: "<arg_key:opensource>",

@@ -1,9 +1,9 @@
 //! `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
 
-use super::{Frame, Notation};
-use crate::tool_call::named_json::{Marks, NamedJson};
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
 
-pub const KIMI: Notation = Notation {
+pub const KIMI: ToolCallSpec = ToolCallSpec {
     name: "kimi",
     signs: &[&["<|tool_call_begin|>", "<|tool_call_argument_begin|>"]],
     openers: &["<|tool_calls_section_begin|>", "<|tool_call_begin|>"],
@@ -15,10 +15,10 @@ pub const KIMI: Notation = Notation {
         writer.numbered(&head, "<|tool_call_argument_begin|>", "<|tool_call_end|>", tool)
     },
     reader: |opener| Some(Box::new(NamedJson::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<|tool_call_begin|>",
     separator: "<|tool_call_argument_begin|>",
     end: "<|tool_call_end|>",

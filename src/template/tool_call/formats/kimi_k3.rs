@@ -1,11 +1,12 @@
 //! `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="K" type="string"<|sep|>` value `<|close|>argument<|sep|>` in
 //! `<|open|>tools<|sep|>` (Kimi K3)
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::{Messages, Tagging};
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
+use crate::tool_call::spec::Messages;
 use crate::tool_call::xml::{Tags, XmlCalls};
 
-pub const KIMI_K3: Notation = Notation {
+pub const KIMI_K3: ToolCallSpec = ToolCallSpec {
     name: "kimi-k3",
     signs: &[&["<|open|>", "<|close|>", "<|sep|>"]],
     openers: &["<|open|>tools<|sep|>"],
@@ -32,7 +33,7 @@ pub const KIMI_K3: Notation = Notation {
         format!("{head} {number} {} {body}", writer.literal("\"<|sep|>"))
     },
     reader: |opener| Some(Box::new(XmlCalls::new(&TAGS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 const TAGGING: Tagging = Tagging {

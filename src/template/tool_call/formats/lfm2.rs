@@ -3,10 +3,10 @@
 //! LFM2's own templates print calls only as part of the content; the list of tools is the model's sign.
 
 use super::pythonic::PYTHONIC;
-use super::{Frame, Notation};
+use super::{Frame, ToolCallSpec};
 use crate::tool_call::pythonic::PythonicCalls;
 
-pub const LFM2: Notation = Notation {
+pub const LFM2: ToolCallSpec = ToolCallSpec {
     name: "lfm2",
     signs: &[&["<|tool_call_start|>"], &["<|tool_list_start|>"], &["List of tools: ["]],
     openers: &["<|tool_call_start|>"],

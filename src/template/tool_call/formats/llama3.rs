@@ -1,11 +1,11 @@
 //! The whole answer is `{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>`, which the model writes for
 //! built-in tools only (Llama 3.1 on)
 
-use super::{Frame, JsonCalls, Notation};
+use super::{Frame, JsonCalls, ToolCallSpec};
 use crate::tool_call::json_text::quoted;
 use crate::tool_call::pythonic::PythonTag;
 
-pub const LLAMA3: Notation = Notation {
+pub const LLAMA3: ToolCallSpec = ToolCallSpec {
     name: "llama3",
     signs: &[&["{\"name\": ", "\"parameters\": ", "ipython"]],
     openers: &["<|python_tag|>"],
@@ -20,5 +20,5 @@ pub const LLAMA3: Notation = Notation {
         "" => Some(Box::new(JsonCalls::bare())),
         _ => Some(Box::new(PythonTag::new())),
     },
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,10 +1,10 @@
 //! `<function name="NAME"><param name="K">` value `</param></function>`, values with markup in CDATA (MiniCPM5)
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::Tagging;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
 use crate::tool_call::xml::{Tags, XmlCalls};
 
-pub const MINICPM5: Notation = Notation {
+pub const MINICPM5: ToolCallSpec = ToolCallSpec {
     name: "minicpm5",
     signs: &[&["<function name=\"", "<param name=\""]],
     openers: &["<function name=\""],
@@ -13,7 +13,7 @@ pub const MINICPM5: Notation = Notation {
     frame: Frame { between: "\n", ..Frame::PLAIN },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(XmlCalls::new(&TAGS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 const TAGGING: Tagging = Tagging {

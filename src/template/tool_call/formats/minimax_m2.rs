@@ -1,10 +1,10 @@
 //! `<minimax:tool_call><invoke name="NAME"><parameter name="K">` value `</parameter></invoke></minimax:tool_call>` (MiniMax M2)
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::Tagging;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
 use crate::tool_call::xml::{Tags, XmlCalls};
 
-pub const MINIMAX_M2: Notation = Notation {
+pub const MINIMAX_M2: ToolCallSpec = ToolCallSpec {
     name: "minimax-m2",
     signs: &[&["<minimax:tool_call>", "<invoke name="]],
     openers: &["<minimax:tool_call>"],
@@ -18,7 +18,7 @@ pub const MINIMAX_M2: Notation = Notation {
     },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(XmlCalls::new(&TAGS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 pub const TAGGING: Tagging = Tagging {

@@ -1,10 +1,10 @@
 //! `<tool_call><invoke name="NAME"><K>` value `</K></invoke></tool_call>`, the token `]<]minimax[>[` in front of every tag
 //! (MiniMax M3)
 
-use super::{Frame, Notation};
+use super::{Frame, ToolCallSpec};
 use crate::tool_call::minimax_m3::{M3Calls, TOKEN};
 
-pub const MINIMAX_M3: Notation = Notation {
+pub const MINIMAX_M3: ToolCallSpec = ToolCallSpec {
     name: "minimax-m3",
     signs: &[&[TOKEN, "<invoke name="]],
     openers: &["]<]minimax[>[<tool_call>"],
@@ -22,5 +22,5 @@ pub const MINIMAX_M3: Notation = Notation {
         format!("{head} {members} {}", writer.literal("]<]minimax[>[</invoke>"))
     },
     reader: |_| Some(Box::new(M3Calls::new())),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,9 +1,9 @@
 //! `[TOOL_CALLS]NAME[ARGS]{...}`, perhaps with `[CALL_ID]` (Mistral v11 on)
 
-use super::Notation;
+use super::ToolCallSpec;
 use crate::tool_call::named_json::MistralCalls;
 
-pub const MISTRAL_ARGS: Notation = Notation {
+pub const MISTRAL_ARGS: ToolCallSpec = ToolCallSpec {
     name: "mistral-args",
     signs: &[&["[TOOL_CALLS]", "[ARGS]"]],
     openers: &["[TOOL_CALLS]"],
@@ -15,5 +15,5 @@ pub const MISTRAL_ARGS: Notation = Notation {
         format!("{} {id} {} {arguments}", writer.literal(&tool.name), writer.literal("[ARGS]"))
     },
     reader: |_| Some(Box::new(MistralCalls::new())),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

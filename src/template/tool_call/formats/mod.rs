@@ -1,9 +1,9 @@
-//! The notations, a file each. A new one is a file here and a row in the table of `notation`.
+//! The tool-call formats, a file each. To add one, add a file here and a row to the table in `format`.
 
-use super::grammar::Writer;
 use super::json_object::JsonCalls;
-use super::notation::{Frame, Notation};
-use super::{Reader, Tool};
+use super::spec::{Frame, ToolCallSpec};
+use super::writer::Writer;
+use super::{CallParser, ToolDefinition};
 
 pub mod apertus;
 pub mod command_action;
@@ -43,12 +43,12 @@ pub mod tool_calls_tag;
 pub mod toolcall_tag;
 
 /// `{"name": NAME, "arguments": {...}}`
-fn named_object(writer: &mut Writer<'_>, tool: &Tool, _lead: &str) -> String {
+fn named_object(writer: &mut Writer<'_>, tool: &ToolDefinition, _lead: &str) -> String {
     let head = format!("{{\"name\": {}, \"arguments\": ", super::json_text::quoted(&tool.name));
     writer.json_call(&head, tool, "}")
 }
 
 /// A reader of call objects that a marker ends.
-fn objects(close: Option<&'static str>) -> Option<Box<dyn Reader>> {
+fn objects(close: Option<&'static str>) -> Option<Box<dyn CallParser>> {
     Some(Box::new(JsonCalls::new(close)))
 }

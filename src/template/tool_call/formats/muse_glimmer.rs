@@ -1,16 +1,13 @@
 //! ` to=NAME<|message|><atem:function_calls><atem:invoke name="NAME"><atem:parameter name="K">` value (Muse Glimmer)
 
-use super::{Frame, Notation};
-use crate::tool_call::Reader;
-use crate::tool_call::grammar::{Messages, Tagging};
-use crate::tool_call::harmony::Protocol;
-use crate::tool_call::xml::{Tags, XmlCalls};
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
+use crate::tool_call::harmony::{ATEM_CALLS, Protocol};
+use crate::tool_call::spec::Messages;
 
-pub const SECTION: &str = "<atem:function_calls>";
-
-pub const MUSE_GLIMMER: Notation = Notation {
+pub const MUSE_GLIMMER: ToolCallSpec = ToolCallSpec {
     name: "muse-glimmer",
-    signs: &[&[SECTION]],
+    signs: &[&[ATEM_CALLS]],
     marks: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
     protocol: Some(Protocol::Atem),
     messages: Some(Messages {
@@ -24,17 +21,12 @@ pub const MUSE_GLIMMER: Notation = Notation {
     frame: Frame { separator: Some("<|eom|><|start|>assistant"), ..Frame::PLAIN },
     call: |writer, tool, _| {
         let name = &tool.name;
-        let head = format!(" to={name}<|message|>{SECTION}\n<atem:invoke name=\"{name}");
+        let head = format!(" to={name}<|message|>{ATEM_CALLS}\n<atem:invoke name=\"{name}");
         let body = writer.tagged_body(tool, &TAGGING);
         format!("{} {body} {}", writer.literal(&head), writer.literal("\n</atem:function_calls>"))
     },
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
-
-/// Reads what stands behind the section's marker.
-pub fn reader() -> Option<Box<dyn Reader>> {
-    Some(Box::new(XmlCalls::new(&TAGS, SECTION)))
-}
 
 const TAGGING: Tagging = Tagging {
     behind_name: "\">\n",
@@ -42,17 +34,4 @@ const TAGGING: Tagging = Tagging {
     behind_key: |_| &["\">"],
     behind_value: "</atem:parameter>\n",
     end: "</atem:invoke>",
-};
-
-const TAGS: Tags = Tags {
-    call: "<atem:invoke name=\"",
-    call_end: "</atem:invoke>",
-    parameter: "<atem:parameter name=\"",
-    parameter_end: "</atem:parameter>",
-    head_end: ">",
-    section_end: "</atem:function_calls>",
-    is_many: true,
-    has_line_breaks: false,
-    has_cdata: false,
-    text_attribute: None,
 };

@@ -1,10 +1,10 @@
 //! `<function=NAME><parameter=K>` value `</parameter></function>`, usually in `<tool_call>` (Qwen3-Coder, Qwen 3.5)
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::Tagging;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::arguments::Tagging;
 use crate::tool_call::xml::{Tags, XmlCalls};
 
-pub const QWEN_XML: Notation = Notation {
+pub const QWEN_XML: ToolCallSpec = ToolCallSpec {
     name: "qwen-xml",
     signs: &[&["<function=", "<parameter="]],
     openers: &["<tool_call>", "<function="],
@@ -13,7 +13,7 @@ pub const QWEN_XML: Notation = Notation {
     frame: Frame { open: "\n<function=", close: "\n</tool_call>", between: "\n", ..Frame::PLAIN },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(XmlCalls::new(&TAGS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
 pub const TAGGING: Tagging = Tagging {

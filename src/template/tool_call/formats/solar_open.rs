@@ -1,10 +1,10 @@
 //! `<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}<|tool_call:end|>` (Solar Open)
 
-use super::{Frame, Notation};
-use crate::tool_call::grammar::Messages;
-use crate::tool_call::named_json::{Marks, NamedJson};
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks};
+use crate::tool_call::spec::Messages;
 
-pub const SOLAR_OPEN: Notation = Notation {
+pub const SOLAR_OPEN: ToolCallSpec = ToolCallSpec {
     name: "solar-open",
     signs: &[&["<|tool_call:begin|>", "<|tool_call:args|>"]],
     openers: &["<|tool_calls|>", "<|tool_call:begin|>"],
@@ -34,10 +34,10 @@ pub const SOLAR_OPEN: Notation = Notation {
         format!("{head} {id} {call}")
     },
     reader: |opener| Some(Box::new(NamedJson::new(&MARKS, opener))),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };
 
-const MARKS: Marks = Marks {
+const MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<|tool_call:begin|>",
     separator: "<|tool_call:args|>",
     end: "<|tool_call:end|>",

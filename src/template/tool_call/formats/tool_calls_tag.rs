@@ -1,8 +1,8 @@
 //! `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>` (Jamba, Apriel)
 
-use super::{Frame, Notation, named_object, objects};
+use super::{Frame, ToolCallSpec, named_object, objects};
 
-pub const TOOL_CALLS_TAG: Notation = Notation {
+pub const TOOL_CALLS_TAG: ToolCallSpec = ToolCallSpec {
     name: "tool-calls-tag",
     signs: &[&["<tool_calls>[", "\"arguments\""], &["\"<tool_calls>\"", "\\\"arguments\\\""]],
     openers: &["<tool_calls>"],
@@ -11,5 +11,5 @@ pub const TOOL_CALLS_TAG: Notation = Notation {
     frame: Frame { open: "[", separator: Some(", "), close: "]</tool_calls>", ..Frame::PLAIN },
     call: named_object,
     reader: |_| objects(Some("</tool_calls>")),
-    ..Notation::PLAIN
+    ..ToolCallSpec::PLAIN
 };

@@ -1,9 +1,9 @@
 //! `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>` (Nemotron Nano v2)
 
 use super::tool_calls_tag::TOOL_CALLS_TAG;
-use super::{Frame, Notation, objects};
+use super::{Frame, ToolCallSpec, objects};
 
-pub const TOOLCALL_TAG: Notation = Notation {
+pub const TOOLCALL_TAG: ToolCallSpec = ToolCallSpec {
     name: "toolcall-tag",
     signs: &[&["<TOOLCALL>["]],
     openers: &["<TOOLCALL>"],

@@ -1,15 +1,16 @@
-//! Where turns begin and end: the header that asks for an answer, the tokens in front of the first turn and behind the last.
+//! Checks where turns begin and end: the header that asks for an answer, the tokens in front of the first turn and behind the
+//! last.
 
 use serde_json::json;
 
 use super::matrix::{
     ANSWERS, QUESTIONS, RESULT, answer, question, talk, talk_with_tools, weather_call, weather_result,
 };
-use super::{Finding, Found, NOW, Subject, Trouble, Verdict, quoted};
-use crate::template::{Conversation, DateTime};
+use super::{CheckError, CheckResult, CheckVerdict, Finding, NOW, Subject, quoted};
+use crate::{Conversation, DateTime};
 
 /// Without this nothing works: an author who refuses a plain question means another use.
-pub fn plain_question(subject: &Subject) -> Found {
+pub fn plain_question(subject: &Subject) -> CheckResult {
     match subject.prompt(&talk([question(0)])) {
         Ok(text) if text.contains(QUESTIONS[0]) => {
             let ids = subject.ids(&text)?;
@@ -18,13 +19,13 @@ pub fn plain_question(subject: &Subject) -> Found {
         Ok(text) => Ok(Finding::fail(format!("the question is not in the prompt: {}", quoted(&text)))),
         Err(trouble) => {
             let finding = Finding::from(trouble);
-            Ok(Finding { verdict: Verdict::Fail, ..finding })
+            Ok(Finding { verdict: CheckVerdict::Fail, ..finding })
         }
     }
 }
 
 /// The beginning-of-sequence token stands in front once, or the model has none.
-pub fn bos(subject: &Subject) -> Found {
+pub fn bos(subject: &Subject) -> CheckResult {
     let text = subject.prompt(&talk([question(0)]))?;
     let Some(bos) = subject.bos.as_deref().filter(|bos| !bos.is_empty()) else {
         return Ok(Finding::ok("the model has none"));
@@ -38,7 +39,7 @@ pub fn bos(subject: &Subject) -> Found {
             (false, false) => Finding::ok("the template writes none; the tokenizer decides"),
         });
     };
-    let ids = tokenizer.encode_chat(&text)?;
+    let ids = subject.ids(&text)?;
     let count = ids.iter().take_while(|&&id| Some(id) == tokenizer.bos()).count();
     let by = match (writes, tokenizer.adds_bos()) {
         (true, true) => "written by the template and asked for by the tokenizer, and put in front once",
@@ -59,22 +60,22 @@ pub fn bos(subject: &Subject) -> Found {
 }
 
 /// The prompt ends where history has the answer.
-pub fn generation_prompt(subject: &Subject) -> Found {
+pub fn generation_prompt(subject: &Subject) -> CheckResult {
     let findings = subject.modes().into_iter().map(|(mode, kwargs)| {
         let asked = Conversation { kwargs, ..talk([question(0)]) };
         let finding = place_of_answer(subject, &asked)?;
         Ok(Finding { reason: finding.reason + mode, ..finding })
     });
-    let findings = findings.collect::<Result<Vec<Finding>, Trouble>>()?;
+    let findings = findings.collect::<Result<Vec<Finding>, CheckError>>()?;
     Ok(super::worst(findings).unwrap_or_else(|| Finding::skipped("nothing to render")))
 }
 
-/// The same behind a tool's result.
-pub fn prompt_after_tools(subject: &Subject) -> Found {
+/// Checks the generation prompt behind a tool's result.
+pub fn prompt_after_tools(subject: &Subject) -> CheckResult {
     place_of_answer(subject, &talk_with_tools([question(0), weather_call(), weather_result()]))
 }
 
-fn place_of_answer(subject: &Subject, asked: &Conversation) -> Found {
+fn place_of_answer(subject: &Subject, asked: &Conversation) -> CheckResult {
     let (prompt, plain) = (subject.prompt(asked)?, subject.history(asked)?);
     let mut answered = asked.clone();
     answered.messages.push(answer(0));
@@ -88,7 +89,7 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> Found {
         Some(header) => quoted(header),
         None => format!("{} in place of the end of the history", quoted(tail(&prompt))),
     };
-    let (asked_for, printed) = (subject.without_scaffold(&prompt), subject.without_scaffold(before));
+    let (asked_for, printed) = (subject.without_empty_think(&prompt), subject.without_empty_think(before));
     if asked_for == printed {
         return Ok(Finding::ok(format!("add_generation_prompt adds {added}")));
     }
@@ -110,7 +111,7 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> Found {
     Ok(finding)
 }
 
-/// Whether a text is made of the dialect's markers alone.
+/// Returns whether a text consists of the format's markers alone.
 fn is_markup(subject: &Subject, text: &str) -> bool {
     let markup = subject.dialect.markup();
     let rest = markup.iter().fold(text.to_owned(), |rest, mark| rest.replace(mark, ""));
@@ -122,8 +123,8 @@ fn tail(text: &str) -> &str {
     &text[text.floor_char_boundary(text.len().saturating_sub(40))..]
 }
 
-/// What history has behind an answer ends a generation.
-pub fn turn_end(subject: &Subject) -> Found {
+/// Checks that history puts a token behind an answer that ends a generation.
+pub fn turn_end(subject: &Subject) -> CheckResult {
     let behind = |text: String| text.rfind(ANSWERS[0]).map(|at| text[at + ANSWERS[0].len()..].to_owned());
     let last = behind(subject.history(&talk([question(0), answer(0)]))?);
     let inner = subject.history(&talk([question(0), answer(0), question(1)])).map(behind);
@@ -131,8 +132,8 @@ pub fn turn_end(subject: &Subject) -> Found {
     ends_with_token(subject, "an answer", &places)
 }
 
-/// The same behind a call.
-pub fn turn_end_of_calls(subject: &Subject) -> Found {
+/// Checks that history puts such a token behind a call.
+pub fn turn_end_of_calls(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
@@ -149,16 +150,16 @@ pub fn turn_end_of_calls(subject: &Subject) -> Found {
 }
 
 /// Looks for an id that ends a generation in the text of the first place that has one.
-fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String>)]) -> Found {
+fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String>)]) -> CheckResult {
     let Some(tokenizer) = &subject.tokenizer else {
         return Ok(Finding::skipped("needs a tokenizer"));
     };
     let mut printed = None;
     for (note, text) in places {
         let Some(text) = text else { continue };
-        let ids = subject.ids_of_rest(text)?;
+        let ids = subject.encode(text, false)?;
         if let Some(&id) = ids.iter().find(|id| subject.end_of_generation.contains(id)) {
-            let name = tokenizer.id_to_token(id).unwrap_or_default();
+            let name = tokenizer.name(id).unwrap_or_default();
             let finding = Finding::ok(format!("{} ({id}) ends {what}{note}", quoted(name)));
             return Ok(Finding { detail: json!({"id": id, "token": name}), ..finding });
         }
@@ -167,7 +168,7 @@ fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String
     let ends: Vec<String> = subject
         .end_of_generation
         .iter()
-        .map(|&id| format!("{} ({id})", tokenizer.id_to_token(id).unwrap_or("no token")))
+        .map(|&id| format!("{} ({id})", tokenizer.name(id).unwrap_or("no token")))
         .collect();
     let ends = if ends.is_empty() { "nothing".to_owned() } else { ends.join(", ") };
     Ok(match printed {
@@ -179,7 +180,7 @@ fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String
 }
 
 /// Prompts do not change with the time of day.
-pub fn clock(subject: &Subject) -> Found {
+pub fn clock(subject: &Subject) -> CheckResult {
     let asked = talk([question(0)]);
     let at = |now: DateTime| subject.rendered(&asked, true, now);
     let now = at(NOW)?;
@@ -187,14 +188,14 @@ pub fn clock(subject: &Subject) -> Found {
         (at(DateTime { hour: NOW.hour + 1, ..NOW })?, at(DateTime { day: NOW.day + 1, ..NOW })?);
     let verdict = match (now == later, now == tomorrow) {
         (false, _) => (
-            Verdict::Warning,
+            CheckVerdict::Warning,
             "prints the time of day: prompts of different conversations share nothing behind it; one conversation keeps its own",
         ),
         (true, false) => (
-            Verdict::Ok,
+            CheckVerdict::Ok,
             "prints the date: prompts of different days share nothing behind it; one conversation keeps its own",
         ),
-        (true, true) => (Verdict::Ok, "prompts do not depend on the time"),
+        (true, true) => (CheckVerdict::Ok, "prompts do not depend on the time"),
     };
     Ok(Finding::new(verdict.0, verdict.1))
 }

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::matrix::{TOOL, call, calls, question, talk_with_tools, tools};
-use super::{Finding, Found, Subject, Trouble, Verdict, quoted};
-use crate::template::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer};
+use super::{CheckError, CheckResult, CheckVerdict, Finding, Subject, quoted};
+use crate::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer};
 
 /// Calls with every kind of argument, in texts that tempt a parser.
-pub fn one_call(subject: &Subject) -> Found {
+pub fn one_call(subject: &Subject) -> CheckResult {
     let Some(format) = subject.dialect.tool_calls else { return Ok(no_format()) };
     let text = "def f(x):\n\treturn \"<\" if x else 'y'\n";
     let single = [
@@ -17,15 +17,15 @@ pub fn one_call(subject: &Subject) -> Found {
         call(0, TOOL, json!({"city": "12"})),
     ];
     let findings = single.into_iter().map(|call| there_and_back(subject, &[call]));
-    let findings = findings.collect::<Result<Vec<Finding>, Trouble>>()?;
+    let findings = findings.collect::<Result<Vec<Finding>, CheckError>>()?;
     let worst = super::worst(findings).unwrap_or_else(no_format);
     Ok(match worst.verdict {
-        Verdict::Ok => Finding::ok(format!("calls of earlier answers parse back as {format}")),
+        CheckVerdict::Ok => Finding::ok(format!("calls of earlier answers parse back as {format}")),
         _ => worst,
     })
 }
 
-pub fn two_calls(subject: &Subject) -> Found {
+pub fn two_calls(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(no_format());
     }
@@ -41,19 +41,19 @@ fn no_format() -> Finding {
 }
 
 /// Renders an answer with these calls, without content and with an empty one, as clients send either.
-fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> Found {
+fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> CheckResult {
     let empty = Some(Content::Text(String::new()));
     let [absent, empty] = [None, empty].map(|content| {
         let message = Message { content, ..calls(wanted.iter().cloned()) };
         printed_turn(subject, message).map(|turn| compared(subject, wanted, &turn))
     });
-    let finding = |turn: Result<Result<(), String>, Trouble>| match turn {
+    let finding = |turn: Result<Result<(), String>, CheckError>| match turn {
         Ok(Ok(())) => Finding::ok("the same calls come back"),
         Ok(Err(why)) => Finding::fail(why),
         Err(trouble) => Finding::from(trouble),
     };
     let (absent, empty) = (finding(absent), finding(empty));
-    let one_is_ok = absent.verdict == Verdict::Ok || empty.verdict == Verdict::Ok;
+    let one_is_ok = absent.verdict == CheckVerdict::Ok || empty.verdict == CheckVerdict::Ok;
     Ok(match (absent.verdict > empty.verdict, one_is_ok) {
         (_, true) if absent.verdict == empty.verdict => absent,
         (true, true) => Finding::warning(format!(
@@ -67,7 +67,7 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> Found {
     })
 }
 
-/// Whether the turn comes apart into these calls, and what it came apart into if not.
+/// Compares the calls parsed from a turn with those expected.
 fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Result<(), String> {
     let PrintedTurn { tail, turn } = turn;
     let answer = parse_answer(&subject.dialect, &tools(), tail, turn, false);
@@ -95,12 +95,13 @@ fn shown(calls: &[(String, Value)]) -> String {
 }
 
 /// An answer alone, as history prints it: what stands behind the prompt that asks for it.
-fn printed_turn(subject: &Subject, message: Message) -> Result<PrintedTurn, Trouble> {
+fn printed_turn(subject: &Subject, message: Message) -> Result<PrintedTurn, CheckError> {
     let mut conversation = talk_with_tools([question(0)]);
     let (plain, prompt) = (subject.history(&conversation)?, subject.prompt(&conversation)?);
     conversation.messages.push(message);
     let full = subject.history(&conversation)?;
-    let missing =
-        || Trouble::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() });
+    let missing = || {
+        CheckError::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() })
+    };
     PrintedTurn::find(&plain, &prompt, &full, &subject.dialect.markup()).ok_or_else(missing)
 }

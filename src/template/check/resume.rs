@@ -1,5 +1,5 @@
-//! Whether each prompt of a conversation begins with all of the prompt before it, token for token: only then can what has been
-//! computed be used again.
+//! Checks whether each prompt of a conversation begins with all tokens of the prompt before it: only then can computed KV be
+//! reused.
 //!
 //! Asked twice. As text, which is all that a request without a session has; and with the answers as the ids that were
 //! generated, which is how sessions put them back: there the prompt must also hold the answer that it follows.
@@ -9,10 +9,8 @@ use serde_json::{Value, json};
 use super::matrix::{
     RESULT, SYSTEM, TOOL, answer, call, calls, question, result, talk, talk_with_tools, thoughtful,
 };
-use super::{Finding, Found, Subject, worst};
-use crate::runtime::session::prefill::common_prefix;
-use crate::runtime::session::transcript::Transcript;
-use crate::template::{Conversation, Message, Role};
+use super::{CheckResult, Finding, Subject, worst};
+use crate::{Conversation, Message, Role};
 
 /// Stands for ids that were generated: no id of a vocabulary, so that only a splice brings them back.
 const GENERATED: u32 = 0xFFFF_0000;
@@ -21,13 +19,13 @@ const GENERATED: u32 = 0xFFFF_0000;
 const AROUND: usize = 8;
 
 /// Three turns of text. The reasoning of the answers, if any, is not sent back.
-pub fn plain(subject: &Subject) -> Found {
+pub fn plain(subject: &Subject) -> CheckResult {
     let turns = || [question(0), answer(0), question(1), answer(1), question(2)];
     in_all_modes(subject, &talk(turns()), &talk([Message::system(SYSTEM)].into_iter().chain(turns())))
 }
 
 /// Three turns whose answers come back with their reasoning.
-pub fn with_reasoning(subject: &Subject) -> Found {
+pub fn with_reasoning(subject: &Subject) -> CheckResult {
     if subject.dialect.reasoning.is_none() {
         return Ok(Finding::skipped("the template shows no markup for reasoning"));
     }
@@ -36,7 +34,7 @@ pub fn with_reasoning(subject: &Subject) -> Found {
 }
 
 /// A call, its result and the answer, then another question.
-pub fn after_tools(subject: &Subject) -> Found {
+pub fn after_tools(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
@@ -58,7 +56,7 @@ pub fn after_tools(subject: &Subject) -> Found {
 
 /// The worst finding of two conversations in every mode of thinking. One that the template refuses to hold a system prompt is
 /// left to its own check.
-fn in_all_modes(subject: &Subject, first: &Conversation, second: &Conversation) -> Found {
+fn in_all_modes(subject: &Subject, first: &Conversation, second: &Conversation) -> CheckResult {
     let mut findings = Vec::new();
     for (mode, kwargs) in subject.modes() {
         for (at, conversation) in [first, second].into_iter().enumerate() {
@@ -73,7 +71,7 @@ fn in_all_modes(subject: &Subject, first: &Conversation, second: &Conversation) 
     Ok(worst(findings).unwrap_or_else(|| Finding::skipped("nothing to render")))
 }
 
-/// Where a prompt leaves the one before it.
+/// The position where a prompt differs from the one before it.
 struct Break {
     /// The prompt, from 1.
     turn: usize,
@@ -86,7 +84,7 @@ struct Break {
 
 impl Break {
     fn find(subject: &Subject, turn: usize, before: &[u32], now: &[u32]) -> Option<Self> {
-        let common = common_prefix(before, now);
+        let common = before.iter().zip(now).take_while(|(before, now)| before == now).count();
         if common == before.len() {
             return None;
         }
@@ -108,28 +106,26 @@ impl Break {
 }
 
 /// Follows a conversation from prompt to prompt; it ends with a question.
-fn resumed(subject: &Subject, conversation: &Conversation) -> Found {
+fn resumed(subject: &Subject, conversation: &Conversation) -> CheckResult {
     let is_answer = |message: &Message| message.role == Role::Assistant;
     let answers = conversation.messages.iter().enumerate().filter(|(_, message)| is_answer(message));
     let ends: Vec<usize> = answers.map(|(at, _)| at).chain([conversation.messages.len()]).collect();
     let (mut text, mut resident) = (Vec::new(), Vec::new());
     let (mut in_text, mut in_session) = (None, None);
-    let mut transcript = Transcript::default();
+    let mut session = (subject.session)();
     for (n, &end) in ends.iter().enumerate() {
         let messages = conversation.messages[..end].to_vec();
         let asked = Conversation { messages, ..conversation.clone() };
         let as_text = subject.ids(&subject.prompt(&asked)?)?;
         in_text = in_text.or_else(|| Break::find(subject, n + 1, &text, &as_text));
         text = as_text;
-        let prompt = transcript.splice(&asked, |shown| subject.prompt(shown))?;
-        let ids = prompt.ids(|text, is_start| match is_start {
-            true => subject.ids(text),
-            false => subject.ids_of_rest(text),
+        let ids = session.prompt(&asked, &|shown| subject.prompt(shown), &|text, is_start| {
+            subject.encode(text, is_start)
         })?;
         in_session = in_session.or_else(|| Break::find(subject, n + 1, &resident, &ids));
         if let Some(answer) = conversation.messages.get(end) {
             let generated: Vec<u32> = (0..4).map(|id| GENERATED + 16 * n as u32 + id).collect();
-            transcript.record(&asked.messages, answer, prompt.splice_after(), Some(&generated));
+            session.record(&asked.messages, answer, &generated);
             resident = [ids, generated].concat();
         }
     }

@@ -1,8 +1,8 @@
-//! Whether a chat template does what chat, tools and the cache need of it: conversations of every shape are rendered, encoded
+//! Checks whether a chat template does what chat, tools and the cache need of it: conversations of every shape are rendered, encoded
 //! and judged, one finding per check. Needs a template; a tokenizer makes the checks exact, weights are not looked at.
 //!
-//! A check fails where a prompt would be wrong or lose something without anybody being told; it warns where a template
-//! refuses a conversation, or where something costs time. What llmctl does about a template's ways (a role it maps, answers
+//! A check fails where a prompt would be wrong or silently lose something; it warns if a template
+//! refuses a conversation, or if something costs time. What llmctl does about a template's ways (a role it maps, answers
 //! that go back as ids) counts as done. Pure: knows no files and prints nothing.
 //!
 //! `matrix` is the conversations, `turns` the beginning and end of turns, `shapes` what is printed at all, `calls` tool calls
@@ -18,46 +18,83 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::chat_tokenizer::special_tokens;
-use super::error::Error;
-use super::text::Tokenizer;
-use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, RenderOptions, Shown, SpecialTokens,
-    TemplateError, ToolCallFormat,
+use crate::{
+    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, Message, RenderOptions, Shown,
+    SpecialTokens, TemplateError, ToolCallFormat,
 };
 
-/// What is checked.
+/// The tokenizer of the model whose template is checked.
+pub trait CheckTokenizer {
+    /// Returns the ids of a rendering, or of its rest if it does not stand at the start of a prompt.
+    ///
+    /// # Errors
+    /// Why the text cannot be encoded.
+    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, String>;
+    /// Returns the bytes that an id stands for.
+    fn bytes(&self, id: u32) -> Option<Vec<u8>>;
+    /// Returns the name of an id in the vocabulary.
+    fn name(&self, id: u32) -> Option<&str>;
+    fn bos(&self) -> Option<u32>;
+    /// Whether the tokenizer itself puts the beginning-of-sequence token in front of a prompt.
+    fn adds_bos(&self) -> bool;
+    fn specials(&self) -> SpecialTokens;
+}
+
+/// Renders a conversation as a prompt.
+pub type RenderPrompt<'a> = dyn Fn(&Conversation) -> Result<String, CheckError> + 'a;
+/// Encodes a text; true if the text starts the prompt.
+pub type EncodeText<'a> = dyn Fn(&str, bool) -> Result<Vec<u32>, CheckError> + 'a;
+
+/// The prompts of one session, which holds earlier answers as the ids that were generated.
+pub trait SessionPrompts {
+    /// Returns the ids of the prompt for `asked`, with the recorded answers put back.
+    ///
+    /// # Errors
+    /// Those of `render` and `encode`.
+    fn prompt(
+        &mut self,
+        asked: &Conversation,
+        render: &RenderPrompt<'_>,
+        encode: &EncodeText<'_>,
+    ) -> Result<Vec<u32>, CheckError>;
+    /// Records the answer to the last prompt.
+    fn record(&mut self, before: &[Message], answer: &Message, generated: &[u32]);
+}
+
+/// The template under test, with what is known of its model.
 pub struct Subject {
     template: ChatTemplate,
-    /// What the template shows.
+    /// The parts of conversations that the template shows.
     shown: Shown,
-    /// How the template's answers are read.
+    /// The formats of the template's answers.
     dialect: Dialect,
-    /// What is done to conversations so that the template shows all of them.
+    /// The changes to conversations so that the template shows all of them.
     accommodation: Accommodation,
-    tokenizer: Option<Arc<Tokenizer>>,
+    tokenizer: Option<Arc<dyn CheckTokenizer>>,
+    /// Starts a session.
+    session: fn() -> Box<dyn SessionPrompts>,
     end_of_generation: Vec<u32>,
     /// The text of the beginning-of-sequence token.
     bos: Option<String>,
 }
 
-/// How a check ended.
+/// The outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
-    /// There was nothing to check, or no tokenizer to check it with.
+pub enum CheckVerdict {
+    /// There was nothing to check, or no tokenizer to check with.
     Skipped,
     Ok,
     Warning,
     Fail,
 }
 
-impl Verdict {
+impl CheckVerdict {
     pub fn word(self) -> &'static str {
         match self {
-            Verdict::Skipped => "skipped",
-            Verdict::Ok => "ok",
-            Verdict::Warning => "warning",
-            Verdict::Fail => "fail",
+            CheckVerdict::Skipped => "skipped",
+            CheckVerdict::Ok => "ok",
+            CheckVerdict::Warning => "warning",
+            CheckVerdict::Fail => "fail",
         }
     }
 }
@@ -66,77 +103,72 @@ impl Verdict {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Check {
     pub name: &'static str,
-    pub verdict: Verdict,
+    pub verdict: CheckVerdict,
     /// One line.
     pub reason: String,
     /// More, for programs; null where there is no more.
     pub detail: Value,
 }
 
-/// What a check found.
+/// The outcome of a check with its reason.
 #[derive(Debug, Clone, PartialEq)]
 struct Finding {
-    verdict: Verdict,
+    verdict: CheckVerdict,
     reason: String,
     detail: Value,
 }
 
 impl Finding {
-    fn new(verdict: Verdict, reason: impl Into<String>) -> Self {
+    fn new(verdict: CheckVerdict, reason: impl Into<String>) -> Self {
         Self { verdict, reason: reason.into(), detail: Value::Null }
     }
 
     fn ok(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Ok, reason)
+        Self::new(CheckVerdict::Ok, reason)
     }
 
     fn warning(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Warning, reason)
+        Self::new(CheckVerdict::Warning, reason)
     }
 
     fn fail(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Fail, reason)
+        Self::new(CheckVerdict::Fail, reason)
     }
 
     fn skipped(reason: impl Into<String>) -> Self {
-        Self::new(Verdict::Skipped, reason)
+        Self::new(CheckVerdict::Skipped, reason)
     }
 }
 
 /// Why a check came to no finding of its own.
 #[derive(Debug)]
-enum Trouble {
+pub enum CheckError {
     Template(TemplateError),
-    Encoding(Error),
+    /// Why a text cannot be encoded.
+    Encoding(String),
 }
 
-impl From<TemplateError> for Trouble {
+impl From<TemplateError> for CheckError {
     fn from(error: TemplateError) -> Self {
         Self::Template(error)
     }
 }
 
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Encoding(error)
-    }
-}
-
-impl From<Trouble> for Finding {
-    fn from(trouble: Trouble) -> Self {
+impl From<CheckError> for Finding {
+    fn from(trouble: CheckError) -> Self {
         match trouble {
-            // Its author says so, and so does the error that a client gets.
-            Trouble::Template(TemplateError::Raised { line, message }) => {
+            // The template's author refuses this on purpose, and a client gets the same message as an error.
+            CheckError::Template(TemplateError::Raised { line, message }) => {
                 Self::warning(format!("refused by template line {line}: {}", message.trim()))
             }
-            Trouble::Template(error) => Self::fail(format!("cannot be rendered: {error}")),
-            Trouble::Encoding(error) => Self::fail(format!("cannot be encoded: {error}")),
+            CheckError::Template(error) => Self::fail(format!("cannot be rendered: {error}")),
+            CheckError::Encoding(error) => Self::fail(format!("cannot be encoded: {error}")),
         }
     }
 }
 
-type Found = Result<Finding, Trouble>;
-type Judge = fn(&Subject) -> Found;
+type CheckResult = Result<Finding, CheckError>;
+type Judge = fn(&Subject) -> CheckResult;
 
 /// All checks, in the order of a report.
 const CHECKS: [(&str, Judge); 25] = [
@@ -191,7 +223,7 @@ const NOW: DateTime = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute:
 /// Variables by which templates switch reasoning on and off.
 const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// What a text stands for that begins sequences, and one that ends them, where there is no tokenizer to ask.
+/// The texts of the beginning-of-sequence and end-of-sequence tokens if there is no tokenizer.
 const PLACEHOLDERS: [&str; 2] = ["<s>", "</s>"];
 
 impl Subject {
@@ -202,13 +234,14 @@ impl Subject {
     /// Those of [`ChatTemplate::new`].
     pub fn new(
         source: &str,
-        tokenizer: Option<Arc<Tokenizer>>,
+        tokenizer: Option<Arc<dyn CheckTokenizer>>,
+        session: fn() -> Box<dyn SessionPrompts>,
         end_of_generation: Vec<u32>,
         dialect: Dialect,
     ) -> Result<Self, TemplateError> {
         let [bos, eos] = PLACEHOLDERS.map(|text| Some(text.to_owned()));
         let specials = match &tokenizer {
-            Some(tokenizer) => special_tokens(tokenizer),
+            Some(tokenizer) => tokenizer.specials(),
             None => SpecialTokens { bos, eos, ..SpecialTokens::default() },
         };
         let bos = specials.bos.clone();
@@ -227,7 +260,7 @@ impl Subject {
             reasoning: dialect.reasoning.or(shown.dialect.reasoning),
             tool_calls: dialect.tool_calls.or(shown_calls),
         };
-        Ok(Self { template, shown, dialect, accommodation, tokenizer, end_of_generation, bos })
+        Ok(Self { template, shown, dialect, accommodation, tokenizer, session, end_of_generation, bos })
     }
 
     fn rendered(
@@ -235,43 +268,39 @@ impl Subject {
         conversation: &Conversation,
         is_prompt: bool,
         now: DateTime,
-    ) -> Result<String, Trouble> {
+    ) -> Result<String, CheckError> {
         let options = RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() };
         Ok(self.template.render(&self.accommodation.apply(conversation), &options)?)
     }
 
     /// Ends with the header of an answer.
-    fn prompt(&self, conversation: &Conversation) -> Result<String, Trouble> {
+    fn prompt(&self, conversation: &Conversation) -> Result<String, CheckError> {
         self.rendered(conversation, true, NOW)
     }
 
     /// Without the header of an answer.
-    fn history(&self, conversation: &Conversation) -> Result<String, Trouble> {
+    fn history(&self, conversation: &Conversation) -> Result<String, CheckError> {
         self.rendered(conversation, false, NOW)
     }
 
-    /// The ids of a rendering as the engine gets them, or its characters.
-    fn ids(&self, text: &str) -> Result<Vec<u32>, Trouble> {
+    /// Returns the ids of a rendering as the engine gets them, or its characters; `is_start` if no text stands before it.
+    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, CheckError> {
         match &self.tokenizer {
-            Some(tokenizer) => Ok(tokenizer.encode_chat(text)?),
-            None => Ok(characters(text)),
+            Some(tokenizer) => tokenizer.encode(text, is_start).map_err(CheckError::Encoding),
+            None => Ok(text.chars().map(u32::from).collect()),
         }
     }
 
-    /// As [`Self::ids`], of text behind other text.
-    fn ids_of_rest(&self, text: &str) -> Result<Vec<u32>, Trouble> {
-        match &self.tokenizer {
-            Some(tokenizer) => Ok(tokenizer.encode_chat_rest(text)?),
-            None => Ok(characters(text)),
-        }
+    /// Returns the ids of a whole prompt.
+    fn ids(&self, text: &str) -> Result<Vec<u32>, CheckError> {
+        self.encode(text, true)
     }
 
-    /// What ids say, for people.
+    /// Returns the text of ids for messages.
     fn shown(&self, ids: &[u32]) -> String {
         let text = match &self.tokenizer {
             Some(tokenizer) => {
-                let bytes =
-                    ids.iter().filter_map(|&id| tokenizer.token_bytes(id)).collect::<Vec<_>>().concat();
+                let bytes = ids.iter().filter_map(|&id| tokenizer.bytes(id)).collect::<Vec<_>>().concat();
                 String::from_utf8_lossy(&bytes).into_owned()
             }
             None => ids.iter().filter_map(|&id| char::from_u32(id)).collect(),
@@ -279,7 +308,7 @@ impl Subject {
         quoted(&text)
     }
 
-    /// What the units of [`Self::ids`] are called.
+    /// Returns the name of the units of [`Self::ids`].
     fn unit(&self) -> &'static str {
         if self.tokenizer.is_some() { "token" } else { "character" }
     }
@@ -296,7 +325,7 @@ impl Subject {
     }
 
     /// A text without the white space and the reasoning markers at its end.
-    fn without_scaffold<'a>(&self, text: &'a str) -> &'a str {
+    fn without_empty_think<'a>(&self, text: &'a str) -> &'a str {
         let mut bare = text.trim_end();
         let Some((open, close)) = self.dialect.may_reason("") else { return bare };
         while let Some(rest) = bare.strip_suffix(close).or_else(|| bare.strip_suffix(open)) {
@@ -304,10 +333,6 @@ impl Subject {
         }
         bare
     }
-}
-
-fn characters(text: &str) -> Vec<u32> {
-    text.chars().map(u32::from).collect()
 }
 
 /// A text between quotes, in one line and not too long.
@@ -326,6 +351,3 @@ fn quoted(text: &str) -> String {
 fn worst(findings: impl IntoIterator<Item = Finding>) -> Option<Finding> {
     findings.into_iter().reduce(|worst, next| if next.verdict > worst.verdict { next } else { worst })
 }
-
-#[cfg(test)]
-mod tests;

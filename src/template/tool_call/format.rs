@@ -1,17 +1,12 @@
-//! A notation is one way of writing tool calls: one constant in its own file under `formats`, and one row in the table here.
-//!
-//! What is said of a notation only there: the signs by which a template is known, the markers, who reads it, and how
-//! grammars write it.
+//! The table of tool-call formats: each is one constant in its own file under `formats`, and one row here.
 
 use super::formats as f;
-use super::grammar::{Messages, Writer};
-use super::harmony::Protocol;
-use super::{Reader, Tool};
+use super::spec::ToolCallSpec;
 use crate::named::formats;
 
 formats! {
-    /// How tool calls are written.
-    ToolCallFormat, "tool-call format", Notation, [
+    /// The markup of tool calls.
+    ToolCallFormat, "tool-call format", ToolCallSpec, [
         /// As `Glm`, every tag with the suffix `:opensource` (Hy3)
         Hy3 => f::hy3::HY3,
         /// `<tool_call>NAME` with `<arg_key>` and `<arg_value>` (GLM 4.5 on)
@@ -87,85 +82,10 @@ formats! {
     ]
 }
 
-/// What is known of one format.
-pub struct Notation {
-    /// The word for flags and reports.
-    pub name: &'static str,
-    /// What a template contains that has the notation: any of these sets of texts, whole.
-    pub signs: &'static [&'static [&'static str]],
-    /// The markers that begin a span of calls; grammars write the first.
-    pub openers: &'static [&'static str],
-    /// The other markers that a tokenizer may have as tokens of their own.
-    pub marks: &'static [&'static str],
-    /// Markers that mean nothing and are left out.
-    pub dropped: &'static [&'static str],
-    /// Ends a span of calls; empty where no marker does. Notations with one are looked for in reasoning too.
-    pub end: &'static str,
-    /// An opener that the prompt may end with.
-    pub prompt_opener: Option<&'static str>,
-    /// Who reads the answers that are rows of messages with headers.
-    pub protocol: Option<Protocol>,
-    /// What stands around calls, where text has markers too.
-    pub messages: Option<Messages>,
-    /// The character that may begin a call without a marker, where an answer begins.
-    pub bare: Option<char>,
-    /// A regular expression for answers that begin like a call, where grammars write calls without a marker.
-    pub bare_call: Option<&'static str>,
-    pub frame: Frame,
-    /// One call as a grammar writes it; the text stands in front of the tool's name.
-    pub call: fn(&mut Writer<'_>, &Tool, &str) -> String,
-    /// The reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Harmony has
-    /// none: its messages are read by [`super::Harmony`].
-    pub reader: fn(&'static str) -> Option<Box<dyn Reader>>,
-}
-
-/// How the calls of a format stand to each other, around what is written for each of them.
-pub struct Frame {
-    /// Between the marker and the first call.
-    pub open: &'static str,
-    /// In front of the first call's name, where the call begins with it and text may begin alike.
-    pub lead: &'static str,
-    /// Between calls that share a marker; `None` where each call has its own.
-    pub separator: Option<&'static str>,
-    pub close: &'static str,
-    /// Between spans with a marker each.
-    pub between: &'static str,
-}
-
-impl Notation {
-    /// What most notations leave empty.
-    pub const PLAIN: Self = Self {
-        name: "",
-        signs: &[],
-        openers: &[],
-        marks: &[],
-        dropped: &[],
-        end: "",
-        prompt_opener: None,
-        protocol: None,
-        messages: None,
-        bare: None,
-        bare_call: None,
-        frame: Frame::PLAIN,
-        call: |_, _, _| String::new(),
-        reader: |_| None,
-    };
-}
-
-impl Frame {
-    pub const PLAIN: Self = Self { open: "", lead: "", separator: None, close: "", between: "" };
-}
-
-impl std::fmt::Debug for Notation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Notation").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
 impl ToolCallFormat {
     /// Every marker that a tokenizer may have as a token of its own.
     pub(crate) fn markup(self) -> impl Iterator<Item = &'static str> {
-        let Notation { openers, dropped, marks, .. } = self.row();
+        let ToolCallSpec { openers, dropped, marks, .. } = self.row();
         let is_token = |marker: &&&str| marker.ends_with(['>', ']']);
         openers.iter().filter(is_token).chain(*dropped).chain(*marks).copied()
     }

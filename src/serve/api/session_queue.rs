@@ -13,18 +13,18 @@ use crate::runtime::{Error, Result};
 
 /// The lines of all sessions. Clones are the same ones.
 #[derive(Debug, Clone, Default)]
-pub struct Lines {
-    shared: Arc<Mutex<Shared>>,
+pub struct SessionQueues {
+    shared: Arc<Mutex<QueueTable>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    lines: HashMap<String, Line>,
+struct QueueTable {
+    lines: HashMap<String, SessionQueue>,
     num_waiting: usize,
 }
 
 #[derive(Debug)]
-struct Line {
+struct SessionQueue {
     /// One permit: the session.
     session: Arc<Semaphore>,
     /// Those who have the session or wait for it.
@@ -34,37 +34,37 @@ struct Line {
 /// What a request gets that comes to a session.
 #[derive(Debug)]
 pub enum Entered {
-    Turn(Turn),
-    Waiting(Waiting),
+    Turn(SessionTurn),
+    Waiting(SessionWait),
 }
 
 /// The session is this request's until it is dropped.
 #[derive(Debug)]
-pub struct Turn {
+pub struct SessionTurn {
     _session: OwnedSemaphorePermit,
     // Dropped after the permit, so that nobody begins a second line meanwhile.
-    _place: Place,
+    _place: QueuePlace,
 }
 
 /// A place in the line.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct SessionWait {
     session: Arc<Semaphore>,
-    place: Place,
-    count: Counted,
+    place: QueuePlace,
+    count: CountedWait,
 }
 
 #[derive(Debug)]
-struct Place {
-    lines: Lines,
+struct QueuePlace {
+    lines: SessionQueues,
     name: String,
 }
 
 /// One of those who wait.
 #[derive(Debug)]
-struct Counted(Lines);
+struct CountedWait(SessionQueues);
 
-impl Lines {
+impl SessionQueues {
     /// Comes to a session; at most `most_waiting` wait for any at the same time.
     ///
     /// # Errors
@@ -72,50 +72,50 @@ impl Lines {
     pub fn enter(&self, name: &str, most_waiting: usize) -> Result<Entered> {
         let mut shared = self.shared();
         let num_waiting = shared.num_waiting;
-        let line = shared.lines.entry(name.to_owned()).or_insert_with(Line::new);
+        let line = shared.lines.entry(name.to_owned()).or_insert_with(SessionQueue::new);
         let session = Arc::clone(&line.session);
         let free = Arc::clone(&session).try_acquire_owned().ok();
         if free.is_none() && num_waiting >= most_waiting {
             return Err(Error::QueueFull { waiting: num_waiting });
         }
         line.num_places += 1;
-        let place = Place { lines: self.clone(), name: name.to_owned() };
+        let place = QueuePlace { lines: self.clone(), name: name.to_owned() };
         Ok(match free {
-            Some(permit) => Entered::Turn(Turn { _session: permit, _place: place }),
+            Some(permit) => Entered::Turn(SessionTurn { _session: permit, _place: place }),
             None => {
                 shared.num_waiting += 1;
-                Entered::Waiting(Waiting { session, place, count: Counted(self.clone()) })
+                Entered::Waiting(SessionWait { session, place, count: CountedWait(self.clone()) })
             }
         })
     }
 
     /// Counts and lines are whole at every moment.
-    fn shared(&self) -> MutexGuard<'_, Shared> {
+    fn shared(&self) -> MutexGuard<'_, QueueTable> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Line {
+impl SessionQueue {
     fn new() -> Self {
         Self { session: Arc::new(Semaphore::new(1)), num_places: 0 }
     }
 }
 
-impl Waiting {
+impl SessionWait {
     /// Comes when all who were earlier have left. The place counts from the first time that this is polled.
     ///
     /// # Errors
     /// None that happen: the semaphore is never closed.
-    pub async fn turn(self) -> Result<Turn> {
+    pub async fn turn(self) -> Result<SessionTurn> {
         let Self { session, place, count } = self;
         let permit = session.acquire_owned().await;
         drop(count);
         let permit = permit.map_err(|_| Error::SessionBusy(place.name.clone()))?;
-        Ok(Turn { _session: permit, _place: place })
+        Ok(SessionTurn { _session: permit, _place: place })
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         let mut shared = self.lines.shared();
         let Some(line) = shared.lines.get_mut(&self.name) else { return };
@@ -126,7 +126,7 @@ impl Drop for Place {
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedWait {
     fn drop(&mut self) {
         self.0.shared().num_waiting -= 1;
     }
@@ -139,14 +139,14 @@ mod tests {
 
     use super::*;
 
-    fn turn(entered: Result<Entered>) -> Turn {
+    fn turn(entered: Result<Entered>) -> SessionTurn {
         match entered {
             Ok(Entered::Turn(turn)) => turn,
             other => panic!("{other:?}"),
         }
     }
 
-    fn waiting(entered: Result<Entered>) -> Waiting {
+    fn waiting(entered: Result<Entered>) -> SessionWait {
         match entered {
             Ok(Entered::Waiting(waiting)) => waiting,
             other => panic!("{other:?}"),
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn first_come_first_served_and_who_leaves_frees_the_place() {
-        let lines = Lines::default();
+        let lines = SessionQueues::default();
         let first = turn(lines.enter("a", 9));
         let _other = turn(lines.enter("b", 9));
         let mut second = pin!(waiting(lines.enter("a", 9)).turn());
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn only_so_many_wait_for_all_sessions_together() {
-        let lines = Lines::default();
+        let lines = SessionQueues::default();
         let (first, _second) = (turn(lines.enter("a", 1)), turn(lines.enter("b", 1)));
         let third = waiting(lines.enter("a", 1));
         assert!(matches!(lines.enter("b", 1), Err(Error::QueueFull { waiting: 1 })));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::template::{Content, Conversation, Message, Role, ToolCall};
+use crate::{Content, Conversation, Message, Role, ToolCall};
 
 pub const SYSTEM: &str = "Speak like a lighthouse keeper";
 pub const QUESTIONS: [&str; 3] = ["What is a tide", "Where is a reef", "When does a gale end"];
@@ -86,7 +86,7 @@ pub fn weather_call() -> Message {
     calls([call(0, TOOL, json!({"city": "Bergen", "days": 3}))])
 }
 
-/// What the `n`th call came to.
+/// Returns the result of the `n`th call.
 pub fn result(n: usize, name: &str, text: &str) -> Message {
     Message {
         tool_call_id: Some(IDS[n].to_owned()),

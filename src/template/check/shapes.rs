@@ -1,4 +1,4 @@
-//! What a template prints of each kind of message, what it refuses, and what it leaves out without a word.
+//! Checks which kinds of messages a template prints, refuses, or silently leaves out.
 
 use serde_json::{Value, json};
 
@@ -6,13 +6,11 @@ use super::matrix::{
     ANSWERS, DESCRIPTION, QUESTIONS, RESULT, SYSTEM, THOUGHTS, TOOL, answer, call, calls, in_parts, question,
     talk, talk_with_tools, thoughtful, weather_call, weather_result,
 };
-use super::{Finding, Found, Subject, Verdict, quoted};
-use crate::template::{
-    CallEvidence, Content, Conversation, Message, Role, Sign, SystemMessages, ToolCallFormat,
-};
+use super::{CheckResult, CheckVerdict, Finding, Subject, quoted};
+use crate::{CallEvidence, Content, Conversation, Message, Role, Sign, SystemMessages, ToolCallFormat};
 
-/// Which reasoning markup the template shows, and where.
-pub fn reasoning_format(subject: &Subject) -> Found {
+/// Reports the reasoning format that the template shows, and the line.
+pub fn reasoning_format(subject: &Subject) -> CheckResult {
     let shown =
         subject.shown.reasoning.filter(|_| subject.shown.dialect.reasoning == subject.dialect.reasoning);
     Ok(match (subject.dialect.reasoning, shown) {
@@ -32,8 +30,8 @@ fn seen(format: &str, sign: Sign, more: &str) -> Finding {
     Finding { detail: json!({"format": format, "sign": sign.text, "line": sign.line}), ..finding }
 }
 
-/// Which format of calls the template shows, and on what evidence; or which one llmctl asks for in its place.
-pub fn tool_format(subject: &Subject) -> Found {
+/// Reports the tool-call format that the template shows and the evidence, or the one that llmctl asks for instead.
+pub fn tool_format(subject: &Subject) -> CheckResult {
     let Some(format) = subject.dialect.tool_calls else { return Ok(Finding::ok("none")) };
     let evidence = subject.shown.calls.filter(|_| subject.shown.dialect.tool_calls == Some(format));
     Ok(match (format, evidence) {
@@ -63,7 +61,7 @@ fn with(mut detail: Value, name: &str, value: bool) -> Value {
 }
 
 /// The prompt of a conversation holds all these words.
-fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> Found {
+fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> CheckResult {
     let text = subject.prompt(conversation)?;
     let missing: Vec<String> =
         words.iter().filter(|word| !text.contains(**word)).map(|word| quoted(word)).collect();
@@ -73,54 +71,54 @@ fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> Fo
     })
 }
 
-pub fn system_prompt(subject: &Subject) -> Found {
+pub fn system_prompt(subject: &Subject) -> CheckResult {
     let way = match subject.shown.system {
         SystemMessages::Printed => None,
         SystemMessages::Dropped => Some("left out by the template"),
         SystemMessages::Refused => Some("refused by the template"),
     };
     let finding = printed_system(subject)?;
-    Ok(match way.filter(|_| finding.verdict == Verdict::Ok) {
+    Ok(match way.filter(|_| finding.verdict == CheckVerdict::Ok) {
         Some(way) => Finding::warning(format!("{way}; llmctl puts it in front of the question")),
         None => finding,
     })
 }
 
-fn printed_system(subject: &Subject) -> Found {
+fn printed_system(subject: &Subject) -> CheckResult {
     printed(subject, &talk([Message::system(SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
 }
 
 /// The server sends what a template does not know as a system prompt.
-pub fn developer_role(subject: &Subject) -> Found {
+pub fn developer_role(subject: &Subject) -> CheckResult {
     if !subject.template.has_literal(Role::Developer.as_str()) {
         return Ok(Finding::ok("not known to the template, and sent as a system prompt"));
     }
     printed(subject, &talk([Message::new(Role::Developer, SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
 }
 
-pub fn late_system_prompt(subject: &Subject) -> Found {
+pub fn late_system_prompt(subject: &Subject) -> CheckResult {
     let messages = [question(0), answer(0), Message::system(SYSTEM), question(1)];
     printed(subject, &talk(messages), &[QUESTIONS[0], ANSWERS[0], SYSTEM, QUESTIONS[1]])
 }
 
-pub fn two_questions(subject: &Subject) -> Found {
+pub fn two_questions(subject: &Subject) -> CheckResult {
     printed(subject, &talk([question(0), question(1)]), &QUESTIONS[..2])
 }
 
-pub fn answer_first(subject: &Subject) -> Found {
+pub fn answer_first(subject: &Subject) -> CheckResult {
     printed(subject, &talk([answer(0), question(0)]), &[ANSWERS[0], QUESTIONS[0]])
 }
 
-pub fn empty_answer(subject: &Subject) -> Found {
+pub fn empty_answer(subject: &Subject) -> CheckResult {
     printed(subject, &talk([question(0), Message::assistant(""), question(1)]), &QUESTIONS[..2])
 }
 
 /// Only a warning where it is not printed: the server joins text parts before the template sees them.
-pub fn text_parts(subject: &Subject) -> Found {
+pub fn text_parts(subject: &Subject) -> CheckResult {
     let finding = printed(subject, &talk([in_parts([QUESTIONS[0], QUESTIONS[1]])]), &QUESTIONS[..2]);
     let finding = finding.unwrap_or_else(Finding::from);
     Ok(match finding.verdict {
-        Verdict::Fail | Verdict::Warning => {
+        CheckVerdict::Fail | CheckVerdict::Warning => {
             Finding::warning(format!("{}; the server sends parts as one text", finding.reason))
         }
         _ => finding,
@@ -128,14 +126,14 @@ pub fn text_parts(subject: &Subject) -> Found {
 }
 
 /// Tools are described to the model. Where they are not, requests with tools are refused.
-pub fn tools(subject: &Subject) -> Found {
+pub fn tools(subject: &Subject) -> CheckResult {
     let words = [TOOL, DESCRIPTION, "Name of the harbour", QUESTIONS[0]];
     let alone = printed(subject, &talk_with_tools([question(0)]), &words)?;
     let beside_system = talk_with_tools([Message::system(SYSTEM), question(0)]);
-    if subject.dialect.tool_calls == Some(ToolCallFormat::Generic) && alone.verdict == Verdict::Ok {
+    if subject.dialect.tool_calls == Some(ToolCallFormat::Generic) && alone.verdict == CheckVerdict::Ok {
         return Ok(Finding::ok("described by llmctl in the system prompt"));
     }
-    // A template that refuses system prompts says so in another check.
+    // Another check reports a template that refuses system prompts.
     Ok(match printed(subject, &beside_system, &words) {
         Ok(beside) if beside.verdict > alone.verdict => {
             Finding { reason: format!("beside a system prompt: {}", beside.reason), ..beside }
@@ -144,13 +142,13 @@ pub fn tools(subject: &Subject) -> Found {
     })
 }
 
-pub fn tool_results(subject: &Subject) -> Found {
+pub fn tool_results(subject: &Subject) -> CheckResult {
     let asked = talk_with_tools([question(0), weather_call(), weather_result()]);
     printed(subject, &asked, &[QUESTIONS[0], RESULT])
 }
 
-/// An answer that says something and calls.
-pub fn call_with_text(subject: &Subject) -> Found {
+/// An answer with content and a call.
+pub fn call_with_text(subject: &Subject) -> CheckResult {
     if subject.dialect.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
@@ -159,8 +157,8 @@ pub fn call_with_text(subject: &Subject) -> Found {
     printed(subject, &talk_with_tools([question(0), called, weather_result()]), &[ANSWERS[0], "Bergen"])
 }
 
-/// What becomes of the thoughts of earlier turns.
-pub fn reasoning_in_history(subject: &Subject) -> Found {
+/// Checks whether the template prints the reasoning of earlier turns.
+pub fn reasoning_in_history(subject: &Subject) -> CheckResult {
     let Some(format) = subject.dialect.reasoning else {
         return Ok(Finding::skipped("the template shows no markup for reasoning"));
     };

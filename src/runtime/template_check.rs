@@ -1,0 +1,78 @@
+//! Gives the checks of a chat template ([`crate::template::check`]) the engine's tokenizers, and sessions that put answers back as the
+//! ids that were generated.
+
+use std::sync::Arc;
+
+use super::chat_tokenizer::special_tokens;
+use super::session::transcript::Transcript;
+use super::text::Tokenizer;
+use crate::template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
+use crate::template::{Conversation, Dialect, Message, SpecialTokens, TemplateError};
+
+/// Compiles what is to be checked. Without a tokenizer, texts are compared character by character.
+///
+/// # Errors
+/// Those of [`Subject::new`].
+pub fn subject(
+    source: &str,
+    tokenizer: Option<Arc<Tokenizer>>,
+    end_of_generation: Vec<u32>,
+    dialect: Dialect,
+) -> Result<Subject, TemplateError> {
+    let tokenizer = tokenizer.map(|tokenizer| tokenizer as Arc<dyn CheckTokenizer>);
+    Subject::new(source, tokenizer, || Box::<SplicedSession>::default(), end_of_generation, dialect)
+}
+
+impl CheckTokenizer for Tokenizer {
+    fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, String> {
+        let ids = if is_start { self.encode_chat(text) } else { self.encode_chat_rest(text) };
+        ids.map_err(|error| error.to_string())
+    }
+
+    fn bytes(&self, id: u32) -> Option<Vec<u8>> {
+        self.token_bytes(id).map(Into::into)
+    }
+
+    fn name(&self, id: u32) -> Option<&str> {
+        self.id_to_token(id)
+    }
+
+    fn bos(&self) -> Option<u32> {
+        self.bos()
+    }
+
+    fn adds_bos(&self) -> bool {
+        self.adds_bos()
+    }
+
+    fn specials(&self) -> SpecialTokens {
+        special_tokens(self)
+    }
+}
+
+#[derive(Default)]
+struct SplicedSession {
+    transcript: Transcript,
+    /// What the last prompt ends with; see `SplicedPrompt::splice_after`.
+    splice_after: String,
+}
+
+impl SessionPrompts for SplicedSession {
+    fn prompt(
+        &mut self,
+        asked: &Conversation,
+        render: &RenderPrompt<'_>,
+        encode: &EncodeText<'_>,
+    ) -> Result<Vec<u32>, CheckError> {
+        let prompt = self.transcript.splice(asked, render)?;
+        self.splice_after = prompt.splice_after().to_owned();
+        prompt.ids(encode)
+    }
+
+    fn record(&mut self, before: &[Message], answer: &Message, generated: &[u32]) {
+        self.transcript.record(before, answer, &self.splice_after, Some(generated));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! The specification of one tool-call format: the texts by which a template is recognised, the markers, the parser, and the
+//! grammar.
+
+use super::harmony::Protocol;
+use super::writer::Writer;
+use super::{CallParser, ToolDefinition};
+
+/// One tool-call format.
+pub struct ToolCallSpec {
+    /// The word for flags and reports.
+    pub name: &'static str,
+    /// Texts by which a template is recognised: all texts of any of these sets.
+    pub signs: &'static [&'static [&'static str]],
+    /// The markers that begin a span of calls; grammars write the first.
+    pub openers: &'static [&'static str],
+    /// The other markers that a tokenizer may have as tokens of their own.
+    pub marks: &'static [&'static str],
+    /// Markers that mean nothing and are left out.
+    pub dropped: &'static [&'static str],
+    /// Ends a span of calls; empty if no marker does. ToolCallSpecs with one are looked for in reasoning too.
+    pub end: &'static str,
+    /// An opener that the prompt may end with.
+    pub prompt_opener: Option<&'static str>,
+    /// The protocol, if answers are rows of messages with headers.
+    pub protocol: Option<Protocol>,
+    /// The markup around calls, if text has markers too.
+    pub messages: Option<Messages>,
+    /// The character that may begin a call without a marker, where an answer begins.
+    pub bare: Option<char>,
+    /// A regular expression for answers that begin like a call, where grammars write calls without a marker.
+    pub bare_call: Option<&'static str>,
+    pub frame: Frame,
+    /// One call as a grammar writes it; the text stands in front of the tool's name.
+    pub call: fn(&mut Writer<'_>, &ToolDefinition, &str) -> String,
+    /// The reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Harmony has
+    /// none: its messages are read by [`super::Harmony`].
+    pub reader: fn(&'static str) -> Option<Box<dyn CallParser>>,
+}
+
+/// The texts between and around the calls of a format.
+pub struct Frame {
+    /// Between the marker and the first call.
+    pub open: &'static str,
+    /// In front of the first call's name, where the call begins with it and text may begin alike.
+    pub lead: &'static str,
+    /// Between calls that share a marker; `None` where each call has its own.
+    pub separator: Option<&'static str>,
+    pub close: &'static str,
+    /// Between spans with a marker each.
+    pub between: &'static str,
+}
+
+impl ToolCallSpec {
+    /// Most formats leave these fields empty.
+    pub const PLAIN: Self = Self {
+        name: "",
+        signs: &[],
+        openers: &[],
+        marks: &[],
+        dropped: &[],
+        end: "",
+        prompt_opener: None,
+        protocol: None,
+        messages: None,
+        bare: None,
+        bare_call: None,
+        frame: Frame::PLAIN,
+        call: |_, _, _| String::new(),
+        reader: |_| None,
+    };
+}
+
+impl Frame {
+    pub const PLAIN: Self = Self { open: "", lead: "", separator: None, close: "", between: "" };
+}
+
+impl std::fmt::Debug for ToolCallSpec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ToolCallSpec").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The markup around calls in answers whose text has markers too.
+#[derive(Debug)]
+pub struct Messages {
+    /// The markers that begin a text and that end it if something follows.
+    pub texts: &'static [(&'static str, &'static str)],
+    /// May end the answer behind a text.
+    pub end: &'static str,
+    /// May end the answer behind calls.
+    pub calls_end: &'static str,
+}

@@ -1,0 +1,169 @@
+//! The variables that a chat template reads, and the other forms of them that some templates expect.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::python;
+use super::{Content, Conversation, Message, ToolCall};
+
+/// The variables that transformers passes: absent tools and documents are `None`, not missing.
+pub fn conversation_variables(conversation: &Conversation, reasoning_names: &[&str]) -> Map<String, Json> {
+    let or_none = |items: &[Json]| if items.is_empty() { Json::Null } else { Json::Array(items.to_vec()) };
+    let mut variables = conversation.kwargs.clone();
+    let messages =
+        conversation.messages.iter().map(|message| message_json(message, reasoning_names)).collect();
+    variables.insert("messages".to_owned(), Json::Array(messages));
+    variables.insert("tools".to_owned(), or_none(&conversation.tools));
+    variables.insert("documents".to_owned(), or_none(&conversation.documents));
+    variables
+}
+
+/// Templates read `reasoning_content` or `thinking`, and transformers gives them both. A few know it as `reasoning` alone.
+pub fn reasoning_names(source: &str) -> &'static [&'static str] {
+    let reads =
+        |name: &str| [".", "'", "\""].iter().any(|before| source.contains(&format!("{before}{name}")));
+    let is_other = !reads("reasoning_content") && !reads("thinking") && reads("reasoning");
+    if is_other {
+        &["reasoning_content", "thinking", "reasoning"]
+    } else {
+        &["reasoning_content", "thinking"]
+    }
+}
+
+fn message_json(message: &Message, reasoning_names: &[&str]) -> Json {
+    let mut members = Map::new();
+    members.insert("role".to_owned(), json!(message.role.as_str()));
+    match &message.content {
+        None => {}
+        Some(Content::Text(text)) => drop(members.insert("content".to_owned(), json!(text))),
+        Some(Content::Parts(parts)) => drop(members.insert("content".to_owned(), Json::Array(parts.clone()))),
+    }
+    if let Some(reasoning) = &message.reasoning {
+        members.extend(reasoning_names.iter().map(|name| ((*name).to_owned(), json!(reasoning))));
+    }
+    if !message.tool_calls.is_empty() {
+        let calls = message.tool_calls.iter().map(tool_call_json).collect();
+        members.insert("tool_calls".to_owned(), Json::Array(calls));
+    }
+    for (name, value) in [("tool_call_id", &message.tool_call_id), ("name", &message.name)] {
+        if let Some(value) = value {
+            members.insert(name.to_owned(), json!(value));
+        }
+    }
+    Json::Object(members)
+}
+
+fn tool_call_json(call: &ToolCall) -> Json {
+    let mut members = Map::new();
+    if let Some(id) = &call.id {
+        members.insert("id".to_owned(), json!(id));
+    }
+    members.insert("type".to_owned(), json!("function"));
+    members.insert("function".to_owned(), json!({"name": call.name, "arguments": call.arguments}));
+    Json::Object(members)
+}
+
+/// A change of a conversation's form. Returns whether it changed anything.
+pub type Adaptation = fn(&mut Map<String, Json>) -> bool;
+
+/// Forms of a conversation that published templates want in place of the documented one, in the order they are tried.
+pub const ADAPTATIONS: [&[Adaptation]; 6] = [
+    &[],
+    &[spell_arguments_out],
+    &[say_none],
+    &[spell_arguments_out, say_none],
+    // Last: a template that tells calls by content that is none prints none of them beside an empty one.
+    &[say_nothing],
+    &[spell_arguments_out, say_nothing],
+];
+
+/// Gives tools without a description an empty one: it is optional at OpenAI, and some templates (Hermes', gpt-oss') add it to a
+/// text all the same.
+pub fn describe_tools(variables: &mut Map<String, Json>) -> bool {
+    functions(variables).map(described).filter(|&is_new| is_new).count() > 0
+}
+
+/// Gives parameters without a description an empty one.
+pub fn describe_parameters(variables: &mut Map<String, Json>) -> bool {
+    let properties = functions(variables)
+        .filter_map(|function| function.get_mut("parameters")?.get_mut("properties")?.as_object_mut())
+        .flat_map(|properties| properties.values_mut().filter_map(Json::as_object_mut));
+    properties.map(described).filter(|&is_new| is_new).count() > 0
+}
+
+/// Adds an empty description if there is none; returns whether it did.
+fn described(members: &mut Map<String, Json>) -> bool {
+    let is_missing = !members.get("description").is_some_and(Json::is_string);
+    if is_missing {
+        members.insert("description".to_owned(), json!(""));
+    }
+    is_missing
+}
+
+/// Iterates over the definitions of tools, with or without their `function` wrapping.
+fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map<String, Json>> {
+    let tools = variables.get_mut("tools").and_then(Json::as_array_mut).into_iter().flatten();
+    tools.filter_map(|tool| match tool.get("function") {
+        Some(_) => tool.get_mut("function")?.as_object_mut(),
+        None => tool.as_object_mut(),
+    })
+}
+
+/// Makes one text of the reasoning and the content of answers with calls, for gpt-oss' template: it prints either as
+/// reasoning and refuses both.
+pub fn think_content(variables: &mut Map<String, Json>) -> bool {
+    let mut changed = false;
+    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+        let Some(members) = message.as_object_mut().filter(|members| members.contains_key("tool_calls"))
+        else {
+            continue;
+        };
+        let text = |name: &str| members.get(name).and_then(Json::as_str).filter(|text| !text.is_empty());
+        if let (Some(thought), Some(content)) = (text("thinking"), text("content")) {
+            let whole = json!(format!("{thought}\n\n{content}"));
+            members.insert("thinking".to_owned(), whole.clone());
+            members.insert("reasoning_content".to_owned(), whole);
+            members.remove("content");
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Gives messages without content one that is none, as OpenAI's answers with calls have it. Some templates (DeepSeek R1's
+/// Llama distillations) test for none and fail on what is not there.
+fn say_none(variables: &mut Map<String, Json>) -> bool {
+    fill_contents(variables, &Json::Null)
+}
+
+/// Gives messages without content an empty one. Others (Qwen 3's first, Granite's, Devstral's) only know texts.
+fn say_nothing(variables: &mut Map<String, Json>) -> bool {
+    fill_contents(variables, &Json::String(String::new()))
+}
+
+fn fill_contents(variables: &mut Map<String, Json>, content: &Json) -> bool {
+    let mut changed = false;
+    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+        if let Some(members) = message.as_object_mut().filter(|members| !members.contains_key("content")) {
+            members.insert("content".to_owned(), content.clone());
+            changed = true;
+        }
+    }
+    changed
+}
+
+/// Turns the arguments of tool calls into JSON text, the form of OpenAI's wire format. Some templates (DeepSeek's,
+/// Functionary's) glue them to a string and fail on the mapping that transformers asks for. Tells whether it did.
+pub fn spell_arguments_out(variables: &mut Map<String, Json>) -> bool {
+    let mut changed = false;
+    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+        for call in message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten() {
+            if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|value| value.is_object())
+                && let Ok(text) = python::dumps(arguments)
+            {
+                *arguments = Json::String(text);
+                changed = true;
+            }
+        }
+    }
+    changed
+}
