@@ -12,11 +12,7 @@ use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::policy::Policy;
-<<<<<<< HEAD
-use crate::serve::{App, Settings};
-=======
-use crate::serve::{App, ServeSettings, ServedModel};
->>>>>>> main
+use crate::serve::{App, ServeSettings};
 
 /// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
