@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, LoadError, StoreError};
 
 /// Kind of a command's failure; each is one exit code of the table in `llmctl help`.
@@ -171,6 +172,16 @@ impl fmt::Display for CommandError {
             said = message;
         }
         Ok(())
+    }
+}
+
+impl From<TurnError> for CommandError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Unsupported { .. } => Self::usage(error.to_string()),
+            TurnError::Param { param, error } => Self::from(error).context(param),
+            TurnError::Other(error) => error.into(),
+        }
     }
 }
 

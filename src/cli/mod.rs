@@ -33,6 +33,7 @@ pub mod sessions;
 pub mod signal;
 pub mod template_cmd;
 pub mod terminal;
+mod think;
 pub mod tty;
 pub mod variables;
 pub mod worker;

@@ -131,6 +131,14 @@ impl Terminal {
         self.raw_line(message);
     }
 
+    /// Writes text that stands beside the answer, such as reasoning: dim if notices have colours, and without a line end.
+    pub fn aside(&self, text: &str) {
+        let text = visible(text);
+        let (dim, plain) = if self.color { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+        let mut stream = std::io::stderr();
+        let _ = write!(stream, "{dim}{text}{plain}").and_then(|()| stream.flush());
+    }
+
     fn line(&self, label: &str, style: &str, message: &str) {
         let message = self.broken(&self.safe(&plain(message)), label.len() + 2);
         let label = if self.color { format!("\x1b[{style}m{label}:\x1b[0m") } else { format!("{label}:") };
