@@ -74,7 +74,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["probe"],
     &["output"],
     &["marked"],
-    &["dialect"],
+    &["output_markup"],
     &["tool_grammar"],
     &["reasoning"],
     &["tool_call"],

@@ -8,7 +8,7 @@ use candle_core::Device;
 use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, Product, Span, Store, StoreShape,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, Product, RowSpan, Store, StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
@@ -342,7 +342,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
 
     /// Two steps over sequences in scattered pages: prompts of unequal length, then single rows beside a new prompt.
     fn attention(&mut self) {
-        let span = |rows, start, pages: &[u32]| Span { rows, start, pages: pages.to_vec() };
+        let span = |rows, start, pages: &[u32]| RowSpan { rows, start, pages: pages.to_vec() };
         let steps = [
             vec![span(0..40, 0, &[5, 2]), span(40..47, 0, &[0]), span(47..113, 0, &[9, 10, 11])],
             vec![

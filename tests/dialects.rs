@@ -10,7 +10,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use llmctl::template::{
-    ChatTemplate, Content, Conversation, Dialect, Message, OutputParser, ParsedAnswer, Piece,
+    ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, ParsedAnswer, Piece,
     ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
     parse_answer,
 };
@@ -54,9 +54,9 @@ fn templates_are_recognised_by_their_own_text() {
     let Some(templates) = templates() else { return };
     let mut table = String::new();
     for (name, source) in &templates {
-        let dialect = Dialect::detect(source);
-        let reasoning = dialect.reasoning.map_or("-", |format| format.name());
-        let tool_calls = dialect.tool_calls.map_or("-", |format| format.name());
+        let output_markup = OutputMarkup::detect(source);
+        let reasoning = output_markup.reasoning.map_or("-", |format| format.name());
+        let tool_calls = output_markup.tool_calls.map_or("-", |format| format.name());
         writeln!(table, "{tool_calls:15} {reasoning:17} {name}").expect("a string takes everything");
     }
     insta::assert_snapshot!(table);
@@ -100,7 +100,7 @@ struct Case<'a> {
     calls: &'a [(&'a str, Value)],
 }
 
-pub fn dialect(format: ToolCallFormat) -> Dialect {
+pub fn output_markup(format: ToolCallFormat) -> OutputMarkup {
     let reasoning = match format {
         ToolCallFormat::Harmony => ReasoningFormat::Harmony,
         ToolCallFormat::MuseGlimmer => ReasoningFormat::Atem,
@@ -112,7 +112,7 @@ pub fn dialect(format: ToolCallFormat) -> Dialect {
         ToolCallFormat::Hy3 => ReasoningFormat::Hy3Think,
         _ => ReasoningFormat::Think,
     };
-    Dialect { reasoning: Some(reasoning), tool_calls: Some(format) }
+    OutputMarkup { reasoning: Some(reasoning), tool_calls: Some(format) }
 }
 
 /// Formats whose text has markers too, so that plain text is no answer.
@@ -144,7 +144,7 @@ pub fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
 #[track_caller]
 fn check(case: &Case<'_>) {
     let Case { format, text, content, calls } = case;
-    let answer = parse_answer(&dialect(*format), &tools(), tail(*format), text, false);
+    let answer = parse_answer(&output_markup(*format), &tools(), tail(*format), text, false);
     let calls: Vec<_> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
     assert_eq!(values(&answer), calls, "{format}: {text}");
     assert_eq!(answer.content, *content, "{format}: {text}");
@@ -283,7 +283,7 @@ fn a_call_of_an_undefined_tool_is_text() {
     use ToolCallFormat as F;
     for (format, text) in well_formed() {
         let text = text.replace("get_weather", "get_whether");
-        let answer = parse_answer(&dialect(format), &tools(), tail(format), &text, false);
+        let answer = parse_answer(&output_markup(format), &tools(), tail(format), &text, false);
         // What stands around text is not shown either way.
         let shown = match format {
             F::KimiK3 | F::SolarOpen => {
@@ -303,7 +303,7 @@ fn a_call_of_an_undefined_tool_is_text() {
 fn without_tools_nothing_is_a_call() {
     for (format, text) in well_formed().into_iter().filter(|(format, _)| !FRAMED.contains(format)) {
         let text = text.replace("<|python_start|>", "").replace("<|python_end|>", "");
-        let answer = parse_answer(&dialect(format), &[], "", &text, false);
+        let answer = parse_answer(&output_markup(format), &[], "", &text, false);
         assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() }, "{format}");
     }
 }
@@ -314,7 +314,7 @@ fn a_cut_call_leaves_the_leading_text() {
     let whole = json!({"city": "Köln </tool_call>", "days": 3});
     for (format, text) in well_formed() {
         for (at, _) in text.char_indices() {
-            let answer = parse_answer(&dialect(format), &tools(), tail(format), &text[..at], true);
+            let answer = parse_answer(&output_markup(format), &tools(), tail(format), &text[..at], true);
             let calls = values(&answer);
             assert!(
                 calls.is_empty() || calls == [("get_weather".to_owned(), whole.clone())],
@@ -417,7 +417,7 @@ fn hermes() {
     // The model ended its turn behind a whole call; cut there, it is not sure that it was whole.
     let open = format!("<tool_call>\n{a}");
     gives(Hermes, &open, "", &[("now", json!({}))]);
-    assert_eq!(parse_answer(&dialect(Hermes), &tools(), "", &open, true), ParsedAnswer::default());
+    assert_eq!(parse_answer(&output_markup(Hermes), &tools(), "", &open, true), ParsedAnswer::default());
     // One undefined tool among defined ones: no partial set.
     let mixed = format!("{}\n{}", call(a), call(&b.replace("get_weather", "rm")));
     gives(Hermes, &mixed, &mixed, &[]);
@@ -523,7 +523,7 @@ fn gemma() {
     );
     // Thoughts go to the reasoning, stray markers nowhere.
     let text = "<|channel>thought\nLet me <|tool_call>call:now{}<tool_call|> see.\n<channel|>Hi<channel|>.<|tool_call>call:now{}<tool_call|>";
-    let answer = parse_answer(&dialect(Gemma), &tools(), "", text, false);
+    let answer = parse_answer(&output_markup(Gemma), &tools(), "", text, false);
     assert_eq!(answer.reasoning, "Let me <|tool_call>call:now{}<tool_call|> see.");
     assert_eq!((answer.content.as_str(), answer.calls.len()), ("Hi.", 1));
 }
@@ -580,7 +580,7 @@ fn mistral_and_pythonic() {
 
 #[test]
 fn reasoning_is_no_call_and_no_content() {
-    let think = dialect(ToolCallFormat::Hermes);
+    let think = output_markup(ToolCallFormat::Hermes);
     let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
     for (tail, text, reasoning, content, num_calls) in [
         ("", format!("<think>\nIs {call} it?\n</think>\n\nYes."), format!("Is {call} it?"), "Yes.", 0),
@@ -610,7 +610,7 @@ fn reasoning_is_no_call_and_no_content() {
 
 #[test]
 fn harmony_messages() {
-    let harmony = dialect(ToolCallFormat::Harmony);
+    let harmony = output_markup(ToolCallFormat::Harmony);
     let text = "<|channel|>analysis<|message|>First <tool_call>.<|end|><|start|>assistant<|channel|>analysis<|message|>Second.<|end|>\
         <|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>\
         <|start|>assistant to=functions.now<|channel|>commentary json<|message|>{}<|call|>\
@@ -627,7 +627,7 @@ fn harmony_messages() {
 /// What can be said before the end is said before the end.
 #[test]
 fn pieces_come_early() {
-    let mut parser = OutputParser::new(&dialect(ToolCallFormat::Hermes), &tools(), "");
+    let mut parser = OutputParser::new(&output_markup(ToolCallFormat::Hermes), &tools(), "");
     let mut streamed = |text: &str| parser.push(text);
     assert_eq!(streamed("<think>Hm"), [Piece::Reasoning("Hm".to_owned())]);
     assert_eq!(streamed(" and"), [Piece::Reasoning(" and".to_owned())]);
@@ -645,7 +645,7 @@ fn pieces_come_early() {
     assert_eq!(parser.finish(false), []);
 
     // A finished argument of a tagged call goes out while the next one is being written.
-    let mut parser = OutputParser::new(&dialect(ToolCallFormat::QwenXml), &tools(), "");
+    let mut parser = OutputParser::new(&output_markup(ToolCallFormat::QwenXml), &tools(), "");
     let pieces = parser.push(
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nBonn\n</parameter>\n<parameter=days>\n1",
     );
@@ -675,7 +675,7 @@ pub fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
 }
 
 fn streamed(format: ToolCallFormat, chunks: &[&str], is_cut: bool, tail: &str) -> Vec<Piece> {
-    let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
+    let mut parser = OutputParser::new(&output_markup(format), &tools(), tail);
     let mut pieces: Vec<Piece> = chunks.iter().flat_map(|chunk| parser.push(chunk)).collect();
     pieces.extend(parser.finish(is_cut));
     joined(pieces)
@@ -685,7 +685,7 @@ fn streamed(format: ToolCallFormat, chunks: &[&str], is_cut: bool, tail: &str) -
 fn dangerous() -> impl Strategy<Value = String> {
     let mut parts: Vec<String> = well_formed().into_iter().map(|(_, text)| text).collect();
     for format in ToolCallFormat::ALL {
-        parts.extend(dialect(*format).markup().into_iter().map(str::to_owned));
+        parts.extend(output_markup(*format).markers().into_iter().map(str::to_owned));
     }
     parts.extend(
         [
@@ -740,7 +740,7 @@ proptest! {
         is_cut in any::<bool>(),
     ) {
         // Reasoning may have been opened, or the answer's first marker written, by the prompt.
-        let (open, _) = dialect(format).may_reason("").unwrap_or_default();
+        let (open, _) = output_markup(format).may_reason("").unwrap_or_default();
         let tail = [tail(format), "", open][(seed % 3) as usize];
         let whole = streamed(format, &[&text], is_cut, tail);
         let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
@@ -756,7 +756,7 @@ proptest! {
         let chunks: Vec<&str> = cuts.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
         prop_assert_eq!(&whole, &streamed(format, &chunks, is_cut, tail));
 
-        let answer = parse_answer(&dialect(format), &tools(), tail, &text, is_cut);
+        let answer = parse_answer(&output_markup(format), &tools(), tail, &text, is_cut);
         for call in &answer.calls {
             let value: Result<Value, _> = serde_json::from_str(&call.arguments);
             prop_assert!(value.is_ok_and(|value| value.is_object()), "{}: {}", format, call.arguments);
@@ -771,7 +771,7 @@ proptest! {
     #[test]
     fn plain_text_is_unchanged(text in "[a-zA-Z0-9 .,;!?äß\n\t]{0,200}", format in proptest::sample::select(ToolCallFormat::ALL)) {
         prop_assume!(!HEADED.contains(&format));
-        let answer = parse_answer(&dialect(format), &tools(), "", &text, false);
+        let answer = parse_answer(&output_markup(format), &tools(), "", &text, false);
         prop_assert_eq!(answer, ParsedAnswer { content: text, ..Default::default() });
     }
 }
@@ -787,7 +787,7 @@ fn byte_matcher(lark: &str) -> Matcher {
 
 fn grammar(format: ToolCallFormat, choice: &ToolChoice, is_parallel: bool, tail: &str) -> String {
     let tail = if tail.is_empty() { self::tail(format) } else { tail };
-    let grammar = dialect(format).tool_grammar(&tools(), choice, is_parallel, tail, &|_| None);
+    let grammar = output_markup(format).tool_grammar(&tools(), choice, is_parallel, tail, &|_| None);
     grammar.expect("a format with tools has a grammar")
 }
 
@@ -853,7 +853,7 @@ fn grammars_take_calls_of_the_given_tools() {
 fn grammars_take_text_when_calls_are_optional() {
     for format in ToolCallFormat::ALL.iter().copied().filter(|format| !FRAMED.contains(format)) {
         let auto = grammar(format, &ToolChoice::Auto, true, "");
-        let (open, close) = dialect(format).may_reason("").expect("reasoning with markers");
+        let (open, close) = output_markup(format).may_reason("").expect("reasoning with markers");
         let thoughtful = format!("{open}\nHm <tool_call> [now(\n{close}\n\nText.");
         for text in ["Just text, 1 < 2.\n", &thoughtful] {
             assert_eq!(taken(&auto, text), (text.len(), true), "{format}: {text}\n{auto}");
@@ -895,7 +895,7 @@ fn one_call_where_only_one_may_be() {
     }
 }
 
-/// A tokenizer of bytes in which every marker of a dialect is a special token, and a text in its ids.
+/// A tokenizer of bytes in which every marker is a special token, and a text in its ids.
 struct Specials {
     markup: Vec<&'static str>,
 }
@@ -940,10 +940,11 @@ impl Specials {
 #[test]
 fn special_tokens_stand_as_tokens() {
     for (format, lead, call) in constrained() {
-        let specials = Specials { markup: dialect(format).markup() };
+        let specials = Specials { markup: output_markup(format).markers() };
         let grammar = |choice: ToolChoice| {
             let tail = tail(format);
-            let lark = dialect(format).tool_grammar(&tools(), &choice, true, tail, &|mark| specials.id(mark));
+            let lark =
+                output_markup(format).tool_grammar(&tools(), &choice, true, tail, &|mark| specials.id(mark));
             lark.expect("a format with tools has a grammar")
         };
         // No marker is text inside a value, where it cannot be a token.
@@ -968,11 +969,11 @@ fn special_tokens_stand_as_tokens() {
 
 #[test]
 fn nothing_to_constrain_is_no_grammar() {
-    let hermes = dialect(ToolCallFormat::Hermes);
+    let hermes = output_markup(ToolCallFormat::Hermes);
     assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::None, true, "", &|_| None), None);
     assert_eq!(hermes.tool_grammar(&[], &ToolChoice::Auto, true, "", &|_| None), None);
     assert_eq!(hermes.tool_grammar(&tools(), &ToolChoice::Named("rm".to_owned()), true, "", &|_| None), None);
-    assert_eq!(Dialect::default().tool_grammar(&tools(), &ToolChoice::Auto, true, "", &|_| None), None);
+    assert_eq!(OutputMarkup::default().tool_grammar(&tools(), &ToolChoice::Auto, true, "", &|_| None), None);
 }
 
 struct Random(u64);
@@ -1066,13 +1067,13 @@ fn what_a_grammar_lets_through_parses_back() {
             }
             num_walks += 1;
             let tail = tail(format);
-            let mut parser = OutputParser::new(&dialect(format), &tools(), tail);
+            let mut parser = OutputParser::new(&output_markup(format), &tools(), tail);
             let mut pieces = parser.push(&text);
             pieces.extend(parser.finish(false));
             let count = |test: fn(&Piece) -> bool| pieces.iter().filter(|piece| test(piece)).count();
             let num_named = count(|piece| matches!(piece, Piece::CallName { .. }));
             assert_eq!(num_named, count(|piece| matches!(piece, Piece::CallEnd { .. })), "{format}: {text}");
-            let answer = parse_answer(&dialect(format), &tools(), tail, &text, false);
+            let answer = parse_answer(&output_markup(format), &tools(), tail, &text, false);
             assert_eq!(answer.calls.len(), num_named, "{format}: {text}");
             assert!(choice == ToolChoice::Auto || num_named > 0, "{format}: {text}");
             for (name, value) in values(&answer) {
@@ -1088,7 +1089,7 @@ fn what_a_grammar_lets_through_parses_back() {
 /// A history in which the assistant calls tools, and its answer alone as the template prints it.
 fn rendered_turn(
     template: &ChatTemplate,
-    dialect: &Dialect,
+    output_markup: &OutputMarkup,
     message: Message,
 ) -> Result<String, TemplateError> {
     let mut tools = tools();
@@ -1112,7 +1113,7 @@ fn rendered_turn(
     let common = base.bytes().zip(full.bytes()).take_while(|(a, b)| a == b).count();
     let turn = full.get(common..).unwrap_or_default();
     let header = prompt.get(common..).unwrap_or_default();
-    let open = dialect.markup().iter().filter_map(|mark| header.find(mark)).min();
+    let open = output_markup.markers().iter().filter_map(|mark| header.find(mark)).min();
     let header = header[..open.unwrap_or(header.len())].trim_end();
     Ok(turn.strip_prefix(header).unwrap_or(turn).to_owned())
 }
@@ -1121,7 +1122,7 @@ fn rendered_turn(
 /// take, and some print objects as HTML), without content or with empty content.
 fn printed_turns(
     template: &ChatTemplate,
-    dialect: &Dialect,
+    output_markup: &OutputMarkup,
     calls: &[ToolCall],
 ) -> Vec<Result<String, TemplateError>> {
     let spelled: Vec<ToolCall> = calls
@@ -1132,7 +1133,7 @@ fn printed_turns(
     ways.map(|(calls, content)| {
         let content = content.map(Content::Text);
         let message = Message { content, tool_calls: calls.to_vec(), ..Message::assistant("") };
-        rendered_turn(template, dialect, message)
+        rendered_turn(template, output_markup, message)
     })
     .collect()
 }
@@ -1177,19 +1178,19 @@ fn calls_in_history_parse_back() {
     };
     let (mut num_equal, mut failures) = (0, BTreeMap::new());
     for (name, source) in &templates {
-        let dialect = Dialect::detect(source);
-        if dialect.tool_calls.is_none() || PRINTS_NO_CALLS.iter().any(|(known, _)| known == name) {
+        let output_markup = OutputMarkup::detect(source);
+        if output_markup.tool_calls.is_none() || PRINTS_NO_CALLS.iter().any(|(known, _)| known == name) {
             continue;
         }
         let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");
-        let format = dialect.tool_calls.expect("a format");
+        let format = output_markup.tool_calls.expect("a format");
         let prints_one = [ToolCallFormat::Harmony, ToolCallFormat::GigaChat3, ToolCallFormat::GigaChat31]
             .contains(&format);
         for (at, history) in histories.iter().enumerate() {
             if prints_one && history.len() > 1 {
                 continue; // prints the first call of a message
             }
-            let turns = printed_turns(&template, &dialect, history);
+            let turns = printed_turns(&template, &output_markup, history);
             if history.len() > 1 && turns.iter().all(|turn| matches!(turn, Err(TemplateError::Raised { .. })))
             {
                 continue; // some allow one call only
@@ -1198,7 +1199,7 @@ fn calls_in_history_parse_back() {
             let expected: Vec<_> =
                 history.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
             let is_equal =
-                |turn: &str| values(&parse_answer(&dialect, &tools(), tail, turn, false)) == expected;
+                |turn: &str| values(&parse_answer(&output_markup, &tools(), tail, turn, false)) == expected;
             if turns.iter().flatten().any(|turn| is_equal(turn)) {
                 num_equal += 1;
             } else {
@@ -1287,7 +1288,7 @@ fn bfcl_calls_parse_back() {
     let (mut total, mut failures) = (0, Vec::new());
     for template_name in TEMPLATES {
         let source = std::fs::read_to_string(root.join("templates").join(template_name)).expect("a template");
-        let dialect = Dialect::detect(&source);
+        let output_markup = OutputMarkup::detect(&source);
         let template = ChatTemplate::new(&source, specials.clone()).expect("a published template compiles");
         for file in ["simple_python", "multiple", "parallel", "parallel_multiple"] {
             let file = format!("BFCL_v4_{file}.json");
@@ -1313,8 +1314,8 @@ fn bfcl_calls_parse_back() {
                     false => call.clone(),
                 });
                 let message = Message { content: None, tool_calls: told.collect(), ..Message::assistant("") };
-                let turn = rendered_turn(&template, &dialect, message).expect("a call renders");
-                let parsed = values(&parse_answer(&dialect, &tools, "", &turn, false));
+                let turn = rendered_turn(&template, &output_markup, message).expect("a call renders");
+                let parsed = values(&parse_answer(&output_markup, &tools, "", &turn, false));
                 let expected: Vec<_> =
                     calls.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
                 total += 1;
@@ -1341,7 +1342,7 @@ fn bfcl_calls_parse_back() {
 #[test]
 fn harmony_vectors_come_apart() {
     let Some(root) = fixtures() else { return };
-    let harmony = dialect(ToolCallFormat::Harmony);
+    let harmony = output_markup(ToolCallFormat::Harmony);
     let lookup =
         json!({"type": "function", "function": {"name": "lookup_weather", "parameters": {"type": "object"}}});
     let read = |name: &str| {

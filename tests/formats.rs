@@ -4,21 +4,21 @@
 use std::fmt::Write as _;
 
 use llmctl::template::{
-    ChatTemplate, Dialect, OutputParser, Piece, ReasoningFormat, Shown, SpecialTokens, SystemMessages,
+    ChatTemplate, OutputMarkup, OutputParser, Piece, ReasoningFormat, Shown, SpecialTokens, SystemMessages,
     ToolCallFormat, ToolChoice, parse_answer,
 };
 use serde_json::{Value, json};
 
 use crate::cli::Place;
 use crate::common::golden::parity_folder;
-use crate::dialects::{dialect, joined, taken, templates, tools, values};
+use crate::dialects::{joined, output_markup, taken, templates, tools, values};
 
 /// Reasoning, content and calls of an answer, the same as a whole and character by character.
 #[track_caller]
-fn parts(dialect: &Dialect, tail: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
-    let answer = parse_answer(dialect, &tools(), tail, text, false);
+fn parts(output_markup: &OutputMarkup, tail: &str, text: &str) -> (String, String, Vec<(String, Value)>) {
+    let answer = parse_answer(output_markup, &tools(), tail, text, false);
     let stream = |chunks: Vec<String>| {
-        let mut parser = OutputParser::new(dialect, &tools(), tail);
+        let mut parser = OutputParser::new(output_markup, &tools(), tail);
         let mut pieces: Vec<Piece> = chunks.iter().flat_map(|chunk| parser.push(chunk)).collect();
         pieces.extend(parser.finish(false));
         joined(pieces)
@@ -46,7 +46,7 @@ const EARLY: [(ToolCallFormat, &str); 4] = [
 #[test]
 fn a_call_that_ends_the_reasoning_is_a_call() {
     for (format, call) in EARLY {
-        let think = dialect(format);
+        let think = output_markup(format);
         let check =
             |tail: &str, text: String, reasoning: &str, content: &str, calls: Vec<(String, Value)>| {
                 let expected = (reasoning.to_owned(), content.to_owned(), calls);
@@ -81,7 +81,7 @@ fn a_call_that_ends_the_reasoning_is_a_call() {
 fn grammars_let_a_call_end_the_reasoning_where_calls_are_optional() {
     for (format, call) in EARLY {
         let lark = |choice| {
-            let grammar = dialect(format).tool_grammar(&tools(), &choice, true, "<think>\n", &|_| None);
+            let grammar = output_markup(format).tool_grammar(&tools(), &choice, true, "<think>\n", &|_| None);
             grammar.expect("a grammar")
         };
         let text = format!("Look.\n{call}");
@@ -93,7 +93,7 @@ fn grammars_let_a_call_end_the_reasoning_where_calls_are_optional() {
 
 #[test]
 fn no_header_of_a_message_is_shown() {
-    let harmony = dialect(ToolCallFormat::Harmony);
+    let harmony = output_markup(ToolCallFormat::Harmony);
     let check = |text: &str, reasoning: &str, content: &str, calls: &[(&str, Value)]| {
         let calls = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         let expected = (reasoning.to_owned(), content.to_owned(), calls);
@@ -118,7 +118,7 @@ fn no_header_of_a_message_is_shown() {
 
 #[test]
 fn messages_of_muse_glimmer() {
-    let atem = dialect(ToolCallFormat::MuseGlimmer);
+    let atem = output_markup(ToolCallFormat::MuseGlimmer);
     let text = " to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Wait.<|eom|><|start|>assistant to=now<|message|>\
         <atem:function_calls>\n<atem:invoke name=\"now\">\n</atem:invoke>\n</atem:function_calls><|eot|>";
     assert_eq!(parts(&atem, "<|start|>assistant", text), ("Hm.".to_owned(), "Wait.".to_owned(), now()));
@@ -129,10 +129,10 @@ fn messages_of_muse_glimmer() {
 #[test]
 fn text_in_markers_of_its_own() {
     let check = |format: ToolCallFormat, tail: &str, text: &str, reasoning: &str, content: &str| {
-        let (thought, said, calls) = parts(&dialect(format), tail, text);
+        let (thought, said, calls) = parts(&output_markup(format), tail, text);
         assert_eq!((thought.as_str(), said.as_str(), calls), (reasoning, content, now()), "{format}");
         // Without tools too.
-        let plain = parse_answer(&dialect(format), &[], tail, text, false);
+        let plain = parse_answer(&output_markup(format), &[], tail, text, false);
         assert_eq!(plain.reasoning, reasoning, "{format}");
         assert!(plain.content.starts_with(content), "{format}: {}", plain.content);
     };
@@ -143,13 +143,13 @@ fn text_in_markers_of_its_own() {
         <|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|><|calls|>";
     check(ToolCallFormat::SolarOpen, "<|begin|>assistant", solar, "Hm.", "Wait.");
     check(ToolCallFormat::Functionary32, ">>>", "all\nWait.>>>now\n{}", "", "Wait.");
-    let called = parts(&dialect(ToolCallFormat::Functionary32), ">>>", "now\n{}>>>all\nWait.");
+    let called = parts(&output_markup(ToolCallFormat::Functionary32), ">>>", "now\n{}>>>all\nWait.");
     assert_eq!(called, (String::new(), "Wait.".to_owned(), now()));
 }
 
 #[test]
 fn apriel_thinks_until_it_says_so() {
-    let apriel = Dialect {
+    let apriel = OutputMarkup {
         reasoning: Some(ReasoningFormat::FinalResponse),
         tool_calls: Some(ToolCallFormat::ToolCallsTag),
     };
@@ -169,21 +169,21 @@ fn values_of_the_new_notations() {
         ]<]minimax[>[<options>]<]minimax[>[<depth>2]<]minimax[>[</depth>]<]minimax[>[</options>\
         ]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>";
     let expected = write(json!({"path": "a>b", "tags": ["1", "b"], "options": {"depth": 2}}));
-    assert_eq!(parts(&dialect(ToolCallFormat::MiniMaxM3), "", m3).2, expected);
+    assert_eq!(parts(&output_markup(ToolCallFormat::MiniMaxM3), "", m3).2, expected);
     // MiniCPM5 hides markup in CDATA and prints other values as Python does.
     let cpm = "<function name=\"write_file\"><param name=\"content\"><![CDATA[a</param></function>]]></param>\
         <param name=\"tags\">['a', 'b']</param><param name=\"mode\">0.5</param></function>";
     let expected = write(json!({"content": "a</param></function>", "tags": ["a", "b"], "mode": 0.5}));
-    assert_eq!(parts(&dialect(ToolCallFormat::MiniCpm5), "", cpm).2, expected);
+    assert_eq!(parts(&output_markup(ToolCallFormat::MiniCpm5), "", cpm).2, expected);
     // DeepSeek says which values are text; several calls share a section.
     let dsml = "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"write_file\">\n<｜DSML｜parameter name=\"path\" string=\"true\">12\
         </｜DSML｜parameter>\n<｜DSML｜parameter name=\"tags\" string=\"false\">[\"a\"]</｜DSML｜parameter>\n</｜DSML｜invoke>\n\
         <｜DSML｜invoke name=\"now\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>";
     let expected = [write(json!({"path": "12", "tags": ["a"]})), now()].concat();
-    assert_eq!(parts(&dialect(ToolCallFormat::DeepSeekV4), "", dsml).2, expected);
+    assert_eq!(parts(&output_markup(ToolCallFormat::DeepSeekV4), "", dsml).2, expected);
     // Command R has arguments on lines of their own.
     let command = "Action:\n```json\n[\n    {\n        \"tool_name\": \"now\",\n        \"parameters\": {}\n    }\n]```\n";
-    assert_eq!(parts(&dialect(ToolCallFormat::CommandR), "", command).2, now());
+    assert_eq!(parts(&output_markup(ToolCallFormat::CommandR), "", command).2, now());
 }
 
 /// Templates in the notation of published ones that are not among the fixtures: how a call is printed, and what stands in
@@ -240,7 +240,7 @@ fn templates_in_notations_without_a_fixture_are_known_by_their_calls() {
         );
         let template = ChatTemplate::new(&source, SpecialTokens::default()).expect("a template");
         let shown = Shown::of(&template);
-        assert_eq!(shown.dialect.tool_calls, Some(format), "{source}");
+        assert_eq!(shown.output_markup.tool_calls, Some(format), "{source}");
         assert!(shown.calls.is_some_and(|calls| calls.is_printed) && shown.tools, "{format}: {shown:?}");
     }
 }
@@ -253,7 +253,7 @@ fn what_published_templates_show() {
     for (name, source) in &templates {
         let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a published template");
         let shown = Shown::of(&template);
-        let format = shown.dialect.tool_calls.map_or("-", |format| format.name());
+        let format = shown.output_markup.tool_calls.map_or("-", |format| format.name());
         let evidence = match shown.calls.map(|calls| calls.is_printed) {
             Some(true) => "reads back",
             Some(false) => "prints none",

@@ -13,7 +13,7 @@ use llmctl::runtime::ChatTokenizer;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{ModelFiles, ModelTexts, load_texts, model_facts};
 use llmctl::template::{
-    ChatTemplate, Conversation, DateTime, Dialect, Message, RenderOptions, Role, SpecialTokens, ToolCall,
+    ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Role, SpecialTokens, ToolCall,
 };
 use serde_json::{Map, Value, json};
 
@@ -462,7 +462,7 @@ const KNOBS: [(&str, &str, &str); 12] = [
 fn value(model: &Model, knob: &str) -> String {
     let chat_tokenizer = model.chat_tokenizer();
     let tokenizer = chat_tokenizer.tokenizer();
-    let dialect = Dialect::detect(chat_tokenizer.template_source().expect("a template"));
+    let output_markup = OutputMarkup::detect(chat_tokenizer.template_source().expect("a template"));
     let prompt = |conversation: &Conversation| {
         chat_tokenizer.render(conversation, DateTime::default()).expect("a prompt")
     };
@@ -512,11 +512,11 @@ fn value(model: &Model, knob: &str) -> String {
                 behind(prompt(&Conversation { messages, tools, ..Conversation::default() }), "Result")
             )
         }
-        "reasoning" => dialect.reasoning.map_or("none", |format| format.name()).to_owned(),
+        "reasoning" => output_markup.reasoning.map_or("none", |format| format.name()).to_owned(),
         "markers that are heard" => {
-            dialect.markup().into_iter().filter(special).collect::<Vec<_>>().join(" ")
+            output_markup.markers().into_iter().filter(special).collect::<Vec<_>>().join(" ")
         }
-        "tool calls" => dialect.tool_calls.map_or("none", |format| format.name()).to_owned(),
+        "tool calls" => output_markup.tool_calls.map_or("none", |format| format.name()).to_owned(),
         "thinking unless asked" => asked(json!({})),
         "thinking when asked" => asked(json!({"enable_thinking": true})),
         "context" => {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use llmctl::runtime::load::TextFiles;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::template_check::subject;
-use llmctl::template::Dialect;
+use llmctl::template::OutputMarkup;
 use llmctl::template::check::{Check, CheckVerdict, check};
 use serde_json::Value;
 
@@ -30,7 +30,8 @@ fn sign(verdict: CheckVerdict) -> char {
 #[test]
 fn every_published_template_is_judged() {
     let Some(templates) = templates() else { return };
-    let check_text = |source: &String| check(subject(source, None, Vec::new(), Dialect::default()).as_ref());
+    let check_text =
+        |source: &String| check(subject(source, None, Vec::new(), OutputMarkup::default()).as_ref());
     let all: BTreeMap<&String, Vec<Check>> =
         templates.iter().map(|(name, source)| (name, check_text(source))).collect();
     let longest = all.values().max_by_key(|checks| checks.len()).expect("templates");
@@ -94,7 +95,7 @@ fn model_folder(name: &str) -> Option<tempfile::TempDir> {
 fn checked(folder: &Path) -> Vec<Check> {
     let files = TextFiles::open(&ModelSource::Folder(folder.to_owned())).expect("text files");
     let template = files.chat_templates.default.expect("a template");
-    check(subject(&template, files.tokenizer, files.end_of_generation, Dialect::default()).as_ref())
+    check(subject(&template, files.tokenizer, files.end_of_generation, OutputMarkup::default()).as_ref())
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use llmctl::runtime::backend::cpu::{Cpu, CpuBuffer, CpuKv};
 use llmctl::runtime::backend::{
-    AttentionSpec, Backend, KvLayout, KvShape, KvType, PAGE_TOKENS, ScoreRule, Span, Store, StoreShape,
+    AttentionSpec, Backend, KvLayout, KvShape, KvType, PAGE_TOKENS, RowSpan, ScoreRule, Store, StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::tensor::HostTensor;
@@ -61,7 +61,7 @@ impl Subject {
     fn attend(&self, cpu: &Cpu, layers: usize, rows: usize, end: usize) -> f64 {
         let (q, mut out) = (queries(cpu, rows), cpu.buffer());
         let pages = (0..(DEPTH / PAGE_TOKENS) as u32).collect();
-        let spans = [Span { rows: 0..rows, start: end - rows, pages }];
+        let spans = [RowSpan { rows: 0..rows, start: end - rows, pages }];
         seconds(|| {
             for layer in 0..layers {
                 let rule = ScoreRule { scale: 0.09, softcap: None };

@@ -92,11 +92,11 @@ pub struct ModelArgs {
 
     /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    pub kv_type: Option<KvType>,
+    pub kv_type: Option<KvTypeArg>,
 
     /// Where to compute
     #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
-    pub device: Option<Device>,
+    pub device: Option<DeviceArg>,
 
     /// Use this Jinja chat template instead of the model's
     #[arg(long, value_name = "FILE", hide_short_help = true)]
@@ -197,7 +197,7 @@ impl CpuSet {
 
 /// `--kv-type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KvType {
+pub enum KvTypeArg {
     F32,
     F16,
     #[value(name = "q8_0")]
@@ -206,7 +206,7 @@ pub enum KvType {
 
 /// `--device`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum Device {
+pub enum DeviceArg {
     #[default]
     Auto,
     Cpu,

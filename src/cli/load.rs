@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{
-    self, BosId, EngineOptions, KvType, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+    self, BosId, EngineOptions, KvTypeArg, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
 };
 use super::error::{CommandError, Kind};
 use super::input::read_file;
@@ -288,9 +288,9 @@ pub fn options(
         }),
         context: args.ctx,
         kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
-            KvType::F32 => load::KvType::F32,
-            KvType::F16 => load::KvType::F16,
-            KvType::Q8_0 => load::KvType::Q8_0,
+            KvTypeArg::F32 => load::KvType::F32,
+            KvTypeArg::F16 => load::KvType::F16,
+            KvTypeArg::Q8_0 => load::KvType::Q8_0,
         }),
         kv_memory: asked.kv_memory,
         available_memory,
@@ -305,9 +305,9 @@ pub fn options(
 pub fn check_machine(args: &ModelArgs) -> Result<(), CommandError> {
     cpu_options(args)?;
     match args.device.unwrap_or_default() {
-        args::Device::Cuda => built(cfg!(feature = "cuda"), "cuda"),
-        args::Device::Metal => built(cfg!(feature = "metal"), "metal"),
-        args::Device::Auto | args::Device::Cpu => Ok(()),
+        args::DeviceArg::Cuda => built(cfg!(feature = "cuda"), "cuda"),
+        args::DeviceArg::Metal => built(cfg!(feature = "metal"), "metal"),
+        args::DeviceArg::Auto | args::DeviceArg::Cpu => Ok(()),
     }
 }
 
@@ -339,10 +339,10 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
     };
     let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
     match args.device.unwrap_or_default() {
-        args::Device::Cpu => Ok(cpu()),
-        args::Device::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
-        args::Device::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
-        args::Device::Auto if cuda || metal => {
+        args::DeviceArg::Cpu => Ok(cpu()),
+        args::DeviceArg::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
+        args::DeviceArg::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
+        args::DeviceArg::Auto if cuda || metal => {
             let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
             match open_device(kind) {
                 Ok(_) => Ok(Device::Candle(kind)),
@@ -352,7 +352,7 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
                 }
             }
         }
-        args::Device::Auto => Ok(cpu()),
+        args::DeviceArg::Auto => Ok(cpu()),
     }
 }
 

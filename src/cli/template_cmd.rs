@@ -18,7 +18,7 @@ use crate::runtime::load::TextFiles;
 use crate::runtime::load::hub::ModelSource;
 use crate::runtime::template_check::subject;
 use crate::template::check::{Check, CheckVerdict, check};
-use crate::template::{Dialect, ReasoningFormat, TemplateError, ToolCallFormat};
+use crate::template::{OutputMarkup, ReasoningFormat, TemplateError, ToolCallFormat};
 
 /// Look into chat templates
 #[derive(Debug, Clone, Args)]
@@ -99,12 +99,12 @@ pub fn run(
 ) -> Result<Exit, CommandError> {
     let TemplateCommand::Check(args) = args.command;
     let found = find(&args, config, places, terminal)?;
-    let dialect = Dialect { reasoning: args.reasoning_format, tool_calls: args.tool_format };
+    let output_markup = OutputMarkup { reasoning: args.reasoning_format, tool_calls: args.tool_format };
     let (tokenizer, ends) = match &found.files {
         Some(files) => (files.tokenizer.clone(), files.end_of_generation.clone()),
         None => (None, Vec::new()),
     };
-    let subject = subject(&found.template, tokenizer, ends, dialect);
+    let subject = subject(&found.template, tokenizer, ends, output_markup);
     let checks = check(subject.as_ref());
     let printed = match args.output {
         ReportFormat::Text => print(&text(&found, &checks)),

@@ -13,7 +13,7 @@ use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, ReasoningFormat, RenderOptions, Shown,
+    Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, ReasoningFormat, RenderOptions, Shown,
     SpecialTokens, SystemMessages, TemplateError, ToolCallFormat,
 };
 
@@ -28,7 +28,7 @@ pub struct ChatTokenizer {
     /// What that template shows.
     shown: Shown,
     /// The markup of answers.
-    dialect: Dialect,
+    output_markup: OutputMarkup,
     /// What is done to conversations so that the template shows all of them.
     accommodation: Accommodation,
     /// What prompts of the model's own template get beside the conversation.
@@ -56,10 +56,11 @@ impl ChatTokenizer {
         let shown = template.as_ref().map(Shown::of);
         let accommodation = shown.as_ref().map(Shown::accommodation).unwrap_or_default();
         let shown = shown.unwrap_or_default();
-        let tool_calls = if accommodation.spells_tools { Some(GENERIC) } else { shown.dialect.tool_calls };
-        let dialect = Dialect { tool_calls, ..shown.dialect };
+        let tool_calls =
+            if accommodation.spells_tools { Some(GENERIC) } else { shown.output_markup.tool_calls };
+        let output_markup = OutputMarkup { tool_calls, ..shown.output_markup };
         let (frontend, context_tokens) = (Frontend::default(), OnceLock::new());
-        Self { texts, template, shown, dialect, accommodation, hints, frontend, context_tokens }
+        Self { texts, template, shown, output_markup, accommodation, hints, frontend, context_tokens }
     }
 
     /// Prompts are for a context of so many tokens from now on: one far beyond it is refused before it is tokenised whole. What is
@@ -70,19 +71,19 @@ impl ChatTokenizer {
 
     /// Takes this for the format of the model's calls, whatever its template shows.
     pub fn set_tool_format(&mut self, format: ToolCallFormat) {
-        self.dialect.tool_calls = Some(format);
+        self.output_markup.tool_calls = Some(format);
         self.accommodation.spells_tools = format == GENERIC || !self.shown.tools;
     }
 
     /// Sets the format of the model's reasoning, whatever its template shows.
     pub fn set_reasoning_format(&mut self, format: ReasoningFormat) {
-        self.dialect.reasoning = Some(format);
+        self.output_markup.reasoning = Some(format);
     }
 
     /// Whether the model is told of the tools of a conversation, and in a format that its calls are read in.
     pub fn shows_tools(&self) -> bool {
-        let is_generic = matches!(self.dialect.tool_calls, Some(GENERIC | ToolCallFormat::Hermes));
-        self.dialect.tool_calls.is_some() && (!self.accommodation.spells_tools || is_generic)
+        let is_generic = matches!(self.output_markup.tool_calls, Some(GENERIC | ToolCallFormat::Hermes));
+        self.output_markup.tool_calls.is_some() && (!self.accommodation.spells_tools || is_generic)
     }
 
     /// Whether tools are described by llmctl, and calls asked for in its generic format.
@@ -92,7 +93,7 @@ impl ChatTokenizer {
 
     /// What is done to conversations with tools, for people; nothing where the template shows all of them.
     pub fn notice_of_tools(&self) -> Option<&'static str> {
-        let why = match (self.shown.tools, self.shown.dialect.tool_calls) {
+        let why = match (self.shown.tools, self.shown.output_markup.tool_calls) {
             _ if !self.spells_tools() => return None,
             (false, _) => {
                 "the chat template shows no tools: they are described in the system prompt, and calls asked for in a generic JSON format"
@@ -132,8 +133,8 @@ impl ChatTokenizer {
 
     /// The markup of the model's answers: what its chat template shows, and the generic format of calls where that shows none;
     /// nothing without a template.
-    pub fn dialect(&self) -> Dialect {
-        self.dialect
+    pub fn output_markup(&self) -> OutputMarkup {
+        self.output_markup
     }
 
     /// The id of a special token by its text.
@@ -146,9 +147,9 @@ impl ChatTokenizer {
         Infill::detect(|text| self.tokenizer().token_to_id(text))
     }
 
-    /// Ids of a dialect's markup that are special tokens: a reader of answers must see them as text.
-    pub fn markup(&self, dialect: &Dialect) -> Arc<[u32]> {
-        dialect.markup().into_iter().filter_map(|mark| self.special(mark)).collect()
+    /// Returns the ids of an answer's markers that are special tokens: parsers of answers must see them as text.
+    pub fn markup(&self, output_markup: &OutputMarkup) -> Arc<[u32]> {
+        output_markup.markers().into_iter().filter_map(|mark| self.special(mark)).collect()
     }
 
     /// Whether there is a chat template, be it one that does not compile.

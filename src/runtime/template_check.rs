@@ -7,7 +7,7 @@ use super::chat_tokenizer::special_tokens;
 use super::session::transcript::Transcript;
 use super::text::Tokenizer;
 use crate::template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
-use crate::template::{Conversation, Dialect, Message, SpecialTokens, TemplateError};
+use crate::template::{Conversation, Message, OutputMarkup, SpecialTokens, TemplateError};
 
 /// Compiles what is to be checked. Without a tokenizer, texts are compared character by character.
 ///
@@ -17,10 +17,10 @@ pub fn subject(
     source: &str,
     tokenizer: Option<Arc<Tokenizer>>,
     end_of_generation: Vec<u32>,
-    dialect: Dialect,
+    output_markup: OutputMarkup,
 ) -> Result<Subject, TemplateError> {
     let tokenizer = tokenizer.map(|tokenizer| tokenizer as Arc<dyn CheckTokenizer>);
-    Subject::new(source, tokenizer, || Box::<SplicedSession>::default(), end_of_generation, dialect)
+    Subject::new(source, tokenizer, || Box::<SplicedSession>::default(), end_of_generation, output_markup)
 }
 
 impl CheckTokenizer for Tokenizer {

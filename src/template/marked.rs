@@ -3,7 +3,7 @@
 //! A state machine over characters: what it holds back is in `held` (the beginning of a marker, perhaps), `space` (what stands
 //! in front of one) and `early` (calls inside reasoning that may count).
 
-use super::dialect::Dialect;
+use super::output_markup::OutputMarkup;
 use super::piece::{Piece, push_text};
 use super::reasoning::ReasoningFormat;
 use super::tool_call::{CallError, CallParser, ParserStep, PieceSink, ToolCallSpec};
@@ -59,12 +59,16 @@ impl Early {
 }
 
 impl Marked {
-    pub fn new(dialect: &Dialect, calls: Option<&'static ToolCallSpec>, prompt_tail: &str) -> Self {
-        let is_reasoning = dialect.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
+    pub fn new(
+        output_markup: &OutputMarkup,
+        calls: Option<&'static ToolCallSpec>,
+        prompt_tail: &str,
+    ) -> Self {
+        let is_reasoning = output_markup.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
         let ends_with = |mark: &str| prompt_tail.trim_end().ends_with(mark);
-        let lead = dialect.reasoning.and_then(|format| format.marks().lead);
+        let lead = output_markup.reasoning.and_then(|format| format.marks().lead);
         let mut marked = Self {
-            reasoning: dialect.reasoning,
+            reasoning: output_markup.reasoning,
             calls,
             state: if is_reasoning { MarkedState::Reasoning } else { MarkedState::Text },
             held: String::new(),

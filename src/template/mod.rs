@@ -3,13 +3,12 @@
 //! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
-//! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `dialect` names the markup
+//! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `output_markup` names the markup
 //! of answers, `output` parses them, `tool_grammar` writes grammars for them, `check` judges a template.
 
 mod accommodate;
 pub mod check;
 mod clock;
-mod dialect;
 mod environment;
 mod error;
 mod jinja;
@@ -18,6 +17,7 @@ mod marked;
 pub mod message;
 mod named;
 mod output;
+mod output_markup;
 mod piece;
 mod probe;
 mod prompt;
@@ -30,12 +30,12 @@ mod variables;
 
 pub use accommodate::Accommodation;
 pub use clock::DateTime;
-pub use dialect::{Dialect, ToolChoice};
 pub use error::TemplateError;
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
 pub use message::{Content, Conversation, Message, Role, ToolCall};
 pub use named::UnknownFormat;
 pub use output::{OutputParser, ParsedAnswer, ParsedCall, parse_answer};
+pub use output_markup::{OutputMarkup, ToolChoice};
 pub use piece::Piece;
 pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};

@@ -13,13 +13,13 @@
 //!   [`Piece::CallEnd`] is missing.
 //!
 //! Calls that a stream has already delivered before such a call cannot be taken back; a grammar
-//! ([`Dialect::tool_grammar`]) rules them out. [`parse_answer`], which sees the whole, gives no partial sets: either all
+//! ([`OutputMarkup::tool_grammar`]) rules them out. [`parse_answer`], which sees the whole, gives no partial sets: either all
 //! calls are well-formed and defined or there are none. Text between and behind calls is content.
 
 use serde_json::Value;
 
-use super::dialect::Dialect;
 use super::marked::Marked;
+use super::output_markup::OutputMarkup;
 use super::piece::{Piece, push_text};
 use super::tool_call::{CallError, Harmony, PieceSink, ToolCallFormat, ToolDefinitions};
 
@@ -69,13 +69,17 @@ enum Mode {
 impl OutputParser {
     /// `tools` are definitions in OpenAI's form; without any, no call is looked for. `prompt_tail` is the end of the
     /// rendered prompt: the template, or a prefilled answer, may have opened the reasoning there.
-    pub fn new(dialect: &Dialect, tools: &[Value], prompt_tail: &str) -> Self {
+    pub fn new(output_markup: &OutputMarkup, tools: &[Value], prompt_tail: &str) -> Self {
         let tools = ToolDefinitions::new(tools);
-        let machine = match dialect.protocol() {
+        let machine = match output_markup.protocol() {
             Some(protocol) => Machine::Harmony(Harmony::new(protocol, prompt_tail)),
             None => {
-                let calls = dialect.tool_calls.filter(|_| !tools.is_empty());
-                Machine::Marked(Box::new(Marked::new(dialect, calls.map(ToolCallFormat::row), prompt_tail)))
+                let calls = output_markup.tool_calls.filter(|_| !tools.is_empty());
+                Machine::Marked(Box::new(Marked::new(
+                    output_markup,
+                    calls.map(ToolCallFormat::row),
+                    prompt_tail,
+                )))
             }
         };
         Self { machine, tools, mode: Mode::Parsing, num_calls: 0, is_open: false, raw: String::new() }
@@ -152,17 +156,17 @@ impl OutputParser {
 /// Takes a whole answer apart. No partial sets: an answer with a call of an undefined tool is content, one with a broken or
 /// cut call is the text in front of its first call.
 pub fn parse_answer(
-    dialect: &Dialect,
+    output_markup: &OutputMarkup,
     tools: &[Value],
     prompt_tail: &str,
     text: &str,
     is_cut: bool,
 ) -> ParsedAnswer {
-    let mut parser = OutputParser::new(dialect, tools, prompt_tail);
+    let mut parser = OutputParser::new(output_markup, tools, prompt_tail);
     let mut pieces = parser.push(text);
     pieces.extend(parser.finish_in_place(is_cut));
     if parser.mode == Mode::Verbatim && parser.num_calls > 0 {
-        return parse_answer(dialect, &[], prompt_tail, text, is_cut);
+        return parse_answer(output_markup, &[], prompt_tail, text, is_cut);
     }
     let mut answer = collected(&pieces);
     if parser.mode == Mode::Discarding {

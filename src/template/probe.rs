@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::output::parse_answer;
 use super::{
-    Accommodation, ChatTemplate, Content, Conversation, DateTime, Dialect, Message, ReasoningFormat,
+    Accommodation, ChatTemplate, Content, Conversation, DateTime, Message, OutputMarkup, ReasoningFormat,
     RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat,
 };
 
@@ -42,7 +42,7 @@ pub enum SystemMessages {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shown {
     /// The markup of answers, as far as the template shows it.
-    pub dialect: Dialect,
+    pub output_markup: OutputMarkup,
     pub reasoning: Option<Sign>,
     pub calls: Option<CallEvidence>,
     /// It tells the model of the tools of a conversation.
@@ -63,7 +63,7 @@ impl Shown {
         let turns: Vec<PrintedTurn> = printed_calls(template, &asked, reasoning);
         let evidence = call_format(reasoning, &source, prompt.as_deref().unwrap_or_default(), &turns);
         Self {
-            dialect: Dialect { reasoning, tool_calls: evidence.map(|(format, _)| format) },
+            output_markup: OutputMarkup { reasoning, tool_calls: evidence.map(|(format, _)| format) },
             reasoning: reasoning_sign,
             calls: evidence.map(|(_, evidence)| evidence),
             tools,
@@ -75,16 +75,16 @@ impl Shown {
     pub fn accommodation(&self) -> Accommodation {
         Accommodation {
             merges_system: self.system != SystemMessages::Printed,
-            spells_tools: !self.tools || self.dialect.tool_calls.is_none(),
+            spells_tools: !self.tools || self.output_markup.tool_calls.is_none(),
         }
     }
 }
 
-impl Dialect {
+impl OutputMarkup {
     /// Detects the formats in a chat template's source; none if the source does not compile.
     pub fn detect(template_source: &str) -> Self {
         let template = ChatTemplate::new(template_source, SpecialTokens::default());
-        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).dialect)
+        template.map_or_else(|_| Self::default(), |template| Shown::of(&template).output_markup)
     }
 }
 
@@ -142,7 +142,7 @@ fn printed_calls(
     reasoning: Option<ReasoningFormat>,
 ) -> Vec<PrintedTurn> {
     // Markers that may stand at the end of a prompt but not in history.
-    let openings = Dialect { reasoning, tool_calls: None }.markup();
+    let openings = OutputMarkup { reasoning, tool_calls: None }.markers();
     let (Ok(plain), Ok(prompt)) = (rendered(template, asked, false), rendered(template, asked, true)) else {
         return Vec::new();
     };
@@ -166,8 +166,8 @@ fn call_format(
     let tools = conversation([], true).tools;
     let reads_back = |format: ToolCallFormat| {
         turns.iter().any(|PrintedTurn { tail, turn }| {
-            let dialect = Dialect { reasoning, tool_calls: Some(format) };
-            let answer = parse_answer(&dialect, &tools, tail, turn, false);
+            let output_markup = OutputMarkup { reasoning, tool_calls: Some(format) };
+            let answer = parse_answer(&output_markup, &tools, tail, turn, false);
             let calls: Vec<(&str, Value)> = answer
                 .calls
                 .iter()
@@ -259,12 +259,12 @@ mod tests {
     fn a_format_is_claimed_only_by_a_call_that_reads_back() {
         let hermes = "<tool_call>{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}</tool_call>";
         let found = shown(&CHATML.replace("CALL", hermes));
-        assert_eq!(found.dialect.tool_calls, Some(ToolCallFormat::Hermes));
+        assert_eq!(found.output_markup.tool_calls, Some(ToolCallFormat::Hermes));
         assert!(found.tools && found.calls.is_some_and(|calls| calls.is_printed));
         // The same markers around something else.
         let other = "<tool_call>arguments {{ c.function.name }} tools</tool_call>";
         let found = shown(&CHATML.replace("CALL", other));
-        assert_eq!((found.dialect.tool_calls, found.tools), (None, true));
+        assert_eq!((found.output_markup.tool_calls, found.tools), (None, true));
         assert!(found.accommodation().spells_tools);
     }
 

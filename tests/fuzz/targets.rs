@@ -20,7 +20,7 @@ use llmctl::runtime::{Error, Limits, Sampling, StoreError};
 use llmctl::serve::wire::switches::Template;
 use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
 use llmctl::template::{
-    ChatTemplate, Content, Conversation, Dialect, Message, OutputParser, Piece, ReasoningFormat,
+    ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
     RenderOptions, Role, SpecialTokens, ToolCall, ToolCallFormat, parse_answer,
 };
 use serde_json::{Map, Value, json};
@@ -127,7 +127,7 @@ fn encodes(tokenizer: &Tokenizer) {
 /// A chat template over a conversation with all that a conversation may have.
 pub fn chat_template(data: &[u8]) -> bool {
     let Ok(source) = std::str::from_utf8(data) else { return false };
-    Dialect::detect(source);
+    OutputMarkup::detect(source);
     let Ok(template) = ChatTemplate::new(source, SpecialTokens::default()) else { return false };
     let conversation = conversation();
     for options in [
@@ -191,15 +191,15 @@ pub fn tool_call(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(text) else { return false };
     let formats: Vec<_> = ToolCallFormat::ALL.iter().copied().map(Some).chain([None]).collect();
     let reasonings: Vec<_> = ReasoningFormat::ALL.iter().copied().map(Some).chain([None]).collect();
-    let dialect = Dialect {
+    let output_markup = OutputMarkup {
         tool_calls: formats[usize::from(*format) % formats.len()],
         reasoning: reasonings[usize::from(*variant >> 2) % reasonings.len()],
     };
     let (is_cut, tail) = (variant & 1 == 1, if variant & 2 == 0 { "" } else { "<think>\n" });
-    let whole = pieces(&dialect, tail, &[text], is_cut);
+    let whole = pieces(&output_markup, tail, &[text], is_cut);
     let ends: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
     let single: Vec<&str> = ends.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
-    assert_eq!(whole, pieces(&dialect, tail, &single, is_cut), "character by character");
+    assert_eq!(whole, pieces(&output_markup, tail, &single, is_cut), "character by character");
     let halves: Vec<&str> = single
         .iter()
         .step_by(3)
@@ -209,13 +209,13 @@ pub fn tool_call(data: &[u8]) -> bool {
             &text[ends[at * 3]..end]
         })
         .collect();
-    assert_eq!(whole, pieces(&dialect, tail, &halves, is_cut), "by three characters");
+    assert_eq!(whole, pieces(&output_markup, tail, &halves, is_cut), "by three characters");
 
-    let answer = parse_answer(&dialect, &tools(), tail, text, is_cut);
+    let answer = parse_answer(&output_markup, &tools(), tail, text, is_cut);
     let names = ["get_weather", "write_file", "now"];
     for call in &answer.calls {
         let arguments: Result<Map<String, Value>, _> = serde_json::from_str(&call.arguments);
-        assert!(arguments.is_ok(), "{:?}: {}", dialect.tool_calls, call.arguments);
+        assert!(arguments.is_ok(), "{:?}: {}", output_markup.tool_calls, call.arguments);
         assert!(names.contains(&call.name.as_str()), "{}", call.name);
     }
     let ended = whole.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
@@ -224,8 +224,8 @@ pub fn tool_call(data: &[u8]) -> bool {
 }
 
 /// The pieces of an answer that comes in `chunks`; adjacent ones of a kind joined.
-fn pieces(dialect: &Dialect, prompt_tail: &str, chunks: &[&str], is_cut: bool) -> Vec<Piece> {
-    let mut parser = OutputParser::new(dialect, &tools(), prompt_tail);
+fn pieces(output_markup: &OutputMarkup, prompt_tail: &str, chunks: &[&str], is_cut: bool) -> Vec<Piece> {
+    let mut parser = OutputParser::new(output_markup, &tools(), prompt_tail);
     let mut all: Vec<Piece> = chunks.iter().flat_map(|chunk| parser.push(chunk)).collect();
     all.extend(parser.finish(is_cut));
     let mut joined: Vec<Piece> = Vec::new();

@@ -30,7 +30,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{CpuSet, Device, KvType, ModelArgs, Quantize, WeightDtype};
+use super::args::{CpuSet, DeviceArg, KvTypeArg, ModelArgs, Quantize, WeightDtype};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::{Output, OutputError};
@@ -147,7 +147,7 @@ pub struct EngineSweepArgs {
 
     /// Type of the KV cache (default: f16)
     #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',')]
-    pub kv_type: Vec<KvType>,
+    pub kv_type: Vec<KvTypeArg>,
 
     /// Quantise the weights while loading
     #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',', conflicts_with = "dtype")]
@@ -163,7 +163,7 @@ pub struct EngineSweepArgs {
 
     /// Where to compute
     #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
-    pub device: Option<Device>,
+    pub device: Option<DeviceArg>,
 
     /// The most tokens that are computed in one step (default: as for `run`)
     #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,

@@ -273,7 +273,7 @@ impl Chat<'_> {
             Ending::ReaderGone { .. } => said.cut_off(),
         };
         let is_cut = outcome.finish == Finish::MaxTokens;
-        let parsed = parse_answer(&self.dialect(), &[], turn.tail(), &said.text, is_cut);
+        let parsed = parse_answer(&self.output_markup(), &[], turn.tail(), &said.text, is_cut);
         if outcome.finish == Finish::Cancelled || parsed.content.trim().is_empty() {
             let error = CommandError::usage("the model gave no summary; the conversation is unchanged");
             return Err(if parsed.reasoning.is_empty() {

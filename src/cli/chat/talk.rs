@@ -35,7 +35,7 @@ use crate::runtime::session::store::{
 };
 use crate::runtime::turn::session_chat::SessionChat;
 use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarSource, Sampling};
-use crate::template::{Dialect, TemplateError, ToolChoice};
+use crate::template::{OutputMarkup, TemplateError, ToolChoice};
 
 /// So many tokens are computed in no time: nobody has to hear of them.
 const TRIFLE: usize = 64;
@@ -194,26 +194,26 @@ impl<'a> Chat<'a> {
     }
 
     /// The markup of the next answer: that of the model's template, without calls where a schema says what an answer is.
-    pub fn dialect(&self) -> Dialect {
-        let dialect = self.llm().texts().chat_tokenizer().dialect();
-        if self.schema.is_some() { Dialect { tool_calls: None, ..dialect } } else { dialect }
+    pub fn output_markup(&self) -> OutputMarkup {
+        let output_markup = self.llm().texts().chat_tokenizer().output_markup();
+        if self.schema.is_some() { OutputMarkup { tool_calls: None, ..output_markup } } else { output_markup }
     }
 
     /// Ids of the markup that the tokenizer has as special tokens: it must reach the parser.
     pub fn markup(&self) -> Arc<[u32]> {
-        self.llm().texts().chat_tokenizer().markup(&self.dialect())
+        self.llm().texts().chat_tokenizer().markup(&self.output_markup())
     }
 
     /// What the next answer is held to: the schema, else well-formed calls of the tools. `prompt_tail` is the end of its prompt.
     pub fn grammar(&self, prompt_tail: &str) -> Result<Option<Grammar>, CommandError> {
         let chat_tokenizer = self.llm().texts().chat_tokenizer();
         if let Some(schema) = &self.schema {
-            let form = AnswerForm { chat_tokenizer, dialect: &self.dialect(), prompt_tail };
+            let form = AnswerForm { chat_tokenizer, output_markup: &self.output_markup(), prompt_tail };
             return Ok(Some(form.compile(self.llm().compiler(), &schema.source)?));
         }
         let special = |text: &str| chat_tokenizer.special(text);
         let tools = self.tool_definitions();
-        let lark = self.dialect().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
+        let lark = self.output_markup().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
         lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
     }
 

@@ -137,7 +137,7 @@ impl Chat<'_> {
                 && !self.args.screen.plain,
             estimate: self.pace.time(prompt.len()),
         };
-        let parser = OutputParser::new(&self.dialect(), &self.tool_definitions(), turn.tail());
+        let parser = OutputParser::new(&self.output_markup(), &self.tool_definitions(), turn.tail());
         let mut screen = Screen::new(self.terminal, parser, manner);
         screen.skip(&self.text_of(&asked.begun));
         let request = Request {
@@ -196,7 +196,8 @@ impl Chat<'_> {
             }
             _ => return (ending, said),
         };
-        let markup = self.dialect().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
+        let markup =
+            self.output_markup().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
         let Some(markup) = markup else { return (ending, said) };
         let forced = match self.llm().texts().chat_tokenizer().encode_rest(markup) {
             Ok(forced) => forced,

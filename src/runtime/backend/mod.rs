@@ -142,7 +142,7 @@ pub struct DeltaSpec<'a, V> {
 
 /// Consecutive rows of a step that belong to one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
+pub struct RowSpan {
     /// Rows of the step.
     pub rows: Range<usize>,
     /// Position of the first row; the others follow without gaps.
@@ -152,7 +152,7 @@ pub struct Span {
     pub pages: Vec<PageId>,
 }
 
-impl Span {
+impl RowSpan {
     /// Returns the page of a position and the offset within it.
     pub fn slot(&self, position: usize) -> (PageId, usize) {
         (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)
@@ -269,7 +269,7 @@ pub trait Backend: Send + 'static {
         store: usize,
         k: &Self::Buffer,
         v: &Self::Buffer,
-        spans: &[Span],
+        spans: &[RowSpan],
     ) -> Result<()>;
 
     /// Copies a page of `group`.
@@ -290,7 +290,7 @@ pub trait Backend: Send + 'static {
         kv: &Self::Kv,
         spec: &AttentionSpec<'_, Self::Vector>,
         q: &Self::Buffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
@@ -300,7 +300,7 @@ pub trait Backend: Send + 'static {
         kv: &mut Self::Kv,
         spec: &ConvSpec<'_, Self::Vector>,
         x: &Self::Buffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
@@ -312,7 +312,7 @@ pub trait Backend: Send + 'static {
         kv: &mut Self::Kv,
         spec: &DeltaSpec<'_, Self::Vector>,
         inputs: [&Self::Buffer; 3],
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut Self::Buffer,
     ) -> Result<()>;
 

@@ -65,7 +65,7 @@ impl Gguf {
     /// or field at fault, [`LoadError::Unsupported`] for other versions and for big-endian files.
     pub fn open(path: impl AsRef<Path>) -> Result<Gguf, LoadError> {
         let path = path.as_ref();
-        let opened = GgufFile::parse(path, SharedBytes::map_file(path)?)?;
+        let opened = ParsedGguf::parse(path, SharedBytes::map_file(path)?)?;
         match Split::of(&opened)? {
             Some(split) if split.count > 1 => split.open_all(opened),
             _ => Gguf::assemble(vec![opened]),
@@ -77,7 +77,7 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open`].
     pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<SharedBytes>) -> Result<Gguf, LoadError> {
-        Gguf::assemble(vec![GgufFile::parse(path.as_ref(), bytes.into())?])
+        Gguf::assemble(vec![ParsedGguf::parse(path.as_ref(), bytes.into())?])
     }
 
     /// Returns the key-value section, for a split model that of the first shard.
@@ -95,7 +95,7 @@ impl Gguf {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
-    fn assemble(files: Vec<GgufFile>) -> Result<Gguf, LoadError> {
+    fn assemble(files: Vec<ParsedGguf>) -> Result<Gguf, LoadError> {
         let metadata = files[0].metadata.clone();
         let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
         for file in files {
@@ -135,7 +135,7 @@ impl TensorSource for Gguf {
 }
 
 /// One file, parsed and checked on its own.
-struct GgufFile {
+struct ParsedGguf {
     path: PathBuf,
     bytes: SharedBytes,
     metadata: Metadata,
@@ -143,8 +143,8 @@ struct GgufFile {
     header_len: usize,
 }
 
-impl GgufFile {
-    fn parse(path: &Path, bytes: SharedBytes) -> Result<GgufFile, LoadError> {
+impl ParsedGguf {
+    fn parse(path: &Path, bytes: SharedBytes) -> Result<ParsedGguf, LoadError> {
         let mut cursor = Cursor::new(&bytes);
         check_version(path, &mut cursor)?;
         let header = |message| LoadError::malformed(path, "header", message);
@@ -160,7 +160,7 @@ impl GgufFile {
         let data_start = header_len.next_multiple_of(alignment);
         place_tensors(path, &mut tensors, data_start, bytes.len())?;
         check_layout(path, &tensors, data_start, bytes.len(), alignment)?;
-        Ok(GgufFile { path: path.into(), bytes, metadata, tensors, header_len })
+        Ok(ParsedGguf { path: path.into(), bytes, metadata, tensors, header_len })
     }
 }
 
@@ -345,7 +345,7 @@ struct Split {
 }
 
 impl Split {
-    fn of(file: &GgufFile) -> Result<Option<Split>, LoadError> {
+    fn of(file: &ParsedGguf) -> Result<Option<Split>, LoadError> {
         let metadata = &file.metadata;
         let Some(count) = metadata.get("split.count")? else { return Ok(None) };
         let number = metadata.require("split.no")?;
@@ -357,7 +357,7 @@ impl Split {
     }
 
     /// Opens the other shards beside `opened` and combines them.
-    fn open_all(&self, opened: GgufFile) -> Result<Gguf, LoadError> {
+    fn open_all(&self, opened: ParsedGguf) -> Result<Gguf, LoadError> {
         let (directory, prefix) = self.stem(&opened.path)?;
         let mut opened = Some(opened);
         let mut files = Vec::new();
@@ -367,7 +367,7 @@ impl Split {
                 continue;
             }
             let path = directory.join(format!("{prefix}{}", shard_suffix(number, self.count)));
-            let file = GgufFile::parse(&path, SharedBytes::map_file(&path)?)?;
+            let file = ParsedGguf::parse(&path, SharedBytes::map_file(&path)?)?;
             self.check_sibling(&file, number)?;
             files.push(file);
         }
@@ -392,7 +392,7 @@ impl Split {
         }
     }
 
-    fn check_sibling(&self, file: &GgufFile, number: usize) -> Result<(), LoadError> {
+    fn check_sibling(&self, file: &ParsedGguf, number: usize) -> Result<(), LoadError> {
         match Split::of(file)? {
             Some(split) if split.number == number && split.count == self.count => Ok(()),
             _ => {
@@ -403,7 +403,7 @@ impl Split {
         }
     }
 
-    fn check_total(&self, files: &[GgufFile]) -> Result<(), LoadError> {
+    fn check_total(&self, files: &[ParsedGguf]) -> Result<(), LoadError> {
         let found: usize = files.iter().map(|file| file.tensors.len()).sum();
         match self.tensors {
             Some(claimed) if claimed != found => {

@@ -50,9 +50,9 @@ impl TextFiles {
     }
 }
 
-type LoadedTexts = (Option<Tokenizer>, ChatTemplates, Vec<u32>);
+type TextParts = (Option<Tokenizer>, ChatTemplates, Vec<u32>);
 
-fn folder(path: &Path) -> Result<LoadedTexts, LoadError> {
+fn folder(path: &Path) -> Result<TextParts, LoadError> {
     let config = hf::optional_json(&path.join("config.json"))?.unwrap_or_default();
     let listed = folder_generation(path, &config)?.eos_token_ids;
     let tokenizer = match tokenizer::from_folder(path) {

@@ -18,7 +18,7 @@ fn chatml(changes: &[(&str, &str)]) -> String {
 }
 
 fn checked(source: &str) -> Vec<Check> {
-    check(subject(source, None, Vec::new(), Dialect::default()).as_ref())
+    check(subject(source, None, Vec::new(), OutputMarkup::default()).as_ref())
 }
 
 #[track_caller]

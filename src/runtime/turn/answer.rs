@@ -10,7 +10,8 @@ use uuid::Uuid;
 
 use crate::runtime::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
 use crate::template::{
-    Content, Dialect, Message, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall, parse_answer,
+    Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
+    parse_answer,
 };
 
 /// A part of an answer, in the order in which it was generated.
@@ -114,7 +115,7 @@ pub struct ParserConfig {
 
 #[derive(Debug)]
 struct AnswerFormat {
-    dialect: Dialect,
+    output_markup: OutputMarkup,
     tools: Vec<Value>,
     prompt_tail: String,
     is_streamed: bool,
@@ -127,9 +128,9 @@ impl ParserConfig {
     }
 
     /// `tools` are those that may be called, `prompt_tail` is the end of the rendered prompt.
-    pub fn chat(dialect: Dialect, tools: &[Value], prompt_tail: &str, is_streamed: bool) -> Self {
+    pub fn chat(output_markup: OutputMarkup, tools: &[Value], prompt_tail: &str, is_streamed: bool) -> Self {
         let (tools, prompt_tail) = (tools.to_vec(), prompt_tail.to_owned());
-        let format = AnswerFormat { dialect, tools, prompt_tail, is_streamed };
+        let format = AnswerFormat { output_markup, tools, prompt_tail, is_streamed };
         Self { format: Some(Arc::new(format)), start: Default::default() }
     }
 
@@ -141,7 +142,7 @@ impl ParserConfig {
     /// Begins one more answer. The deltas are those of its given beginning.
     pub fn stream(&self) -> (AnswerStream, Vec<Delta>) {
         let parser = |format: &Arc<AnswerFormat>| {
-            OutputParser::new(&format.dialect, &format.tools, &format.prompt_tail)
+            OutputParser::new(&format.output_markup, &format.tools, &format.prompt_tail)
         };
         let mut stream = AnswerStream {
             parser: self.format.as_ref().map(parser),
@@ -194,8 +195,8 @@ impl AnswerStream {
         let Some(parser) = self.parser.take() else { return Vec::new() };
         let deltas = self.take(parser.finish(is_cut));
         if let Some(format) = self.format.clone().filter(|format| !format.is_streamed) {
-            let AnswerFormat { dialect, tools, prompt_tail, .. } = &*format;
-            self.replace(parse_answer(dialect, tools, prompt_tail, &self.text, is_cut));
+            let AnswerFormat { output_markup, tools, prompt_tail, .. } = &*format;
+            self.replace(parse_answer(output_markup, tools, prompt_tail, &self.text, is_cut));
         }
         deltas
     }

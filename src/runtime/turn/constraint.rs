@@ -10,7 +10,7 @@ use super::TurnError;
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, GrammarError, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, prepare_schema};
-use crate::template::{Dialect, ReasoningFormat};
+use crate::template::{OutputMarkup, ReasoningFormat};
 
 /// What an answer must look like.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ impl OutputConstraint {
 pub struct AnswerForm<'a> {
     pub chat_tokenizer: &'a ChatTokenizer,
     /// The markup that the model may write.
-    pub dialect: &'a Dialect,
+    pub output_markup: &'a OutputMarkup,
     /// The end of the rendered prompt, where the template may have begun the reasoning or ended it.
     pub prompt_tail: &'a str,
 }
@@ -69,8 +69,8 @@ impl AnswerForm<'_> {
 
     /// Returns Lark rules for the markup around the answer, which is their rule `answer`; `None` if there is no markup.
     fn frame(&self, is_own: bool) -> Result<Option<String>> {
-        let Self { chat_tokenizer, dialect, prompt_tail } = *self;
-        if dialect.reasoning == Some(ReasoningFormat::Harmony) {
+        let Self { chat_tokenizer, output_markup, prompt_tail } = *self;
+        if output_markup.reasoning == Some(ReasoningFormat::Harmony) {
             if is_own {
                 return Err(refusal(
                     "it holds for the whole answer, and this model's answers come in messages",
@@ -81,7 +81,7 @@ impl AnswerForm<'_> {
                 .map(Some)
                 .ok_or_else(|| refusal("this model's messages have no tokens of their own"));
         }
-        if let Some(close) = dialect.open_reasoning(prompt_tail) {
+        if let Some(close) = output_markup.open_reasoning(prompt_tail) {
             if is_own {
                 return Err(refusal(
                     "it holds for the whole answer, and this prompt has begun with reasoning, which can be switched off",
@@ -92,7 +92,7 @@ impl AnswerForm<'_> {
                 thought_rules(chat_tokenizer, close)
             )));
         }
-        Ok(dialect.may_reason(prompt_tail).map(|(open, close)| {
+        Ok(output_markup.may_reason(prompt_tail).map(|(open, close)| {
             let open = match chat_tokenizer.special(open) {
                 Some(id) => format!("<[{id}]>"),
                 None => json!(open).to_string(),

@@ -13,7 +13,7 @@ use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler};
 use crate::runtime::request::Request;
-use crate::template::{Conversation, DateTime, Dialect};
+use crate::template::{Conversation, DateTime, OutputMarkup};
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -121,12 +121,13 @@ impl Planner<'_> {
         prompt_tail: &str,
         turn: &TurnRequest,
     ) -> Result<TurnPlan, TurnError> {
-        let all_markup = self.chat_tokenizer.dialect();
+        let all_markup = self.chat_tokenizer.output_markup();
         // Markup of calls that the request does not offer is text like any other, and must reach the reader.
         let markup = self.chat_tokenizer.markup(&all_markup);
         let tool_calls = all_markup.tool_calls.filter(|_| turn.tools.is_on());
-        let dialect = Dialect { tool_calls, ..all_markup };
-        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, dialect: &dialect, prompt_tail };
+        let output_markup = OutputMarkup { tool_calls, ..all_markup };
+        let form =
+            AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup: &output_markup, prompt_tail };
         let constraint = turn.constraint.as_ref();
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
@@ -135,7 +136,7 @@ impl Planner<'_> {
         if turn.tools.is_on() {
             grammar = tool_grammar(self.grammars, form, &turn.tools, constraint)?;
         }
-        let parser = ParserConfig::chat(dialect, turn.tools.offered(), prompt_tail, turn.is_streamed);
+        let parser = ParserConfig::chat(output_markup, turn.tools.offered(), prompt_tail, turn.is_streamed);
         let parser = match &turn.answer_start {
             AnswerStart::Nothing => parser,
             AnswerStart::Text(text) => parser.starting_with(text, &[]),

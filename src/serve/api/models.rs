@@ -31,7 +31,7 @@ fn model(app: &App) -> Value {
         "type": "base",
         "capabilities": {
             "completion_chat": app.model().chat_tokenizer.has_template(),
-            "function_calling": app.model().chat_tokenizer.dialect().tool_calls.is_some(),
+            "function_calling": app.model().chat_tokenizer.output_markup().tool_calls.is_some(),
         },
         "max_model_len": context,
     })

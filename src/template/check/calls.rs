@@ -8,7 +8,7 @@ use crate::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer
 
 /// Calls with every kind of argument, in texts that tempt a parser.
 pub fn one_call(subject: &Subject) -> CheckResult {
-    let Some(format) = subject.dialect.tool_calls else { return Ok(no_format()) };
+    let Some(format) = subject.output_markup.tool_calls else { return Ok(no_format()) };
     let text = "def f(x):\n\treturn \"<\" if x else 'y'\n";
     let single = [
         call(0, TOOL, json!({"city": "Køge \"old\" harbour", "days": 3, "exact": true})),
@@ -26,7 +26,7 @@ pub fn one_call(subject: &Subject) -> CheckResult {
 }
 
 pub fn two_calls(subject: &Subject) -> CheckResult {
-    if subject.dialect.tool_calls.is_none() {
+    if subject.output_markup.tool_calls.is_none() {
         return Ok(no_format());
     }
     let two = [
@@ -70,7 +70,7 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> CheckResult {
 /// Compares the calls parsed from a turn with those expected.
 fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Result<(), String> {
     let PrintedTurn { tail, turn } = turn;
-    let answer = parse_answer(&subject.dialect, &tools(), tail, turn, false);
+    let answer = parse_answer(&subject.output_markup, &tools(), tail, turn, false);
     let found: Vec<(String, Value)> = answer
         .calls
         .iter()
@@ -103,5 +103,5 @@ fn printed_turn(subject: &Subject, message: Message) -> Result<PrintedTurn, Chec
     let missing = || {
         CheckError::from(TemplateError::Render { line: 1, message: "the answer is not printed".to_owned() })
     };
-    PrintedTurn::find(&plain, &prompt, &full, &subject.dialect.markup()).ok_or_else(missing)
+    PrintedTurn::find(&plain, &prompt, &full, &subject.output_markup.markers()).ok_or_else(missing)
 }

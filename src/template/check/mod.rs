@@ -19,7 +19,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Dialect, Message, RenderOptions, Shown,
+    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Shown,
     SpecialTokens, TemplateError, ToolCallFormat,
 };
 
@@ -67,7 +67,7 @@ pub struct Subject {
     /// The parts of conversations that the template shows.
     shown: Shown,
     /// The formats of the template's answers.
-    dialect: Dialect,
+    output_markup: OutputMarkup,
     /// The changes to conversations so that the template shows all of them.
     accommodation: Accommodation,
     tokenizer: Option<Arc<dyn CheckTokenizer>>,
@@ -227,7 +227,7 @@ const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 const PLACEHOLDERS: [&str; 2] = ["<s>", "</s>"];
 
 impl Subject {
-    /// `dialect` is what the template shows unless it is given. Without a tokenizer, texts are compared character by
+    /// `output_markup` is what the template shows unless it is given. Without a tokenizer, texts are compared character by
     /// character, and what only ids can tell is skipped. `end_of_generation` are the ids that end a turn.
     ///
     /// # Errors
@@ -237,7 +237,7 @@ impl Subject {
         tokenizer: Option<Arc<dyn CheckTokenizer>>,
         session: fn() -> Box<dyn SessionPrompts>,
         end_of_generation: Vec<u32>,
-        dialect: Dialect,
+        output_markup: OutputMarkup,
     ) -> Result<Self, TemplateError> {
         let [bos, eos] = PLACEHOLDERS.map(|text| Some(text.to_owned()));
         let specials = match &tokenizer {
@@ -248,19 +248,22 @@ impl Subject {
         let template = ChatTemplate::new(source, specials)?;
         let shown = Shown::of(&template);
         let accommodation = Accommodation {
-            spells_tools: match dialect.tool_calls {
+            spells_tools: match output_markup.tool_calls {
                 None => shown.accommodation().spells_tools,
                 Some(format) => format == ToolCallFormat::Generic || !shown.tools,
             },
             ..shown.accommodation()
         };
-        let shown_calls =
-            if accommodation.spells_tools { Some(ToolCallFormat::Generic) } else { shown.dialect.tool_calls };
-        let dialect = Dialect {
-            reasoning: dialect.reasoning.or(shown.dialect.reasoning),
-            tool_calls: dialect.tool_calls.or(shown_calls),
+        let shown_calls = if accommodation.spells_tools {
+            Some(ToolCallFormat::Generic)
+        } else {
+            shown.output_markup.tool_calls
         };
-        Ok(Self { template, shown, dialect, accommodation, tokenizer, session, end_of_generation, bos })
+        let output_markup = OutputMarkup {
+            reasoning: output_markup.reasoning.or(shown.output_markup.reasoning),
+            tool_calls: output_markup.tool_calls.or(shown_calls),
+        };
+        Ok(Self { template, shown, output_markup, accommodation, tokenizer, session, end_of_generation, bos })
     }
 
     fn rendered(
@@ -327,7 +330,7 @@ impl Subject {
     /// A text without the white space and the reasoning markers at its end.
     fn without_empty_think<'a>(&self, text: &'a str) -> &'a str {
         let mut bare = text.trim_end();
-        let Some((open, close)) = self.dialect.may_reason("") else { return bare };
+        let Some((open, close)) = self.output_markup.may_reason("") else { return bare };
         while let Some(rest) = bare.strip_suffix(close).or_else(|| bare.strip_suffix(open)) {
             bare = rest.trim_end();
         }

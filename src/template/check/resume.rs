@@ -26,7 +26,7 @@ pub fn plain(subject: &Subject) -> CheckResult {
 
 /// Three turns whose answers come back with their reasoning.
 pub fn with_reasoning(subject: &Subject) -> CheckResult {
-    if subject.dialect.reasoning.is_none() {
+    if subject.output_markup.reasoning.is_none() {
         return Ok(Finding::skipped("the template shows no markup for reasoning"));
     }
     let turns = || [question(0), thoughtful(0), question(1), thoughtful(1), question(2)];
@@ -35,7 +35,7 @@ pub fn with_reasoning(subject: &Subject) -> CheckResult {
 
 /// A call, its result and the answer, then another question.
 pub fn after_tools(subject: &Subject) -> CheckResult {
-    if subject.dialect.tool_calls.is_none() {
+    if subject.output_markup.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
     let called = |city: &str| calls([call(0, TOOL, json!({"city": city}))]);
@@ -48,7 +48,7 @@ pub fn after_tools(subject: &Subject) -> CheckResult {
     let thought = |call: Message| Message { reasoning: Some("Look it up".to_owned()), ..call };
     let silent = turns([called("Bergen"), called("Bodø")]);
     let thinking = turns([thought(called("Bergen")), thought(called("Bodø"))]);
-    match subject.dialect.reasoning {
+    match subject.output_markup.reasoning {
         None => in_all_modes(subject, &silent, &silent),
         Some(_) => in_all_modes(subject, &silent, &thinking),
     }

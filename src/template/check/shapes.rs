@@ -11,9 +11,11 @@ use crate::{CallEvidence, Content, Conversation, Message, Role, Sign, SystemMess
 
 /// Reports the reasoning format that the template shows, and the line.
 pub fn reasoning_format(subject: &Subject) -> CheckResult {
-    let shown =
-        subject.shown.reasoning.filter(|_| subject.shown.dialect.reasoning == subject.dialect.reasoning);
-    Ok(match (subject.dialect.reasoning, shown) {
+    let shown = subject
+        .shown
+        .reasoning
+        .filter(|_| subject.shown.output_markup.reasoning == subject.output_markup.reasoning);
+    Ok(match (subject.output_markup.reasoning, shown) {
         (None, _) => Finding::ok("none: the template shows no markup for reasoning"),
         (Some(format), None) => Finding::ok(format!("{format}, as asked for")),
         (Some(format), Some(sign)) => seen(format.name(), sign, ""),
@@ -32,11 +34,11 @@ fn seen(format: &str, sign: Sign, more: &str) -> Finding {
 
 /// Reports the tool-call format that the template shows and the evidence, or the one that llmctl asks for instead.
 pub fn tool_format(subject: &Subject) -> CheckResult {
-    let Some(format) = subject.dialect.tool_calls else { return Ok(Finding::ok("none")) };
-    let evidence = subject.shown.calls.filter(|_| subject.shown.dialect.tool_calls == Some(format));
+    let Some(format) = subject.output_markup.tool_calls else { return Ok(Finding::ok("none")) };
+    let evidence = subject.shown.calls.filter(|_| subject.shown.output_markup.tool_calls == Some(format));
     Ok(match (format, evidence) {
         (ToolCallFormat::Generic, _) => {
-            let why = match (subject.shown.tools, subject.shown.dialect.tool_calls) {
+            let why = match (subject.shown.tools, subject.shown.output_markup.tool_calls) {
                 (false, None) => "the template shows no tools",
                 (false, Some(_)) => "the template shows calls, and no tools",
                 (true, _) => "the template shows tools, and no calls in a format that llmctl knows",
@@ -130,7 +132,8 @@ pub fn tools(subject: &Subject) -> CheckResult {
     let words = [TOOL, DESCRIPTION, "Name of the harbour", QUESTIONS[0]];
     let alone = printed(subject, &talk_with_tools([question(0)]), &words)?;
     let beside_system = talk_with_tools([Message::system(SYSTEM), question(0)]);
-    if subject.dialect.tool_calls == Some(ToolCallFormat::Generic) && alone.verdict == CheckVerdict::Ok {
+    if subject.output_markup.tool_calls == Some(ToolCallFormat::Generic) && alone.verdict == CheckVerdict::Ok
+    {
         return Ok(Finding::ok("described by llmctl in the system prompt"));
     }
     // Another check reports a template that refuses system prompts.
@@ -149,7 +152,7 @@ pub fn tool_results(subject: &Subject) -> CheckResult {
 
 /// An answer with content and a call.
 pub fn call_with_text(subject: &Subject) -> CheckResult {
-    if subject.dialect.tool_calls.is_none() {
+    if subject.output_markup.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
     let content = Some(Content::Text(ANSWERS[0].to_owned()));
@@ -159,7 +162,7 @@ pub fn call_with_text(subject: &Subject) -> CheckResult {
 
 /// Checks whether the template prints the reasoning of earlier turns.
 pub fn reasoning_in_history(subject: &Subject) -> CheckResult {
-    let Some(format) = subject.dialect.reasoning else {
+    let Some(format) = subject.output_markup.reasoning else {
         return Ok(Finding::skipped("the template shows no markup for reasoning"));
     };
     let earlier = subject.prompt(&talk([question(0), thoughtful(0), question(1)]))?.contains(THOUGHTS[0]);
@@ -169,7 +172,7 @@ pub fn reasoning_in_history(subject: &Subject) -> CheckResult {
     let word = |is_kept: bool| if is_kept { "kept" } else { "left out" };
     let within =
         in_loop.map_or_else(String::new, |kept| format!(", {} between calls of one turn", word(kept)));
-    let (open, close) = subject.dialect.may_reason("").unwrap_or_default();
+    let (open, close) = subject.output_markup.may_reason("").unwrap_or_default();
     let inline = Message::assistant(format!("{open}\n{}\n{close}\n\n{}", THOUGHTS[0], ANSWERS[0]));
     let text = subject.prompt(&talk([question(0), inline, question(1)]))?;
     let last = subject.history(&talk([question(0), thoughtful(0)]))?.contains(THOUGHTS[0]);

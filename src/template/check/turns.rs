@@ -113,7 +113,7 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> CheckResult {
 
 /// Returns whether a text consists of the format's markers alone.
 fn is_markup(subject: &Subject, text: &str) -> bool {
-    let markup = subject.dialect.markup();
+    let markup = subject.output_markup.markers();
     let rest = markup.iter().fold(text.to_owned(), |rest, mark| rest.replace(mark, ""));
     rest.trim().is_empty()
 }
@@ -134,7 +134,7 @@ pub fn turn_end(subject: &Subject) -> CheckResult {
 
 /// Checks that history puts such a token behind a call.
 pub fn turn_end_of_calls(subject: &Subject) -> CheckResult {
-    if subject.dialect.tool_calls.is_none() {
+    if subject.output_markup.tool_calls.is_none() {
         return Ok(Finding::skipped("the template shows no format for calls"));
     }
     let behind = |text: String| {

@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
 use super::{BenchOutputArgs, Outlook};
-use crate::cli::args::{CpuSet, KvType, ModelArgs, Span};
+use crate::cli::args::{CpuSet, KvTypeArg, ModelArgs, Span};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::input::read_file;
 use crate::cli::load;
@@ -104,7 +104,7 @@ pub struct TargetArgs {
 
     /// Type of the KV cache, with --self
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    pub kv_type: Option<KvType>,
+    pub kv_type: Option<KvTypeArg>,
 
     /// Instruction set of the CPU kernels, with --self
     #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]

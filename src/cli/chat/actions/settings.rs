@@ -61,7 +61,10 @@ impl Chat<'_> {
     /// What the model's template can do about thinking.
     pub fn thinking(&self) -> Thinking {
         let chat_tokenizer = self.llm().texts().chat_tokenizer();
-        Thinking::of(chat_tokenizer.template_source().unwrap_or_default(), chat_tokenizer.dialect().reasoning)
+        Thinking::of(
+            chat_tokenizer.template_source().unwrap_or_default(),
+            chat_tokenizer.output_markup().reasoning,
+        )
     }
 }
 

@@ -70,7 +70,7 @@ fn config(chat: &Chat<'_>) -> String {
 
 fn model(chat: &Chat<'_>) -> String {
     let (info, spec) = (chat.llm().info(), chat.llm().engine().spec());
-    let dialect = chat.llm().texts().chat_tokenizer().dialect();
+    let output_markup = chat.llm().texts().chat_tokenizer().output_markup();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     columns(&[
         row("model", info.name.clone()),
@@ -78,8 +78,8 @@ fn model(chat: &Chat<'_>) -> String {
         row("vocabulary", format!("{} tokens", grouped(info.vocab_size))),
         row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
         row("loaded in", crate::cli::chat::spoken(info.load_time)),
-        row("reasoning", dialect.reasoning.map_or("none", |format| format.name()).to_owned()),
-        row("tool calls", dialect.tool_calls.map_or("none", |format| format.name()).to_owned()),
+        row("reasoning", output_markup.reasoning.map_or("none", |format| format.name()).to_owned()),
+        row("tool calls", output_markup.tool_calls.map_or("none", |format| format.name()).to_owned()),
         row("fingerprint", chat.model().fingerprint),
     ])
 }

@@ -8,10 +8,15 @@ use candle_nn::ops::softmax_last_dim;
 
 use super::kv::CandleKv;
 use super::step::{ReadShape, RowGroup, Slots};
-use super::{AttentionSpec, KvShape, Span};
+use super::{AttentionSpec, KvShape, RowSpan};
 
 /// Computes the attention of all rows of `q`, `[rows, num_heads * head_dim]`.
-pub fn attend(kv: &CandleKv, spec: &AttentionSpec<'_, Tensor>, q: &Tensor, spans: &[Span]) -> Result<Tensor> {
+pub fn attend(
+    kv: &CandleKv,
+    spec: &AttentionSpec<'_, Tensor>,
+    q: &Tensor,
+    spans: &[RowSpan],
+) -> Result<Tensor> {
     let KvShape { num_kv_heads, head_dim } = kv.shape(spec.store);
     let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
     let groups = kv.step(spec.store, spans).reads(kv.device(), shape)?;

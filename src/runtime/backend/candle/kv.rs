@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use half::f16;
 
 use super::step::StepIndex;
-use super::{KvLayout, KvShape, KvType, Span};
+use super::{KvLayout, KvShape, KvType, RowSpan};
 use crate::runtime::backend::{PAGE_TOKENS, PageId, StoreShape};
 
 /// Least growth of the storage, in pages.
@@ -73,14 +73,14 @@ impl CandleKv {
     }
 
     /// Returns the indices of the step with these `spans` of the layer's group.
-    pub fn step(&self, layer: usize, spans: &[Span]) -> RefMut<'_, StepIndex> {
+    pub fn step(&self, layer: usize, spans: &[RowSpan]) -> RefMut<'_, StepIndex> {
         let mut step = self.steps[self.layers[layer].group].borrow_mut();
         step.turn_to(spans);
         step
     }
 
     /// Writes rows of keys and values, `[rows, kv_heads * head_dim]`, to the slots of their spans.
-    pub fn write(&mut self, layer: usize, rows: [&Tensor; 2], spans: &[Span]) -> Result<()> {
+    pub fn write(&mut self, layer: usize, rows: [&Tensor; 2], spans: &[RowSpan]) -> Result<()> {
         let KvShape { num_kv_heads, head_dim } = self.shape(layer);
         let writes = self.step(layer, spans).writes(&self.device, [num_kv_heads, head_dim])?;
         self.reserve(layer, writes.num_slots)?;

@@ -18,7 +18,7 @@ use std::ops::Range;
 use candle_core::{Device, Tensor};
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvShape, KvType, PageId, Span,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvShape, KvType, PageId, RowSpan,
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
@@ -192,7 +192,7 @@ impl Backend for Candle {
         store: usize,
         k: &CandleBuffer,
         v: &CandleBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
     ) -> Result<()> {
         let stored = k.get().and_then(|k| kv.write(store, [k, v.get()?], spans));
         stored.map_err(backend_error)
@@ -218,7 +218,7 @@ impl Backend for Candle {
         kv: &CandleKv,
         spec: &AttentionSpec<'_, Tensor>,
         q: &CandleBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CandleBuffer,
     ) -> Result<()> {
         out.fill(q.get().and_then(|q| attention::attend(kv, spec, q, spans)))
@@ -230,7 +230,7 @@ impl Backend for Candle {
         _: &mut CandleKv,
         _: &ConvSpec<'_, Tensor>,
         _: &CandleBuffer,
-        _: &[Span],
+        _: &[RowSpan],
         _: &mut CandleBuffer,
     ) -> Result<()> {
         Err(Error::Backend(kv::NO_STATES.to_owned()))
@@ -242,7 +242,7 @@ impl Backend for Candle {
         _: &mut CandleKv,
         _: &DeltaSpec<'_, Tensor>,
         _: [&CandleBuffer; 3],
-        _: &[Span],
+        _: &[RowSpan],
         _: &mut CandleBuffer,
     ) -> Result<()> {
         Err(Error::Backend(kv::NO_STATES.to_owned()))

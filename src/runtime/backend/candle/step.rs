@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 
-use super::Span;
+use super::RowSpan;
 use crate::runtime::backend::PAGE_TOKENS;
 
 /// Limit of the values (256 MiB of f32) that scores and gathered keys and values of a group should take together.
@@ -26,7 +26,7 @@ const GROUP_VALUES: usize = 1 << 26;
 /// Indices of the present step, created when a layer first needs them.
 #[derive(Debug, Default)]
 pub struct StepIndex {
-    spans: Vec<Span>,
+    spans: Vec<RowSpan>,
     writes: Vec<([usize; 2], Arc<Writes>)>,
     reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
 }
@@ -73,7 +73,7 @@ pub enum Slots {
 
 impl StepIndex {
     /// Clears the indices if they belong to another step.
-    pub fn turn_to(&mut self, spans: &[Span]) {
+    pub fn turn_to(&mut self, spans: &[RowSpan]) {
         if self.spans != spans {
             *self = StepIndex { spans: spans.to_vec(), ..StepIndex::default() };
         }
@@ -85,7 +85,7 @@ impl StepIndex {
             return Ok(known.clone());
         }
         check_rows(&self.spans)?;
-        let positions = |span: &Span| span.start..span.start + span.rows.len();
+        let positions = |span: &RowSpan| span.start..span.start + span.rows.len();
         let slots: Vec<u32> =
             self.spans.iter().flat_map(|span| positions(span).map(|position| slot(span, position))).collect();
         let num_slots = slots.iter().max().map_or(0, |slot| *slot as usize + 1);
@@ -113,13 +113,13 @@ impl StepIndex {
 }
 
 /// Returns a slot's number; pages that fit into a device's memory keep it within u32.
-fn slot(span: &Span, position: usize) -> u32 {
+fn slot(span: &RowSpan, position: usize) -> u32 {
     let (page, offset) = span.slot(position);
     (page as usize * PAGE_TOKENS + offset) as u32
 }
 
 /// Checks that the spans cover all rows in order, as reads and writes assume.
-fn check_rows(spans: &[Span]) -> Result<()> {
+fn check_rows(spans: &[RowSpan]) -> Result<()> {
     let mut next = 0;
     for span in spans {
         if span.rows.start != next || span.rows.is_empty() {
@@ -133,7 +133,7 @@ fn check_rows(spans: &[Span]) -> Result<()> {
 /// Consecutive rows of one span.
 #[derive(Debug, Clone)]
 struct RowRun<'a> {
-    span: &'a Span,
+    span: &'a RowSpan,
     rows: Range<usize>,
     /// Position of the first row.
     start: usize,
@@ -146,7 +146,7 @@ fn first_seen(position: usize, window: Option<usize>) -> usize {
 }
 
 /// Cuts a span's rows into blocks whose scores stay within [`GROUP_VALUES`].
-fn blocks(span: &Span, shape: ReadShape) -> impl Iterator<Item = RowRun<'_>> {
+fn blocks(span: &RowSpan, shape: ReadShape) -> impl Iterator<Item = RowRun<'_>> {
     let most_seen = span.start + span.rows.len() - first_seen(span.start, shape.window);
     let step = (GROUP_VALUES / (shape.num_heads * most_seen).max(1)).max(1);
     span.rows.clone().step_by(step).map(move |row| {
@@ -225,11 +225,11 @@ mod tests {
         ReadShape { num_heads: 4, num_kv_heads: 2, head_dim: 8, window }
     }
 
-    fn span(rows: Range<usize>, start: usize, pages: &[u32]) -> Span {
-        Span { rows, start, pages: pages.to_vec() }
+    fn span(rows: Range<usize>, start: usize, pages: &[u32]) -> RowSpan {
+        RowSpan { rows, start, pages: pages.to_vec() }
     }
 
-    fn reads(spans: &[Span], shape: ReadShape) -> Arc<Vec<RowGroup>> {
+    fn reads(spans: &[RowSpan], shape: ReadShape) -> Arc<Vec<RowGroup>> {
         let mut step = StepIndex::default();
         step.turn_to(spans);
         step.reads(&Device::Cpu, shape).unwrap()

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
-use crate::runtime::backend::{AttentionSpec, KvShape, Span};
+use crate::runtime::backend::{AttentionSpec, KvShape, RowSpan};
 use crate::runtime::kernel::Isa;
 use crate::runtime::kernel::attention::{self, Queries, Scratch, partial_len};
 
@@ -62,7 +62,7 @@ struct AttentionJob<'a> {
     kv: &'a CpuKv,
     spec: &'a AttentionSpec<'a, Vec<f32>>,
     q: &'a CpuBuffer,
-    spans: &'a [Span],
+    spans: &'a [RowSpan],
     /// Query heads per KV head.
     group: usize,
     shape: KvShape,
@@ -139,7 +139,7 @@ impl Cpu {
         kv: &CpuKv,
         spec: &AttentionSpec<'_, Vec<f32>>,
         q: &CpuBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) {
         let shape = kv.shape(spec.store);

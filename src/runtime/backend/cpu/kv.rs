@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, Span, StoreShape};
+use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, RowSpan, StoreShape};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::attention::{self, HeadPage, KvPart};
 use crate::runtime::kernel::memory::{Arena, ArenaMemory};
@@ -85,7 +85,7 @@ impl CpuKv {
     }
 
     /// Returns a sequence's state, to be updated by the step that begins at `span.start`.
-    pub fn state_mut(&mut self, store: usize, span: &Span) -> Result<&mut [f32]> {
+    pub fn state_mut(&mut self, store: usize, span: &RowSpan) -> Result<&mut [f32]> {
         let StoreOffset { group, offset, shape } = self.stores[store];
         let (len, first) = (shape.bytes(self.kv_type), span.start == 0);
         let bytes = &mut self.page_mut(group, span.pages[0])?[offset..offset + len];
@@ -160,7 +160,7 @@ impl CpuKv {
     ///
     /// # Errors
     /// [`Error::Backend`] if there is no memory for a page.
-    pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[Span], pool: &Pool) -> Result<()> {
+    pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[RowSpan], pool: &Pool) -> Result<()> {
         let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
         self.find_runs(group, spans)?;
         let (kv_type, width) = (self.kv_type, num_kv_heads * head_dim);
@@ -196,7 +196,7 @@ impl CpuKv {
     }
 
     /// Assigns rows to pages, and allocates missing pages.
-    fn find_runs(&mut self, group: usize, spans: &[Span]) -> Result<()> {
+    fn find_runs(&mut self, group: usize, spans: &[RowSpan]) -> Result<()> {
         self.runs.clear();
         for span in spans {
             let mut row = span.rows.start;
@@ -249,8 +249,8 @@ mod tests {
         let (keys, values) = (rows(150, 0.0), rows(150, 5000.0));
         // 70 rows from position 20 on, of a sequence with three pages, and the first 80 rows of another.
         let spans = [
-            Span { rows: 0..70, start: 20, pages: vec![3, 0, 1] },
-            Span { rows: 70..150, start: 0, pages: vec![2, 5, 4] },
+            RowSpan { rows: 0..70, start: 20, pages: vec![3, 0, 1] },
+            RowSpan { rows: 70..150, start: 0, pages: vec![2, 5, 4] },
         ];
         for threads in [1, 3] {
             let mut kv = CpuKv::new(&layout, KvType::F32);
@@ -275,7 +275,7 @@ mod tests {
         let pool = Pool::new(1).unwrap();
         let x = rows(1, 1.0);
         let write = |kv: &mut CpuKv, page| {
-            kv.write(0, [&x, &x], &[Span { rows: 0..1, start: 0, pages: vec![page] }], &pool).unwrap();
+            kv.write(0, [&x, &x], &[RowSpan { rows: 0..1, start: 0, pages: vec![page] }], &pool).unwrap();
         };
         write(&mut kv, 7);
         kv.free_page(0, 7);

@@ -16,7 +16,7 @@ pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, Span,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, RowSpan,
     feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
@@ -422,7 +422,7 @@ impl Backend for Cpu {
         store: usize,
         k: &CpuBuffer,
         v: &CpuBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
     ) -> Result<()> {
         kv.write(store, [k.values(), v.values()], spans, &self.pool)
     }
@@ -448,7 +448,7 @@ impl Backend for Cpu {
         kv: &CpuKv,
         spec: &AttentionSpec<'_, Vec<f32>>,
         q: &CpuBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
         out.resize(q.num_rows(), q.width());
@@ -461,7 +461,7 @@ impl Backend for Cpu {
         kv: &mut CpuKv,
         spec: &ConvSpec<'_, Vec<f32>>,
         x: &CpuBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
         out.resize(x.num_rows(), x.width());
@@ -473,7 +473,7 @@ impl Backend for Cpu {
         kv: &mut CpuKv,
         spec: &DeltaSpec<'_, Vec<f32>>,
         inputs: [&CpuBuffer; 3],
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
         out.resize(inputs[0].num_rows(), spec.shape.value_heads * spec.shape.value_dim);

@@ -5,7 +5,7 @@
 
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
-use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, Span};
+use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, RowSpan};
 use crate::runtime::error::Result;
 use crate::runtime::kernel::{Isa, conv, delta, dot};
 
@@ -16,7 +16,7 @@ impl Cpu {
         kv: &mut CpuKv,
         spec: &ConvSpec<'_, Vec<f32>>,
         x: &CpuBuffer,
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let width = x.width();
@@ -44,7 +44,7 @@ impl Cpu {
         kv: &mut CpuKv,
         spec: &DeltaSpec<'_, Vec<f32>>,
         [qkv, rate, decay]: [&CpuBuffer; 3],
-        spans: &[Span],
+        spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
@@ -81,7 +81,7 @@ struct HeadInputs<'a> {
     qkv: &'a CpuBuffer,
     rate: &'a CpuBuffer,
     decay: &'a CpuBuffer,
-    span: &'a Span,
+    span: &'a RowSpan,
 }
 
 impl HeadInputs<'_> {

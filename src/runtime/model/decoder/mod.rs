@@ -22,7 +22,7 @@ use super::config::{
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
 use super::{Batch, Logits, Model, ModelSpec};
-use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, Span, Store, StoreShape};
+use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, RowSpan, Store, StoreShape};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::{isa, math};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
@@ -89,7 +89,7 @@ struct StoreIndex {
 /// Data that all layers of a step share; kept to reuse the memory.
 struct StepBuffers<B: Backend> {
     /// Spans by group.
-    spans: Vec<Vec<Span>>,
+    spans: Vec<Vec<RowSpan>>,
     /// Angles by rotary table.
     angles: Vec<B::Angles>,
     positions: Vec<usize>,
@@ -282,7 +282,7 @@ fn load_layers<B: Backend>(
 }
 
 /// Collects consecutive rows of one sequence, with its pages in `group`, into `spans`, whose memory is reused.
-fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<()> {
+fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<RowSpan>) -> Result<()> {
     let mut count = 0;
     let mut last = None;
     for (index, row) in batch.rows.iter().enumerate() {
@@ -297,7 +297,7 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<Span>) -> Result<
             spans[count - 1].rows.end += 1;
         } else {
             if count == spans.len() {
-                spans.push(Span { rows: 0..0, start: 0, pages: Vec::new() });
+                spans.push(RowSpan { rows: 0..0, start: 0, pages: Vec::new() });
             }
             let span = &mut spans[count];
             (span.rows, span.start) = (index..index + 1, row.position);

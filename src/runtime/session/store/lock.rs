@@ -139,14 +139,14 @@ mod tests {
 
     /// Each call is one step: the scheduler may switch at every lock of the mutex.
     #[derive(Debug, Clone, Default)]
-    struct Model(Arc<Mutex<State>>);
+    struct FolderModel(Arc<Mutex<State>>);
 
-    impl Model {
+    impl FolderModel {
         fn with<T>(&self, step: impl FnOnce(&mut State) -> T) -> T {
             step(&mut self.0.lock().expect("no step panics"))
         }
 
-        fn open(&self) -> Result<Option<LockGuard<Model>>> {
+        fn open(&self) -> Result<Option<LockGuard<FolderModel>>> {
             match lock(self.clone(), Path::new(NAME))? {
                 Attempt::Done(held) => Ok(Some(held)),
                 Attempt::Busy => Err(Error::SessionBusy(NAME.to_owned())),
@@ -155,7 +155,7 @@ mod tests {
         }
 
         /// The draft is locked before it becomes visible.
-        fn begin(&self) -> Result<Option<LockGuard<Model>>> {
+        fn begin(&self) -> Result<Option<LockGuard<FolderModel>>> {
             let (draft, file) = self.with(|state| {
                 state.sessions.push(Session { is_locked: true, ..Session::default() });
                 let file = state.sessions.len() - 1;
@@ -180,7 +180,7 @@ mod tests {
         }
     }
 
-    impl Folders for Model {
+    impl Folders for FolderModel {
         type LockFile = usize;
 
         fn open_lock(&self, folder: &Path) -> Result<Option<usize>> {
@@ -212,14 +212,14 @@ mod tests {
     }
 
     /// How a request without a turn removes its empty session.
-    type Leave = fn(&Model, LockGuard<Model>, usize);
+    type Leave = fn(&FolderModel, LockGuard<FolderModel>, usize);
 
-    fn leave(_: &Model, held: LockGuard<Model>, number: usize) {
+    fn leave(_: &FolderModel, held: LockGuard<FolderModel>, number: usize) {
         take_away(held, Path::new(NAME), Path::new(&format!("doomed-{number}"))).expect("nobody else may");
     }
 
     /// An earlier, wrong order: the lock is released first, then the session is removed by name.
-    fn leave_and_come_back(model: &Model, held: LockGuard<Model>, number: usize) {
+    fn leave_and_come_back(model: &FolderModel, held: LockGuard<FolderModel>, number: usize) {
         drop(held);
         if let Ok(Some(again)) = model.open() {
             leave(model, again, number);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     /// A request. Returns true if it was answered and its turn saved.
-    fn request(model: &Model, number: usize, fails: bool, leave: Leave) -> bool {
+    fn request(model: &FolderModel, number: usize, fails: bool, leave: Leave) -> bool {
         let opened = open_or_begin(|| model.open(), || model.begin());
         let held = match opened {
             Ok(Some(held)) => held,
@@ -247,7 +247,7 @@ mod tests {
 
     /// Runs requests at the same time, some of which fail. Every turn reported as saved is there in the end.
     fn race(fails: &'static [bool], leave: Leave) {
-        let model = Model::default();
+        let model = FolderModel::default();
         let started: Vec<_> = fails
             .iter()
             .enumerate()

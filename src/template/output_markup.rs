@@ -10,7 +10,7 @@ use super::tool_grammar::{GrammarRequest, lark};
 
 /// The formats of reasoning and tool calls in a model's answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Dialect {
+pub struct OutputMarkup {
     pub reasoning: Option<ReasoningFormat>,
     pub tool_calls: Option<ToolCallFormat>,
 }
@@ -29,7 +29,7 @@ pub enum ToolChoice {
     Named(String),
 }
 
-impl Dialect {
+impl OutputMarkup {
     /// Returns the protocol of answers that are rows of messages with headers.
     pub(super) fn protocol(&self) -> Option<Protocol> {
         let of_reasoning = self.reasoning.and_then(|format| format.row().protocol);
@@ -52,7 +52,7 @@ impl Dialect {
 
     /// Returns all markers, for a tokenizer that has special tokens of those names: they must reach
     /// the parser although special tokens are otherwise left out of the text.
-    pub fn markup(&self) -> Vec<&'static str> {
+    pub fn markers(&self) -> Vec<&'static str> {
         let mut markup = Vec::new();
         if let Some(format) = self.reasoning {
             let marks = format.marks();
@@ -63,10 +63,10 @@ impl Dialect {
             markup.extend(marks.tokens);
         }
         if let Some(format) = self.tool_calls {
-            markup.extend(format.markup());
+            markup.extend(format.markers());
         }
         if self.protocol() == Some(Protocol::Harmony) {
-            markup.extend(ToolCallFormat::Harmony.markup());
+            markup.extend(ToolCallFormat::Harmony.markers());
         }
         markup.sort_unstable();
         markup.dedup();
@@ -102,6 +102,6 @@ impl Dialect {
         let reasoning = self.reasoning;
         let request =
             GrammarRequest { reasoning, format, tools: &tools, is_optional, is_parallel, prompt_tail };
-        Some(lark(&request, Writer::new(self.markup(), special)))
+        Some(lark(&request, Writer::new(self.markers(), special)))
     }
 }
