@@ -1,7 +1,6 @@
-//! Flags and the terminal live here and nowhere else.
-//!
-//! [`main`] parses, dispatches and turns the result into an exit code; each subcommand is one file with its
-//! arguments and one function. Nothing outside `cli` knows flags, environment variables, streams or exit codes.
+//! Command line and terminal. [`main`] parses, dispatches and turns the result into an exit code; each
+//! subcommand is one file with its arguments and one function. Nothing outside `cli` knows flags, environment
+//! variables, streams or exit codes.
 
 pub mod args;
 pub mod batch;
@@ -74,12 +73,12 @@ pub struct Cli {
     pub global: GlobalArgs,
 
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
-/// Only what works is listed; the doc comment of each is its line in the help.
+/// Subcommands. The doc comment of each is its line in the help.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
@@ -132,14 +131,14 @@ Files:
   $XDG_DATA_HOME/llmctl/sessions/        saved conversations
   $XDG_STATE_HOME/llmctl/history         what was typed in chat";
 
-/// The whole program: `args` includes the program's name.
+/// Runs the program. `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if completions::answer(&args) {
         return ExitCode::SUCCESS;
     }
     let color = peek_color(&args);
     let result = std::panic::catch_unwind(|| parse_and_run(args, color));
-    // The panic message itself has been printed by the hook.
+    // The hook has printed the panic's message.
     let exit = result.unwrap_or_else(|_| {
         let bug = CommandError::new(Kind::Bug, anyhow::anyhow!("llmctl stopped at a bug of its own"));
         Terminal::new(color, 0, false)
@@ -160,7 +159,7 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     terminal.start_log();
     signal::install();
     let mut asked = cli.command;
-    if let Command::Serve(args) = &mut asked {
+    if let CliCommand::Serve(args) = &mut asked {
         args.isolation.config.clone_from(&global.config);
     }
     if warns_of_variables(&asked) {
@@ -173,67 +172,71 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     })
 }
 
-/// Whether a variable that nothing reads is worth a word: a worker's parent has said it, `doctor` says it in its own way, and
-/// scripts and pages are not answers.
-fn warns_of_variables(command: &Command) -> bool {
-    !matches!(command, Command::Worker(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_))
+/// Returns whether to warn of unknown variables. Not in a worker, whose parent has done so, in `doctor`,
+/// which reports them itself, or for scripts and manual pages.
+fn warns_of_variables(command: &CliCommand) -> bool {
+    !matches!(
+        command,
+        CliCommand::Worker(_) | CliCommand::Doctor(_) | CliCommand::Completions(_) | CliCommand::Man(_)
+    )
 }
 
 fn dispatch(
-    command: Command,
+    command: CliCommand,
     terminal: &Terminal,
     config: &Config,
     places: &Places,
     definition: &clap::Command,
 ) -> Result<Exit, CommandError> {
     match command {
-        Command::Run(mut args) => {
+        CliCommand::Run(mut args) => {
             settle(&mut args.model, config)?;
             run::run(*args, terminal)
         }
-        Command::Serve(mut args) => {
+        CliCommand::Serve(mut args) => {
             settle(&mut args.model, config)?;
             serve::run(*args, terminal, places)
         }
-        Command::Worker(mut args) => {
+        CliCommand::Worker(mut args) => {
             settle(&mut args.model, config)?;
             worker::run(*args, terminal)
         }
-        Command::Chat(mut args) => {
+        CliCommand::Chat(mut args) => {
             settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
         }
-        Command::Bench(mut args) => {
+        CliCommand::Bench(mut args) => {
             config.check()?;
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
-        Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
-        Command::Template(args) => {
+        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        CliCommand::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
+        CliCommand::Template(args) => {
             config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
         }
-        // These help to repair a broken configuration, or have nothing to do with it.
-        Command::Config(args) => config_cmd::run(args, config, places, definition),
-        Command::Doctor(args) => doctor::run(args, config, places, definition),
-        Command::Completions(args) => completions::run(args, self::command()),
-        Command::Man(args) => man::run(args, self::command()),
+        // These help to repair a broken configuration, or do not use it.
+        CliCommand::Config(args) => config_cmd::run(args, config, places, definition),
+        CliCommand::Doctor(args) => doctor::run(args, config, places, definition),
+        CliCommand::Completions(args) => completions::run(args, self::command()),
+        CliCommand::Man(args) => man::run(args, self::command()),
     }
 }
 
-/// What a command that loads a model finds out before it looks at any file but the configuration's.
+/// Checks that need no file but the configuration's, before a model is loaded.
 fn settle(model: &mut args::ModelArgs, config: &Config) -> Result<(), CommandError> {
     config.check()?;
     model.aliases = config.aliases();
     load::check_machine(model)
 }
 
-/// The command line as clap sees it, with an `LLMCTL_<FLAG>` variable behind every flag of every subcommand.
+/// Returns the command line's definition, with an `LLMCTL_<FLAG>` variable for every flag of every
+/// subcommand.
 pub fn command() -> clap::Command {
     with_variables(numbers_may_be_negative(Cli::command()))
 }
 
-/// `--seed -1` is a value that is wrong, not a flag that is unknown.
+/// Makes `--seed -1` a wrong value instead of an unknown flag.
 fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match FlagShape::of(&arg) {
         FlagShape::One(ScalarType::Integer | ScalarType::Number | ScalarType::TextOrNumber)
@@ -246,16 +249,16 @@ fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
     command.mut_subcommands(numbers_may_be_negative)
 }
 
-/// A command line that can be carried out.
+/// A valid command line.
 struct Parsed {
     cli: Cli,
     config: Config,
-    /// The definition with the variables that are in force.
+    /// The definition with the variables in force.
     command: clap::Command,
     origins: Origins,
 }
 
-/// Parses twice: what is given, then the same with the configuration files' values as defaults.
+/// Parses twice: the given arguments, then the same with the configuration files' values as defaults.
 fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parsed, clap::Error> {
     let mut base = command().color(match color {
         ColorWhen::Auto => clap::ColorChoice::Auto,
@@ -277,15 +280,15 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let is_named = names_model(&matches);
     match &mut cli.command {
-        Command::Run(args) => args.model.is_named = is_named,
-        Command::Chat(args) => args.model.is_named = is_named,
+        CliCommand::Run(args) => args.model.is_named = is_named,
+        CliCommand::Chat(args) => args.model.is_named = is_named,
         _ => {}
     }
     let origins = config.origins(&base, &given);
     Ok(Parsed { cli, config, command: base, origins })
 }
 
-/// Whether a flag or a variable names the model: a configuration file's is a default.
+/// Returns whether a flag or a variable names the model; a configuration file only sets a default.
 fn names_model(matches: &clap::ArgMatches) -> bool {
     use clap::parser::ValueSource;
     let Some((_, given)) = matches.subcommand() else { return false };
@@ -293,7 +296,7 @@ fn names_model(matches: &clap::ArgMatches) -> bool {
     matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
-/// `--color` before there is a parse, so that help and errors of the parser follow it too.
+/// Finds `--color` before parsing, so that help and errors of the parser follow it.
 fn peek_color(args: &[OsString]) -> ColorWhen {
     let words: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").collect();
     let given = words.iter().enumerate().rev().find_map(|(at, word)| match word.strip_prefix("--color") {
@@ -309,7 +312,7 @@ fn peek_color(args: &[OsString]) -> ColorWhen {
     }
 }
 
-/// Help and version go to stdout and are a success, usage errors go to stderr.
+/// Prints help and version to stdout as a success, and usage errors to stderr.
 fn print_clap(verdict: &clap::Error, color: ColorWhen) -> Exit {
     let printed = verdict.print().and_then(|()| std::io::stdout().flush());
     if verdict.use_stderr() {

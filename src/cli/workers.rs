@@ -359,12 +359,12 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::cli::serve::ServeArgs;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, CliCommand};
 
     fn serve(words: &[&str]) -> ServeArgs {
         let words = [&["llmctl", "serve"], words].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
-            Command::Serve(args) => *args,
+            CliCommand::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -376,7 +376,7 @@ mod tests {
         let flags = super::flags(&flags, count, &Terminal::new(ColorWhen::Never, 2, false));
         let words = [vec![OsString::from("llmctl")], flags].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
-            Command::Worker(args) => *args,
+            CliCommand::Worker(args) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -406,7 +406,8 @@ mod tests {
         let (told, meant) = (worker(&words, 1), serve(&words));
         assert_eq!(format!("{:?}", told.model), format!("{:?}", meant.model));
         assert_eq!(format!("{:?}", told.engine), format!("{:?}", meant.engine));
-        assert_eq!(format!("{:?}", told.capacity), format!("{:?}", meant.capacity));
+        let (told, meant) = (told.capacity.options(&told.engine), meant.capacity.options(&meant.engine));
+        assert_eq!(format!("{told:?}"), format!("{meant:?}"));
         assert_eq!(
             format!("{:?}", worker(&["--dtype=bf16"], 1).model),
             format!("{:?}", serve(&["--dtype=bf16"]).model)

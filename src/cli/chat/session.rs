@@ -19,7 +19,7 @@ use super::{ChatArgs, grouped};
 use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::input::read_file;
-use crate::cli::places::{Kept, Places};
+use crate::cli::places::{KeptFiles, Places};
 use crate::cli::resume;
 use crate::cli::run::note_system;
 use crate::cli::sessions;
@@ -359,7 +359,7 @@ fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
     }
     match args.session.ephemeral {
         true => Ok(()),
-        false => places.check(Kept::Sessions).map_err(|error| match error.kind {
+        false => places.check(KeptFiles::Sessions).map_err(|error| match error.kind {
             Kind::Config => error.hint("set HOME or XDG_DATA_HOME, or use --ephemeral"),
             _ => error.hint("use --ephemeral to chat without saving"),
         }),

@@ -7,7 +7,7 @@ use super::request::{Rendered, chat_context, turn_request};
 use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
-use crate::cli::places::{Kept, Places};
+use crate::cli::places::{KeptFiles, Places};
 use crate::cli::report::counted;
 use crate::cli::resume;
 use crate::cli::sessions;
@@ -35,7 +35,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
         let args = &with_model(args, &name, saved.as_ref(), terminal)?;
         return preview(saved, args, next, terminal);
     }
-    Places::from_environment().check(Kept::Sessions)?;
+    Places::from_environment().check(KeptFiles::Sessions)?;
     let opened = match store.open(&name) {
         Err(Error::SessionNotFound(_)) => None,
         opened => Some(opened.map_err(sessions::explain)?),
