@@ -59,6 +59,7 @@ mod steady_steps;
 mod template_check;
 mod templates;
 mod tokenizers;
+mod turn;
 mod warm_resume;
 mod worker;
 mod worker_remote;

@@ -160,7 +160,7 @@ fn what_breaks_the_protocol_is_given_up() {
     };
     check(&["<html>"], "sent a line that is no answer");
     check(&[r#"{"id":ID,"token":"x","tokens":[],"more":1}"#], "sent a line that is no answer");
-    check(&[r#"{"token":"x","tokens":[]}"#], "an answer to nobody");
+    check(&[r#"{"token":"x","tokens":[]}"#], "an answer without an id");
     check(&[r#"{"id":999,"token":"x","tokens":[]}"#], "answered 999, which is not open");
     check(&[r#"{"id":ID,"bye":true}"#], "answered a generation with");
     check(&[r#"{"id":ID,"token":"x"}"#], "answered a generation with");

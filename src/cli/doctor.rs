@@ -17,7 +17,7 @@ use super::config::Config;
 use super::config_cmd;
 use super::error::{CommandError, Exit};
 use super::models::find;
-use super::places::{Kept, Places, free_bytes};
+use super::places::{KeptFiles, Places, free_bytes};
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::terminal::colors_wanted;
 use super::variables;
@@ -232,9 +232,9 @@ fn variables_fact(command: &Command) -> DoctorFact {
 /// Checks that llmctl's folders are private and have room.
 fn folder_facts(places: &Places) -> Vec<DoctorFact> {
     let folders = [
-        ("data", &places.data, Kept::Sessions),
-        ("state", &places.state, Kept::History),
-        ("cache", &places.cache, Kept::Kv),
+        ("data", &places.data, KeptFiles::Sessions),
+        ("state", &places.state, KeptFiles::History),
+        ("cache", &places.cache, KeptFiles::Kv),
     ];
     folders
         .into_iter()

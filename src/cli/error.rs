@@ -1,24 +1,25 @@
-//! What went wrong, as the shell and the user need it: a kind (one exit code each), a message chain and a hint.
+//! Errors of commands, for the shell and the user: a kind (one exit code each), a message chain and a hint.
 //!
-//! The engine's errors are mapped here in one `match` each, so a new variant there is a compile error here.
+//! Each `match` over the engine's errors is exhaustive, so a new variant there is a compile error here.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::path::Path;
 
+use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, LoadError, StoreError};
 
-/// Why a command failed; each kind is one exit code of the table in `llmctl help`.
+/// Kind of a command's failure; each is one exit code of the table in `llmctl help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The work failed while running.
     Failure,
-    /// A flag or a value is wrong.
+    /// A flag or a value is invalid.
     Usage,
     /// Input data is malformed.
     BadData,
-    /// A prompt, model or session is not there or cannot be read.
+    /// A prompt, model or session does not exist or cannot be read.
     NotFound,
     /// A server or the hub cannot be reached.
     Unavailable,
@@ -26,11 +27,11 @@ pub enum Kind {
     Bug,
     /// Reading or writing failed.
     Io,
-    /// May work later: busy, locked, not enough memory now.
+    /// May succeed later: busy, locked, not enough memory now.
     Temporary,
-    /// A file that this user may not read, or a key that is not accepted.
+    /// A file that this user may not read, or a key that is rejected.
     Auth,
-    /// A configuration file is wrong.
+    /// A configuration file is invalid.
     Config,
 }
 
@@ -50,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// The word for it in machine-readable output.
+    /// Returns the kind's name in machine-readable output.
     pub fn word(self) -> &'static str {
         match self {
             Kind::Failure => "failure",
@@ -67,14 +68,14 @@ impl Kind {
     }
 }
 
-/// How a command ended, as the shell sees it.
+/// Result of a command for the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Success,
     Error(Kind),
     /// The output was cut by a limit and `--fail-on-length` was given.
     Cut,
-    /// The batch is complete, but some of its rows failed.
+    /// The batch is complete, but some rows failed.
     FailedRows,
     /// Stopped by this signal, in good order.
     Signal(u8),
@@ -119,7 +120,8 @@ impl CommandError {
         Self::new(Kind::BadData, anyhow::anyhow!("{message}"))
     }
 
-    /// A file that the user named and that cannot be read: not there (66), or not for this user (77).
+    /// Returns the error for a file that the user named and that cannot be read: missing (66) or not
+    /// permitted (77).
     pub fn reading(path: &Path, error: io::Error) -> Self {
         let kind = match error.kind() {
             io::ErrorKind::PermissionDenied => Kind::Auth,
@@ -128,24 +130,24 @@ impl CommandError {
         Self::new(kind, error).context(path.display().to_string())
     }
 
-    /// What the user can do about it, said after the message.
+    /// Adds advice, printed after the message.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// What was being done, said before the message.
+    /// Adds the attempted action, printed before the message.
     pub fn context(mut self, doing: impl fmt::Display + Send + Sync + 'static) -> Self {
         self.error = self.error.context(doing);
         self
     }
 
-    /// Another message of another kind, with the same hint.
+    /// Replaces kind and message, and keeps the hint.
     pub fn replaced(self, kind: Kind, message: String) -> Self {
         Self { kind, error: anyhow::anyhow!(message), hint: self.hint }
     }
 
-    /// The engine's own error, if it is one.
+    /// Returns the engine's error, if it is one.
     pub fn runtime(&self) -> Option<&Error> {
         self.error.downcast_ref()
     }
@@ -155,7 +157,7 @@ impl CommandError {
     }
 }
 
-/// The message and its causes, from the outermost in.
+/// Formats the message and its causes, outermost first.
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = String::new();
@@ -170,6 +172,16 @@ impl fmt::Display for CommandError {
             said = message;
         }
         Ok(())
+    }
+}
+
+impl From<TurnError> for CommandError {
+    fn from(error: TurnError) -> Self {
+        match error {
+            TurnError::Unsupported { .. } => Self::usage(error.to_string()),
+            TurnError::Param { param, error } => Self::from(error).context(param),
+            TurnError::Other(error) => error.into(),
+        }
     }
 }
 
@@ -249,8 +261,7 @@ impl From<LoadError> for CommandError {
     }
 }
 
-/// The message with the system's errors as all others are written: `permission denied`, not
-/// `Permission denied (os error 13)`.
+/// Writes errors of the system like all others: `permission denied`, not `Permission denied (os error 13)`.
 pub fn plain(message: &str) -> Cow<'_, str> {
     const MARK: &str = " (os error ";
     let mut text = Cow::Borrowed(message);
@@ -270,7 +281,7 @@ pub fn plain(message: &str) -> Cow<'_, str> {
     text
 }
 
-/// The candidate that was probably meant: one that reads alike, or differs by one letter or two swapped ones.
+/// Returns the candidate that was probably meant: similar, or different by one letter or two swapped ones.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let likeness = |other: &str| {
         let is_slip = other.len() > 2 && strsim::damerau_levenshtein(name, other) == 1;

@@ -1,6 +1,6 @@
-//! From the model flags to a model that answers: the one way for every subcommand.
+//! From the model flags to a loaded model, the only way for all subcommands.
 //!
-//! Chooses device and threads, says what was chosen for the user, draws the progress of loading, and joins text side and
+//! Chooses device and threads, reports the choice, draws the progress of loading, and joins text side and
 //! engine client into the [`Loaded`] model that the commands use.
 
 mod loaded;
@@ -36,23 +36,24 @@ use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, Error, Load
 use crate::template::TemplateError;
 pub use loaded::{Loaded, LoadedTexts, ModelInfo};
 
-/// Bytes of KV kept on disk unless asked otherwise.
+/// Default for bytes of KV kept on disk.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
 
 /// Rows of a step for each request that may run.
 const ROWS_PER_RUNNING: usize = 8;
 
-/// Loading below this is not worth a bar that flashes up.
+/// Loading time below which no bar is drawn.
 const PROGRESS_AFTER: Duration = Duration::from_millis(400);
 
-/// Said where nothing names a model.
+/// Message if nothing names a model.
 const NO_MODEL: &str =
     "using guide, the built-in demo model (knows only llmctl). Use your own with --model FILE.gguf";
 
-/// Resolves the reference, loads the model and starts its engine; notices and progress go to the terminal.
+/// Resolves the reference, loads the model and starts its engine. Notices and progress go to the terminal.
 ///
 /// # Errors
-/// `NotFound` when the reference means nothing, `BadData` for damaged files, `Temporary` when it does not fit.
+/// `NotFound` if the reference cannot be resolved, `BadData` for damaged files, `Temporary` if the model does
+/// not fit.
 pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
@@ -132,7 +133,7 @@ fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) ->
     let Sharing { max_running, max_waiting, max_sessions, session_ttl } = asked.sharing;
     let alone = EngineConfig::new(context_tokens, ends);
     EngineConfig {
-        // A row for everybody who answers, and a chunk of prompt that is worth a step beside them.
+        // A row for each running request, and a prompt chunk that is worth a step beside them.
         step_tokens: alone.step_tokens.max(ROWS_PER_RUNNING * max_running),
         max_running,
         max_waiting,
@@ -144,8 +145,8 @@ fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) ->
     }
 }
 
-/// Bytes of KV when several share it and nobody has said how much: a full context for each, as far as there is memory. It is
-/// taken as it is used. Without any left, one context, which loading has found to fit.
+/// Returns the default bytes of KV for several requests: a full context for each as far as memory allows, and
+/// at least the one context that loading has checked. Memory is taken as it is used.
 fn shared_kv(
     model: &ModelSpec,
     config: &EngineConfig,
@@ -178,11 +179,11 @@ fn open_kv(asked: EngineOptions, model: &Fingerprint) -> Result<Option<DiskStore
     Ok(root.map(|root| open_kv_folder(root, limit_bytes, model)).transpose()?)
 }
 
-/// As [`load`], without the weights: enough to render and to count tokens, with the context that `load` would give. A
-/// model that has no room here is told of, and has the context that was asked for.
+/// Loads the model without its weights, enough to render and count tokens, with the context that `load` would
+/// give. If the model does not fit, a notice says so and the requested context is used.
 ///
 /// # Errors
-/// Those of [`load`], but for the weights.
+/// Those of [`load`] that do not concern the weights.
 pub fn load_texts(
     args: &ModelArgs,
     asked: EngineOptions,
@@ -211,7 +212,7 @@ pub fn load_texts(
     Ok(texts)
 }
 
-/// The files that the model flags mean; says which, where that is not what the user typed.
+/// Resolves the model flags to files, with a notice if they are not what the user typed.
 ///
 /// # Errors
 /// Those of [`models::find`].
@@ -223,14 +224,14 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
     let resolved = models::find(reference, &Places::from_environment(), &args.aliases)?;
     let path = resolved.source.path();
     tracing::info!("{reference} is {}", path.display());
-    // What the user typed as a path needs no explanation.
+    // A path that the user typed needs no notice.
     if path != Path::new(reference) {
         terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
 }
 
-/// Whether the flags mean the built-in model. What means nothing at all is said when it is loaded.
+/// Returns whether the flags mean the built-in model. An invalid reference is reported when it is loaded.
 pub fn means_built_in(args: &ModelArgs) -> bool {
     args.model.as_ref().is_none_or(|reference| {
         let found = models::find(reference, &Places::from_environment(), &args.aliases);
@@ -238,7 +239,7 @@ pub fn means_built_in(args: &ModelArgs) -> bool {
     })
 }
 
-/// The tokens around turns that the flags name in place of the files'.
+/// Applies the flags that replace BOS and EOS tokens.
 fn set_tokens(args: &ModelArgs, texts: &mut ModelTexts) -> Result<(), CommandError> {
     if let Some(BosId(bos)) = args.bos_id {
         texts.set_bos(bos)?;
@@ -253,20 +254,20 @@ fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
     args.chat_template.as_deref().map(read_file).transpose()
 }
 
-/// How the flags ask a model to be loaded, on this machine.
+/// Returns the options for loading a model on this machine.
 ///
 /// # Errors
-/// A usage error for a device or an instruction set that is not there.
+/// A usage error for a device or an instruction set that does not exist.
 pub fn options(
     args: &ModelArgs,
     asked: EngineOptions,
     terminal: &Terminal,
 ) -> Result<LoadOptions, CommandError> {
     let device = device(args, terminal)?;
-    // What a GPU has is not known here; its driver refuses what it cannot hold.
+    // A GPU's memory is not known here; its driver refuses what it cannot hold.
     let available_memory = match device {
         Device::Cpu(_) => {
-            // Weights that are used where they lie in the file do not count as data: what is packed finds out for itself.
+            // Weights used in place do not count as data; packing checks the limit itself.
             let limits = memory_limits(Path::new("/")).into_iter();
             let limits: Vec<_> = limits.filter(|limit| limit.kind != LimitKind::Data).collect();
             tightest(&limits).map(|limit| limit.available)
@@ -297,11 +298,11 @@ pub fn options(
     })
 }
 
-/// Whether this processor and this build have what the flags ask for. Needs no file, so every command asks it first: a wrong
-/// value is a usage error wherever the model is.
+/// Checks that this processor and this build support the flags. Reads no file, so every command calls it
+/// first: a wrong value is a usage error wherever the model is.
 ///
 /// # Errors
-/// A usage error for an instruction set or a device that is not there.
+/// A usage error for an instruction set or a device that does not exist.
 pub fn check_machine(args: &ModelArgs) -> Result<(), CommandError> {
     cpu_options(args)?;
     match args.device.unwrap_or_default() {
@@ -319,7 +320,7 @@ fn built(is_built: bool, name: &str) -> Result<(), CommandError> {
     Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
 }
 
-/// Threads and instruction set for the CPU. Flags are checked even where a GPU makes them idle.
+/// Returns threads and instruction set for the CPU. Flags are checked even if a GPU makes them unused.
 fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
     options.threads_batch = args.threads_batch.unwrap_or(options.threads);
@@ -329,7 +330,7 @@ fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     Ok(options)
 }
 
-/// `auto` takes a GPU that this build can drive and that answers, else the CPU.
+/// Chooses the device. `auto` takes a GPU that this build supports and that answers, else the CPU.
 fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
     check_machine(args)?;
     let options = cpu_options(args)?;
@@ -356,7 +357,7 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
     }
 }
 
-/// The progress of loading, if it takes long enough to be watched.
+/// Progress of loading, drawn if it takes long enough.
 struct LoadBar {
     start: Instant,
     bar: Option<ProgressBar>,
@@ -403,7 +404,8 @@ impl From<TemplateError> for CommandError {
 }
 
 impl SamplingArgs {
-    /// The sampling in force for this model; with `-v`, says what was taken from the model's own defaults.
+    /// Returns the sampling in force for this model. With `-v`, prints what comes from the model's own
+    /// defaults.
     pub fn resolve_for(&self, info: &ModelInfo, terminal: &Terminal) -> Sampling {
         let (sampling, taken) = self.resolve(&info.defaults);
         if !taken.is_empty() {

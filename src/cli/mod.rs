@@ -1,7 +1,6 @@
-//! Flags and the terminal live here and nowhere else.
-//!
-//! [`main`] parses, dispatches and turns the result into an exit code; each subcommand is one file with its
-//! arguments and one function. Nothing outside `cli` knows flags, environment variables, streams or exit codes.
+//! Command line and terminal. [`main`] parses, dispatches and turns the result into an exit code; each
+//! subcommand is one file with its arguments and one function. Nothing outside `cli` knows flags, environment
+//! variables, streams or exit codes.
 
 pub mod args;
 pub mod batch;
@@ -34,6 +33,7 @@ pub mod sessions;
 pub mod signal;
 pub mod template_cmd;
 pub mod terminal;
+mod think;
 pub mod tty;
 pub mod variables;
 pub mod worker;
@@ -76,7 +76,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Only what works is listed; the doc comment of each is its line in the help.
+/// Subcommands. The doc comment of each is its line in the help.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Run(Box<run::RunArgs>),
@@ -131,14 +131,14 @@ Files:
   $XDG_DATA_HOME/llmctl/sessions/        saved conversations
   $XDG_STATE_HOME/llmctl/history         what was typed in chat";
 
-/// The whole program: `args` includes the program's name.
+/// Runs the program. `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if completions::answer(&args) {
         return ExitCode::SUCCESS;
     }
     let color = peek_color(&args);
     let result = std::panic::catch_unwind(|| parse_and_run(args, color));
-    // The panic message itself has been printed by the hook.
+    // The hook has printed the panic's message.
     let exit = result.unwrap_or_else(|_| {
         let bug = CommandError::new(Kind::Bug, anyhow::anyhow!("llmctl stopped at a bug of its own"));
         Terminal::new(color, 0, false)
@@ -172,8 +172,8 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     })
 }
 
-/// Whether a variable that nothing reads is worth a word: a worker's parent has said it, `doctor` says it in its own way, and
-/// scripts and pages are not answers.
+/// Returns whether to warn of unknown variables. Not in a worker, whose parent has done so, in `doctor`,
+/// which reports them itself, or for scripts and manual pages.
 fn warns_of_variables(command: &Command) -> bool {
     !matches!(command, Command::Worker(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_))
 }
@@ -212,7 +212,7 @@ fn dispatch(
         Command::Template(args) => {
             config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
         }
-        // These help to repair a broken configuration, or have nothing to do with it.
+        // These help to repair a broken configuration, or do not use it.
         Command::Config(args) => config_cmd::run(args, config, places, definition),
         Command::Doctor(args) => doctor::run(args, config, places, definition),
         Command::Completions(args) => completions::run(args, self::command()),
@@ -220,19 +220,20 @@ fn dispatch(
     }
 }
 
-/// What a command that loads a model finds out before it looks at any file but the configuration's.
+/// Checks that need no file but the configuration's, before a model is loaded.
 fn settle(model: &mut args::ModelArgs, config: &Config) -> Result<(), CommandError> {
     config.check()?;
     model.aliases = config.aliases();
     load::check_machine(model)
 }
 
-/// The command line as clap sees it, with an `LLMCTL_<FLAG>` variable behind every flag of every subcommand.
+/// Returns the command line's definition, with an `LLMCTL_<FLAG>` variable for every flag of every
+/// subcommand.
 pub fn command() -> clap::Command {
     with_variables(numbers_may_be_negative(Cli::command()))
 }
 
-/// `--seed -1` is a value that is wrong, not a flag that is unknown.
+/// Makes `--seed -1` a wrong value instead of an unknown flag.
 fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match FlagShape::of(&arg) {
         FlagShape::One(ScalarType::Integer | ScalarType::Number | ScalarType::TextOrNumber)
@@ -245,16 +246,16 @@ fn numbers_may_be_negative(command: clap::Command) -> clap::Command {
     command.mut_subcommands(numbers_may_be_negative)
 }
 
-/// A command line that can be carried out.
+/// A valid command line.
 struct Parsed {
     cli: Cli,
     config: Config,
-    /// The definition with the variables that are in force.
+    /// The definition with the variables in force.
     command: clap::Command,
     origins: Origins,
 }
 
-/// Parses twice: what is given, then the same with the configuration files' values as defaults.
+/// Parses twice: the given arguments, then the same with the configuration files' values as defaults.
 fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parsed, clap::Error> {
     let mut base = command().color(match color {
         ColorWhen::Auto => clap::ColorChoice::Auto,
@@ -284,7 +285,7 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     Ok(Parsed { cli, config, command: base, origins })
 }
 
-/// Whether a flag or a variable names the model: a configuration file's is a default.
+/// Returns whether a flag or a variable names the model; a configuration file only sets a default.
 fn names_model(matches: &clap::ArgMatches) -> bool {
     use clap::parser::ValueSource;
     let Some((_, given)) = matches.subcommand() else { return false };
@@ -292,7 +293,7 @@ fn names_model(matches: &clap::ArgMatches) -> bool {
     matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
-/// `--color` before there is a parse, so that help and errors of the parser follow it too.
+/// Finds `--color` before parsing, so that help and errors of the parser follow it.
 fn peek_color(args: &[OsString]) -> ColorWhen {
     let words: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).take_while(|arg| arg != "--").collect();
     let given = words.iter().enumerate().rev().find_map(|(at, word)| match word.strip_prefix("--color") {
@@ -308,7 +309,7 @@ fn peek_color(args: &[OsString]) -> ColorWhen {
     }
 }
 
-/// Help and version go to stdout and are a success, usage errors go to stderr.
+/// Prints help and version to stdout as a success, and usage errors to stderr.
 fn print_clap(verdict: &clap::Error, color: ColorWhen) -> Exit {
     let printed = verdict.print().and_then(|()| std::io::stdout().flush());
     if verdict.use_stderr() {

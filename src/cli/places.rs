@@ -17,7 +17,7 @@ const PROBE_BYTES: usize = 4096;
 
 /// Data that llmctl keeps for the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum KeptFiles {
     /// Saved conversations.
     Sessions,
     /// The KV of saved conversations.
@@ -26,31 +26,31 @@ pub enum Kept {
     History,
 }
 
-impl Kept {
-    pub const ALL: [Kept; 3] = [Kept::Sessions, Kept::Kv, Kept::History];
+impl KeptFiles {
+    pub const ALL: [KeptFiles; 3] = [KeptFiles::Sessions, KeptFiles::Kv, KeptFiles::History];
 
     pub const fn name(self) -> &'static str {
         match self {
-            Kept::Sessions => "sessions",
-            Kept::Kv => "kv",
-            Kept::History => "history",
+            KeptFiles::Sessions => "sessions",
+            KeptFiles::Kv => "kv",
+            KeptFiles::History => "history",
         }
     }
 
     /// Returns its name in a sentence about the folder.
     const fn noun(self) -> &'static str {
         match self {
-            Kept::Sessions => "sessions",
-            Kept::Kv => "the KV of sessions",
-            Kept::History => "the history",
+            KeptFiles::Sessions => "sessions",
+            KeptFiles::Kv => "the KV of sessions",
+            KeptFiles::History => "the history",
         }
     }
 
     const fn variable(self) -> &'static str {
         match self {
-            Kept::Sessions => "XDG_DATA_HOME",
-            Kept::Kv => "XDG_CACHE_HOME",
-            Kept::History => "XDG_STATE_HOME",
+            KeptFiles::Sessions => "XDG_DATA_HOME",
+            KeptFiles::Kv => "XDG_CACHE_HOME",
+            KeptFiles::History => "XDG_STATE_HOME",
         }
     }
 }
@@ -106,11 +106,11 @@ impl Places {
     }
 
     /// Returns the folder of `kept`.
-    pub fn folder(&self, kept: Kept) -> Option<PathBuf> {
+    pub fn folder(&self, kept: KeptFiles) -> Option<PathBuf> {
         match kept {
-            Kept::Sessions => self.sessions(),
-            Kept::Kv => self.kv(),
-            Kept::History => self.state.clone(),
+            KeptFiles::Sessions => self.sessions(),
+            KeptFiles::Kv => self.kv(),
+            KeptFiles::History => self.state.clone(),
         }
     }
 
@@ -118,7 +118,7 @@ impl Places {
     ///
     /// # Errors
     /// [`Kind::Config`] if its folder is unknown; [`Kind::Io`] with the folder and the reason.
-    pub fn check(&self, kept: Kept) -> Result<(), CommandError> {
+    pub fn check(&self, kept: KeptFiles) -> Result<(), CommandError> {
         let Some(folder) = self.folder(kept) else {
             let (variable, noun) = (kept.variable(), kept.noun());
             let error = anyhow::anyhow!("HOME and {variable} are not set: there is no folder for {noun}");
@@ -179,16 +179,16 @@ mod tests {
         let home = tempfile::tempdir().expect("tempdir");
         let at = |data: PathBuf| Places { data: Some(data), ..Places::default() };
         let free = at(home.path().join("a/b"));
-        assert!(free.check(Kept::Sessions).is_ok(), "a missing folder is made when needed");
+        assert!(free.check(KeptFiles::Sessions).is_ok(), "a missing folder is made when needed");
         assert_eq!(fs::read_dir(home.path()).expect("readable").count(), 0, "the probe is gone");
 
         let file = home.path().join("file");
         fs::write(&file, "").expect("write");
-        let error = at(file).check(Kept::Sessions).expect_err("a file in the way");
+        let error = at(file).check(KeptFiles::Sessions).expect_err("a file in the way");
         assert_eq!(error.kind, Kind::Io);
         assert!(error.to_string().contains("sessions: sessions cannot be saved: "), "{error}");
 
-        let error = Places::default().check(Kept::History).expect_err("no home");
+        let error = Places::default().check(KeptFiles::History).expect_err("no home");
         assert_eq!(error.kind, Kind::Config);
         assert_eq!(
             error.to_string(),

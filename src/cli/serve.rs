@@ -1,7 +1,7 @@
 //! `llmctl serve`: flags to a running server, and a signal to its end.
 //!
 //! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
-//! answers while the model loads. ApiKeys are read from files and the environment and never from the command line.
+//! answers while the model loads. Keys are read from files and the environment and never from the command line.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
 use super::load::{self, LoadedTexts};
-use super::places::{Kept, Places};
+use super::places::{KeptFiles, Places};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
@@ -37,19 +37,19 @@ use crate::serve::policy::{ApiKeys, Hosts, Policy};
 use crate::serve::{App, ServeSettings};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
-/// No peer's default: 8080, 8000, 11434, 1234, 30000 and 3000 are taken.
+/// Not the default of any similar program: 8080, 8000, 11434, 1234, 30000 and 3000 are in use.
 const DEFAULT_PORT: u16 = 8484;
 const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_SESSION_WAIT: Duration = Duration::from_secs(60);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
-/// Descriptors for everything that is no connection: model, sessions, KV, logs.
+/// Descriptors for other things than connections: model, sessions, KV, logs.
 const OTHER_DESCRIPTORS: usize = 128;
 
-/// The pipes of a worker.
+/// Descriptors of a worker's pipes.
 const DESCRIPTORS_PER_WORKER: usize = 3;
 
-/// How long the end waits for KV to be saved, and for the access log.
+/// Longest wait of the shutdown for saving KV, and for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serve a model over HTTP with OpenAI's interface
@@ -122,7 +122,7 @@ pub struct ListenArgs {
 pub struct AccessArgs {
     /// File of API keys, one a line: KEY [owner=NAME] [# comment]. LLMCTL_API_KEY holds one more
     ///
-    /// A key sees the sessions of its owner and no others. ApiKeys without an owner have one each.
+    /// A key sees the sessions of its owner and no others. Keys without an owner have one each.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 
@@ -291,7 +291,7 @@ Environment and files:
 variables and the files.
   With -v, or LLMCTL_LOG=llmctl::serve=info, there is a line per request on stderr, and one per turn: llm_turn_stats ...";
 
-/// An origin as browsers send it: no path, no slash at the end.
+/// Parses an origin as browsers send it: without path and trailing slash.
 fn parse_origin(text: &str) -> Result<String, String> {
     let is_origin = text.split_once("://").is_some_and(|(scheme, site)| {
         let is_scheme =
@@ -307,7 +307,7 @@ fn parse_origin(text: &str) -> Result<String, String> {
     }
 }
 
-/// A name without a port.
+/// Parses a name without a port.
 fn parse_host(text: &str) -> Result<String, String> {
     let is_name = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
     match text {
@@ -317,20 +317,20 @@ fn parse_host(text: &str) -> Result<String, String> {
     }
 }
 
-/// Why a server stops.
+/// Reason for the shutdown.
 enum Stop {
     Signal,
     EngineLost(String),
 }
 
-/// Runs the subcommand: until a signal, or until the engine is lost for good.
+/// Runs the server until a signal, or until the engine cannot be recovered.
 pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
     let mut policy = policy(&args, terminal)?;
     let num_workers = args.isolation.num_workers()?.unwrap_or(0);
     let listener = bind(&args.listen, &args.access, &policy.keys)?;
     let limits = connection_limits(&args.limits, num_workers, terminal);
     if args.limits.max_slow_bodies.is_none() {
-        // Where there are few connections, one client still leaves half of them to others.
+        // With few connections, one client still leaves half of them to others.
         policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
     }
     let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
@@ -341,7 +341,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let (stop, stops) = mpsc::channel();
     let app = load_app(&args, server.lifecycle().observer().clone(), stop.clone(), terminal, places)?;
     let graceful = Graceful::begin();
-    // Whoever waits at the other end is there until the process ends.
+    // The receiver lives until the process ends.
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
     server.open(app.clone());
@@ -359,13 +359,13 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     }
 }
 
-/// Requests come to their end, connections and sockets are closed, and what sessions have computed is saved.
+/// Completes requests, closes connections and sockets, and saves the sessions' KV.
 fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal) {
     let timeout = timeout.map_or(DEFAULT_DRAIN, |span| span.0);
     terminal.note("stopping: requests under way come to their end");
     let engines = app.engines().up();
     let cancel = || {
-        // One that is gone has nothing to cancel.
+        // An engine that has ended has nothing to cancel.
         engines.iter().for_each(|engine| drop(engine.cancel_all()));
     };
     let drained = server.drain(timeout, cancel);
@@ -383,7 +383,7 @@ fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal)
     }
 }
 
-/// Loads the model and all that its requests need.
+/// Loads the model and everything that requests need.
 fn load_app(
     args: &ServeArgs,
     observer: Observer,
@@ -392,7 +392,7 @@ fn load_app(
     places: &Places,
 ) -> Result<App, CommandError> {
     let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
-    if let Err(obstacle) = places.check(Kept::Sessions) {
+    if let Err(obstacle) = places.check(KeptFiles::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(&format!("{obstacle}; {end}"));
     }
@@ -414,7 +414,7 @@ fn load_app(
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 
-/// The engine as a thread of this process.
+/// Starts the engine as a thread of this process.
 fn load_engine(
     args: &ServeArgs,
     stop: Sender<Stop>,
@@ -435,7 +435,7 @@ fn load_engine(
     Ok((texts, slot.into()))
 }
 
-/// The words here, the model in processes of its own.
+/// Loads the text side here, and the model in worker processes.
 fn start_workers(
     args: &ServeArgs,
     count: usize,
@@ -450,7 +450,7 @@ fn start_workers(
     Ok((texts, Engines::new(slots)))
 }
 
-/// Loads the model again, if it still is the same.
+/// Loads the model again, if it is still the same.
 fn rebuild(
     model: ModelArgs,
     asked: EngineOptions,
@@ -488,7 +488,7 @@ fn settings(args: &ServeArgs) -> ServeSettings {
 fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError> {
     let keys = keys(args.access.api_key_file.as_deref(), terminal)?;
     let mut names = args.access.allowed_host.clone();
-    // Whoever binds a name means it; with keys, any name will do.
+    // A name that the server is bound to is meant to be used; with keys, any name is allowed.
     names.extend(
         args.listen.host.as_deref().filter(|_| keys.is_empty()).and_then(|host| parse_host(host).ok()),
     );
@@ -504,7 +504,7 @@ fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError>
     })
 }
 
-/// Those of the file and of the environment.
+/// Reads the keys of the file and the environment.
 fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<ApiKeys, CommandError> {
     let mut lines = Vec::new();
     if let Some(path) = file {
@@ -516,7 +516,7 @@ fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<ApiKeys, CommandErro
             ));
         }
     }
-    // No flag has this variable, because a key on the command line could be read by every user of the machine.
+    // Not a flag, because every user of the machine can read the command line.
     let variable = std::env::var("LLMCTL_API_KEY").unwrap_or_default();
     let from_variable = KeyLine::parse(&variable)
         .map_err(|error| CommandError::bad_data(format!("LLMCTL_API_KEY: {error}")))?;
@@ -524,7 +524,7 @@ fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<ApiKeys, CommandErro
     Ok(ApiKeys::new(lines))
 }
 
-/// The keys of a file; what is wrong with it names the line.
+/// Reads the keys of a file; errors name the line.
 fn key_lines(path: &Path) -> Result<Vec<KeyLine>, CommandError> {
     let text = read_file(path)?;
     let mut found: Vec<(usize, KeyLine)> = Vec::new();
@@ -544,7 +544,7 @@ fn key_lines(path: &Path) -> Result<Vec<KeyLine>, CommandError> {
     Ok(found.into_iter().map(|(_, line)| line).collect())
 }
 
-/// Takes the address, so that one in use is an error before anything is loaded.
+/// Binds the address, so that one in use is an error before anything is loaded.
 fn bind(listen: &ListenArgs, access: &AccessArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
     if let Some(path) = &listen.uds {
         return bind_local(path);
@@ -615,7 +615,7 @@ fn open_log(path: &Path) -> Result<AccessLog, CommandError> {
         let mut options = OpenOptions::new();
         options.create(true).append(true);
         #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // who asks what when is private
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // the log shows when each client asks what
         Box::new(options.open(path).map_err(io_error(&format!("opening {}", path.display())))?)
     };
     AccessLog::new(out).map_err(io_error("starting the access log"))

@@ -1,7 +1,7 @@
-//! What the user is told beside the answer: notices, errors, statistics, progress, the log. All on stderr.
+//! Messages beside the answer: notices, errors, statistics, progress, the log. All on stderr.
 //!
-//! Owns the decision whether a stream may carry colours. A stderr that cannot be written to is never an error, and
-//! nothing that a model or a file says reaches a terminal with its control characters intact.
+//! Decides whether a stream may carry colours. A stderr that cannot be written is never an error. Text from a
+//! model or a file never reaches a terminal with control characters.
 
 use std::io::{IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use super::error::{CommandError, plain};
 use super::output::visible;
 use super::wrap::wrapped;
 
-/// stderr, and how much to say there.
+/// stderr and its verbosity.
 #[derive(Debug, Clone)]
 pub struct Terminal {
     when: ColorWhen,
@@ -18,7 +18,7 @@ pub struct Terminal {
     is_terminal: bool,
     verbose: u8,
     quiet: bool,
-    /// Lines longer than the terminal's are broken between words.
+    /// Break lines longer than the terminal's between words.
     wraps: bool,
 }
 
@@ -29,12 +29,12 @@ impl Terminal {
         Self { when, color, is_terminal, verbose, quiet, wraps: false }
     }
 
-    /// The same, for a conversation: long lines are broken between words.
+    /// Returns a copy for a conversation, which breaks long lines between words.
     pub fn wrapping(&self) -> Self {
         Self { wraps: true, ..self.clone() }
     }
 
-    /// The flag that has another llmctl say as much, where it takes one.
+    /// Returns the flag that gives another llmctl the same verbosity, if any.
     pub fn verbosity(&self) -> Option<String> {
         match (self.quiet, self.verbose) {
             (true, _) => Some("--quiet".to_owned()),
@@ -43,7 +43,7 @@ impl Terminal {
         }
     }
 
-    /// The log of the engine: LLMCTL_LOG, else what -v asks for.
+    /// Starts the engine's log, filtered by LLMCTL_LOG or else `-v`.
     pub fn start_log(&self) {
         let level = match (self.quiet, self.verbose) {
             (true, _) => "error",
@@ -59,24 +59,24 @@ impl Terminal {
             return;
         };
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(self.color);
-        // By itself it would report a stderr that cannot be written to on stderr, and panic.
+        // By default it would report a failing stderr on stderr, and panic.
         let log = log.log_internal_errors(false);
-        // Fails only when a log is already set up, as in tests.
+        // Fails only if a log exists already, as in tests.
         let _ = log.with_writer(std::io::stderr).compact().try_init();
     }
 
-    /// Whether text on stdout may carry colours.
+    /// Returns whether text on stdout may carry colours.
     pub fn colors_output(&self) -> bool {
         colors_wanted(self.when, std::io::stdout().is_terminal(), |name| std::env::var(name).ok())
     }
 
-    /// Whether notices may carry colours.
+    /// Returns whether notices may carry colours.
     pub fn colors_notices(&self) -> bool {
         self.color
     }
 
-    /// A line that the next one takes the place of; nothing where progress may not be drawn. At most `text` is shown, never
-    /// more than a line of the terminal, and an empty one only clears.
+    /// Draws a line that the next status replaces; nothing where progress must not be drawn. At most one
+    /// terminal line of `text` is shown; an empty text clears it.
     pub fn status(&self, text: &str) {
         if self.shows_progress() {
             let text = fitting(&visible(text), self.columns().saturating_sub(1));
@@ -85,17 +85,17 @@ impl Terminal {
         }
     }
 
-    /// How wide the terminal is; 100 without one.
+    /// Returns the terminal's width; 100 without one.
     pub fn columns(&self) -> usize {
         self.width().unwrap_or(100)
     }
 
-    /// How wide the terminal is, where there is one.
+    /// Returns the terminal's width; `None` without one.
     pub fn width(&self) -> Option<usize> {
         self.is_terminal.then(columns).flatten()
     }
 
-    /// Whether progress may be drawn.
+    /// Returns whether progress may be drawn.
     pub fn shows_progress(&self) -> bool {
         self.is_terminal && !self.quiet
     }
@@ -107,28 +107,36 @@ impl Terminal {
         }
     }
 
-    /// Something is wrong, and the work goes on. Said even when quiet, which is about notices.
+    /// Reports a problem that does not stop the work, even with `--quiet`.
     pub fn warn(&self, message: &str) {
         self.line("warning", "1;33", message);
     }
 
-    /// Something the user should know, and nothing is wrong.
+    /// Reports a fact that is no problem.
     pub fn note(&self, message: &str) {
         if !self.quiet {
             self.raw_line(message);
         }
     }
 
-    /// What `-v` asks for.
+    /// Reports a detail, with `-v`.
     pub fn detail(&self, message: &str) {
         if self.verbose > 0 && !self.quiet {
             self.raw_line(message);
         }
     }
 
-    /// What the user asked for explicitly (`--stats`): said even when quiet.
+    /// Reports what the user asked for (`--stats`), even with `--quiet`.
     pub fn report(&self, message: &str) {
         self.raw_line(message);
+    }
+
+    /// Writes text that stands beside the answer, such as reasoning: dim if notices have colours, and without a line end.
+    pub fn aside(&self, text: &str) {
+        let text = visible(text);
+        let (dim, plain) = if self.color { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+        let mut stream = std::io::stderr();
+        let _ = write!(stream, "{dim}{text}{plain}").and_then(|()| stream.flush());
     }
 
     fn line(&self, label: &str, style: &str, message: &str) {
@@ -141,7 +149,7 @@ impl Terminal {
         let _ = writeln!(std::io::stderr(), "{}", self.broken(&self.safe(&plain(message)), 0));
     }
 
-    /// The text as it stands on the terminal when its first line begins at column `indent`.
+    /// Breaks the text for a terminal, with its first line starting at column `indent`.
     fn broken(&self, text: &str, indent: usize) -> String {
         match self.width().filter(|_| self.wraps) {
             Some(columns) => wrapped(text, columns, indent),
@@ -154,19 +162,19 @@ impl Terminal {
     }
 }
 
-/// How wide the process's terminal is, if it has one.
+/// Returns the width of the process's terminal, if it has one.
 pub fn columns() -> Option<usize> {
     let size = crossterm::terminal::size().ok();
     size.map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
-/// Whether the terminal breaks its lines anew when it is resized: all do but the oldest.
+/// Returns whether the terminal reflows lines when it is resized; all but the oldest do.
 pub fn moves_lines() -> bool {
     let variable = |name| std::env::var(name).unwrap_or_default();
     variable("XTERM_VERSION").is_empty() && !variable("TERM").starts_with("linux")
 }
 
-/// As much of the text as fits so many columns.
+/// Cuts the text to so many columns.
 fn fitting(text: &str, columns: usize) -> String {
     let mut width = 0;
     let fits = |c: &char| {
@@ -176,8 +184,8 @@ fn fitting(text: &str, columns: usize) -> String {
     text.chars().take_while(fits).collect()
 }
 
-/// Whether a stream gets colours: the flag, else NO_COLOR, CLICOLOR_FORCE, TERM, CLICOLOR, in this order, else
-/// whether it is a terminal (<https://no-color.org>, <https://bixense.com/clicolors>).
+/// Returns whether a stream gets colours: decided by the flag, NO_COLOR, CLICOLOR_FORCE, TERM, CLICOLOR, in
+/// this order, else by whether it is a terminal (<https://no-color.org>, <https://bixense.com/clicolors>).
 pub fn colors_wanted(when: ColorWhen, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> bool {
     let set = |name| variable(name).filter(|value| !value.is_empty());
     match when {

@@ -7,6 +7,8 @@
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
+use serde_json::{Map, Value};
+
 use super::error::Result;
 use super::hints::{Frontend, Hints};
 use super::infill::Infill;
@@ -14,7 +16,7 @@ use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
     Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, ReasoningFormat, RenderOptions, Shown,
-    SpecialTokens, SystemMessages, TemplateError, ToolCallFormat,
+    SpecialTokens, SystemMessages, THINKING_SWITCHES, TemplateError, ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
@@ -170,6 +172,12 @@ impl ChatTokenizer {
     /// Whether the chat template in force reads a variable of this name.
     pub fn template_reads(&self, variable: &str) -> bool {
         self.template.as_ref().is_ok_and(|template| template.reads(variable))
+    }
+
+    /// Returns the template variables that switch reasoning on or off; empty if the template reads none.
+    pub fn thinking_variables(&self, is_on: bool) -> Map<String, Value> {
+        let switches = THINKING_SWITCHES.into_iter().filter(|switch| self.template_reads(switch));
+        switches.map(|switch| (switch.to_owned(), is_on.into())).collect()
     }
 
     /// The conversation as text that ends with the header of the answer.

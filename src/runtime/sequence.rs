@@ -84,9 +84,9 @@ pub struct Resumed {
     /// Holds a prefix of the prompt.
     pub sequence: Sequence,
     pub reuse: Reuse,
-    /// As in [`TurnStart`].
+    /// See [`TurnStart::states_at`].
     pub states_at: Vec<usize>,
-    /// Where session and prompt differ.
+    /// First difference of session and prompt.
     pub difference: Option<Difference>,
 }
 

@@ -1,4 +1,4 @@
-//! What an engine is asked to serve (`EngineConfig`) and what it serves (`EngineSpec`): plain data that every
+//! Requested limits of an engine (`EngineConfig`) and those in force (`EngineSpec`): plain data that every
 //! frontend may read before it submits.
 //!
 //! Invariant: a spec was checked against its model, so one sequence of the full context always fits.

@@ -39,5 +39,5 @@ pub use output_markup::{OutputMarkup, ToolChoice};
 pub use piece::Piece;
 pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};
-pub use reasoning::ReasoningFormat;
+pub use reasoning::{ReasoningFormat, THINKING_SWITCHES};
 pub use tool_call::ToolCallFormat;

@@ -3,7 +3,7 @@
 //!
 //! Embeddings are one-hot and the output matrix is the transition table, so that greedy decoding follows a chain. The chat
 //! template ends the prompt with a token that begins a chain, chosen by a word in the last message: `tool`, `think`,
-//! `code` or `endless`; any other message, a tool's result too, is answered with [`PLAIN`].
+//! `opened` (reasoning that the prompt begins), `code` or `endless`; any other message, a tool's result too, is answered with [`PLAIN`].
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -27,7 +27,7 @@ const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% en
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% set last = messages[-1] %}{% if last.role == 'user' %}{% if 'tool' in last.content %}<go-tool>{% elif 'code' in last.content %}<go-code>{% elif 'endless' in last.content %}<go-endless>{% elif 'think' in last.content and enable_thinking is not false %}<go-think>{% endif %}{% endif %}{% endif %}"#;
+{% set last = messages[-1] %}{% if last.role == 'user' %}{% if 'tool' in last.content %}<go-tool>{% elif 'code' in last.content %}<go-code>{% elif 'endless' in last.content %}<go-endless>{% elif 'opened' in last.content %}<think>{% elif 'think' in last.content and enable_thinking is not false %}<go-think>{% endif %}{% endif %}{% endif %}"#;
 
 /// Rows of the embedding, a multiple of what kernels take at once.
 const VOCAB: usize = 448;

@@ -22,14 +22,16 @@ use super::error::{CommandError, Exit, Kind};
 use super::load::{self, Loaded};
 use super::output::OutputError;
 use super::report::counted;
-use super::run::answer::{Ending, Sink, generate};
-use super::run::ask::{Ask, render};
+use super::run::answer::{Generated, Generation};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::{Finish, Outcome, Request, Token, Usage};
-use crate::serve::wire::answer::{self, TokenBytes};
+use super::think::Think;
+use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput};
+use crate::runtime::{Finish, Outcome, Usage};
+use crate::serve::error::ApiError;
+use crate::serve::wire::answer::{self as wire, TokenBytes};
 use crate::serve::wire::switches::Template;
 use crate::template::{Content, Conversation, Message};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
@@ -67,7 +69,9 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         logprobs: args.output.logprobs,
         system,
         raw: args.prompt.raw,
-        grammar: args.constraint.source.clone(),
+        constraint: args.constraint.constraint(),
+        think: think(&llm, args)?,
+        shows_tools: llm.texts().chat_tokenizer().shows_tools(),
         strict_limits: args.limits.overflow == Some(OverflowPolicy::Refuse),
         schema_open: args.constraint.schema_open,
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
@@ -103,6 +107,12 @@ fn stats(counts: &Counts, time: Duration) -> String {
          total        {:.1} s, {rate:.1} generated tok/s with everything",
         time.as_secs_f64()
     )
+}
+
+/// What `--think` asks for, if the model can do it.
+fn think(llm: &Loaded, args: &RunArgs) -> Result<Think, CommandError> {
+    args.prompt.thinking_variables(llm.texts())?;
+    args.prompt.think()
 }
 
 /// What a row may call the loaded model: its own name, or the reference that the user gave.
@@ -206,6 +216,7 @@ impl<'a> Batch<'a> {
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
                 Ok(Answered::Body(body, usage)) => Ok((body, usage)),
                 Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
+                Ok(Answered::Refused(error)) => Err(error),
                 Ok(Answered::Failed(error)) => Err(RowError::from_command(error)?),
                 Err(error) => Err(error),
             };
@@ -251,36 +262,20 @@ impl<'a> Batch<'a> {
     }
 
     fn answer(&self, row: &Row, graceful: &Graceful) -> Answered {
-        let rendered = match render(self.llm.texts(), &row.ask, "") {
-            Ok(rendered) => rendered,
-            Err(error) => return Answered::Failed(error),
+        let (engine, planner, turn) = (self.llm.engine(), self.llm.planner(), &row.turn);
+        let plan = match planner.plan(&row.input, self.llm.texts().now(), turn) {
+            Ok(plan) => plan,
+            Err(error) => return Answered::failed_to_plan(error),
         };
-        let grammar = match row.grammar.as_ref().map(|source| self.llm.compiler().compile(source)).transpose()
-        {
-            Ok(grammar) => grammar,
-            Err(error) => return Answered::Failed(error.into()),
-        };
-        let request = Request {
-            prompt: rendered.tokens,
-            sampling: row.sampling.clone(),
-            limits: row.limits.clone(),
-            logprobs: row.logprobs,
-            grammar,
-            ..Request::default()
-        };
-        let mut collected = Collected::default();
-        match generate(self.llm.engine(), request, graceful, &mut collected) {
+        let generation = Generation { engine, planner, turn, plan: &plan, session: None, graceful };
+        match generation.run(&mut ()) {
             Err(error) => Answered::Failed(error),
             // A row that ended by itself while the signal came is a finished row.
-            Ok(Ending::Done { outcome, signal }) => {
-                match signal.filter(|_| outcome.finish == Finish::Cancelled) {
+            Ok(Generated { answer, signal, .. }) => {
+                match signal.filter(|_| answer.outcome.finish == Finish::Cancelled) {
                     Some(signal) => Answered::Stopped(signal),
-                    None => Answered::Body(body(self.llm, row, &collected, &outcome), outcome.usage),
+                    None => Answered::Body(body(self.llm, row, &answer), answer.outcome.usage),
                 }
-            }
-            // Collecting in memory has no reader that could go.
-            Ok(Ending::ReaderGone { .. }) => {
-                Answered::Failed(CommandError::new(Kind::Bug, anyhow::anyhow!("an answer was not taken")))
             }
         }
     }
@@ -311,13 +306,13 @@ impl<'a> Batch<'a> {
     /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
     fn plain_text(&mut self, row: Row, progress: &ProgressBar, terminal: &Terminal) -> Row {
         let info = self.llm.info();
-        let text = if info.has_chat_template { None } else { only_message(&row.ask) };
+        let text = if info.has_chat_template { None } else { only_message(&row.input) };
         let Some(text) = text else { return row };
         if !std::mem::replace(&mut self.has_said_plain, true) {
             let message = format!("{} has no chat template: prompts are completed as plain text", info.name);
             progress.suspend(|| terminal.note(&message));
         }
-        Row { ask: Ask::Text(text), ..row }
+        Row { input: TurnInput::Text(TextPrompt::Text(text)), ..row }
     }
 
     /// Counts a row that is among the results, and names it when it failed.
@@ -349,34 +344,38 @@ impl<'a> Batch<'a> {
 
 enum Answered {
     Body(Value, Usage),
+    /// The row's own failure.
+    Refused(RowError),
     Failed(CommandError),
     Stopped(u8),
 }
 
+impl Answered {
+    /// A parameter that a turn cannot be planned with is the row's fault; other errors may be the batch's.
+    fn failed_to_plan(error: TurnError) -> Self {
+        match error {
+            TurnError::Unsupported { .. } => Self::Refused(ApiError::from(error).into()),
+            TurnError::Param { param, error } => {
+                let param = Some(param.to_owned());
+                match RowError::from_command(error.into()) {
+                    Ok(error) => Self::Refused(RowError { param, ..error }),
+                    Err(error) => Self::Failed(error),
+                }
+            }
+            TurnError::Other(error) => Self::Failed(error.into()),
+        }
+    }
+}
+
 /// The text of a conversation that is one message of the user's and nothing else.
-fn only_message(ask: &Ask) -> Option<String> {
-    let Ask::Chat(conversation) = ask else { return None };
+fn only_message(input: &TurnInput) -> Option<String> {
+    let TurnInput::Chat(conversation) = input else { return None };
     let [message] = &*conversation.messages else { return None };
     match &message.content {
         Some(Content::Text(text)) if *message == Message::user(text.clone()) => (*conversation
             == Conversation { messages: vec![message.clone()], ..Conversation::default() })
         .then(|| text.clone()),
         _ => None,
-    }
-}
-
-/// Text and tokens of one answer.
-#[derive(Default)]
-struct Collected {
-    text: String,
-    tokens: Vec<Token>,
-}
-
-impl Sink for Collected {
-    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
-        self.text.push_str(text);
-        self.tokens.extend_from_slice(tokens);
-        Ok(())
     }
 }
 
@@ -398,35 +397,35 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
 }
 
 /// OpenAI's result object, with what it has no place for under `llmctl`.
-fn body(llm: &Loaded, row: &Row, collected: &Collected, outcome: &Outcome) -> Value {
+fn body(llm: &Loaded, row: &Row, answer: &Answer) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
-    let logprobs = row.logprobs.map(|_| match row.form {
-        Form::Chat => answer::chat_logprobs(&collected.tokens, bytes),
-        Form::Completion => answer::completion_logprobs(&collected.tokens, bytes, &mut 0),
+    let logprobs = row.turn.logprobs.map(|_| match row.form {
+        Form::Chat => wire::chat_logprobs(&answer.tokens, bytes),
+        Form::Completion => wire::completion_logprobs(&answer.tokens, bytes, &mut 0),
     });
-    let warnings = warnings(row);
-    let (object, said) = match row.form {
+    let (object, name, said) = match row.form {
         Form::Chat => {
-            ("chat.completion", ("message", json!({"role": "assistant", "content": collected.text})))
+            let message = wire::message_json(answer, row.shows_reasoning, row.has_functions);
+            ("chat.completion", "message", message)
         }
-        Form::Completion => ("text_completion", ("text", collected.text.clone().into())),
+        Form::Completion => ("text_completion", "text", answer.content.as_str().into()),
     };
+    let finish_reason = match answer.finish_reason() {
+        "tool_calls" if row.has_functions => "function_call",
+        reason => reason,
+    };
+    let Outcome { usage, timings, seed, .. } = &answer.outcome;
     json!({
         "object": object,
         "created": created,
         "model": llm.info().name,
-        "choices": [{
-            "index": 0,
-            said.0: said.1,
-            "logprobs": logprobs,
-            "finish_reason": outcome.finish.reason(),
-        }],
-        "usage": answer::usage(&outcome.usage),
+        "choices": [{"index": 0, name: said, "logprobs": logprobs, "finish_reason": finish_reason}],
+        "usage": wire::usage(usage),
         "llmctl": {
-            "seed": outcome.seed,
-            "timings": timings_json(&outcome.timings, &outcome.usage, llm.info()),
-            "warnings": warnings,
+            "seed": seed,
+            "timings": timings_json(timings, usage, llm.info()),
+            "warnings": warnings(row),
         },
     })
 }
@@ -443,7 +442,8 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::{Error, Event, Sampling};
+    use crate::runtime::turn::TurnRequest;
+    use crate::runtime::{Error, Event};
 
     /// Runs `input` with the script into a file of `folder`, as `--resume` does; returns the counts and all results.
     fn batch(
@@ -597,17 +597,13 @@ not json
     fn results_have_openais_shape() {
         let hi = || saying("hi", 4, Finish::Eos(0));
         let llm = Loaded::scripted(&Script::default().answering(hi()).answering(hi()));
-        let row = |form, text| {
-            let ask = Ask::Text(String::from(text));
-            Row {
-                form,
-                ask,
-                sampling: Sampling::default(),
-                limits: Default::default(),
-                logprobs: Some(2),
-                grammar: None,
-                ignored: Vec::new(),
-            }
+        let row = |form, text| Row {
+            form,
+            input: TurnInput::Text(TextPrompt::Text(String::from(text))),
+            turn: TurnRequest { logprobs: Some(2), ..TurnRequest::default() },
+            shows_reasoning: true,
+            has_functions: false,
+            ignored: Vec::new(),
         };
         let defaults = Defaults::default();
         let batch = Batch::new(&llm, &defaults, Results::stdout(), Earlier::default());

@@ -8,13 +8,12 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::run::ask::Ask;
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::turn::OutputConstraint;
+use crate::cli::think::Think;
+use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{Template, switches};
-use crate::serve::wire::{self, Fields, Problems, message, params, shape};
+use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::{self, Fields, Problems, message, params, shape, tools};
 use crate::template::{Conversation, Message, Role};
 
 /// What the flags say for rows that do not say it themselves.
@@ -26,8 +25,12 @@ pub struct Defaults {
     pub system: Option<String>,
     /// A `prompt` is text to go on with rather than a message to answer.
     pub raw: bool,
-    /// What answers must keep to.
-    pub grammar: Option<GrammarSource>,
+    /// What answers must look like.
+    pub constraint: Option<OutputConstraint>,
+    /// Whether models reason, and whether results show it.
+    pub think: Think,
+    /// Whether the model's template shows tools.
+    pub shows_tools: bool,
     /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
     pub strict_limits: bool,
     /// Objects of the rows' own schemas may have members that the schema does not name.
@@ -47,11 +50,11 @@ pub enum Form {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     pub form: Form,
-    pub ask: Ask,
-    pub sampling: Sampling,
-    pub limits: Limits,
-    pub logprobs: Option<usize>,
-    pub grammar: Option<GrammarSource>,
+    pub input: TurnInput,
+    pub turn: TurnRequest,
+    pub shows_reasoning: bool,
+    /// Calls are asked for and reported in OpenAI's older form.
+    pub has_functions: bool,
     /// Fields that have no effect.
     pub ignored: Vec<String>,
 }
@@ -173,18 +176,25 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> (Row, Result<(), ApiError>) 
 
 /// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
 fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row, Result<(), ApiError>) {
-    let Given { defaults, template } = given;
+    let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
     let own_system = if form.is_none() { fields.text("system") } else { None };
     let has_messages = fields.has("messages");
-    let (form, ask) = match form {
-        Some(Form::Chat) => (Form::Chat, Ask::Chat(conversation(&mut fields, None, given))),
-        Some(Form::Completion) => (Form::Completion, Ask::Text(prompt(&mut fields))),
+    let text = |text| TurnInput::Text(TextPrompt::Text(text));
+    let mut shows_reasoning = defaults.think.is_shown;
+    let mut chat = |fields: &mut Fields<'_>, system| {
+        let (conversation, is_shown) = conversation(fields, system, given);
+        shows_reasoning &= is_shown;
+        TurnInput::Chat(conversation)
+    };
+    let (form, mut input) = match form {
+        Some(Form::Chat) => (Form::Chat, chat(&mut fields, None)),
+        Some(Form::Completion) => (Form::Completion, text(prompt(&mut fields))),
         None if has_messages && fields.has("prompt") => {
             fields.out_of_range("prompt", "and messages are two questions, and a row has one");
-            (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, given)))
+            (Form::Chat, chat(&mut fields, own_system))
         }
-        None if has_messages => (Form::Chat, Ask::Chat(conversation(&mut fields, own_system, given))),
+        None if has_messages => (Form::Chat, chat(&mut fields, own_system)),
         None if defaults.raw => {
             if own_system.is_some() {
                 fields.out_of_range(
@@ -192,14 +202,13 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row
                     "has no place in a prompt that is completed as plain text (--raw)",
                 );
             }
-            (Form::Completion, Ask::Text(prompt(&mut fields)))
+            (Form::Completion, text(prompt(&mut fields)))
         }
         None => {
-            let system = own_system.or_else(|| defaults.system.clone());
-            let mut messages = vec![Message::user(prompt(&mut fields))];
-            messages.splice(0..0, system.map(Message::system));
-            let kwargs = switches(&mut fields, template, None).kwargs;
-            (Form::Chat, Ask::Chat(Conversation { messages, kwargs, ..Conversation::default() }))
+            let messages = vec![Message::user(prompt(&mut fields))];
+            let (conversation, is_shown) = with_switches(&mut fields, messages, own_system, given);
+            shows_reasoning &= is_shown;
+            (Form::Chat, TurnInput::Chat(conversation))
         }
     };
     let sampling = params::sampling(&mut fields, &defaults.sampling);
@@ -214,15 +223,33 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
     let schema_open = shape::is_open(&mut fields, defaults.schema_open);
-    let grammar = match shape::shape(&mut fields, schema_open) {
-        Some(OutputConstraint { source, .. }) => Some(source),
+    let constraint = match shape::shape(&mut fields, schema_open) {
         None if has_format => None, // it asks for plain text
-        None => defaults.grammar.clone(),
+        constraint => constraint.or_else(|| defaults.constraint.clone()),
     };
+    let has_functions = fields.has("functions");
+    let mut tools = ToolUse::default();
+    if let TurnInput::Chat(conversation) = &mut input {
+        tools = tools::tools(&mut fields, schema_open);
+        conversation.tools = tools.offered().to_vec();
+        if tools.is_on() && !defaults.shows_tools {
+            fields.unsupported("tools", "are not shown to the model by its chat template");
+        }
+    }
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
-    (Row { form, ask, sampling, limits, logprobs, grammar, ignored: Vec::new() }, model)
+    let reasoning_budget = defaults.think.budget;
+    let turn = TurnRequest {
+        tools,
+        constraint,
+        reasoning_budget,
+        sampling,
+        limits,
+        logprobs,
+        ..TurnRequest::default()
+    };
+    (Row { form, input, turn, shows_reasoning, has_functions, ignored: Vec::new() }, model)
 }
 
 fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<(), ApiError> {
@@ -251,20 +278,36 @@ fn prompt(fields: &mut Fields<'_>) -> String {
     String::new()
 }
 
-/// The row's messages behind its system prompt, or behind the default one where it has none of its own.
-fn conversation(fields: &mut Fields<'_>, own_system: Option<String>, given: Given<'_>) -> Conversation {
-    let Given { defaults, template } = given;
-    let mut messages = message::messages(fields, template.says);
+/// The row's messages behind its system prompt, or behind the default one where it has none of its own; and whether the
+/// reasoning is shown.
+fn conversation(
+    fields: &mut Fields<'_>,
+    own_system: Option<String>,
+    given: Given<'_>,
+) -> (Conversation, bool) {
+    let messages = message::messages(fields, given.template.says);
     let has_system = messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
     if has_system && own_system.is_some() {
         fields.out_of_range("system", "and a system message are two system prompts, and a row has one");
     }
+    with_switches(fields, messages, own_system, given)
+}
+
+/// Puts the system prompt in front of messages that have none, and reads the template's variables.
+fn with_switches(
+    fields: &mut Fields<'_>,
+    mut messages: Vec<Message>,
+    own_system: Option<String>,
+    given: Given<'_>,
+) -> (Conversation, bool) {
+    let Given { defaults, template } = given;
+    let has_system = messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
     let system = own_system.or_else(|| defaults.system.clone());
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
-    let kwargs = switches(fields, template, None).kwargs;
-    Conversation { messages, kwargs, ..Conversation::default() }
+    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.is_on);
+    (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
 /// What the server offers and a batch does not, with the values that ask for nothing.
@@ -295,6 +338,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::runtime::grammar::GrammarSource;
 
     /// A template that switches reasoning.
     const THINKER: Template<'static> =
@@ -333,7 +377,7 @@ mod tests {
             },
         }))
         .expect("a row");
-        let Ask::Chat(conversation) = &row.ask else { panic!("{row:?}") };
+        let TurnInput::Chat(conversation) = &row.input else { panic!("{row:?}") };
         assert_eq!(conversation.messages, [Message::system("Be brief."), Message::user("a\nb")]);
         assert_eq!(conversation.kwargs["enable_thinking"], false);
         let expected = Sampling {
@@ -349,19 +393,22 @@ mod tests {
             logit_bias: BTreeMap::from([(5, -100.0)]),
             seed: Some(7),
         };
-        assert_eq!(row.sampling, expected);
-        assert_eq!((row.limits.max_tokens, row.limits.stop.len(), row.limits.ignore_eos), (Some(3), 2, true));
-        assert_eq!(row.logprobs, Some(2));
+        assert_eq!(row.turn.sampling, expected);
+        assert_eq!(
+            (row.turn.limits.max_tokens, row.turn.limits.stop.len(), row.turn.limits.ignore_eos),
+            (Some(3), 2, true)
+        );
+        assert_eq!(row.turn.logprobs, Some(2));
     }
 
     #[test]
     fn the_short_form_takes_a_prompt_or_messages() {
         let row = parsed(json!({"prompt": "hi", "system": "s"})).expect("a row");
-        let Ask::Chat(conversation) = row.ask else { panic!("{row:?}") };
+        let TurnInput::Chat(conversation) = row.input else { panic!("{row:?}") };
         assert_eq!(conversation.messages, [Message::system("s"), Message::user("hi")]);
-        assert_eq!(row.limits.max_tokens, Some(9), "the flag is the default");
+        assert_eq!(row.turn.limits.max_tokens, Some(9), "the flag is the default");
         let row = parsed(json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}));
-        assert_eq!(row.expect("a row").limits.max_tokens, Some(2));
+        assert_eq!(row.expect("a row").turn.limits.max_tokens, Some(2));
         assert_eq!(refused(json!({"prompt": "a", "messages": []})).0, "prompt");
         assert_eq!(refused(json!({"temperature": 0.5})).0, "prompt");
     }
@@ -377,10 +424,10 @@ mod tests {
         assert_eq!((error.param, error.code), (Some(system), "invalid_value"));
         let chat =
             raw(json!({"messages": [{"role": "user", "content": "x"}], "system": "s"})).expect("a row");
-        let Ask::Chat(conversation) = chat.ask else { panic!("a chat") };
+        let TurnInput::Chat(conversation) = chat.input else { panic!("a chat") };
         assert_eq!(conversation.messages[0], Message::system("s"), "its own before the flag's");
         let messages = json!([{"role": "developer", "content": "d"}, {"role": "user", "content": "x"}]);
-        let Ask::Chat(conversation) = raw(json!({"messages": messages})).expect("a row").ask else {
+        let TurnInput::Chat(conversation) = raw(json!({"messages": messages})).expect("a row").input else {
             panic!("a chat")
         };
         assert_eq!(conversation.messages.len(), 2, "the flag is a default only");
@@ -392,7 +439,10 @@ mod tests {
             "url": "/v1/completions", "body": {"model": "tiny", "prompt": "Once", "logprobs": 3, "echo": false},
         }));
         let row = row.expect("a row");
-        assert_eq!((row.form, row.ask, row.logprobs), (Form::Completion, Ask::Text("Once".into()), Some(3)));
+        assert_eq!(
+            (row.form, row.input, row.turn.logprobs),
+            (Form::Completion, TurnInput::Text(TextPrompt::Text("Once".into())), Some(3))
+        );
     }
 
     #[test]
@@ -441,10 +491,13 @@ mod tests {
         }));
         let row = row.expect("a row");
         assert_eq!(row.ignored, ["chat_template_kwargs.unread", "messages[].parsed", "store", "user"]);
-        assert_eq!((row.limits.max_tokens, row.limits.overflow), (Some(99999), Overflow::Clamp));
-        assert_eq!((row.sampling.top_k, row.sampling.repetition_penalty), (None, 1.5));
-        assert_eq!(row.grammar, Some(GrammarSource::Regex("a+".to_owned())));
-        let Ask::Chat(conversation) = row.ask else { panic!("a chat") };
+        assert_eq!((row.turn.limits.max_tokens, row.turn.limits.overflow), (Some(99999), Overflow::Clamp));
+        assert_eq!((row.turn.sampling.top_k, row.turn.sampling.repetition_penalty), (None, 1.5));
+        assert_eq!(
+            row.turn.constraint.map(|constraint| constraint.source),
+            Some(GrammarSource::Regex("a+".to_owned()))
+        );
+        let TurnInput::Chat(conversation) = row.input else { panic!("a chat") };
         assert_eq!(Value::Object(conversation.kwargs), json!({"enable_thinking": false}));
     }
 
@@ -468,7 +521,7 @@ mod tests {
             {"role": "assistant", "content": null, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "c1", "content": "2"},
         ]}));
-        let Ask::Chat(conversation) = row.expect("a row").ask else { panic!("a chat") };
+        let TurnInput::Chat(conversation) = row.expect("a row").input else { panic!("a chat") };
         let calls = &conversation.messages[0].tool_calls;
         assert_eq!((calls[0].name.as_str(), &calls[0].arguments), ("f", &json!({"a": 1})));
         assert_eq!(conversation.messages[1].tool_call_id.as_deref(), Some("c1"));

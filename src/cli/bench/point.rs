@@ -1,8 +1,9 @@
-//! What a point of a sweep over HTTP came to: every request, and the figures that are made of them.
+//! One point of a sweep over HTTP: its requests and their figures.
 //!
-//! Definitions are those of the field: time to first token (TTFT) counts from when the request should have been sent; inter-token
-//! latency (ITL) is the time from one part of the stream to the next, whatever number of tokens it has, which is why that is
-//! recorded; time per output token (TPOT) is (E2E - TTFT) / (n - 1) of a whole request.
+//! Definitions are the usual ones: time to first token (TTFT) counts from a request's scheduled time;
+//! inter-token latency (ITL) is the time from one part of the stream to the next, whatever its number of
+//! tokens, which is why that is recorded; time per output token (TPOT) is (E2E - TTFT) / (n - 1) of a whole
+//! request.
 
 use std::collections::BTreeMap;
 

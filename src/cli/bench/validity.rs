@@ -172,22 +172,22 @@ mod tests {
         result
     }
 
-    fn said(result: &CaseResult) -> String {
+    fn reason_of(result: &CaseResult) -> String {
         case(result).join("; ")
     }
 
     #[test]
     fn a_steady_case_has_nothing_against_it() {
         let work = Work::Generate { tokens: 8 };
-        assert_eq!(said(&result(work, 0, &[(10.0, 0), (10.1, 0), (9.9, 0)])), "");
-        assert_eq!(said(&result(work, 2048, &[(10.0, 2048), (10.1, 2048), (9.9, 2048)])), "");
+        assert_eq!(reason_of(&result(work, 0, &[(10.0, 0), (10.1, 0), (9.9, 0)])), "");
+        assert_eq!(reason_of(&result(work, 2048, &[(10.0, 2048), (10.1, 2048), (9.9, 2048)])), "");
     }
 
     #[test]
     fn noise_outliers_and_drift_are_named() {
         let of = |values: &[f64]| {
             let samples: Vec<_> = values.iter().map(|&value| (value, 0)).collect();
-            said(&result(Work::Prompt { tokens: 8 }, 0, &samples))
+            reason_of(&result(Work::Prompt { tokens: 8 }, 0, &samples))
         };
         let noisy = result(Work::Prompt { tokens: 8 }, 0, &[(8.0, 0), (12.0, 0), (10.0, 0)]);
         assert_eq!(cases(std::slice::from_ref(&noisy)), ["pp8: the standard deviation is 20% of the mean"]);
@@ -206,10 +206,10 @@ mod tests {
     #[test]
     fn caches_that_were_hit_or_missed_are_named() {
         let work = Work::Prompt { tokens: 512 };
-        assert!(said(&result(work, 0, &[(1.0, 0), (1.0, 64)])).contains("a cache was hit: 64"));
-        assert!(said(&result(work, 4096, &[(1.0, 4096), (1.0, 0)])).contains("only 0 of 4096"));
+        assert!(reason_of(&result(work, 0, &[(1.0, 0), (1.0, 64)])).contains("a cache was hit: 64"));
+        assert!(reason_of(&result(work, 4096, &[(1.0, 4096), (1.0, 0)])).contains("only 0 of 4096"));
         let shared = Work::Shared { first: 64, turn: 8 };
-        assert_eq!(said(&result(shared, 0, &[(1.0, 192)])), "");
+        assert_eq!(reason_of(&result(shared, 0, &[(1.0, 192)])), "");
     }
 
     #[test]

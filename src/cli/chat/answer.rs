@@ -1,59 +1,22 @@
 //! An answer on its way to the screen: content to stdout, reasoning and calls beside it, progress while there is none.
 //!
-//! Takes the model's text apart once, for the eye and for the record. Reasoning is dim and only shown on a terminal; a pipe
-//! gets the content. Statistics and what becomes of the answer are not known here.
+//! Reasoning is dim and only shown on a terminal; a pipe gets the content. Statistics and what becomes of the answer are not
+//! known here.
 
 use std::io::{IsTerminal, StdoutLock, Write};
 use std::time::{Duration, Instant};
 
 use super::render::{Markdown, Style, Styled};
-use super::think::Think;
 use super::{grouped, spoken, talk::NOTICEABLE};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::run::answer::Sink;
 use crate::cli::terminal::{self, Terminal};
+use crate::cli::think::Think;
+use crate::runtime::turn::Delta;
 use crate::runtime::{Started, Token};
-use crate::template::{OutputParser, Piece};
 
 /// How often a line of progress is drawn anew.
 const REDRAW: Duration = Duration::from_millis(200);
-
-/// What an answer is made of, so far.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Parts {
-    pub content: String,
-    pub reasoning: String,
-    pub calls: Vec<Call>,
-}
-
-/// A tool call.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Call {
-    pub name: String,
-    /// JSON text.
-    pub arguments: String,
-    /// Not cut off or broken: it may be run.
-    pub is_whole: bool,
-}
-
-impl Parts {
-    fn add(&mut self, piece: &Piece) {
-        match piece {
-            Piece::Content(text) => self.content.push_str(text),
-            Piece::Reasoning(text) => self.reasoning.push_str(text),
-            Piece::CallName { index, name } => self.call(*index).name.clone_from(name),
-            Piece::CallArguments { index, fragment } => self.call(*index).arguments.push_str(fragment),
-            Piece::CallEnd { index } => self.call(*index).is_whole = true,
-        }
-    }
-
-    fn call(&mut self, index: usize) -> &mut Call {
-        if self.calls.len() <= index {
-            self.calls.resize(index + 1, Call::default());
-        }
-        &mut self.calls[index]
-    }
-}
 
 /// What was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,13 +43,9 @@ pub struct Screen<'a> {
     output: Output<StdoutLock<'static>>,
     markdown: Option<Markdown>,
     thoughts: Styled,
-    parser: Option<OutputParser>,
-    pub parts: Parts,
     written: Written,
     ends_line: bool,
     num_reasoning_tokens: usize,
-    /// The answer's reasoning has been ended already, or there is no budget for it.
-    is_budget_spent: bool,
     begun: Instant,
     drawn: Option<Instant>,
     prompt: Progress,
@@ -101,7 +60,7 @@ struct Progress {
 }
 
 impl<'a> Screen<'a> {
-    pub fn new(terminal: &'a Terminal, parser: OutputParser, manner: Manner) -> Self {
+    pub fn new(terminal: &'a Terminal, manner: Manner) -> Self {
         // What is styled has been made harmless already.
         let output = match manner.is_styled {
             true => Output::new(std::io::stdout().lock(), false),
@@ -113,12 +72,9 @@ impl<'a> Screen<'a> {
             output,
             markdown: manner.is_styled.then(markdown),
             thoughts: Styled::new(terminal.colors_notices(), terminal.width()),
-            parser: Some(parser),
-            parts: Parts::default(),
             written: Written::Nothing,
             ends_line: true,
             num_reasoning_tokens: 0,
-            is_budget_spent: manner.think.budget.is_none(),
             begun: Instant::now(),
             drawn: None,
             prompt: Progress::default(),
@@ -126,47 +82,24 @@ impl<'a> Screen<'a> {
         }
     }
 
-    /// Text of the answer that was shown before.
-    pub fn skip(&mut self, text: &str) {
-        for piece in self.parse(text) {
-            self.parts.add(&piece);
-        }
-    }
-
-    /// Ends the reasoning with this text, which the model did not write.
-    pub fn end_reasoning(&mut self, markup: &str) -> Result<(), OutputError> {
-        self.is_budget_spent = true;
-        let pieces = self.parse(markup);
-        self.show(pieces)
-    }
-
-    /// The rest: what was held back, and a line end behind it. `is_cut` when the model did not end the answer itself.
-    pub fn finish(&mut self, is_cut: bool) -> Result<(), OutputError> {
-        let pieces = self.parser.take().map(|parser| parser.finish(is_cut)).unwrap_or_default();
-        self.show(pieces)?;
+    /// Ends the answer with a line end.
+    pub fn finish(&mut self) -> Result<(), OutputError> {
         self.clear_status();
         self.end_part()?;
         self.note_hidden();
         Ok(())
     }
 
-    fn parse(&mut self, text: &str) -> Vec<Piece> {
-        self.parser.as_mut().map(|parser| parser.push(text)).unwrap_or_default()
-    }
-
-    fn show(&mut self, pieces: Vec<Piece>) -> Result<(), OutputError> {
-        for piece in pieces {
-            self.parts.add(&piece);
-            match piece {
-                Piece::Content(text) => self.show_content(&text)?,
-                Piece::Reasoning(text) => self.show_reasoning(&text)?,
-                Piece::CallName { name, .. } => {
-                    self.begin(Written::Call)?;
-                    self.aside(&format!("calls {name} "), Style::PLAIN);
-                }
-                Piece::CallArguments { fragment, .. } => self.aside(&fragment, Style::DIM),
-                Piece::CallEnd { .. } => {}
+    fn show(&mut self, delta: &Delta) -> Result<(), OutputError> {
+        match delta {
+            Delta::Content(text) => self.show_content(text)?,
+            Delta::Reasoning(text) => self.show_reasoning(text)?,
+            Delta::Call { name, .. } => {
+                self.begin(Written::Call)?;
+                self.aside(&format!("calls {name} "), Style::PLAIN);
             }
+            Delta::Arguments { fragment, .. } => self.aside(fragment, Style::DIM),
+            Delta::CallEnd { .. } => {}
         }
         Ok(())
     }
@@ -307,7 +240,8 @@ impl Drop for Screen<'_> {
 }
 
 impl Sink for Screen<'_> {
-    fn started(&mut self, started: &Started) -> Result<(), OutputError> {
+    /// The beginning of an answer that is continued is on the screen already.
+    fn started(&mut self, started: &Started, _: &[Delta]) -> Result<(), OutputError> {
         self.begun = Instant::now();
         let cached = started.reuse.cached_tokens;
         self.prompt = Progress { cached, done: cached, total: started.prompt_tokens };
@@ -324,35 +258,18 @@ impl Sink for Screen<'_> {
         Ok(())
     }
 
-    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
-        let pieces = self.parse(text);
-        let thinks = pieces.iter().all(|piece| matches!(piece, Piece::Reasoning(_)));
-        let is_reasoning =
-            thinks && (!pieces.is_empty() || self.num_reasoning_tokens > 0) && self.is_thinking();
-        if is_reasoning {
-            self.num_reasoning_tokens += tokens.len();
-            if !self.manner.think.is_shown {
-                self.draw_status();
-            }
+    fn answer(&mut self, deltas: &[Delta], _: &[Token], num_reasoning: usize) -> Result<(), OutputError> {
+        let is_more = num_reasoning > std::mem::replace(&mut self.num_reasoning_tokens, num_reasoning);
+        if is_more && !self.manner.think.is_shown {
+            self.draw_status();
         }
-        self.show(pieces)
+        deltas.iter().try_for_each(|delta| self.show(delta))
     }
 
     fn waiting(&mut self) {
         if self.written == Written::Nothing {
             self.draw_status();
         }
-    }
-
-    fn is_enough(&self) -> bool {
-        let budget = self.manner.think.budget.filter(|_| !self.is_budget_spent && self.is_thinking());
-        budget.is_some_and(|budget| self.num_reasoning_tokens >= budget)
-    }
-}
-
-impl Screen<'_> {
-    fn is_thinking(&self) -> bool {
-        self.parts.content.is_empty() && self.parts.calls.is_empty()
     }
 }
 
@@ -371,32 +288,5 @@ mod tests {
         assert_eq!(spoken(2000, 2000, 4000, 1, Some(42)), "prompt 2,000 of 4,000 tokens, about 20 s left");
         assert_eq!(spoken(1000, 2000, 4000, 10, Some(1)), "prompt 2,000 of 4,000 tokens, about 20 s left");
         assert_eq!((spoken(0, 4000, 4000, 9, None), spoken(0, 0, 0, 9, None)), Default::default());
-    }
-
-    #[test]
-    fn parts_are_put_together_from_pieces() {
-        let mut parts = Parts::default();
-        let name = |index, name: &str| Piece::CallName { index, name: name.to_owned() };
-        let arguments = |index, fragment: &str| Piece::CallArguments { index, fragment: fragment.to_owned() };
-        for piece in [
-            Piece::Reasoning("hm".to_owned()),
-            Piece::Reasoning("m".to_owned()),
-            Piece::Content("a".to_owned()),
-            name(0, "f"),
-            arguments(0, "{\"x\":"),
-            arguments(0, "1}"),
-            Piece::CallEnd { index: 0 },
-            name(1, "g"),
-            arguments(1, "{"),
-        ] {
-            parts.add(&piece);
-        }
-        assert_eq!((parts.reasoning.as_str(), parts.content.as_str()), ("hmm", "a"));
-        let call = |name: &str, arguments: &str, is_whole| Call {
-            name: name.to_owned(),
-            arguments: arguments.to_owned(),
-            is_whole,
-        };
-        assert_eq!(parts.calls, [call("f", "{\"x\":1}", true), call("g", "{", false)]);
     }
 }

@@ -15,7 +15,6 @@ mod render;
 mod room;
 mod settings;
 mod talk;
-mod think;
 mod tools;
 mod turn;
 

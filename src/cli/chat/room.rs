@@ -10,12 +10,13 @@ use super::turn::{self, Asked};
 use super::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Ending, Heard, Sink, generate};
+use crate::cli::run::answer::{Generation, Sink};
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::SavedTurn;
-use crate::runtime::turn::session_chat::{PromptedTurn, RecordedAnswer};
-use crate::runtime::{Error, Finish, Limits, Outcome, Overflow, Request, Sampling, Timings, Token, Usage};
-use crate::template::{Conversation, Message, parse_answer};
+use crate::runtime::turn::session_chat::RecordedAnswer;
+use crate::runtime::turn::{Answer, Delta, PlannedTurn, PromptedTurn, TurnRequest};
+use crate::runtime::{Error, Finish, Limits, Outcome, Overflow, Sampling, Timings, Token, Usage};
+use crate::template::{Conversation, Message};
 
 /// Share of the context at which there is a warning.
 const WARN_PERCENT: usize = 80;
@@ -260,30 +261,21 @@ impl Chat<'_> {
     fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<RecordedAnswer, CommandError> {
         let sampling = Sampling::default();
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
-        let prompt = turn.tokens().to_vec();
-        let markup = self.markup();
-        let request = Request { prompt, sampling: sampling.clone(), limits, markup, ..Request::default() };
-        let mut quiet = Quiet { terminal: self.terminal, count: 0 };
-        let mut heard = Heard::new(&mut quiet);
-        let ending = generate(self.llm().engine(), request, &self.graceful, &mut heard);
-        let said = heard.said;
+        let request = TurnRequest { sampling: sampling.clone(), limits, ..TurnRequest::default() };
+        let (engine, planner) = (self.llm().engine(), self.llm().planner());
+        let PlannedTurn { plan, .. } = PlannedTurn::new(planner, turn.clone(), &request)?;
+        let (turn, graceful) = (&request, &self.graceful);
+        let generation = Generation { engine, planner, turn, plan: &plan, session: None, graceful };
+        let generated = generation.run(&mut Quiet { terminal: self.terminal, count: 0 });
         self.terminal.status("");
-        let outcome = match ending? {
-            Ending::Done { outcome, .. } => outcome,
-            Ending::ReaderGone { .. } => said.cut_off(),
-        };
-        let is_cut = outcome.finish == Finish::MaxTokens;
-        let parsed = parse_answer(&self.output_markup(), &[], turn.tail(), &said.text, is_cut);
-        if outcome.finish == Finish::Cancelled || parsed.content.trim().is_empty() {
+        let Answer { content, reasoning, tokens, outcome, .. } = generated?.answer;
+        if outcome.finish == Finish::Cancelled || content.trim().is_empty() {
             let error = CommandError::usage("the model gave no summary; the conversation is unchanged");
-            return Err(if parsed.reasoning.is_empty() {
-                error
-            } else {
-                error.hint("/think off, then /compact")
-            });
+            return Err(if reasoning.is_empty() { error } else { error.hint("/think off, then /compact") });
         }
-        let message = Message::assistant(parsed.content.trim());
-        Ok(RecordedAnswer { message, generated: said.ids, outcome, sampling })
+        let (message, generated) =
+            (Message::assistant(content.trim()), tokens.iter().map(|token| token.id).collect());
+        Ok(RecordedAnswer { message, generated, outcome, sampling })
     }
 
     /// Makes the conversation a summary, if there is one, and these turns.
@@ -382,7 +374,7 @@ struct Quiet<'a> {
 }
 
 impl Sink for Quiet<'_> {
-    fn text(&mut self, _: &str, tokens: &[Token]) -> Result<(), OutputError> {
+    fn answer(&mut self, _: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
         self.count += tokens.len();
         self.terminal.status(&format!("compacting, {} tokens", grouped(self.count)));
         Ok(())

@@ -6,14 +6,12 @@
 
 mod greeting;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::complete::Catalog;
 use super::input::{self, Input, Line};
 use super::pace::Pace;
 use super::settings::Settings;
-use super::think::Think;
 use super::tools::Toolbox;
 use super::turn::LastTurn;
 use super::{ChatArgs, command, command::Next, grouped};
@@ -21,21 +19,22 @@ use crate::cli::clock::local_time;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::input::read_file;
 use crate::cli::load::{self, Loaded};
-use crate::cli::places::{Kept, Places};
+use crate::cli::places::{KeptFiles, Places};
 use crate::cli::report::table;
 use crate::cli::resume;
 use crate::cli::run::note_system;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
+use crate::cli::think::Think;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
 use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter, now_ms,
 };
-use crate::runtime::turn::session_chat::SessionChat;
-use crate::runtime::{AnswerForm, Error, Frontend, Grammar, GrammarSource, Sampling};
-use crate::template::{OutputMarkup, TemplateError, ToolChoice};
+use crate::runtime::turn::SessionChat;
+use crate::runtime::{Error, Frontend, Grammar, GrammarSource, Sampling};
+use crate::template::TemplateError;
 
 /// So many tokens are computed in no time: nobody has to hear of them.
 const TRIFLE: usize = 64;
@@ -154,7 +153,7 @@ impl<'a> Chat<'a> {
             graceful: Graceful::begin_conversation(),
         };
         let resumed = chat.open(opened, wanted, &model)?;
-        chat.think.check(chat.thinking()).map_err(bad_think)?;
+        chat.think.check(&chat.thinking()).map_err(bad_think)?;
         chat.banner(resumed.as_deref());
         Ok(chat)
     }
@@ -191,30 +190,6 @@ impl<'a> Chat<'a> {
     /// The sampling in force: what was set, else what the model's publisher recommends.
     pub fn sampling(&self) -> Sampling {
         self.settings.sampling.resolve(&self.llm().info().defaults).0
-    }
-
-    /// The markup of the next answer: that of the model's template, without calls where a schema says what an answer is.
-    pub fn output_markup(&self) -> OutputMarkup {
-        let output_markup = self.llm().texts().chat_tokenizer().output_markup();
-        if self.schema.is_some() { OutputMarkup { tool_calls: None, ..output_markup } } else { output_markup }
-    }
-
-    /// Ids of the markup that the tokenizer has as special tokens: it must reach the parser.
-    pub fn markup(&self) -> Arc<[u32]> {
-        self.llm().texts().chat_tokenizer().markup(&self.output_markup())
-    }
-
-    /// What the next answer is held to: the schema, else well-formed calls of the tools. `prompt_tail` is the end of its prompt.
-    pub fn grammar(&self, prompt_tail: &str) -> Result<Option<Grammar>, CommandError> {
-        let chat_tokenizer = self.llm().texts().chat_tokenizer();
-        if let Some(schema) = &self.schema {
-            let form = AnswerForm { chat_tokenizer, output_markup: &self.output_markup(), prompt_tail };
-            return Ok(Some(form.compile(self.llm().compiler(), &schema.source)?));
-        }
-        let special = |text: &str| chat_tokenizer.special(text);
-        let tools = self.tool_definitions();
-        let lark = self.output_markup().tool_grammar(&tools, &ToolChoice::Auto, true, prompt_tail, &special);
-        lark.map(|lark| self.compile(&GrammarSource::Lark(lark))).transpose()
     }
 
     /// # Errors
@@ -497,7 +472,7 @@ fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
     }
     match args.session.ephemeral {
         true => Ok(()),
-        false => places.check(Kept::Sessions).map_err(|error| match error.kind {
+        false => places.check(KeptFiles::Sessions).map_err(|error| match error.kind {
             Kind::Config => error.hint("set HOME or XDG_DATA_HOME, or use --ephemeral"),
             _ => error.hint("use --ephemeral to chat without saving"),
         }),

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::answer::Call;
 use super::counted;
 use super::room::{on_one_line, shortened};
 use super::talk::Chat;
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
 use crate::cli::signal::Graceful;
+use crate::runtime::turn::{Answer, AnsweredCall};
 use crate::template::{Message, Role};
 
 /// Bytes of a command's output that the model gets.
@@ -297,27 +297,29 @@ impl Chat<'_> {
         self.toolbox.as_ref().map(Toolbox::definitions).unwrap_or_default()
     }
 
-    /// Runs what an answer calls, as far as the user agrees; the messages that answer the calls, or nothing when there are
-    /// none.
-    pub fn run_tools(&mut self, calls: &[Call]) -> Result<Option<Vec<Message>>, CommandError> {
+    /// Runs the calls of an answer, as far as the user agrees. Returns the messages with their results, `None` if nothing is to
+    /// be run.
+    pub fn run_tools(&mut self, answer: &Answer) -> Result<Option<Vec<Message>>, CommandError> {
+        let (calls, to_run) = (&answer.tool_calls, answer.calls_to_run());
         if calls.is_empty() || self.toolbox.is_none() {
             return Ok(None);
         }
-        if let Some(broken) = calls.iter().find(|call| !call.is_whole) {
-            self.terminal.warn(&format!("the call of {} was cut off; nothing was run", broken.name));
+        if to_run.is_empty() {
+            let cut = calls.iter().find(|call| !call.is_whole).unwrap_or(&calls[0]);
+            self.terminal.warn(&format!("the call of {} was cut off; nothing was run", cut.name));
             return Ok(None);
         }
-        let results = calls.iter().enumerate().map(|(n, call)| {
+        let results = to_run.iter().map(|call| {
             let text = self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}"));
             let mut message = Message::new(Role::Tool, text);
-            (message.tool_call_id, message.name) = (Some(format!("call_{}", n + 1)), Some(call.name.clone()));
+            (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
             Ok(message)
         });
         results.collect::<Result<Vec<_>, CommandError>>().map(Some)
     }
 
     /// What the tool returned, or why it failed: the model hears of both.
-    fn run_tool(&mut self, call: &Call) -> Result<Result<String, String>, CommandError> {
+    fn run_tool(&mut self, call: &AnsweredCall) -> Result<Result<String, String>, CommandError> {
         let Some(toolbox) = &self.toolbox else { return Ok(Err("there are no tools".to_owned())) };
         if self.graceful.received().is_some() {
             return Ok(Err(STOPPED.to_owned()));

@@ -7,19 +7,21 @@ use std::io::IsTerminal;
 
 use serde_json::{Map, Value};
 
-use super::answer::{Manner, Parts, Screen};
+use super::answer::{Manner, Screen};
 use super::command::Next;
 use super::talk::{Chat, Keeping};
-use super::think::Think;
 use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Ending, Heard, Said, Sink, generate};
+use crate::cli::run::answer::{Generated, Generation};
 use crate::cli::run::report;
+use crate::cli::think::Think;
 use crate::runtime::session::store::BranchReason;
-use crate::runtime::turn::session_chat::{self, Finished, PromptedTurn};
-use crate::runtime::{Error, Finish, Limits, Outcome, Request, Sampling, Started, Usage};
-use crate::template::{Content, Conversation, Message, OutputParser, ReasoningFormat, Role, ToolCall};
+use crate::runtime::turn::{
+    Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
+};
+use crate::runtime::{Error, Finish, Limits, Outcome, Sampling, Started};
+use crate::template::{Content, Conversation, Message, Role};
 
 /// Answers in a row that may call tools before the user is asked again.
 const MAX_ROUNDS: usize = 25;
@@ -51,16 +53,6 @@ pub struct Asked {
     pub replaces: Option<BranchReason>,
 }
 
-/// What was answered.
-struct Answered {
-    parts: Parts,
-    outcome: Outcome,
-    generated: Vec<u32>,
-    sampling: Sampling,
-    signal: Option<u8>,
-    is_reader_gone: bool,
-}
-
 impl Chat<'_> {
     /// Says this, with what is attached.
     pub fn say(&mut self, text: String) -> Result<Next, CommandError> {
@@ -87,20 +79,20 @@ impl Chat<'_> {
         let mut asked = asked;
         for round in 1..=MAX_ROUNDS {
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
-            let answered = self.generate(&turn, &fitting)?;
-            let ending = ending(&answered, self.is_interactive());
-            let calls = answered.parts.calls.clone();
-            let is_kept = self.keep(turn, answered, &fitting)?;
+            let (planned, generated) = self.generate(turn, &fitting)?;
+            let ending = ending(&generated, self.is_interactive());
+            let answer = generated.answer;
+            let is_kept = self.keep(planned, &answer, &fitting)?;
             match ending {
                 Some(Next::Prompt) => return Ok(self.unsent()),
                 Some(next) => return Ok(next),
                 None => {}
             }
             // Nobody would hear of the last round's results.
-            if round == MAX_ROUNDS && is_kept && !calls.is_empty() {
+            if round == MAX_ROUNDS && is_kept && !answer.tool_calls.is_empty() {
                 break;
             }
-            let results = if is_kept { self.run_tools(&calls)? } else { None };
+            let results = if is_kept { self.run_tools(&answer)? } else { None };
             let Some(results) = results else { return Ok(Next::Prompt) };
             asked = Asked { kept: self.session_chat.saved().turns.len(), added: results, ..Asked::default() };
         }
@@ -124,49 +116,55 @@ impl Chat<'_> {
     /// What the template is told of thinking; a schema leaves no place for it.
     pub fn template_variables(&self) -> Map<String, Value> {
         let is_on = if self.schema.is_some() { Some(false) } else { self.think.is_on };
-        Think { is_on, ..self.think }.variables(self.thinking())
+        Think { is_on, ..self.think }.variables(&self.thinking())
     }
 
-    fn generate(&mut self, turn: &PromptedTurn, asked: &Asked) -> Result<Answered, CommandError> {
-        let sampling = Sampling { seed: asked.seed.or(self.sampling().seed), ..self.sampling() };
-        let prompt: Vec<u32> = turn.tokens().iter().chain(&asked.begun).copied().collect();
-        let prompt_tokens = prompt.len();
+    /// What the settings ask of an answer.
+    fn turn_request(&self, asked: &Asked, prompt_tokens: usize) -> TurnRequest {
+        let source = self.schema.as_ref().map(|schema| schema.source.clone());
+        // A schema says what the whole answer is: there are no calls beside it.
+        let definitions = if source.is_some() { Vec::new() } else { self.tool_definitions() };
+        TurnRequest {
+            answer_start: AnswerStart::Tokens(asked.begun.clone()),
+            tools: ToolUse { definitions, is_parallel: true, ..ToolUse::default() },
+            constraint: source.map(|source| OutputConstraint { source, param: "/json" }),
+            is_streamed: true,
+            reasoning_budget: self.think.budget,
+            sampling: Sampling { seed: asked.seed.or(self.sampling().seed), ..self.sampling() },
+            limits: self.limits(prompt_tokens, asked),
+            ..TurnRequest::default()
+        }
+    }
+
+    fn generate(
+        &mut self,
+        turn: PromptedTurn,
+        asked: &Asked,
+    ) -> Result<(PlannedTurn, Generated), CommandError> {
+        let prompt_tokens = turn.tokens().len() + asked.begun.len();
+        let (llm, request) = (self.llm(), self.turn_request(asked, prompt_tokens));
+        let planned = PlannedTurn::new(llm.planner(), turn, &request)?;
         let manner = Manner {
             think: self.think,
             is_styled: (self.terminal.colors_output() || std::io::stdout().is_terminal())
                 && !self.args.screen.plain,
-            estimate: self.pace.time(prompt.len()),
+            estimate: self.pace.time(prompt_tokens),
         };
-        let parser = OutputParser::new(&self.output_markup(), &self.tool_definitions(), turn.tail());
-        let mut screen = Screen::new(self.terminal, parser, manner);
-        screen.skip(&self.text_of(&asked.begun));
-        let request = Request {
-            prompt,
-            sampling: sampling.clone(),
-            limits: self.limits(prompt_tokens, asked),
-            session: Some(self.engine_name().to_owned()),
-            markup: self.markup(),
-            grammar: self.grammar(turn.tail())?,
-            ..Request::default()
+        let mut screen = Screen::new(self.terminal, manner);
+        let generation = Generation {
+            engine: llm.engine(),
+            planner: llm.planner(),
+            turn: &request,
+            plan: &planned.plan,
+            session: Some(self.engine_name()),
+            graceful: &self.graceful,
         };
-        let (ending, said) = self.listen(request, &mut screen);
-        let (outcome, signal, is_reader_gone) = match ending? {
-            Ending::Done { outcome, signal } => (outcome, signal, false),
-            Ending::ReaderGone { signal } => (said.cut_off(), signal, true),
-        };
-        let is_cut = outcome.finish.reason() != "stop";
-        let is_reader_gone = closed(screen.finish(is_cut))? || is_reader_gone;
-        let mut parts = std::mem::take(&mut screen.parts);
+        let mut generated = generation.run(&mut screen)?;
+        generated.is_reader_gone |= closed(screen.finish())?;
         drop(screen);
-        if is_cut {
-            parts
-                .calls
-                .iter_mut()
-                .for_each(|call| call.is_whole &= !matches!(outcome.finish, Finish::Cancelled));
-        }
-        let generated = asked.begun.iter().chain(&said.ids).copied().collect();
-        self.last = Some(LastTurn { started: said.started, outcome: Some(outcome.clone()) });
-        Ok(Answered { parts, outcome, generated, sampling, signal, is_reader_gone })
+        let Answer { started, outcome, .. } = &generated.answer;
+        self.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
+        Ok((planned, generated))
     }
 
     /// Unless the user or the model says how long an answer may be, it leaves room for the next message: one that never ends
@@ -187,58 +185,15 @@ impl Chat<'_> {
         self.llm().engine().spec().config.answer_tokens
     }
 
-    /// One request, or two: when the reasoning has used up its budget, it is ended and the answer goes on behind it.
-    fn listen(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
-        let (ending, mut said) = self.listen_once(request.clone(), screen);
-        let (is_over_budget, first) = match &ending {
-            Ok(Ending::Done { outcome, signal: None }) => {
-                (outcome.finish == Finish::Cancelled && screen.is_enough(), outcome.clone())
-            }
-            _ => return (ending, said),
-        };
-        let markup =
-            self.output_markup().reasoning.and_then(ReasoningFormat::closing).filter(|_| is_over_budget);
-        let Some(markup) = markup else { return (ending, said) };
-        let forced = match self.llm().texts().chat_tokenizer().encode_rest(markup) {
-            Ok(forced) => forced,
-            Err(error) => return (Err(error.into()), said),
-        };
-        if let Err(error) = screen.end_reasoning(markup) {
-            return (closed(Err(error)).map(|_| Ending::ReaderGone { signal: None }), said);
-        }
-        said.ids.extend(forced);
-        let prompt = request.prompt.iter().chain(&said.ids).copied().collect();
-        let left = request.limits.max_tokens.map(|most| most.saturating_sub(said.ids.len()).max(1));
-        let limits = Limits { max_tokens: left, ..request.limits.clone() };
-        let (ending, rest) = self.listen_once(Request { prompt, limits, ..request.clone() }, screen);
-        said.ids.extend(rest.ids);
-        let ending = ending.map(|ending| match ending {
-            Ending::Done { outcome, signal } => {
-                let usage = Usage { completion_tokens: said.ids.len(), ..first.usage };
-                Ending::Done { outcome: Outcome { usage, ..outcome }, signal }
-            }
-            gone => gone,
-        });
-        (ending, said)
-    }
-
-    fn listen_once(&self, request: Request, screen: &mut Screen<'_>) -> (Result<Ending, CommandError>, Said) {
-        let mut heard = Heard::new(screen);
-        let ending = generate(self.llm().engine(), request, &self.graceful, &mut heard);
-        (ending, heard.said)
-    }
-
-    /// Saves the turn and says what is to be said of it; whether there is one.
-    fn keep(&mut self, turn: PromptedTurn, answered: Answered, asked: &Asked) -> Result<bool, CommandError> {
-        let Answered { parts, outcome, generated, sampling, .. } = answered;
-        let message = message_of(&parts);
-        let is_empty = outcome.finish == Finish::Cancelled && generated.is_empty();
+    /// Saves the turn and reports what became of it; returns whether there is one.
+    fn keep(&mut self, turn: PlannedTurn, answer: &Answer, asked: &Asked) -> Result<bool, CommandError> {
+        let outcome = &answer.outcome;
+        let is_empty = outcome.finish == Finish::Cancelled && answer.tokens.is_empty();
         let branch = match asked.replaces.filter(|_| !is_empty) {
             Some(reason) => self.set_aside(reason)?,
             None => None,
         };
-        let answer = session_chat::RecordedAnswer { message, generated, outcome: outcome.clone(), sampling };
-        let is_kept = self.session_chat.record(turn, answer)? == Finished::Kept;
+        let is_kept = self.session_chat.finish(turn, answer)? == Finished::Kept;
         if is_kept {
             self.pending = None;
             if asked.has_files {
@@ -294,16 +249,6 @@ impl Chat<'_> {
         }
     }
 
-    /// The text of generated tokens, as the engine gives it: special ones have none, unless they are markup.
-    pub fn text_of(&self, ids: &[u32]) -> String {
-        let vocabulary = self.llm().texts().vocabulary();
-        let markup = self.markup();
-        let ordinary = ids.iter().filter(|id| !vocabulary.is_special(**id) || markup.contains(id));
-        let bytes: Vec<u8> =
-            ordinary.filter_map(|&id| vocabulary.token_bytes(id)).flat_map(|b| b.into_owned()).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    }
-
     /// The last answer once more, or on from where it ended.
     pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Next, CommandError> {
         let turns = &self.session_chat.saved().turns;
@@ -331,12 +276,12 @@ impl Chat<'_> {
 }
 
 /// What an answer ends besides itself.
-fn ending(answered: &Answered, is_interactive: bool) -> Option<Next> {
-    match answered.signal {
+fn ending(generated: &Generated, is_interactive: bool) -> Option<Next> {
+    match generated.signal {
         Some(number) if !is_interactive || i32::from(number) == super::SIGTERM => {
             Some(Next::Leave(Exit::Signal(number)))
         }
-        _ if answered.is_reader_gone => Some(Next::Leave(Exit::Success)),
+        _ if generated.is_reader_gone => Some(Next::Leave(Exit::Success)),
         Some(_) => Some(Next::Prompt),
         None => None,
     }
@@ -349,22 +294,6 @@ fn closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
         Err(OutputError::Closed) => Ok(true),
         Err(OutputError::Failed(error)) => Err(error),
     }
-}
-
-/// The answer as templates see it in later prompts. Calls that are not all whole are none.
-fn message_of(parts: &Parts) -> Message {
-    let mut message = Message::assistant(&parts.content);
-    message.reasoning = Some(parts.reasoning.clone()).filter(|text| !text.is_empty());
-    if parts.calls.iter().all(|call| call.is_whole) {
-        let call = |(n, call): (usize, &super::answer::Call)| ToolCall {
-            id: Some(format!("call_{}", n + 1)),
-            name: call.name.clone(),
-            arguments: serde_json::from_str(&call.arguments)
-                .unwrap_or_else(|_| call.arguments.clone().into()),
-        };
-        message.tool_calls = parts.calls.iter().enumerate().map(call).collect();
-    }
-    message
 }
 
 /// The text of a message.

@@ -8,9 +8,10 @@ use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{self, GenerationDefaults, ModelTexts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
+use crate::runtime::turn::Planner;
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Frontend, GrammarCompiler};
 use crate::serve::ServedModel;
-use crate::template::{Conversation, DateTime, TemplateError};
+use crate::template::DateTime;
 
 /// How long the end of a turn waits for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -80,12 +81,9 @@ impl LoadedTexts {
         &**self.chat_tokenizer.tokenizer()
     }
 
-    /// Renders the conversation with the model's chat template, up to the header of the answer.
-    ///
-    /// # Errors
-    /// Those of [`ChatTokenizer::render`].
-    pub fn render(&self, conversation: &Conversation) -> Result<String, TemplateError> {
-        self.chat_tokenizer.render(conversation, *self.now.get_or_init(DateTime::utc_now))
+    /// The time that chat templates see.
+    pub fn now(&self) -> DateTime {
+        *self.now.get_or_init(DateTime::utc_now)
     }
 
     /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].
@@ -126,6 +124,10 @@ impl Loaded {
     /// Compiles grammars for this model's answers.
     pub fn compiler(&self) -> &GrammarCompiler {
         &self.compiler
+    }
+
+    pub fn planner(&self) -> Planner<'_> {
+        Planner { chat_tokenizer: &self.texts.chat_tokenizer, grammars: &self.compiler }
     }
 
     /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].

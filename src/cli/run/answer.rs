@@ -1,23 +1,26 @@
-//! One generation, from the request to its end: events in, a sink fed, signals heeded.
+//! One answer, from the request to its end: the engine's events become deltas for a sink, and signals are heeded.
 //!
-//! The loop waits for the engine in short steps, so that a signal is seen also while nothing is generated. A sink
-//! that cannot go on (a closed pipe, a full disk) cancels the request at once.
+//! The loop waits for the engine in short steps, so that it sees a signal also while nothing is generated. A sink that cannot
+//! be written to (a closed pipe, a full disk) cancels the request at once.
 
 use std::time::Duration;
 
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
+use crate::runtime::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
 use crate::runtime::{
-    EngineClient, Error, Event, Finish, NotYet, Outcome, Request, Started, Timings, Token, Usage,
+    EngineClient, Error, Event, EventStream, Finish, Limits, NotYet, Outcome, Request, Started, Token, Usage,
 };
+use crate::template::ReasoningFormat;
 
 /// How often signals are looked for while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
 
-/// Where an answer goes while it is made.
+/// Where an answer goes while it is generated.
 pub trait Sink {
-    fn started(&mut self, _started: &Started) -> Result<(), OutputError> {
+    /// `deltas` are the beginning of the answer that the request gave.
+    fn started(&mut self, _started: &Started, _deltas: &[Delta]) -> Result<(), OutputError> {
         Ok(())
     }
 
@@ -25,137 +28,228 @@ pub trait Sink {
         Ok(())
     }
 
-    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError>;
+    /// More of the answer. Called for every step of the engine, with no deltas while the parser holds text back.
+    /// `num_reasoning_tokens` counts the reasoning so far.
+    fn answer(
+        &mut self,
+        _deltas: &[Delta],
+        _tokens: &[Token],
+        _num_reasoning_tokens: usize,
+    ) -> Result<(), OutputError> {
+        Ok(())
+    }
 
     /// Called while nothing comes, a few times a second or more.
     fn waiting(&mut self) {}
-
-    /// Whether the answer has to end here, as if it had been cancelled.
-    fn is_enough(&self) -> bool {
-        false
-    }
 }
 
-/// What was said on the way to a sink.
-pub struct Heard<'a> {
-    sink: &'a mut dyn Sink,
-    pub said: Said,
+/// Discards what comes, for callers that need the finished answer only.
+impl Sink for () {}
+
+/// What an answer is generated from.
+#[derive(Clone, Copy)]
+pub struct Generation<'a> {
+    pub engine: &'a EngineClient,
+    pub planner: Planner<'a>,
+    pub turn: &'a TurnRequest,
+    pub plan: &'a TurnPlan,
+    /// The engine's session that the request is in.
+    pub session: Option<&'a str>,
+    pub graceful: &'a Graceful,
 }
 
-/// An answer so far.
-#[derive(Debug, Clone, Default)]
-pub struct Said {
-    pub started: Option<Started>,
-    pub text: String,
-    /// All generated tokens.
-    pub ids: Vec<u32>,
-}
-
-impl<'a> Heard<'a> {
-    pub fn new(sink: &'a mut dyn Sink) -> Self {
-        Self { sink, said: Said::default() }
-    }
-}
-
-impl Sink for Heard<'_> {
-    fn started(&mut self, started: &Started) -> Result<(), OutputError> {
-        self.said.started = Some(started.clone());
-        self.sink.started(started)
-    }
-
-    fn prefill(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
-        self.sink.prefill(done, total)
-    }
-
-    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
-        self.said.text.push_str(text);
-        self.said.ids.extend(tokens.iter().map(|token| token.id));
-        self.sink.text(text, tokens)
-    }
-
-    fn waiting(&mut self) {
-        self.sink.waiting();
-    }
-
-    fn is_enough(&self) -> bool {
-        self.sink.is_enough()
-    }
-}
-
-impl Said {
-    /// The outcome of an answer whose reader went away, as far as it is known.
-    pub fn cut_off(&self) -> Outcome {
-        let started = self.started.as_ref();
-        let usage = Usage {
-            prompt_tokens: started.map_or(0, |started| started.prompt_tokens),
-            cached_tokens: started.map_or(0, |started| started.reuse.cached_tokens),
-            completion_tokens: self.ids.len(),
-        };
-        let seed = started.map_or(0, |started| started.seed);
-        Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed }
-    }
-}
-
-/// How a generation came to its end.
+/// A finished answer, and why it ended.
 #[derive(Debug)]
-pub enum Ending {
-    /// The engine finished it; `signal` is what asked it to, if one did.
-    Done { outcome: Outcome, signal: Option<u8> },
-    /// The reader of the answer went away.
-    ReaderGone { signal: Option<u8> },
+pub struct Generated {
+    pub answer: Answer,
+    /// The signal that ended it.
+    pub signal: Option<u8>,
+    /// The reader of the answer has left; the engine was not waited for.
+    pub is_reader_gone: bool,
 }
 
-/// Runs one request to its end.
-///
-/// # Errors
-/// The engine's refusal or failure, or that the sink cannot be written to.
-pub fn generate(
-    engine: &EngineClient,
-    request: Request,
-    graceful: &Graceful,
-    sink: &mut dyn Sink,
-) -> Result<Ending, CommandError> {
-    let mut events = engine.submit(request)?;
-    let (mut signal, mut has_enough) = (None, false);
-    loop {
-        if signal.is_none() && graceful.received().is_some() {
-            signal = graceful.received();
-            events.cancel();
+/// How one engine request ended.
+enum Ending {
+    Done {
+        outcome: Outcome,
+        signal: Option<u8>,
+    },
+    /// The reasoning has used up its budget.
+    OverBudget(Outcome),
+    ReaderGone {
+        signal: Option<u8>,
+    },
+}
+
+impl Generation<'_> {
+    /// Generates the answer.
+    ///
+    /// # Errors
+    /// The engine's refusal or failure, or that the sink cannot be written to.
+    pub fn run(self, sink: &mut dyn Sink) -> Result<Generated, CommandError> {
+        let (stream, start) = self.plan.parser.stream();
+        let mut run = Run {
+            generation: self,
+            stream,
+            start,
+            sink,
+            num_reasoning_tokens: 0,
+            budget: self.turn.reasoning_budget.filter(|_| self.closing_markup().is_some()),
+        };
+        let ending = run.to_the_end().inspect_err(|_| {
+            // The error itself is what the caller reports; one of the sink would hide it.
+            let deltas = run.stream.flush(true);
+            let _ = run.sink.answer(&deltas, &[], run.num_reasoning_tokens);
+        })?;
+        let (outcome, signal, is_gone) = match ending {
+            Ending::Done { outcome, signal } => (outcome, signal, false),
+            Ending::OverBudget(outcome) => (outcome, None, false),
+            Ending::ReaderGone { signal } => (run.stream.cancelled(), signal, true),
+        };
+        let (deltas, answer) = run.stream.finish(outcome);
+        let is_reader_gone = is_gone || is_closed(run.sink.answer(&deltas, &[], run.num_reasoning_tokens))?;
+        Ok(Generated { answer, signal, is_reader_gone })
+    }
+
+    /// The text that ends the model's reasoning.
+    fn closing_markup(&self) -> Option<&'static str> {
+        self.planner.chat_tokenizer.output_markup().reasoning.and_then(ReasoningFormat::closing)
+    }
+
+    fn request(&self) -> Request {
+        Request { session: self.session.map(str::to_owned), ..self.plan.request(self.turn) }
+    }
+}
+
+/// An answer while it is generated.
+struct Run<'a> {
+    generation: Generation<'a>,
+    stream: AnswerStream,
+    /// The deltas of the given beginning, until they are passed on.
+    start: Vec<Delta>,
+    sink: &'a mut dyn Sink,
+    num_reasoning_tokens: usize,
+    /// Tokens of reasoning; `None` without a limit, and once the reasoning was ended.
+    budget: Option<usize>,
+}
+
+impl Run<'_> {
+    /// Runs one request, or two: when the reasoning has used up its budget, it is ended and the answer goes on behind it.
+    fn to_the_end(&mut self) -> Result<Ending, CommandError> {
+        let request = self.generation.request();
+        match self.request(request.clone())? {
+            Ending::OverBudget(first) => self.end_reasoning(request, first),
+            ending => Ok(ending),
         }
-        if !has_enough && sink.is_enough() {
-            has_enough = true;
-            events.cancel();
+    }
+
+    /// Writes the end of the reasoning in the model's place, and lets it continue.
+    fn end_reasoning(&mut self, first: Request, outcome: Outcome) -> Result<Ending, CommandError> {
+        self.budget = None;
+        let Generation { planner, turn, .. } = self.generation;
+        let Some(markup) = self.generation.closing_markup() else { return Ok(Ending::OverBudget(outcome)) };
+        let forced = planner.chat_tokenizer.encode_rest(markup)?;
+        let forced: Vec<Token> = forced.into_iter().map(|id| Token { id, logprob: None }).collect();
+        let num_before = self.generation.plan.parser.num_start_tokens();
+        if is_closed(self.push(markup, &forced))? {
+            return Ok(Ending::ReaderGone { signal: None });
         }
-        let event = match events.next_timeout(POLL) {
-            Ok(Some(event)) => event,
-            Ok(None) => return Err(Error::EngineGone.into()),
+        let generated = &self.stream.tokens()[num_before..];
+        let num_generated = generated.len();
+        let prompt = first.prompt.iter().copied().chain(generated.iter().map(|token| token.id)).collect();
+        let left = first.limits.max_tokens.map(|most| most.saturating_sub(num_generated).max(1));
+        let limits = Limits { max_tokens: left, ..first.limits.clone() };
+        let grammar = planner.grammar_after(markup, turn)?;
+        let ending = self.request(Request { prompt, limits, grammar, ..first })?;
+        Ok(match ending {
+            Ending::Done { outcome: second, signal } => {
+                let completion_tokens = self.stream.tokens().len() - num_before;
+                let usage = Usage { completion_tokens, ..outcome.usage };
+                Ending::Done { outcome: Outcome { usage, ..second }, signal }
+            }
+            ending => ending,
+        })
+    }
+
+    /// Runs one engine request to its end.
+    fn request(&mut self, request: Request) -> Result<Ending, CommandError> {
+        let mut events = self.generation.engine.submit(request)?;
+        let (mut signal, mut is_over_budget) = (None, false);
+        loop {
+            if signal.is_none() && self.generation.graceful.received().is_some() {
+                signal = self.generation.graceful.received();
+                events.cancel();
+            }
+            if !is_over_budget && self.is_over_budget() {
+                is_over_budget = true;
+                events.cancel();
+            }
+            let Some(event) = self.next_event(&mut events)? else { continue };
+            let passed_on = match event {
+                Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
+                Event::Started(started) => self.started(started),
+                Event::Prefill { done, total } => self.sink.prefill(done, total),
+                Event::Prompt { .. } => Ok(()), // nobody here asks for it
+                Event::Text { .. } if is_over_budget => Ok(()), // the engine has run ahead
+                Event::Text { text, tokens } => self.push(&text, &tokens),
+                Event::Done(outcome) if is_over_budget => {
+                    let outcome = Outcome { finish: Finish::Cancelled, ..outcome };
+                    return Ok(match signal {
+                        None => Ending::OverBudget(outcome),
+                        signal => Ending::Done { outcome, signal },
+                    });
+                }
+                Event::Done(outcome) => return Ok(Ending::Done { outcome, signal }),
+                Event::Failed(error) => return Err(error.into()),
+            };
+            // Leaving drops the events, which cancels the request.
+            if is_closed(passed_on)? {
+                return Ok(Ending::ReaderGone { signal: self.generation.graceful.received() });
+            }
+        }
+    }
+
+    /// Waits a little for the next event.
+    fn next_event(&mut self, events: &mut EventStream) -> Result<Option<Event>, CommandError> {
+        match events.next_timeout(POLL) {
+            Ok(Some(event)) => Ok(Some(event)),
+            Ok(None) => Err(Error::EngineGone.into()),
             Err(NotYet) => {
-                sink.waiting();
-                continue;
+                self.sink.waiting();
+                Ok(None)
             }
-        };
-        let fed = match event {
-            Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
-            Event::Started(started) => sink.started(&started),
-            Event::Prefill { done, total } => sink.prefill(done, total),
-            Event::Prompt { .. } => Ok(()), // nobody here asks for it
-            Event::Text { .. } if has_enough => Ok(()), // the engine has run ahead
-            Event::Text { text, tokens } => sink.text(&text, &tokens),
-            Event::Done(outcome) if has_enough => {
-                return Ok(Ending::Done {
-                    outcome: Outcome { finish: Finish::Cancelled, ..outcome },
-                    signal,
-                });
-            }
-            Event::Done(outcome) => return Ok(Ending::Done { outcome, signal }),
-            Event::Failed(error) => return Err(error.into()),
-        };
-        // Leaving drops the events, which cancels the request.
-        match fed {
-            Ok(()) => {}
-            Err(OutputError::Closed) => return Ok(Ending::ReaderGone { signal: graceful.received() }),
-            Err(OutputError::Failed(error)) => return Err(error),
         }
+    }
+
+    fn started(&mut self, started: Started) -> Result<(), OutputError> {
+        if self.stream.started.is_some() {
+            return Ok(()); // the answer goes on behind its reasoning
+        }
+        let start = std::mem::take(&mut self.start);
+        self.sink.started(self.stream.started.insert(started), &start)
+    }
+
+    fn push(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        let deltas = self.stream.push(text, tokens);
+        let is_all_reasoning = deltas.iter().all(|delta| matches!(delta, Delta::Reasoning(_)));
+        let has_begun = !deltas.is_empty() || self.num_reasoning_tokens > 0;
+        if is_all_reasoning && has_begun && self.stream.may_be_reasoning() {
+            self.num_reasoning_tokens += tokens.len();
+        }
+        self.sink.answer(&deltas, tokens, self.num_reasoning_tokens)
+    }
+
+    fn is_over_budget(&self) -> bool {
+        self.stream.may_be_reasoning() && self.budget.is_some_and(|most| self.num_reasoning_tokens >= most)
+    }
+}
+
+/// Whether the reader has left.
+fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
+    match written {
+        Ok(()) => Ok(false),
+        Err(OutputError::Closed) => Ok(true),
+        Err(OutputError::Failed(error)) => Err(error),
     }
 }
 
@@ -163,7 +257,9 @@ pub fn generate(
 mod tests {
     use super::*;
     use crate::cli::error::Kind;
+    use crate::cli::load::Loaded;
     use crate::runtime::client::script::{Script, saying};
+    use crate::runtime::turn::TextPrompt;
 
     /// Takes this many texts, then fails.
     struct Narrow {
@@ -173,12 +269,12 @@ mod tests {
     }
 
     impl Sink for Narrow {
-        fn text(&mut self, text: &str, _tokens: &[Token]) -> Result<(), OutputError> {
-            if self.room == 0 {
-                return Err((self.then)());
+        fn answer(&mut self, deltas: &[Delta], _: &[Token], _: usize) -> Result<(), OutputError> {
+            for delta in deltas {
+                let Delta::Content(text) = delta else { panic!("{delta:?}") };
+                self.room = self.room.checked_sub(1).ok_or_else(self.then)?;
+                self.text.push_str(text);
             }
-            self.room -= 1;
-            self.text.push_str(text);
             Ok(())
         }
     }
@@ -187,11 +283,21 @@ mod tests {
         script: &Script,
         room: usize,
         then: fn() -> OutputError,
-    ) -> (String, Result<Ending, CommandError>) {
+    ) -> (String, Result<Generated, CommandError>) {
+        let llm = Loaded::scripted(script);
+        let (turn, graceful) = (TurnRequest::default(), Graceful::begin());
+        let plan = llm.planner().plan_text(&TextPrompt::Ids(vec![1]), &turn).expect("a plan");
+        let generation = Generation {
+            engine: llm.engine(),
+            planner: llm.planner(),
+            turn: &turn,
+            plan: &plan,
+            session: None,
+            graceful: &graceful,
+        };
         let mut sink = Narrow { text: String::new(), room, then };
-        let request = Request { prompt: vec![1], ..Request::default() };
-        let ending = generate(&EngineClient::new(script.clone()), request, &Graceful::begin(), &mut sink);
-        (sink.text, ending)
+        let generated = generation.run(&mut sink);
+        (sink.text, generated)
     }
 
     fn script(events: Vec<Event>) -> Script {
@@ -202,15 +308,17 @@ mod tests {
     fn text_comes_in_order_and_the_outcome_last() {
         let (text, ending) = run(&script(saying("hello", 1, Finish::MaxTokens)), 99, || unreachable!());
         assert_eq!(text, "hello");
-        let Ok(Ending::Done { outcome, signal: None }) = ending else { panic!("{ending:?}") };
-        assert_eq!((outcome.finish, outcome.usage.completion_tokens), (Finish::MaxTokens, 5));
+        let Generated { answer, signal, is_reader_gone } = ending.expect("an answer");
+        assert_eq!((answer.content.as_str(), signal, is_reader_gone), ("hello", None, false));
+        assert_eq!((answer.outcome.finish, answer.outcome.usage.completion_tokens), (Finish::MaxTokens, 5));
     }
 
     #[test]
     fn a_reader_that_leaves_is_no_error_and_a_full_disk_is() {
         let (text, ending) = run(&script(saying("hello", 1, Finish::MaxTokens)), 2, || OutputError::Closed);
         assert_eq!(text, "he");
-        assert!(matches!(ending, Ok(Ending::ReaderGone { signal: None })), "{ending:?}");
+        let generated = ending.expect("no error");
+        assert!(generated.is_reader_gone && generated.signal.is_none(), "{generated:?}");
 
         let full = || OutputError::new("standard output", std::io::ErrorKind::StorageFull.into());
         let (_, ending) = run(&script(saying("hello", 1, Finish::MaxTokens)), 2, full);

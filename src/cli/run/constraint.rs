@@ -9,6 +9,7 @@ use crate::cli::error::CommandError;
 use crate::cli::input::{read_all_stdin, read_file};
 use crate::cli::terminal::Terminal;
 use crate::runtime::grammar::GrammarSource;
+use crate::runtime::turn::OutputConstraint;
 
 /// What the answer must keep to.
 #[derive(Debug, Clone, Default, Args)]
@@ -78,6 +79,12 @@ impl ConstraintArgs {
 
     pub fn is_given(&self) -> bool {
         self.schema.is_some() || self.grammar.is_some() || self.regex.is_some()
+    }
+
+    /// The constraint of the flags, if any.
+    pub fn constraint(&self) -> Option<OutputConstraint> {
+        let source = self.source.clone()?;
+        Some(OutputConstraint { source, param: self.flag() })
     }
 
     /// The flag that was given.

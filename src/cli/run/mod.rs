@@ -1,15 +1,15 @@
 //! `llmctl run`: one prompt, or a file of them, to answers.
 //!
-//! `check` refuses what is wrong before anything is read, `prompt` finds out what is asked, `llm` is the loaded model as this
-//! command sees it, `answer` drives one generation to stdout; `constraint` is what it must keep to; `session` makes it a turn
-//! of a saved conversation; [`super::batch`] drives many to a file.
+//! `check` refuses what is wrong before anything is read, `prompt` collects the prompt, `request` makes a turn of prompt
+//! and flags, `constraint` reads what the answer must look like, `answer` generates it and `report` writes it; `session` makes it a
+//! turn of a saved conversation; [`super::batch`] answers many prompts.
 
 pub mod answer;
-pub mod ask;
-mod check;
+pub mod check;
 pub mod constraint;
 pub mod prompt;
 pub mod report;
+mod request;
 pub mod session;
 
 use std::path::PathBuf;
@@ -25,13 +25,12 @@ use super::load::{self, Loaded, ModelInfo};
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::{ChatTokenizer, Error, Finish, Grammar, Outcome, Request, Sampling, Started};
-use crate::template::{Conversation, Message};
-use answer::{Ending, Heard, Said, generate};
-use ask::{Ask, Rendered, render};
+use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
+use crate::runtime::{ChatTokenizer, Error, Finish, Outcome, Started};
+use answer::{Generated, Generation};
 use constraint::ConstraintArgs;
 use report::{Form, Report};
+use request::{Rendered, input, rendered, turn_request};
 
 /// Answer one prompt, or a file of them
 ///
@@ -113,6 +112,18 @@ pub struct PromptArgs {
     /// Complete the prompt as plain text, without the chat template
     #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template"])]
     pub raw: bool,
+
+    /// Whether the model thinks before it answers, and whether you see it: on, off, hide or a budget in tokens
+    ///
+    /// What it thinks is not part of the answer. A terminal shows it in dim text; json and jsonl have it in a field of its own.
+    #[arg(long, value_name = "HOW", conflicts_with = "raw")]
+    pub think: Option<String>,
+
+    /// Offer the model these tools: a file with an array of tools as in OpenAI's API, or the array itself
+    ///
+    /// Nothing is run: the calls are in the output of --output json and jsonl.
+    #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["raw", "batch"], hide_short_help = true)]
+    pub tools: Option<String>,
 
     /// Begin the answer with this text
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
@@ -288,17 +299,19 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     if let Some(name) = &args.session.session {
         return session::run(name, &args, session::Next { text, system }, terminal);
     }
-    let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
         note_system(texts.chat_tokenizer(), system.as_deref(), terminal);
-        let rendered = render(&texts, &ask(texts.info(), &args.prompt, text, system, terminal), prefill)?;
+        let input = input(&texts, &args, text, system, terminal)?;
+        let rendered = rendered(&texts, &input, args.prompt.prefill_response.as_deref().unwrap_or_default())?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
     let llm = load_model(&args, terminal)?;
     note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
-    let rendered = render(llm.texts(), &ask(llm.info(), &args.prompt, text, system, terminal), prefill)?;
-    answer(&llm, rendered.tokens, &args, &mut |_| Ok(()), terminal)
+    let input = input(llm.texts(), &args, text, system, terminal)?;
+    let turn = turn_request(&llm, &args, terminal)?;
+    let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
+    answer(&llm, &turn, &plan, &args, &mut |_| Ok(()), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
@@ -341,85 +354,43 @@ pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> 
     }
 }
 
-/// A conversation of one turn, or plain text where the user or the model has no template for it.
-fn ask(
-    info: &ModelInfo,
-    args: &PromptArgs,
-    text: String,
-    system: Option<String>,
-    terminal: &Terminal,
-) -> Ask {
-    if args.raw {
-        return Ask::Text(text);
-    }
-    if !info.has_chat_template && system.is_none() {
-        terminal.note(&format!("{} has no chat template: the prompt is completed as plain text", info.name));
-        return Ask::Text(text);
-    }
-    let system = system.map(Message::system);
-    let messages = system.into_iter().chain([Message::user(text)]).collect();
-    Ask::Chat(Conversation { messages, ..Conversation::default() })
-}
-
-/// An answer that has come to its end.
-struct Finished<'a> {
-    said: &'a Said,
-    outcome: &'a Outcome,
-    /// As requested.
-    sampling: &'a Sampling,
-}
-
 /// Answers one prompt on stdout. `keep` gets the answer before it is reported as done.
 fn answer(
     llm: &Loaded,
-    prompt: Vec<u32>,
+    turn: &TurnRequest,
+    plan: &TurnPlan,
     args: &RunArgs,
-    keep: &mut dyn FnMut(Finished<'_>) -> Result<(), CommandError>,
+    keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let sampling = args.sampling.resolve_for(llm.info(), terminal);
     let form = Form {
         format: args.output.output.unwrap_or_default(),
         stream: !args.output.no_stream,
         logprobs: args.output.logprobs.is_some(),
-    };
-    let request = Request {
-        prompt,
-        sampling: sampling.clone(),
-        limits: args.limits.resolve(),
-        logprobs: args.output.logprobs,
-        session: args.session.session.clone(),
-        grammar: compile(llm, &args.constraint)?,
-        ..Request::default()
+        shows_reasoning: args.prompt.think()?.is_shown,
     };
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     let mut report =
-        Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&sampling).prefill(prefill);
+        Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&turn.sampling).prefill(prefill);
     let graceful = Graceful::begin();
-    let mut heard = Heard::new(&mut report);
-    let ending = generate(llm.engine(), request, &graceful, &mut heard).map_err(late_flag_error);
-    let said = heard.said;
-    let mut keep = |outcome: &Outcome| keep(Finished { said: &said, outcome, sampling: &sampling });
-    let ending = ending.and_then(|ending| {
-        match &ending {
-            Ending::Done { outcome, .. } => keep(outcome)?,
-            Ending::ReaderGone { .. } => keep(&said.cut_off())?,
-        }
-        Ok(ending)
+    let (engine, planner, session) = (llm.engine(), llm.planner(), args.session.session.as_deref());
+    let generation = Generation { engine, planner, turn, plan, session, graceful: &graceful };
+    let generated = generation.run(&mut report).map_err(late_flag_error).and_then(|generated| {
+        keep(&generated.answer)?;
+        Ok(generated)
     });
-    match ending.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
-        Ending::ReaderGone { signal } => Ok(signal.map_or(Exit::Success, Exit::Signal)),
-        Ending::Done { outcome, signal } => {
-            match report.finish(&outcome) {
-                Err(OutputError::Failed(error)) => return Err(error),
-                Err(OutputError::Closed) | Ok(()) => {}
-            }
-            drop(report);
-            let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
-            conclude(llm, &outcome, said.started.as_ref(), drawn, &args.output, terminal);
-            Ok(verdict(llm, &outcome, signal, args, terminal))
-        }
+    let generated = generated.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))?;
+    let Generated { answer, signal, is_reader_gone } = generated;
+    if is_reader_gone {
+        return Ok(signal.map_or(Exit::Success, Exit::Signal));
     }
+    if let Err(OutputError::Failed(error)) = report.finish(&answer) {
+        return Err(error);
+    }
+    drop(report);
+    let drawn = turn.sampling.seed.is_none() && turn.sampling.temperature > 0.0;
+    conclude(llm, &answer.outcome, answer.started.as_ref(), drawn, &args.output, terminal);
+    Ok(verdict(llm, &answer.outcome, signal, args, terminal))
 }
 
 /// What the exit code says of an answer, and stderr of one that was cut.
@@ -442,13 +413,6 @@ fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, 
         None if is_cut && args.output.fail_on_length => Exit::Cut,
         None => Exit::Success,
     }
-}
-
-fn compile(llm: &Loaded, constraint: &ConstraintArgs) -> Result<Option<Grammar>, CommandError> {
-    let compile = |source: &GrammarSource| {
-        llm.compiler().compile(source).map_err(|error| CommandError::from(error).context(constraint.flag()))
-    };
-    constraint.source.as_ref().map(compile).transpose()
 }
 
 /// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.

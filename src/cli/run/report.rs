@@ -1,7 +1,8 @@
 //! An answer as the user asked to have it: text, one JSON object, or an event per line; statistics on stderr.
 //!
-//! Owns the schema `llmctl.run.v1`. Fields are added, never renamed or removed, under one schema name. Text mode
-//! ends with a line end; all three carry the same text, which begins with the prefilled part of the answer if any.
+//! Owns the schema `llmctl.run.v1`. Fields are added, never renamed or removed, under one schema name. Text mode ends with a
+//! line end. All three carry the same text, which begins with the prefilled part of the answer if any. Reasoning is not part of
+//! the text: it is a field of its own, and text mode shows it on stderr if that is a terminal.
 
 use std::io::Write;
 use std::time::Duration;
@@ -14,9 +15,11 @@ use super::answer::Sink;
 use crate::cli::load::{LoadedTexts, ModelInfo};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::terminal::Terminal;
+use crate::runtime::turn::{Answer, Delta};
 use crate::runtime::{
     Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
 };
+use crate::serve::wire::answer::call_json;
 
 const SCHEMA: &str = "llmctl.run.v1";
 
@@ -27,6 +30,7 @@ pub struct Form {
     /// Text as it comes, or at the end: in jsonl as one event.
     pub stream: bool,
     pub logprobs: bool,
+    pub shows_reasoning: bool,
 }
 
 /// Writes one answer.
@@ -39,15 +43,38 @@ pub struct Report<'a, W: Write> {
     prefill: &'a str,
     progress: Option<ProgressBar>,
     started: Option<Started>,
+    /// What an answer that is not streamed has so far, for jsonl.
+    held: Held,
+    /// The text written so far ends with a line end, or there is none.
+    is_at_line_start: bool,
+    /// Reasoning on stderr has not ended with a line end yet.
+    is_reasoning_open: bool,
+}
+
+/// Parts of an answer that wait for its end.
+#[derive(Default)]
+struct Held {
     text: String,
+    reasoning: String,
     tokens: Vec<Token>,
 }
 
 impl<'a, W: Write> Report<'a, W> {
-    pub fn new(llm: &'a LoadedTexts, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
+    pub fn new(texts: &'a LoadedTexts, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
         static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
-        let (started, text, tokens, progress) = Default::default();
-        Self { llm, form, output, terminal, sampling: &GREEDY, prefill: "", progress, started, text, tokens }
+        Self {
+            llm: texts,
+            form,
+            output,
+            terminal,
+            sampling: &GREEDY,
+            prefill: "",
+            progress: None,
+            started: None,
+            held: Held::default(),
+            is_at_line_start: true,
+            is_reasoning_open: false,
+        }
     }
 
     /// The parameters in force, for the record.
@@ -62,59 +89,67 @@ impl<'a, W: Write> Report<'a, W> {
         self
     }
 
-    /// The last words: what streaming has held back, the line end, or the JSON.
-    pub fn finish(&mut self, outcome: &Outcome) -> Result<(), OutputError> {
+    /// Ends the report: the line end, the text that was not streamed, or the JSON.
+    pub fn finish(&mut self, answer: &Answer) -> Result<(), OutputError> {
         self.clear_progress();
-        let line_end = if self.text.is_empty() || self.text.ends_with('\n') { "" } else { "\n" };
         match self.form.format {
-            OutputFormat::Text if self.form.stream => self.output.write(line_end),
-            OutputFormat::Text => self.output.write(&format!("{}{line_end}", self.text)),
+            OutputFormat::Text if self.form.stream => self.end_line(),
+            OutputFormat::Text => {
+                self.write_text(&answer.content)?;
+                self.end_line()
+            }
             OutputFormat::Json => {
-                let mut object = self.result(outcome);
-                object.insert("text".to_owned(), self.text.clone().into());
+                let mut object = self.result(answer);
+                object.insert("text".to_owned(), answer.content.as_str().into());
+                let reasoning = Some(&answer.reasoning);
+                let reasoning = reasoning.filter(|text| self.form.shows_reasoning && !text.is_empty());
+                object.insert("reasoning".to_owned(), reasoning.cloned().into());
                 if self.form.logprobs {
-                    let tokens = self.tokens.iter().map(|token| token_json(self.llm, token)).collect();
+                    let tokens = answer.tokens.iter().map(|token| token_json(self.llm, token)).collect();
                     object.insert("logprobs".to_owned(), Value::Array(tokens));
                 }
                 self.output.line(&format!("{:#}", Value::Object(object)))
             }
             OutputFormat::Jsonl => {
+                let Answer { content: text, reasoning, tokens, .. } = answer.clone();
+                self.held = Held { text, reasoning, tokens };
                 self.release()?;
-                let mut object = self.result(outcome);
+                let mut object = self.result(answer);
                 object.shift_insert(1, "event".to_owned(), "done".into());
                 self.output.line(&Value::Object(object).to_string())
             }
         }
     }
 
-    /// A failure after the first event: said in the stream too, where the stream is made of events.
+    /// A failure after the first event: reported in the stream too if the stream consists of events.
     pub fn fail(&mut self, kind: &str, message: &str) {
         self.clear_progress();
+        // The error itself is what the command ends with; a second one from here would hide it.
         if self.form.format == OutputFormat::Jsonl {
-            // The error itself is what the command ends with; a second one from here would hide it.
             let _ = self.release();
             let _ = self.event("error", json!({"kind": kind, "message": message}));
-        } else if self.form.format == OutputFormat::Text && self.form.stream && !self.text.is_empty() {
-            let _ = self.output.write(if self.text.ends_with('\n') { "" } else { "\n" });
+        } else if self.form.format == OutputFormat::Text && self.form.stream {
+            let _ = self.end_line();
         }
     }
 
-    fn result(&self, outcome: &Outcome) -> Map<String, Value> {
+    fn result(&self, answer: &Answer) -> Map<String, Value> {
         let info = self.llm.info();
-        let usage = &outcome.usage;
+        let Outcome { finish, usage, timings, seed } = &answer.outcome;
         let mut object = Map::new();
         object.insert("schema".to_owned(), SCHEMA.into());
         object.insert("model".to_owned(), info.name.as_str().into());
         if !self.prefill.is_empty() {
             object.insert("prefill_response".to_owned(), self.prefill.into());
         }
-        object.insert("finish_reason".to_owned(), outcome.finish.reason().into());
-        object.insert("finish".to_owned(), finish_json(&outcome.finish));
+        object.insert("finish_reason".to_owned(), answer.finish_reason().into());
+        object.insert("finish".to_owned(), finish_json(finish));
+        object.insert("tool_calls".to_owned(), answer.tool_calls.iter().map(call_json).collect());
         object.insert("usage".to_owned(), usage_json(usage));
         object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, self.llm)).into());
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
-        object.insert("timings".to_owned(), timings_json(&outcome.timings, usage, info));
-        object.insert("seed".to_owned(), outcome.seed.into());
+        object.insert("timings".to_owned(), timings_json(timings, usage, info));
+        object.insert("seed".to_owned(), (*seed).into());
         object.insert("sampling".to_owned(), sampling_json(self.sampling));
         object
     }
@@ -129,12 +164,16 @@ impl<'a, W: Write> Report<'a, W> {
         self.output.line(&Value::Object(object).to_string())
     }
 
-    /// The one event of an answer that is not streamed, if anything was said.
+    /// Writes the events of an answer that is not streamed, if it has any text.
     fn release(&mut self) -> Result<(), OutputError> {
-        if self.form.stream || self.text.is_empty() && self.tokens.is_empty() {
+        let Held { text, reasoning, tokens } = std::mem::take(&mut self.held);
+        if self.form.stream || text.is_empty() && reasoning.is_empty() && tokens.is_empty() {
             return Ok(());
         }
-        let (text, tokens) = (self.text.clone(), std::mem::take(&mut self.tokens));
+        if reasoning.is_empty() {
+            return self.text_event(&text, &tokens);
+        }
+        self.reasoning_event(&reasoning, &[])?;
         self.text_event(&text, &tokens)
     }
 
@@ -143,22 +182,65 @@ impl<'a, W: Write> Report<'a, W> {
         self.event("text", json!({"text": text, "tokens": tokens}))
     }
 
-    fn take(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
-        self.text.push_str(text);
+    fn reasoning_event(&mut self, reasoning: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        if !self.form.shows_reasoning {
+            return Ok(());
+        }
+        let tokens: Vec<_> = tokens.iter().map(|token| token_json(self.llm, token)).collect();
+        self.event("reasoning", json!({"reasoning": reasoning, "tokens": tokens}))
+    }
+
+    /// Takes text and reasoning of one step. Its tokens go with the text, if there is any.
+    fn take(&mut self, text: &str, reasoning: &str, tokens: &[Token]) -> Result<(), OutputError> {
         match self.form.format {
-            OutputFormat::Text if self.form.stream && !text.is_empty() => self.output.write(text),
-            OutputFormat::Text => Ok(()),
-            OutputFormat::Json => {
-                if self.form.logprobs {
-                    self.tokens.extend_from_slice(tokens);
-                }
+            OutputFormat::Json => Ok(()),
+            OutputFormat::Text => {
+                self.show_reasoning(reasoning);
+                if self.form.stream { self.write_text(text) } else { Ok(()) }
+            }
+            OutputFormat::Jsonl if !self.form.stream => {
+                self.held.text.push_str(text);
+                self.held.reasoning.push_str(reasoning);
+                self.held.tokens.extend_from_slice(tokens);
                 Ok(())
             }
-            OutputFormat::Jsonl if self.form.stream => self.text_event(text, tokens),
+            OutputFormat::Jsonl if text.is_empty() && !reasoning.is_empty() => {
+                self.reasoning_event(reasoning, tokens)
+            }
             OutputFormat::Jsonl => {
-                self.tokens.extend_from_slice(tokens);
-                Ok(())
+                if !reasoning.is_empty() {
+                    self.reasoning_event(reasoning, &[])?;
+                }
+                self.text_event(text, tokens)
             }
+        }
+    }
+
+    fn write_text(&mut self, text: &str) -> Result<(), OutputError> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.end_reasoning();
+        self.is_at_line_start = text.ends_with('\n');
+        self.output.write(text)
+    }
+
+    fn end_line(&mut self) -> Result<(), OutputError> {
+        self.end_reasoning();
+        if std::mem::replace(&mut self.is_at_line_start, true) { Ok(()) } else { self.output.write("\n") }
+    }
+
+    /// Shows reasoning beside the text, to a person.
+    fn show_reasoning(&mut self, reasoning: &str) {
+        if self.form.shows_reasoning && self.terminal.shows_progress() && !reasoning.is_empty() {
+            self.terminal.aside(reasoning);
+            self.is_reasoning_open = !reasoning.ends_with('\n');
+        }
+    }
+
+    fn end_reasoning(&mut self) {
+        if std::mem::take(&mut self.is_reasoning_open) {
+            self.terminal.aside("\n");
         }
     }
 
@@ -176,7 +258,7 @@ impl<W: Write> Drop for Report<'_, W> {
 }
 
 impl<W: Write> Sink for Report<'_, W> {
-    fn started(&mut self, started: &Started) -> Result<(), OutputError> {
+    fn started(&mut self, started: &Started, deltas: &[Delta]) -> Result<(), OutputError> {
         self.started = Some(started.clone());
         if self.form.format == OutputFormat::Jsonl {
             let info = self.llm.info();
@@ -190,7 +272,7 @@ impl<W: Write> Sink for Report<'_, W> {
             });
             self.event("started", fields)?;
         }
-        if self.prefill.is_empty() { Ok(()) } else { self.take(self.prefill, &[]) }
+        self.answer(deltas, &[], 0)
     }
 
     fn prefill(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
@@ -207,9 +289,20 @@ impl<W: Write> Sink for Report<'_, W> {
         Ok(())
     }
 
-    fn text(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+    fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
         self.clear_progress();
-        self.take(text, tokens)
+        if deltas.is_empty() && tokens.is_empty() {
+            return Ok(());
+        }
+        let (mut text, mut reasoning) = (String::new(), String::new());
+        for delta in deltas {
+            match delta {
+                Delta::Content(more) => text.push_str(more),
+                Delta::Reasoning(more) => reasoning.push_str(more),
+                Delta::Call { .. } | Delta::Arguments { .. } | Delta::CallEnd { .. } => {} // reported at the end
+            }
+        }
+        self.take(&text, &reasoning, tokens)
     }
 }
 
@@ -378,13 +471,14 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &LoadedTexts) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::answer::{Ending, generate};
+    use super::super::answer::Generation;
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::cli::load::Loaded;
     use crate::cli::signal::Graceful;
+    use crate::runtime::Difference;
     use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::{Difference, Request};
+    use crate::runtime::turn::{AnswerStart, TextPrompt, TurnRequest};
 
     /// What goes to stdout when the model says `text` in this form.
     fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
@@ -392,15 +486,21 @@ mod tests {
         let llm = Loaded::scripted(&Script::default().answering(events));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let mut stdout = Vec::new();
-        let form = Form { format, stream, logprobs: true };
+        let form = Form { format, stream, logprobs: true, shows_reasoning: true };
         let sampling = Sampling { temperature: 0.6, ..Sampling::default() };
         let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal)
             .sampling(&sampling)
             .prefill(prefill);
-        let request = Request { prompt: vec![1, 2, 3], ..Request::default() };
-        let ending = generate(llm.engine(), request, &Graceful::begin(), &mut report).expect("an answer");
-        let Ending::Done { outcome, .. } = ending else { panic!("{ending:?}") };
-        report.finish(&outcome).expect("a Vec takes all");
+        let answer_start = AnswerStart::Text(prefill.to_owned());
+        let (turn, graceful) = (TurnRequest { answer_start, ..TurnRequest::default() }, Graceful::begin());
+        let prompt = TextPrompt::Text("ab".to_owned());
+        let (planner, engine) = (llm.planner(), llm.engine());
+        let plan = planner.plan_text(&prompt, &turn).expect("a plan");
+        let session = None;
+        let generation =
+            Generation { engine, planner, turn: &turn, plan: &plan, session, graceful: &graceful };
+        let generated = generation.run(&mut report).expect("an answer");
+        report.finish(&generated.answer).expect("a Vec takes all");
         drop(report);
         String::from_utf8(stdout).expect("UTF-8")
     }

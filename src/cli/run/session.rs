@@ -3,19 +3,19 @@
 //! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
-use super::ask::Rendered;
-use super::{Finished, RunArgs, answer, check, dry_run, flag_error, load_model};
+use super::request::{Rendered, chat_context, turn_request};
+use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
-use crate::cli::places::{Kept, Places};
+use crate::cli::places::{KeptFiles, Places};
 use crate::cli::report::counted;
 use crate::cli::resume;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::turn::session_chat::{self, SessionChat};
+use crate::runtime::turn::{Answer, Finished, SessionChat};
 use crate::runtime::{ChatTokenizer, Error, Finish};
-use crate::template::{Message, TemplateError};
+use crate::template::{Conversation, Message, TemplateError};
 
 /// What is said next.
 pub struct Next {
@@ -35,7 +35,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
         let args = &with_model(args, &name, saved.as_ref(), terminal)?;
         return preview(saved, args, next, terminal);
     }
-    Places::from_environment().check(Kept::Sessions)?;
+    Places::from_environment().check(KeptFiles::Sessions)?;
     let opened = match store.open(&name) {
         Err(Error::SessionNotFound(_)) => None,
         opened => Some(opened.map_err(sessions::explain)?),
@@ -97,33 +97,27 @@ fn take_turn(
     }
     session_chat.notices().iter().for_each(|notice| terminal.note(notice));
     llm.restore(name.as_str(), session_chat.saved())?;
-    let turn = session_chat.prompt(
-        llm.texts().chat_tokenizer(),
-        session_chat.followed_by(messages(session_chat.saved(), next)),
-    )?;
-    let tokens = turn.tokens().to_vec();
-    let mut turn = Some(turn);
-    let mut keep = |finished: Finished<'_>| {
-        let Some(turn) = turn.take() else { return Ok(()) };
+    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
+    let conversation = Conversation { messages, ..chat_context(llm.texts(), args)? };
+    let turn = turn_request(llm, args, terminal)?;
+    let planned = session_chat.begin(llm.planner(), conversation, &turn)?;
+    let plan = planned.plan.clone();
+    let mut planned = Some(planned);
+    let mut keep = |finished: &Answer| {
+        let Some(planned) = planned.take() else { return Ok(()) };
         let is_cut = finished.outcome.finish == Finish::Cancelled;
-        let answer = session_chat::RecordedAnswer {
-            message: Message::assistant(&finished.said.text),
-            generated: finished.said.ids.clone(),
-            outcome: finished.outcome.clone(),
-            sampling: finished.sampling.clone(),
-        };
-        match session_chat.record(turn, answer)? {
-            session_chat::Finished::Kept if is_cut => {
+        match session_chat.finish(planned, finished)? {
+            Finished::Kept if is_cut => {
                 terminal.note(&format!("session {name}: the answer so far is kept as a cancelled turn"));
             }
-            session_chat::Finished::Kept => {}
-            session_chat::Finished::Empty => {
+            Finished::Kept => {}
+            Finished::Empty => {
                 terminal.note(&format!("session {name}: nothing was answered, so no turn is kept"));
             }
         }
         Ok(())
     };
-    let exit = answer(llm, tokens, args, &mut keep, terminal);
+    let exit = answer(llm, &turn, &plan, args, &mut keep, terminal);
     llm.settle(terminal);
     exit.map_err(|error| match error.runtime() {
         Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })
@@ -157,8 +151,9 @@ fn preview(
         Some(saved) => SessionChat::look_at(saved, model),
         None => SessionChat::new(model),
     };
-    let turn = session_chat
-        .prompt(texts.chat_tokenizer(), session_chat.followed_by(messages(session_chat.saved(), next)))?;
+    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
+    let conversation = Conversation { messages, ..chat_context(&texts, args)? };
+    let turn = session_chat.prompt(texts.chat_tokenizer(), conversation)?;
     let rendered = Rendered { text: turn.text(texts.chat_tokenizer()), tokens: turn.tokens().to_vec() };
     dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal)
 }

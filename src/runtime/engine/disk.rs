@@ -315,7 +315,7 @@ impl Engine {
         match self.executor.import_page(&self.pool, page.page_ref(), bytes) {
             Ok(()) => self.pool.publish(&page, wanted.name, wanted.key()),
             Err(error) => {
-                self.note(format!("a KV page from disk is of no use: {error}"));
+                self.note(format!("a KV page from disk cannot be used: {error}"));
                 return None;
             }
         }
@@ -329,7 +329,7 @@ impl Engine {
         let ready: Vec<_> = disk.restoring.extract_if(.., is_ready).collect();
         for Restoring { request, arrived, _held, lost, num_indexed, .. } in ready {
             if let Some((count, reason)) = lost {
-                self.note(format!("{count} KV pages on disk are of no use and computed again: {reason}"));
+                self.note(format!("{count} KV pages on disk cannot be used and are recomputed: {reason}"));
             }
             // The sequence takes its own references to the pages here.
             self.begin(request.generation, (!arrived.0.is_empty()).then_some(num_indexed));

@@ -23,7 +23,7 @@ pub(super) struct RequestQueue {
 #[derive(Debug)]
 pub(super) struct QueuedRequest {
     pub generation: Generation,
-    /// Whether its session was created for it.
+    /// True if its session was created for it.
     pub begins_session: bool,
     num_bypassed: usize,
     /// Position sent last, counted from 1; 0 before the first.

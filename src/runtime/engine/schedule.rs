@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn where_rows_are_short_those_who_went_without_longest_come_first() {
+    fn with_few_rows_the_least_recently_scheduled_come_first() {
         check_order(&[(9, 4), (9, 3), (9, 2), (9, 1)], 3, &[2, 0, 0, 1]);
         check_order(&[(9, 4), (9, 3), (9, 1), (9, 2)], 5, &[3, 0, 1, 1]);
         check_order(&[(9, 2), (9, 1)], 1, &[0, 1]);
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_prompt_gets_nothing_and_others_its_share() {
+    fn a_deferred_prompt_gets_no_row_and_others_get_its_share() {
         let hold = |deferred: &[usize]| {
             let mut running = prompts(&[100, 0, 100, 100]);
             deferred.iter().for_each(|&index| running[index].deferred = true);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_overtakes_what_does_not_so_many_times() {
+    fn requests_that_fit_bypass_those_that_do_not_a_bounded_number_of_times() {
         check_admitted(&[(5, 0), (5, 0), (1, 0)], 0, 8, &[0, 2]);
         check_admitted(&[(10, 7), (1, 0), (1, 0)], 0, 8, &[1]);
         check_admitted(&[(10, 8), (1, 0), (1, 0)], 0, 8, &[]);
@@ -383,7 +383,7 @@ mod tests {
         }
 
         #[test]
-        fn whoever_waits_is_overtaken_so_often_at_most_and_starts_in_the_end(
+        fn a_waiting_request_is_bypassed_a_bounded_number_of_times_and_starts_in_the_end(
             requests in prop::collection::vec((1usize..=20, 1usize..30), 1..40),
             tokens in 1usize..20, places in 1usize..6,
         ) {

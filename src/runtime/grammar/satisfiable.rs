@@ -31,7 +31,7 @@ pub fn check(root: &Value) -> Result<(), GrammarError> {
             return match search.has_answer(root) || work.get() > MAX_WORK {
                 true => Ok(()),
                 false => Err(GrammarError::Invalid(
-                    "nothing satisfies it: a schema asks for itself, without an end".to_owned(),
+                    "nothing satisfies it: a schema requires itself without end".to_owned(),
                 )),
             };
         }

@@ -132,7 +132,7 @@ impl GrammarState {
 
 /// Error for a grammar that reaches a dead end before it is complete.
 pub(super) fn unsatisfiable() -> GrammarError {
-    GrammarError::Invalid("nothing satisfies it: no token may come where more has to".to_owned())
+    GrammarError::Invalid("nothing satisfies it: it reaches a point where no token is allowed".to_owned())
 }
 
 impl fmt::Debug for GrammarState {

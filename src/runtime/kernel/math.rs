@@ -106,7 +106,7 @@ fn sigmoid_mul_body(gate: &mut [f32], up: &[f32]) {
 #[inline(always)]
 fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     for (gate, up) in gate.iter_mut().zip(up) {
-        let kept = if *gate > limit { limit } else { *gate }; // not `min`, which drops what is no number
+        let kept = if *gate > limit { limit } else { *gate }; // not `min`, which drops NaN
         *gate = kept / (1.0 + exp(-alpha * kept)) * (up.clamp(-limit, limit) + 1.0);
     }
 }

@@ -254,7 +254,7 @@ impl PoolState {
         }
     }
 
-    fn let_go(&mut self, page_ref: PageRef) {
+    fn release(&mut self, page_ref: PageRef) {
         let page = self.page(page_ref);
         page.num_holders -= 1;
         if page.num_holders > 0 {
@@ -342,7 +342,7 @@ impl Clone for PageHold {
 
 impl Drop for PageHold {
     fn drop(&mut self) {
-        self.pool.state.borrow_mut().let_go(self.page_ref);
+        self.pool.state.borrow_mut().release(self.page_ref);
     }
 }
 
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_index_the_page_let_go_of_last_is_used_first() {
+    fn without_an_index_the_page_released_last_is_used_first() {
         let pool = PagePool::without_index(&pool(0).groups(), 2);
         let page = pool.take(0).expect("free");
         let page_ref = page.page_ref();

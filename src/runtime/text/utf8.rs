@@ -1,15 +1,15 @@
-//! Bytes in arbitrary pieces -> complete characters.
+//! Decodes bytes that arrive in arbitrary pieces into complete characters.
 //!
-//! Tokens are byte strings: a character may be spread over several of them. Invariant: all text returned so far,
-//! plus what `finish` returns, is exactly `String::from_utf8_lossy` of all bytes pushed. At most three bytes are
-//! held back: the beginning of a character that later bytes can still complete.
+//! Tokens are byte strings, and a character may span several of them. Invariant: all text returned so far,
+//! plus what `finish` returns, is exactly `String::from_utf8_lossy` of all bytes pushed. At most three bytes
+//! are held back: the start of a character that later bytes can complete.
 
 use std::str;
 
 /// Incremental, lossy UTF-8 decoder.
 #[derive(Debug, Clone, Default)]
 pub struct Utf8Stream {
-    /// An incomplete but so far valid character; never more than three bytes.
+    /// An incomplete but so far valid character; at most three bytes.
     pending: Vec<u8>,
 }
 
@@ -18,8 +18,8 @@ impl Utf8Stream {
         Self::default()
     }
 
-    /// Takes the next bytes and returns every character that is complete now. An invalid sequence becomes one
-    /// U+FFFD per maximal subpart (Unicode 15, section 3.9, as the standard library does) as soon as it is known.
+    /// Appends bytes and returns every character that is complete. An invalid sequence becomes one U+FFFD per
+    /// maximal subpart (Unicode 15, section 3.9, as in the standard library) as soon as it is recognised.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         let joined;
         let mut rest = if self.pending.is_empty() {
@@ -47,7 +47,7 @@ impl Utf8Stream {
         text
     }
 
-    /// Ends the stream: an unfinished character becomes one U+FFFD.
+    /// Ends the stream. An unfinished character becomes one U+FFFD.
     pub fn finish(&mut self) -> String {
         if self.pending.is_empty() {
             return String::new();
@@ -56,7 +56,7 @@ impl Utf8Stream {
         char::REPLACEMENT_CHARACTER.to_string()
     }
 
-    /// Whether bytes are held back that later bytes may complete.
+    /// Returns whether bytes are held back that later bytes may complete.
     pub fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -75,7 +75,7 @@ mod tests {
         text
     }
 
-    /// Bytes that are mostly UTF-8 with damage: random bytes alone would hardly ever form long characters.
+    /// Bytes that are mostly UTF-8 with damage: random bytes alone would rarely form long characters.
     fn damaged_text() -> impl Strategy<Value = Vec<u8>> {
         let piece = prop_oneof![
             any::<char>().prop_map(|c| c.to_string().into_bytes()),
@@ -102,7 +102,7 @@ mod tests {
             let mut text = String::new();
             for (index, &byte) in bytes.iter().enumerate() {
                 text.push_str(&stream.push(&[byte]));
-                // What is withheld must be exactly an incomplete character at the end of the bytes so far.
+                // Held-back bytes must be exactly an incomplete character at the end of the bytes so far.
                 let seen = &bytes[..=index];
                 let whole = String::from_utf8_lossy(seen);
                 let tail = (0..=3.min(seen.len())).find(|&n| text == String::from_utf8_lossy(&seen[..seen.len() - n]));

@@ -139,6 +139,11 @@ impl ParserConfig {
         Self { start: (text.to_owned(), ids.to_vec()), ..self }
     }
 
+    /// Returns how many tokens of the given beginning were generated before.
+    pub fn num_start_tokens(&self) -> usize {
+        self.start.1.len()
+    }
+
     /// Begins one more answer. The deltas are those of its given beginning.
     pub fn stream(&self) -> (AnswerStream, Vec<Delta>) {
         let parser = |format: &Arc<AnswerFormat>| {
@@ -221,6 +226,11 @@ impl AnswerStream {
         };
         let seed = started.map_or(0, |started| started.seed);
         Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed }
+    }
+
+    /// Returns all tokens so far.
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
     }
 
     /// Whether neither content nor a call has begun.

@@ -24,7 +24,7 @@ pub use plan::{Planner, TurnPlan};
 pub use session_chat::{Finished, PlannedTurn, PromptedTurn, SessionChat, num_repeated};
 
 /// How a turn is to be answered. The input is separate, because one request may have several.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct TurnRequest {
     /// What the answer begins with, before the first generated token.
     pub answer_start: AnswerStart,
@@ -34,6 +34,8 @@ pub struct TurnRequest {
     /// The reader sees the deltas. Otherwise the whole text is parsed once more at its end, so that a malformed set of calls is
     /// dropped as a whole.
     pub is_streamed: bool,
+    /// Tokens of reasoning after which the frontend ends it. Servers have none.
+    pub reasoning_budget: Option<usize>,
     pub sampling: Sampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,

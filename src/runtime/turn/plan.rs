@@ -121,22 +121,11 @@ impl Planner<'_> {
         prompt_tail: &str,
         turn: &TurnRequest,
     ) -> Result<TurnPlan, TurnError> {
-        let all_markup = self.chat_tokenizer.output_markup();
         // Markup of calls that the request does not offer is text like any other, and must reach the reader.
-        let markup = self.chat_tokenizer.markup(&all_markup);
-        let tool_calls = all_markup.tool_calls.filter(|_| turn.tools.is_on());
-        let output_markup = OutputMarkup { tool_calls, ..all_markup };
-        let form =
-            AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup: &output_markup, prompt_tail };
-        let constraint = turn.constraint.as_ref();
-        let compile = |constraint: &OutputConstraint| {
-            form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
-        };
-        let mut grammar = constraint.map(compile).transpose()?;
-        if turn.tools.is_on() {
-            grammar = tool_grammar(self.grammars, form, &turn.tools, constraint)?;
-        }
-        let parser = ParserConfig::chat(output_markup, turn.tools.offered(), prompt_tail, turn.is_streamed);
+        let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.output_markup());
+        let grammar = self.grammar_after(prompt_tail, turn)?;
+        let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
+        let parser = ParserConfig::chat(output_markup, tools, prompt_tail, turn.is_streamed);
         let parser = match &turn.answer_start {
             AnswerStart::Nothing => parser,
             AnswerStart::Text(text) => parser.starting_with(text, &[]),
@@ -146,6 +135,30 @@ impl Planner<'_> {
             }
         };
         Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })
+    }
+
+    /// The markup that the answer may use.
+    fn output_markup(&self, turn: &TurnRequest) -> OutputMarkup {
+        let output_markup = self.chat_tokenizer.output_markup();
+        OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
+    }
+
+    /// Compiles the grammar of the rest of an answer, behind a text that ends with `prompt_tail`.
+    ///
+    /// # Errors
+    /// Errors of the tools and the constraint.
+    pub fn grammar_after(&self, prompt_tail: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
+        let output_markup = &self.output_markup(turn);
+        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, prompt_tail };
+        let constraint = turn.constraint.as_ref();
+        let compile = |constraint: &OutputConstraint| {
+            form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
+        };
+        let constrained = constraint.map(compile).transpose()?;
+        match turn.tools.is_on() {
+            true => tool_grammar(self.grammars, form, &turn.tools, constraint),
+            false => Ok(constrained),
+        }
     }
 
     /// The text of generated tokens as the engine streams it: special tokens have none, unless they are markup.

@@ -168,12 +168,7 @@ impl SessionChat {
         turn: &TurnRequest,
     ) -> Result<PlannedTurn, TurnError> {
         let prompted = self.prompt(planner.chat_tokenizer, conversation)?;
-        let mut tokens = prompted.tokens.clone();
-        if let AnswerStart::Text(start) = &turn.answer_start {
-            tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
-        }
-        let plan = planner.plan_answer(tokens, prompted.tail(), turn)?;
-        Ok(PlannedTurn { plan, prompted, sampling: turn.sampling.clone() })
+        PlannedTurn::new(planner, prompted, turn)
     }
 
     /// Takes the answer to a turn that [`Self::begin`] planned.
@@ -339,6 +334,21 @@ fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
 /// Whether two messages are the same turn of the same conversation, be they spelt differently.
 fn says_the_same(a: &Message, b: &Message) -> bool {
     a.role == b.role && a.name == b.name && MessageFingerprint::of(a) == MessageFingerprint::of(b)
+}
+
+impl PlannedTurn {
+    /// Plans the answer to a prompt of [`SessionChat::prompt`].
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn new(planner: Planner<'_>, prompted: PromptedTurn, turn: &TurnRequest) -> Result<Self, TurnError> {
+        let mut tokens = prompted.tokens.clone();
+        if let AnswerStart::Text(start) = &turn.answer_start {
+            tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
+        }
+        let plan = planner.plan_answer(tokens, prompted.tail(), turn)?;
+        Ok(Self { plan, prompted, sampling: turn.sampling.clone() })
+    }
 }
 
 impl PromptedTurn {

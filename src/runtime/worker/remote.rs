@@ -534,7 +534,7 @@ impl Link {
         let Reply { id, answer } = Reply::parse(line)
             .map_err(|why| format!("it sent a line that is no answer ({why}): {}", shown(line)))?;
         let Some(Id::Number(id)) = id else {
-            return Err(format!("it sent an answer to nobody: {}", shown(line)));
+            return Err(format!("it sent an answer without an id: {}", shown(line)));
         };
         let mut open = self.lock();
         if let ReplyBody::Pong { load, .. } = &answer {

@@ -53,7 +53,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Longest wait of the shutdown for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a worker serves: the engine, its tokenizer and its identity.
+/// Engine, tokenizer and identity that a worker serves.
 pub struct WorkerContext {
     pub engine: EngineClient,
     pub tokenizer: Arc<Tokenizer>,
@@ -197,7 +197,7 @@ fn read_all(input: impl Read, notices: &Sender<InputEvent>, open_calls: &OpenCal
             Ok(Received::Line) if line.iter().all(u8::is_ascii_whitespace) => continue,
             Ok(Received::Line) => InputEvent::Line(std::mem::take(&mut line)),
             Ok(Received::TooLong) => InputEvent::TooLong,
-            // The writer of a torn line has ended, so nobody reads an answer.
+            // The writer of a torn line has ended, so there is no reader either.
             Ok(Received::Torn | Received::End) | Err(_) => return num_calls,
         };
         num_calls += 1;
@@ -249,7 +249,7 @@ fn answer_the_rest(pools: &CallPools, notices: &Receiver<InputEvent>) -> Shutdow
 fn dispatch(dispatcher: &Arc<Dispatcher>, pools: &CallPools, call: Result<WorkerCall, Refusal>) {
     let (id, op) = match call {
         Ok(WorkerCall { id: Some(id), .. }) if dispatcher.has(&id) => {
-            let message = "a call of this id is under way".to_owned();
+            let message = "a call with this id is open".to_owned();
             let refusal = Refusal { id: Some(id), code: ErrorCode::DuplicateId, message };
             return dispatcher.send(OutputLine::Last(refusal.into()));
         }

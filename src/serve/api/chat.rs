@@ -13,7 +13,7 @@ use super::request::{self, Streaming};
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive};
 use crate::runtime::Token;
-use crate::runtime::turn::{Answer, Delta};
+use crate::runtime::turn::Delta;
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -80,7 +80,7 @@ fn completion(head: &Head, style: &ChatStyle, collected: &collect::Collected) ->
     let choice = |(index, choice): (usize, &FinishedChoice)| {
         json!({
             "index": index,
-            "message": message(&choice.answer, style),
+            "message": message_json(&choice.answer, style.shows_reasoning, style.has_functions),
             "logprobs": style.logprobs.then(|| head.chat_logprobs(&choice.answer.tokens)),
             "finish_reason": style.finish_reason(choice),
         })
@@ -92,16 +92,6 @@ fn completion(head: &Head, style: &ChatStyle, collected: &collect::Collected) ->
     let first = collected.choices.first().and_then(|choice| choice.placed.as_ref());
     object.extend(first.map(reply::placed));
     Value::Object(object)
-}
-
-/// Writes the message of a choice in this style.
-fn message(answer: &Answer, style: &ChatStyle) -> Value {
-    let mut message = message_json(answer, style.shows_reasoning);
-    if let Some(call) = answer.tool_calls.first().filter(|_| style.has_functions) {
-        message["function_call"] = json!({"name": call.name, "arguments": call.arguments});
-        message.as_object_mut().map(|members| members.shift_remove("tool_calls"));
-    }
-    message
 }
 
 /// Writes the chunks of a stream.

@@ -13,8 +13,9 @@ const IMPOSSIBLE: f32 = -9999.0;
 /// The bytes that a token stands for.
 pub type TokenBytes<'a> = &'a dyn Fn(u32) -> Vec<u8>;
 
-/// Writes an answer as a chat message. The content is a string, possibly empty, and null if there are only calls.
-pub fn message_json(answer: &Answer, shows_reasoning: bool) -> Value {
+/// Writes an answer as a chat message. The content is a string, possibly empty, and null if there are only calls. With
+/// `has_functions` a call has OpenAI's older form, which has place for one.
+pub fn message_json(answer: &Answer, shows_reasoning: bool, has_functions: bool) -> Value {
     let Answer { content, reasoning, tool_calls, .. } = answer;
     let is_call_only = content.is_empty() && !tool_calls.is_empty();
     let content = if is_call_only { Value::Null } else { content.as_str().into() };
@@ -22,8 +23,12 @@ pub fn message_json(answer: &Answer, shows_reasoning: bool) -> Value {
     if shows_reasoning && !reasoning.is_empty() {
         message["reasoning_content"] = reasoning.as_str().into();
     }
-    if !tool_calls.is_empty() {
-        message["tool_calls"] = tool_calls.iter().map(call_json).collect();
+    match tool_calls.first() {
+        None => {}
+        Some(call) if has_functions => {
+            message["function_call"] = json!({"name": call.name, "arguments": call.arguments});
+        }
+        Some(_) => message["tool_calls"] = tool_calls.iter().map(call_json).collect(),
     }
     message
 }

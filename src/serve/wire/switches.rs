@@ -7,6 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::Fields;
+use crate::template::THINKING_SWITCHES;
 
 /// What a chat template makes of names.
 #[derive(Clone, Copy)]
@@ -19,9 +20,6 @@ pub struct Template<'a> {
 
 /// `reasoning_effort`, the least first; the first two ask for none.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-
-/// Variables by which templates switch reasoning on and off.
-pub const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// What is asked of reasoning.
 #[derive(Default)]
@@ -51,7 +49,7 @@ pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks:
     }
     verbosity(fields, &mut kwargs, template);
     if let Some(thinks) = default_thinks {
-        for name in THINKING.into_iter().filter(|name| (template.reads)(name)) {
+        for name in THINKING_SWITCHES.into_iter().filter(|name| (template.reads)(name)) {
             kwargs.entry(name).or_insert(thinks.into());
         }
     }
@@ -127,7 +125,7 @@ fn set_thinking(
 ) {
     let Some(thinks) = thinks else { return };
     let mut is_heard = false;
-    for variable in THINKING.into_iter().filter(|variable| (template.reads)(variable)) {
+    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
         kwargs.entry(variable).or_insert(thinks.into());
         is_heard = true;
     }
@@ -144,7 +142,7 @@ fn set_effort(
 ) {
     let asks_for_none = EFFORTS[..2].contains(&effort);
     let mut is_heard = asks_for_none;
-    for variable in THINKING.into_iter().filter(|variable| (template.reads)(variable)) {
+    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
         kwargs.entry(variable).or_insert((!asks_for_none).into());
         is_heard = true;
     }

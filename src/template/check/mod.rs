@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Shown,
-    SpecialTokens, TemplateError, ToolCallFormat,
+    SpecialTokens, THINKING_SWITCHES, TemplateError, ToolCallFormat,
 };
 
 /// The tokenizer of the model whose template is checked.
@@ -219,9 +219,6 @@ pub fn check(subject: Result<&Subject, &TemplateError>) -> Vec<Check> {
 
 /// The time that templates see, unless a check is about it.
 const NOW: DateTime = DateTime { year: 2026, month: 3, day: 14, hour: 9, minute: 26, second: 53 };
-
-/// Variables by which templates switch reasoning on and off.
-const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
 
 /// The texts of the beginning-of-sequence and end-of-sequence tokens if there is no tokenizer.
 const PLACEHOLDERS: [&str; 2] = ["<s>", "</s>"];

@@ -55,7 +55,7 @@ impl Workload {
 
     /// Returns the request that continues a conversation of alternating questions and answers, a question
     /// last.
-    pub fn body(&self, said: &[String], output_tokens: usize) -> Value {
+    pub fn body(&self, history: &[String], output_tokens: usize) -> Value {
         let mut body = json!({
             "model": self.model,
             "max_tokens": output_tokens,
@@ -66,11 +66,11 @@ impl Workload {
         match self.api {
             Api::Chat => {
                 let role = |index: usize| if index.is_multiple_of(2) { "user" } else { "assistant" };
-                let messages = said.iter().enumerate();
+                let messages = history.iter().enumerate();
                 let messages = messages.map(|(index, text)| json!({"role": role(index), "content": text}));
                 body["messages"] = messages.collect();
             }
-            Api::Completions => body["prompt"] = said.join("\n").into(),
+            Api::Completions => body["prompt"] = history.join("\n").into(),
         }
         if self.ignore_eos {
             body["ignore_eos"] = true.into();
@@ -242,21 +242,21 @@ impl Users {
         let work = &self.work;
         let mut random =
             SplitMix64::new(work.seed ^ number.wrapping_add(1).wrapping_mul(0xd134_2543_de82_ef95));
-        let mut said: Vec<String> = Vec::new();
+        let mut history: Vec<String> = Vec::new();
         let mut at_s = first.at_s;
         for turn in 1..=work.turns {
             if !self.ledger.claim() {
                 return false;
             }
-            said.push(match turn {
+            history.push(match turn {
                 1 if !first.blocks.is_empty() => {
                     text::blocks(&first.blocks, BLOCK_TOKENS, first.prompt_tokens, &work.ruler, work.seed)
                 }
                 1 => text::words(work.ruler.words(first.prompt_tokens), &mut random),
                 _ => text::words(work.ruler.words(work.turn_tokens), &mut random),
             });
-            let Some(answer) = self.ask(&said, first.output_tokens, turn, at_s).await else { return true };
-            said.push(answer);
+            let Some(answer) = self.ask(&history, first.output_tokens, turn, at_s).await else { return true };
+            history.push(answer);
             if turn < work.turns {
                 tokio::time::sleep(work.think).await;
                 at_s = self.ledger.start.elapsed().as_secs_f64();
@@ -266,8 +266,8 @@ impl Users {
     }
 
     /// Sends a request that was due at `at_s` and records it. Returns the answer's text, if it succeeded.
-    async fn ask(&self, said: &[String], output_tokens: usize, turn: usize, at_s: f64) -> Option<String> {
-        let body = self.work.body(said, output_tokens);
+    async fn ask(&self, history: &[String], output_tokens: usize, turn: usize, at_s: f64) -> Option<String> {
+        let body = self.work.body(history, output_tokens);
         let late = self.ledger.start.elapsed().saturating_sub(Duration::from_secs_f64(at_s));
         let late_ms = milliseconds(late);
         let sent = Instant::now();
@@ -332,12 +332,12 @@ mod tests {
 
     #[test]
     fn requests_of_both_kinds() {
-        let said = ["a", "b", "c"].map(str::to_owned);
-        let body = work(Api::Chat).body(&said, 4);
+        let history = ["a", "b", "c"].map(str::to_owned);
+        let body = work(Api::Chat).body(&history, 4);
         assert_eq!(body["messages"][1], json!({"role": "assistant", "content": "b"}));
         assert_eq!((&body["max_tokens"], &body["stream"]), (&4.into(), &true.into()));
         assert!(body.get("ignore_eos").is_none());
-        let body = Workload { ignore_eos: true, ..work(Api::Completions) }.body(&said, 4);
+        let body = Workload { ignore_eos: true, ..work(Api::Completions) }.body(&history, 4);
         assert_eq!((&body["prompt"], &body["ignore_eos"]), (&"a\nb\nc".into(), &true.into()));
     }
 

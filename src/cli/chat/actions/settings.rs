@@ -6,12 +6,12 @@ use super::Done;
 use crate::cli::chat::command::Next;
 use crate::cli::chat::settings::spelled;
 use crate::cli::chat::talk::Chat;
-use crate::cli::chat::think::{Think, Thinking};
 use crate::cli::chat::tools::Toolbox;
 use crate::cli::chat::turn::Asked;
 use crate::cli::chat::{counted, grouped, typed_path};
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
+use crate::cli::think::{Think, Thinking};
 use crate::runtime::GrammarSource;
 use crate::template::Message;
 
@@ -47,24 +47,20 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
         changed.change(argument).map_err(refused)?;
         // Showing what is not there changes nothing, and is a wish all the same.
         match chat.thinking().is_there() {
-            true => changed.check(chat.thinking()),
-            false => Err(chat.think.spoken(chat.thinking())),
+            true => changed.check(&chat.thinking()),
+            false => Err(chat.think.spoken(&chat.thinking())),
         }
         .map_err(refused)?;
         chat.think = changed;
     }
-    chat.terminal.report(&chat.think.spoken(chat.thinking()));
+    chat.terminal.report(&chat.think.spoken(&chat.thinking()));
     Ok(Next::Prompt)
 }
 
 impl Chat<'_> {
     /// What the model's template can do about thinking.
     pub fn thinking(&self) -> Thinking {
-        let chat_tokenizer = self.llm().texts().chat_tokenizer();
-        Thinking::of(
-            chat_tokenizer.template_source().unwrap_or_default(),
-            chat_tokenizer.output_markup().reasoning,
-        )
+        Thinking::of(self.llm().texts().chat_tokenizer())
     }
 }
 
@@ -92,7 +88,7 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
 impl Chat<'_> {
     /// What was set for another model is set for this one, as far as it can be.
     pub fn carry_over(&mut self) -> Result<(), CommandError> {
-        if let Err(reason) = self.think.check(self.thinking()) {
+        if let Err(reason) = self.think.check(&self.thinking()) {
             self.think = Think::default();
             self.terminal.warn(&format!("{reason}: /think is as it was at the beginning"));
         }

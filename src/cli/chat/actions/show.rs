@@ -49,7 +49,7 @@ fn conversation(chat: &Chat<'_>) -> String {
 fn config(chat: &Chat<'_>) -> String {
     let mut rows = chat.settings.table(&chat.sampling());
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let thinking = chat.think.spoken(chat.thinking());
+    let thinking = chat.think.spoken(&chat.thinking());
     rows.push(row("thinking", thinking.trim_start_matches("thinking: ").to_owned()));
     rows.push(row("json", chat.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
     let tools = chat.toolbox.as_ref();

@@ -89,7 +89,7 @@ impl Candle {
     }
 
     fn row_numbers(&self, rows: impl Iterator<Item = usize>) -> candle_core::Result<Tensor> {
-        let rows: Vec<u32> = rows.map(|row| row as u32).collect(); // a step has fewer rows than u32 can count
+        let rows: Vec<u32> = rows.map(|row| row as u32).collect(); // a step has fewer than 2^32 rows
         Tensor::new(rows, &self.device)
     }
 }

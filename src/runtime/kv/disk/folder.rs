@@ -204,7 +204,7 @@ impl Folder {
         let mut file = File::open(&path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let payload = page::read(&mut file, len, label, num_bytes)?;
-        drop(file.set_times(used_now(label.depth))); // a folder that cannot be changed is not cleaned up either
+        drop(file.set_times(used_now(label.depth))); // a failure is harmless: such a folder is not cleaned up either
         Ok(payload)
     }
 
@@ -291,7 +291,7 @@ fn replace(folder: &Path, path: &Path, fill: impl FnOnce(&mut File) -> io::Resul
     let (unfinished, mut file) = new_file(folder)?;
     let filled = fill(&mut file).and_then(|()| fs::rename(&unfinished, path));
     if filled.is_err() {
-        drop(fs::remove_file(&unfinished)); // else removed as a leftover
+        drop(fs::remove_file(&unfinished)); // on failure it is removed later as a leftover
     }
     filled
 }

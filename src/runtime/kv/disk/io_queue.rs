@@ -183,7 +183,7 @@ impl IoQueue {
 
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        drop(self.state()); // a worker that has just looked is waiting now
+        drop(self.state()); // the lock ensures that a thread that checked `stop` is waiting
         self.work.notify_all();
     }
 

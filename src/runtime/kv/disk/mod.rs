@@ -244,7 +244,7 @@ impl Drop for DiskStore {
     fn drop(&mut self) {
         self.queue.stop();
         if let Some(thread) = self.thread.take() {
-            drop(thread.join()); // a panic there has been answered with `Missing`
+            drop(thread.join()); // after a panic there, requests were answered with `Missing`
         }
     }
 }

@@ -68,7 +68,7 @@ fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>,
     let by_period = |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
     if !reader.is_gguf() {
         let mut listed = reader.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(PATTERN));
-        listed[num_layers - 1] = false; // whatever is listed, as the class has it
+        listed[num_layers - 1] = false; // the class ignores the list here
         return Ok(listed);
     }
     match reader.value(KEY) {

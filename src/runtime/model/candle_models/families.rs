@@ -226,7 +226,7 @@ fn helium(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.only("attention_bias", json!(false), json!(false))?;
     config.put("attention_bias", false);
     config.flag("mlp_bias", false)?;
-    config.put("bos_token_id", 0); // read by no one, but required
+    config.put("bos_token_id", 0); // required but unused
     config.put("eos_token_id", 0);
     let tied = tied(&mut config, false, EMBEDDINGS)?;
     let context = config.context(4096)?;
@@ -260,7 +260,7 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     check_mamba(&config, body.hidden_size)?;
     config.put("d_model", body.hidden_size);
     config.put("n_layer", body.num_layers);
-    config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
+    config.put("pad_vocab_size_multiple", 1); // the file counts the rows of the table
     let open: OpenModel = |config, weights| {
         let config: mamba::Config = read(config)?;
         let device = weights.device().clone();
@@ -331,7 +331,7 @@ fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     // transformers' default is a separate output matrix, which candle-transformers does not read: it would be
     // reported as unused.
     let tied = tied(&mut config, false, "embeddings.weight")?;
-    config.put("pad_vocab_size_multiple", 1); // the file's count is that of the table's rows
+    config.put("pad_vocab_size_multiple", 1); // the file counts the rows of the table
     let open: OpenModel = |config, weights| {
         let config: mamba2::Config = read(config)?;
         let device = weights.device().clone();
@@ -490,7 +490,7 @@ fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<Ca
     let usual_inner = (body.hidden_size as f64 * 3.5) as usize / 32 * 32;
     let inner = config.size("intermediate_size", Some(usual_inner))?;
     config.positive(&["layer_norm_epsilon"], 1e-5)?;
-    config.put("rescale_every", 0); // a matter of f16
+    config.put("rescale_every", 0); // only for f16
     let divisor = config.positive(&["head_size_divisor"], 8.0)?;
     let tied = tied(&mut config, false, "rwkv.embeddings.weight")?;
     if tied.is_some() {
@@ -521,7 +521,7 @@ fn stablelm(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let open: OpenModel = |config, weights| {
         let config: stable_lm::Config = read(config)?;
         let make = move || stable_lm::Model::new(&config, weights.clone());
-        drop(make()?); // what is wrong with the tensors is to be known now
+        drop(make()?); // reports errors in the tensors now
         Ok(made(make, stable_lm::Model::forward))
     };
     Ok(CandlePlan {

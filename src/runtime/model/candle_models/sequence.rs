@@ -6,7 +6,7 @@
 //! one at first, and again as a run when they fill it.
 //!
 //! ```text
-//! Chunks     |--run--|--run--|--run--|. . . . .      a run goes on from the state of the one before
+//! Chunks     |--run--|--run--|--run--|. . . . .      a run continues from the state of the previous one
 //! Beginning  |----------run----------|. . . . .      a run goes from the first token, up to LONGEST_BEGINNING
 //! Single      . . . . . . . . . . . . . . . . .
 //! ```

@@ -285,7 +285,7 @@ mod tests {
         let mlp = MlpConfig { intermediate_size: 1, activation: Activation::Silu };
         let config = ExpertsConfig { count: 3, used: 2, mlp, weights, has_norms: false };
         let mut routing = Routing { scores: vec![7.0; 9], ..Routing::default() };
-        routing.choose(&config); // of another step, to be forgotten
+        routing.choose(&config); // left by another step; must be replaced
         routing.scores = scores.to_vec();
         routing.choose(&config);
         routing.visitors.into_iter().map(|visitors| (visitors.rows, visitors.weights)).collect()

@@ -49,7 +49,7 @@ impl SessionStore {
     pub(super) fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<Forgotten> {
         let doomed = self.root.join(unfinished_name());
         lock::take_away(lock, folder, &doomed)?;
-        let told = self.kv.as_ref().map(|_| told_in(&doomed));
+        let told = self.kv.as_ref().map(|_| page_names_in(&doomed));
         fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))?;
         Ok(told.map(|told| self.forget(told)).unwrap_or_default())
     }
@@ -61,7 +61,7 @@ impl SessionStore {
     pub fn purge(&self, name: &SessionName) -> Result<Purged> {
         let mut writer = self.open(name)?;
         let folder = self.path(name);
-        let told = told_in(&folder);
+        let told = page_names_in(&folder);
         let before = folder_bytes(&folder);
         writer.compact()?;
         for path in transcripts(&folder).into_iter().filter(|path| !path.ends_with(TRANSCRIPT)) {
@@ -135,7 +135,7 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
 }
 
 /// Returns the names of all pages of the transcripts in a folder, as far as they can be read.
-fn told_in(folder: &Path) -> HashSet<PageName> {
+fn page_names_in(folder: &Path) -> HashSet<PageName> {
     let mut names = HashSet::new();
     for path in transcripts(folder) {
         if let Ok(Some(bytes)) = folder::read_file(&path) {

@@ -1,11 +1,11 @@
-//! Where a long text may be taken apart, so that its parts together have the ids of the whole.
+//! Positions at which a long text may be cut, so that the parts together have the ids of the whole.
 //!
-//! The library keeps some hundred bytes for each byte that it cuts into words, so a text goes through it in windows. A window
-//! ends where a word does, well before the window's own end: the known rules look at no more of a text than the run of characters
-//! that they match, the run behind it, and no byte before them (there is no look-behind in the table). What lies before a cut has
-//! therefore the same words in the window as in the whole, and what follows it begins a word in both.
+//! The library needs some hundred bytes for each byte that it splits into words, so a text goes through it in
+//! windows. A window is cut between words, well before its end: the known rules look at no more than their
+//! match, the run of characters after it, and no byte before it (the table has no look-behind). So text
+//! before a cut has the same words in the window as in the whole, and text after it starts a word in both.
 //!
-//! Invariant: where any of that is not known to hold, there is no cut, and the text is taken as a whole.
+//! Invariant: if any of that is not known to hold, there is no cut, and the text is encoded as a whole.
 
 use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};

@@ -1,10 +1,10 @@
-//! Text -> ids: added tokens first, then normalise, cut into words, and let the model spell each word.
+//! Encodes text: finds added tokens, normalises, splits into words, and lets the model encode each word.
 //!
-//! This is Hugging Face's pipeline on its own parts, with two differences: the special tokens may be left out of
-//! the search per call (the crate only has a switch on the whole tokenizer, which is shared here), and nothing is
-//! added around the text. The crate panics on some hostile inputs (a regular expression over its retry limit, say);
-//! [`guarded`] turns that into an error. It also takes memory by the hundredfold of a text; so a long one goes through it in
-//! windows (`cuts.rs`), and only ids are kept.
+//! This is Hugging Face's pipeline from its own parts, with two differences: a call may ignore special tokens
+//! (the crate only has a switch on the whole tokenizer, which is shared here), and nothing is added around
+//! the text. The crate panics on some hostile inputs (e.g. a regular expression over its retry limit);
+//! [`guarded`] turns that into an error. It also needs hundreds of bytes per byte of text, so a long text
+//! goes through it in windows (`cuts.rs`), of which only the ids are kept.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

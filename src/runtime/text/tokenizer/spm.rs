@@ -1,10 +1,10 @@
-//! SentencePiece's BPE from a vocabulary with scores, as GGUF's `tokenizer.ggml.model = "llama"` stores it.
+//! SentencePiece's BPE from a vocabulary with scores, as in GGUF's `tokenizer.ggml.model = "llama"`.
 //!
-//! Start with single characters; again and again join the two neighbours whose union is the token with the highest
-//! score (of equals the leftmost); spell what is no token in bytes, or as the unknown token. (sentencepiece,
-//! bpe_model.cc; llama.cpp's llm_tokenizer_spm.) There are no words, but where two neighbouring characters stand
-//! side by side in no token at all, nothing can join across them: the text is cut there, which changes no result
-//! and keeps the queues short. Control tokens never come out of here, whatever the text says.
+//! Starts with single characters and repeatedly merges the two neighbours whose union is the token with the
+//! highest score (the leftmost of equals). What is no token is encoded as bytes, or as the unknown token.
+//! (sentencepiece, bpe_model.cc; llama.cpp's llm_tokenizer_spm.) There are no words, but nothing can merge
+//! across two characters that are adjacent in no token: the text is cut there, which changes no result and
+//! keeps the queues short. The result never contains control tokens.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap, HashSet};

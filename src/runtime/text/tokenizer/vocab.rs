@@ -1,19 +1,19 @@
-//! A vocabulary as plain data, as GGUF metadata carries it, and its checks.
+//! A vocabulary as plain data, as in GGUF metadata, with its checks and the bytes of its tokens.
 //!
-//! Invariant after [`VocabSpec::check`]: every per-token list is empty or as long as `tokens`, and every id named is
-//! in range. A file that breaks this is refused by name of the list. What a token's bytes are, is decided here too.
+//! Invariant after [`VocabSpec::check`]: every per-token list is empty or as long as `tokens`, and every id
+//! is in range. The error for a file that breaks this names the list.
 
 use super::pieces::{Spelling, Table};
 
-/// What a token is for (`tokenizer.ggml.token_type`).
+/// Kind of a token (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TokenKind {
     #[default]
     Normal,
     Unknown,
-    /// Special: never matched in text unless special tokens are asked for.
+    /// Special: matches in text only if special tokens are asked for.
     Control,
-    /// Matched in text before anything else, as it stands.
+    /// Matches in text before anything else.
     UserDefined,
     /// A hole.
     Unused,
@@ -22,7 +22,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// From GGUF's number: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+    /// Converts GGUF's number: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
     pub fn from_number(number: u32) -> Option<Self> {
         use TokenKind::*;
         [Normal, Unknown, Control, UserDefined, Unused, Byte].get(number.checked_sub(1)? as usize).copied()
@@ -33,12 +33,12 @@ impl TokenKind {
     }
 }
 
-/// Everything that GGUF says about a vocabulary; field names follow `tokenizer.ggml.*`.
+/// Everything that GGUF stores about a vocabulary; field names follow `tokenizer.ggml.*`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VocabSpec {
     /// `gpt2` (byte-level BPE) or `llama` (SentencePiece).
     pub model: String,
-    /// Names the pre-tokenizer of a byte-level vocabulary.
+    /// Name of the pre-tokenizer of a byte-level vocabulary.
     pub pre: Option<String>,
     pub tokens: Vec<String>,
     /// One per token, or empty: all normal.
@@ -52,16 +52,17 @@ pub struct VocabSpec {
     pub unk: Option<u32>,
     pub add_bos: Option<bool>,
     pub add_eos: Option<bool>,
-    /// A space before the text and after each added token (`llama`; default true).
+    /// Add a space before the text and after each added token (`llama`; default true).
     pub add_space_prefix: Option<bool>,
     pub remove_extra_whitespaces: Option<bool>,
-    /// Special tokens that swallow the white space after them. GGUF does not store this; see `load::tokenizer`.
+    /// Special tokens that absorb the white space after them. GGUF does not store this; see
+    /// `load::tokenizer`.
     pub strip_right: Vec<u32>,
 }
 
 impl VocabSpec {
-    /// The kind of a token; padding that a converter wrote as `[PAD<id>]` is a hole, whatever it is registered as.
-    /// Where the file lists no kinds, the tokens it names by id are special.
+    /// Returns the kind of a token. Padding that a converter wrote as `[PAD<id>]` is a hole, whatever its
+    /// registered kind. If the file lists no kinds, the tokens that it names by id are special.
     pub(super) fn kind(&self, id: u32) -> TokenKind {
         let index = id as usize;
         let kind = match self.kinds.get(index) {
@@ -74,8 +75,10 @@ impl VocabSpec {
         if number.is_some_and(|number| number == id.to_string()) { TokenKind::Unused } else { kind }
     }
 
+    /// Checks lengths and ids.
+    ///
     /// # Errors
-    /// A sentence that names the list or key at fault.
+    /// A sentence that names the wrong list or key.
     pub(super) fn check(&self) -> Result<(), String> {
         let count = self.tokens.len();
         if count == 0 {
@@ -100,7 +103,7 @@ impl VocabSpec {
         Ok(())
     }
 
-    /// Texts and bytes of all tokens.
+    /// Returns texts and bytes of all tokens.
     pub(super) fn tables(&self, spelling: Spelling) -> Result<(Table, Table), String> {
         let (mut texts, mut bytes) = (Table::default(), Table::default());
         for (id, text) in (0u32..).zip(&self.tokens) {

@@ -34,7 +34,7 @@ fn no_grammar(_: &GrammarSource) -> Result<Grammar> {
     panic!("there is none")
 }
 
-/// What comes out at the other end.
+/// Returns the request after a round trip.
 fn sent(request: &Request) -> Request {
     let call = WorkerCall { id: Some(Id::Number(7)), op: Op::Generate(Box::new(request.into())) };
     let read_back = WorkerCall::parse(&line(&call)).expect("a call");

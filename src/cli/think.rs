@@ -1,16 +1,13 @@
-//! Reasoning: whether the model does it, whether it is shown, and how much of it there may be.
+//! `--think` and `/think`: whether the model reasons, whether the reasoning is shown, and how long it may be.
 //!
-//! Whether is the template's business: the variable `enable_thinking`, which most templates that know reasoning read. A
-//! template that does not read it cannot be asked; one whose model always thinks has markup for it all the same, and what it
-//! thinks can be hidden and ended. One with neither has no thinking, and every wish about it is refused in the same words.
+//! The template switches reasoning: most templates that know it read a variable. A template that reads none cannot be asked. If
+//! its model always reasons, the reasoning can still be hidden and ended. With neither, every setting is refused.
 
 use serde_json::{Map, Value};
 
-use super::counted;
+use super::report::counted;
+use crate::runtime::ChatTokenizer;
 use crate::template::ReasoningFormat;
-
-/// The variable that templates read.
-const VARIABLE: &str = "enable_thinking";
 
 /// What the user wants of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,21 +25,31 @@ impl Default for Think {
     }
 }
 
-/// What a template can do about reasoning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What a model's template can do about reasoning.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Thinking {
-    /// It reads the variable.
-    is_asked: bool,
+    /// The variables that switch it on; empty if the template reads none.
+    on: Map<String, Value>,
+    /// The variables that switch it off.
+    off: Map<String, Value>,
     format: Option<ReasoningFormat>,
 }
 
 impl Thinking {
-    pub fn of(template: &str, format: Option<ReasoningFormat>) -> Self {
-        Self { is_asked: template.contains(VARIABLE), format }
+    pub fn of(chat_tokenizer: &ChatTokenizer) -> Self {
+        Self {
+            on: chat_tokenizer.thinking_variables(true),
+            off: chat_tokenizer.thinking_variables(false),
+            format: chat_tokenizer.output_markup().reasoning,
+        }
     }
 
-    pub fn is_there(self) -> bool {
-        self.is_asked || self.format.is_some()
+    fn has_switch(&self) -> bool {
+        !self.on.is_empty()
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.has_switch() || self.format.is_some()
     }
 }
 
@@ -50,7 +57,7 @@ const NONE: &str = "this model's template has no thinking";
 
 impl Think {
     /// # Errors
-    /// What is wrong with the value, for whoever knows where it comes from.
+    /// What is wrong with the value; the caller names the flag or command.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut think = Self::default();
         think.change(text)?;
@@ -83,15 +90,15 @@ impl Think {
     ///
     /// # Errors
     /// What it cannot.
-    pub fn check(&self, thinking: Thinking) -> Result<(), String> {
+    pub fn check(&self, thinking: &Thinking) -> Result<(), String> {
         if *self == Self::default() {
             return Ok(());
         }
         if !thinking.is_there() {
             return Err(NONE.to_owned());
         }
-        if self.is_on == Some(false) && !thinking.is_asked {
-            return Err("this model's template cannot turn thinking off (/think hide hides it)".to_owned());
+        if self.is_on == Some(false) && !thinking.has_switch() {
+            return Err("this model's template cannot turn thinking off (hide hides it)".to_owned());
         }
         if self.budget.is_some() && thinking.format.and_then(ReasoningFormat::closing).is_none() {
             return Err("this model's thinking cannot be ended, so it takes no budget".to_owned());
@@ -99,14 +106,17 @@ impl Think {
         Ok(())
     }
 
-    /// What the template is told.
-    pub fn variables(&self, thinking: Thinking) -> Map<String, Value> {
-        let is_on = self.is_on.filter(|_| thinking.is_asked);
-        is_on.map(|is_on| (VARIABLE.to_owned(), is_on.into())).into_iter().collect()
+    /// Returns the variables that the template gets.
+    pub fn variables(&self, thinking: &Thinking) -> Map<String, Value> {
+        match self.is_on {
+            None => Map::new(),
+            Some(true) => thinking.on.clone(),
+            Some(false) => thinking.off.clone(),
+        }
     }
 
     /// In words.
-    pub fn spoken(&self, thinking: Thinking) -> String {
+    pub fn spoken(&self, thinking: &Thinking) -> String {
         if !thinking.is_there() {
             return NONE.to_owned();
         }
@@ -126,17 +136,24 @@ impl Think {
 mod tests {
     use super::*;
 
-    const ASKED: &str = "{% if enable_thinking %}";
+    /// A template that reads one switch, or none.
+    fn of(switch: Option<&str>, format: Option<ReasoningFormat>) -> Thinking {
+        let variables =
+            |is_on: bool| switch.map(|name| (name.to_owned(), is_on.into())).into_iter().collect();
+        Thinking { on: variables(true), off: variables(false), format }
+    }
+
+    const ASKED: Option<&str> = Some("enable_thinking");
 
     #[test]
     fn what_is_said_is_what_happens() {
         let mut think = Think::default();
-        let thinking = Thinking::of(ASKED, Some(ReasoningFormat::Think));
-        assert_eq!(think.spoken(thinking), "thinking: the template's default, shown");
+        let thinking = of(ASKED, Some(ReasoningFormat::Think));
+        assert_eq!(think.spoken(&thinking), "thinking: the template's default, shown");
         let mut check = |text: &str, expected: &str| {
             think.change(text).expect(text);
-            think.check(thinking).expect(text);
-            assert_eq!(think.spoken(thinking), expected);
+            think.check(&thinking).expect(text);
+            assert_eq!(think.spoken(&thinking), expected);
         };
         check("hide", "thinking: the template's default, hidden");
         check("budget 200", "thinking: on, hidden, at most 200 tokens");
@@ -152,32 +169,27 @@ mod tests {
 
     #[test]
     fn a_template_is_told_only_what_it_reads() {
-        let variables = |think: &str, template: &str, format| {
-            Think::parse(think).expect(think).variables(Thinking::of(template, format))
-        };
+        let variables =
+            |think: &str, switch, format| Think::parse(think).expect(think).variables(&of(switch, format));
         let format = Some(ReasoningFormat::Think);
         assert_eq!(variables("off", ASKED, format)["enable_thinking"], false);
         assert_eq!(variables("budget 9", ASKED, format)["enable_thinking"], true);
-        assert!(variables("on", "{{ x }}", format).is_empty());
+        assert!(variables("on", None, format).is_empty());
         assert!(variables("hide", ASKED, format).is_empty());
     }
 
     #[test]
     fn without_thinking_every_wish_is_refused_in_the_same_words() {
-        let check = |text: &str, template, format| {
-            Think::parse(text).expect(text).check(Thinking::of(template, format))
-        };
+        let check = |text: &str, switch, format| Think::parse(text).expect(text).check(&of(switch, format));
         for wish in ["on", "off", "hide", "budget 9"] {
-            assert_eq!(check(wish, "{{ x }}", None), Err(NONE.to_owned()), "{wish}");
+            assert_eq!(check(wish, None, None), Err(NONE.to_owned()), "{wish}");
         }
-        assert_eq!(Think::default().spoken(Thinking::of("{{ x }}", None)), NONE);
-        assert_eq!(Think::default().check(Thinking::of("{{ x }}", None)), Ok(()));
+        assert_eq!(Think::default().spoken(&of(None, None)), NONE);
+        assert_eq!(Think::default().check(&of(None, None)), Ok(()));
         let always = Some(ReasoningFormat::Think);
-        assert_eq!(check("hide", "{{ x }}", always), Ok(()));
-        assert_eq!(check("budget 9", "{{ x }}", always), Ok(()));
-        assert!(
-            check("off", "{{ x }}", always).is_err_and(|error| error.contains("cannot turn thinking off"))
-        );
+        assert_eq!(check("hide", None, always), Ok(()));
+        assert_eq!(check("budget 9", None, always), Ok(()));
+        assert!(check("off", None, always).is_err_and(|error| error.contains("cannot turn thinking off")));
         assert!(check("budget 9", ASKED, Some(ReasoningFormat::Harmony)).is_err());
     }
 }

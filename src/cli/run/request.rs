@@ -1,0 +1,125 @@
+//! From flags and prompt to a turn: its input, its tools and what the answer must look like.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{OutputFormat, PromptArgs, RunArgs};
+use crate::cli::error::CommandError;
+use crate::cli::input::read_file;
+use crate::cli::load::{Loaded, LoadedTexts};
+use crate::cli::terminal::Terminal;
+use crate::cli::think::{Think, Thinking};
+use crate::runtime::ChatTokenizer;
+use crate::runtime::turn::{AnswerStart, TextPrompt, ToolUse, TurnInput, TurnRequest};
+use crate::serve::wire::{Fields, Problems, tools};
+use crate::template::{Conversation, Message};
+
+/// A prompt as the model gets it.
+pub struct Rendered {
+    pub text: String,
+    pub tokens: Vec<u32>,
+}
+
+/// Renders and encodes a prompt, followed by the beginning of the answer.
+pub fn rendered(texts: &LoadedTexts, input: &TurnInput, prefill: &str) -> Result<Rendered, CommandError> {
+    let prompt = match input {
+        TurnInput::Chat(conversation) => texts.chat_tokenizer().render(conversation, texts.now())?,
+        TurnInput::Text(TextPrompt::Text(text)) => text.clone(),
+        TurnInput::Text(_) => String::new(),
+    };
+    let text = prompt + prefill;
+    let tokens = texts.chat_tokenizer().encode(&text)?;
+    Ok(Rendered { text, tokens })
+}
+
+/// What the flags ask of the answer.
+pub fn turn_request(llm: &Loaded, args: &RunArgs, terminal: &Terminal) -> Result<TurnRequest, CommandError> {
+    let prefill = args.prompt.prefill_response.clone();
+    let is_text = args.output.output.unwrap_or_default() != OutputFormat::Json;
+    Ok(TurnRequest {
+        answer_start: prefill.map_or(AnswerStart::Nothing, AnswerStart::Text),
+        tools: args.prompt.tools()?,
+        constraint: args.constraint.constraint(),
+        is_streamed: is_text && !args.output.no_stream,
+        reasoning_budget: args.prompt.think()?.budget,
+        sampling: args.sampling.resolve_for(llm.info(), terminal),
+        limits: args.limits.resolve(),
+        logprobs: args.output.logprobs,
+        prompt_logprobs: None,
+    })
+}
+
+impl PromptArgs {
+    /// The reasoning that `--think` asks for.
+    pub fn think(&self) -> Result<Think, CommandError> {
+        let think = self.think.as_deref().map_or(Ok(Think::default()), Think::parse);
+        think.map_err(|reason| CommandError::usage(format!("--think: {reason}")))
+    }
+
+    /// The template variables that `--think` sets.
+    pub fn thinking_variables(&self, texts: &LoadedTexts) -> Result<Map<String, Value>, CommandError> {
+        let (think, thinking) = (self.think()?, Thinking::of(texts.chat_tokenizer()));
+        think.check(&thinking).map_err(|reason| CommandError::usage(format!("--think: {reason}")))?;
+        Ok(think.variables(&thinking))
+    }
+
+    /// The tools of `--tools`.
+    fn tools(&self) -> Result<ToolUse, CommandError> {
+        let Some(given) = &self.tools else { return Ok(ToolUse::default()) };
+        let (name, text) = match given.trim_start().starts_with('[') {
+            true => ("--tools", given.clone()),
+            false => (given.as_str(), read_file(Path::new(given))?),
+        };
+        let bad = |message: String| CommandError::bad_data(message).context(name.to_owned());
+        let tools: Value = serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {error}")))?;
+        let mut problems = Problems::default();
+        let object = Map::from_iter([("tools".to_owned(), tools)]);
+        let tools = tools::tools(&mut Fields::new(object, &mut problems), false);
+        problems.check(Ok(())).map_err(|error| bad(error.message))?;
+        Ok(tools)
+    }
+}
+
+/// A conversation of one turn, or plain text if the user asks for it or the model has no template.
+pub fn input(
+    texts: &LoadedTexts,
+    args: &RunArgs,
+    text: String,
+    system: Option<String>,
+    terminal: &Terminal,
+) -> Result<TurnInput, CommandError> {
+    let info = texts.info();
+    let context = chat_context(texts, args)?;
+    if args.prompt.raw {
+        return Ok(TurnInput::Text(TextPrompt::Text(text)));
+    }
+    if !info.has_chat_template && system.is_none() {
+        terminal.note(&format!("{} has no chat template: the prompt is completed as plain text", info.name));
+        return Ok(TurnInput::Text(TextPrompt::Text(text)));
+    }
+    let system = system.map(Message::system);
+    let messages = system.into_iter().chain([Message::user(text)]).collect();
+    Ok(TurnInput::Chat(Conversation { messages, ..context }))
+}
+
+/// A conversation without messages: the tools and template variables of the flags.
+///
+/// # Errors
+/// `Usage` for tools and reasoning that the model's template does not know.
+pub fn chat_context(texts: &LoadedTexts, args: &RunArgs) -> Result<Conversation, CommandError> {
+    let kwargs = args.prompt.thinking_variables(texts)?;
+    let tools = args.prompt.tools()?.offered().to_vec();
+    if !tools.is_empty() {
+        check_tools(texts.chat_tokenizer())?;
+    }
+    Ok(Conversation { kwargs, tools, ..Conversation::default() })
+}
+
+/// Refuses tools that the model would never see.
+fn check_tools(chat_tokenizer: &ChatTokenizer) -> Result<(), CommandError> {
+    if chat_tokenizer.shows_tools() {
+        return Ok(());
+    }
+    Err(CommandError::usage("--tools: this model's chat template does not show tools"))
+}
