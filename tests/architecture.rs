@@ -48,7 +48,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["doctor", "resume"],
     &["config_cmd", "man", "models", "workers"],
     &["config"],
-    &["explain", "input", "variables"],
+    &["explain", "input", "think", "variables"],
     &["capacity", "flags", "report", "terminal"],
     &["args", "origin", "output", "places", "signal"],
     &["clock", "descriptors", "error", "tty", "wrap"],

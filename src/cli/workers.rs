@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, Span};
+use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, TimeSpan};
 use super::capacity::CapacityArgs;
 use super::error::{CommandError, Kind};
 use super::report::bytes;
@@ -75,11 +75,11 @@ pub struct IsolationArgs {
     ///
     /// One that computes without an answer has ten times as long: it answers between two steps.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub worker_timeout: Option<Span>,
+    pub worker_timeout: Option<TimeSpan>,
 
     /// Give a worker up that has not loaded its model in this time (default: 10m)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub worker_start_timeout: Option<Span>,
+    pub worker_start_timeout: Option<TimeSpan>,
 
     /// `--config`, which workers read too; set after parsing.
     #[arg(skip)]
@@ -231,7 +231,7 @@ fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result
             CommandError::new(Kind::Failure, error).context("finding the program of this process")
         })?,
     };
-    let time = |given: Option<Span>, default: Duration| given.map_or(default, |span| span.0);
+    let time = |given: Option<TimeSpan>, default: Duration| given.map_or(default, |span| span.0);
     let launch = |number: usize| {
         let terminal = terminal.clone();
         Launch {
@@ -352,12 +352,12 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::cli::serve::ServeArgs;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, CliCommand};
 
     fn serve(words: &[&str]) -> ServeArgs {
         let words = [&["llmctl", "serve"], words].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
-            Command::Serve(args) => *args,
+            CliCommand::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -369,7 +369,7 @@ mod tests {
         let flags = super::flags(&flags, count, &Terminal::new(ColorWhen::Never, 2, false));
         let words = [vec![OsString::from("llmctl")], flags].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
-            Command::Worker(args) => *args,
+            CliCommand::Worker(args) => *args,
             other => panic!("{other:?}"),
         }
     }

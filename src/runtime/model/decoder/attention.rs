@@ -1,7 +1,7 @@
 //! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
 use super::StoreIndex;
-use super::layer::{Context, LayerBuffers, Projection};
+use super::layer::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};
@@ -60,10 +60,15 @@ impl<B: Backend> Attention<B> {
     }
 
     /// Computes the layer's attention into `out`.
-    pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+    pub fn apply(
+        &self,
+        context: &mut LayerContext<'_, B>,
+        input: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
         let (backend, config) = (context.backend, &self.config);
         self.project(backend, input, context.work)?;
-        let Context { step, kv, work, .. } = context;
+        let LayerContext { step, kv, work, .. } = context;
         let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         if let Some(rope) = config.rope {

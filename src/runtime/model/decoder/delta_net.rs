@@ -3,7 +3,7 @@
 //! form in GGUF, where value heads may be ordered differently and the factors of decay are `-exp(A_log)`.
 
 use super::StoreIndex;
-use super::layer::{Context, LayerBuffers, Projection};
+use super::layer::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
 use crate::runtime::error::{LoadError, Result};
@@ -64,8 +64,13 @@ impl<B: Backend> DeltaNet<B> {
         })
     }
 
-    pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
-        let Context { backend, step, kv, work, .. } = context;
+    pub fn apply(
+        &self,
+        context: &mut LayerContext<'_, B>,
+        input: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         let onto = [

@@ -4,7 +4,7 @@
 //! together, but a product computes each row on its own, and the results of a row's experts are added in the order of
 //! the experts' numbers.
 
-use super::layer::{Context, LayerBuffers, Projection};
+use super::layer::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
@@ -37,7 +37,7 @@ impl<B: Backend> FeedForward<B> {
     /// Computes the part from `input`, the normalised residual stream.
     pub fn apply(
         &self,
-        context: &mut Context<'_, B>,
+        context: &mut LayerContext<'_, B>,
         input: &B::Buffer,
         residual: &B::Buffer,
         out: &mut B::Buffer,

@@ -30,7 +30,7 @@ impl<B: Backend> Projection<B> {
 }
 
 /// Inputs of a part: the current step, and buffers for temporary values.
-pub struct Context<'a, B: Backend> {
+pub struct LayerContext<'a, B: Backend> {
     pub backend: &'a B,
     pub step: &'a StepBuffers<B>,
     pub kv: &'a mut B::Kv,
@@ -141,7 +141,7 @@ impl<B: Backend> DecoderLayer<B> {
         })
     }
 
-    pub fn apply(&self, context: &mut Context<'_, B>, stream: &mut Stream<B>) -> Result<()> {
+    pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         let Stream { residual, normed: space, added } = stream;
         let input =

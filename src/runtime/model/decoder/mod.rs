@@ -12,7 +12,7 @@ mod load;
 mod per_layer;
 mod short_conv;
 
-use layer::{Context, DecoderLayer, LayerBuffers, Stream};
+use layer::{DecoderLayer, LayerBuffers, LayerContext, Stream};
 use load::Loader;
 use per_layer::PerLayer;
 
@@ -225,7 +225,7 @@ impl<B: Backend> Model for Decoder<B> {
             per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
         }
         let per_layer = per_layer.as_ref().map(PerLayer::inputs);
-        let mut context = Context { backend, step, kv, per_layer, work };
+        let mut context = LayerContext { backend, step, kv, per_layer, work };
         self.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))?;
         self.logits()
     }

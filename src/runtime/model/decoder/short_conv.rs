@@ -2,7 +2,7 @@
 //! transformers `Lfm2ShortConv`.
 
 use super::StoreIndex;
-use super::layer::{Context, LayerBuffers, Projection};
+use super::layer::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, Backend, ConvSpec};
 use crate::runtime::error::{LoadError, Result};
@@ -37,8 +37,13 @@ impl<B: Backend> ShortConv<B> {
         })
     }
 
-    pub fn apply(&self, context: &mut Context<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
-        let Context { backend, step, kv, work, .. } = context;
+    pub fn apply(
+        &self,
+        context: &mut LayerContext<'_, B>,
+        input: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { q: b, k: c, v: x, mixed, .. } = &mut **work;
         let [to_b, to_c, to_x] = &self.inputs;
         backend.matmul_each(input, &mut [to_b.onto(b), to_c.onto(c), to_x.onto(x)])?;
