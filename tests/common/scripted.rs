@@ -22,12 +22,12 @@ pub const NUM_THOUGHTS: usize = 20;
 
 const CALL: &str = "\n{\"name\": \"now\", \"arguments\": {\"zone\": \"UTC\"}}\n";
 
-const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
-{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls %}<tool_call>
+const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(go='', opens='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.opens = '<think>' if 'opened' in m.content else '' %}{% set ns.go = '<go-tool>' if 'tool' in m.content else '<go-code>' if 'code' in m.content else '<go-endless>' if 'endless' in m.content else '<go-think>' if 'think' in m.content and enable_thinking is not false else '' %}{% elif m.role == 'tool' %}{% set ns.opens = '' %}{% set ns.go = '' %}{% endif %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{{ ns.go }}{% endif %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls %}<tool_call>
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% set last = messages[-1] %}{% if last.role == 'user' %}{% if 'tool' in last.content %}<go-tool>{% elif 'code' in last.content %}<go-code>{% elif 'endless' in last.content %}<go-endless>{% elif 'opened' in last.content %}<think>{% elif 'think' in last.content and enable_thinking is not false %}<go-think>{% endif %}{% endif %}{% endif %}"#;
+{{ ns.go }}{{ ns.opens }}{% endif %}"#;
 
 /// Rows of the embedding, a multiple of what kernels take at once.
 const VOCAB: usize = 448;

@@ -473,7 +473,8 @@ mod tests {
         };
         check("n", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
-        check("tools", json!([{"type": "function"}]), "unsupported_parameter");
+        let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+        check("tools", tool, "unsupported_parameter"); // this template shows none
         let format = |format: Value| with("response_format", format);
         let unsupported = ("response_format.type".to_owned(), "unsupported_parameter");
         assert_eq!(format(json!({"type": "xml"})), unsupported);
