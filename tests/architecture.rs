@@ -5,6 +5,8 @@
 //! The tables below are the architecture; a change there is a decision and wants a reason in ARCHITECTURE.md.
 
 mod cycles;
+mod names;
+mod size;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -48,10 +50,22 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["doctor", "resume"],
     &["config_cmd", "man", "models", "workers"],
     &["config"],
-    &["explain", "input", "variables"],
+    &["explain", "input", "think", "variables"],
     &["capacity", "flags", "report", "terminal"],
     &["args", "origin", "output", "places", "signal"],
     &["clock", "descriptors", "error", "tty", "wrap"],
+];
+
+/// Inside cli::chat.
+const CHAT_LAYERS: &[&[&str]] = &[
+    &["actions"],
+    &["turn"],
+    &["context_limit", "tool_calls"],
+    &["session"],
+    &["ui"],
+    &["input"],
+    &["complete", "model", "renderer", "state"],
+    &["command", "render", "settings", "throughput", "tools"],
 ];
 
 /// Inside serve.

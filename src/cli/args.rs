@@ -309,9 +309,9 @@ const LONGEST_SPAN: Duration = Duration::from_secs(36_500 * 86_400);
 
 /// A time: `30s`, `1.5h`, `500ms`; a number alone is seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span(pub Duration);
+pub struct TimeSpan(pub Duration);
 
-impl FromStr for Span {
+impl FromStr for TimeSpan {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -694,7 +694,7 @@ mod tests {
     #[test]
     fn times_are_seconds_or_have_a_unit() {
         let check = |text: &str, ms: u64| {
-            assert_eq!(text.parse(), Ok(Span(Duration::from_millis(ms))), "{text}");
+            assert_eq!(text.parse(), Ok(TimeSpan(Duration::from_millis(ms))), "{text}");
         };
         check("30", 30_000);
         check("30s", 30_000);
@@ -703,11 +703,11 @@ mod tests {
         check("2d", 172_800_000);
         check("0.25", 250);
         for bad in ["", "s", "-1", "1 s", "0", "0ms", "1w", "1.2.3", "1e3", "inf", "nan", "1m30s", "1S"] {
-            assert!(bad.parse::<Span>().is_err(), "{bad}");
+            assert!(bad.parse::<TimeSpan>().is_err(), "{bad}");
         }
-        assert_eq!("36500d".parse(), Ok(Span(LONGEST_SPAN)));
+        assert_eq!("36500d".parse(), Ok(TimeSpan(LONGEST_SPAN)));
         for bad in ["36501d", "9223372036854775807s", "99999999999999999999"] {
-            let refused = bad.parse::<Span>().expect_err(bad);
+            let refused = bad.parse::<TimeSpan>().expect_err(bad);
             assert_eq!(refused, "is more than a hundred years (36500d)", "{bad}");
         }
     }

@@ -3,7 +3,7 @@
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::args::{EngineArgs, EngineOptions, Sharing, Span};
+use super::args::{EngineArgs, EngineOptions, Sharing, TimeSpan};
 
 const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_MAX_WAITING: usize = 64;
@@ -35,7 +35,7 @@ pub struct CapacityArgs {
     ///
     /// What it has said stays, and its KV stays on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_ttl: Option<Span>,
+    pub session_ttl: Option<TimeSpan>,
 }
 
 /// How many requests and sessions `worker` takes.
@@ -61,7 +61,7 @@ pub struct WorkerCapacityArgs {
     ///
     /// Its KV stays on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_ttl: Option<Span>,
+    pub session_ttl: Option<TimeSpan>,
 }
 
 impl CapacityArgs {

@@ -179,13 +179,8 @@ fn collect(
     let name = below.get_name();
     let own = parents.first().map_or(name.to_owned(), |parent| format!("{parent}.{name}"));
     let tables: Vec<String> = std::iter::once(own).chain(parents.iter().cloned()).collect();
-    let mut found = Scope::new(config, places, below, tables[..1].to_vec())?.settings()?;
-    // A global flag may be set in a subcommand's table too.
-    let global = Scope::new(config, places, root, tables.clone())?.settings()?;
-    let is_own = |s: &ShownSetting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
-    found.extend(global.into_iter().filter(is_own));
     let is_helper = tables.last().is_some_and(|top| HELPERS.contains(&top.as_str()));
-    for setting in found {
+    for setting in of_subcommand(config, places, (root, below), &tables)? {
         let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
         let is_idle = is_helper && setting.origin == Origin::BuiltIn;
         if !known && !is_idle {
@@ -195,6 +190,21 @@ fn collect(
     below
         .get_subcommands()
         .try_for_each(|further| collect(config, places, (root, further), &tables, settings))
+}
+
+/// Returns the settings of the subcommand `below`; its own table is the first of `tables`.
+fn of_subcommand(
+    config: &Config,
+    places: &Places,
+    (root, below): (&Command, &Command),
+    tables: &[String],
+) -> Result<Vec<ShownSetting>, CommandError> {
+    let mut found = Scope::new(config, places, below, tables[..1].to_vec())?.settings()?;
+    // A global flag may be set in a subcommand's table too.
+    let global = Scope::new(config, places, root, tables.to_vec())?.settings()?;
+    let is_own = |s: &ShownSetting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
+    found.extend(global.into_iter().filter(is_own));
+    Ok(found)
 }
 
 /// The flags of one command, with their values in files.

@@ -34,7 +34,7 @@ use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
 use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling};
 use crate::template::TemplateError;
-pub use loaded::{Loaded, LoadedTexts, ModelInfo};
+pub use loaded::{Loaded, ModelInfo, PreparedTexts};
 
 /// Default for bytes of KV kept on disk.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
@@ -69,7 +69,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
         terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), loaded.texts.defaults_source));
     }
     let context_tokens = loaded.model.spec().context_length;
-    let mut texts = LoadedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
+    let mut texts = PreparedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
     texts.chat_tokenizer.set_context_tokens(context_tokens);
     let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
     let mut config = engine_config(asked, context_tokens, ends);
@@ -188,7 +188,7 @@ pub fn load_texts(
     args: &ModelArgs,
     asked: EngineOptions,
     terminal: &Terminal,
-) -> Result<LoadedTexts, CommandError> {
+) -> Result<PreparedTexts, CommandError> {
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -206,7 +206,7 @@ pub fn load_texts(
     notices.iter().for_each(|notice| terminal.note(notice));
     let mut texts = load::load_texts(&files)?;
     set_tokens(args, &mut texts)?;
-    let mut texts = LoadedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    let mut texts = PreparedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
     texts.info.vocab_size = facts.vocab_size;
     texts.info.load_time = start.elapsed();
     Ok(texts)

@@ -73,12 +73,12 @@ pub struct Cli {
     pub global: GlobalArgs,
 
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// Subcommands. The doc comment of each is its line in the help.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
@@ -159,7 +159,7 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     terminal.start_log();
     signal::install();
     let mut asked = cli.command;
-    if let Command::Serve(args) = &mut asked {
+    if let CliCommand::Serve(args) = &mut asked {
         args.isolation.config.clone_from(&global.config);
     }
     if warns_of_variables(&asked) {
@@ -174,49 +174,52 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
 
 /// Returns whether to warn of unknown variables. Not in a worker, whose parent has done so, in `doctor`,
 /// which reports them itself, or for scripts and manual pages.
-fn warns_of_variables(command: &Command) -> bool {
-    !matches!(command, Command::Worker(_) | Command::Doctor(_) | Command::Completions(_) | Command::Man(_))
+fn warns_of_variables(command: &CliCommand) -> bool {
+    !matches!(
+        command,
+        CliCommand::Worker(_) | CliCommand::Doctor(_) | CliCommand::Completions(_) | CliCommand::Man(_)
+    )
 }
 
 fn dispatch(
-    command: Command,
+    command: CliCommand,
     terminal: &Terminal,
     config: &Config,
     places: &Places,
     definition: &clap::Command,
 ) -> Result<Exit, CommandError> {
     match command {
-        Command::Run(mut args) => {
+        CliCommand::Run(mut args) => {
             settle(&mut args.model, config)?;
             run::run(*args, terminal)
         }
-        Command::Serve(mut args) => {
+        CliCommand::Serve(mut args) => {
             settle(&mut args.model, config)?;
             serve::run(*args, terminal, places)
         }
-        Command::Worker(mut args) => {
+        CliCommand::Worker(mut args) => {
             settle(&mut args.model, config)?;
             worker::run(*args, terminal)
         }
-        Command::Chat(mut args) => {
+        CliCommand::Chat(mut args) => {
             settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
         }
-        Command::Bench(mut args) => {
+        CliCommand::Bench(mut args) => {
             config.check()?;
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        Command::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
-        Command::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
-        Command::Template(args) => {
+        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        CliCommand::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
+        CliCommand::Template(args) => {
             config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
         }
         // These help to repair a broken configuration, or do not use it.
-        Command::Config(args) => config_cmd::run(args, config, places, definition),
-        Command::Doctor(args) => doctor::run(args, config, places, definition),
-        Command::Completions(args) => completions::run(args, self::command()),
-        Command::Man(args) => man::run(args, self::command()),
+        CliCommand::Config(args) => config_cmd::run(args, config, places, definition),
+        CliCommand::Doctor(args) => doctor::run(args, config, places, definition),
+        CliCommand::Completions(args) => completions::run(args, self::command()),
+        CliCommand::Man(args) => man::run(args, self::command()),
     }
 }
 
@@ -277,8 +280,8 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let is_named = names_model(&matches);
     match &mut cli.command {
-        Command::Run(args) => args.model.is_named = is_named,
-        Command::Chat(args) => args.model.is_named = is_named,
+        CliCommand::Run(args) => args.model.is_named = is_named,
+        CliCommand::Chat(args) => args.model.is_named = is_named,
         _ => {}
     }
     let origins = config.origins(&base, &given);

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, Span};
+use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, TimeSpan};
 use super::capacity::CapacityArgs;
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
-use super::load::{self, LoadedTexts};
+use super::load::{self, PreparedTexts};
 use super::places::{KeptFiles, Places};
 use super::signal::Graceful;
 use super::terminal::Terminal;
@@ -72,7 +72,7 @@ pub struct ServeArgs {
     pub capacity: CapacityArgs,
 
     #[command(flatten)]
-    pub sessions: SessionArgs,
+    pub sessions: ServeSessionArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -84,7 +84,7 @@ pub struct ServeArgs {
     pub answers: AnswerArgs,
 
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub limits: ServeLimitArgs,
 }
 
 /// Where the server is found.
@@ -145,10 +145,10 @@ pub struct AccessArgs {
 /// How sessions are used.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sessions")]
-pub struct SessionArgs {
+pub struct ServeSessionArgs {
     /// Let a request to a busy session wait this long for its turn; then it gets 409 (default: 60s)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_wait: Option<Span>,
+    pub session_wait: Option<TimeSpan>,
 
     /// Let all who may ask see and use the sessions of `run` and `chat`
     ///
@@ -205,14 +205,14 @@ pub struct AnswerArgs {
 /// What is granted to clients, and what is written down.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits and logs")]
-pub struct LimitArgs {
+pub struct ServeLimitArgs {
     /// End a request after this time, waiting included (default: none)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub request_timeout: Option<Span>,
+    pub request_timeout: Option<TimeSpan>,
 
     /// When asked to stop, let requests under way go on for this long (default: 30s)
     #[arg(long, value_name = "TIME")]
-    pub drain_timeout: Option<Span>,
+    pub drain_timeout: Option<TimeSpan>,
 
     /// Largest body of a request (default: 16M)
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
@@ -220,11 +220,11 @@ pub struct LimitArgs {
 
     /// Time for the head of a request to arrive (default: 10s)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub header_timeout: Option<Span>,
+    pub header_timeout: Option<TimeSpan>,
 
     /// Time for the body of a request to arrive (default: 60s)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub body_timeout: Option<Span>,
+    pub body_timeout: Option<TimeSpan>,
 
     /// Requests of one client address whose body is still on its way after a second; more get 429, 0 is no limit (default: 64)
     ///
@@ -234,7 +234,7 @@ pub struct LimitArgs {
 
     /// Close connections that are idle, or do not read their answer, for this long (default: 75s)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub idle_timeout: Option<Span>,
+    pub idle_timeout: Option<TimeSpan>,
 
     /// Connections at the same time; one more takes the place of an idle one (default: 1024)
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
@@ -360,7 +360,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
 }
 
 /// Completes requests, closes connections and sockets, and saves the sessions' KV.
-fn finish(server: Server, app: &App, timeout: Option<Span>, terminal: &Terminal) {
+fn finish(server: Server, app: &App, timeout: Option<TimeSpan>, terminal: &Terminal) {
     let timeout = timeout.map_or(DEFAULT_DRAIN, |span| span.0);
     terminal.note("stopping: requests under way come to their end");
     let engines = app.engines().up();
@@ -419,7 +419,7 @@ fn load_engine(
     args: &ServeArgs,
     stop: Sender<Stop>,
     terminal: &Terminal,
-) -> Result<(LoadedTexts, Engines), CommandError> {
+) -> Result<(PreparedTexts, Engines), CommandError> {
     let start = Instant::now();
     let asked = args.capacity.options(&args.engine);
     let (texts, engine) = load::load(&args.model, asked, terminal)?.into_parts();
@@ -441,7 +441,7 @@ fn start_workers(
     count: usize,
     stop: Sender<Stop>,
     terminal: &Terminal,
-) -> Result<(LoadedTexts, Engines), CommandError> {
+) -> Result<(PreparedTexts, Engines), CommandError> {
     let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), terminal)?;
     let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
     let ServeArgs { model, engine, capacity, isolation, .. } = args;
@@ -589,7 +589,7 @@ fn bind_error(address: &str, error: io::Error) -> CommandError {
     }
 }
 
-fn connection_limits(args: &LimitArgs, num_workers: usize, terminal: &Terminal) -> ConnectionLimits {
+fn connection_limits(args: &ServeLimitArgs, num_workers: usize, terminal: &Terminal) -> ConnectionLimits {
     let defaults = ConnectionLimits::default();
     let asked = args.max_connections.unwrap_or(defaults.max_connections);
     let others = OTHER_DESCRIPTORS + num_workers * DESCRIPTORS_PER_WORKER;
@@ -600,7 +600,7 @@ fn connection_limits(args: &LimitArgs, num_workers: usize, terminal: &Terminal) 
             "connections limited to {max_connections} by the limit on open files (ulimit -n)"
         ));
     }
-    let time = |given: Option<Span>, default| given.map_or(default, |span: Span| span.0);
+    let time = |given: Option<TimeSpan>, default| given.map_or(default, |span: TimeSpan| span.0);
     ConnectionLimits {
         max_connections,
         header_timeout: time(args.header_timeout, defaults.header_timeout),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, Span};
+use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, TimeSpan};
 use super::capacity::CapacityArgs;
 use super::error::{CommandError, Kind};
 use super::report::bytes;
@@ -75,11 +75,11 @@ pub struct IsolationArgs {
     ///
     /// One that computes without an answer has ten times as long: it answers between two steps.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub worker_timeout: Option<Span>,
+    pub worker_timeout: Option<TimeSpan>,
 
     /// Give a worker up that has not loaded its model in this time (default: 10m)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub worker_start_timeout: Option<Span>,
+    pub worker_start_timeout: Option<TimeSpan>,
 
     /// `--config`, which workers read too; set after parsing.
     #[arg(skip)]
@@ -93,14 +93,7 @@ impl IsolationArgs {
     /// A usage error for flags without effect.
     pub fn num_workers(&self) -> Result<Option<usize>, CommandError> {
         if self.isolate || self.workers.is_some() {
-            if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
-                return Err(CommandError::usage("--worker-memory: this system has no such limit"));
-            }
-            if let Some(size) = self.worker_memory.filter(|size| size.0 < LEAST_MEMORY) {
-                let message = format!("--worker-memory: no worker starts with {}", bytes(size.0));
-                let hint = format!("the least is {}", bytes(LEAST_MEMORY));
-                return Err(CommandError::usage(message).hint(hint));
-            }
+            self.check_memory()?;
             return Ok(Some(self.workers.unwrap_or(1)));
         }
         let others = [
@@ -115,6 +108,20 @@ impl IsolationArgs {
                 Err(CommandError::usage(message).hint("give --isolate or --workers too"))
             }
             None => Ok(None),
+        }
+    }
+
+    /// Refuses a limit that this system does not have, or that no worker starts with.
+    fn check_memory(&self) -> Result<(), CommandError> {
+        if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
+            return Err(CommandError::usage("--worker-memory: this system has no such limit"));
+        }
+        match self.worker_memory.filter(|size| size.0 < LEAST_MEMORY) {
+            Some(size) => {
+                let message = format!("--worker-memory: no worker starts with {}", bytes(size.0));
+                Err(CommandError::usage(message).hint(format!("the least is {}", bytes(LEAST_MEMORY))))
+            }
+            None => Ok(()),
         }
     }
 }
@@ -231,7 +238,7 @@ fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result
             CommandError::new(Kind::Failure, error).context("finding the program of this process")
         })?,
     };
-    let time = |given: Option<Span>, default: Duration| given.map_or(default, |span| span.0);
+    let time = |given: Option<TimeSpan>, default: Duration| given.map_or(default, |span| span.0);
     let launch = |number: usize| {
         let terminal = terminal.clone();
         Launch {
@@ -352,12 +359,12 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::cli::serve::ServeArgs;
-    use crate::cli::{Cli, Command};
+    use crate::cli::{Cli, CliCommand};
 
     fn serve(words: &[&str]) -> ServeArgs {
         let words = [&["llmctl", "serve"], words].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
-            Command::Serve(args) => *args,
+            CliCommand::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }
@@ -369,7 +376,7 @@ mod tests {
         let flags = super::flags(&flags, count, &Terminal::new(ColorWhen::Never, 2, false));
         let words = [vec![OsString::from("llmctl")], flags].concat();
         match Cli::try_parse_from(words).expect("a good command line").command {
-            Command::Worker(args) => *args,
+            CliCommand::Worker(args) => *args,
             other => panic!("{other:?}"),
         }
     }

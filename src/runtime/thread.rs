@@ -23,7 +23,7 @@ use super::spec::EngineSpec;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything that can be asked of the engine thread.
-enum Command {
+enum EngineCommand {
     Submit { request: Request, client: Client },
     Session(SessionCommand),
     Load { reply: Sender<Result<EngineLoad>> },
@@ -51,7 +51,7 @@ struct Client {
 /// The engine's thread as others see it.
 struct EngineThread {
     spec: EngineSpec,
-    commands: Sender<Command>,
+    commands: Sender<EngineCommand>,
     load: LastLoad,
     thread: Option<JoinHandle<()>>,
 }
@@ -102,11 +102,11 @@ impl EngineTransport for EngineThread {
     }
 
     fn start(&self, request: Request, sink: Sink, stop: StopHandle) -> Result<()> {
-        self.send(Command::Submit { request, client: Client { sink, stop } })
+        self.send(EngineCommand::Submit { request, client: Client { sink, stop } })
     }
 
     fn load(&self) -> Result<EngineLoad> {
-        self.ask(|reply| Command::Load { reply })
+        self.ask(|reply| EngineCommand::Load { reply })
     }
 
     fn last_load(&self) -> EngineLoad {
@@ -118,15 +118,15 @@ impl EngineTransport for EngineThread {
     }
 
     fn cancel_all(&self) -> Result<()> {
-        self.send(Command::CancelAll)
+        self.send(EngineCommand::CancelAll)
     }
 
     fn take_notices(&self) -> Result<Vec<String>> {
-        self.ask(|reply| Command::Notices { reply })
+        self.ask(|reply| EngineCommand::Notices { reply })
     }
 
     fn flush_disk(&self, timeout: Duration) -> Result<bool> {
-        self.ask(|reply| Command::Flush { timeout, reply })
+        self.ask(|reply| EngineCommand::Flush { timeout, reply })
     }
 
     fn reset_session(&self, name: &str) -> Result<()> {
@@ -155,24 +155,24 @@ impl EngineTransport for EngineThread {
 }
 
 impl EngineThread {
-    fn send(&self, command: Command) -> Result<()> {
+    fn send(&self, command: EngineCommand) -> Result<()> {
         self.commands.send(command).map_err(|_| Error::EngineGone)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
+    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> EngineCommand) -> Result<T> {
         let (reply, answer) = mpsc::channel();
         self.send(command(reply))?;
         answer.recv().map_err(|_| Error::EngineGone)?
     }
 
     fn of_session<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
-        self.ask(|reply| Command::Session(command(reply)))
+        self.ask(|reply| EngineCommand::Session(command(reply)))
     }
 }
 
 impl Drop for EngineThread {
     fn drop(&mut self) {
-        let _ = self.commands.send(Command::Shutdown); // fails only when the thread has ended already
+        let _ = self.commands.send(EngineCommand::Shutdown); // fails only when the thread has ended already
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
@@ -182,18 +182,20 @@ impl Drop for EngineThread {
 }
 
 /// The loop: take what is asked, cancel what nobody wants, compute a step, deliver.
-fn serve(mut engine: Engine, inbox: &Receiver<Command>, load: &LastLoad) {
+fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     loop {
         while let Some(command) = next_command(inbox, &engine) {
             match command {
-                Command::Submit { request, client } => admit(&mut engine, &mut clients, request, client),
-                Command::Session(command) => obey(&mut engine, command),
-                Command::Load { reply } => drop(reply.send(Ok(engine.load()))),
-                Command::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
-                Command::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
-                Command::CancelAll => clients.values().for_each(|client| client.stop.stop()),
-                Command::Shutdown => {
+                EngineCommand::Submit { request, client } => {
+                    admit(&mut engine, &mut clients, request, client)
+                }
+                EngineCommand::Session(command) => obey(&mut engine, command),
+                EngineCommand::Load { reply } => drop(reply.send(Ok(engine.load()))),
+                EngineCommand::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
+                EngineCommand::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
+                EngineCommand::CancelAll => clients.values().for_each(|client| client.stop.stop()),
+                EngineCommand::Shutdown => {
                     drop(clients);
                     return end(engine);
                 }
@@ -212,7 +214,7 @@ fn serve(mut engine: Engine, inbox: &Receiver<Command>, load: &LastLoad) {
 }
 
 /// The next command; waits for it while the engine has nothing to do.
-fn next_command(inbox: &Receiver<Command>, engine: &Engine) -> Option<Command> {
+fn next_command(inbox: &Receiver<EngineCommand>, engine: &Engine) -> Option<EngineCommand> {
     let wakeup = if engine.is_idle() { engine.next_wakeup() } else { Some(Instant::now()) };
     let received = match wakeup {
         Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -221,7 +223,7 @@ fn next_command(inbox: &Receiver<Command>, engine: &Engine) -> Option<Command> {
     match received {
         Ok(command) => Some(command),
         Err(RecvTimeoutError::Timeout) => None,
-        Err(RecvTimeoutError::Disconnected) => Some(Command::Shutdown),
+        Err(RecvTimeoutError::Disconnected) => Some(EngineCommand::Shutdown),
     }
 }
 

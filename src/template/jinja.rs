@@ -11,8 +11,8 @@ use serde_json::{Map, Value as Json};
 use super::clock::DateTime;
 use super::environment::{NAME, compile, run};
 use super::variables::{
-    ADAPTATIONS, Adaptation, conversation_variables, describe_parameters, describe_tools, reasoning_names,
-    spell_arguments_out, think_content,
+    ADAPTATIONS, Adaptation, conversation_variables, describe_parameters, describe_tools,
+    move_content_to_reasoning, reasoning_names, spell_arguments_out,
 };
 use super::{Content, Conversation, Role, TemplateError, source};
 
@@ -116,7 +116,7 @@ impl ChatTemplate {
         let mut text = self.render_variables(&variables, options.now).or_else(|error| match error {
             TemplateError::Render { .. } => self.render_adapted(&variables, options.now).ok_or(error),
             TemplateError::Raised { .. } => {
-                self.render_changed(&variables, &[think_content], options.now).ok_or(error)
+                self.render_changed(&variables, &[move_content_to_reasoning], options.now).ok_or(error)
             }
             error => Err(error),
         })?;

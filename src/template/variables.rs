@@ -69,11 +69,11 @@ pub type Adaptation = fn(&mut Map<String, Json>) -> bool;
 pub const ADAPTATIONS: [&[Adaptation]; 6] = [
     &[],
     &[spell_arguments_out],
-    &[say_none],
-    &[spell_arguments_out, say_none],
-    // Last: a template that tells calls by content that is none prints none of them beside an empty one.
-    &[say_nothing],
-    &[spell_arguments_out, say_nothing],
+    &[set_null_content],
+    &[spell_arguments_out, set_null_content],
+    // Last: a template that recognises calls by content that is `None` would print no call beside an empty content.
+    &[set_empty_content],
+    &[spell_arguments_out, set_empty_content],
 ];
 
 /// Gives tools without a description an empty one: it is optional at OpenAI, and some templates (Hermes', gpt-oss') add it to a
@@ -110,7 +110,7 @@ fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map
 
 /// Makes one text of the reasoning and the content of answers with calls, for gpt-oss' template: it prints either as
 /// reasoning and refuses both.
-pub fn think_content(variables: &mut Map<String, Json>) -> bool {
+pub fn move_content_to_reasoning(variables: &mut Map<String, Json>) -> bool {
     let mut changed = false;
     for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
         let Some(members) = message.as_object_mut().filter(|members| members.contains_key("tool_calls"))
@@ -129,14 +129,14 @@ pub fn think_content(variables: &mut Map<String, Json>) -> bool {
     changed
 }
 
-/// Gives messages without content one that is none, as OpenAI's answers with calls have it. Some templates (DeepSeek R1's
-/// Llama distillations) test for none and fail on what is not there.
-fn say_none(variables: &mut Map<String, Json>) -> bool {
+/// Sets absent content to `None`, as in OpenAI's answers with calls. Some templates (DeepSeek R1's Llama distillations) test
+/// for `None` and fail if the member is absent.
+fn set_null_content(variables: &mut Map<String, Json>) -> bool {
     fill_contents(variables, &Json::Null)
 }
 
-/// Gives messages without content an empty one. Others (Qwen 3's first, Granite's, Devstral's) only know texts.
-fn say_nothing(variables: &mut Map<String, Json>) -> bool {
+/// Sets absent content to the empty string. Some templates (Qwen 3's first, Granite's, Devstral's) accept texts only.
+fn set_empty_content(variables: &mut Map<String, Json>) -> bool {
     fill_contents(variables, &Json::String(String::new()))
 }
 
@@ -152,7 +152,7 @@ fn fill_contents(variables: &mut Map<String, Json>, content: &Json) -> bool {
 }
 
 /// Turns the arguments of tool calls into JSON text, the form of OpenAI's wire format. Some templates (DeepSeek's,
-/// Functionary's) glue them to a string and fail on the mapping that transformers asks for. Tells whether it did.
+/// Functionary's) append them to a string and fail on the mapping that transformers asks for. Returns whether it changed any.
 pub fn spell_arguments_out(variables: &mut Map<String, Json>) -> bool {
     let mut changed = false;
     for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {

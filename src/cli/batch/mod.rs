@@ -22,7 +22,7 @@ use super::error::{CommandError, Exit, Kind};
 use super::load::{self, Loaded};
 use super::output::OutputError;
 use super::report::counted;
-use super::run::answer::{Generated, Generation};
+use super::run::answer::{AnswerGeneration, Generated};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
@@ -36,7 +36,7 @@ use crate::serve::wire::switches::Template;
 use crate::template::{Content, Conversation, Message};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
-use row::{Defaults, Form, Row, RowError, parse};
+use row::{BatchRow, Defaults, RowError, RowFormat, parse};
 
 /// How many refused rows are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
@@ -77,7 +77,7 @@ pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = progress(total, terminal);
-    let mut batch = Batch::new(&llm, &defaults, results, earlier);
+    let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
     let start = Instant::now();
     let stopped = batch.answer_all(rows, &progress, terminal);
     progress.finish_and_clear();
@@ -165,7 +165,7 @@ impl Counts {
 }
 
 /// A batch under way.
-struct Batch<'a> {
+struct BatchJob<'a> {
     llm: &'a Loaded,
     defaults: &'a Defaults,
     results: Results,
@@ -179,7 +179,7 @@ struct Batch<'a> {
     has_said_plain: bool,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> BatchJob<'a> {
     fn new(llm: &'a Loaded, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
         let (seen, counts, without_system, has_said_plain) = Default::default();
         Self { llm, defaults, results, earlier, seen, counts, without_system, has_said_plain }
@@ -235,7 +235,7 @@ impl<'a> Batch<'a> {
     }
 
     /// The row's name and what is to be done with it; `None` when an earlier run did it.
-    fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<Row, RowError>>) {
+    fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
                 let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
@@ -261,13 +261,13 @@ impl<'a> Batch<'a> {
         (id, row)
     }
 
-    fn answer(&self, row: &Row, graceful: &Graceful) -> Answered {
+    fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Answered {
         let (engine, planner, turn) = (self.llm.engine(), self.llm.planner(), &row.turn);
         let plan = match planner.plan(&row.input, self.llm.texts().now(), turn) {
             Ok(plan) => plan,
             Err(error) => return Answered::failed_to_plan(error),
         };
-        let generation = Generation { engine, planner, turn, plan: &plan, session: None, graceful };
+        let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
         match generation.run(&mut ()) {
             Err(error) => Answered::Failed(error),
             // A row that ended by itself while the signal came is a finished row.
@@ -285,11 +285,11 @@ impl<'a> Batch<'a> {
         &mut self,
         id: &str,
         number: usize,
-        row: &Result<Row, RowError>,
+        row: &Result<BatchRow, RowError>,
         progress: &ProgressBar,
         terminal: &Terminal,
     ) {
-        let is_completion = row.as_ref().is_ok_and(|row| row.form == Form::Completion);
+        let is_completion = row.as_ref().is_ok_and(|row| row.form == RowFormat::Completion);
         if self.defaults.system.is_none() || !is_completion {
             return;
         }
@@ -304,7 +304,7 @@ impl<'a> Batch<'a> {
     }
 
     /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
-    fn plain_text(&mut self, row: Row, progress: &ProgressBar, terminal: &Terminal) -> Row {
+    fn plain_text(&mut self, row: BatchRow, progress: &ProgressBar, terminal: &Terminal) -> BatchRow {
         let info = self.llm.info();
         let text = if info.has_chat_template { None } else { only_message(&row.input) };
         let Some(text) = text else { return row };
@@ -312,7 +312,7 @@ impl<'a> Batch<'a> {
             let message = format!("{} has no chat template: prompts are completed as plain text", info.name);
             progress.suspend(|| terminal.note(&message));
         }
-        Row { input: TurnInput::Text(TextPrompt::Text(text)), ..row }
+        BatchRow { input: TurnInput::Text(TextPrompt::Text(text)), ..row }
     }
 
     /// Counts a row that is among the results, and names it when it failed.
@@ -397,19 +397,19 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
 }
 
 /// OpenAI's result object, with what it has no place for under `llmctl`.
-fn body(llm: &Loaded, row: &Row, answer: &Answer) -> Value {
+fn body(llm: &Loaded, row: &BatchRow, answer: &Answer) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
     let logprobs = row.turn.logprobs.map(|_| match row.form {
-        Form::Chat => wire::chat_logprobs(&answer.tokens, bytes),
-        Form::Completion => wire::completion_logprobs(&answer.tokens, bytes, &mut 0),
+        RowFormat::Chat => wire::chat_logprobs(&answer.tokens, bytes),
+        RowFormat::Completion => wire::completion_logprobs(&answer.tokens, bytes, &mut 0),
     });
     let (object, name, said) = match row.form {
-        Form::Chat => {
+        RowFormat::Chat => {
             let message = wire::message_json(answer, row.shows_reasoning, row.has_functions);
             ("chat.completion", "message", message)
         }
-        Form::Completion => ("text_completion", "text", answer.content.as_str().into()),
+        RowFormat::Completion => ("text_completion", "text", answer.content.as_str().into()),
     };
     let finish_reason = match answer.finish_reason() {
         "tool_calls" if row.has_functions => "function_call",
@@ -431,7 +431,7 @@ fn body(llm: &Loaded, row: &Row, answer: &Answer) -> Value {
 }
 
 /// What of a row had no effect, one sentence each.
-fn warnings(row: &Row) -> Vec<String> {
+fn warnings(row: &BatchRow) -> Vec<String> {
     row.ignored.iter().map(|name| format!("{name} has no effect")).collect()
 }
 
@@ -455,7 +455,7 @@ mod tests {
         let (results, earlier) = Results::open(&out, true).expect("a file of results");
         let defaults = Defaults { models: Some(vec!["script".to_owned()]), ..Defaults::default() };
         let llm = Loaded::scripted(script);
-        let mut batch = Batch::new(&llm, &defaults, results, earlier);
+        let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
         let rows = Box::new(io::Cursor::new(input.to_owned().into_bytes()));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
@@ -561,7 +561,7 @@ not json
         let llm = Loaded::scripted(&Script::default());
         let defaults = Defaults::default();
         let (results, earlier) = Results::open(Path::new("/dev/full"), false).expect("a device");
-        let mut batch = Batch::new(&llm, &defaults, results, earlier);
+        let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
         let rows = Box::new(io::Cursor::new(b"{\"prompt\":\"say one\"}\n".to_vec()));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
@@ -597,7 +597,7 @@ not json
     fn results_have_openais_shape() {
         let hi = || saying("hi", 4, Finish::Eos(0));
         let llm = Loaded::scripted(&Script::default().answering(hi()).answering(hi()));
-        let row = |form, text| Row {
+        let row = |form, text| BatchRow {
             form,
             input: TurnInput::Text(TextPrompt::Text(String::from(text))),
             turn: TurnRequest { logprobs: Some(2), ..TurnRequest::default() },
@@ -606,8 +606,8 @@ not json
             ignored: Vec::new(),
         };
         let defaults = Defaults::default();
-        let batch = Batch::new(&llm, &defaults, Results::stdout(), Earlier::default());
-        let both = [row(Form::Chat, "q"), row(Form::Completion, "q")].map(|row| {
+        let batch = BatchJob::new(&llm, &defaults, Results::stdout(), Earlier::default());
+        let both = [row(RowFormat::Chat, "q"), row(RowFormat::Completion, "q")].map(|row| {
             let Answered::Body(mut body, _) = batch.answer(&row, &Graceful::begin()) else {
                 panic!("an answer")
             };

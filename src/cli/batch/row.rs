@@ -41,15 +41,15 @@ pub struct Defaults {
 
 /// Which of OpenAI's result objects the answer becomes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum RowFormat {
     Chat,
     Completion,
 }
 
 /// A row that can be run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    pub form: Form,
+pub struct BatchRow {
+    pub form: RowFormat,
     pub input: TurnInput,
     pub turn: TurnRequest,
     pub shows_reasoning: bool,
@@ -121,7 +121,7 @@ pub fn parse(
     number: usize,
     defaults: &Defaults,
     template: Template<'_>,
-) -> (String, Result<Row, RowError>) {
+) -> (String, Result<BatchRow, RowError>) {
     let fallback = format!("line-{number}");
     let object = match wire::json::object(line, "the row") {
         Ok(object) => object,
@@ -135,7 +135,7 @@ pub fn parse(
     }
     let (row, model) = row(fields, Given { defaults, template });
     let checked = problems.check(model).map_err(RowError::from);
-    let row = Row { ignored: problems.take_ignored(), ..row };
+    let row = BatchRow { ignored: problems.take_ignored(), ..row };
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
 }
 
@@ -147,22 +147,22 @@ struct Given<'a> {
 }
 
 /// The row, and whether it is for this model. Where the fields are wrong, they have been noted and the row is not used.
-fn row(mut fields: Fields<'_>, given: Given<'_>) -> (Row, Result<(), ApiError>) {
+fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiError>) {
     if !fields.has("body") && !fields.has("url") {
         return request(fields, None, given);
     }
     fields.only("method", &[json!("POST")]);
     let form = match fields.text("url").as_deref() {
-        Some("/v1/completions") => Form::Completion,
-        Some("/v1/chat/completions") => Form::Chat,
+        Some("/v1/completions") => RowFormat::Completion,
+        Some("/v1/chat/completions") => RowFormat::Chat,
         Some(other) => {
             let known = format!("= {other:?} is neither /v1/chat/completions nor /v1/completions");
             fields.out_of_range("url", &known);
-            Form::Chat
+            RowFormat::Chat
         }
         None => {
             fields.wrong("url", "is missing");
-            Form::Chat
+            RowFormat::Chat
         }
     };
     if !fields.has("body") {
@@ -175,51 +175,16 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> (Row, Result<(), ApiError>) 
 }
 
 /// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
-fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row, Result<(), ApiError>) {
+fn request(
+    mut fields: Fields<'_>,
+    form: Option<RowFormat>,
+    given: Given<'_>,
+) -> (BatchRow, Result<(), ApiError>) {
     let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
-    let own_system = if form.is_none() { fields.text("system") } else { None };
-    let has_messages = fields.has("messages");
-    let text = |text| TurnInput::Text(TextPrompt::Text(text));
-    let mut shows_reasoning = defaults.think.is_shown;
-    let mut chat = |fields: &mut Fields<'_>, system| {
-        let (conversation, is_shown) = conversation(fields, system, given);
-        shows_reasoning &= is_shown;
-        TurnInput::Chat(conversation)
-    };
-    let (form, mut input) = match form {
-        Some(Form::Chat) => (Form::Chat, chat(&mut fields, None)),
-        Some(Form::Completion) => (Form::Completion, text(prompt(&mut fields))),
-        None if has_messages && fields.has("prompt") => {
-            fields.out_of_range("prompt", "and messages are two questions, and a row has one");
-            (Form::Chat, chat(&mut fields, own_system))
-        }
-        None if has_messages => (Form::Chat, chat(&mut fields, own_system)),
-        None if defaults.raw => {
-            if own_system.is_some() {
-                fields.out_of_range(
-                    "system",
-                    "has no place in a prompt that is completed as plain text (--raw)",
-                );
-            }
-            (Form::Completion, text(prompt(&mut fields)))
-        }
-        None => {
-            let messages = vec![Message::user(prompt(&mut fields))];
-            let (conversation, is_shown) = with_switches(&mut fields, messages, own_system, given);
-            shows_reasoning &= is_shown;
-            (Form::Chat, TurnInput::Chat(conversation))
-        }
-    };
+    let (form, mut input, shows_reasoning) = input(&mut fields, form, given);
     let sampling = params::sampling(&mut fields, &defaults.sampling);
-    // What a row asks beyond the context is lowered to what its prompt leaves, as over HTTP; a flag means what it says.
-    let asks_itself =
-        ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
-    let overflow = match asks_itself && !defaults.strict_limits {
-        true => Overflow::Clamp,
-        false => defaults.limits.overflow,
-    };
-    let limits = params::limits(&mut fields, &Limits { overflow, ..defaults.limits.clone() }, false);
+    let limits = limits(&mut fields, defaults);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
     let schema_open = shape::is_open(&mut fields, defaults.schema_open);
@@ -228,14 +193,7 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row
         constraint => constraint.or_else(|| defaults.constraint.clone()),
     };
     let has_functions = fields.has("functions");
-    let mut tools = ToolUse::default();
-    if let TurnInput::Chat(conversation) = &mut input {
-        tools = tools::tools(&mut fields, schema_open);
-        conversation.tools = tools.offered().to_vec();
-        if tools.is_on() && !defaults.shows_tools {
-            fields.unsupported("tools", "are not shown to the model by its chat template");
-        }
-    }
+    let tools = tools(&mut fields, &mut input, defaults, schema_open);
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
@@ -249,7 +207,65 @@ fn request(mut fields: Fields<'_>, form: Option<Form>, given: Given<'_>) -> (Row
         logprobs,
         ..TurnRequest::default()
     };
-    (Row { form, input, turn, shows_reasoning, has_functions, ignored: Vec::new() }, model)
+    (BatchRow { form, input, turn, shows_reasoning, has_functions, ignored: Vec::new() }, model)
+}
+
+/// Takes the conversation or the text of a row, with its format, and whether its reasoning is shown.
+fn input(fields: &mut Fields<'_>, form: Option<RowFormat>, given: Given<'_>) -> (RowFormat, TurnInput, bool) {
+    let defaults = given.defaults;
+    let own_system = if form.is_none() { fields.text("system") } else { None };
+    let has_messages = fields.has("messages");
+    let text =
+        |text| (RowFormat::Completion, TurnInput::Text(TextPrompt::Text(text)), defaults.think.is_shown);
+    let chat = |(conversation, is_shown): (Conversation, bool)| {
+        (RowFormat::Chat, TurnInput::Chat(conversation), defaults.think.is_shown && is_shown)
+    };
+    match form {
+        Some(RowFormat::Chat) => chat(conversation(fields, None, given)),
+        Some(RowFormat::Completion) => text(prompt(fields)),
+        None if has_messages => {
+            if fields.has("prompt") {
+                fields.out_of_range("prompt", "and messages are two questions, and a row has one");
+            }
+            chat(conversation(fields, own_system, given))
+        }
+        None if defaults.raw => {
+            if own_system.is_some() {
+                fields.out_of_range(
+                    "system",
+                    "has no place in a prompt that is completed as plain text (--raw)",
+                );
+            }
+            text(prompt(fields))
+        }
+        None => {
+            let messages = vec![Message::user(prompt(fields))];
+            chat(with_switches(fields, messages, own_system, given))
+        }
+    }
+}
+
+/// Takes the limits of a row. A limit of its own beyond the context is lowered to what the prompt leaves, as over HTTP; a
+/// flag is not.
+fn limits(fields: &mut Fields<'_>, defaults: &Defaults) -> Limits {
+    let asks_itself =
+        ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
+    let overflow = match asks_itself && !defaults.strict_limits {
+        true => Overflow::Clamp,
+        false => defaults.limits.overflow,
+    };
+    params::limits(fields, &Limits { overflow, ..defaults.limits.clone() }, false)
+}
+
+/// Takes the tools of a row and offers them to its conversation; a text has none.
+fn tools(fields: &mut Fields<'_>, input: &mut TurnInput, defaults: &Defaults, schema_open: bool) -> ToolUse {
+    let TurnInput::Chat(conversation) = input else { return ToolUse::default() };
+    let tools = tools::tools(fields, schema_open);
+    conversation.tools = tools.offered().to_vec();
+    if tools.is_on() && !defaults.shows_tools {
+        fields.unsupported("tools", "are not shown to the model by its chat template");
+    }
+    tools
 }
 
 fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<(), ApiError> {
@@ -344,7 +360,7 @@ mod tests {
     const THINKER: Template<'static> =
         Template { reads: &|name| name == "enable_thinking", says: &|_| false };
 
-    fn parsed(row: Value) -> Result<Row, RowError> {
+    fn parsed(row: Value) -> Result<BatchRow, RowError> {
         let defaults = Defaults {
             limits: Limits { max_tokens: Some(9), ..Limits::default() },
             models: Some(vec!["tiny".to_owned()]),
@@ -441,7 +457,7 @@ mod tests {
         let row = row.expect("a row");
         assert_eq!(
             (row.form, row.input, row.turn.logprobs),
-            (Form::Completion, TurnInput::Text(TextPrompt::Text("Once".into())), Some(3))
+            (RowFormat::Completion, TurnInput::Text(TextPrompt::Text("Once".into())), Some(3))
         );
     }
 

@@ -292,10 +292,10 @@ fn bounds(values: impl Iterator<Item = f64> + Clone, is_log: bool, from_zero: bo
 }
 
 /// A chart with its two axes.
-type Context<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
+type AxesContext<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
 
 /// Draws the axes, the series and the legend.
-fn draw_series<'a, X, Y>(mut context: Context<'a, 'a, X, Y>, chart: &Chart) -> Result<(), DrawError>
+fn draw_series<'a, X, Y>(mut context: AxesContext<'a, 'a, X, Y>, chart: &Chart) -> Result<(), DrawError>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -336,7 +336,7 @@ fn bar_width(points: &[(f64, f64)]) -> f64 {
 }
 
 /// Writes the labels beside the points, each moved down until it overlaps no other.
-fn draw_labels<X, Y>(context: &Context<'_, '_, X, Y>, series: &ChartSeries) -> Result<(), DrawError>
+fn draw_labels<X, Y>(context: &AxesContext<'_, '_, X, Y>, series: &ChartSeries) -> Result<(), DrawError>
 where
     X: Ranged<ValueType = f64>,
     Y: Ranged<ValueType = f64>,

@@ -45,14 +45,7 @@ pub fn render(document: &Document, format: BenchFormat) -> String {
 
 /// Renders machine, models, a row per case, and warnings.
 pub fn table(document: &Document) -> String {
-    let mut text = format!("{}\n", machine_line(document));
-    for model in &document.models {
-        text.push_str(&format!("{}\n", model_line(model)));
-    }
-    if let Some(peak) = document.machine.peak_memory {
-        text.push_str(&format!("peak memory {}\n", bytes(peak)));
-    }
-    text.push('\n');
+    let mut text = heading(document);
     if !document.cases.is_empty() {
         text.push_str(&columns(&rows(document)));
     }
@@ -69,6 +62,18 @@ pub fn table(document: &Document) -> String {
         text.push_str(&format!("warning: {warning}\n"));
     }
     text
+}
+
+/// Returns the lines about machine, models and memory, and an empty one.
+fn heading(document: &Document) -> String {
+    let mut text = format!("{}\n", machine_line(document));
+    for model in &document.models {
+        text.push_str(&format!("{}\n", model_line(model)));
+    }
+    if let Some(peak) = document.machine.peak_memory {
+        text.push_str(&format!("peak memory {}\n", bytes(peak)));
+    }
+    text + "\n"
 }
 
 fn machine_line(document: &Document) -> String {

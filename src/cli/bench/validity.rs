@@ -43,31 +43,38 @@ pub fn warnings(document: &Document) -> Vec<String> {
 
 /// Returns reasons about single cases; of many cases with a large spread, only the worst.
 fn cases(results: &[CaseResult]) -> Vec<String> {
-    const MANY: usize = 3;
     let labels = Labels::of(results);
-    let mut found = Vec::new();
+    let mut found = noisy_cases(results, &labels);
+    for result in results {
+        let label = labels.label(result);
+        found.extend(case(result).into_iter().map(|reason| format!("{label}: {reason}")));
+    }
+    found
+}
+
+/// Returns a warning for each case whose samples are spread out, or for the worst one if there are many.
+fn noisy_cases(results: &[CaseResult], labels: &Labels) -> Vec<String> {
+    const MANY: usize = 3;
     let is_noisy = |result: &&CaseResult| result.samples.len() >= FEW && result.summary.spread() > SPREAD;
     let noisy: Vec<&CaseResult> = results.iter().filter(is_noisy).collect();
     let worst = noisy.iter().max_by(|a, b| a.summary.spread().total_cmp(&b.summary.spread()));
     match worst {
-        Some(worst) if noisy.len() > MANY => found.push(format!(
+        Some(worst) if noisy.len() > MANY => vec![format!(
             "in {} of {} cases the standard deviation is more than {} of the mean, in {} it is {}",
             noisy.len(),
             results.len(),
             percent(SPREAD),
             labels.label(worst),
             percent(worst.summary.spread())
-        )),
-        _ => found.extend(noisy.iter().map(|result| {
-            let spread = percent(result.summary.spread());
-            format!("{}: the standard deviation is {spread} of the mean", labels.label(result))
-        })),
+        )],
+        _ => {
+            let warning = |result: &&CaseResult| {
+                let spread = percent(result.summary.spread());
+                format!("{}: the standard deviation is {spread} of the mean", labels.label(result))
+            };
+            noisy.iter().map(warning).collect()
+        }
     }
-    for result in results {
-        let label = labels.label(result);
-        found.extend(case(result).into_iter().map(|reason| format!("{label}: {reason}")));
-    }
-    found
 }
 
 fn machine(machine: &HostFacts) -> Vec<String> {

@@ -1,25 +1,14 @@
-//! The table of commands: names, what they take, what they do in words and in fact.
+//! The table of commands: names, arguments, help.
 //!
-//! `/help`, completion, hints and dispatch all read it, so that a command that is here is whole. What a command does is in
-//! `actions`.
+//! `/help`, completion, hints and dispatch all read it. Its [`CommandId`]s are matched in `actions`, so that a command without
+//! an action does not compile.
 
-use super::actions;
-use super::talk::Chat;
-use crate::cli::error::{CommandError, Exit, nearest};
+use crate::cli::error::{CommandError, nearest};
 use crate::cli::wrap;
-
-/// What comes after a command or a message.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Next {
-    Prompt,
-    /// The prompt, with this on the line.
-    Edit(String),
-    Leave(Exit),
-}
 
 /// What a command can be given, as far as completion knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Argument {
+pub enum ArgumentKind {
     None,
     /// Anything.
     Text,
@@ -33,21 +22,53 @@ pub enum Argument {
     Export,
 }
 
-/// What a command does.
-pub type Action = for<'a> fn(&mut Chat<'a>, &str) -> Result<Next, CommandError>;
+/// The commands; `actions::run` has a function for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommandId {
+    Help,
+    Exit,
+    New,
+    Reset,
+    System,
+    Set,
+    Show,
+    Save,
+    Load,
+    Sessions,
+    Rename,
+    Delete,
+    Undo,
+    Redo,
+    Retry,
+    Edit,
+    Fork,
+    Branches,
+    GoOn,
+    File,
+    Think,
+    Context,
+    Stats,
+    Why,
+    Compact,
+    Export,
+    Copy,
+    Model,
+    Json,
+    Tools,
+}
 
 /// One command.
-pub struct Command {
+pub struct ChatCommand {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
     /// How its argument is written.
     pub takes: Option<&'static str>,
     pub help: &'static str,
-    pub argument: Argument,
-    pub action: Action,
+    pub argument: ArgumentKind,
+    pub id: CommandId,
 }
 
-impl Command {
+impl ChatCommand {
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name).chain(self.aliases.iter().copied())
     }
@@ -59,85 +80,85 @@ const THINK: &[&str] = &["on", "off", "hide", "show", "budget"];
 const SHOW: &[&str] = &["config", "model", "template", "prompt", "thinking"];
 
 macro_rules! table {
-    ($($name:literal [$($alias:literal),*] $takes:expr, $argument:expr, $action:path, $help:literal;)*) => {
-        &[$(Command {
-            name: $name, aliases: &[$($alias),*], takes: $takes, argument: $argument, action: $action, help: $help,
+    ($($name:literal [$($alias:literal),*] $takes:expr, $argument:expr, $id:path, $help:literal;)*) => {
+        &[$(ChatCommand {
+            name: $name, aliases: &[$($alias),*], takes: $takes, argument: $argument, id: $id, help: $help,
         }),*]
     };
 }
 
 /// All commands, in the order of `/help`.
-pub const TABLE: &[Command] = table![
-    "help" ["?"] Some("[COMMAND]"), Argument::Command, actions::help,
+pub const TABLE: &[ChatCommand] = table![
+    "help" ["?"] Some("[COMMAND]"), ArgumentKind::Command, CommandId::Help,
         "List the commands, or explain one";
-    "exit" ["bye", "quit", "q"] None, Argument::None, actions::exit,
+    "exit" ["bye", "quit", "q"] None, ArgumentKind::None, CommandId::Exit,
         "Leave; the session is saved already";
-    "new" ["clear"] None, Argument::None, actions::new,
+    "new" ["clear"] None, ArgumentKind::None, CommandId::New,
         "Start a new conversation; the old one stays as a session, and /load opens it";
-    "reset" [] None, Argument::None, actions::reset,
+    "reset" [] None, ArgumentKind::None, CommandId::Reset,
         "Empty this session, after asking; /undo brings the conversation back";
-    "system" [] Some("[TEXT]"), Argument::Text, actions::system,
+    "system" [] Some("[TEXT]"), ArgumentKind::Text, CommandId::System,
         "Show or set the system prompt; after the first turn this starts a new session with it";
-    "set" [] Some("[KEY VALUE]"), Argument::Setting, actions::set,
+    "set" [] Some("[KEY VALUE]"), ArgumentKind::Setting, CommandId::Set,
         "Show or change sampling and limits; VALUE `default` restores the default";
-    "show" [] Some("[config|model|template|prompt|thinking]"), Argument::Words(SHOW), actions::show,
+    "show" [] Some("[config|model|template|prompt|thinking]"), ArgumentKind::Words(SHOW), CommandId::Show,
         "Show the conversation, the settings, or what the model gets";
-    "save" [] Some("[NAME]"), Argument::Text, actions::save,
+    "save" [] Some("[NAME]"), ArgumentKind::Text, CommandId::Save,
         "Name the session; one that you named before is copied under the new name";
-    "load" [] Some("NAME"), Argument::Session, actions::load,
+    "load" [] Some("NAME"), ArgumentKind::Session, CommandId::Load,
         "Continue another session or branch, with its own model unless you chose one";
-    "sessions" ["ls"] None, Argument::None, actions::sessions,
+    "sessions" ["ls"] None, ArgumentKind::None, CommandId::Sessions,
         "List the saved sessions";
-    "rename" [] Some("[OLD] NEW"), Argument::Session, actions::rename,
+    "rename" [] Some("[OLD] NEW"), ArgumentKind::Session, CommandId::Rename,
         "Give this session, or another, a new name";
-    "delete" [] Some("[NAME]"), Argument::Session, actions::delete,
+    "delete" [] Some("[NAME]"), ArgumentKind::Session, CommandId::Delete,
         "Remove this session, or another, with its KV";
-    "undo" [] Some("[N]"), Argument::Text, actions::undo,
+    "undo" [] Some("[N]"), ArgumentKind::Text, CommandId::Undo,
         "Take back the last turn, or the last N; after /reset, bring the conversation back";
-    "redo" [] None, Argument::None, actions::redo,
+    "redo" [] None, ArgumentKind::None, CommandId::Redo,
         "Bring back what /undo, /retry, /edit or /reset took away last; again swaps them";
-    "retry" ["regen"] Some("[seed=N]"), Argument::Words(&["seed="]), actions::retry,
+    "retry" ["regen"] Some("[seed=N]"), ArgumentKind::Words(&["seed="]), CommandId::Retry,
         "Answer the last message again; the old answer stays as a branch";
-    "edit" [] Some("[N] [TEXT]"), Argument::Text, actions::edit,
+    "edit" [] Some("[N] [TEXT]"), ArgumentKind::Text, CommandId::Edit,
         "Change your last message, or that of turn N; what it replaces stays as a branch";
-    "fork" [] Some("[NAME]"), Argument::Text, actions::fork,
+    "fork" [] Some("[NAME]"), ArgumentKind::Text, CommandId::Fork,
         "Continue in a copy; this session stays as it is";
-    "branches" [] None, Argument::None, actions::branches,
+    "branches" [] None, ArgumentKind::None, CommandId::Branches,
         "Show this session's branches and forks; /load opens one";
-    "continue" [] None, Argument::None, actions::go_on,
+    "continue" [] None, ArgumentKind::None, CommandId::GoOn,
         "Continue an answer that was interrupted or cut";
-    "file" ["read"] Some("PATH"), Argument::Path, actions::file,
+    "file" ["read"] Some("PATH"), ArgumentKind::Path, CommandId::File,
         "Send a file's text along with the next message";
-    "think" [] Some("[on|off|hide|show|budget N]"), Argument::Words(THINK), actions::think,
+    "think" [] Some("[on|off|hide|show|budget N]"), ArgumentKind::Words(THINK), CommandId::Think,
         "Whether the model thinks before it answers, whether you see it, and how long it may";
-    "context" [] None, Argument::None, actions::context,
+    "context" [] None, ArgumentKind::None, CommandId::Context,
         "Show what fills the context, turn by turn";
-    "stats" [] None, Argument::None, actions::stats,
+    "stats" [] None, ArgumentKind::None, CommandId::Stats,
         "Show counts, rates and reuse of the last answer";
-    "why" [] None, Argument::None, actions::why,
+    "why" [] None, ArgumentKind::None, CommandId::Why,
         "Why as much of the last prompt was reused as was, with the first token that differs";
-    "compact" [] None, Argument::None, actions::compact,
+    "compact" [] None, ArgumentKind::None, CommandId::Compact,
         "Replace the older turns by a summary; the whole conversation stays as another session";
-    "export" [] Some("md|json|jsonl PATH"), Argument::Export, actions::export,
+    "export" [] Some("md|json|jsonl PATH"), ArgumentKind::Export, CommandId::Export,
         "Write the conversation to a file";
-    "copy" [] Some("[code]"), Argument::Words(&["code"]), actions::copy,
+    "copy" [] Some("[code]"), ArgumentKind::Words(&["code"]), CommandId::Copy,
         "Copy the last answer, or its last block of code, to the clipboard";
-    "model" [] Some("[REF]"), Argument::Model, actions::model,
+    "model" [] Some("[REF]"), ArgumentKind::Model, CommandId::Model,
         "Show the model, or continue with another";
-    "json" [] Some("[SCHEMA|off]"), Argument::Path, actions::json,
+    "json" [] Some("[SCHEMA|off]"), ArgumentKind::Path, CommandId::Json,
         "Make answers JSON that satisfies a schema: a file, the schema itself, or `object`";
-    "tools" [] Some("[FILE|off]"), Argument::Path, actions::tools,
+    "tools" [] Some("[FILE|off]"), ArgumentKind::Path, CommandId::Tools,
         "Show the tools, or declare them from a TOML file";
 ];
 
 /// The command of this name, with or without its slash.
-pub fn find(name: &str) -> Option<&'static Command> {
+pub fn find(name: &str) -> Option<&'static ChatCommand> {
     let name = name.strip_prefix('/').unwrap_or(name);
     TABLE.iter().find(|command| command.names().any(|known| known == name))
 }
 
 /// The command that a line is, and what it is given.
-pub fn of(line: &str) -> Option<(&'static Command, &str)> {
+pub fn of(line: &str) -> Option<(&'static ChatCommand, &str)> {
     let word = line.strip_prefix('/')?;
     let (name, argument) = word.split_once(char::is_whitespace).unwrap_or((word, ""));
     Some((find(name)?, argument.trim()))
@@ -153,7 +174,7 @@ pub fn is_meant(line: &str) -> bool {
 /// The refusal of a command that there is not.
 pub fn unknown(line: &str) -> CommandError {
     let name = line[1..].split(char::is_whitespace).next().unwrap_or_default();
-    let near = nearest(name, TABLE.iter().flat_map(Command::names));
+    let near = nearest(name, TABLE.iter().flat_map(ChatCommand::names));
     let meant = near.map_or(String::new(), |near| format!("did you mean /{near}? "));
     CommandError::usage(format!("unknown command /{name}"))
         .hint(format!("{meant}/help lists the commands; a blank before the / makes it a message"))
@@ -195,7 +216,7 @@ const KEYS: [&str; 2] = [
 ];
 
 /// `/help COMMAND`.
-pub fn explain(command: &Command) -> String {
+pub fn explain(command: &ChatCommand) -> String {
     let takes = command.takes.map_or(String::new(), |takes| format!(" {takes}"));
     let aliases: Vec<_> = command.aliases.iter().map(|alias| format!("/{alias}")).collect();
     let also = if aliases.is_empty() { String::new() } else { format!("\nalso {}", aliases.join(", ")) };
@@ -210,7 +231,7 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_each_command_is_documented() {
-        let names: Vec<_> = TABLE.iter().flat_map(Command::names).collect();
+        let names: Vec<_> = TABLE.iter().flat_map(ChatCommand::names).collect();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
         let help = help(1000);
         for command in TABLE {
@@ -219,7 +240,7 @@ mod tests {
             assert!(!command.help.ends_with('.') && command.help.len() > 10, "{}", command.name);
             let explained = explain(command);
             assert!(command.names().all(|name| explained.contains(&format!("/{name}"))), "{explained}");
-            assert_eq!(command.takes.is_none(), command.argument == Argument::None, "{}", command.name);
+            assert_eq!(command.takes.is_none(), command.argument == ArgumentKind::None, "{}", command.name);
         }
         insta::assert_snapshot!("help", super::help(100));
         insta::assert_snapshot!("help_narrow", super::help(40));

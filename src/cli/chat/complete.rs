@@ -17,8 +17,7 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
-use super::command::{self, Argument, Command};
-use super::input::is_unfinished;
+use super::command::{self, ArgumentKind, ChatCommand};
 use crate::cli::terminal;
 
 /// Names that can be completed, as they are when a line begins.
@@ -91,8 +90,10 @@ impl Helper {
             return (pos, Vec::new());
         }
         let Some((word, argument)) = before.split_once(' ') else {
-            let names =
-                command::TABLE.iter().flat_map(Command::names).filter(|name| name.starts_with(&before[1..]));
+            let names = command::TABLE
+                .iter()
+                .flat_map(ChatCommand::names)
+                .filter(|name| name.starts_with(&before[1..]));
             let pair = |name: &str| Pair { display: format!("/{name}"), replacement: format!("/{name} ") };
             return (0, names.map(pair).collect());
         };
@@ -105,19 +106,19 @@ impl Helper {
             (last, words.filter(|word| word.starts_with(typed)).map(pair).collect())
         };
         match command.argument {
-            Argument::None | Argument::Text => (pos, Vec::new()),
-            Argument::Words(list) => words(&mut list.iter().copied()),
-            Argument::Command => words(&mut command::TABLE.iter().map(|command| command.name)),
-            Argument::Setting => words(&mut super::settings::keys().iter().map(String::as_str)),
-            Argument::Session => words(&mut self.catalog.sessions.iter().map(String::as_str)),
-            Argument::Path => paths(argument, start),
-            Argument::Model => {
+            ArgumentKind::None | ArgumentKind::Text => (pos, Vec::new()),
+            ArgumentKind::Words(list) => words(&mut list.iter().copied()),
+            ArgumentKind::Command => words(&mut command::TABLE.iter().map(|command| command.name)),
+            ArgumentKind::Setting => words(&mut super::settings::keys().iter().map(String::as_str)),
+            ArgumentKind::Session => words(&mut self.catalog.sessions.iter().map(String::as_str)),
+            ArgumentKind::Path => paths(argument, start),
+            ArgumentKind::Model => {
                 let names = words(&mut self.catalog.models.iter().map(String::as_str));
                 let files = paths(argument, start);
                 // A name and a path may begin at different places: of `org/m` and `./m` only one has candidates.
                 if names.1.is_empty() { files } else { names }
             }
-            Argument::Export => match argument.split_once(' ') {
+            ArgumentKind::Export => match argument.split_once(' ') {
                 None => words(&mut command::EXPORT_FORMATS.iter().copied()),
                 Some((format, path)) => paths(path, start + format.len() + 1),
             },
@@ -188,7 +189,8 @@ impl Hinter for Helper {
             let gap = if typed.ends_with(' ') { "" } else { " " };
             return Some(Hint { display: format!("{gap}{takes}"), completion: None });
         }
-        let mut found = command::TABLE.iter().flat_map(Command::names).filter(|name| name.starts_with(typed));
+        let mut found =
+            command::TABLE.iter().flat_map(ChatCommand::names).filter(|name| name.starts_with(typed));
         let rest = found.next().filter(|_| !typed.is_empty())?.strip_prefix(typed)?.to_owned();
         Some(Hint { display: rest.clone(), completion: Some(rest) })
     }
@@ -232,6 +234,27 @@ impl Validator for Helper {
 
 impl rustyline::Helper for Helper {}
 
+/// Marks a message of several lines.
+pub const QUOTES: &str = "\"\"\"";
+
+/// Whether a fence is still open: a line that begins with ```, or a `"""` that the message begins with.
+pub fn is_unfinished(text: &str) -> bool {
+    if let Some(rest) = text.trim_start().strip_prefix(QUOTES) {
+        return !rest.contains(QUOTES);
+    }
+    let mut open: Option<&str> = None;
+    for line in text.split('\n') {
+        let line = line.trim_start();
+        let fence = &line[..line.len() - line.trim_start_matches('`').len()];
+        match open {
+            None if fence.len() >= 3 && !line[fence.len()..].contains('`') => open = Some(fence),
+            Some(begun) if fence.len() >= begun.len() && line[fence.len()..].trim().is_empty() => open = None,
+            _ => {}
+        }
+    }
+    open.is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use rustyline::hint::Hint as _;
@@ -252,7 +275,7 @@ mod tests {
 
     #[test]
     fn every_command_completes_by_each_of_its_names() {
-        for name in command::TABLE.iter().flat_map(Command::names) {
+        for name in command::TABLE.iter().flat_map(ChatCommand::names) {
             let typed = format!("/{name}");
             assert!(completed(&typed).contains(&format!("/{name} ")), "{typed}");
         }

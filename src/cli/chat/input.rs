@@ -19,7 +19,7 @@ use rustyline::{
     EventHandler, KeyCode, KeyEvent, Modifiers, RepeatCount,
 };
 
-use super::complete::{Catalog, Helper, Typed};
+use super::complete::{Catalog, Helper, QUOTES, Typed, is_unfinished};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::report::bytes;
 use crate::cli::terminal::Terminal;
@@ -37,7 +37,7 @@ const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 
 /// What came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Line {
+pub enum InputLine {
     Text(String),
     /// Ctrl-C, and whether there was nothing on the line.
     Interrupted {
@@ -47,7 +47,7 @@ pub enum Line {
 }
 
 /// The source of lines.
-pub enum Input {
+pub enum LineInput {
     Terminal(Box<LineEditor>),
     Pipe,
 }
@@ -56,7 +56,7 @@ pub enum Input {
 pub struct LineEditor {
     editor: Editor<Helper, FileHistory>,
     history: Option<HistoryFile>,
-    keys: Arc<Keys>,
+    keys: Arc<EditorKeys>,
     typed: Typed,
     has_colors: bool,
 }
@@ -70,7 +70,7 @@ struct HistoryFile {
 
 /// What the keys that are ours have done since the last line.
 #[derive(Debug, Default)]
-struct Keys {
+struct EditorKeys {
     /// The line that is to be opened in the editor.
     to_edit: Mutex<Option<String>>,
     was_empty: Mutex<Option<bool>>,
@@ -78,7 +78,7 @@ struct Keys {
 
 /// A key of ours: leaves its note, and ends the line as an interruption.
 struct Key {
-    keys: Arc<Keys>,
+    keys: Arc<EditorKeys>,
     opens_editor: bool,
 }
 
@@ -97,14 +97,14 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Input {
+impl LineInput {
     /// The terminal on stdin, else its lines.
     ///
     /// # Errors
     /// The terminal cannot be driven.
     pub fn open(terminal: &Terminal, state: Option<&Path>) -> Result<Self, CommandError> {
         if !io::stdin().is_terminal() {
-            return Ok(Input::Pipe);
+            return Ok(LineInput::Pipe);
         }
         // Where stdout goes to a file, the prompt must not: then it is drawn on the controlling terminal.
         let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
@@ -121,7 +121,7 @@ impl Input {
             .build();
         let mut added = FileHistory::with_config(&config);
         let mut editor: Editor<Helper, FileHistory> = Editor::with_config(config).map_err(failed)?;
-        let keys = Arc::new(Keys::default());
+        let keys = Arc::new(EditorKeys::default());
         bind(&mut editor, &keys);
         let path = state.and_then(|folder| history_file(folder, terminal));
         if let Some(path) = &path
@@ -131,11 +131,11 @@ impl Input {
         }
         let history = path.map(|path| HistoryFile { path, added });
         let (typed, has_colors) = (Typed::default(), terminal.colors_notices());
-        Ok(Input::Terminal(Box::new(LineEditor { editor, history, keys, typed, has_colors })))
+        Ok(LineInput::Terminal(Box::new(LineEditor { editor, history, keys, typed, has_colors })))
     }
 
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Input::Terminal(_))
+        matches!(self, LineInput::Terminal(_))
     }
 
     /// The next message or command. `initial` stands on the line already, where there is one to be edited.
@@ -148,10 +148,10 @@ impl Input {
         initial: &str,
         catalog: &Catalog,
         terminal: &Terminal,
-    ) -> Result<Line, CommandError> {
+    ) -> Result<InputLine, CommandError> {
         match self {
-            Input::Pipe => read_pipe(&mut io::stdin().lock()),
-            Input::Terminal(editor) => editor.read(prompt, initial, catalog, terminal),
+            LineInput::Pipe => read_pipe(&mut io::stdin().lock()),
+            LineInput::Terminal(editor) => editor.read(prompt, initial, catalog, terminal),
         }
     }
 
@@ -160,7 +160,7 @@ impl Input {
     /// # Errors
     /// `Io` when stdin cannot be read.
     pub fn ask(&mut self, question: &str) -> Result<Option<String>, CommandError> {
-        let Input::Terminal(line) = self else { return Ok(None) };
+        let LineInput::Terminal(line) = self else { return Ok(None) };
         // Nobody agrees to what they have not seen.
         tty::forget_typed();
         let silent = Helper::silent(line.has_colors);
@@ -181,7 +181,7 @@ impl Input {
 
     /// Keeps what was typed; failing to is no harm.
     pub fn remember(&mut self, entry: &str, terminal: &Terminal) {
-        let Input::Terminal(line) = self else { return };
+        let LineInput::Terminal(line) = self else { return };
         let _ = line.editor.add_history_entry(entry);
         let Some(HistoryFile { path, added }) = &mut line.history else { return };
         if entry.len() > MAX_ENTRY_BYTES {
@@ -194,14 +194,14 @@ impl Input {
     }
 }
 
-impl Keys {
+impl EditorKeys {
     fn clear(&self) {
         *locked(&self.to_edit) = None;
         *locked(&self.was_empty) = None;
     }
 }
 
-fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<Keys>) {
+fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<EditorKeys>) {
     let own = |opens_editor| EventHandler::Conditional(Box::new(Key { keys: keys.clone(), opens_editor }));
     for key in [KeyEvent(KeyCode::Enter, Modifiers::ALT), KeyEvent::ctrl('J'), KeyEvent::alt('\r')] {
         editor.bind_sequence(key, Cmd::Newline);
@@ -247,15 +247,15 @@ impl LineEditor {
         initial: &str,
         catalog: &Catalog,
         terminal: &Terminal,
-    ) -> Result<Line, CommandError> {
+    ) -> Result<InputLine, CommandError> {
         let helper = Helper::new(catalog.clone(), self.has_colors, prompt, self.typed.clone());
         self.editor.set_helper(Some(helper));
         let (mut text, mut after) = (initial.to_owned(), String::new());
         loop {
             self.keys.clear();
             match self.editor.readline_with_initial(prompt, (&text, &after)) {
-                Ok(line) => return Ok(Line::Text(line)),
-                Err(ReadlineError::Eof) => return Ok(Line::End),
+                Ok(line) => return Ok(InputLine::Text(line)),
+                Err(ReadlineError::Eof) => return Ok(InputLine::End),
                 Err(ReadlineError::Interrupted) => {}
                 Err(error) if is_bad_text(&error) => {
                     tty::drain_typed();
@@ -267,7 +267,7 @@ impl LineEditor {
             }
             let Some(line) = locked(&self.keys.to_edit).take() else {
                 let was_empty = locked(&self.keys.was_empty).unwrap_or(false);
-                return Ok(Line::Interrupted { was_empty });
+                return Ok(InputLine::Interrupted { was_empty });
             };
             text = match edit(&line) {
                 Ok(edited) => edited,
@@ -331,7 +331,7 @@ impl Drop for Draft {
 }
 
 /// The next message of a pipe: a line, or more while a fence is open. Empty lines are passed over.
-fn read_pipe(stream: &mut dyn BufRead) -> Result<Line, CommandError> {
+fn read_pipe(stream: &mut dyn BufRead) -> Result<InputLine, CommandError> {
     let mut message = String::new();
     loop {
         let mut bytes = Vec::new();
@@ -342,7 +342,7 @@ fn read_pipe(stream: &mut dyn BufRead) -> Result<Line, CommandError> {
             return Err(CommandError::bad_data("standard input: a message of more than 64 MiB"));
         }
         if count == 0 {
-            return Ok(if message.is_empty() { Line::End } else { Line::Text(message) });
+            return Ok(if message.is_empty() { InputLine::End } else { InputLine::Text(message) });
         }
         let line = std::str::from_utf8(&bytes)
             .map_err(|_| CommandError::bad_data("standard input: not UTF-8 text"))?
@@ -352,31 +352,11 @@ fn read_pipe(stream: &mut dyn BufRead) -> Result<Line, CommandError> {
         }
         message.push_str(line);
         if !is_unfinished(&message) {
-            return Ok(Line::Text(message));
+            return Ok(InputLine::Text(message));
         }
         message.push('\n');
     }
 }
-
-/// Whether a fence is still open: a line that begins with ```, or a `"""` that the message begins with.
-pub fn is_unfinished(text: &str) -> bool {
-    if let Some(rest) = text.trim_start().strip_prefix(QUOTES) {
-        return !rest.contains(QUOTES);
-    }
-    let mut open: Option<&str> = None;
-    for line in text.split('\n') {
-        let line = line.trim_start();
-        let fence = &line[..line.len() - line.trim_start_matches('`').len()];
-        match open {
-            None if fence.len() >= 3 && !line[fence.len()..].contains('`') => open = Some(fence),
-            Some(begun) if fence.len() >= begun.len() && line[fence.len()..].trim().is_empty() => open = None,
-            _ => {}
-        }
-    }
-    open.is_some()
-}
-
-const QUOTES: &str = "\"\"\"";
 
 /// The message without the `"""` around it; where they do not enclose the whole, they are part of what is said, as fences of
 /// ``` always are.
@@ -429,14 +409,18 @@ mod tests {
         let mut messages = Vec::new();
         loop {
             match read_pipe(&mut pipe).expect("text") {
-                Line::Text(text) => messages.push(text),
-                Line::End => break,
+                InputLine::Text(text) => messages.push(text),
+                InputLine::End => break,
                 other => panic!("{other:?}"),
             }
         }
         assert_eq!(messages, ["one", "two", "```\na\n\nb\n```", "\"\"\"x\ny\"\"\"", "last"]);
         let open = read_pipe(&mut io::Cursor::new("```\nnever closed")).expect("text");
-        assert_eq!(open, Line::Text("```\nnever closed\n".to_owned()), "the end of input closes all fences");
+        assert_eq!(
+            open,
+            InputLine::Text("```\nnever closed\n".to_owned()),
+            "the end of input closes all fences"
+        );
         assert_eq!(read_pipe(&mut io::Cursor::new([0xff, b'\n'])).unwrap_err().kind, Kind::BadData);
     }
 }

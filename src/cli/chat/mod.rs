@@ -1,22 +1,26 @@
 //! `llmctl chat`: a conversation in the terminal, saved after every turn and warm when it goes on.
 //!
-//! `talk` is the state of a chat and where it is kept, `turn` one answer from the prompt to the disk, `room` what happens
-//! when the context is full; `command` is the table of what can be typed behind a slash, `actions` what it does; `input` and
-//! `complete` are the line editor, `answer` and `render` what is written. stdout gets answers and nothing else; all other
-//! words go to stderr.
+//! `state` is plain data, `ui` the terminal, `model` the loaded model; `session` puts them together and opens and leaves sessions.
+//! `turn` takes one answer from the prompt to the disk, `tool_calls` runs the calls of an answer, `context_limit` makes room when the
+//! context is full. `command` is the table of what can be typed behind a slash, `actions` what it does; `input` and `complete` are
+//! the line editor, `renderer` and `render` write answers. stdout gets answers and nothing else; notices go to stderr.
 
 mod actions;
-mod answer;
 pub(in crate::cli) mod command;
 mod complete;
+mod context_limit;
 mod input;
-mod pace;
+mod model;
 mod render;
-mod room;
+mod renderer;
+mod session;
 mod settings;
-mod talk;
+mod state;
+mod throughput;
+mod tool_calls;
 mod tools;
 mod turn;
+mod ui;
 
 use std::path::PathBuf;
 
@@ -29,9 +33,9 @@ use super::report::counted;
 use super::run::prompt::read_prompt_file;
 use super::terminal::Terminal;
 use super::tty::{self, Silence};
-use command::Next;
-use input::Line;
-use talk::Chat;
+use input::InputLine;
+use session::Chat;
+use state::Effect;
 
 /// Talk with a model, in sessions that survive a restart
 ///
@@ -41,10 +45,10 @@ use talk::Chat;
 #[command(after_long_help = LONG_HELP)]
 pub struct ChatArgs {
     #[command(flatten)]
-    pub session: SessionArgs,
+    pub session: ChatSessionArgs,
 
     #[command(flatten)]
-    pub prompt: PromptArgs,
+    pub prompt: ChatPromptArgs,
 
     #[command(flatten)]
     pub screen: ScreenArgs,
@@ -65,7 +69,7 @@ pub struct ChatArgs {
 /// Which conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
-pub struct SessionArgs {
+pub struct ChatSessionArgs {
     /// Continue the saved session NAME with its own model, or start it
     #[arg(long, value_name = "NAME", conflicts_with_all = ["continue", "new", "ephemeral"])]
     pub session: Option<String>,
@@ -86,7 +90,7 @@ pub struct SessionArgs {
 /// What is said first.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
-pub struct PromptArgs {
+pub struct ChatPromptArgs {
     /// System prompt of a new session
     #[arg(long, short, value_name = "TEXT", conflicts_with = "system_file")]
     pub system: Option<String>,
@@ -205,50 +209,76 @@ pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit,
 fn converse(chat: &mut Chat<'_>, opening: Option<String>) -> Result<Exit, CommandError> {
     let mut next = match opening {
         Some(text) => guarded(chat, |chat| chat.say(text))?,
-        None => Next::Prompt,
+        None => Effect::Prompt,
     };
     let mut is_leaving = false;
     loop {
         let initial = match next {
-            Next::Leave(exit) => return Ok(exit),
-            Next::Edit(text) => text,
-            Next::Prompt => String::new(),
+            Effect::Leave(exit) => return Ok(exit),
+            Effect::Edit(text) => text,
+            Effect::Prompt => String::new(),
         };
-        chat.graceful.wait(chat.is_interactive());
+        chat.ui.graceful.wait(chat.ui.is_interactive());
         let line = chat.read(&initial)?;
         let was_leaving = std::mem::take(&mut is_leaving);
         next = match line {
-            Line::End => Next::Leave(Exit::Success),
-            Line::Interrupted { was_empty: true } if was_leaving => Next::Leave(Exit::Success),
-            Line::Interrupted { was_empty } => {
+            InputLine::End => Effect::Leave(Exit::Success),
+            InputLine::Interrupted { was_empty: true } if was_leaving => Effect::Leave(Exit::Success),
+            InputLine::Interrupted { was_empty } => {
                 is_leaving = was_empty;
                 if was_empty {
-                    chat.terminal.note("(Ctrl-C again or Ctrl-D leaves)");
+                    chat.ui.terminal.note("(Ctrl-C again or Ctrl-D leaves)");
                 }
-                chat.forget_edit();
-                Next::Prompt
+                chat.state.forget_edit();
+                Effect::Prompt
             }
-            Line::Text(text) => guarded(chat, |chat| chat.take(&text))?,
+            InputLine::Text(text) => guarded(chat, |chat| take(chat, &text))?,
         };
+    }
+}
+
+/// Takes a line: a command or a message.
+fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
+    if line.trim().is_empty() {
+        chat.state.forget_edit();
+        return Ok(Effect::Prompt);
+    }
+    chat.ui.input.remember(line, chat.ui.terminal);
+    if chat.ui.is_interactive() && matches!(line.trim_end(), "exit" | "quit") {
+        let word = line.trim_end();
+        chat.ui.terminal.note(&format!(
+            "(/exit or Ctrl-D leaves the chat; a blank before \u{201c}{word}\u{201d} sends it to the model)"
+        ));
+        return Ok(Effect::Prompt);
+    }
+    if let Some(kept) = chat.state.editing.take()
+        && command::of(line).is_none()
+    {
+        return chat.say_instead(kept, input::unquoted(line).to_owned());
+    }
+    match command::of(line) {
+        Some((command, argument)) => actions::run(chat, command.id, argument),
+        None if command::is_meant(line) => Err(command::unknown(line)),
+        None => chat.say(input::unquoted(line).to_owned()),
     }
 }
 
 /// One thing to do, during which SIGINT stops it and nothing else. On a terminal an error is said and the chat goes on.
 fn guarded<'a>(
     chat: &mut Chat<'a>,
-    work: impl FnOnce(&mut Chat<'a>) -> Result<Next, CommandError>,
-) -> Result<Next, CommandError> {
-    chat.graceful.work();
+    work: impl FnOnce(&mut Chat<'a>) -> Result<Effect, CommandError>,
+) -> Result<Effect, CommandError> {
+    chat.ui.graceful.work();
     let silence = Silence::begin();
     let done = work(chat);
     drop(silence);
-    let terminated = chat.graceful.received().filter(|number| i32::from(*number) == SIGTERM);
+    let terminated = chat.ui.graceful.received().filter(|number| i32::from(*number) == SIGTERM);
     if let Some(number) = terminated {
-        return Ok(Next::Leave(Exit::Signal(number)));
+        return Ok(Effect::Leave(Exit::Signal(number)));
     }
     match done {
-        Err(error) if chat.is_interactive() && !chat.is_lost(&error) => {
-            chat.terminal.error(&error);
+        Err(error) if chat.ui.is_interactive() && !chat.is_lost(&error) => {
+            chat.ui.terminal.error(&error);
             Ok(chat.unsent())
         }
         done => done,
@@ -307,6 +337,20 @@ fn grouped(count: usize) -> String {
     text
 }
 
+/// The beginning of a text on one line, in quotes.
+fn shortened(text: &str, most: usize) -> String {
+    format!("\u{201c}{}\u{201d}", on_one_line(text, most))
+}
+
+/// As much of a text as `most` characters, on one line.
+fn on_one_line(text: &str, most: usize) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.char_indices().nth(most) {
+        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
+        None => words,
+    }
+}
+
 /// A time for people: `0.2 s`, `54 s`, `3 min 20 s`.
 fn spoken(time: std::time::Duration) -> String {
     let seconds = time.as_secs_f64();
@@ -352,5 +396,11 @@ mod tests {
         {
             assert_eq!(spoken(Duration::from_millis(ms)), text);
         }
+    }
+
+    #[test]
+    fn long_questions_are_shortened_at_a_character() {
+        assert_eq!(shortened("a\n b", 60), "\u{201c}a b\u{201d}");
+        assert_eq!(shortened("日本語です", 3), "\u{201c}日本語\u{2026}\u{201d}");
     }
 }

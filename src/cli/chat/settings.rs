@@ -20,7 +20,7 @@ pub fn keys() -> Vec<String> {
 /// The flags in force.
 #[derive(Debug, Clone, Default, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
-pub struct Settings {
+pub struct ChatSettings {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
@@ -28,7 +28,7 @@ pub struct Settings {
     pub limits: LimitArgs,
 }
 
-impl Settings {
+impl ChatSettings {
     /// Sets `key`; `default` takes the value back.
     ///
     /// # Errors
@@ -139,8 +139,8 @@ mod tests {
                 "ignore-eos" => "on",
                 _ => "0.5",
             };
-            let mut settings = Settings::default();
-            let table = |settings: &Settings| {
+            let mut settings = ChatSettings::default();
+            let table = |settings: &ChatSettings| {
                 settings.table(&settings.sampling.resolve(&GenerationDefaults::default()).0)
             };
             let before = table(&settings);
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn what_is_refused_changes_nothing_and_says_why() {
-        let mut settings = Settings::default();
+        let mut settings = ChatSettings::default();
         let mut check = |key: &str, value: &str, message: &str| {
             let error = settings.set(key, value).expect_err(key);
             let said = format!("{error} {}", error.hint_text().unwrap_or_default());

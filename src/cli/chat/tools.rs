@@ -13,14 +13,9 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::counted;
-use super::room::{on_one_line, shortened};
-use super::talk::Chat;
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
 use crate::cli::signal::Graceful;
-use crate::runtime::turn::{Answer, AnsweredCall};
-use crate::template::{Message, Role};
 
 /// Bytes of a command's output that the model gets.
 const MAX_OUTPUT: u64 = 64 << 10;
@@ -41,21 +36,22 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Toolbox {
     pub path: PathBuf,
-    pub tools: Vec<Tool>,
-    always: BTreeSet<String>,
+    pub tools: Vec<ChatTool>,
+    /// Tools that run without asking again.
+    pub always: BTreeSet<String>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ToolFile {
     #[serde(default)]
-    tool: Vec<Tool>,
+    tool: Vec<ChatTool>,
 }
 
 /// One tool.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tool {
+pub struct ChatTool {
     pub name: String,
     pub description: String,
     /// JSON Schema of the arguments.
@@ -78,7 +74,7 @@ impl Toolbox {
     pub fn read(path: &Path) -> Result<Self, CommandError> {
         let text = read_file(path)?;
         let bad = |message: String| CommandError::bad_data(format!("{}: {message}", path.display()));
-        let file: File = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
+        let file: ToolFile = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
         if file.tool.is_empty() {
             return Err(bad("there is no [[tool]]".to_owned()));
         }
@@ -94,12 +90,12 @@ impl Toolbox {
 
     /// As templates and APIs have them.
     pub fn definitions(&self) -> Vec<Value> {
-        self.tools.iter().map(Tool::definition).collect()
+        self.tools.iter().map(ChatTool::definition).collect()
     }
 
     /// One a line.
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let row = |tool: &Tool| {
+        let row = |tool: &ChatTool| {
             let asks =
                 if self.always.contains(&tool.name) { "runs without asking" } else { "asks before it runs" };
             vec![tool.name.clone(), asks.to_owned(), tool.description.clone()]
@@ -108,7 +104,7 @@ impl Toolbox {
     }
 }
 
-impl Tool {
+impl ChatTool {
     /// What is wrong with the declaration.
     fn check(&self) -> Result<(), String> {
         let Self { name, argv, timeout, .. } = self;
@@ -126,7 +122,7 @@ impl Tool {
         let names: Vec<&str> = parameters.into_iter().flat_map(Map::keys).map(String::as_str).collect();
         let used = argv[1..].iter().flat_map(|word| parts(word));
         let unknown = used.filter_map(|part| match part {
-            Part::Argument(used) if !names.contains(&used) => Some(used),
+            ArgvPart::Argument(used) if !names.contains(&used) => Some(used),
             _ => None,
         });
         match (unknown.into_iter().next(), &names[..]) {
@@ -153,7 +149,7 @@ impl Tool {
     }
 
     /// The command line of a call.
-    fn command_line(&self, arguments: &Value, folder: &Path) -> Vec<String> {
+    pub fn command_line(&self, arguments: &Value, folder: &Path) -> Vec<String> {
         // The command itself is the user's, never the model's.
         let program = &self.argv[0];
         let is_beside = program.starts_with("./") || program.starts_with("../");
@@ -163,7 +159,7 @@ impl Tool {
     }
 
     /// Runs the call to its end: what it returned, or why it failed.
-    fn run(&self, arguments: &Value, folder: &Path, graceful: &Graceful) -> Result<String, String> {
+    pub fn run(&self, arguments: &Value, folder: &Path, graceful: &Graceful) -> Result<String, String> {
         let words = self.command_line(arguments, folder);
         let child = Command::new(&words[0])
             .args(&words[1..])
@@ -212,7 +208,8 @@ impl Tool {
     }
 }
 
-const STOPPED: &str = "the user stopped it";
+/// Why a call ended that the user interrupted.
+pub const STOPPED: &str = "the user stopped it";
 
 /// An error of the system in a few words.
 fn reason(error: &std::io::Error) -> String {
@@ -224,14 +221,14 @@ fn reason(error: &std::io::Error) -> String {
 }
 
 /// A piece of a word of `argv`.
-enum Part<'a> {
+enum ArgvPart<'a> {
     Text(&'a str),
     /// Replaced by the argument of this name.
     Argument(&'a str),
 }
 
 /// `{name}` is an argument, `{{name}}` is `{name}`, any other brace is itself.
-fn parts(word: &str) -> Vec<Part<'_>> {
+fn parts(word: &str) -> Vec<ArgvPart<'_>> {
     let is_name =
         |text: &str| !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c));
     let braced = |text: &str, open: &str, close: &str| {
@@ -243,26 +240,26 @@ fn parts(word: &str) -> Vec<Part<'_>> {
         at += found;
         let rest = &word[at..];
         let (len, part) = if let Some(len) = braced(rest, "{{", "}}") {
-            (len, Part::Text(&rest[1..len - 1]))
+            (len, ArgvPart::Text(&rest[1..len - 1]))
         } else if let Some(len) = braced(rest, "{", "}") {
-            (len, Part::Argument(&rest[1..len - 1]))
+            (len, ArgvPart::Argument(&rest[1..len - 1]))
         } else {
             at += 1;
             continue;
         };
-        parts.extend([Part::Text(&word[from..at]), part]);
+        parts.extend([ArgvPart::Text(&word[from..at]), part]);
         at += len;
         from = at;
     }
-    parts.push(Part::Text(&word[from..]));
+    parts.push(ArgvPart::Text(&word[from..]));
     parts
 }
 
 /// The word with its arguments, once: what an argument brings is not filled again. One that the model left out is empty.
 fn filled(word: &str, arguments: &Value) -> String {
-    let text = |part: Part<'_>| match part {
-        Part::Text(text) => text.to_owned(),
-        Part::Argument(name) => match arguments.get(name) {
+    let text = |part: ArgvPart<'_>| match part {
+        ArgvPart::Text(text) => text.to_owned(),
+        ArgvPart::Argument(name) => match arguments.get(name) {
             Some(Value::String(text)) => text.clone(),
             Some(Value::Null) | None => String::new(),
             Some(other) => other.to_string(),
@@ -292,84 +289,6 @@ fn drained(stream: Option<impl Read + Send + 'static>) -> Receiver<String> {
     receiver
 }
 
-impl Chat<'_> {
-    pub fn tool_definitions(&self) -> Vec<Value> {
-        self.toolbox.as_ref().map(Toolbox::definitions).unwrap_or_default()
-    }
-
-    /// Runs the calls of an answer, as far as the user agrees. Returns the messages with their results, `None` if nothing is to
-    /// be run.
-    pub fn run_tools(&mut self, answer: &Answer) -> Result<Option<Vec<Message>>, CommandError> {
-        let (calls, to_run) = (&answer.tool_calls, answer.calls_to_run());
-        if calls.is_empty() || self.toolbox.is_none() {
-            return Ok(None);
-        }
-        if to_run.is_empty() {
-            let cut = calls.iter().find(|call| !call.is_whole).unwrap_or(&calls[0]);
-            self.terminal.warn(&format!("the call of {} was cut off; nothing was run", cut.name));
-            return Ok(None);
-        }
-        let results = to_run.iter().map(|call| {
-            let text = self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}"));
-            let mut message = Message::new(Role::Tool, text);
-            (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
-            Ok(message)
-        });
-        results.collect::<Result<Vec<_>, CommandError>>().map(Some)
-    }
-
-    /// What the tool returned, or why it failed: the model hears of both.
-    fn run_tool(&mut self, call: &AnsweredCall) -> Result<Result<String, String>, CommandError> {
-        let Some(toolbox) = &self.toolbox else { return Ok(Err("there are no tools".to_owned())) };
-        if self.graceful.received().is_some() {
-            return Ok(Err(STOPPED.to_owned()));
-        }
-        let Some(tool) = toolbox.tools.iter().find(|tool| tool.name == call.name).cloned() else {
-            return Ok(Err(format!("there is no tool {}", call.name)));
-        };
-        let Ok(arguments) = serde_json::from_str::<Value>(&call.arguments) else {
-            return Ok(Err("the arguments are not JSON".to_owned()));
-        };
-        let folder = toolbox.path.parent().map(Path::to_path_buf).unwrap_or_default();
-        let is_agreed = toolbox.always.contains(&tool.name) || self.agrees(&tool, &arguments, &folder)?;
-        if !is_agreed {
-            return Ok(Err("the user refused to run it".to_owned()));
-        }
-        let result = tool.run(&arguments, &folder, &self.graceful);
-        self.terminal.note(&match &result {
-            Ok(text) => {
-                format!("{} returned {}: {}", tool.name, counted(text.len(), "byte"), shortened(text, 60))
-            }
-            Err(reason) => format!("{} failed: {}", tool.name, on_one_line(reason, 120)),
-        });
-        Ok(result)
-    }
-
-    /// Asks before a command runs. Nobody to ask is a no.
-    fn agrees(&mut self, tool: &Tool, arguments: &Value, folder: &Path) -> Result<bool, CommandError> {
-        let words = tool.command_line(arguments, folder);
-        let shown: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
-        self.terminal.report(&format!("{} wants to run: {}", tool.name, shown.join(" ")));
-        loop {
-            match self.input.ask("run it? y(es), n(o), a(lways in this chat): ")?.as_deref() {
-                None => {
-                    self.terminal.note("not run: a tool runs only with your consent, which takes a terminal");
-                    return Ok(false);
-                }
-                Some("y" | "yes") => return Ok(true),
-                Some("" | "n" | "no") => return Ok(false),
-                Some("a" | "always") => {
-                    if let Some(toolbox) = &mut self.toolbox {
-                        toolbox.always.insert(tool.name.clone());
-                    }
-                    return Ok(true);
-                }
-                Some(_) => {}
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -381,13 +300,13 @@ mod tests {
         Toolbox::read(&path).map_err(|error| error.to_string())
     }
 
-    fn tool(argv: &[&str]) -> Tool {
+    fn tool(argv: &[&str]) -> ChatTool {
         let argv = argv.iter().map(|word| (*word).to_owned()).collect();
         let (name, description, parameters) = ("t".to_owned(), "d".to_owned(), Map::new());
-        Tool { name, description, parameters, argv, timeout: 5 }
+        ChatTool { name, description, parameters, argv, timeout: 5 }
     }
 
-    fn run(tool: &Tool, arguments: Value) -> Result<String, String> {
+    fn run(tool: &ChatTool, arguments: Value) -> Result<String, String> {
         tool.run(&arguments, Path::new(""), &Graceful::begin())
     }
 
@@ -483,7 +402,7 @@ mod tests {
         assert_eq!(missing, Err("cannot start /no/such/command (no such file)".to_owned()));
         let long = run(&tool(&["sh", "-c", "yes | head -c 100000"]), json!({})).expect("a success");
         assert!(long.len() < 70_000 && long.ends_with("[34464 more bytes]"), "{}", &long[long.len() - 40..]);
-        let late = Tool { timeout: 0, ..tool(&["sleep", "60"]) };
+        let late = ChatTool { timeout: 0, ..tool(&["sleep", "60"]) };
         assert_eq!(run(&late, json!({})), Err("it took longer than 0 s".to_owned()));
         let leaves = tool(&["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo -n done"]);
         assert_eq!(run(&leaves, json!({})), Ok("done".to_owned()));

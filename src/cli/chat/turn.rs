@@ -3,25 +3,20 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
-use std::io::IsTerminal;
-
-use serde_json::{Map, Value};
-
-use super::answer::{Manner, Screen};
-use super::command::Next;
-use super::talk::{Chat, Keeping};
+use super::renderer::{Renderer, RendererOptions};
+use super::session::Chat;
+use super::state::{AnswerRequest, Effect, LastTurn, SavePlace, with_attachments};
 use super::{counted, grouped};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Generated, Generation};
+use crate::cli::run::answer::{AnswerGeneration, Generated};
 use crate::cli::run::report;
-use crate::cli::think::Think;
 use crate::runtime::session::store::BranchReason;
 use crate::runtime::turn::{
     Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
 };
-use crate::runtime::{Error, Finish, Limits, Outcome, Sampling, Started};
-use crate::template::{Content, Conversation, Message, Role};
+use crate::runtime::{Finish, Limits, Sampling};
+use crate::template::Message;
 
 /// Answers in a row that may call tools before the user is asked again.
 const MAX_ROUNDS: usize = 25;
@@ -29,62 +24,42 @@ const MAX_ROUNDS: usize = 25;
 /// Tokens that an answer leaves for the next message and the beginning of its answer, unless the context is small.
 const NEXT_MESSAGE: usize = 512;
 
-/// What the engine said of the last request.
-#[derive(Debug, Clone, Default)]
-pub struct LastTurn {
-    pub started: Option<Started>,
-    /// Nothing when it was only looked up.
-    pub outcome: Option<Outcome>,
-}
-
-/// What is to be answered.
-#[derive(Debug, Clone, Default)]
-pub struct Asked {
-    /// Turns that stay before it; later ones it replaces.
-    pub kept: usize,
-    /// The messages after those.
-    pub added: Vec<Message>,
-    /// Attached files are part of it.
-    pub has_files: bool,
-    /// What of the answer is there already.
-    pub begun: Vec<u32>,
-    pub seed: Option<u64>,
-    /// Why turns are replaced: they stay as a branch for it.
-    pub replaces: Option<BranchReason>,
-}
-
 impl Chat<'_> {
     /// Says this, with what is attached.
-    pub fn say(&mut self, text: String) -> Result<Next, CommandError> {
-        let kept = self.session_chat.saved().turns.len();
+    pub fn say(&mut self, text: String) -> Result<Effect, CommandError> {
+        let kept = self.state.session_chat.saved().turns.len();
         self.say_instead(kept, text)
     }
 
     /// Says this after the first `kept` turns, in place of what came then.
-    pub fn say_instead(&mut self, kept: usize, text: String) -> Result<Next, CommandError> {
+    pub fn say_instead(&mut self, kept: usize, text: String) -> Result<Effect, CommandError> {
         self.take_place()?;
         let system = match kept {
-            0 => self.system.clone().or_else(|| self.session_chat.saved().system().map(str::to_owned)),
+            0 => self
+                .state
+                .system
+                .clone()
+                .or_else(|| self.state.session_chat.saved().system().map(str::to_owned)),
             _ => None,
         };
-        self.pending = Some((kept, text.clone()));
-        let text = super::actions::with_attachments(&self.attached, text);
+        self.state.pending = Some((kept, text.clone()));
+        let text = with_attachments(&self.state.attached, text);
         let added = system.map(Message::system).into_iter().chain([Message::user(text)]).collect();
-        let replaces = (kept < self.session_chat.saved().turns.len()).then_some(BranchReason::Edit);
-        self.answer(Asked { kept, added, has_files: true, replaces, ..Asked::default() })
+        let replaces = (kept < self.state.session_chat.saved().turns.len()).then_some(BranchReason::Edit);
+        self.answer(AnswerRequest { kept, added, has_files: true, replaces, ..AnswerRequest::default() })
     }
 
     /// Answers, runs what tools the answer calls, and answers again.
-    pub fn answer(&mut self, asked: Asked) -> Result<Next, CommandError> {
+    pub fn answer(&mut self, asked: AnswerRequest) -> Result<Effect, CommandError> {
         let mut asked = asked;
         for round in 1..=MAX_ROUNDS {
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
             let (planned, generated) = self.generate(turn, &fitting)?;
-            let ending = ending(&generated, self.is_interactive());
+            let ending = ending(&generated, self.ui.is_interactive());
             let answer = generated.answer;
             let is_kept = self.keep(planned, &answer, &fitting)?;
             match ending {
-                Some(Next::Prompt) => return Ok(self.unsent()),
+                Some(Effect::Prompt) => return Ok(self.unsent()),
                 Some(next) => return Ok(next),
                 None => {}
             }
@@ -93,43 +68,30 @@ impl Chat<'_> {
                 break;
             }
             let results = if is_kept { self.run_tools(&answer)? } else { None };
-            let Some(results) = results else { return Ok(Next::Prompt) };
-            asked = Asked { kept: self.session_chat.saved().turns.len(), added: results, ..Asked::default() };
+            let Some(results) = results else { return Ok(Effect::Prompt) };
+            asked = AnswerRequest {
+                kept: self.state.session_chat.saved().turns.len(),
+                added: results,
+                ..AnswerRequest::default()
+            };
         }
-        self.terminal
+        self.ui
+            .terminal
             .warn(&format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
-        Ok(Next::Prompt)
-    }
-
-    /// The prompt of what is asked.
-    pub fn prompted(&self, asked: &Asked) -> Result<PromptedTurn, CommandError> {
-        let kept = self.session_chat.saved().turns.iter().take(asked.kept);
-        let before = kept.flat_map(|saved| &saved.turn.messages);
-        let messages = before.chain(&asked.added).cloned().collect();
-        let chat_tokenizer = self.llm().texts().chat_tokenizer();
-        let kwargs = self.template_variables();
-        let conversation =
-            Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
-        Ok(self.session_chat.prompt(chat_tokenizer, conversation)?)
-    }
-
-    /// What the template is told of thinking; a schema leaves no place for it.
-    pub fn template_variables(&self) -> Map<String, Value> {
-        let is_on = if self.schema.is_some() { Some(false) } else { self.think.is_on };
-        Think { is_on, ..self.think }.variables(&self.thinking())
+        Ok(Effect::Prompt)
     }
 
     /// What the settings ask of an answer.
-    fn turn_request(&self, asked: &Asked, prompt_tokens: usize) -> TurnRequest {
-        let source = self.schema.as_ref().map(|schema| schema.source.clone());
+    fn turn_request(&self, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
+        let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         // A schema says what the whole answer is: there are no calls beside it.
-        let definitions = if source.is_some() { Vec::new() } else { self.tool_definitions() };
+        let definitions = if source.is_some() { Vec::new() } else { self.state.tool_definitions() };
         TurnRequest {
             answer_start: AnswerStart::Tokens(asked.begun.clone()),
             tools: ToolUse { definitions, is_parallel: true, ..ToolUse::default() },
             constraint: source.map(|source| OutputConstraint { source, param: "/json" }),
             is_streamed: true,
-            reasoning_budget: self.think.budget,
+            reasoning_budget: self.state.think.budget,
             sampling: Sampling { seed: asked.seed.or(self.sampling().seed), ..self.sampling() },
             limits: self.limits(prompt_tokens, asked),
             ..TurnRequest::default()
@@ -139,80 +101,85 @@ impl Chat<'_> {
     fn generate(
         &mut self,
         turn: PromptedTurn,
-        asked: &Asked,
+        asked: &AnswerRequest,
     ) -> Result<(PlannedTurn, Generated), CommandError> {
         let prompt_tokens = turn.tokens().len() + asked.begun.len();
-        let (llm, request) = (self.llm(), self.turn_request(asked, prompt_tokens));
+        let (llm, request) = (self.model.llm(), self.turn_request(asked, prompt_tokens));
         let planned = PlannedTurn::new(llm.planner(), turn, &request)?;
-        let manner = Manner {
-            think: self.think,
-            is_styled: (self.terminal.colors_output() || std::io::stdout().is_terminal())
-                && !self.args.screen.plain,
-            estimate: self.pace.time(prompt_tokens),
+        let manner = RendererOptions {
+            think: self.state.think,
+            is_styled: self.ui.is_styled(),
+            estimate: self.model.throughput.time(prompt_tokens),
         };
-        let mut screen = Screen::new(self.terminal, manner);
-        let generation = Generation {
+        let mut screen = Renderer::new(self.ui.terminal, manner);
+        let generation = AnswerGeneration {
             engine: llm.engine(),
             planner: llm.planner(),
             turn: &request,
             plan: &planned.plan,
-            session: Some(self.engine_name()),
-            graceful: &self.graceful,
+            session: Some(self.state.engine_name()),
+            graceful: &self.ui.graceful,
         };
         let mut generated = generation.run(&mut screen)?;
         generated.is_reader_gone |= closed(screen.finish())?;
         drop(screen);
         let Answer { started, outcome, .. } = &generated.answer;
-        self.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
+        self.state.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
         Ok((planned, generated))
     }
 
     /// Unless the user or the model says how long an answer may be, it leaves room for the next message: one that never ends
     /// does not end the conversation. An answer that is continued may take what there is.
-    fn limits(&self, prompt_tokens: usize, asked: &Asked) -> Limits {
-        let limits = self.settings.limits();
+    fn limits(&self, prompt_tokens: usize, asked: &AnswerRequest) -> Limits {
+        let limits = self.state.settings.limits();
         let has_limit = limits.max_tokens.is_some() || self.own_limit().is_some();
         if has_limit || !asked.begun.is_empty() {
             return limits;
         }
-        let reserve = NEXT_MESSAGE.min(self.context() / 8);
-        let left = self.context().saturating_sub(prompt_tokens + reserve).max(self.room());
+        let reserve = NEXT_MESSAGE.min(self.model.context() / 8);
+        let left = self.model.context().saturating_sub(prompt_tokens + reserve).max(self.room());
         Limits { max_tokens: Some(left), ..limits }
     }
 
     /// How long the model's answers are at most, where the user has not said anything.
     fn own_limit(&self) -> Option<usize> {
-        self.llm().engine().spec().config.answer_tokens
+        self.model.llm().engine().spec().config.answer_tokens
     }
 
     /// Saves the turn and reports what became of it; returns whether there is one.
-    fn keep(&mut self, turn: PlannedTurn, answer: &Answer, asked: &Asked) -> Result<bool, CommandError> {
+    fn keep(
+        &mut self,
+        turn: PlannedTurn,
+        answer: &Answer,
+        asked: &AnswerRequest,
+    ) -> Result<bool, CommandError> {
         let outcome = &answer.outcome;
         let is_empty = outcome.finish == Finish::Cancelled && answer.tokens.is_empty();
         let branch = match asked.replaces.filter(|_| !is_empty) {
-            Some(reason) => self.set_aside(reason)?,
+            Some(reason) => self.state.set_aside(reason)?,
             None => None,
         };
-        let is_kept = self.session_chat.finish(turn, answer)? == Finished::Kept;
+        let is_kept = self.state.session_chat.finish(turn, answer)? == Finished::Kept;
         if is_kept {
-            self.pending = None;
+            self.state.pending = None;
             if asked.has_files {
-                self.attached.clear();
+                self.state.attached.clear();
             }
-            if let Keeping::Saved { is_fresh, .. } = &mut self.keeping {
+            if let SavePlace::Saved { is_fresh, .. } = &mut self.state.keeping {
                 *is_fresh = false;
             }
         }
         self.note_finish(&outcome.finish, is_kept);
         if let Some(branch) = branch {
-            self.terminal.note(&format!("(what this replaced is kept as {branch}; /redo brings it back)"));
+            self.ui.terminal.note(&format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
-        let terminal = self.terminal;
-        self.pace.note(&outcome.usage, &outcome.timings);
-        if let Some(started) = self.last.as_ref().and_then(|last| last.started.as_ref()) {
-            terminal.detail(&report::reuse(started, self.llm().texts()));
+        let terminal = self.ui.terminal;
+        self.model.throughput.note(&outcome.usage, &outcome.timings);
+        if let Some(started) = self.state.last.as_ref().and_then(|last| last.started.as_ref()) {
+            terminal.detail(&report::reuse(started, self.model.llm().texts()));
         }
-        self.llm()
+        self.model
+            .llm()
             .engine()
             .take_notices()
             .unwrap_or_default()
@@ -224,8 +191,8 @@ impl Chat<'_> {
 
     /// Why the answer is not whole, if it is not.
     fn note_finish(&mut self, finish: &Finish, is_kept: bool) {
-        let terminal = self.terminal;
-        let has_limit = self.settings.limits().max_tokens.is_some();
+        let terminal = self.ui.terminal;
+        let has_limit = self.state.settings.limits().max_tokens.is_some();
         match (finish, is_kept) {
             (_, false) => terminal.note("(stopped before the answer began; the message was not sent)"),
             (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
@@ -239,8 +206,8 @@ impl Chat<'_> {
             ),
             (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue resumes it)"),
             (Finish::ContextFull, _) => {
-                self.has_warned = true; // this says it
-                let size = grouped(self.context());
+                self.state.has_warned = true; // this says it
+                let size = grouped(self.model.context());
                 terminal.warn(&format!(
                     "the answer was cut: the context of {size} tokens is full; /compact makes room, /undo takes the turn back"
                 ));
@@ -250,39 +217,24 @@ impl Chat<'_> {
     }
 
     /// The last answer once more, or on from where it ended.
-    pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Next, CommandError> {
-        let turns = &self.session_chat.saved().turns;
+    pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Effect, CommandError> {
+        let turns = &self.state.session_chat.saved().turns;
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
         let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
         // An answer that is continued is all there still.
         let replaces = begun.is_empty().then_some(BranchReason::Retry);
-        self.answer(Asked { kept: turns.len() - 1, added, begun, seed, has_files: false, replaces })
-    }
-
-    /// A sentence for a prompt that is too long where nobody can be asked.
-    pub fn too_long(&self, prompt_tokens: usize) -> CommandError {
-        let error =
-            CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.context() });
-        error.hint("shorten the message, start over with /new, or restart with a larger --ctx if the model allows it")
-    }
-
-    /// The same for a message that is too long by itself.
-    pub fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
-        let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.context()));
-        let error =
-            CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
-        error.hint("shorten it, or restart with a larger --ctx if the model allows it")
+        self.answer(AnswerRequest { kept: turns.len() - 1, added, begun, seed, has_files: false, replaces })
     }
 }
 
 /// What an answer ends besides itself.
-fn ending(generated: &Generated, is_interactive: bool) -> Option<Next> {
+fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
     match generated.signal {
         Some(number) if !is_interactive || i32::from(number) == super::SIGTERM => {
-            Some(Next::Leave(Exit::Signal(number)))
+            Some(Effect::Leave(Exit::Signal(number)))
         }
-        _ if generated.is_reader_gone => Some(Next::Leave(Exit::Success)),
-        Some(_) => Some(Next::Prompt),
+        _ if generated.is_reader_gone => Some(Effect::Leave(Exit::Success)),
+        Some(_) => Some(Effect::Prompt),
         None => None,
     }
 }
@@ -294,17 +246,4 @@ fn closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
         Err(OutputError::Closed) => Ok(true),
         Err(OutputError::Failed(error)) => Err(error),
     }
-}
-
-/// The text of a message.
-pub fn text(message: &Message) -> &str {
-    match &message.content {
-        Some(Content::Text(text)) => text,
-        _ => "",
-    }
-}
-
-/// The user's last message of these.
-pub fn question(messages: &[Message]) -> Option<&Message> {
-    messages.iter().rfind(|message| message.role == Role::User)
 }

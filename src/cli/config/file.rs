@@ -233,12 +233,8 @@ fn values(arg: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, Wrong>
 
 fn one(arg: &Arg, scalar: ScalarType, value: &Spanned<DeValue<'_>>) -> Result<String, Wrong> {
     let wrong = |message: String| (value.span(), message);
-    let (takes_text, takes_float) = match scalar {
-        ScalarType::Integer => (false, false),
-        ScalarType::Number => (false, true),
-        ScalarType::Text => (true, false),
-        ScalarType::TextOrNumber => (true, true),
-    };
+    let takes_text = matches!(scalar, ScalarType::Text | ScalarType::TextOrNumber);
+    let takes_float = matches!(scalar, ScalarType::Number | ScalarType::TextOrNumber);
     let takes_integer = scalar != ScalarType::Text;
     let text = match value.get_ref() {
         DeValue::String(text) if takes_text => text.to_string(),
@@ -251,8 +247,7 @@ fn one(arg: &Arg, scalar: ScalarType, value: &Spanned<DeValue<'_>>) -> Result<St
             parsed.map_err(|_| wrong(format!("{} is not a number", number.as_str())))?.to_string()
         }
         other => {
-            let message = format!("expected {}, found {}", scalar.name(), article(other.type_str()));
-            return Err(wrong(message));
+            return Err(wrong(format!("expected {}, found {}", scalar.name(), article(other.type_str()))));
         }
     };
     flags::check(arg, &text).map_err(wrong)?;

@@ -32,7 +32,7 @@ pub struct ModelInfo {
 }
 
 /// A model without its weights.
-pub struct LoadedTexts {
+pub struct PreparedTexts {
     pub(super) info: ModelInfo,
     pub(super) chat_tokenizer: ChatTokenizer,
     fingerprint: ModelFingerprint,
@@ -40,7 +40,7 @@ pub struct LoadedTexts {
     now: OnceCell<DateTime>,
 }
 
-impl LoadedTexts {
+impl PreparedTexts {
     pub(super) fn new(
         resolved: &Resolved,
         texts: ModelTexts,
@@ -103,7 +103,7 @@ impl LoadedTexts {
 
 /// A loaded model and its engine.
 pub struct Loaded {
-    pub(super) texts: LoadedTexts,
+    pub(super) texts: PreparedTexts,
     pub(super) engine: EngineClient,
     pub(super) compiler: GrammarCompiler,
 }
@@ -113,7 +113,7 @@ impl Loaded {
         &self.texts.info
     }
 
-    pub fn texts(&self) -> &LoadedTexts {
+    pub fn texts(&self) -> &PreparedTexts {
         &self.texts
     }
 
@@ -135,7 +135,7 @@ impl Loaded {
         Self { texts: self.texts.for_frontend(frontend), ..self }
     }
 
-    pub fn into_parts(self) -> (LoadedTexts, EngineClient) {
+    pub fn into_parts(self) -> (PreparedTexts, EngineClient) {
         (self.texts, self.engine)
     }
 
@@ -182,7 +182,7 @@ mod scripted {
             let fingerprint =
                 ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
             let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
-            let texts = LoadedTexts { info, chat_tokenizer, fingerprint, now: OnceCell::new() };
+            let texts = PreparedTexts { info, chat_tokenizer, fingerprint, now: OnceCell::new() };
             Self { texts, engine: EngineClient::new(script.clone()), compiler }
         }
     }

@@ -18,7 +18,7 @@ use crate::template::ReasoningFormat;
 const POLL: Duration = Duration::from_millis(25);
 
 /// Where an answer goes while it is generated.
-pub trait Sink {
+pub trait AnswerSink {
     /// `deltas` are the beginning of the answer that the request gave.
     fn started(&mut self, _started: &Started, _deltas: &[Delta]) -> Result<(), OutputError> {
         Ok(())
@@ -44,11 +44,11 @@ pub trait Sink {
 }
 
 /// Discards what comes, for callers that need the finished answer only.
-impl Sink for () {}
+impl AnswerSink for () {}
 
 /// What an answer is generated from.
 #[derive(Clone, Copy)]
-pub struct Generation<'a> {
+pub struct AnswerGeneration<'a> {
     pub engine: &'a EngineClient,
     pub planner: Planner<'a>,
     pub turn: &'a TurnRequest,
@@ -81,12 +81,12 @@ enum Ending {
     },
 }
 
-impl Generation<'_> {
+impl AnswerGeneration<'_> {
     /// Generates the answer.
     ///
     /// # Errors
     /// The engine's refusal or failure, or that the sink cannot be written to.
-    pub fn run(self, sink: &mut dyn Sink) -> Result<Generated, CommandError> {
+    pub fn run(self, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
         let (stream, start) = self.plan.parser.stream();
         let mut run = Run {
             generation: self,
@@ -123,11 +123,11 @@ impl Generation<'_> {
 
 /// An answer while it is generated.
 struct Run<'a> {
-    generation: Generation<'a>,
+    generation: AnswerGeneration<'a>,
     stream: AnswerStream,
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
-    sink: &'a mut dyn Sink,
+    sink: &'a mut dyn AnswerSink,
     num_reasoning_tokens: usize,
     /// Tokens of reasoning; `None` without a limit, and once the reasoning was ended.
     budget: Option<usize>,
@@ -146,7 +146,7 @@ impl Run<'_> {
     /// Writes the end of the reasoning in the model's place, and lets it continue.
     fn end_reasoning(&mut self, first: Request, outcome: Outcome) -> Result<Ending, CommandError> {
         self.budget = None;
-        let Generation { planner, turn, .. } = self.generation;
+        let AnswerGeneration { planner, turn, .. } = self.generation;
         let Some(markup) = self.generation.closing_markup() else { return Ok(Ending::OverBudget(outcome)) };
         let forced = planner.chat_tokenizer.encode_rest(markup)?;
         let forced: Vec<Token> = forced.into_iter().map(|id| Token { id, logprob: None }).collect();
@@ -268,7 +268,7 @@ mod tests {
         then: fn() -> OutputError,
     }
 
-    impl Sink for Narrow {
+    impl AnswerSink for Narrow {
         fn answer(&mut self, deltas: &[Delta], _: &[Token], _: usize) -> Result<(), OutputError> {
             for delta in deltas {
                 let Delta::Content(text) = delta else { panic!("{delta:?}") };
@@ -287,7 +287,7 @@ mod tests {
         let llm = Loaded::scripted(script);
         let (turn, graceful) = (TurnRequest::default(), Graceful::begin());
         let plan = llm.planner().plan_text(&TextPrompt::Ids(vec![1]), &turn).expect("a plan");
-        let generation = Generation {
+        let generation = AnswerGeneration {
             engine: llm.engine(),
             planner: llm.planner(),
             turn: &turn,

@@ -27,9 +27,9 @@ use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
 use crate::runtime::{ChatTokenizer, Error, Finish, Outcome, Started};
-use answer::{Generated, Generation};
+use answer::{AnswerGeneration, Generated};
 use constraint::ConstraintArgs;
-use report::{Form, Report};
+use report::{Report, ReportForm};
 use request::{Rendered, input, rendered, turn_request};
 
 /// Answer one prompt, or a file of them
@@ -363,7 +363,7 @@ fn answer(
     keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let form = Form {
+    let form = ReportForm {
         format: args.output.output.unwrap_or_default(),
         stream: !args.output.no_stream,
         logprobs: args.output.logprobs.is_some(),
@@ -374,7 +374,7 @@ fn answer(
         Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&turn.sampling).prefill(prefill);
     let graceful = Graceful::begin();
     let (engine, planner, session) = (llm.engine(), llm.planner(), args.session.session.as_deref());
-    let generation = Generation { engine, planner, turn, plan, session, graceful: &graceful };
+    let generation = AnswerGeneration { engine, planner, turn, plan, session, graceful: &graceful };
     let generated = generation.run(&mut report).map_err(late_flag_error).and_then(|generated| {
         keep(&generated.answer)?;
         Ok(generated)

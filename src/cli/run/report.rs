@@ -11,8 +11,8 @@ use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
 use super::OutputFormat;
-use super::answer::Sink;
-use crate::cli::load::{LoadedTexts, ModelInfo};
+use super::answer::AnswerSink;
+use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::terminal::Terminal;
 use crate::runtime::turn::{Answer, Delta};
@@ -25,7 +25,7 @@ const SCHEMA: &str = "llmctl.run.v1";
 
 /// What decides the form of a report.
 #[derive(Debug, Clone, Copy)]
-pub struct Form {
+pub struct ReportForm {
     pub format: OutputFormat,
     /// Text as it comes, or at the end: in jsonl as one event.
     pub stream: bool,
@@ -35,8 +35,8 @@ pub struct Form {
 
 /// Writes one answer.
 pub struct Report<'a, W: Write> {
-    llm: &'a LoadedTexts,
-    form: Form,
+    llm: &'a PreparedTexts,
+    form: ReportForm,
     output: Output<W>,
     terminal: &'a Terminal,
     sampling: &'a Sampling,
@@ -60,7 +60,12 @@ struct Held {
 }
 
 impl<'a, W: Write> Report<'a, W> {
-    pub fn new(texts: &'a LoadedTexts, form: Form, output: Output<W>, terminal: &'a Terminal) -> Self {
+    pub fn new(
+        texts: &'a PreparedTexts,
+        form: ReportForm,
+        output: Output<W>,
+        terminal: &'a Terminal,
+    ) -> Self {
         static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
         Self {
             llm: texts,
@@ -257,7 +262,7 @@ impl<W: Write> Drop for Report<'_, W> {
     }
 }
 
-impl<W: Write> Sink for Report<'_, W> {
+impl<W: Write> AnswerSink for Report<'_, W> {
     fn started(&mut self, started: &Started, deltas: &[Delta]) -> Result<(), OutputError> {
         self.started = Some(started.clone());
         if self.form.format == OutputFormat::Jsonl {
@@ -327,7 +332,7 @@ pub fn usage_json(usage: &Usage) -> Value {
 }
 
 /// What of the prompt did not have to be computed, and why not more.
-fn reuse_json(started: &Started, llm: &LoadedTexts) -> Value {
+fn reuse_json(started: &Started, llm: &PreparedTexts) -> Value {
     let Started { reuse, difference, .. } = started;
     let difference = difference.as_ref().map(|difference| {
         let Explanation { position, before, session, prompt } = difference.explain(llm.vocabulary());
@@ -343,7 +348,7 @@ fn reuse_json(started: &Started, llm: &LoadedTexts) -> Value {
 }
 
 /// The same in words: a line, and one more where session and prompt part.
-pub fn reuse(started: &Started, llm: &LoadedTexts) -> String {
+pub fn reuse(started: &Started, llm: &PreparedTexts) -> String {
     let Started { prompt_tokens, reuse, difference, .. } = started;
     let Reuse { cached_tokens, restored_tokens, reason, .. } = reuse;
     let prefilled = prompt_tokens - cached_tokens;
@@ -398,7 +403,7 @@ fn sampling_json(sampling: &Sampling) -> Value {
     Value::Object(SamplingParameter::all().filter_map(named).collect())
 }
 
-fn token_json(llm: &LoadedTexts, token: &Token) -> Value {
+fn token_json(llm: &PreparedTexts, token: &Token) -> Value {
     let mut object = Map::new();
     object.insert("id".to_owned(), token.id.into());
     if let Some(Logprob { logprob, top }) = &token.logprob {
@@ -410,7 +415,7 @@ fn token_json(llm: &LoadedTexts, token: &Token) -> Value {
 }
 
 /// A token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
-pub fn piece_json(llm: &LoadedTexts, id: u32, logprob: f32) -> Map<String, Value> {
+pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Value> {
     let bytes = llm.chat_tokenizer().token_bytes(id).into_owned();
     let mut object = Map::new();
     object.insert("id".to_owned(), id.into());
@@ -434,7 +439,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 /// `--stats`: what happened, in words, one subject per line.
-pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &LoadedTexts) -> String {
+pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) -> String {
     let info = llm.info();
     let Outcome { finish, usage, timings, seed } = outcome;
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
@@ -471,7 +476,7 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &LoadedTexts) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::answer::Generation;
+    use super::super::answer::AnswerGeneration;
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::cli::load::Loaded;
@@ -486,7 +491,7 @@ mod tests {
         let llm = Loaded::scripted(&Script::default().answering(events));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let mut stdout = Vec::new();
-        let form = Form { format, stream, logprobs: true, shows_reasoning: true };
+        let form = ReportForm { format, stream, logprobs: true, shows_reasoning: true };
         let sampling = Sampling { temperature: 0.6, ..Sampling::default() };
         let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal)
             .sampling(&sampling)
@@ -498,7 +503,7 @@ mod tests {
         let plan = planner.plan_text(&prompt, &turn).expect("a plan");
         let session = None;
         let generation =
-            Generation { engine, planner, turn: &turn, plan: &plan, session, graceful: &graceful };
+            AnswerGeneration { engine, planner, turn: &turn, plan: &plan, session, graceful: &graceful };
         let generated = generation.run(&mut report).expect("an answer");
         report.finish(&generated.answer).expect("a Vec takes all");
         drop(report);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::{OutputFormat, PromptArgs, RunArgs};
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
-use crate::cli::load::{Loaded, LoadedTexts};
+use crate::cli::load::{Loaded, PreparedTexts};
 use crate::cli::terminal::Terminal;
 use crate::cli::think::{Think, Thinking};
 use crate::runtime::ChatTokenizer;
@@ -22,7 +22,7 @@ pub struct Rendered {
 }
 
 /// Renders and encodes a prompt, followed by the beginning of the answer.
-pub fn rendered(texts: &LoadedTexts, input: &TurnInput, prefill: &str) -> Result<Rendered, CommandError> {
+pub fn rendered(texts: &PreparedTexts, input: &TurnInput, prefill: &str) -> Result<Rendered, CommandError> {
     let prompt = match input {
         TurnInput::Chat(conversation) => texts.chat_tokenizer().render(conversation, texts.now())?,
         TurnInput::Text(TextPrompt::Text(text)) => text.clone(),
@@ -58,7 +58,7 @@ impl PromptArgs {
     }
 
     /// The template variables that `--think` sets.
-    pub fn thinking_variables(&self, texts: &LoadedTexts) -> Result<Map<String, Value>, CommandError> {
+    pub fn thinking_variables(&self, texts: &PreparedTexts) -> Result<Map<String, Value>, CommandError> {
         let (think, thinking) = (self.think()?, Thinking::of(texts.chat_tokenizer()));
         think.check(&thinking).map_err(|reason| CommandError::usage(format!("--think: {reason}")))?;
         Ok(think.variables(&thinking))
@@ -83,7 +83,7 @@ impl PromptArgs {
 
 /// A conversation of one turn, or plain text if the user asks for it or the model has no template.
 pub fn input(
-    texts: &LoadedTexts,
+    texts: &PreparedTexts,
     args: &RunArgs,
     text: String,
     system: Option<String>,
@@ -107,7 +107,7 @@ pub fn input(
 ///
 /// # Errors
 /// `Usage` for tools and reasoning that the model's template does not know.
-pub fn chat_context(texts: &LoadedTexts, args: &RunArgs) -> Result<Conversation, CommandError> {
+pub fn chat_context(texts: &PreparedTexts, args: &RunArgs) -> Result<Conversation, CommandError> {
     let kwargs = args.prompt.thinking_variables(texts)?;
     let tools = args.prompt.tools()?.offered().to_vec();
     if !tools.is_empty() {

@@ -8,7 +8,7 @@ use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use super::generate::{InSession, Session};
+use super::generate::{InSession, RequestSession};
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
 use crate::runtime::session::store::SessionName;
 use crate::serve::error::ApiError;
@@ -108,17 +108,18 @@ pub fn session_of(
     appends: bool,
     headers: &HeaderMap,
     caller: &Caller,
-) -> Result<Option<Session>, ApiError> {
-    let stored = |name: SessionName| Session::Stored(InSession { caller: caller.clone(), name, appends });
+) -> Result<Option<RequestSession>, ApiError> {
+    let stored =
+        |name: SessionName| RequestSession::Stored(InSession { caller: caller.clone(), name, appends });
     if let Some(name) = in_body {
         return session_name(&name).map(stored).map(Some);
     }
     let transient = |names: &[&str]| TransientKey::in_headers(caller.owner(), headers, names);
     if let Some(key) = transient(&[AFFINITY_HEADER]) {
-        return Ok(Some(Session::Transient(key)));
+        return Ok(Some(RequestSession::Transient(key)));
     }
     let given = SESSION_HEADERS.iter().filter_map(|name| headers.get(*name)).find(|value| !value.is_empty());
-    let Some(given) = given else { return Ok(transient(&ROUTING_HEADERS).map(Session::Transient)) };
+    let Some(given) = given else { return Ok(transient(&ROUTING_HEADERS).map(RequestSession::Transient)) };
     let name = given.to_str().map_err(|_| invalid_session("it holds more than printable ASCII"))?;
     session_name(name).map(stored).map(Some)
 }
@@ -149,8 +150,8 @@ mod tests {
     fn named(body: Option<&str>, headers: &HeaderMap) -> Result<Option<String>, Option<&'static str>> {
         let session = session_of(body.map(str::to_owned), false, headers, &caller());
         let name = |session| match session {
-            Session::Stored(session) => session.name.to_string(),
-            Session::Transient(key) => format!("~{}", key.id),
+            RequestSession::Stored(session) => session.name.to_string(),
+            RequestSession::Transient(key) => format!("~{}", key.id),
         };
         session.map(|session| session.map(name)).map_err(|error| error.code)
     }

@@ -28,7 +28,7 @@ pub async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;
-    let request::Chat { request, streaming, shows_reasoning, has_functions, ignored } = chat;
+    let request::ChatBody { request, streaming, shows_reasoning, has_functions, ignored } = chat;
     let style = ChatStyle {
         num_choices: request.num_choices,
         logprobs: request.turn.logprobs.is_some(),

@@ -75,7 +75,7 @@ impl SessionKey {
 
 /// What a turn is to be: of the messages that a client sends.
 #[derive(Debug, Clone, Copy)]
-pub enum Next<'a> {
+pub enum NextMessages<'a> {
     /// They follow what is saved.
     Append,
     /// They are the whole conversation.
@@ -133,13 +133,13 @@ impl Conversations {
         &self,
         key: &SessionKey,
         model: &ModelFingerprint,
-        next: Next<'_>,
+        next: NextMessages<'_>,
     ) -> Result<Opened, ApiError> {
         let main = match self.open_known(key, model) {
             Err(Error::SessionNotFound(_)) => self.begin(key, model).map_err(too_many_sessions)?,
             opened => opened?,
         };
-        let Next::Whole(messages) = next else { return Ok(main) };
+        let NextMessages::Whole(messages) = next else { return Ok(main) };
         let num_turns = main.saved().turns.len();
         let is_continued = num_repeated(main.saved(), messages) == num_turns;
         if is_continued && (num_turns > 0 || main.is_new) {

@@ -20,7 +20,8 @@ use tokio::task::spawn_blocking;
 use super::conversations::{Opened, Placed};
 use super::eta::Eta;
 use super::generate::{
-    Admission, Admitted, FinishedChoice, GenerateRequest, Progress, Running, Sent, Session, Totals, Update,
+    Admission, Admitted, FinishedChoice, GenerateRequest, Progress, RequestSession, Running, Sent, Totals,
+    Update,
 };
 use super::patience::{self, Patience};
 use super::prepare::{Assignment, Prepared, assign, prepare};
@@ -192,7 +193,7 @@ impl InFlight {
         let begun = Instant::now();
         let mut patience = Patience::new(app, &request, admitted, updates);
         let turn = match &request.session {
-            Some(Session::Stored(session)) => Some(patience::turn(app, session, &mut patience).await?),
+            Some(RequestSession::Stored(session)) => Some(patience::turn(app, session, &mut patience).await?),
             _ => None,
         };
         let mut request = request;

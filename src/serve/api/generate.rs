@@ -26,7 +26,7 @@ pub struct GenerateRequest {
     /// Answers to each prompt.
     pub num_choices: usize,
     /// The conversation that this is a turn of.
-    pub session: Option<Session>,
+    pub session: Option<RequestSession>,
     /// The `x-request-id` in force.
     pub request_id: String,
 }
@@ -60,7 +60,7 @@ fn text_bytes(prompt: &TextPrompt) -> usize {
 
 /// Which conversation a request belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Session {
+pub enum RequestSession {
     Stored(InSession),
     /// A client's hint: it costs the request nothing.
     Transient(TransientKey),

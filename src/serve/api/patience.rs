@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::blocking;
-use super::generate::{Admission, Admitted, GenerateRequest, InSession, Progress, Session, Update};
+use super::generate::{Admission, Admitted, GenerateRequest, InSession, Progress, RequestSession, Update};
 use super::session_queue::{Entered, SessionTurn};
 use crate::runtime::Error;
 use crate::serve::App;
@@ -51,7 +51,7 @@ impl<'a> Patience<'a> {
         let deadline = request.turn.limits.deadline.filter(|deadline| *deadline < longest);
         let refusal = match (deadline, &request.session) {
             (Some(deadline), _) => Error::DeadlineExceeded { deadline }.into(),
-            (None, Some(Session::Stored(session))) => still_busy(session, longest),
+            (None, Some(RequestSession::Stored(session))) => still_busy(session, longest),
             (None, _) => ApiError::internal("nothing is waited for"),
         };
         let give_up_at = begun.checked_add(deadline.unwrap_or(longest));

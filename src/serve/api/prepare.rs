@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::conversations::{Next, Opened, Placed};
-use super::generate::{GenerateRequest, InSession, Prompt, Session};
+use super::conversations::{NextMessages, Opened, Placed};
+use super::generate::{GenerateRequest, InSession, Prompt, RequestSession};
 use super::plain;
 use super::session_queue::SessionTurn;
 use crate::runtime::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
@@ -51,7 +51,7 @@ pub fn prepare(
             let planner = planner(app, &engine);
             let plans = texts.iter().map(|text| planner.plan_text(text, &request.turn));
             let plans = plans.collect::<Result<_, _>>()?;
-            if let Some(Session::Transient(key)) = &request.session {
+            if let Some(RequestSession::Transient(key)) = &request.session {
                 app.transients().note(key);
             }
             let assignment = Some(Assignment::of(app, engine));
@@ -82,7 +82,7 @@ fn prepare_chat(
         return Ok(Prepared { assignment, plans: vec![plan], turn: None, session: None, placed: None });
     };
     let conversation = match &request.session {
-        Some(Session::Stored(InSession { appends: true, .. })) => followed(&opened, conversation),
+        Some(RequestSession::Stored(InSession { appends: true, .. })) => followed(&opened, conversation),
         _ => conversation.clone(),
     };
     let planned = opened.begin(planner, conversation, &request.turn)?;
@@ -116,12 +116,13 @@ fn open(
     let model = &app.model().fingerprint;
     match &request.session {
         None => Ok(None),
-        Some(Session::Transient(key)) => {
+        Some(RequestSession::Transient(key)) => {
             let strand = app.transients().open(key, model, &conversation.messages);
             Ok(strand.map(|(held, session_chat)| Opened::transient(held, session_chat)))
         }
-        Some(Session::Stored(InSession { caller, name, appends })) => {
-            let next = if *appends { Next::Append } else { Next::Whole(&conversation.messages) };
+        Some(RequestSession::Stored(InSession { caller, name, appends })) => {
+            let next =
+                if *appends { NextMessages::Append } else { NextMessages::Whole(&conversation.messages) };
             let key = app.conversations().find(caller, name);
             Ok(Some(app.conversations().open(&key, model, next)?.in_turn(turn)))
         }

@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::body::session_of;
-use super::generate::{GenerateRequest, Prompt, Session};
+use super::generate::{GenerateRequest, Prompt, RequestSession};
 use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
@@ -25,7 +25,7 @@ const MAX_CHOICES: usize = 128;
 const COMPLETION_TOKENS: usize = 16;
 
 /// A chat completion.
-pub struct Chat {
+pub struct ChatBody {
     pub request: GenerateRequest,
     pub streaming: Streaming,
     pub shows_reasoning: bool,
@@ -73,7 +73,7 @@ pub fn chat(
     headers: &HeaderMap,
     caller: &Caller,
     request_id: String,
-) -> Result<Chat, ApiError> {
+) -> Result<ChatBody, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
@@ -105,7 +105,7 @@ pub fn chat(
     let streaming = common.streaming;
     let mut request = common.request(Prompt::Chat(conversation), session, request_id);
     request.turn.tools = tools;
-    Ok(Chat { request, streaming, shows_reasoning, has_functions, ignored })
+    Ok(ChatBody { request, streaming, shows_reasoning, has_functions, ignored })
 }
 
 /// What the template gets.
@@ -157,7 +157,7 @@ pub fn completion(
     problems.check(model)?;
     let ignored = problems.take_ignored();
     let session = session_of(in_body, false, headers, caller)?;
-    if matches!(session, Some(Session::Stored(_))) {
+    if matches!(session, Some(RequestSession::Stored(_))) {
         let message = "a session is a conversation: it is gone on with through /v1/chat/completions";
         return Err(ApiError::unsupported("session_id", message));
     }
@@ -174,7 +174,7 @@ pub fn completion(
 }
 
 impl Common {
-    fn request(self, prompt: Prompt, session: Option<Session>, request_id: String) -> GenerateRequest {
+    fn request(self, prompt: Prompt, session: Option<RequestSession>, request_id: String) -> GenerateRequest {
         let Self { num_choices, sampling, limits, logprobs, constraint, streaming } = self;
         let is_streamed = streaming.is_on;
         let turn =
@@ -287,18 +287,22 @@ fn known_role(message: Message, chat_tokenizer: &ChatTokenizer) -> Message {
     }
 }
 
-fn check_session(session: Option<&Session>, appends: bool, num_choices: usize) -> Result<(), ApiError> {
+fn check_session(
+    session: Option<&RequestSession>,
+    appends: bool,
+    num_choices: usize,
+) -> Result<(), ApiError> {
     match session {
         None if appends => {
             let message = "session_append: there is no session to append to; give session_id or a header";
             Err(ApiError::invalid("session_append", message))
         }
-        Some(Session::Transient(_)) if appends => {
+        Some(RequestSession::Transient(_)) if appends => {
             let message = "session_append: the session is a transient one, as a header of the client says, and keeps \
                            nothing to append to; give session_id";
             Err(ApiError::invalid("session_append", message))
         }
-        Some(Session::Stored(_)) if num_choices > 1 => {
+        Some(RequestSession::Stored(_)) if num_choices > 1 => {
             let message = "n: a session goes on with one answer, so n cannot be more than 1 in one";
             Err(ApiError::unsupported("n", message))
         }

@@ -2,13 +2,12 @@
 
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::json::{self, Layout};
 use super::members;
 use super::methods::{self, is_space};
 use super::object::{Generator, equal};
 use super::{
-    Args, Native, Py, Result, budget, compare, int_of, int_value, items_of, list, markup, py, str_arg,
-    string, text, truthy, type_error, type_name, undefined_error,
+    Args, Native, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, py,
+    str_arg, string, text, truthy, type_error, type_name, undefined_error,
 };
 
 const FILTERS: &[(&str, Native)] = &[
@@ -29,7 +28,7 @@ const FILTERS: &[(&str, Native)] = &[
     ("last", last),
     ("length", length),
     ("list", |state, mut args| {
-        let items = items_of(state, &take_input(&mut args))?;
+        let items = items_of(state, &args.take_input())?;
         list(state, items)
     }),
     ("lower", |state, args| on_text(state, args, "lower", str::to_lowercase)),
@@ -39,7 +38,7 @@ const FILTERS: &[(&str, Native)] = &[
     ("reject", |state, args| select(state, args, false, false)),
     ("rejectattr", |state, args| select(state, args, true, false)),
     ("replace", |state, mut args| {
-        let input = text::str_of(&take_input(&mut args))?;
+        let input = text::str_of(&args.take_input())?;
         let [old, new, count] = args.bind("replace", ["old", "new", "count"])?;
         let args: Vec<Value> = [old, new, count].into_iter().flatten().collect();
         methods::replace(state, &input, &args)
@@ -47,7 +46,7 @@ const FILTERS: &[(&str, Native)] = &[
     ("reverse", reverse),
     ("round", round),
     ("safe", |state, mut args| {
-        let input = take_input(&mut args);
+        let input = args.take_input();
         budget::spend(state, compare::weight(&input))?;
         text::str_of(&input).map(Value::from_safe_string)
     }),
@@ -55,13 +54,13 @@ const FILTERS: &[(&str, Native)] = &[
     ("selectattr", |state, args| select(state, args, true, true)),
     ("sort", sort),
     ("string", |state, mut args| {
-        let input = take_input(&mut args);
+        let input = args.take_input();
         budget::spend(state, compare::weight(&input))?;
         text::str_of(&input).map(|text| markup::same_safety(&input, text))
     }),
     ("sum", sum),
     ("title", |state, args| on_text(state, args, "title", title)),
-    ("tojson", tojson),
+    ("tojson", json::tojson),
     ("trim", trim),
     ("unique", unique),
     ("upper", |state, args| on_text(state, args, "upper", str::to_uppercase)),
@@ -73,17 +72,8 @@ pub(super) fn install(env: &mut Environment<'static>) {
     }
 }
 
-/// The value left of the `|`.
-fn take_input(args: &mut Args) -> Value {
-    if args.positional.is_empty() { Value::UNDEFINED } else { args.positional.remove(0) }
-}
-
-fn flag(value: Option<Value>) -> bool {
-    value.is_some_and(|value| truthy(&value))
-}
-
 fn on_text(state: &mut State, mut args: Args, name: &str, map: impl Fn(&str) -> String) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [] = args.bind(name, [])?;
     budget::spend(state, compare::weight(&input))?;
     let mapped = map(&text::str_of(&input)?);
@@ -94,37 +84,8 @@ fn on_text(state: &mut State, mut args: Args, name: &str, map: impl Fn(&str) -> 
     })
 }
 
-fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
-    let [ascii, indent, separators, sort] =
-        args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
-    let indent = match indent.filter(|indent| !indent.is_none()) {
-        None => None,
-        Some(indent) if indent.as_str().is_some() => indent.as_str().map(str::to_owned),
-        Some(width) => Some(" ".repeat(usize::try_from(int_of(&width)?.clamp(0, 64)).unwrap_or(0))),
-    };
-    let mut layout = Layout {
-        item_separator: if indent.is_some() { "," } else { ", " }.to_owned(),
-        key_separator: ": ".to_owned(),
-        sort_keys: flag(sort),
-        ensure_ascii: flag(ascii),
-        indent,
-    };
-    if let Some(separators) = separators.filter(|separators| !separators.is_none()) {
-        let [item, key] = <[Value; 2]>::try_from(items_of(state, &separators)?)
-            .map_err(|_| type_error("separators must be a pair of strings"))?;
-        layout.item_separator = str_arg("separators", &item)?.to_owned();
-        layout.key_separator = str_arg("separators", &key)?.to_owned();
-    }
-    let padding = layout.indent.as_ref().map_or(0, |indent| 8 * indent.len());
-    let separators = layout.item_separator.len() + layout.key_separator.len();
-    budget::spend(state, compare::weight(&input).saturating_mul(1 + padding / 8 + separators / 8))?;
-    let printed = json::dumps(&input, &layout)?;
-    string(state, printed)
-}
-
 fn items(state: &mut State, mut args: Args) -> Result<Value> {
-    let pairs = match py(&take_input(&mut args)) {
+    let pairs = match py(&args.take_input()) {
         Py::Undefined => Vec::new(),
         Py::Dict(dict) => methods::pairs(state, dict)?,
         _ => return Err(type_error("Can only get item pairs from a mapping.")),
@@ -133,7 +94,7 @@ fn items(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn length(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     Ok(Value::from(match py(&input) {
         Py::Undefined => 0,
         Py::Str(text) => text.chars().count(),
@@ -144,13 +105,13 @@ fn length(_state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn default(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [fallback, boolean] = args.bind("default", ["default_value", "boolean"])?;
     Ok(or_else(input, fallback.unwrap_or_else(|| Value::from("")), flag(boolean)))
 }
 
 fn first(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let first = match py(&input) {
         Py::Generator(generator) => generator.next(),
         Py::Str(text) => text.chars().next().map(Value::from),
@@ -161,7 +122,7 @@ fn first(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn last(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let last = match py(&input) {
         Py::Generator(_) => return Err(type_error("'generator' object is not reversible")),
         Py::Str(text) => text.chars().next_back().map(Value::from),
@@ -172,7 +133,7 @@ fn last(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn reverse(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     match py(&input) {
         Py::Str(text) => string(state, text.chars().rev().collect::<String>()),
         Py::Generator(_) => Err(type_error("argument must be iterable")),
@@ -185,7 +146,7 @@ fn reverse(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn trim(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     budget::spend(state, compare::weight(&input))?;
     let printed = text::str_of(&input)?;
     let [chars] = args.bind("trim", ["chars"])?;
@@ -214,12 +175,12 @@ fn title(input: &str) -> String {
 }
 
 fn escape(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     markup::escaped(state, &input).map(Value::from_safe_string)
 }
 
 fn indent(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&take_input(&mut args))?;
+    let input = text::str_of(&args.take_input())?;
     let [width, first, blank] = args.bind("indent", ["width", "first", "blank"])?;
     let prefix = match width {
         None => " ".repeat(4),
@@ -246,7 +207,7 @@ fn indent(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn int(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [fallback, base] = args.bind("int", ["default", "base"])?;
     let base = base.map_or(Ok(10), |base| int_of(&base))?;
     let parsed = match py(&input) {
@@ -279,7 +240,7 @@ fn parse_int(text: &str, base: i128) -> Option<i128> {
 }
 
 fn float(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [fallback] = args.bind("float", ["default"])?;
     let parsed = match py(&input) {
         Py::Int(int) => Some(int as f64),
@@ -292,7 +253,7 @@ fn float(_state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn abs(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     match py(&input) {
         Py::Int(int) => Ok(int_value(int.saturating_abs())),
         Py::Bool(flag) => Ok(Value::from(i64::from(flag))),
@@ -302,7 +263,7 @@ fn abs(_state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn round(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [precision, method] = args.bind("round", ["precision", "method"])?;
     let precision = precision.map_or(Ok(0), |precision| int_of(&precision))?.clamp(-300, 300) as i32;
     let number = match py(&input) {
@@ -364,7 +325,7 @@ fn keyed(
 }
 
 fn sort(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [reverse, case_sensitive, attribute] =
         args.bind("sort", ["reverse", "case_sensitive", "attribute"])?;
     let mut items = keyed(state, &input, attribute.as_ref(), flag(case_sensitive))?;
@@ -380,7 +341,7 @@ fn sort(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn unique(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [case_sensitive, attribute] = args.bind("unique", ["case_sensitive", "attribute"])?;
     let mut seen: Vec<Value> = Vec::new();
     let mut kept = Vec::new();
@@ -395,7 +356,7 @@ fn unique(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn extreme(state: &mut State, mut args: Args, largest: bool) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [case_sensitive, attribute] = args.bind("min/max", ["case_sensitive", "attribute"])?;
     let mut best: Option<(Value, Value)> = None;
     for (key, item) in keyed(state, &input, attribute.as_ref(), flag(case_sensitive))? {
@@ -412,7 +373,7 @@ fn extreme(state: &mut State, mut args: Args, largest: bool) -> Result<Value> {
 }
 
 fn sum(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [attribute, start] = args.bind("sum", ["attribute", "start"])?;
     let mut total = start.unwrap_or(Value::from(0));
     for item in items_of(state, &input)? {
@@ -423,7 +384,7 @@ fn sum(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn dictsort(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [case_sensitive, by, reverse] = args.bind("dictsort", ["case_sensitive", "by", "reverse"])?;
     let Py::Dict(dict) = py(&input) else {
         return Err(match input.is_undefined() {
@@ -447,7 +408,7 @@ fn dictsort(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn join(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let [separator, attribute] = args.bind("join", ["d", "attribute"])?;
     let separator = separator.map_or(Ok(String::new()), |separator| text::str_of(&separator))?;
     let mut out = String::new();
@@ -461,14 +422,14 @@ fn join(state: &mut State, mut args: Args) -> Result<Value> {
 }
 
 fn map(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = take_input(&mut args);
+    let input = args.take_input();
     let mut mapped = Vec::new();
     let attribute = args.named.iter().find(|(name, _)| name == "attribute").map(|(_, value)| value.clone());
     let fallback = args.named.iter().find(|(name, _)| name == "default").map(|(_, value)| value.clone());
     if args.positional.is_empty() && attribute.is_none() {
         return Err(type_error("map requires a filter argument"));
     }
-    let filter = take_input(&mut args);
+    let filter = args.take_input();
     for item in items_unless_false(state, &input)? {
         mapped.push(match &attribute {
             Some(attribute) => {
@@ -510,12 +471,12 @@ fn filter_name(name: &Value) -> Result<String> {
 }
 
 fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> Result<Value> {
-    let input = take_input(&mut args);
-    let attribute = by_attribute.then(|| take_input(&mut args));
+    let input = args.take_input();
+    let attribute = by_attribute.then(|| args.take_input());
     if attribute.as_ref().is_some_and(Value::is_undefined) {
         return Err(type_error("Missing parameter for attribute name"));
     }
-    let test = if args.positional.is_empty() { None } else { Some(filter_name(&take_input(&mut args))?) };
+    let test = if args.positional.is_empty() { None } else { Some(filter_name(&args.take_input())?) };
     let mut kept = Vec::new();
     for item in items_unless_false(state, &input)? {
         let subject =

@@ -3,9 +3,12 @@
 
 use std::fmt::Write;
 
-use minijinja::Value;
+use minijinja::{State, Value};
 
-use super::{Py, Result, compare, py, text, type_error, type_name};
+use super::{
+    Args, Py, Result, budget, compare, flag, int_of, items_of, py, str_arg, string, text, type_error,
+    type_name,
+};
 
 /// The keyword arguments of `json.dumps` that templates use.
 #[derive(Debug)]
@@ -140,4 +143,34 @@ fn write_str(out: &mut String, text: &str, ensure_ascii: bool) {
         }
     }
     out.push('"');
+}
+
+/// The filter `tojson`, with the arguments that Hugging Face gives it.
+pub(super) fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
+    let input = args.take_input();
+    let [ascii, indent, separators, sort] =
+        args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
+    let indent = match indent.filter(|indent| !indent.is_none()) {
+        None => None,
+        Some(indent) if indent.as_str().is_some() => indent.as_str().map(str::to_owned),
+        Some(width) => Some(" ".repeat(usize::try_from(int_of(&width)?.clamp(0, 64)).unwrap_or(0))),
+    };
+    let mut layout = Layout {
+        item_separator: if indent.is_some() { "," } else { ", " }.to_owned(),
+        key_separator: ": ".to_owned(),
+        sort_keys: flag(sort),
+        ensure_ascii: flag(ascii),
+        indent,
+    };
+    if let Some(separators) = separators.filter(|separators| !separators.is_none()) {
+        let [item, key] = <[Value; 2]>::try_from(items_of(state, &separators)?)
+            .map_err(|_| type_error("separators must be a pair of strings"))?;
+        layout.item_separator = str_arg("separators", &item)?.to_owned();
+        layout.key_separator = str_arg("separators", &key)?.to_owned();
+    }
+    let padding = layout.indent.as_ref().map_or(0, |indent| 8 * indent.len());
+    let separators = layout.item_separator.len() + layout.key_separator.len();
+    budget::spend(state, compare::weight(&input).saturating_mul(1 + padding / 8 + separators / 8))?;
+    let printed = dumps(&input, &layout)?;
+    string(state, printed)
 }

@@ -92,6 +92,11 @@ impl Args {
         Self { positional: values, named }
     }
 
+    /// Takes the value left of the `|`.
+    fn take_input(&mut self) -> Value {
+        if self.positional.is_empty() { Value::UNDEFINED } else { self.positional.remove(0) }
+    }
+
     /// Binds the arguments to parameter names; an argument that has no place is Python's TypeError.
     fn bind<const N: usize>(self, call: &str, names: [&str; N]) -> Result<[Option<Value>; N]> {
         if self.positional.len() > N {
@@ -193,6 +198,11 @@ fn type_name(value: &Value) -> &'static str {
 /// Python's truth: empty, zero, None and undefined are false.
 fn truthy(value: &Value) -> bool {
     value.is_true()
+}
+
+/// Returns whether an optional argument is given and true.
+fn flag(value: Option<Value>) -> bool {
+    value.is_some_and(|value| truthy(&value))
 }
 
 fn type_error(message: impl Into<String>) -> Error {

@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
 use super::{BenchOutputArgs, Outlook};
-use crate::cli::args::{CpuSet, KvTypeArg, ModelArgs, Span};
+use crate::cli::args::{CpuSet, KvTypeArg, ModelArgs, TimeSpan};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::input::read_file;
 use crate::cli::load;
@@ -141,11 +141,11 @@ pub struct LoadArgs {
 
     /// Send nothing more after this time, e.g. 60s, in each point
     #[arg(long, value_name = "TIME")]
-    pub duration: Option<Span>,
+    pub duration: Option<TimeSpan>,
 
     /// Give up a request after this time
     #[arg(long, value_name = "TIME", default_value = "300s", hide_short_help = true)]
-    pub timeout: Span,
+    pub timeout: TimeSpan,
 }
 
 /// What is asked.
@@ -171,7 +171,7 @@ pub struct WorkloadArgs {
 
     /// Time a user thinks between two turns (default: none)
     #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub think_time: Option<Span>,
+    pub think_time: Option<TimeSpan>,
 
     /// Ask for answers of full length (`ignore_eos`, which llmctl and vLLM know; always with --self)
     #[arg(long)]

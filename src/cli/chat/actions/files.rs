@@ -8,9 +8,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use super::Done;
-use crate::cli::chat::command::{EXPORT_FORMATS, Next};
-use crate::cli::chat::talk::Chat;
-use crate::cli::chat::turn::text;
+use crate::cli::chat::command::EXPORT_FORMATS;
+use crate::cli::chat::session::Chat;
+use crate::cli::chat::state::Effect;
+use crate::cli::chat::state::{Attachment, text};
 use crate::cli::chat::{counted, typed_path};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::input::read_file;
@@ -22,25 +23,6 @@ use crate::template::Role;
 /// Terminals drop clipboard sequences that are longer than about this.
 const MAX_CLIPBOARD: usize = 74_000;
 
-/// A file that goes with the next message.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attachment {
-    pub name: String,
-    pub text: String,
-}
-
-/// The message behind the files, each named and fenced.
-pub fn with_attachments(attached: &[Attachment], message: String) -> String {
-    let fenced = |Attachment { name, text }: &Attachment| {
-        // A fence longer than any in the file.
-        let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
-        let fence = "`".repeat(longest.max(2) + 1);
-        let end = if text.ends_with('\n') { "" } else { "\n" };
-        format!("{name}:\n{fence}\n{text}{end}{fence}\n\n")
-    };
-    attached.iter().map(fenced).collect::<String>() + &message
-}
-
 pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
         return Err(CommandError::usage("/file: expected a path"));
@@ -48,10 +30,10 @@ pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
     let path = typed_path(argument);
     let text = read_file(&path)?;
     let name = path.file_name().map_or(argument.to_owned(), |name| name.to_string_lossy().into_owned());
-    let count = chat.llm().texts().chat_tokenizer().encode(&text)?.len();
-    chat.terminal.report(&format!("{name} ({}) goes with the next message", counted(count, "token")));
-    chat.attached.push(Attachment { name, text });
-    Ok(Next::Prompt)
+    let count = chat.model.llm().texts().chat_tokenizer().encode(&text)?.len();
+    chat.ui.terminal.report(&format!("{name} ({}) goes with the next message", counted(count, "token")));
+    chat.state.attached.push(Attachment { name, text });
+    Ok(Effect::Prompt)
 }
 
 pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -61,27 +43,27 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage(format!("/export: unknown format {format:?} (md, json, jsonl)")));
     }
     let path = typed_path(path.trim());
-    let saved = chat.session_chat.saved();
+    let saved = chat.state.session_chat.saved();
     let saved_turns = saved.turns.len();
     let text = match format {
         "md" => markdown(saved),
-        "json" => whole(chat.name(), saved)?,
+        "json" => whole(chat.state.name(), saved)?,
         _ => saved.messages().map(|message| format!("{}\n", shared::message_json(message))).collect(),
     };
     if path.exists() && !may_replace(chat, &path)? {
-        chat.terminal.report("nothing was written");
-        return Ok(Next::Prompt);
+        chat.ui.terminal.report("nothing was written");
+        return Ok(Effect::Prompt);
     }
     // What is said here is private, as the session is.
     let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;
-    chat.terminal.report(&format!("wrote {} to {}", counted(saved_turns, "turn"), path.display()));
-    Ok(Next::Prompt)
+    chat.ui.terminal.report(&format!("wrote {} to {}", counted(saved_turns, "turn"), path.display()));
+    Ok(Effect::Prompt)
 }
 
 fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
-    match chat.input.ask(&format!("{} exists; replace it? y(es), n(o): ", path.display()))?.as_deref() {
+    match chat.ui.input.ask(&format!("{} exists; replace it? y(es), n(o): ", path.display()))?.as_deref() {
         None => {
             let error = anyhow::anyhow!("{} exists already", path.display());
             Err(CommandError::new(Kind::Io, error).hint("use another name, or remove it first"))
@@ -115,7 +97,8 @@ fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, Com
 
 /// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
 pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some(answer) = chat.session_chat.messages().filter(|message| message.role == Role::Assistant).last()
+    let Some(answer) =
+        chat.state.session_chat.messages().filter(|message| message.role == Role::Assistant).last()
     else {
         return Err(CommandError::usage("there is no answer yet"));
     };
@@ -125,22 +108,27 @@ pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
             .ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
         other => return Err(CommandError::usage(format!("/copy: unknown argument {other:?} (code)"))),
     };
+    to_clipboard(wanted)?;
+    let count = wanted.chars().count();
+    chat.ui.terminal.report(&format!("copied {} to the terminal's clipboard", counted(count, "character")));
+    Ok(Effect::Prompt)
+}
+
+fn to_clipboard(text: &str) -> Result<(), CommandError> {
     if !std::io::stderr().is_terminal() {
         return Err(CommandError::usage("/copy needs a terminal: it uses the terminal's clipboard"));
     }
-    let encoded = STANDARD.encode(wanted);
+    let encoded = STANDARD.encode(text);
     if encoded.len() > MAX_CLIPBOARD {
         return Err(CommandError::usage("the answer is too long for the terminal's clipboard")
             .hint("/export writes it to a file"));
     }
     let mut stream = std::io::stderr();
     let _ = write!(stream, "\x1b]52;c;{encoded}\x07").and_then(|()| stream.flush());
-    let count = wanted.chars().count();
-    chat.terminal.report(&format!("copied {} to the terminal's clipboard", counted(count, "character")));
-    Ok(Next::Prompt)
+    Ok(())
 }
 
-/// What stands in the last fenced block.
+/// Returns the text of the last fenced block.
 fn last_code(answer: &str) -> Option<&str> {
     let (mut open, mut last): (Option<(&str, usize)>, Option<&str>) = (None, None);
     let mut at = 0;
@@ -165,15 +153,6 @@ fn last_code(answer: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn files_are_named_and_fenced_whatever_is_in_them() {
-        let attached = |text: &str| [Attachment { name: "a.md".to_owned(), text: text.to_owned() }];
-        assert_eq!(with_attachments(&attached("x\n"), "why?".to_owned()), "a.md:\n```\nx\n```\n\nwhy?");
-        let fenced = with_attachments(&attached("```\nx\n```"), "why?".to_owned());
-        assert_eq!(fenced, "a.md:\n````\n```\nx\n```\n````\n\nwhy?");
-        assert_eq!(with_attachments(&[], "why?".to_owned()), "why?");
-    }
 
     #[test]
     fn the_last_block_of_code_is_found() {

@@ -1,4 +1,4 @@
-//! What the commands of the table do. Each takes the chat and its argument; what it says goes to stderr.
+//! The actions of the commands. Each takes the chat and its argument; its notices go to stderr.
 
 mod files;
 mod session;
@@ -6,33 +6,67 @@ mod settings;
 mod show;
 mod turns;
 
-pub use files::{Attachment, copy, export, file, with_attachments};
-pub use session::{branches, delete, fork, load, new, rename, reset, save, sessions, system};
-pub use settings::{Schema, json, model, set, think, tools};
-pub use show::{context, show, stats, why};
-pub use turns::{compact, edit, go_on, redo, retry, undo};
-
-use super::command::{self, Next};
-use super::talk::Chat;
+use super::command::{self, CommandId};
+use super::session::Chat;
+use super::state::Effect;
 use crate::cli::error::{CommandError, Exit};
 
-/// What an action gives.
-type Done = Result<Next, CommandError>;
+/// The result of an action.
+type Done = Result<Effect, CommandError>;
 
-pub fn help(chat: &mut Chat<'_>, argument: &str) -> Done {
+/// Runs a command.
+///
+/// # Errors
+/// Those of the command.
+pub fn run(chat: &mut Chat<'_>, id: CommandId, argument: &str) -> Done {
+    match id {
+        CommandId::Help => help(chat, argument),
+        CommandId::Exit => exit(chat, argument),
+        CommandId::New => session::new(chat, argument),
+        CommandId::Reset => session::reset(chat, argument),
+        CommandId::System => session::system(chat, argument),
+        CommandId::Set => settings::set(chat, argument),
+        CommandId::Show => show::show(chat, argument),
+        CommandId::Save => session::save(chat, argument),
+        CommandId::Load => session::load(chat, argument),
+        CommandId::Sessions => session::sessions(chat, argument),
+        CommandId::Rename => session::rename(chat, argument),
+        CommandId::Delete => session::delete(chat, argument),
+        CommandId::Undo => turns::undo(chat, argument),
+        CommandId::Redo => turns::redo(chat, argument),
+        CommandId::Retry => turns::retry(chat, argument),
+        CommandId::Edit => turns::edit(chat, argument),
+        CommandId::Fork => session::fork(chat, argument),
+        CommandId::Branches => session::branches(chat, argument),
+        CommandId::GoOn => turns::go_on(chat, argument),
+        CommandId::File => files::file(chat, argument),
+        CommandId::Think => settings::think(chat, argument),
+        CommandId::Context => show::context(chat, argument),
+        CommandId::Stats => show::stats(chat, argument),
+        CommandId::Why => show::why(chat, argument),
+        CommandId::Compact => turns::compact(chat, argument),
+        CommandId::Export => files::export(chat, argument),
+        CommandId::Copy => files::copy(chat, argument),
+        CommandId::Model => settings::model(chat, argument),
+        CommandId::Json => settings::json(chat, argument),
+        CommandId::Tools => settings::tools(chat, argument),
+    }
+}
+
+fn help(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
-        "" => chat.terminal.report(&command::help(chat.terminal.columns())),
+        "" => chat.ui.terminal.report(&command::help(chat.ui.terminal.columns())),
         name => match command::find(name) {
-            Some(command) => chat.terminal.report(&command::explain(command)),
+            Some(command) => chat.ui.terminal.report(&command::explain(command)),
             None => return Err(command::unknown(&format!("/{}", name.trim_start_matches('/')))),
         },
     }
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
-pub fn exit(_: &mut Chat<'_>, argument: &str) -> Done {
+fn exit(_: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("exit", argument)?;
-    Ok(Next::Leave(Exit::Success))
+    Ok(Effect::Leave(Exit::Success))
 }
 
 /// Refuses an argument that would be ignored.

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::{Done, no_argument};
-use crate::cli::chat::command::Next;
-use crate::cli::chat::talk::{Chat, Keeping};
+use crate::cli::chat::session::Chat;
+use crate::cli::chat::state::Effect;
+use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::resume;
@@ -21,67 +22,71 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Another conversation; the one before stays where it is saved.
 pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("new", argument)?;
-    let had_turns = !chat.session_chat.saved().turns.is_empty();
-    chat.keep_system();
-    let old = chat.name().cloned().filter(|_| had_turns);
-    chat.attached.clear();
+    let had_turns = !chat.state.session_chat.saved().turns.is_empty();
+    chat.state.keep_system();
+    let old = chat.state.name().cloned().filter(|_| had_turns);
+    chat.state.attached.clear();
     chat.begin_anew(planned(chat));
     let kept = match &old {
         Some(old) => format!("; session {old} is kept, /load {old} returns to it"),
         None if had_turns => "; the one before was not saved and is gone".to_owned(),
         None => String::new(),
     };
-    let system = if chat.system.is_some() { "; the system prompt stays" } else { "" };
-    chat.terminal.report(&format!("new conversation{system}{kept}"));
-    Ok(Next::Prompt)
+    let system = if chat.state.system.is_some() { "; the system prompt stays" } else { "" };
+    chat.ui.terminal.report(&format!("new conversation{system}{kept}"));
+    Ok(Effect::Prompt)
 }
 
 /// The session keeps its name and loses its turns, which stay as a branch.
 pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("reset", argument)?;
-    let turns = chat.session_chat.saved().turns.len();
+    let turns = chat.state.session_chat.saved().turns.len();
     if turns == 0 {
         return Err(CommandError::usage("there is no turn yet"));
     }
     let turns = counted(turns, "turn");
-    let question = match chat.name() {
+    let question = match chat.state.name() {
         Some(name) => format!("empty session {name} with {turns}? /undo would bring it back. y(es), n(o): "),
         None => format!("empty this conversation with {turns}? /undo would bring it back. y(es), n(o): "),
     };
-    match chat.input.ask(&question)?.as_deref() {
+    match chat.ui.input.ask(&question)?.as_deref() {
         // A script has said what it wants.
         None | Some("y" | "yes") => {}
         Some(_) => {
-            chat.terminal.report("nothing was changed");
-            return Ok(Next::Prompt);
+            chat.ui.terminal.report("nothing was changed");
+            return Ok(Effect::Prompt);
         }
     }
-    let branch = chat.set_aside(BranchReason::Reset)?;
-    chat.keep_system();
-    chat.session_chat.rewind(0)?;
-    match chat.llm().engine().reset_session(chat.engine_name()) {
+    let branch = chat.state.set_aside(BranchReason::Reset)?;
+    chat.state.keep_system();
+    chat.state.session_chat.rewind(0)?;
+    match chat.model.llm().engine().reset_session(chat.state.engine_name()) {
         Ok(()) | Err(Error::SessionNotFound(_)) => {}
         Err(error) => return Err(error.into()),
     }
-    (chat.last, chat.has_warned) = (None, false);
-    chat.attached.clear();
-    let system = if chat.system.is_some() { "; the system prompt stays" } else { "" };
+    (chat.state.last, chat.state.has_warned) = (None, false);
+    chat.state.attached.clear();
+    let system = if chat.state.system.is_some() { "; the system prompt stays" } else { "" };
     let kept = branch.map_or(String::new(), |branch| format!(" as {branch}"));
-    chat.terminal
+    chat.ui
+        .terminal
         .report(&format!("the conversation is empty{system}; {turns} kept{kept}, /undo returns to it"));
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
 /// A conversation has one system prompt, the one it began with: another one is another conversation.
 pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let has_begun = !chat.session_chat.saved().turns.is_empty();
-    let now =
-        if has_begun { chat.session_chat.saved().system().map(str::to_owned) } else { chat.system.clone() };
+    let has_begun = !chat.state.session_chat.saved().turns.is_empty();
+    let now = if has_begun {
+        chat.state.session_chat.saved().system().map(str::to_owned)
+    } else {
+        chat.state.system.clone()
+    };
     if argument.is_empty() {
-        chat.terminal.report(now.as_deref().unwrap_or("there is no system prompt"));
-        return Ok(Next::Prompt);
+        chat.ui.terminal.report(now.as_deref().unwrap_or("there is no system prompt"));
+        return Ok(Effect::Prompt);
     }
-    match (has_begun, chat.name().cloned()) {
+    match (has_begun, chat.state.name().cloned()) {
         (false, _) => {}
         (true, None) => {
             let error = CommandError::usage(
@@ -91,92 +96,93 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
         (true, Some(name)) => {
             chat.begin_anew(planned(chat));
-            chat.terminal.report(&format!(
+            chat.ui.terminal.report(&format!(
                 "a new system prompt needs a new conversation: this is one; session {name} is kept, /load {name} returns \
                  to it"
             ));
         }
     }
-    chat.system = Some(argument.to_owned());
-    chat.terminal.report("the system prompt is set");
-    Ok(Next::Prompt)
+    chat.state.system = Some(argument.to_owned());
+    chat.ui.terminal.report("the system prompt is set");
+    Ok(Effect::Prompt)
 }
 
 /// How a new conversation of this chat is kept.
-fn planned(chat: &Chat<'_>) -> Keeping {
-    if chat.args.session.ephemeral { Keeping::Nowhere } else { Keeping::Planned }
+fn planned(chat: &Chat<'_>) -> SavePlace {
+    if chat.state.is_ephemeral { SavePlace::Nowhere } else { SavePlace::Planned }
 }
 
 pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let keeping = chat.keeping.clone();
+    let keeping = chat.state.keeping.clone();
     let name = if argument.is_empty() { None } else { Some(shared::parse(argument)?) };
     match (keeping, name) {
-        (Keeping::Saved { name, .. }, None) => {
-            chat.terminal.report(&format!("session {name} is saved after every turn"));
+        (SavePlace::Saved { name, .. }, None) => {
+            chat.ui.terminal.report(&format!("session {name} is saved after every turn"));
         }
-        (Keeping::Planned, None) => chat.terminal.report("the session is saved from the first turn on"),
-        (Keeping::Nowhere, None) => {
+        (SavePlace::Planned, None) => chat.ui.terminal.report("the session is saved from the first turn on"),
+        (SavePlace::Nowhere, None) => {
             return Err(
                 CommandError::usage("/save: a name is needed here").hint("/save NAME saves from now on")
             );
         }
-        (Keeping::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new)?,
-        (Keeping::Saved { name: old, .. }, Some(new)) => {
+        (SavePlace::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new)?,
+        (SavePlace::Saved { name: old, .. }, Some(new)) => {
             drop(chat.store()?.fork(&old, &new, None).map_err(shared::explain)?);
-            chat.terminal.report(&format!("copied to session {new}; this is still session {old}"));
+            chat.ui.terminal.report(&format!("copied to session {new}; this is still session {old}"));
         }
-        (Keeping::Nowhere | Keeping::Planned, Some(new)) => {
-            let turns = chat.session_chat.saved().turns.clone();
-            let model = chat.model();
+        (SavePlace::Nowhere | SavePlace::Planned, Some(new)) => {
+            let turns = chat.state.session_chat.saved().turns.clone();
+            let model = chat.model.fingerprint();
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
-            let _ = chat.llm().engine().close_session(chat.engine_name()); // there is none before the first turn
+            let _ = chat.model.llm().engine().close_session(chat.state.engine_name()); // there is none before the first turn
             let is_fresh = turns.is_empty();
-            chat.keeping = Keeping::Saved { name: new.clone(), is_automatic: false, is_fresh };
-            chat.session_chat = SessionChat::resume(writer, model);
+            chat.state.keeping = SavePlace::Saved { name: new.clone(), is_automatic: false, is_fresh };
+            chat.state.session_chat = SessionChat::resume(writer, model);
             chat.tell_engine()?;
-            chat.terminal.report(&format!("this is now session {new}, saved after every turn"));
+            chat.ui.terminal.report(&format!("this is now session {new}, saved after every turn"));
         }
     }
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
 pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let name = named("load", argument)?;
-    if chat.name() == Some(&name) {
-        chat.terminal.report(&format!("this is session {name} already"));
-        return Ok(Next::Prompt);
+    if chat.state.name() == Some(&name) {
+        chat.ui.terminal.report(&format!("this is session {name} already"));
+        return Ok(Effect::Prompt);
     }
-    if chat.keeping == Keeping::Nowhere && !chat.session_chat.saved().turns.is_empty() {
+    if chat.state.keeping == SavePlace::Nowhere && !chat.state.session_chat.saved().turns.is_empty() {
         let error = CommandError::usage("this conversation is not saved");
         return Err(error.hint("/save NAME saves it, /new gives it up; then /load"));
     }
     let store = chat.store()?;
     let writer = store.open(&name).map_err(|error| not_found(error, &store))?;
     take_up_model(chat, &name, writer.saved())?;
-    chat.system = None;
+    chat.state.system = None;
     let resumed = chat.adopt(writer, false)?;
-    let turns = counted(chat.session_chat.saved().turns.len(), "turn");
+    let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
     let resumed = resumed.map_or(String::new(), |resumed| format!(", {resumed}"));
-    chat.terminal.report(&format!("session {name}: {turns}{resumed}"));
-    let model = chat.session_chat.saved().model.clone();
-    if chat.args.model.is_named && !model.is_same(&chat.model()) {
+    chat.ui.terminal.report(&format!("session {name}: {turns}{resumed}"));
+    let model = chat.state.session_chat.saved().model.clone();
+    if chat.model.args.is_named && !model.is_same(&chat.model.fingerprint()) {
         let reference = model.reference.as_deref().unwrap_or(&model.name);
-        chat.terminal.note(&format!("(/model {reference} continues it with its own model)"));
+        chat.ui.terminal.note(&format!("(/model {reference} continues it with its own model)"));
     }
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
 /// The session's own model is loaded, unless the user has named the one that answers now.
 fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) -> Result<(), CommandError> {
-    let chosen = resume::model_of(&chat.args.model, name, saved, "/model REF")?;
-    let is_other = saved.turns.last().is_some_and(|last| !last.model.is_same(&chat.model()));
+    let chosen = resume::model_of(&chat.model.args, name, saved, "/model REF")?;
+    let is_other = saved.turns.last().is_some_and(|last| !last.model.is_same(&chat.model.fingerprint()));
     match chosen.model {
-        Some(reference) if is_other && !chat.args.model.is_named => {
+        Some(reference) if is_other && !chat.model.args.is_named => {
             chat.change_model(&reference)?;
-            let info = chat.llm().info();
+            let info = chat.model.llm().info();
             let context = grouped(info.context_tokens);
-            chat.terminal
+            chat.ui
+                .terminal
                 .note(&format!("model {}, context {context}, as session {name} was started with", info.name));
             Ok(())
         }
@@ -188,10 +194,10 @@ pub fn sessions(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("sessions", argument)?;
     let rows = shared::rows(&chat.store()?)?;
     match rows.len() {
-        0 | 1 => chat.terminal.report("no sessions yet"),
-        _ => chat.report_table(&rows),
+        0 | 1 => chat.ui.terminal.report("no sessions yet"),
+        _ => chat.ui.report_table(&rows),
     }
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
 pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -201,7 +207,7 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
         [from, to] => (Some(shared::parse(from)?), shared::parse(to)?),
         _ => return Err(CommandError::usage("/rename: expected [OLD] NEW")),
     };
-    let open = chat.name().cloned();
+    let open = chat.state.name().cloned();
     match (from, open) {
         (None, None) => {
             return Err(CommandError::usage("this conversation is not saved yet")
@@ -212,40 +218,40 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
         (Some(from), _) => {
             let store = chat.store()?;
             store.rename(&from, &to).map_err(|error| not_found(error, &store))?;
-            chat.terminal.report(&format!("session {from} is now {to}"));
+            chat.ui.terminal.report(&format!("session {from} is now {to}"));
         }
     }
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
 /// The open session is let go of for as long as it takes: a name is changed by whoever holds the lock.
 fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Result<(), CommandError> {
-    let model = chat.model();
-    let unsaved = chat.session_chat.saved().clone();
-    chat.session_chat = SessionChat::new(model.clone());
+    let model = chat.model.fingerprint();
+    let unsaved = chat.state.session_chat.saved().clone();
+    chat.state.session_chat = SessionChat::new(model.clone());
     let renamed = chat.store()?.rename(from, to);
     let now = if renamed.is_ok() { to } else { from };
     let writer = match chat.store()?.open(now) {
         Ok(writer) => writer,
         Err(error) => {
-            chat.keeping = Keeping::Nowhere;
-            chat.session_chat = SessionChat::look_at(unsaved, model);
+            chat.state.keeping = SavePlace::Nowhere;
+            chat.state.session_chat = SessionChat::look_at(unsaved, model);
             let hint = "this conversation is no longer saved; /save NAME saves it";
             return Err(shared::explain(error).hint(hint));
         }
     };
-    chat.session_chat = SessionChat::resume(writer, model);
+    chat.state.session_chat = SessionChat::resume(writer, model);
     renamed?;
-    let _ = chat.llm().engine().close_session(from.as_str()); // there is none before the first turn
-    let is_fresh = matches!(chat.keeping, Keeping::Saved { is_fresh: true, .. });
-    chat.keeping = Keeping::Saved { name: to.clone(), is_automatic: false, is_fresh };
+    let _ = chat.model.llm().engine().close_session(from.as_str()); // there is none before the first turn
+    let is_fresh = matches!(chat.state.keeping, SavePlace::Saved { is_fresh: true, .. });
+    chat.state.keeping = SavePlace::Saved { name: to.clone(), is_automatic: false, is_fresh };
     chat.tell_engine()?;
-    chat.terminal.report(&format!("session {from} is now {to}"));
+    chat.ui.terminal.report(&format!("session {from} is now {to}"));
     Ok(())
 }
 
 pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let open = chat.name().cloned();
+    let open = chat.state.name().cloned();
     let name = match (argument, &open) {
         ("", None) => {
             return Err(CommandError::usage("this conversation is not saved: there is nothing to delete"));
@@ -257,30 +263,30 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let saved = store.read(&name).map_err(|error| not_found(error, &store));
     let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()), "turn");
     let question = format!("remove session {name} with {turns}? y(es), n(o): ");
-    match chat.input.ask(&question)?.as_deref() {
+    match chat.ui.input.ask(&question)?.as_deref() {
         // A script has said what it wants.
         None | Some("y" | "yes") => {}
         Some(_) => {
-            chat.terminal.report("nothing was removed");
-            return Ok(Next::Prompt);
+            chat.ui.terminal.report("nothing was removed");
+            return Ok(Effect::Prompt);
         }
     }
     if open.as_ref() == Some(&name) {
         chat.begin_anew(planned(chat));
     }
     // What waits to be saved is on disk before it is looked for there.
-    let _ = chat.llm().engine().flush_disk(FLUSH_TIMEOUT);
+    let _ = chat.model.llm().engine().flush_disk(FLUSH_TIMEOUT);
     let forgotten = match store.remove(&name) {
         // The open one had no turn, and is gone with its last use.
         Err(Error::SessionNotFound(_)) if open.as_ref() == Some(&name) => Forgotten::default(),
         removed => removed.map_err(|error| not_found(error, &store))?,
     };
-    chat.terminal.report(shared::removed_text(&name, &forgotten).trim_end());
-    Ok(Next::Prompt)
+    chat.ui.terminal.report(shared::removed_text(&name, &forgotten).trim_end());
+    Ok(Effect::Prompt)
 }
 
 pub fn fork(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some(from) = chat.name().cloned() else {
+    let Some(from) = chat.state.name().cloned() else {
         return Err(CommandError::usage("this conversation is not saved")
             .hint("/save NAME saves it; then it can be forked"));
     };
@@ -291,15 +297,16 @@ pub fn fork(chat: &mut Chat<'_>, argument: &str) -> Done {
     let writer = chat.store()?.fork(&from, &to, None).map_err(shared::explain)?;
     let turns = counted(writer.saved().turns.len(), "turn");
     chat.adopt(writer, false)?;
-    chat.terminal
+    chat.ui
+        .terminal
         .report(&format!("this is now session {to}, with {turns} of {from}; /load {from} returns to that"));
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }
 
 /// Sessions that come from one another, as a tree.
 pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("branches", argument)?;
-    let Some(open) = chat.name().cloned() else {
+    let Some(open) = chat.state.name().cloned() else {
         return Err(CommandError::usage("this conversation is not saved, so it has no branches"));
     };
     let all = chat.store()?.list()?;
@@ -320,8 +327,8 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
             stack.extend(all.iter().rev().filter(is_child).map(|(child, _)| ((*child).clone(), depth + 1)));
         }
     }
-    chat.report_table(&rows);
-    Ok(Next::Prompt)
+    chat.ui.report_table(&rows);
+    Ok(Effect::Prompt)
 }
 
 /// Where a session comes from, for its row.

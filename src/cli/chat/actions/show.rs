@@ -1,10 +1,11 @@
 //! Commands that show: the conversation, what stands behind it, and what the last answer cost.
 
 use super::{Done, no_argument};
-use crate::cli::chat::command::Next;
-use crate::cli::chat::room::opening;
-use crate::cli::chat::talk::{Chat, Keeping};
-use crate::cli::chat::turn::{Asked, LastTurn};
+use crate::cli::chat::session::Chat;
+use crate::cli::chat::state::Effect;
+use crate::cli::chat::state::SavePlace;
+use crate::cli::chat::state::opening;
+use crate::cli::chat::state::{AnswerRequest, LastTurn};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::report::columns;
@@ -19,7 +20,9 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
         "" => conversation(chat),
         "config" => config(chat),
         "model" => model(chat),
-        "template" => chat.llm().texts().chat_tokenizer().template_source().unwrap_or_default().to_owned(),
+        "template" => {
+            chat.model.llm().texts().chat_tokenizer().template_source().unwrap_or_default().to_owned()
+        }
         "prompt" => prompt(chat)?,
         "thinking" => thinking(chat)?,
         other => {
@@ -30,14 +33,15 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
             }));
         }
     };
-    chat.terminal.report(text.trim_end());
-    Ok(Next::Prompt)
+    chat.ui.terminal.report(text.trim_end());
+    Ok(Effect::Prompt)
 }
 
 fn conversation(chat: &Chat<'_>) -> String {
-    let saved = chat.session_chat.saved();
+    let saved = chat.state.session_chat.saved();
     if saved.turns.is_empty() {
-        let system = chat.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
+        let system =
+            chat.state.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
         return format!("{system}there is no turn yet");
     }
     let lines = saved
@@ -47,17 +51,17 @@ fn conversation(chat: &Chat<'_>) -> String {
 }
 
 fn config(chat: &Chat<'_>) -> String {
-    let mut rows = chat.settings.table(&chat.sampling());
+    let mut rows = chat.state.settings.table(&chat.sampling());
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let thinking = chat.think.spoken(&chat.thinking());
+    let thinking = chat.state.think.spoken(&chat.model.thinking());
     rows.push(row("thinking", thinking.trim_start_matches("thinking: ").to_owned()));
-    rows.push(row("json", chat.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
-    let tools = chat.toolbox.as_ref();
+    rows.push(row("json", chat.state.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
+    let tools = chat.state.toolbox.as_ref();
     rows.push(row("tools", tools.map_or("off".to_owned(), |tools| tools.path.display().to_string())));
-    let session = match &chat.keeping {
-        Keeping::Nowhere => "not saved".to_owned(),
-        Keeping::Planned => "starts with the first message".to_owned(),
-        Keeping::Saved { name, .. } => name.to_string(),
+    let session = match &chat.state.keeping {
+        SavePlace::Nowhere => "not saved".to_owned(),
+        SavePlace::Planned => "starts with the first message".to_owned(),
+        SavePlace::Saved { name, .. } => name.to_string(),
     };
     rows.push(row("session", session));
     let places = chat.places;
@@ -69,8 +73,8 @@ fn config(chat: &Chat<'_>) -> String {
 }
 
 fn model(chat: &Chat<'_>) -> String {
-    let (info, spec) = (chat.llm().info(), chat.llm().engine().spec());
-    let output_markup = chat.llm().texts().chat_tokenizer().output_markup();
+    let (info, spec) = (chat.model.llm().info(), chat.model.llm().engine().spec());
+    let output_markup = chat.model.llm().texts().chat_tokenizer().output_markup();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     columns(&[
         row("model", info.name.clone()),
@@ -80,30 +84,30 @@ fn model(chat: &Chat<'_>) -> String {
         row("loaded in", crate::cli::chat::spoken(info.load_time)),
         row("reasoning", output_markup.reasoning.map_or("none", |format| format.name()).to_owned()),
         row("tool calls", output_markup.tool_calls.map_or("none", |format| format.name()).to_owned()),
-        row("fingerprint", chat.model().fingerprint),
+        row("fingerprint", chat.model.fingerprint().fingerprint),
     ])
 }
 
 /// The conversation as the model got it last, up to the last answer.
 fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let turns = &chat.session_chat.saved().turns;
+    let turns = &chat.state.session_chat.saved().turns;
     let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };
     let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
-    let turn = chat.prompted(&Asked { kept: turns.len() - 1, added, ..Asked::default() })?;
-    let text = turn.text(chat.llm().texts().chat_tokenizer());
+    let turn = chat.prompted(&AnswerRequest { kept: turns.len() - 1, added, ..AnswerRequest::default() })?;
+    let text = turn.text(chat.model.llm().texts().chat_tokenizer());
     Ok(format!("{text}\n({})", counted(turn.tokens().len(), "token")))
 }
 
 fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let last = chat.session_chat.saved().turns.last().and_then(|saved| saved.turn.messages.last());
+    let last = chat.state.session_chat.saved().turns.last().and_then(|saved| saved.turn.messages.last());
     let reasoning = last.and_then(|message| message.reasoning.clone());
     reasoning.ok_or_else(|| CommandError::usage("the last answer has no thinking"))
 }
 
 pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("context", argument)?;
-    let saved = chat.session_chat.saved();
-    let (used, size) = (saved.num_tokens(), chat.context());
+    let saved = chat.state.session_chat.saved();
+    let (used, size) = (saved.num_tokens(), chat.model.context());
     let mut rows = Vec::new();
     let mut before = 0;
     for (at, saved) in saved.turns.iter().enumerate() {
@@ -121,27 +125,27 @@ pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     let filled = (30 * used / size.max(1)).min(30);
     let bar = format!("[{}{}]", "#".repeat(filled), ".".repeat(30 - filled));
     let total = format!("{bar} {} of {} tokens ({percent}%)", grouped(used), grouped(size));
-    chat.report_table(&rows);
-    chat.terminal.report(&total);
-    Ok(Next::Prompt)
+    chat.ui.report_table(&rows);
+    chat.ui.terminal.report(&total);
+    Ok(Effect::Prompt)
 }
 
 pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("stats", argument)?;
-    let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.last else {
+    let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.state.last else {
         return Err(CommandError::usage("there is no answer yet"));
     };
-    chat.terminal.report(&report::stats(outcome, started.as_ref(), chat.llm().texts()));
-    Ok(Next::Prompt)
+    chat.ui.terminal.report(&report::stats(outcome, started.as_ref(), chat.model.llm().texts()));
+    Ok(Effect::Prompt)
 }
 
 pub fn why(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("why", argument)?;
-    let Some(started) = chat.last.as_ref().and_then(|last| last.started.as_ref()) else {
+    let Some(started) = chat.state.last.as_ref().and_then(|last| last.started.as_ref()) else {
         return Err(CommandError::usage("there is no prompt yet"));
     };
-    chat.terminal.report(&explained(started, chat));
-    Ok(Next::Prompt)
+    chat.ui.terminal.report(&explained(started, chat));
+    Ok(Effect::Prompt)
 }
 
 /// Why as much of a prompt was reused as was.
@@ -152,7 +156,7 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
     let meaning = match (reuse.reason, difference) {
         (ReuseReason::PartialPrefix, Some(difference)) => {
-            let Explanation { position, .. } = difference.explain(chat.llm().texts().vocabulary());
+            let Explanation { position, .. } = difference.explain(chat.model.llm().texts().vocabulary());
             format!("the prompt differs from the session after token {}", grouped(position))
         }
         (reason, _) => meaning(reason).to_owned(),
@@ -165,7 +169,8 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         reuse.reason.name(),
     );
     if let Some(difference) = difference {
-        let Explanation { before, session, prompt, .. } = difference.explain(chat.llm().texts().vocabulary());
+        let Explanation { before, session, prompt, .. } =
+            difference.explain(chat.model.llm().texts().vocabulary());
         let side =
             |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(

@@ -4,18 +4,19 @@
 //! brings it back.
 
 use super::{Done, count, no_argument};
-use crate::cli::chat::command::Next;
 use crate::cli::chat::counted;
-use crate::cli::chat::room::opening;
-use crate::cli::chat::talk::{Chat, Taken};
-use crate::cli::chat::turn::{question, text};
+use crate::cli::chat::session::Chat;
+use crate::cli::chat::state::Effect;
+use crate::cli::chat::state::TakenTurns;
+use crate::cli::chat::state::opening;
+use crate::cli::chat::state::{question, text};
 use crate::cli::error::CommandError;
 use crate::runtime::Finish;
-use crate::runtime::session::store::{BranchReason, SessionName};
+use crate::runtime::session::store::BranchReason;
 use crate::runtime::turn::session_chat::SessionChat;
 
 pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let turns = chat.session_chat.saved().turns.clone();
+    let turns = chat.state.session_chat.saved().turns.clone();
     let count = count("undo", argument, 1)?;
     if turns.is_empty() {
         return match last_taken(chat)? {
@@ -34,16 +35,16 @@ pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
         let verb = if asked.len() == 1 { "is" } else { "are" };
         return Err(CommandError::usage(format!("there {verb} only {}", counted(asked.len(), "turn"))));
     };
-    chat.set_aside(BranchReason::Undo)?;
+    chat.state.set_aside(BranchReason::Undo)?;
     if left == 0 {
-        chat.keep_system();
+        chat.state.keep_system();
     }
-    chat.session_chat.rewind(left)?;
+    chat.state.session_chat.rewind(left)?;
     for saved in turns[left..].iter().filter(|saved| question(&saved.turn.messages).is_some()) {
-        chat.terminal.report(&format!("taken back: {}", opening(saved)));
+        chat.ui.terminal.report(&format!("taken back: {}", opening(saved)));
     }
-    chat.terminal.note("(/redo brings it back)");
-    Ok(Next::Prompt)
+    chat.ui.terminal.note("(/redo brings it back)");
+    Ok(Effect::Prompt)
 }
 
 pub fn redo(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -55,66 +56,42 @@ pub fn redo(chat: &mut Chat<'_>, argument: &str) -> Done {
 }
 
 /// What was taken away last: by this chat, else by whoever had the session before.
-fn last_taken(chat: &Chat<'_>) -> Result<Option<(Taken, BranchReason)>, CommandError> {
-    if let Some(taken) = chat.taken.clone() {
+fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, CommandError> {
+    if let Some(taken) = chat.state.taken.clone() {
         return Ok(Some(taken));
     }
-    let Some(name) = chat.name() else { return Ok(None) };
+    let Some(name) = chat.state.name() else { return Ok(None) };
     let branches = chat.store()?.branches(name)?;
     let taken = |branch: &crate::runtime::session::store::Listed| {
-        Some((Taken::Branch(branch.name.clone()), branch.branch()?.reason))
+        Some((TakenTurns::Branch(branch.name.clone()), branch.branch()?.reason))
     };
     let by_user = branches.iter().rev().filter(|branch| branch.name != *name).filter_map(taken);
     Ok(by_user.into_iter().find(|(_, reason)| *reason != BranchReason::Request))
 }
 
 /// The conversation as it was before; what it is now is what /redo brings back next.
-fn bring_back(chat: &mut Chat<'_>, taken: Taken) -> Done {
-    let before = chat.session_chat.saved().clone();
-    chat.taken = match taken {
-        Taken::Branch(branch) => {
-            let kept = chat.session_chat.restore(&branch)?;
-            kept.map(|kept| (Taken::Branch(kept), BranchReason::Restore))
+fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
+    let before = chat.state.session_chat.saved().clone();
+    chat.state.taken = match taken {
+        TakenTurns::Branch(branch) => {
+            let kept = chat.state.session_chat.restore(&branch)?;
+            kept.map(|kept| (TakenTurns::Branch(kept), BranchReason::Restore))
         }
-        Taken::Unsaved(saved) => {
-            chat.session_chat = SessionChat::look_at(*saved, chat.model());
-            let holds_all = chat.session_chat.saved().turns.starts_with(&before.turns);
-            (!holds_all).then(|| (Taken::Unsaved(Box::new(before)), BranchReason::Restore))
+        TakenTurns::Unsaved(saved) => {
+            chat.state.session_chat = SessionChat::look_at(*saved, chat.model.fingerprint());
+            let holds_all = chat.state.session_chat.saved().turns.starts_with(&before.turns);
+            (!holds_all).then(|| (TakenTurns::Unsaved(Box::new(before)), BranchReason::Restore))
         }
     };
-    (chat.last, chat.has_warned) = (None, false);
-    let _ = chat.llm().engine().close_session(chat.engine_name()); // there is none before the first turn
+    (chat.state.last, chat.state.has_warned) = (None, false);
+    let _ = chat.model.llm().engine().close_session(chat.state.engine_name()); // there is none before the first turn
     chat.tell_engine()?;
-    let turns = counted(chat.session_chat.saved().turns.len(), "turn");
-    chat.terminal.report(&format!("brought back: the conversation has {turns}"));
-    if let Some((Taken::Branch(kept), _)) = &chat.taken {
-        chat.terminal.note(&format!("(what stood instead is kept as {kept}; /redo swaps them again)"));
+    let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
+    chat.ui.terminal.report(&format!("brought back: the conversation has {turns}"));
+    if let Some((TakenTurns::Branch(kept), _)) = &chat.state.taken {
+        chat.ui.terminal.note(&format!("(what stood instead is kept as {kept}; /redo swaps them again)"));
     }
-    Ok(Next::Prompt)
-}
-
-impl Chat<'_> {
-    /// Keeps the conversation as it is, for a command that is about to take turns away: the branch that holds it, if it is
-    /// saved.
-    pub fn set_aside(&mut self, reason: BranchReason) -> Result<Option<SessionName>, CommandError> {
-        let saved = self.session_chat.saved();
-        if saved.turns.is_empty() {
-            return Ok(None);
-        }
-        let branch = self.session_chat.keep(reason)?;
-        let taken = match &branch {
-            Some(branch) => Taken::Branch(branch.clone()),
-            None => Taken::Unsaved(Box::new(saved.clone())),
-        };
-        self.taken = Some((taken, reason));
-        Ok(branch)
-    }
-
-    /// The system prompt belongs to the first turn, and stays for the next first one.
-    pub fn keep_system(&mut self) {
-        let system = self.session_chat.saved().system().map(str::to_owned);
-        self.system = system.or(self.system.take());
-    }
+    Ok(Effect::Prompt)
 }
 
 pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -127,23 +104,26 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
     };
     let sampling = chat.sampling();
     if sampling.temperature == 0.0 {
-        chat.terminal
+        chat.ui
+            .terminal
             .note("(temperature is 0, so the answer will be the same; /set temperature 0.8 changes that)");
     } else if seed.is_none() && sampling.seed.is_some() {
-        chat.terminal.note("(the seed is set, so the answer will be the same; /retry seed=N uses another)");
+        chat.ui
+            .terminal
+            .note("(the seed is set, so the answer will be the same; /retry seed=N uses another)");
     }
     chat.answer_again(Vec::new(), seed)
 }
 
 pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("continue", argument)?;
-    let Some(last) = chat.session_chat.saved().turns.last().cloned() else {
+    let Some(last) = chat.state.session_chat.saved().turns.last().cloned() else {
         return Err(CommandError::usage("there is no answer to continue"));
     };
     if matches!(last.turn.finish, Finish::Eos(_) | Finish::StopString(_)) {
         return Err(CommandError::usage("the last answer is complete").hint("type a message to continue"));
     }
-    if !last.model.is_same(&chat.model()) {
+    if !last.model.is_same(&chat.model.fingerprint()) {
         return Err(
             CommandError::usage("the last answer is another model's").hint("/retry answers with this one")
         );
@@ -153,7 +133,7 @@ pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// `/edit [N] [TEXT]`: without a text, the message comes back on the line.
 pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let turns = &chat.session_chat.saved().turns;
+    let turns = &chat.state.session_chat.saved().turns;
     let first = argument.split_whitespace().next().unwrap_or_default();
     let number = first.parse::<usize>().ok();
     let given = if number.is_some() { argument[first.len()..].trim_start() } else { argument };
@@ -177,21 +157,21 @@ pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
         _ => format!("turns {number} to {}", turns.len()),
     };
     if !given.is_empty() {
-        chat.terminal.note(&format!("(this replaces {replaced})"));
+        chat.ui.terminal.note(&format!("(this replaces {replaced})"));
         return chat.say_instead(number - 1, given.to_owned());
     }
-    if !chat.is_interactive() {
+    if !chat.ui.is_interactive() {
         let error = CommandError::usage("/edit: the message can be edited on a terminal only");
         return Err(error.hint("/edit N TEXT gives the new text"));
     }
     let message = question(&saved.turn.messages).map(text).unwrap_or_default().to_owned();
-    chat.editing = Some(number - 1);
-    chat.terminal.note(&format!("(Enter replaces {replaced}; Ctrl-C changes nothing)"));
-    Ok(Next::Edit(message))
+    chat.state.editing = Some(number - 1);
+    chat.ui.terminal.note(&format!("(Enter replaces {replaced}; Ctrl-C changes nothing)"));
+    Ok(Effect::Edit(message))
 }
 
 pub fn compact(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("compact", argument)?;
     chat.compact()?;
-    Ok(Next::Prompt)
+    Ok(Effect::Prompt)
 }

@@ -8,34 +8,34 @@ use std::sync::LazyLock;
 
 use syntect::parsing::{ParseState, Scope, ScopeStack, SyntaxSet};
 
-use super::style::{Style, Styled};
+use super::style::{Styled, TextStyle};
 
 const MAX_LINE: usize = 1000;
 
 static SYNTAXES: LazyLock<SyntaxSet> = LazyLock::new(SyntaxSet::load_defaults_newlines);
 
 /// Scopes of the grammars and their colours, the more special first.
-static COLORS: LazyLock<Vec<(Scope, Style)>> = LazyLock::new(|| {
+static COLORS: LazyLock<Vec<(Scope, TextStyle)>> = LazyLock::new(|| {
     let (red, green, yellow, blue, magenta, cyan) = (31, 32, 33, 34, 35, 36);
     let table = [
-        ("comment", Style::DIM),
-        ("constant.character.escape", Style::colored(magenta)),
-        ("string", Style::colored(green)),
-        ("constant", Style::colored(yellow)),
-        ("entity.name.function", Style::colored(blue)),
-        ("support.function", Style::colored(blue)),
-        ("variable.function", Style::colored(blue)),
-        ("entity.name.tag", Style::colored(blue)),
-        ("entity.other.attribute-name", Style::colored(cyan)),
-        ("entity.name", Style::colored(cyan)),
-        ("support.type", Style::colored(cyan)),
-        ("storage.type", Style::colored(magenta)),
-        ("storage", Style::colored(magenta)),
-        ("keyword.operator", Style::PLAIN),
-        ("keyword", Style::colored(magenta)),
-        ("variable.language", Style::colored(magenta)),
-        ("markup.inserted", Style::colored(green)),
-        ("markup.deleted", Style::colored(red)),
+        ("comment", TextStyle::DIM),
+        ("constant.character.escape", TextStyle::colored(magenta)),
+        ("string", TextStyle::colored(green)),
+        ("constant", TextStyle::colored(yellow)),
+        ("entity.name.function", TextStyle::colored(blue)),
+        ("support.function", TextStyle::colored(blue)),
+        ("variable.function", TextStyle::colored(blue)),
+        ("entity.name.tag", TextStyle::colored(blue)),
+        ("entity.other.attribute-name", TextStyle::colored(cyan)),
+        ("entity.name", TextStyle::colored(cyan)),
+        ("support.type", TextStyle::colored(cyan)),
+        ("storage.type", TextStyle::colored(magenta)),
+        ("storage", TextStyle::colored(magenta)),
+        ("keyword.operator", TextStyle::PLAIN),
+        ("keyword", TextStyle::colored(magenta)),
+        ("variable.language", TextStyle::colored(magenta)),
+        ("markup.inserted", TextStyle::colored(green)),
+        ("markup.deleted", TextStyle::colored(red)),
     ];
     let scope = |(name, style)| (Scope::new(name).expect("a scope of at most eight parts"), style);
     table.into_iter().map(scope).collect()
@@ -67,7 +67,7 @@ impl Code {
             self.print(self.line.len(), out);
             self.next_line();
         } else if self.grammar.is_none() || self.line.len() > MAX_LINE {
-            out.push(&self.line[self.printed..], Style::PLAIN);
+            out.push(&self.line[self.printed..], TextStyle::PLAIN);
             self.printed = self.line.len();
         } else if ends_run {
             self.print(before, out);
@@ -87,7 +87,7 @@ impl Code {
                 Some((ops, stack.clone()))
             });
         let Some((ops, mut stack)) = parsed else {
-            out.push(&self.line[self.printed..end], Style::PLAIN);
+            out.push(&self.line[self.printed..end], TextStyle::PLAIN);
             self.printed = end;
             return;
         };
@@ -133,10 +133,10 @@ fn class(c: char) -> Class {
 }
 
 /// The colour of the innermost scope that has one.
-fn style_of(stack: &ScopeStack) -> Style {
+fn style_of(stack: &ScopeStack) -> TextStyle {
     let color =
         |scope: &Scope| COLORS.iter().find(|(known, _)| known.is_prefix_of(*scope)).map(|(_, style)| *style);
-    stack.as_slice().iter().rev().find_map(color).unwrap_or(Style::PLAIN)
+    stack.as_slice().iter().rev().find_map(color).unwrap_or(TextStyle::PLAIN)
 }
 
 #[cfg(test)]

@@ -6,23 +6,23 @@
 //! without knowing the rest of the paragraph (<https://spec.commonmark.org/0.31.2/>).
 
 use super::code::Code;
-use super::style::{Style, Styled};
+use super::style::{Styled, TextStyle};
 
-const HEADING: Style = Style { bold: true, ..Style::PLAIN };
-const MARKER: Style = Style::colored(36);
-const SPAN: Style = Style::colored(36);
+const HEADING: TextStyle = TextStyle { bold: true, ..TextStyle::PLAIN };
+const MARKER: TextStyle = TextStyle::colored(36);
+const SPAN: TextStyle = TextStyle::colored(36);
 
 /// One answer.
 pub struct Markdown {
     out: Styled,
-    place: Place,
+    place: MarkdownPlace,
     /// Characters that are not decided yet: of a line's beginning, or a run of markers.
     held: String,
-    line: Line,
+    line: MarkdownLine,
     code: Option<Fence>,
 }
 
-enum Place {
+enum MarkdownPlace {
     /// Where a line begins, or goes on after `>`.
     Start,
     Text,
@@ -45,8 +45,8 @@ struct Fence {
 
 /// What of a line's text is in force.
 #[derive(Default)]
-struct Line {
-    base: Style,
+struct MarkdownLine {
+    base: TextStyle,
     strong: bool,
     emphasis: bool,
     strike: bool,
@@ -56,12 +56,12 @@ struct Line {
     previous: Option<char>,
 }
 
-impl Line {
-    fn style(&self) -> Style {
+impl MarkdownLine {
+    fn style(&self) -> TextStyle {
         if self.span > 0 {
-            return Style { bold: self.base.bold, ..SPAN };
+            return TextStyle { bold: self.base.bold, ..SPAN };
         }
-        Style {
+        TextStyle {
             bold: self.base.bold || self.strong,
             italic: self.base.italic || self.emphasis,
             strike: self.strike,
@@ -70,7 +70,7 @@ impl Line {
     }
 }
 
-impl Line {
+impl MarkdownLine {
     fn open(&mut self, mark: char, count: usize) {
         match mark {
             '`' => self.span = count,
@@ -96,7 +96,7 @@ impl Line {
 
 /// What a line turns out to be.
 #[derive(Debug, PartialEq, Eq)]
-enum Block {
+enum MarkdownBlock {
     Text,
     Heading,
     Quote,
@@ -108,7 +108,13 @@ impl Markdown {
     /// With attributes or without; lines are broken between words where there are `columns`, but for code and tables.
     pub fn new(has_attributes: bool, columns: Option<usize>) -> Self {
         let (held, line) = Default::default();
-        Self { out: Styled::new(has_attributes, columns), place: Place::Start, held, line, code: None }
+        Self {
+            out: Styled::new(has_attributes, columns),
+            place: MarkdownPlace::Start,
+            held,
+            line,
+            code: None,
+        }
     }
 
     /// The terminal is this wide now.
@@ -125,14 +131,14 @@ impl Markdown {
     /// The rest, with all attributes off.
     pub fn finish(&mut self) -> String {
         match &self.place {
-            Place::Start if self.closes_code() => {
-                self.out.push(&std::mem::take(&mut self.held), Style::DIM);
+            MarkdownPlace::Start if self.closes_code() => {
+                self.out.push(&std::mem::take(&mut self.held), TextStyle::DIM);
                 self.end_code();
             }
-            Place::Start if self.code.is_some() => self.begin_code(),
-            Place::Start => self.begin_text(),
-            Place::Text => self.resolve(None),
-            Place::Info { .. } | Place::Code => {}
+            MarkdownPlace::Start if self.code.is_some() => self.begin_code(),
+            MarkdownPlace::Start => self.begin_text(),
+            MarkdownPlace::Text => self.resolve(None),
+            MarkdownPlace::Info { .. } | MarkdownPlace::Code => {}
         }
         if let Some(fence) = &mut self.code {
             fence.code.finish(&mut self.out);
@@ -144,17 +150,17 @@ impl Markdown {
 
     fn take(&mut self, c: char) {
         match &mut self.place {
-            Place::Start => {
+            MarkdownPlace::Start => {
                 self.held.push(c);
                 if self.code.is_some() { self.decide_code() } else { self.decide() }
             }
-            Place::Text => self.take_text(c),
-            Place::Code => self.take_code(c),
-            Place::Info { mark, info, .. } => {
+            MarkdownPlace::Text => self.take_text(c),
+            MarkdownPlace::Code => self.take_code(c),
+            MarkdownPlace::Info { mark, info, .. } => {
                 // Backticks may not follow in the line: it was a span of code.
                 let is_span = *mark == '`' && c == '`';
                 info.push(c);
-                self.out.push_char(c, Style::DIM);
+                self.out.push_char(c, TextStyle::DIM);
                 if c == '\n' || is_span {
                     self.end_info(is_span);
                 }
@@ -163,8 +169,11 @@ impl Markdown {
     }
 
     fn end_info(&mut self, is_span: bool) {
-        let place = std::mem::replace(&mut self.place, if is_span { Place::Text } else { Place::Start });
-        if let (Place::Info { mark, count, info }, false) = (place, is_span) {
+        let place = std::mem::replace(
+            &mut self.place,
+            if is_span { MarkdownPlace::Text } else { MarkdownPlace::Start },
+        );
+        if let (MarkdownPlace::Info { mark, count, info }, false) = (place, is_span) {
             self.code = Some(Fence { mark, count, code: Code::new(info.trim()) });
             self.out.set_verbatim(true);
         }
@@ -175,36 +184,36 @@ impl Markdown {
         let held = std::mem::take(&mut self.held);
         let indent = held.len() - held.trim_start_matches(' ').len();
         match block {
-            Block::Text => {
+            MarkdownBlock::Text => {
                 self.held = held;
                 self.begin_text();
             }
-            Block::Heading => {
+            MarkdownBlock::Heading => {
                 self.line.base = HEADING;
-                self.place = Place::Text;
+                self.place = MarkdownPlace::Text;
                 held.chars().for_each(|c| self.take_text(c));
             }
-            Block::Quote => {
-                self.out.push(&held, Style::DIM);
+            MarkdownBlock::Quote => {
+                self.out.push(&held, TextStyle::DIM);
                 self.line.base.italic = true;
             }
-            Block::Item => {
+            MarkdownBlock::Item => {
                 // The last character is the blank behind the marker.
                 self.out.push(&held, MARKER);
                 self.line.previous = Some(' ');
-                self.place = Place::Text;
+                self.place = MarkdownPlace::Text;
             }
-            Block::Fence { mark, count } => {
+            MarkdownBlock::Fence { mark, count } => {
                 let begins = indent + count * mark.len_utf8();
-                self.out.push(&held[..begins], Style::DIM);
-                self.place = Place::Info { mark, count, info: String::new() };
+                self.out.push(&held[..begins], TextStyle::DIM);
+                self.place = MarkdownPlace::Info { mark, count, info: String::new() };
                 held[begins..].chars().for_each(|c| self.take(c));
             }
         }
     }
 
     fn begin_text(&mut self) {
-        self.place = Place::Text;
+        self.place = MarkdownPlace::Text;
         let held = std::mem::take(&mut self.held);
         // A row of a table makes no sense on two lines.
         self.out.set_verbatim(held.trim_start().starts_with('|'));
@@ -224,10 +233,10 @@ impl Markdown {
             return;
         }
         if c == '\n' {
-            self.out.push_char(c, Style::PLAIN);
+            self.out.push_char(c, TextStyle::PLAIN);
             self.out.set_verbatim(false);
-            self.line = Line::default();
-            self.place = Place::Start;
+            self.line = MarkdownLine::default();
+            self.place = MarkdownPlace::Start;
             return;
         }
         self.line.escaped = c == '\\' && !self.line.escaped && self.line.span == 0;
@@ -280,7 +289,7 @@ impl Markdown {
         if !may_close {
             self.begin_code();
         } else if rest.ends_with('\n') {
-            self.out.push(&self.held, Style::DIM);
+            self.out.push(&self.held, TextStyle::DIM);
             self.held.clear();
             self.end_code();
         }
@@ -292,7 +301,7 @@ impl Markdown {
     }
 
     fn begin_code(&mut self) {
-        self.place = Place::Code;
+        self.place = MarkdownPlace::Code;
         let held = std::mem::take(&mut self.held);
         held.chars().for_each(|c| self.take_code(c));
     }
@@ -302,37 +311,40 @@ impl Markdown {
             fence.code.push(c, &mut self.out);
         }
         if c == '\n' {
-            self.place = Place::Start;
+            self.place = MarkdownPlace::Start;
         }
     }
 }
 
 /// What the line is, when its beginning tells.
-fn block(line: &str) -> Option<Block> {
+fn block(line: &str) -> Option<MarkdownBlock> {
     let body = line.trim_start_matches(' ');
     let first = body.chars().next()?;
     let count = body.chars().take_while(|c| *c == first).count();
     let after = |bytes: usize| body[bytes..].chars().next();
     let blank = |c: char| c == ' ' || c == '\t';
     match first {
-        '#' if count <= 6 => after(count).map(|c| if c == ' ' { Block::Heading } else { Block::Text }),
+        '#' if count <= 6 => {
+            after(count).map(|c| if c == ' ' { MarkdownBlock::Heading } else { MarkdownBlock::Text })
+        }
         '`' | '~' => after(count).map(|_| match count >= 3 {
-            true => Block::Fence { mark: first, count },
-            false => Block::Text,
+            true => MarkdownBlock::Fence { mark: first, count },
+            false => MarkdownBlock::Text,
         }),
-        '>' => Some(Block::Quote),
-        '-' | '+' | '*' => after(1).map(|c| if blank(c) { Block::Item } else { Block::Text }),
+        '>' => Some(MarkdownBlock::Quote),
+        '-' | '+' | '*' => after(1).map(|c| if blank(c) { MarkdownBlock::Item } else { MarkdownBlock::Text }),
         '0'..='9' => {
             let digits = body.bytes().take_while(u8::is_ascii_digit).count();
             if digits > 9 {
-                return Some(Block::Text);
+                return Some(MarkdownBlock::Text);
             }
             match after(digits)? {
-                '.' | ')' => after(digits + 1).map(|c| if blank(c) { Block::Item } else { Block::Text }),
-                _ => Some(Block::Text),
+                '.' | ')' => after(digits + 1)
+                    .map(|c| if blank(c) { MarkdownBlock::Item } else { MarkdownBlock::Text }),
+                _ => Some(MarkdownBlock::Text),
             }
         }
-        _ => Some(Block::Text),
+        _ => Some(MarkdownBlock::Text),
     }
 }
 

@@ -9,4 +9,4 @@ mod markdown;
 mod style;
 
 pub use markdown::Markdown;
-pub use style::{Style, Styled};
+pub use style::{Styled, TextStyle};

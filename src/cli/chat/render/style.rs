@@ -5,7 +5,7 @@ use crate::cli::wrap::Wrap;
 
 /// What text looks like. The terminal's own sixteen colours, so that any theme stays readable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Style {
+pub struct TextStyle {
     pub bold: bool,
     pub dim: bool,
     pub italic: bool,
@@ -14,12 +14,13 @@ pub struct Style {
     pub color: Option<u8>,
 }
 
-impl Style {
-    pub const PLAIN: Style = Style { bold: false, dim: false, italic: false, strike: false, color: None };
-    pub const DIM: Style = Style { dim: true, ..Style::PLAIN };
+impl TextStyle {
+    pub const PLAIN: TextStyle =
+        TextStyle { bold: false, dim: false, italic: false, strike: false, color: None };
+    pub const DIM: TextStyle = TextStyle { dim: true, ..TextStyle::PLAIN };
 
     pub const fn colored(color: u8) -> Self {
-        Style { color: Some(color), ..Style::PLAIN }
+        TextStyle { color: Some(color), ..TextStyle::PLAIN }
     }
 
     fn codes(self) -> String {
@@ -33,24 +34,24 @@ impl Style {
 /// Styled text under way to a terminal.
 #[derive(Debug)]
 pub struct Styled {
-    out: Written,
-    wrap: Wrap<Style>,
+    out: StyledText,
+    wrap: Wrap<TextStyle>,
     /// No line is broken: code, tables.
     is_verbatim: bool,
 }
 
 /// What can be printed.
 #[derive(Debug)]
-struct Written {
+struct StyledText {
     text: String,
-    now: Style,
+    now: TextStyle,
     has_attributes: bool,
 }
 
 impl Styled {
     /// Without `has_attributes` the text is plain; lines are broken where there are `columns`.
     pub fn new(has_attributes: bool, columns: Option<usize>) -> Self {
-        let out = Written { text: String::new(), now: Style::PLAIN, has_attributes };
+        let out = StyledText { text: String::new(), now: TextStyle::PLAIN, has_attributes };
         Self { out, wrap: Wrap::new(columns), is_verbatim: false }
     }
 
@@ -58,7 +59,7 @@ impl Styled {
         self.wrap.resize(columns);
     }
 
-    pub fn push(&mut self, text: &str, style: Style) {
+    pub fn push(&mut self, text: &str, style: TextStyle) {
         let out = &mut self.out;
         for c in visible(text).chars() {
             match self.is_verbatim {
@@ -68,7 +69,7 @@ impl Styled {
         }
     }
 
-    pub fn push_char(&mut self, c: char, style: Style) {
+    pub fn push_char(&mut self, c: char, style: TextStyle) {
         self.push(c.encode_utf8(&mut [0; 4]), style);
     }
 
@@ -86,20 +87,20 @@ impl Styled {
     pub fn reset(&mut self) {
         let out = &mut self.out;
         self.wrap.flush(&mut |c, style| out.push(c, style));
-        self.out.change(Style::PLAIN);
+        self.out.change(TextStyle::PLAIN);
     }
 }
 
-impl Written {
-    fn push(&mut self, c: char, style: Style) {
+impl StyledText {
+    fn push(&mut self, c: char, style: TextStyle) {
         self.change(style);
         self.text.push(c);
     }
 
-    fn change(&mut self, style: Style) {
+    fn change(&mut self, style: TextStyle) {
         if style != self.now && self.has_attributes {
-            self.text.push_str(if self.now == Style::PLAIN { "" } else { "\x1b[0m" });
-            if style != Style::PLAIN {
+            self.text.push_str(if self.now == TextStyle::PLAIN { "" } else { "\x1b[0m" });
+            if style != TextStyle::PLAIN {
                 self.text.push_str(&format!("\x1b[{}m", style.codes()));
             }
             self.now = style;
@@ -113,13 +114,13 @@ mod tests {
 
     #[test]
     fn attributes_are_written_where_they_change_and_hostile_text_has_none() {
-        let bold = Style { bold: true, ..Style::colored(36) };
+        let bold = TextStyle { bold: true, ..TextStyle::colored(36) };
         let mut styled = Styled::new(true, None);
-        styled.push("a", Style::PLAIN);
+        styled.push("a", TextStyle::PLAIN);
         styled.push("b", bold);
         styled.push("c", bold);
-        styled.push("", Style::PLAIN);
-        styled.push("d\x1b[31m", Style::DIM);
+        styled.push("", TextStyle::PLAIN);
+        styled.push("d\x1b[31m", TextStyle::DIM);
         assert_eq!(styled.take(), "a\x1b[1;36mbc\x1b[0m\x1b[2md\u{241b}[31m");
         styled.reset();
         styled.reset();
@@ -129,17 +130,17 @@ mod tests {
     #[test]
     fn a_word_goes_to_the_next_line_with_its_attributes_and_verbatim_text_stays() {
         let mut styled = Styled::new(true, Some(8));
-        styled.push("one t", Style::PLAIN);
+        styled.push("one t", TextStyle::PLAIN);
         assert_eq!(styled.take(), "one");
-        styled.push("wo th", Style::DIM);
+        styled.push("wo th", TextStyle::DIM);
         assert_eq!(styled.take(), " t\x1b[2mwo");
-        styled.push("ree ", Style::DIM);
+        styled.push("ree ", TextStyle::DIM);
         assert_eq!(styled.take(), "\nthree");
         styled.set_verbatim(true);
-        styled.push("x y z x y z", Style::DIM);
+        styled.push("x y z x y z", TextStyle::DIM);
         assert_eq!(styled.take(), " x y z x y z");
         let mut plain = Styled::new(false, Some(8));
-        plain.push("one two three", Style::DIM);
+        plain.push("one two three", TextStyle::DIM);
         plain.reset();
         assert_eq!(plain.take(), "one two\nthree");
     }

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::ModelSource;
-use super::quant_tag::{GgufFile, group_shards};
+use super::quant_tag::{GgufGroup, group_shards};
 use super::reference::{ModelRef, ReferenceForm};
 
 /// Folder depth of models inside a snapshot: publishers put large quantisations into folders of their own.
@@ -261,7 +261,7 @@ pub fn summary(source: &ModelSource) -> Summary {
 }
 
 /// Refers to a file by its tag if that is unambiguous, else by its name.
-fn gguf_reference(id: &str, file: &GgufFile, files: &[GgufFile]) -> String {
+fn gguf_reference(id: &str, file: &GgufGroup, files: &[GgufGroup]) -> String {
     match &file.tag {
         Some(tag) if files.iter().filter(|other| other.has_tag(tag)).count() == 1 => format!("{id}:{tag}"),
         _ => format!("hf:{id}:{}", file.first),

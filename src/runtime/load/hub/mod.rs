@@ -18,7 +18,7 @@ use super::super::error::LoadError;
 use super::builtin::BuiltIn;
 pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
-use quant_tag::{GgufFile, group_shards};
+use quant_tag::{GgufGroup, group_shards};
 use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
 
@@ -263,7 +263,7 @@ impl<'a> ReferenceLookup<'a> {
 
     fn cached_quant(&self, repo: &Repo, snapshot: &Snapshot, tag: &str) -> Result<Resolved, LoadError> {
         let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
-        let mut matches: Vec<&GgufFile> = files.iter().filter(|f| f.has_tag(tag)).collect();
+        let mut matches: Vec<&GgufGroup> = files.iter().filter(|f| f.has_tag(tag)).collect();
         if matches.is_empty() {
             matches = files.iter().filter(|f| f.ends_with_tag(tag)).collect();
         }
@@ -338,14 +338,14 @@ fn has_gguf_magic(path: &Path) -> Result<bool, LoadError> {
 }
 
 /// Returns the first part of `file`, after checking that all parts exist.
-fn gguf_in(folder: &Path, file: &GgufFile, name: String) -> Result<Resolved, LoadError> {
+fn gguf_in(folder: &Path, file: &GgufGroup, name: String) -> Result<Resolved, LoadError> {
     if let Some(missing) = file.missing_part() {
         return Err(LoadError::NotFound(folder.join(missing)));
     }
     Ok(Resolved::new(name, ModelSource::Gguf(folder.join(&file.first))))
 }
 
-fn display_name(repo: &Repo, file: &GgufFile) -> String {
+fn display_name(repo: &Repo, file: &GgufGroup) -> String {
     match &file.tag {
         Some(tag) => format!("{}:{tag}", repo.id),
         None => format!("{}:{}", repo.id, file.first),

@@ -32,7 +32,7 @@ pub const PREFERENCE: [&str; 18] = [
 
 /// One model in GGUF form: a file, or all parts of a split one. Paths are relative to the listed folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct GgufFile {
+pub struct GgufGroup {
     /// The first part, which may be missing.
     pub first: String,
     /// The existing parts, in order.
@@ -45,7 +45,7 @@ pub struct GgufFile {
     pub tag: Option<String>,
 }
 
-impl GgufFile {
+impl GgufGroup {
     /// Returns whether the quantisation equals `wanted`, ignoring case.
     pub fn has_tag(&self, wanted: &str) -> bool {
         self.tag.as_deref().is_some_and(|tag| tag.eq_ignore_ascii_case(wanted))
@@ -87,8 +87,8 @@ fn split_part(name: &str) -> Option<(&str, usize, usize)> {
 }
 
 /// Groups the parts of split files, sorted by name. `names` may contain folders (`BF16/x.gguf`).
-pub fn group_shards(names: &[String]) -> Vec<GgufFile> {
-    let mut groups: BTreeMap<String, GgufFile> = BTreeMap::new();
+pub fn group_shards(names: &[String]) -> Vec<GgufGroup> {
+    let mut groups: BTreeMap<String, GgufGroup> = BTreeMap::new();
     for path in names {
         let (folder, name) =
             path.rsplit_once('/').map_or(("", path.as_str()), |(folder, name)| (folder, name));
@@ -102,16 +102,16 @@ pub fn group_shards(names: &[String]) -> Vec<GgufFile> {
         let first = if split { format!("{prefix}{stem}{}", part_suffix(1, num_parts)) } else { path.clone() };
         let tag = quant_tag(stem).or_else(|| quant_tag(folder.rsplit('/').next().unwrap_or_default()));
         let file =
-            GgufFile { first: first.clone(), parts: Vec::new(), num_parts, stem: stem.to_owned(), tag };
+            GgufGroup { first: first.clone(), parts: Vec::new(), num_parts, stem: stem.to_owned(), tag };
         groups.entry(first).or_insert(file).parts.push(path.clone());
     }
-    let mut files: Vec<GgufFile> = groups.into_values().collect();
+    let mut files: Vec<GgufGroup> = groups.into_values().collect();
     files.iter_mut().for_each(|file| file.parts.sort());
     files
 }
 
 /// Returns the file that [`PREFERENCE`] puts first; `None` if no file has a known tag, or two share the best one.
-pub fn preferred(files: &[GgufFile]) -> Option<&GgufFile> {
+pub fn preferred(files: &[GgufGroup]) -> Option<&GgufGroup> {
     let with = |tag: &str| files.iter().filter(|f| f.has_tag(tag)).collect::<Vec<_>>();
     let best = PREFERENCE.iter().map(|tag| with(tag)).find(|found| !found.is_empty())?;
     if best.len() == 1 { best.first().copied() } else { None }
@@ -157,7 +157,7 @@ fn has_tag_shape(text: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn group(names: &[&str]) -> Vec<GgufFile> {
+    fn group(names: &[&str]) -> Vec<GgufGroup> {
         group_shards(&names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>())
     }
 

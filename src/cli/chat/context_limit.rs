@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use super::talk::{Chat, Keeping};
-use super::turn::{self, Asked};
+use super::session::Chat;
+use super::state::{AnswerRequest, SavePlace, opening, question, text};
 use super::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{Generation, Sink};
+use crate::cli::run::answer::{AnswerGeneration, AnswerSink};
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::SavedTurn;
 use crate::runtime::turn::session_chat::RecordedAnswer;
@@ -35,7 +35,7 @@ const SUMMARY_TITLE: &str = "Summarise our conversation so far.";
 
 /// What the user wants done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+enum OverflowChoice {
     Drop,
     Compact,
     Stop,
@@ -44,28 +44,31 @@ enum Choice {
 impl Chat<'_> {
     /// Says once that the context is nearly full.
     pub fn warn_of_context(&mut self) {
-        let (used, size) = (self.session_chat.saved().num_tokens(), self.context());
+        let (used, size) = (self.state.session_chat.saved().num_tokens(), self.model.context());
         let is_near = used * 100 >= size * WARN_PERCENT;
-        if is_near && !self.has_warned {
-            self.terminal.warn(&format!(
+        if is_near && !self.state.has_warned {
+            self.ui.terminal.warn(&format!(
                 "{}% of the context is used ({} of {} tokens); /compact summarises it, /context shows what fills it",
                 used * 100 / size,
                 grouped(used),
                 grouped(size)
             ));
         }
-        self.has_warned = is_near;
+        self.state.has_warned = is_near;
     }
 
     /// The prompt of what is asked, once it fits; nothing when the user would rather stop.
-    pub fn fit(&mut self, asked: Asked) -> Result<Option<(PromptedTurn, Asked)>, CommandError> {
+    pub fn fit(
+        &mut self,
+        asked: AnswerRequest,
+    ) -> Result<Option<(PromptedTurn, AnswerRequest)>, CommandError> {
         let mut asked = asked;
         loop {
             let (turn, needed) = self.measured(&asked)?;
-            let size = self.context();
+            let size = self.model.context();
             let has_room = needed + self.room() <= size;
             let free = self.free(asked.kept, &asked.added);
-            let is_last_resort = free == 0 || !self.is_interactive();
+            let is_last_resort = free == 0 || !self.ui.is_interactive();
             if let Some(turn) = turn.filter(|_| has_room || (is_last_resort && needed < size)) {
                 return Ok(Some((turn, asked)));
             }
@@ -79,10 +82,10 @@ impl Chat<'_> {
             }
             let oldest = self.at_question(self.oldest(free, needed), free);
             match self.ask_for_room(needed, oldest)? {
-                Choice::Drop => self.drop_oldest(oldest, &mut asked)?,
-                Choice::Compact => self.compact_before(&mut asked)?,
-                Choice::Stop => {
-                    self.terminal.note("(not sent)");
+                OverflowChoice::Drop => self.drop_oldest(oldest, &mut asked)?,
+                OverflowChoice::Compact => self.compact_before(&mut asked)?,
+                OverflowChoice::Stop => {
+                    self.ui.terminal.note("(not sent)");
                     return Ok(None);
                 }
             }
@@ -90,19 +93,20 @@ impl Chat<'_> {
     }
 
     /// Tokens of the prompt that is left when everything before the message goes; none where there is no message.
-    fn tokens_alone(&self, asked: &Asked) -> Result<usize, CommandError> {
-        if turn::question(&asked.added).is_none() {
+    fn tokens_alone(&self, asked: &AnswerRequest) -> Result<usize, CommandError> {
+        if question(&asked.added).is_none() {
             return Ok(0);
         }
-        let system = self.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
+        let system = self.state.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
-        let (_, needed) = self.measured(&Asked { added, begun: asked.begun.clone(), ..Asked::default() })?;
+        let (_, needed) =
+            self.measured(&AnswerRequest { added, begun: asked.begun.clone(), ..AnswerRequest::default() })?;
         Ok(needed)
     }
 
     /// Returns the prompt and its number of tokens, those of a begun answer included. For a prompt that is refused by its size
     /// the first is `None` and the second a lower bound.
-    fn measured(&self, asked: &Asked) -> Result<(Option<PromptedTurn>, usize), CommandError> {
+    fn measured(&self, asked: &AnswerRequest) -> Result<(Option<PromptedTurn>, usize), CommandError> {
         match self.prompted(asked) {
             Ok(turn) => {
                 let needed = turn.tokens().len() + asked.begun.len();
@@ -118,53 +122,69 @@ impl Chat<'_> {
         }
     }
 
+    /// A sentence for a prompt that is too long where nobody can be asked.
+    fn too_long(&self, prompt_tokens: usize) -> CommandError {
+        let error =
+            CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.model.context() });
+        error.hint("shorten the message, start over with /new, or restart with a larger --ctx if the model allows it")
+    }
+
+    /// The same for a message that is too long by itself.
+    fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
+        let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.model.context()));
+        let error =
+            CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
+        error.hint("shorten it, or restart with a larger --ctx if the model allows it")
+    }
+
     /// Tokens that an answer should at least have.
     pub fn room(&self) -> usize {
-        let most = self.settings.limits().max_tokens.unwrap_or(ROOM);
-        ROOM.min(self.context() / 8).min(most).max(1)
+        let most = self.state.settings.limits().max_tokens.unwrap_or(ROOM);
+        ROOM.min(self.model.context() / 8).min(most).max(1)
     }
 
     /// How many of the first turns have to go, so that a quarter of the context becomes free, or what is missing.
     fn oldest(&self, kept: usize, needed: usize) -> usize {
-        let missing = (needed + self.room()).saturating_sub(self.context()).max(self.context() / 4);
-        let turns = &self.session_chat.saved().turns[..kept];
+        let missing =
+            (needed + self.room()).saturating_sub(self.model.context()).max(self.model.context() / 4);
+        let turns = &self.state.session_chat.saved().turns[..kept];
         let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
         turns.iter().position(frees).map_or(kept, |at| at + 1)
     }
 
     /// The first place from `count` on where a question begins: a tool's result does not stand without its call.
     fn at_question(&self, count: usize, kept: usize) -> usize {
-        let turns = &self.session_chat.saved().turns;
-        (count..kept).find(|&at| turn::question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
+        let turns = &self.state.session_chat.saved().turns;
+        (count..kept).find(|&at| question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
     }
 
     /// Turns that may go: those before the question that `added` belongs to.
     fn free(&self, kept: usize, added: &[Message]) -> usize {
-        if added.is_empty() || turn::question(added).is_some() {
+        if added.is_empty() || question(added).is_some() {
             return kept;
         }
-        let turns = &self.session_chat.saved().turns[..kept];
-        turns.iter().rposition(|saved| turn::question(&saved.turn.messages).is_some()).unwrap_or(0)
+        let turns = &self.state.session_chat.saved().turns[..kept];
+        turns.iter().rposition(|saved| question(&saved.turn.messages).is_some()).unwrap_or(0)
     }
 
-    fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<Choice, CommandError> {
-        let questions: Vec<String> = self.session_chat.saved().turns[..oldest]
+    fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<OverflowChoice, CommandError> {
+        let questions: Vec<String> = self.state.session_chat.saved().turns[..oldest]
             .iter()
             .map(|saved| format!("    {}", opening(saved)))
             .collect();
-        self.terminal.report(&format!(
+        self.ui.terminal.report(&format!(
             "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
              drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: do not send the message",
             grouped(needed),
-            grouped(self.context()),
+            grouped(self.model.context()),
             if oldest == 1 { "turn".to_owned() } else { format!("{oldest} turns") },
             questions.join("\n")
         ));
         loop {
-            let choice = match self.input.ask("d, c or s? ")?.as_deref() {
-                Some("d" | "drop") => Choice::Drop,
-                Some("c" | "compact") => Choice::Compact,
-                None | Some("" | "s" | "stop") => Choice::Stop,
+            let choice = match self.ui.input.ask("d, c or s? ")?.as_deref() {
+                Some("d" | "drop") => OverflowChoice::Drop,
+                Some("c" | "compact") => OverflowChoice::Compact,
+                None | Some("" | "s" | "stop") => OverflowChoice::Stop,
                 Some(_) => continue,
             };
             return Ok(choice);
@@ -172,10 +192,10 @@ impl Chat<'_> {
     }
 
     /// Forgets the first turns of the conversation.
-    fn drop_oldest(&mut self, count: usize, asked: &mut Asked) -> Result<(), CommandError> {
+    fn drop_oldest(&mut self, count: usize, asked: &mut AnswerRequest) -> Result<(), CommandError> {
         self.leave_copy()?;
-        let system = self.session_chat.saved().system().map(str::to_owned);
-        let rest = self.session_chat.saved().turns[count..asked.kept].to_vec();
+        let system = self.state.session_chat.saved().system().map(str::to_owned);
+        let rest = self.state.session_chat.saved().turns[count..asked.kept].to_vec();
         asked.kept = rest.len();
         asked.replaces = None; // the copy has it all
         match (rest.is_empty(), system) {
@@ -188,15 +208,15 @@ impl Chat<'_> {
 
     /// `/compact`: all but the last turn becomes a summary.
     pub fn compact(&mut self) -> Result<(), CommandError> {
-        let kept = self.session_chat.saved().turns.len();
+        let kept = self.state.session_chat.saved().turns.len();
         if kept < 2 {
             return Err(CommandError::usage("there is nothing to compact yet"));
         }
-        let before = self.session_chat.saved().num_tokens();
-        let mut asked = Asked { kept, ..Asked::default() };
+        let before = self.state.session_chat.saved().num_tokens();
+        let mut asked = AnswerRequest { kept, ..AnswerRequest::default() };
         self.compact_before(&mut asked)?;
-        let after = self.session_chat.saved().num_tokens();
-        self.terminal.report(&format!(
+        let after = self.state.session_chat.saved().num_tokens();
+        self.ui.terminal.report(&format!(
             "the conversation went from {} to {}",
             grouped(before),
             counted(after, "token")
@@ -204,19 +224,19 @@ impl Chat<'_> {
         Ok(())
     }
 
-    fn compact_before(&mut self, asked: &mut Asked) -> Result<(), CommandError> {
-        let summary_tokens = SUMMARY.min(self.context() / 4).max(1);
+    fn compact_before(&mut self, asked: &mut AnswerRequest) -> Result<(), CommandError> {
+        let summary_tokens = SUMMARY.min(self.model.context() / 4).max(1);
         let free = self.free(asked.kept, &asked.added);
         let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens)?;
         let summary = self.summarise(&turn, summary_tokens)?;
         self.leave_copy()?;
-        let system = self.session_chat.saved().system().map(str::to_owned);
-        let rest = self.session_chat.saved().turns[count..asked.kept].to_vec();
+        let system = self.state.session_chat.saved().system().map(str::to_owned);
+        let rest = self.state.session_chat.saved().turns[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
         asked.replaces = None; // the copy has it all
         let (turns, tokens) = (counted(count, "turn"), counted(summary.generated.len(), "token"));
-        self.terminal.note(&format!("{turns} became a summary of {tokens}"));
+        self.ui.terminal.note(&format!("{turns} became a summary of {tokens}"));
         Ok(())
     }
 
@@ -228,27 +248,26 @@ impl Chat<'_> {
         free: usize,
         summary_tokens: usize,
     ) -> Result<(usize, PromptedTurn), CommandError> {
-        let turns = &self.session_chat.saved().turns[..kept];
+        let turns = &self.state.session_chat.saved().turns[..kept];
         let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
         let is_short = match lengths[..] {
-            [.., before, last] => last.saturating_sub(before) <= self.context() / 4,
+            [.., before, last] => last.saturating_sub(before) <= self.model.context() / 4,
             _ => false,
         };
         let most = if is_short { free.min(kept - 1) } else { free };
         let mut needed = 0;
         for count in (1..=most).rev().filter(|&count| self.at_question(count, kept) == count) {
             let added = vec![Message::user(SUMMARY_QUESTION)];
-            let turn = self.prompted(&Asked { kept: count, added, ..Asked::default() })?;
+            let turn = self.prompted(&AnswerRequest { kept: count, added, ..AnswerRequest::default() })?;
             needed = turn.tokens().len();
-            let is_summary =
-                count == 1 && turn::question(&turns[0].turn.messages).map(turn::text) == Some(SUMMARY_TITLE);
+            let is_summary = count == 1 && question(&turns[0].turn.messages).map(text) == Some(SUMMARY_TITLE);
             if is_summary {
                 let error = CommandError::usage(
                     "the older turns are a summary already, and the last one leaves no room",
                 );
                 return Err(error.hint("/undo takes the last turn back, /new starts another conversation"));
             }
-            if needed + summary_tokens <= self.context() {
+            if needed + summary_tokens <= self.model.context() {
                 return Ok((count, turn));
             }
         }
@@ -262,12 +281,12 @@ impl Chat<'_> {
         let sampling = Sampling::default();
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
         let request = TurnRequest { sampling: sampling.clone(), limits, ..TurnRequest::default() };
-        let (engine, planner) = (self.llm().engine(), self.llm().planner());
+        let (engine, planner) = (self.model.llm().engine(), self.model.llm().planner());
         let PlannedTurn { plan, .. } = PlannedTurn::new(planner, turn.clone(), &request)?;
-        let (turn, graceful) = (&request, &self.graceful);
-        let generation = Generation { engine, planner, turn, plan: &plan, session: None, graceful };
-        let generated = generation.run(&mut Quiet { terminal: self.terminal, count: 0 });
-        self.terminal.status("");
+        let (turn, graceful) = (&request, &self.ui.graceful);
+        let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
+        let generated = generation.run(&mut Quiet { terminal: self.ui.terminal, count: 0 });
+        self.ui.terminal.status("");
         let Answer { content, reasoning, tokens, outcome, .. } = generated?.answer;
         if outcome.finish == Finish::Cancelled || content.trim().is_empty() {
             let error = CommandError::usage("the model gave no summary; the conversation is unchanged");
@@ -297,7 +316,7 @@ impl Chat<'_> {
             let [added @ .., message] = turn.messages.as_slice() else { continue };
             let is_system = |message: &&Message| message.role != crate::template::Role::System;
             messages.extend(added.iter().filter(is_system).cloned());
-            let generated = match saved.model.is_same(&self.model()) {
+            let generated = match saved.model.is_same(&self.model.fingerprint()) {
                 true => turn.generated.clone(),
                 false => self.ids_of(message)?,
             };
@@ -310,7 +329,7 @@ impl Chat<'_> {
                 RecordedAnswer { message: message.clone(), generated, outcome, sampling },
             )?;
         }
-        self.last = None;
+        self.state.last = None;
         Ok(())
     }
 
@@ -319,51 +338,32 @@ impl Chat<'_> {
         messages: &mut Vec<Message>,
         answer: RecordedAnswer,
     ) -> Result<(), CommandError> {
-        let chat_tokenizer = self.llm().texts().chat_tokenizer();
+        let chat_tokenizer = self.model.llm().texts().chat_tokenizer();
         let kwargs = self.template_variables();
-        let tools = self.tool_definitions();
+        let tools = self.state.tool_definitions();
         let conversation =
             Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
-        let turn = self.session_chat.prompt(chat_tokenizer, conversation)?;
+        let turn = self.state.session_chat.prompt(chat_tokenizer, conversation)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();
-        self.session_chat
+        self.state
+            .session_chat
             .record(turn, RecordedAnswer { outcome: Outcome { usage, ..answer.outcome }, ..answer })?;
         messages.push(message);
         Ok(())
     }
 
     fn ids_of(&self, message: &Message) -> Result<Vec<u32>, CommandError> {
-        Ok(self.llm().texts().chat_tokenizer().encode_rest(turn::text(message))?)
+        Ok(self.model.llm().texts().chat_tokenizer().encode_rest(text(message))?)
     }
 
     /// Leaves the whole conversation as another session, before it loses turns.
     fn leave_copy(&self) -> Result<(), CommandError> {
-        let Keeping::Saved { name, .. } = &self.keeping else { return Ok(()) };
+        let SavePlace::Saved { name, .. } = &self.state.keeping else { return Ok(()) };
         let copy = self.free_name(&format!("{name}-whole"))?;
         drop(self.store()?.fork(name, &copy, None)?);
-        self.terminal.note(&format!("the whole conversation is kept as session {copy}"));
+        self.ui.terminal.note(&format!("the whole conversation is kept as session {copy}"));
         Ok(())
-    }
-}
-
-/// How a turn began: its question, shortened.
-pub fn opening(saved: &SavedTurn) -> String {
-    let question = turn::question(&saved.turn.messages).map(turn::text).unwrap_or_default();
-    shortened(question, 60)
-}
-
-/// The beginning of a text on one line, in quotes.
-pub fn shortened(text: &str, most: usize) -> String {
-    format!("\u{201c}{}\u{201d}", on_one_line(text, most))
-}
-
-/// As much of a text as `most` characters, on one line.
-pub fn on_one_line(text: &str, most: usize) -> String {
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.char_indices().nth(most) {
-        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
-        None => words,
     }
 }
 
@@ -373,21 +373,10 @@ struct Quiet<'a> {
     count: usize,
 }
 
-impl Sink for Quiet<'_> {
+impl AnswerSink for Quiet<'_> {
     fn answer(&mut self, _: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
         self.count += tokens.len();
         self.terminal.status(&format!("compacting, {} tokens", grouped(self.count)));
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_questions_are_shortened_at_a_character() {
-        assert_eq!(shortened("a\n b", 60), "\u{201c}a b\u{201d}");
-        assert_eq!(shortened("日本語です", 3), "\u{201c}日本語\u{2026}\u{201d}");
     }
 }

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use super::{Chat, Keeping, TRIFLE, planned_name};
-use crate::cli::chat::turn::LastTurn;
+use super::{Chat, TRIFLE, planned_name};
+use crate::cli::chat::state::LastTurn;
+use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
 use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
@@ -12,15 +13,15 @@ impl Chat<'_> {
     /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
     /// session, and left when work on it would begin. Its pages stay where the first message finds them.
     pub(super) fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
-        let saved = self.session_chat.saved();
+        let saved = self.state.session_chat.saved();
         let is_ours =
-            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.llm().texts().fingerprint()));
+            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.model.llm().texts().fingerprint()));
         let tokens = saved.tokens();
         let num_tokens = tokens.len();
         if !is_ours || num_tokens == 0 {
             return Ok(None);
         }
-        if num_tokens >= self.context() {
+        if num_tokens >= self.model.context() {
             let said = format!("{}, more than the context holds", counted(num_tokens, "token"));
             return Ok(Some(said));
         }
@@ -30,13 +31,13 @@ impl Chat<'_> {
             // The first message will say it, if it is still so.
             Err(error) => return Ok(Some(format!("not resumed: {error}"))),
         };
-        // Asked for outside of its session, a conversation seems new; it is saved, so its KV was there once.
+        // AnswerRequest for outside of its session, a conversation seems new; it is saved, so its KV was there once.
         if started.reuse.reason == ReuseReason::New {
             started.reuse.reason = ReuseReason::Evicted;
         }
         let cached = started.reuse.cached_tokens;
-        self.last = Some(LastTurn { started: Some(started), outcome: None });
-        let estimate = |count| self.pace.time(count).map(spoken);
+        self.state.last = Some(LastTurn { started: Some(started), outcome: None });
+        let estimate = |count| self.model.throughput.time(count).map(spoken);
         if num_tokens - cached < TRIFLE && cached * 2 < num_tokens {
             return Ok(None);
         }
@@ -65,7 +66,8 @@ impl Chat<'_> {
     /// What the engine finds of these tokens.
     fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
         let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
-        let mut events = self.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
+        let mut events =
+            self.model.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
         let mut found = None;
         while let Some(event) = events.next() {
             match event {
@@ -81,19 +83,19 @@ impl Chat<'_> {
     }
 
     pub(super) fn banner(&self, resumed: Option<&str>) {
-        let info = self.llm().info();
-        let session = match &self.keeping {
-            Keeping::Nowhere => "not saved".to_owned(),
-            Keeping::Planned => format!("session {}", planned_name()),
-            Keeping::Saved { name, .. } => match self.session_chat.saved().turns.len() {
+        let info = self.model.llm().info();
+        let session = match &self.state.keeping {
+            SavePlace::Nowhere => "not saved".to_owned(),
+            SavePlace::Planned => format!("session {}", planned_name()),
+            SavePlace::Saved { name, .. } => match self.state.session_chat.saved().turns.len() {
                 0 => format!("session {name}, new"),
                 count => format!("session {name}, {}", counted(count, "turn")),
             },
         };
         let context = format!("context {}", grouped(info.context_tokens));
-        let help = self.is_interactive().then(|| "/help".to_owned());
+        let help = self.ui.is_interactive().then(|| "/help".to_owned());
         let parts =
             [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
-        self.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
+        self.ui.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
     }
 }

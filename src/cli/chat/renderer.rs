@@ -6,21 +6,24 @@
 use std::io::{IsTerminal, StdoutLock, Write};
 use std::time::{Duration, Instant};
 
-use super::render::{Markdown, Style, Styled};
-use super::{grouped, spoken, talk::NOTICEABLE};
+use super::render::{Markdown, Styled, TextStyle};
+use super::{grouped, spoken};
 use crate::cli::output::{Output, OutputError};
-use crate::cli::run::answer::Sink;
+use crate::cli::run::answer::AnswerSink;
 use crate::cli::terminal::{self, Terminal};
 use crate::cli::think::Think;
 use crate::runtime::turn::Delta;
 use crate::runtime::{Started, Token};
+
+/// PromptProgress is shown only after this time.
+const NOTICEABLE: Duration = Duration::from_millis(500);
 
 /// How often a line of progress is drawn anew.
 const REDRAW: Duration = Duration::from_millis(200);
 
 /// What was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Written {
+enum LastWritten {
     Nothing,
     Content,
     Reasoning,
@@ -28,7 +31,7 @@ enum Written {
 }
 
 /// How to show an answer.
-pub struct Manner {
+pub struct RendererOptions {
     pub think: Think,
     /// Markdown in colours, on a terminal with its line breaks.
     pub is_styled: bool,
@@ -37,30 +40,30 @@ pub struct Manner {
 }
 
 /// The sink of one answer.
-pub struct Screen<'a> {
+pub struct Renderer<'a> {
     terminal: &'a Terminal,
-    manner: Manner,
+    manner: RendererOptions,
     output: Output<StdoutLock<'static>>,
     markdown: Option<Markdown>,
     thoughts: Styled,
-    written: Written,
+    written: LastWritten,
     ends_line: bool,
     num_reasoning_tokens: usize,
     begun: Instant,
     drawn: Option<Instant>,
-    prompt: Progress,
+    prompt: PromptProgress,
 }
 
 /// How far the prompt is.
 #[derive(Debug, Default)]
-struct Progress {
+struct PromptProgress {
     cached: usize,
     done: usize,
     total: usize,
 }
 
-impl<'a> Screen<'a> {
-    pub fn new(terminal: &'a Terminal, manner: Manner) -> Self {
+impl<'a> Renderer<'a> {
+    pub fn new(terminal: &'a Terminal, manner: RendererOptions) -> Self {
         // What is styled has been made harmless already.
         let output = match manner.is_styled {
             true => Output::new(std::io::stdout().lock(), false),
@@ -72,12 +75,12 @@ impl<'a> Screen<'a> {
             output,
             markdown: manner.is_styled.then(markdown),
             thoughts: Styled::new(terminal.colors_notices(), terminal.width()),
-            written: Written::Nothing,
+            written: LastWritten::Nothing,
             ends_line: true,
             num_reasoning_tokens: 0,
             begun: Instant::now(),
             drawn: None,
-            prompt: Progress::default(),
+            prompt: PromptProgress::default(),
             manner,
         }
     }
@@ -95,10 +98,10 @@ impl<'a> Screen<'a> {
             Delta::Content(text) => self.show_content(text)?,
             Delta::Reasoning(text) => self.show_reasoning(text)?,
             Delta::Call { name, .. } => {
-                self.begin(Written::Call)?;
-                self.aside(&format!("calls {name} "), Style::PLAIN);
+                self.begin(LastWritten::Call)?;
+                self.aside(&format!("calls {name} "), TextStyle::PLAIN);
             }
-            Delta::Arguments { fragment, .. } => self.aside(fragment, Style::DIM),
+            Delta::Arguments { fragment, .. } => self.aside(fragment, TextStyle::DIM),
             Delta::CallEnd { .. } => {}
         }
         Ok(())
@@ -108,7 +111,7 @@ impl<'a> Screen<'a> {
         if text.is_empty() {
             return Ok(());
         }
-        self.begin(Written::Content)?;
+        self.begin(LastWritten::Content)?;
         self.ends_line = text.ends_with('\n');
         match &mut self.markdown {
             Some(markdown) => {
@@ -124,17 +127,17 @@ impl<'a> Screen<'a> {
         if !self.manner.think.is_shown || !self.terminal.shows_progress() {
             return Ok(());
         }
-        self.begin(Written::Reasoning)?;
-        self.aside(text, Style::DIM);
+        self.begin(LastWritten::Reasoning)?;
+        self.aside(text, TextStyle::DIM);
         Ok(())
     }
 
     /// Separates what comes from what was written before.
-    fn begin(&mut self, next: Written) -> Result<(), OutputError> {
+    fn begin(&mut self, next: LastWritten) -> Result<(), OutputError> {
         self.clear_status();
         if self.written == next {
-            if next == Written::Call {
-                self.aside("\n", Style::PLAIN);
+            if next == LastWritten::Call {
+                self.aside("\n", TextStyle::PLAIN);
             }
             return Ok(());
         }
@@ -148,9 +151,9 @@ impl<'a> Screen<'a> {
         let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
         self.output.write(&rest)?;
         match self.written {
-            Written::Content if !self.ends_line => self.output.write("\n")?,
-            Written::Reasoning | Written::Call => {
-                self.aside("\n", Style::PLAIN);
+            LastWritten::Content if !self.ends_line => self.output.write("\n")?,
+            LastWritten::Reasoning | LastWritten::Call => {
+                self.aside("\n", TextStyle::PLAIN);
                 self.thoughts.reset();
                 self.print_thoughts();
             }
@@ -160,7 +163,7 @@ impl<'a> Screen<'a> {
     }
 
     /// Text on stderr.
-    fn aside(&mut self, text: &str, style: Style) {
+    fn aside(&mut self, text: &str, style: TextStyle) {
         self.thoughts.resize(self.terminal.width());
         self.thoughts.push(text, style);
         self.print_thoughts();
@@ -208,11 +211,11 @@ fn output_columns() -> Option<usize> {
     std::io::stdout().is_terminal().then(terminal::columns).flatten()
 }
 
-impl Progress {
+impl PromptProgress {
     /// How far the prompt is and how long it still takes: from what was measured, before that from `estimate`, the time for
     /// the whole.
     fn spoken(&self, elapsed: Duration, estimate: Option<Duration>) -> String {
-        let &Progress { cached, done, total } = self;
+        let &PromptProgress { cached, done, total } = self;
         if total == 0 || done >= total {
             return String::new();
         }
@@ -226,7 +229,7 @@ impl Progress {
     }
 }
 
-impl Drop for Screen<'_> {
+impl Drop for Renderer<'_> {
     /// Also when a panic passes: the terminal's colours are off.
     fn drop(&mut self) {
         self.clear_status();
@@ -239,12 +242,12 @@ impl Drop for Screen<'_> {
     }
 }
 
-impl Sink for Screen<'_> {
+impl AnswerSink for Renderer<'_> {
     /// The beginning of an answer that is continued is on the screen already.
     fn started(&mut self, started: &Started, _: &[Delta]) -> Result<(), OutputError> {
         self.begun = Instant::now();
         let cached = started.reuse.cached_tokens;
-        self.prompt = Progress { cached, done: cached, total: started.prompt_tokens };
+        self.prompt = PromptProgress { cached, done: cached, total: started.prompt_tokens };
         Ok(())
     }
 
@@ -267,7 +270,7 @@ impl Sink for Screen<'_> {
     }
 
     fn waiting(&mut self) {
-        if self.written == Written::Nothing {
+        if self.written == LastWritten::Nothing {
             self.draw_status();
         }
     }
@@ -280,7 +283,7 @@ mod tests {
     #[test]
     fn a_prompt_says_how_far_it_is_and_how_long_it_takes() {
         let spoken = |cached, done, total, seconds, estimate: Option<u64>| {
-            let progress = Progress { cached, done, total };
+            let progress = PromptProgress { cached, done, total };
             progress.spoken(Duration::from_secs(seconds), estimate.map(Duration::from_secs))
         };
         assert_eq!(spoken(0, 0, 4000, 1, None), "prompt 0 of 4,000 tokens");

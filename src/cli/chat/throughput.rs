@@ -20,13 +20,13 @@ const MAX_MODELS: usize = 64;
 
 /// The rate of one model.
 #[derive(Debug)]
-pub struct Pace {
+pub struct ThroughputEstimate {
     path: Option<PathBuf>,
     model: String,
     tokens_per_second: Option<f64>,
 }
 
-impl Pace {
+impl ThroughputEstimate {
     /// `model` is its fingerprint.
     pub fn of(model: &str, state: Option<PathBuf>) -> Self {
         let path = state.map(|folder| folder.join("prefill.json"));
@@ -85,7 +85,7 @@ mod tests {
     fn a_rate_is_measured_remembered_and_used() {
         let folder = tempfile::tempdir().expect("a folder");
         let state = Some(folder.path().join("state"));
-        let mut pace = Pace::of("m", state.clone());
+        let mut pace = ThroughputEstimate::of("m", state.clone());
         assert_eq!(pace.time(100), None);
         let timings = Timings { prefill: Duration::from_secs(2), ..Timings::default() };
         let usage =
@@ -94,9 +94,9 @@ mod tests {
         assert_eq!(pace.time(100), None, "too few to tell");
         pace.note(&usage(1000, 600), &timings);
         assert_eq!(pace.time(100), Some(Duration::from_millis(500)), "200 computed tokens a second");
-        assert_eq!(Pace::of("m", state.clone()).time(100), Some(Duration::from_millis(500)));
-        assert_eq!(Pace::of("other", state).time(100), None);
-        assert_eq!(Pace::of("m", None).time(100), None);
+        assert_eq!(ThroughputEstimate::of("m", state.clone()).time(100), Some(Duration::from_millis(500)));
+        assert_eq!(ThroughputEstimate::of("other", state).time(100), None);
+        assert_eq!(ThroughputEstimate::of("m", None).time(100), None);
     }
 
     #[test]
@@ -104,7 +104,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         for broken in ["", "{", "{\"m\": -1}", "{\"m\": \"fast\"}"] {
             std::fs::write(folder.path().join("prefill.json"), broken).expect("written");
-            assert_eq!(Pace::of("m", Some(folder.path().into())).time(1), None, "{broken}");
+            assert_eq!(ThroughputEstimate::of("m", Some(folder.path().into())).time(1), None, "{broken}");
         }
     }
 }

@@ -1,0 +1,372 @@
+//! One chat: opens and leaves sessions, and keeps state, model and engine in step.
+//!
+//! Invariants: at most one session is open, here and in the engine, and the one in the engine bears the same name; a
+//! session that comes to no turn is not left behind. A session gets its name and its place on disk with the first message,
+//! so that looking in leaves nothing.
+
+mod greeting;
+
+use serde_json::{Map, Value};
+
+use super::complete::Catalog;
+use super::input::{InputLine, LineInput};
+use super::model::ChatModel;
+use super::settings::ChatSettings;
+use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
+use super::tools::Toolbox;
+use super::ui::Ui;
+use super::{ChatArgs, grouped};
+use crate::cli::clock::local_time;
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::input::read_file;
+use crate::cli::places::{KeptFiles, Places};
+use crate::cli::resume;
+use crate::cli::run::note_system;
+use crate::cli::sessions;
+use crate::cli::signal::Graceful;
+use crate::cli::terminal::Terminal;
+use crate::cli::think::Think;
+use crate::runtime::load::builtin::GUIDE;
+use crate::runtime::load::hub;
+use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
+use crate::runtime::turn::{PromptedTurn, SessionChat};
+use crate::runtime::{Error, GrammarSource, Sampling};
+use crate::template::Conversation;
+
+/// So many tokens are computed in no time: nobody has to hear of them.
+const TRIFLE: usize = 64;
+
+/// One chat: its state, the terminal, and the model.
+pub struct Chat<'a> {
+    pub state: ChatState,
+    pub ui: Ui<'a>,
+    pub model: ChatModel,
+    pub places: &'a Places,
+}
+
+/// A longer message is not put on the line again.
+const MAX_BACK: usize = 4 << 10;
+
+impl<'a> Chat<'a> {
+    /// Locks the session, loads its model, and says what there is.
+    pub fn begin(
+        mut args: ChatArgs,
+        terminal: &'a Terminal,
+        places: &'a Places,
+    ) -> Result<Self, CommandError> {
+        let settings = settings(&args)?;
+        let system = system_prompt(&args)?;
+        let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
+        let think =
+            args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
+        let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
+        check_flags(&args, places)?;
+        let wanted = wanted_session(&args, places)?;
+        // Before the model is loaded, so that a session in use is refused at once.
+        let opened = wanted.as_ref().map_or(Ok(None), |name| open_if_there(name, places))?;
+        if let Some(writer) = &opened {
+            args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
+        }
+        let input = LineInput::open(terminal, places.state.as_deref())?;
+        let ChatArgs { model, engine, screen, session, .. } = args;
+        let model = ChatModel::load(model, engine, !session.ephemeral, terminal, places)?;
+        note_system(model.llm().texts().chat_tokenizer(), system.as_deref(), terminal);
+        let fingerprint = model.fingerprint();
+        let state = ChatState {
+            session_chat: SessionChat::new(fingerprint.clone()),
+            keeping: if session.ephemeral { SavePlace::Nowhere } else { SavePlace::Planned },
+            is_ephemeral: session.ephemeral,
+            system,
+            settings,
+            think,
+            toolbox,
+            schema: None,
+            attached: Vec::new(),
+            last: None,
+            editing: None,
+            taken: None,
+            pending: None,
+            has_warned: false,
+        };
+        let ui = Ui { terminal, input, graceful: Graceful::begin_conversation(), is_plain: screen.plain };
+        let mut chat = Self { state, ui, model, places };
+        let resumed = chat.open(opened, wanted, &fingerprint)?;
+        chat.state.think.check(&chat.model.thinking()).map_err(bad_think)?;
+        chat.banner(resumed.as_deref());
+        Ok(chat)
+    }
+
+    /// Takes up the session that was opened, or makes the one that is wanted; gives what was found of its KV, in words.
+    fn open(
+        &mut self,
+        opened: Option<SessionWriter>,
+        wanted: Option<SessionName>,
+        model: &ModelFingerprint,
+    ) -> Result<Option<String>, CommandError> {
+        match (opened, wanted) {
+            (Some(writer), _) => self.adopt(writer, false),
+            (None, Some(name)) => {
+                let writer = self.store()?.open_or_create(&name, model).map_err(sessions::explain)?;
+                self.adopt(writer, true)
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// The sampling in force: what was set, else what the model's publisher recommends.
+    pub fn sampling(&self) -> Sampling {
+        self.state.settings.sampling.resolve(&self.model.llm().info().defaults).0
+    }
+
+    pub fn store(&self) -> Result<SessionStore, CommandError> {
+        sessions::store(self.places)
+    }
+
+    /// Whether nothing more can be done after this error.
+    pub fn is_lost(&self, error: &CommandError) -> bool {
+        !self.model.is_loaded()
+            || matches!(error.runtime(), Some(Error::EngineGone))
+            || error.kind == Kind::Bug
+    }
+
+    /// The next line, behind a prompt that shows how full the context is.
+    pub fn read(&mut self, initial: &str) -> Result<InputLine, CommandError> {
+        let prompt = self.prompt();
+        let catalog = if self.ui.is_interactive() { self.catalog() } else { Catalog::default() };
+        self.ui.input.read(&prompt, initial, &catalog, self.ui.terminal)
+    }
+
+    fn prompt(&self) -> String {
+        let pending = if self.state.attached.is_empty() { "" } else { "+file " };
+        format!(
+            "{pending}{}/{} > ",
+            grouped(self.state.session_chat.saved().num_tokens()),
+            grouped(self.model.context())
+        )
+    }
+
+    fn catalog(&self) -> Catalog {
+        let listed = self.store().and_then(|store| Ok(store.list()?)).unwrap_or_default();
+        let sessions = listed.into_iter().map(|listed| listed.name.to_string()).collect();
+        let cached = hub::list(self.places.hub.as_deref()).into_iter().map(|model| model.reference);
+        let built_in = GUIDE.name.to_owned();
+        let models = self.model.args.aliases.keys().cloned().chain([built_in]).chain(cached).collect();
+        Catalog { sessions, models }
+    }
+
+    /// The prompt, with the message on it that did not become part of the conversation.
+    pub fn unsent(&mut self) -> Effect {
+        let Some((kept, text)) = self.state.pending.take() else { return Effect::Prompt };
+        if !self.ui.is_interactive() {
+            return Effect::Prompt;
+        }
+        if text.len() > MAX_BACK {
+            self.ui.terminal.note("(the message is in the history: the key Up brings it back)");
+            return Effect::Prompt;
+        }
+        self.state.editing = Some(kept).filter(|kept| *kept < self.state.session_chat.saved().turns.len());
+        Effect::Edit(text)
+    }
+
+    /// The prompt of what is asked.
+    pub fn prompted(&self, asked: &AnswerRequest) -> Result<PromptedTurn, CommandError> {
+        let kept = self.state.session_chat.saved().turns.iter().take(asked.kept);
+        let before = kept.flat_map(|saved| &saved.turn.messages);
+        let messages = before.chain(&asked.added).cloned().collect();
+        let chat_tokenizer = self.model.llm().texts().chat_tokenizer();
+        let kwargs = self.template_variables();
+        let conversation = Conversation {
+            messages,
+            tools: self.state.tool_definitions(),
+            kwargs,
+            ..Conversation::default()
+        };
+        Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
+    }
+
+    /// What the template is told of thinking; a schema leaves no place for it.
+    pub fn template_variables(&self) -> Map<String, Value> {
+        let is_on = if self.state.schema.is_some() { Some(false) } else { self.state.think.is_on };
+        Think { is_on, ..self.state.think }.variables(&self.model.thinking())
+    }
+
+    /// The last words: what is saved is on disk, and what is empty is gone.
+    pub fn end(&mut self) {
+        self.leave();
+        if self.model.is_loaded() {
+            self.model.llm().settle(self.ui.terminal);
+        }
+    }
+}
+
+/// Sessions: one is open, or none.
+impl Chat<'_> {
+    /// Lets go of the session that is open; one that came to no turn is removed.
+    fn leave(&mut self) {
+        if self.model.is_loaded() {
+            let _ = self.model.llm().engine().close_session(self.state.engine_name()); // there is none before the first turn
+        }
+        let left = std::mem::replace(&mut self.state.keeping, SavePlace::Planned);
+        let model = self.state.session_chat.saved().model.clone();
+        let session_chat =
+            std::mem::replace(&mut self.state.session_chat, SessionChat::new((*model).clone()));
+        if let SavePlace::Saved { is_fresh: true, .. } = left {
+            // An empty session that stays is listed, and harms nobody.
+            let _ = session_chat.remove_if_empty();
+        }
+        (self.state.last, self.state.has_warned, self.state.taken) = (None, false, None);
+    }
+
+    /// Goes on with an opened session; gives what was found of its KV, in words.
+    pub fn adopt(&mut self, writer: SessionWriter, is_fresh: bool) -> Result<Option<String>, CommandError> {
+        self.leave();
+        self.state.keeping = SavePlace::Saved { name: writer.name().clone(), is_automatic: false, is_fresh };
+        self.state.session_chat = SessionChat::resume(writer, self.model.fingerprint());
+        self.state.session_chat.notices().iter().for_each(|notice| self.ui.terminal.note(notice));
+        if let (Some(system), false) = (&self.state.system, self.state.session_chat.saved().turns.is_empty())
+            && Some(system.as_str()) != self.state.session_chat.saved().system()
+        {
+            let error =
+                CommandError::usage("the session was started with another system prompt, or without one");
+            return Err(error.hint("continue it without --system, or start another with --session NAME"));
+        }
+        self.tell_engine()?;
+        self.warm_up()
+    }
+
+    /// Leaves the session and begins one that gets its place with the first message.
+    pub fn begin_anew(&mut self, keeping: SavePlace) {
+        self.leave();
+        self.state.session_chat = SessionChat::new(self.model.fingerprint());
+        self.state.keeping = keeping;
+    }
+
+    /// Tells the engine what the conversation holds, so that it can say what of it is reused.
+    pub fn tell_engine(&self) -> Result<(), CommandError> {
+        Ok(self.model.llm().restore(self.state.engine_name(), self.state.session_chat.saved())?)
+    }
+
+    /// A planned session gets its place.
+    pub fn take_place(&mut self) -> Result<(), CommandError> {
+        if !matches!(self.state.keeping, SavePlace::Planned) {
+            return Ok(());
+        }
+        let base = planned_name();
+        let writer = self.create_near(&base)?;
+        self.state.keeping =
+            SavePlace::Saved { name: writer.name().clone(), is_automatic: true, is_fresh: true };
+        self.state.session_chat = SessionChat::resume(writer, self.model.fingerprint());
+        Ok(())
+    }
+
+    /// A new session of this name, or with the first number behind it that makes one.
+    fn create_near(&self, base: &str) -> Result<SessionWriter, CommandError> {
+        let name = self.free_name(base)?;
+        Ok(self.store()?.create(&name, &self.model.fingerprint())?)
+    }
+
+    /// The name, or with the first number behind it that no session has.
+    pub fn free_name(&self, base: &str) -> Result<SessionName, CommandError> {
+        let taken = self.store()?.list()?;
+        let is_free = |name: &str| taken.iter().all(|listed| listed.name.as_str() != name);
+        let name = std::iter::once(base.to_owned())
+            .chain((2..).map(|n| format!("{base}-{n}")))
+            .find(|name| is_free(name))
+            .expect("a list has an end, and the numbers have none");
+        Ok(SessionName::new(&name)?)
+    }
+}
+
+/// Another model.
+impl Chat<'_> {
+    /// Loads another model in place of this one; if that fails, this one is loaded again.
+    pub fn change_model(&mut self, reference: &str) -> Result<(), CommandError> {
+        let is_saved = self.state.keeping != SavePlace::Nowhere;
+        let failure = self.model.change(reference, is_saved, self.ui.terminal, self.places)?;
+        let model = self.model.fingerprint();
+        let session_chat = std::mem::replace(&mut self.state.session_chat, SessionChat::new(model.clone()));
+        self.state.session_chat = session_chat.answered_by(model);
+        self.state.last = None;
+        self.tell_engine()?;
+        self.carry_over()?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// What was set for another model is set for this one, as far as it can be.
+    pub fn carry_over(&mut self) -> Result<(), CommandError> {
+        if let Err(reason) = self.state.think.check(&self.model.thinking()) {
+            self.state.think = Think::default();
+            self.ui.terminal.warn(&format!("{reason}: /think is as it was at the beginning"));
+        }
+        if let Some(AnswerSchema { name, source }) = self.state.schema.take() {
+            self.state.schema = Some(self.compiled(name, source)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the schema after compiling it, so that it is refused now rather than with the next message.
+    pub fn compiled(&self, name: String, source: GrammarSource) -> Result<AnswerSchema, CommandError> {
+        self.model.compile(&source)?;
+        Ok(AnswerSchema { name, source })
+    }
+}
+
+fn system_prompt(args: &ChatArgs) -> Result<Option<String>, CommandError> {
+    match (&args.prompt.system, &args.prompt.system_file) {
+        (Some(text), _) => Ok(Some(text.clone())),
+        (None, Some(path)) => read_file(path).map(Some),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The session that the flags name.
+fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName>, CommandError> {
+    if let Some(name) = &args.session.session {
+        return sessions::parse(name).map(Some);
+    }
+    if !args.session.r#continue {
+        return Ok(None);
+    }
+    let listed = sessions::store(places)?.list()?;
+    let own = listed.iter().filter(|listed| listed.branch().is_none());
+    let used = own.filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
+    let last = used.filter(|(summary, _)| summary.turns > 0).max_by_key(|(summary, _)| summary.last_used_ms);
+    last.map(|(_, name)| Some(name.clone())).ok_or_else(|| {
+        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
+        error.hint("start one without --continue")
+    })
+}
+
+/// The session, where there is one of that name.
+fn open_if_there(name: &SessionName, places: &Places) -> Result<Option<SessionWriter>, CommandError> {
+    match sessions::store(places)?.open(name) {
+        Err(Error::SessionNotFound(_)) => Ok(None),
+        opened => Ok(Some(opened.map_err(sessions::explain)?)),
+    }
+}
+
+fn settings(args: &ChatArgs) -> Result<ChatSettings, CommandError> {
+    let settings = ChatSettings { sampling: args.sampling.clone(), limits: args.limits.clone() };
+    settings.sampling.check().map_err(crate::cli::run::flag_error)?;
+    Ok(settings)
+}
+
+/// Refuses what chat has no use for, and a place where nothing could be saved.
+fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
+    if args.limits.overflow.is_some() {
+        let error = CommandError::usage("--overflow: chat asks when the context is full");
+        return Err(error.hint("leave it out"));
+    }
+    match args.session.ephemeral {
+        true => Ok(()),
+        false => places.check(KeptFiles::Sessions).map_err(|error| match error.kind {
+            Kind::Config => error.hint("set HOME or XDG_DATA_HOME, or use --ephemeral"),
+            _ => error.hint("use --ephemeral to chat without saving"),
+        }),
+    }
+}
+
+/// `2026-11-21-2124`, by the user's clock.
+fn planned_name() -> String {
+    local_time(now_ms()).strftime("%Y-%m-%d-%H%M")
+}

@@ -1,0 +1,34 @@
+//! The terminal side of a chat: notices, the line editor, signals.
+
+use std::io::IsTerminal;
+
+use super::input::LineInput;
+use crate::cli::report::table;
+use crate::cli::signal::Graceful;
+use crate::cli::terminal::Terminal;
+
+/// Where a chat reads and writes.
+pub struct Ui<'a> {
+    pub terminal: &'a Terminal,
+    pub input: LineInput,
+    pub graceful: Graceful,
+    /// Answers are written without styles.
+    pub is_plain: bool,
+}
+
+impl Ui<'_> {
+    /// Whether the user types at a terminal.
+    pub fn is_interactive(&self) -> bool {
+        self.input.is_terminal()
+    }
+
+    /// Whether answers are styled.
+    pub fn is_styled(&self) -> bool {
+        (self.terminal.colors_output() || std::io::stdout().is_terminal()) && !self.is_plain
+    }
+
+    /// Writes a table as wide as the terminal.
+    pub fn report_table(&self, rows: &[Vec<String>]) {
+        self.terminal.report(table(rows, self.terminal.columns()).trim_end());
+    }
+}
