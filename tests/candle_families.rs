@@ -58,7 +58,7 @@ fn every_family_loads_and_says_what_it_means() {
         let folder = checkpoint(family).write();
         let loaded = load_model(folder.path(), &exact()).unwrap_or_else(|error| panic!("{family}: {error}"));
         let said = loaded.notices.join("\n");
-        for what in ["candle-transformers", "f32", "only grow", "not kept on disk"] {
+        for what in ["candle-transformers", "f32", "only grow", "not saved on disk"] {
             assert!(said.contains(what), "{family}: {said}");
         }
         let spec = loaded.model.spec();

@@ -150,7 +150,7 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             damage(file);
             let (reuse, notices) = second_turn(root.path(), kinds, &tokens);
             assert!(reuse.cached_tokens < 209, "{kinds:?}: {what}: {reuse:?}");
-            let is_said = notices.iter().any(|notice| notice.contains("computed again"));
+            let is_said = notices.iter().any(|notice| notice.contains("recomputed"));
             assert!(what == "gone" || is_said || reuse.cached_tokens == 192, "{what}: {notices:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
             // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
