@@ -26,11 +26,12 @@ struct Parts {
 /// Tokens of a page of KV.
 const PAGE_TOKENS: u64 = 32;
 
+/// Members in alphabetical order, as TOML gives them, so that all frontends render the same prompt.
 const TOOLS: &str = r#"[{"type": "function", "function": {"name": "now", "description": "The time",
-    "parameters": {"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]}}}]"#;
+    "parameters": {"properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"], "type": "object"}}}]"#;
 
 const TOOLS_TOML: &str = "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"true\", \"{zone}\"]\n\
-    [tool.parameters]\nrequired = [\"zone\"]\nproperties = { zone = { enum = [\"UTC\"] } }\n";
+    [tool.parameters]\nproperties = { zone = { enum = [\"UTC\"] } }\nrequired = [\"zone\"]\ntype = \"object\"\n";
 
 /// Messages, and the answers that the scripted model gives.
 fn table() -> Vec<(&'static str, Parts)> {
@@ -204,7 +205,7 @@ fn by_stream(address: SocketAddr, question: &str) -> Parts {
 }
 
 fn serve(place: Place) -> Serving {
-    start_as_told(place, &["--model", "model"]).0
+    start_as_told(place, &["--model", "model", "--share-sessions"]).0
 }
 
 /// Ends the server, which saves its sessions.
