@@ -96,7 +96,7 @@ impl AnswerGeneration<'_> {
             num_reasoning_tokens: 0,
             budget: self.turn.reasoning_budget.filter(|_| self.closing_markup().is_some()),
         };
-        let ending = run.to_the_end().inspect_err(|_| {
+        let ending = run.finish().inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
             let _ = run.sink.answer(&deltas, &[], run.num_reasoning_tokens);
@@ -135,7 +135,7 @@ struct Run<'a> {
 
 impl Run<'_> {
     /// Runs one request, or two: when the reasoning has used up its budget, it is ended and the answer goes on behind it.
-    fn to_the_end(&mut self) -> Result<Ending, CommandError> {
+    fn finish(&mut self) -> Result<Ending, CommandError> {
         let request = self.generation.request();
         match self.request(request.clone())? {
             Ending::OverBudget(first) => self.end_reasoning(request, first),
