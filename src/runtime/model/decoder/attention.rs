@@ -140,11 +140,14 @@ struct Projections<B: Backend> {
     kv: Option<KeysAndValues<B>>,
 }
 
-/// Reads q, and k and v if the layer has rows of its own; v is `None` if the keys serve as values.
+/// The weights of keys and, unless the keys serve as values, of values.
+type KeyValueWeights = (Linear, Option<Linear>);
+
+/// Reads q, and k and v if the layer has rows of its own.
 fn read_qkv<B: Backend>(
     loader: &Loader<'_, B>,
     config: &AttentionConfig,
-) -> Result<(Linear, Option<(Linear, Option<Linear>)>), LoadError> {
+) -> Result<(Linear, Option<KeyValueWeights>), LoadError> {
     const SEPARATE: [[&str; 2]; 3] =
         [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
