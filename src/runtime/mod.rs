@@ -49,4 +49,3 @@ pub use request::{
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
-pub use turn::constraint::AnswerForm;
