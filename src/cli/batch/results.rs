@@ -19,11 +19,11 @@ use crate::cli::output::{Output, OutputError};
 /// The rows that a file holds already.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Earlier {
-    /// How many answers there are per custom_id.
+    /// Number of answers per custom_id.
     pub rows: HashMap<String, usize>,
-    /// Results that were failures, and are among them no more.
+    /// Number of failed results, which are removed.
     pub retried: usize,
-    /// Bytes of a torn last line that were cut off.
+    /// Number of bytes of a torn last line, which is cut off.
     pub torn_bytes: u64,
 }
 
@@ -79,6 +79,15 @@ impl Results {
     }
 }
 
+impl Drop for Results {
+    /// Unlocks the file. Closing it is not enough: a child process that is being started holds a copy until it runs its program.
+    fn drop(&mut self) {
+        if let Target::File { file, .. } = &self.0 {
+            let _ = file.unlock();
+        }
+    }
+}
+
 fn append(file: &mut File, line: &[u8], is_regular: bool) -> io::Result<()> {
     if !is_regular {
         return file.write_all(line);
@@ -86,7 +95,7 @@ fn append(file: &mut File, line: &[u8], is_regular: bool) -> io::Result<()> {
     let end = file.seek(SeekFrom::End(0))?;
     let written = file.write_all(line).and_then(|()| file.sync_data());
     if written.is_err() {
-        // Half a line helps nobody; if this fails too, --resume cuts it off.
+        // Remove the half line; if this fails too, --resume cuts it off.
         let _ = file.set_len(end);
     }
     written
