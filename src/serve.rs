@@ -110,7 +110,7 @@ pub struct ServeSettings {
     pub refuses_special_tokens: bool,
     /// Other names that requests may use for the model; `*` is any.
     pub aliases: Vec<String>,
-    /// How long a request waits for a busy session; zero is not at all.
+    /// Longest wait of a request for a busy session; zero means no wait.
     pub session_wait: Duration,
     /// All clients may see and use the sessions of the local user.
     pub share_sessions: bool,

@@ -27,21 +27,21 @@ pub struct ChatTokenizer {
     texts: ModelTexts,
     /// The template in force; `Err` is why the source does not compile, said when it is needed.
     template: std::result::Result<ChatTemplate, TemplateError>,
-    /// What that template shows.
+    /// The parts of a conversation that the template shows.
     shown: Shown,
     /// The markup of answers.
     output_markup: OutputMarkup,
-    /// What is done to conversations so that the template shows all of them.
+    /// Changes to conversations, so that the template shows all of them.
     accommodation: Accommodation,
-    /// What prompts of the model's own template get beside the conversation.
+    /// Hints that prompts of the model's own template get besides the conversation.
     hints: Option<Hints>,
-    /// What those prompts are written for.
+    /// The frontend that those prompts are written for.
     frontend: Frontend,
     /// Of the engine that prompts go to, once it is known.
     context_tokens: OnceLock<usize>,
 }
 
-/// What templates print of a tokenizer.
+/// Special tokens that templates print.
 pub fn special_tokens(tokenizer: &Tokenizer) -> SpecialTokens {
     let token = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
     SpecialTokens { bos: token(tokenizer.bos()), eos: token(tokenizer.eos()), ..SpecialTokens::default() }
@@ -93,7 +93,7 @@ impl ChatTokenizer {
         self.accommodation.spells_tools && self.has_template()
     }
 
-    /// What is done to conversations with tools, for people; nothing where the template shows all of them.
+    /// Describes to people how conversations with tools are changed; `None` if the template shows all of them.
     pub fn notice_of_tools(&self) -> Option<&'static str> {
         let why = match (self.shown.tools, self.shown.output_markup.tool_calls) {
             _ if !self.spells_tools() => return None,
@@ -107,7 +107,7 @@ impl ChatTokenizer {
         Some(why)
     }
 
-    /// What is done to system prompts, for people; nothing where the template prints them.
+    /// Describes to people how system prompts are changed; `None` if the template prints them.
     pub fn notice_of_system(&self) -> Option<&'static str> {
         match self.shown.system {
             SystemMessages::Printed => None,
@@ -144,7 +144,7 @@ impl ChatTokenizer {
         self.tokenizer().token_to_id(text).filter(|&id| self.tokenizer().is_special(id))
     }
 
-    /// How the model is asked for what stands between two texts, if it has learnt that.
+    /// The tokens that ask for the text between two others; `None` if the model was not trained for it.
     pub fn infill(&self) -> Option<Infill> {
         Infill::detect(|text| self.tokenizer().token_to_id(text))
     }

@@ -257,7 +257,7 @@ mod tests {
         GUIDE.hints()
     }
 
-    /// What the messages say in the prompt.
+    /// The messages as the prompt shows them.
     fn annotated(messages: &[Message], frontend: Frontend) -> Vec<String> {
         let conversation = Conversation { messages: messages.to_vec(), ..Conversation::default() };
         let text = |message: Message| match message.content {

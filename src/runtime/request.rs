@@ -106,7 +106,7 @@ pub const MAX_LOGPROBS: usize = 20;
 pub struct Limits {
     /// At most this many generated tokens, at least 1; `None` runs to the end of the context.
     pub max_tokens: Option<usize>,
-    /// What to do when the prompt and `max_tokens` together do not fit the context.
+    /// Handling of a prompt that does not fit the context together with `max_tokens`.
     pub overflow: Overflow,
     /// Strings that end the generation; they are not part of the text. Empty ones are ignored.
     pub stop: Vec<String>,
@@ -184,7 +184,7 @@ fn null_is_impossible<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32,
     Ok(Option::deserialize(deserializer)?.unwrap_or(f32::NEG_INFINITY))
 }
 
-/// What the engine says while it works. `Done` or `Failed` is last; nothing follows it.
+/// Event of a request. The last one is `Done` or `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// Still in the queue, and how many there are up to it: 1 is next. Comes when it is not admitted in the first step
@@ -215,7 +215,7 @@ pub enum Event {
     Failed(Error),
 }
 
-/// What was decided at admission.
+/// Decisions at admission.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Started {
@@ -233,17 +233,17 @@ pub struct Started {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Difference {
-    /// Tokens that are the same before it.
+    /// Number of equal tokens before it.
     pub position: usize,
-    /// The last of those.
+    /// The last of those tokens.
     pub before: Vec<u32>,
-    /// What the session goes on with.
+    /// The session's tokens from there on.
     pub session: Vec<u32>,
-    /// What the prompt goes on with.
+    /// The prompt's tokens from there on.
     pub prompt: Vec<u32>,
 }
 
-/// What of a prompt did not have to be computed, and why not more.
+/// Tokens of a prompt that were reused, and the reason for the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reuse {
@@ -305,7 +305,7 @@ impl ReuseReason {
     }
 }
 
-/// How a generation ended.
+/// Reason for the end of a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     pub finish: Finish,

@@ -16,7 +16,7 @@ use super::error::{Error, Result};
 use super::grammar::TokenMask;
 use super::request::{Logprob, Sampling, Token};
 
-/// What a choice depends on besides logits and parameters.
+/// Inputs of a choice besides logits and parameters.
 #[derive(Debug, Clone, Copy)]
 pub struct Turn<'a> {
     /// Everything the sequence holds: prompt, then the tokens generated since.
@@ -71,7 +71,7 @@ impl Sampler {
         token
     }
 
-    /// How likely `logits` find `id`, an id below their number, as they are.
+    /// Returns the log-probability of `id` under unchanged `logits`; `id` is below their number.
     ///
     /// # Errors
     /// Those of `sample`.

@@ -19,7 +19,7 @@ use super::error::{Error, Result};
 use super::request::{Event, Request};
 use super::spec::EngineSpec;
 
-/// How long the last handle to go waits for KV to be saved.
+/// Longest wait of the last dropped client for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Everything that can be asked of the engine thread.
@@ -33,7 +33,7 @@ enum EngineCommand {
     Shutdown,
 }
 
-/// What can be done to named sessions between their requests.
+/// Operations on named sessions between their requests.
 enum SessionCommand {
     Reset { name: String, reply: Sender<Result<()>> },
     Close { name: String, reply: Sender<Result<()>> },
@@ -227,7 +227,7 @@ fn next_command(inbox: &Receiver<EngineCommand>, engine: &Engine) -> Option<Engi
     }
 }
 
-/// What is computed but not saved yet is saved, unless the disk takes too long over it.
+/// Saves computed KV that is not on disk yet, unless that takes too long.
 fn end(mut engine: Engine) {
     engine.flush_disk(FLUSH_TIMEOUT);
 }

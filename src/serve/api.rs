@@ -34,7 +34,7 @@ use axum::routing::{get, post};
 use super::App;
 use super::error::ApiError;
 
-/// What [`routes`] are, for people.
+/// Descriptions of [`routes`] for people.
 pub const ENDPOINTS: [&str; 13] = [
     "GET /v1/models",
     "GET /v1/models/{id}",

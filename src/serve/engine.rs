@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use super::error::ApiError;
 use crate::runtime::EngineClient;
 
-/// How often the watcher checks the engine and logs its notices.
+/// Interval at which the watcher checks the engine and logs its notices.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How long to wait for a dead engine to free its memory before the next one is built.
+/// Longest wait for a dead engine to free its memory before the next one is built.
 const UNWIND_TIME: Duration = Duration::from_secs(30);
 
 /// An engine that ran this long, or answered a request, resets the count of failures in a row.
@@ -27,7 +27,7 @@ const LASTING: Duration = Duration::from_secs(60);
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How to restart a lost engine.
+/// Recipe for restarting a lost engine.
 pub struct Recovery {
     /// Name in the log: `the engine`, `worker 2`.
     pub name: String,

@@ -24,7 +24,7 @@ use super::policy::check_origin;
 use super::uploads::{PROMPT, Slow};
 use crate::runtime::memory::give_back;
 
-/// How long the rest of a refused body is still read, so that the client gets to read the refusal.
+/// Time for reading the rest of a refused body, so that the client can read the refusal.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
 
 /// Freed memory is given back to the system after a body of at least this size, in bytes.

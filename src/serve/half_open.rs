@@ -15,7 +15,7 @@ use tokio::time::Instant;
 /// A client that closes its side within this time after its request still waits for the answer.
 const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often a client that has closed its side is checked.
+/// Interval for checking a client that has closed its side.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What systems ask each other, in silence, after so long, and how often without an answer.

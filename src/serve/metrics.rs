@@ -43,7 +43,7 @@ pub struct FinishedTurn {
     pub inter_token: Vec<Duration>,
 }
 
-/// How the numbers are written.
+/// Text format of the metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricsFormat {
     /// Prometheus' own text format, which every reader knows.

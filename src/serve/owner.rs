@@ -107,7 +107,7 @@ impl KeyLine {
     /// Parses `KEY [owner=NAME] [# comment]`; `None` for a blank line or a comment.
     ///
     /// # Errors
-    /// What is wrong with the line, without the key.
+    /// Error of the line, without the key.
     pub fn parse(line: &str) -> Result<Option<Self>, String> {
         let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
         let Some(key) = words.next() else { return Ok(None) };

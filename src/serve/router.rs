@@ -19,7 +19,7 @@ use super::metrics::MetricsFormat;
 use super::request_id::{X_REQUEST_ID, X_TOOL_FORMAT};
 use super::{access, api, guard};
 
-/// How long a browser may cache the answer to a preflight request.
+/// Time that a browser may cache the answer to a preflight request.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
 /// The endpoints of this file.

@@ -25,11 +25,11 @@ pub struct Defaults {
     pub system: Option<String>,
     /// A `prompt` is text to go on with rather than a message to answer.
     pub raw: bool,
-    /// What answers must look like.
+    /// Constraint on answers.
     pub constraint: Option<OutputConstraint>,
-    /// Whether models reason, and whether results show it.
+    /// Reasoning of the model, and its place in results.
     pub think: Think,
-    /// Whether the model's template shows tools.
+    /// True if the model's template shows tools.
     pub shows_tools: bool,
     /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
     pub strict_limits: bool,

@@ -1,4 +1,4 @@
-//! How reports write figures: labels of results, percentages, sparklines, CSV cells. Pure.
+//! Formats figures for reports: labels of results, percentages, sparklines, CSV cells. Pure.
 
 use std::collections::BTreeSet;
 

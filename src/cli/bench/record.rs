@@ -25,7 +25,7 @@ pub struct Document {
     pub command: Vec<String>,
     /// Seconds since 1970.
     pub started: u64,
-    /// Whether everything requested was measured.
+    /// True if every requested test was measured.
     pub complete: bool,
     pub machine: HostFacts,
     pub models: Vec<BenchModel>,
@@ -118,7 +118,7 @@ pub struct ServerFacts {
     pub model: String,
     /// Its `Server` header.
     pub software: Option<String>,
-    /// Whether it reports numbers of tokens.
+    /// True if the server reports numbers of tokens.
     pub counts_tokens: bool,
 }
 

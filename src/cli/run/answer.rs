@@ -128,6 +128,7 @@ struct Run<'a> {
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
     sink: &'a mut dyn AnswerSink,
+    /// Tokens between the markup, which is what a budget limits. [`Answer`] counts the opening markup too, as reports do.
     num_reasoning_tokens: usize,
     /// Tokens of reasoning; `None` without a limit, and once the reasoning was ended.
     budget: Option<usize>,

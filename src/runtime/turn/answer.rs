@@ -109,7 +109,7 @@ impl Answer {
 pub struct ParserConfig {
     /// `None` if all text is content.
     format: Option<Arc<AnswerFormat>>,
-    /// What the answer begins with, and the generated tokens of it.
+    /// The given beginning of the answer, and those of its tokens that were generated.
     start: (String, Vec<u32>),
 }
 

@@ -12,7 +12,7 @@ use crate::runtime::error::{Error, GrammarError, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, prepare_schema};
 use crate::template::{OutputMarkup, ReasoningFormat};
 
-/// What an answer must look like.
+/// Constraint on an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OutputConstraint {
     pub source: GrammarSource,

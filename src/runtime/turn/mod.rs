@@ -23,13 +23,13 @@ pub use constraint::OutputConstraint;
 pub use plan::{Planner, TurnPlan};
 pub use session_chat::{Finished, PlannedTurn, PromptedTurn, SessionChat, num_repeated};
 
-/// How a turn is to be answered. The input is separate, because one request may have several.
+/// Request for an answer. The input is separate, because one request may have several.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct TurnRequest {
-    /// What the answer begins with, before the first generated token.
+    /// Beginning of the answer, before the first generated token.
     pub answer_start: AnswerStart,
     pub tools: ToolUse,
-    /// What the answer must look like.
+    /// Constraint on the answer.
     pub constraint: Option<OutputConstraint>,
     /// The reader sees the deltas. Otherwise the whole text is parsed once more at its end, so that a malformed set of calls is
     /// dropped as a whole.
@@ -64,7 +64,7 @@ pub enum TextPrompt {
     },
 }
 
-/// What an answer begins with.
+/// Given beginning of an answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum AnswerStart {
     #[default]

@@ -74,12 +74,12 @@ impl Planner<'_> {
         turn: &TurnRequest,
     ) -> Result<TurnPlan, TurnError> {
         let mut text = self.chat_tokenizer.render(conversation, now).map_err(Error::from)?;
-        let prompt_tail = text.clone();
+        let num_prompt_bytes = text.len();
         if let AnswerStart::Text(start) = &turn.answer_start {
             text.push_str(start);
         }
         let tokens = self.chat_tokenizer.encode(&text)?;
-        let plan = self.plan_answer(tokens, &prompt_tail, turn)?;
+        let plan = self.plan_answer(tokens, &text[..num_prompt_bytes], turn)?;
         Ok(TurnPlan { text, ..plan })
     }
 
@@ -154,6 +154,7 @@ impl Planner<'_> {
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
         };
+        // Compiled beside tools too, so that an error names the constraint and not the tools.
         let constrained = constraint.map(compile).transpose()?;
         match turn.tools.is_on() {
             true => tool_grammar(self.grammars, form, &turn.tools, constraint),

@@ -65,7 +65,7 @@ pub struct RecordedAnswer {
     pub sampling: Sampling,
 }
 
-/// What became of an answer.
+/// Result of finishing a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finished {
     /// The turn is part of the conversation, and on disk when the conversation is saved.
@@ -99,7 +99,7 @@ impl SessionChat {
         Self { transcript: saved.transcript(&model), model, saved, writer }
     }
 
-    /// What the user should know about the conversation before it goes on, one sentence each.
+    /// Notices for the user before the conversation continues, one sentence each.
     pub fn notices(&self) -> Vec<String> {
         let mut notices: Vec<String> =
             self.writer.as_ref().map(|writer| writer.notices().to_vec()).unwrap_or_default();
@@ -181,7 +181,7 @@ impl SessionChat {
         self.record(prompted, RecordedAnswer { message, generated, outcome, sampling })
     }
 
-    /// What templates are told of the time; `now_ms` before there is a turn.
+    /// Returns the time that templates see; `now_ms` before the first turn.
     fn date(&self, now_ms: u64) -> DateTime {
         let began_ms = self.saved.turns.first().map_or(now_ms, |first| first.turn.started_ms);
         DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
@@ -225,7 +225,7 @@ impl SessionChat {
         Ok(Finished::Kept)
     }
 
-    /// How many tokens of the first `turns` turns the prompt begins with; none after an answer of another model.
+    /// Returns the number of tokens of the first `turns` turns that the prompt begins with; 0 after an answer of another model.
     fn common_tokens(&self, turns: usize, prompt: &[u32]) -> usize {
         let mut kept = self.saved.clone();
         kept.turns.truncate(turns);
@@ -316,7 +316,7 @@ pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
     repeated(saved, messages).0
 }
 
-/// How many turns, and messages of them, the messages begin with.
+/// Returns how many turns, and how many messages of them, `messages` begins with.
 fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
     let (mut num_turns, mut num_messages) = (0, 0);
     for saved in &saved.turns {

@@ -18,7 +18,7 @@ use crate::serve::wire::json;
 /// Bytes that are parsed where they come in; more would hold up the requests of others.
 const PARSED_AT_ONCE: usize = 64 << 10;
 
-/// What messages call it.
+/// Name of the body in error messages.
 const WHAT: &str = "the body";
 
 /// A body that is a JSON object.

@@ -56,7 +56,7 @@ pub async fn post(
     Ok((placed, Ignored(ignored), response).into_response())
 }
 
-/// How an answer is shown.
+/// Encoding of a chat completion.
 struct ChatStyle {
     num_choices: usize,
     logprobs: bool,

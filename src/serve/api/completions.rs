@@ -55,7 +55,7 @@ pub async fn post(
     Ok((Ignored(ignored), sse::response(running, chunks)).into_response())
 }
 
-/// How a text is shown.
+/// Encoding of a text completion.
 #[derive(Clone, Copy)]
 struct CompletionStyle {
     logprobs: bool,
@@ -90,7 +90,7 @@ struct TextChunks {
     head: Head,
     style: CompletionStyle,
     usage: RunningUsage,
-    /// What each choice's text begins with, until that is told.
+    /// Beginning of each choice's text, until it is sent.
     echoed: Vec<Option<Echoed>>,
     held: Vec<HeldTokens>,
 }

@@ -60,7 +60,7 @@ pub struct SessionKey {
 }
 
 impl SessionKey {
-    /// What the engine calls it. No name has a slash in it.
+    /// The engine's name of the session. A name alone contains no slash.
     pub fn engine_name(&self) -> String {
         match self.owner.stored() {
             None => self.name.to_string(),
@@ -82,7 +82,7 @@ pub enum NextMessages<'a> {
     Whole(&'a [Message]),
 }
 
-/// What became of a session's KV in this server's time.
+/// History of a session's KV since the server started.
 #[derive(Debug, Clone, Default)]
 pub struct Resumes {
     pub last: Option<Resume>,
@@ -92,7 +92,7 @@ pub struct Resumes {
     pub engine: Option<(usize, u64)>,
 }
 
-/// How much of a prompt was reused.
+/// Reuse of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
     pub prompt_tokens: usize,
@@ -409,7 +409,7 @@ pub struct Branched {
     pub is_new: bool,
 }
 
-/// What a client is told of where its turn goes.
+/// Place of a turn, as the client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// The session's, or the branch's.
@@ -442,7 +442,7 @@ impl Opened {
         self
     }
 
-    /// What the engine calls it.
+    /// The engine's name of the session.
     pub fn engine_name(&self) -> String {
         match &self.home {
             Home::Stored { key, .. } => key.engine_name(),
@@ -535,7 +535,7 @@ fn too_many_branches(of: &SessionKey, count: usize) -> ApiError {
     ApiError::new(StatusCode::CONFLICT, Some("too_many_branches"), message)
 }
 
-/// What is behind these locks is whole at every moment, so that a panic elsewhere leaves nothing half-changed.
+/// Ignores poison: the state behind these locks is consistent at every moment, so a panic elsewhere leaves nothing half-changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

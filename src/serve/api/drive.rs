@@ -35,7 +35,7 @@ use crate::serve::error::ApiError;
 use crate::serve::ledger::Ledger;
 use crate::serve::metrics::FinishedTurn;
 
-/// How long a request whose engine was lost waits for another, and how often it looks.
+/// Longest wait of a request for another engine after its own was lost, and the polling interval.
 const RETRY_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 

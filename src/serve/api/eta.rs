@@ -1,4 +1,4 @@
-//! How long the rest of a prompt will take, from how long its beginning took.
+//! Estimates the time for the rest of a prompt from the time for its beginning.
 //!
 //! A token costs the weights' share and, through attention, a share that grows with its position: the time to position n is
 //! `a n + b n² / 2`, fitted to what was measured (least squares). Before enough is measured nothing is said, because an estimate
@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-/// What has to be measured before anything is said.
+/// Fewest measurements, and smallest measured share of the prompt, for an estimate.
 const LEAST_POINTS: usize = 4;
 const LEAST_SHARE: f64 = 0.05;
 

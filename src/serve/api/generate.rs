@@ -21,7 +21,7 @@ use crate::template::Conversation;
 #[derive(Debug, Clone)]
 pub struct GenerateRequest {
     pub prompt: Prompt,
-    /// How each prompt is answered. Several answers to one prompt draw from `seed`, `seed + 1` and so on.
+    /// Parameters of each answer. Several answers to one prompt use the seeds `seed`, `seed + 1` and so on.
     pub turn: TurnRequest,
     /// Answers to each prompt.
     pub num_choices: usize,
@@ -31,7 +31,7 @@ pub struct GenerateRequest {
     pub request_id: String,
 }
 
-/// What is to be answered.
+/// Prompt of a request.
 #[derive(Debug, Clone)]
 pub enum Prompt {
     Chat(Conversation),
@@ -58,7 +58,7 @@ fn text_bytes(prompt: &TextPrompt) -> usize {
     }
 }
 
-/// Which conversation a request belongs to.
+/// Session that a request belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestSession {
     Stored(InSession),

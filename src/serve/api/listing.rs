@@ -115,7 +115,7 @@ fn entries(app: &App, caller: &Caller) -> Result<(Vec<ListEntry>, HashMap<String
     Ok((entries, roots))
 }
 
-/// What the engines know of their sessions. One that went down meanwhile knows nothing.
+/// Sessions of all engines. An engine that went down meanwhile contributes none.
 fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
     let mut known: HashMap<String, SessionInfo> = HashMap::new();
     for engine in app.engines().up() {
@@ -237,7 +237,7 @@ fn branch_json(listed: &Listed) -> Value {
     })
 }
 
-/// What sessions are shown with.
+/// Data for listing sessions.
 struct Looking<'a> {
     app: &'a App,
     engine: &'a EngineClient,
@@ -303,7 +303,7 @@ impl Looking<'_> {
         session
     }
 
-    /// What of it is in memory, and how its last prompt began.
+    /// Part of it in memory, and the start of its last prompt.
     fn resident(&self, engine_name: &str) -> Value {
         let info = self.in_engines.get(engine_name);
         let Resumes { last, .. } = self.app.conversations().resumes(engine_name);

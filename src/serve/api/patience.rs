@@ -20,10 +20,10 @@ use crate::runtime::Error;
 use crate::serve::App;
 use crate::serve::error::ApiError;
 
-/// How long a stream's head is held back, so that a refusal has a status of its own.
+/// Time that a stream's head is held back, so that an early refusal has a status of its own.
 const HEAD_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a session that another process has is asked for.
+/// Interval for retrying a session that another process holds.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The time that a request has for waiting.

@@ -16,7 +16,7 @@ use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
 use crate::serve::App;
 use crate::serve::wire::answer::{self, CompletionLogprobs};
 
-/// What every object of one answer begins with; `created` is one for all of them.
+/// First members of every object of one answer; `created` is the same in all of them.
 #[derive(Clone)]
 pub struct Head {
     app: App,

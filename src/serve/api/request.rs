@@ -45,7 +45,7 @@ pub struct Completion {
     pub ignored: Vec<String>,
 }
 
-/// How an answer is to come.
+/// Delivery of an answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Streaming {
     pub is_on: bool,
@@ -55,7 +55,7 @@ pub struct Streaming {
     pub usage_in_all: bool,
 }
 
-/// What both endpoints ask in the same words.
+/// Fields that both endpoints share.
 struct Common {
     num_choices: usize,
     sampling: Sampling,
@@ -108,7 +108,7 @@ pub fn chat(
     Ok(ChatBody { request, streaming, shows_reasoning, has_functions, ignored })
 }
 
-/// What the template gets.
+/// Inputs of the chat template.
 pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
     let (conversation, _) = conversation_without_tools(app, fields);
     fields.only("add_generation_prompt", &[true.into()]);
@@ -183,7 +183,7 @@ impl Common {
     }
 }
 
-/// How the fields that both endpoints have are to be read.
+/// Settings for reading the shared fields.
 #[derive(Clone, Copy)]
 struct Reading {
     /// Schemas as their standard has it.

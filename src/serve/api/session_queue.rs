@@ -31,7 +31,7 @@ struct SessionQueue {
     num_places: usize,
 }
 
-/// What a request gets that comes to a session.
+/// Result of joining a session's queue.
 #[derive(Debug)]
 pub enum Entered {
     Turn(SessionTurn),

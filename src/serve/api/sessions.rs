@@ -23,7 +23,7 @@ use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::serve::wire::{Fields, Problems};
 
-/// How long a removal waits for KV that is being saved.
+/// Longest wait of a removal for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Empties a session; it stays, and a branch keeps what was said. Also for one that there is not.

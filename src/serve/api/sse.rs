@@ -20,7 +20,7 @@ use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
 use crate::serve::error::ApiError;
 
-/// How often a silent stream is told that it is alive.
+/// Interval of keep-alive comments in a silent stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -35,7 +35,7 @@ pub trait StreamFormat: Send + 'static {
     /// A prompt has so many tokens.
     fn prompt(&mut self, _total: usize) {}
 
-    /// What was asked about more tokens of a choice's prompt; comes before anything is said of it.
+    /// Encodes log-probabilities of more tokens of a choice's prompt; precedes the choice's text.
     fn scored(&mut self, _choice: usize, _logprobs: Vec<Logprob>) {}
 
     fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value>;

@@ -20,7 +20,7 @@ use crate::template::{Conversation, DateTime};
 /// Tokens that are shown with their text at once; each takes some hundred bytes.
 const MAX_PIECES: usize = 1 << 18;
 
-/// What is to become tokens.
+/// Input to tokenize.
 enum TextSource {
     Text { text: String, options: Encode },
     Chat(Conversation),
@@ -100,7 +100,7 @@ fn render(chat_tokenizer: &ChatTokenizer, conversation: &Conversation) -> Result
         .map_err(|error| crate::runtime::Error::from(error).into())
 }
 
-/// What clients read of a tokenizer's configuration, in vLLM's words.
+/// Tokenizer configuration with vLLM's field names.
 pub async fn tokenizer_info(State(app): State<App>) -> Json<Value> {
     let chat_tokenizer = &app.model().chat_tokenizer;
     let tokenizer = chat_tokenizer.tokenizer();
@@ -162,7 +162,7 @@ pub async fn apply_template(
     Ok((ignored, Json(json!({"prompt": prompt}))))
 }
 
-/// What these endpoints answer with.
+/// Response of these endpoints.
 type TextResponse = (Ignored, Json<Value>);
 
 /// Reads a body whole.

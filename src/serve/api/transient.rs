@@ -32,11 +32,11 @@ const MAX_STRANDS: usize = 16;
 /// Transient sessions of a server, strands or not.
 const MAX_SESSIONS: usize = 1024;
 
-/// Which transient session, and whose.
+/// A transient session and its owner.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransientKey {
     pub owner: Owner,
-    /// What it is called in lists and paths.
+    /// Its id in lists and paths.
     pub id: String,
 }
 
@@ -55,7 +55,7 @@ impl TransientKey {
         Self { owner, id }
     }
 
-    /// What the header that names it says, if there is one.
+    /// Value of the header that names it, if present.
     pub fn in_headers(owner: &Owner, headers: &HeaderMap, names: &[&str]) -> Option<Self> {
         let value = names.iter().filter_map(|name| headers.get(*name)).find(|value| !value.is_empty())?;
         Some(Self::new(owner.clone(), value.as_bytes()))
@@ -90,7 +90,7 @@ struct Strand {
     name: String,
     /// As it was when it last came back.
     saved: SavedSession,
-    /// Nothing while a request has it.
+    /// `None` while a request holds it.
     session_chat: Option<SessionChat>,
     last_used: u64,
 }
@@ -175,7 +175,7 @@ impl Transients {
         removed.map(|bundle| bundle.info(id))
     }
 
-    /// What is behind the lock is whole at every moment.
+    /// Ignores poison: the state behind the lock is consistent at every moment.
     fn shared(&self) -> MutexGuard<'_, TransientTable> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -7,7 +7,7 @@ use crate::runtime::turn::{Answer, AnsweredCall};
 use crate::runtime::{Logprob, Token, Usage};
 use crate::template::ToolCall;
 
-/// What OpenAI's API gives for the log-probability of what cannot be.
+/// OpenAI's log-probability of an impossible token.
 const IMPOSSIBLE: f32 = -9999.0;
 
 /// The bytes that a token stands for.

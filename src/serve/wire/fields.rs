@@ -21,7 +21,7 @@ const MAX_SHOWN: usize = 120;
 /// Names of fields that are noted as passed over.
 const MAX_IGNORED: usize = 32;
 
-/// What is wrong with a request so far, and what of it has no effect.
+/// Errors of a request so far, and fields without effect.
 #[derive(Debug, Default)]
 pub struct Problems {
     /// Fields that nobody took are passed over; nothing where there is no such switch.
@@ -152,7 +152,7 @@ impl<'p> Fields<'p> {
         Fields { left: object, at: String::new(), problems: self.problems }
     }
 
-    /// What a member is called in messages.
+    /// Returns a member's name for messages.
     pub fn path(&self, name: &str) -> String {
         let name = shown(name);
         if self.at.is_empty() { name } else { format!("{}.{name}", self.at) }

@@ -35,7 +35,7 @@ pub fn object(text: &[u8], what: &str) -> Result<Map<String, Value>, String> {
 /// Any value, in which no object gives a name twice.
 #[derive(Clone, Copy)]
 struct Strict<'a> {
-    /// How many more values there may be.
+    /// Remaining number of values.
     num_left: &'a Cell<usize>,
 }
 

@@ -124,7 +124,7 @@ fn reasoning(fields: &mut Fields<'_>, thoughts: Vec<String>) -> Option<String> {
     reasoning
 }
 
-/// What a message's content is made of.
+/// Content of a message.
 #[derive(Default)]
 struct ContentParts {
     content: Option<Content>,

@@ -1,4 +1,4 @@
-//! What an answer must look like, in the spellings of OpenAI, vLLM and llama.cpp.
+//! Reads output constraints in the spellings of OpenAI, vLLM and llama.cpp.
 //!
 //! Invariants: an answer has one form, and two that are asked for are refused; an object of a schema has only the members that
 //! the schema names, unless it opens it or the request asks for the standard's reading ([`OPEN`]).

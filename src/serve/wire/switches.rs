@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::Fields;
 use crate::template::THINKING_SWITCHES;
 
-/// What a chat template makes of names.
+/// Variables that a chat template knows.
 #[derive(Clone, Copy)]
 pub struct Template<'a> {
     /// Whether it reads a variable of this name.
@@ -21,14 +21,14 @@ pub struct Template<'a> {
 /// `reasoning_effort`, the least first; the first two ask for none.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// What is asked of reasoning.
+/// Reasoning that a request asks for.
 #[derive(Default)]
 struct Wish {
     thinks: Option<bool>,
     effort: Option<&'static str>,
 }
 
-/// What a request sets of the template's variables, and whether its reasoning is to be shown.
+/// Template variables of a request, and whether its reasoning is shown.
 pub struct Switches {
     pub kwargs: Map<String, Value>,
     pub shows_reasoning: bool,
@@ -77,7 +77,7 @@ fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, tem
     }
 }
 
-/// What the fields of several vendors ask.
+/// Reads the fields of several vendors.
 fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
     let mut wish =
         Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };

@@ -28,7 +28,7 @@ pub struct MemoryStore {
 struct MemorySession {
     /// As it was when it was last closed.
     saved: SavedSession,
-    /// Nothing while it is open.
+    /// `None` while it is open.
     session_chat: Option<SessionChat>,
 }
 
