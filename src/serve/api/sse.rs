@@ -1,6 +1,6 @@
-//! An answer as server-sent events: `data:` lines with JSON, comments while nothing is said yet, `[DONE]` last.
+//! An answer as server-sent events: `data:` lines with JSON, and comments or the API's own events in a silent stream.
 //!
-//! Invariants: every event leaves whole; after an error event comes `[DONE]` and nothing else; dropping the body drops
+//! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that have it; dropping the body drops
 //! the answer, which cancels it. Comments keep proxies and clients from giving up, and tell people how far a prompt is.
 
 use std::collections::VecDeque;
@@ -25,8 +25,14 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// How a wire format writes a stream: each call gives the objects to send.
+/// Writes the stream of one API. Each call returns the objects to send.
 pub trait StreamFormat: Send + 'static {
+    /// Events have an `event:` line with the member `type` of their object.
+    const NAMES_EVENTS: bool = false;
+
+    /// `data: [DONE]` is the last line.
+    const ENDS_WITH_DONE: bool = true;
+
     fn opening(&mut self) -> Vec<Value>;
 
     /// More of a choice. Called for every token, also those that say nothing yet.
@@ -41,6 +47,16 @@ pub trait StreamFormat: Send + 'static {
     fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value>;
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value>;
+
+    /// Ends a stream that has begun and cannot be completed.
+    fn failed(&mut self, error: &ApiError) -> Vec<Value> {
+        vec![error.body()]
+    }
+
+    /// Returns the API's own event for a silent stream; a comment is sent where it has none.
+    fn keep_alive(&mut self) -> Option<Value> {
+        None
+    }
 }
 
 /// The response that streams `running`.
@@ -92,7 +108,7 @@ impl<C: StreamFormat> EventFeed<C> {
             tokio::select! {
                 biased;
                 update = self.updates.recv() => self.take(update),
-                _ = self.silence.tick() => return Some(comment(self.progress)),
+                _ = self.silence.tick() => return Some(self.keep_alive()),
             }
         }
     }
@@ -117,9 +133,12 @@ impl<C: StreamFormat> EventFeed<C> {
             }
             Some(Update::Finished { choice, finished }) => self.chunks.finished(choice, &finished),
             Some(Update::Ended(totals)) => return self.end(|chunks| chunks.ending(&totals)),
-            Some(Update::Failed(error)) => return self.end(|_| vec![error.body()]),
-            // The task that answers is gone without a word: a bug of ours, and no reason to leave the client waiting.
-            None => return self.end(|_| vec![ApiError::internal("the answer ended early").body()]),
+            Some(Update::Failed(error)) => return self.end(|chunks| chunks.failed(&error)),
+            // A bug: the task that answers has ended without a last update. The client must not wait for one.
+            None => {
+                let error = ApiError::internal("the answer ended early");
+                return self.end(|chunks| chunks.failed(&error));
+            }
         };
         self.push(objects);
     }
@@ -127,13 +146,28 @@ impl<C: StreamFormat> EventFeed<C> {
     fn end(&mut self, last: impl FnOnce(&mut C) -> Vec<Value>) {
         let objects = last(&mut self.chunks);
         self.push(objects);
-        self.ready.push_back(Bytes::from_static(DONE));
+        if C::ENDS_WITH_DONE {
+            self.ready.push_back(Bytes::from_static(DONE));
+        }
         self.is_over = true;
     }
 
     fn push(&mut self, objects: Vec<Value>) {
-        self.ready.extend(objects.iter().map(|object| Bytes::from(format!("data: {object}\n\n"))));
+        self.ready.extend(objects.iter().map(event::<C>));
     }
+
+    fn keep_alive(&mut self) -> Bytes {
+        match self.chunks.keep_alive() {
+            Some(object) => event::<C>(&object),
+            None => comment(self.progress),
+        }
+    }
+}
+
+fn event<C: StreamFormat>(object: &Value) -> Bytes {
+    let name = object["type"].as_str().filter(|_| C::NAMES_EVENTS);
+    let line = name.map(|name| format!("event: {name}\n")).unwrap_or_default();
+    Bytes::from(format!("{line}data: {object}\n\n"))
 }
 
 /// A line that clients pass over.
