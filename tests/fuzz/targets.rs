@@ -216,7 +216,9 @@ pub fn tool_call(data: &[u8]) -> bool {
     for call in &answer.calls {
         let arguments: Result<Map<String, Value>, _> = serde_json::from_str(&call.arguments);
         assert!(arguments.is_ok(), "{:?}: {}", output_markup.tool_calls, call.arguments);
-        assert!(names.contains(&call.name.as_str()), "{}", call.name);
+        // Harmony's calls of tools that were not given are calls, too (src/template/tool_call/harmony.rs).
+        let may_be_any = output_markup.tool_calls == Some(ToolCallFormat::Harmony);
+        assert!(may_be_any || names.contains(&call.name.as_str()), "{}", call.name);
     }
     let ended = whole.iter().filter(|piece| matches!(piece, Piece::CallEnd { .. })).count();
     assert!(answer.calls.is_empty() || answer.calls.len() == ended, "{answer:?}");
