@@ -10,6 +10,7 @@ pub mod hints;
 pub mod json;
 pub mod message;
 pub mod params;
+pub mod responses;
 pub mod shape;
 pub mod switches;
 pub mod tools;

@@ -40,4 +40,4 @@ pub use piece::Piece;
 pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};
 pub use reasoning::{ReasoningFormat, THINKING_SWITCHES};
-pub use tool_call::ToolCallFormat;
+pub use tool_call::{TAGGED_TEXT, TEXT_GRAMMAR, ToolCallFormat};

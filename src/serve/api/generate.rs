@@ -3,8 +3,10 @@
 //! A wire format reads a [`GenerateRequest`] out of a body, hands it to [`drive::begin`](super::drive::begin) and writes the
 //! [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a file beside theirs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::conversations::Placed;
@@ -29,6 +31,13 @@ pub struct GenerateRequest {
     pub session: Option<RequestSession>,
     /// The `x-request-id` in force.
     pub request_id: String,
+    /// What is kept beside the turn; `None` if nothing is.
+    pub note: Option<Arc<dyn TurnNote>>,
+}
+
+/// Makes what a wire format keeps beside a turn that is saved.
+pub trait TurnNote: std::fmt::Debug + Send + Sync {
+    fn note(&self, answer: &Answer) -> Value;
 }
 
 /// Prompt of a request.

@@ -179,7 +179,7 @@ impl Common {
         let is_streamed = streaming.is_on;
         let turn =
             TurnRequest { sampling, limits, logprobs, constraint, is_streamed, ..TurnRequest::default() };
-        GenerateRequest { prompt, turn, num_choices, session, request_id }
+        GenerateRequest { prompt, turn, num_choices, session, request_id, note: None }
     }
 }
 

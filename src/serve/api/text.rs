@@ -94,6 +94,15 @@ fn encode(chat_tokenizer: &ChatTokenizer, source: TextSource) -> Result<Vec<u32>
     }
 }
 
+/// Returns how many tokens the prompt of a conversation has, however far it is beyond the context.
+///
+/// # Errors
+/// Errors of the template and the tokenizer.
+pub fn num_tokens(chat_tokenizer: &ChatTokenizer, conversation: &Conversation) -> Result<usize, ApiError> {
+    let text = render(chat_tokenizer, conversation)?;
+    Ok(chat_tokenizer.tokenizer().encode_chat(&text)?.len())
+}
+
 fn render(chat_tokenizer: &ChatTokenizer, conversation: &Conversation) -> Result<String, ApiError> {
     chat_tokenizer
         .render(conversation, DateTime::utc_now())

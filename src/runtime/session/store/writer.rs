@@ -7,9 +7,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
 use super::log::Log;
-use super::record::{LogRecord, SCHEMA, StoredTurnRecord};
+use super::record::{LogRecord, StoredTurnRecord, Version};
 use super::removal::Forgotten;
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
@@ -95,12 +97,36 @@ impl SessionWriter {
     /// # Errors
     /// Errors of [`Self::append`]; [`Error::InvalidParameter`] if there are fewer turns.
     pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &StoredTurn) -> Result<()> {
+        self.append_noted(turns, model, turn, None)
+    }
+
+    /// As [`Self::append_after`], with a note on the turn. A crash may leave the turn without its note.
+    ///
+    /// # Errors
+    /// Errors of [`Self::append_after`].
+    pub fn append_noted(
+        &mut self,
+        turns: usize,
+        model: &ModelFingerprint,
+        turn: &StoredTurn,
+        note: Option<Value>,
+    ) -> Result<()> {
         let mut records = Vec::new();
         if *model != *self.saved.model {
             records.push(LogRecord::Model { model: model.into() });
         }
-        records.push(LogRecord::Turn { number: turns + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
+        let number = turns + 1;
+        records.push(LogRecord::Turn { number, turn: Box::new(StoredTurnRecord::from(turn)) });
+        records.extend(note.map(|note| LogRecord::Note { number, note }));
         self.write(records)
+    }
+
+    /// Replaces the note on a turn, which counts from 1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] if there is no such turn; [`Error::Store`].
+    pub fn set_note(&mut self, number: usize, note: Value) -> Result<()> {
+        self.write(vec![LogRecord::Note { number, note }])
     }
 
     /// Rewinds to the first `turns` turns, for undo and edits.
@@ -165,8 +191,8 @@ impl SessionWriter {
         Ok(log::scan(&bytes).bodies.into_iter().map(str::to_owned).collect())
     }
 
-    /// Rewrites a file of an older schema with a header of the current one.
-    fn upgrade(&mut self) -> Result<()> {
+    /// Rewrites a file of an older schema with a header of a later one.
+    fn upgrade(&mut self, version: Version) -> Result<()> {
         let mut bodies = self.bodies()?;
         let header = bodies.first().and_then(|body| LogRecord::from_body(body).ok());
         let Some(LogRecord::Header { name, created_ms, model, .. }) = header else {
@@ -175,17 +201,21 @@ impl SessionWriter {
             return Err(StoreError::Damaged { path, line: 1, message }.into());
         };
         let (id, owner) = (Some(self.saved.id.clone()), self.saved.owner.clone());
-        let header = LogRecord::Header { schema: SCHEMA.to_owned(), name, created_ms, model, id, owner };
+        let header = LogRecord::Header { schema: version.schema().to_owned(), name, created_ms, model, id, owner };
         self.saved.version = header.version();
         bodies[0] = header.to_body();
         self.rewrite(&bodies)
     }
 
+    /// Upgrades the file if its schema cannot express one of the records.
+    fn upgrade_for(&mut self, records: &[LogRecord]) -> Result<()> {
+        let needed = records.iter().map(LogRecord::version).max();
+        needed.filter(|needed| *needed > self.saved.version).map_or(Ok(()), |needed| self.upgrade(needed))
+    }
+
     /// Rewrites the file with `records` appended. A crash leaves all of them or none.
     pub(super) fn rewrite_with(&mut self, records: Vec<LogRecord>) -> Result<()> {
-        if records.iter().any(|record| record.version() > self.saved.version) {
-            self.upgrade()?;
-        }
+        self.upgrade_for(&records)?;
         let saved = self.replayed(&records)?;
         let mut bodies = self.bodies()?;
         bodies.extend(records.iter().map(LogRecord::to_body));
@@ -214,9 +244,7 @@ impl SessionWriter {
     }
 
     fn write(&mut self, records: Vec<LogRecord>) -> Result<()> {
-        if records.iter().any(|record| record.version() > self.saved.version) {
-            self.upgrade()?;
-        }
+        self.upgrade_for(&records)?;
         let saved = self.replayed(&records)?;
         self.compact_if_long()?;
         let bodies: Vec<String> = records.iter().map(LogRecord::to_body).collect();
