@@ -62,8 +62,8 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
-/// A member of an answer that came back: taken, and reported unless it is empty.
-fn echoed(fields: &mut Fields<'_>, name: &str) {
+/// Takes a member of an answer that came back, and reports it unless it is empty.
+pub fn echoed(fields: &mut Fields<'_>, name: &str) {
     let is_empty = |value: &Value| match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(members) => members.values().all(Value::is_null),
@@ -230,6 +230,11 @@ fn is_within(value: &Value, levels: usize) -> bool {
         Value::Object(members) => levels > 0 && members.values().all(below),
         _ => true,
     }
+}
+
+/// Returns a value as arguments of a call: as it is, or as text if it lies too deep.
+pub fn as_arguments(value: Value) -> Value {
+    if is_within(&value, MAX_DEPTH) { value } else { Value::String(value.to_string()) }
 }
 
 fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
