@@ -101,7 +101,7 @@ async fn drive(
     let _ = updates.send(last);
 }
 
-/// What may go better next time says when.
+/// Adds Retry-After to errors that a later attempt may not meet.
 pub fn retriable(app: &App, error: ApiError) -> ApiError {
     let is_temporary = matches!(
         error.status,
@@ -206,7 +206,8 @@ impl InFlight {
             drop(place);
             request = back;
             match prepared {
-                Ok(prepared) => {
+                Ok(mut prepared) => {
+                    request.notices.append(&mut prepared.notices);
                     let mut run = Self::new(app, request, begun, prepared);
                     run.has_waited = patience.has_waited();
                     return Ok(run);
@@ -220,7 +221,7 @@ impl InFlight {
     }
 
     fn new(app: &App, request: GenerateRequest, begun: Instant, prepared: Prepared) -> Self {
-        let Prepared { assignment, plans, turn, session, placed } = prepared;
+        let Prepared { assignment, plans, turn, session, placed, .. } = prepared;
         Self {
             app: app.clone(),
             request,
@@ -398,7 +399,7 @@ impl InFlight {
         }
     }
 
-    /// What the engine refuses with. That it is gone is news to others as well, who know when to come back.
+    /// Translates the engine's refusal. A lost engine is reported, so that other requests avoid it and get its Retry-After.
     fn refused(&self, error: Error) -> ApiError {
         let Error::EngineGone = error else { return error.into() };
         if let Some(assignment) = &self.assignment {
@@ -472,7 +473,7 @@ impl InFlight {
         }
         if let (Some(session), Some(assignment)) = (&self.session, &self.assignment) {
             let engine = self.app.engines().instance(&assignment.engine);
-            self.app.conversations().note(session, &started, engine);
+            self.app.conversations().note(session, &started, engine, &self.request.notices);
         }
         let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
         let choice = &mut self.choices[index];

@@ -62,8 +62,8 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
-/// A member of an answer that came back: taken, and reported unless it is empty.
-fn echoed(fields: &mut Fields<'_>, name: &str) {
+/// Takes a member of an answer that came back, and reports it unless it is empty.
+pub fn echoed(fields: &mut Fields<'_>, name: &str) {
     let is_empty = |value: &Value| match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(members) => members.values().all(Value::is_null),
@@ -96,8 +96,8 @@ fn refusal(fields: &mut Fields<'_>) -> Option<Content> {
     fields.text("refusal").filter(|text| !text.is_empty()).map(Content::Text)
 }
 
-/// What was thought, of the names that clients send it back under: the first that says something. Others that say the same are
-/// copies, and what they say beside is reported.
+/// Returns the reasoning of an echoed answer: the first member with text, of the names that clients use. Members with another
+/// text are reported as ignored.
 fn reasoning(fields: &mut Fields<'_>, thoughts: Vec<String>) -> Option<String> {
     let named = ["reasoning_content", "reasoning", "thinking"].map(|name| (name, fields.text(name)));
     let said = thoughts.concat();
@@ -232,6 +232,11 @@ fn is_within(value: &Value, levels: usize) -> bool {
     }
 }
 
+/// Returns a value as arguments of a call: as it is, or as text if it lies too deep.
+pub fn as_arguments(value: Value) -> Value {
+    if is_within(&value, MAX_DEPTH) { value } else { Value::String(value.to_string()) }
+}
+
 fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     let id = fields.text("id");
     fields.only("type", &[json!("function")]);
@@ -353,7 +358,7 @@ mod tests {
         assert_eq!(messages.iter().map(message_json).collect::<Value>(), sent);
     }
 
-    /// What is read from text lies deeper in the record of a turn, which must be read back too.
+    /// Arguments lie deeper in the record of a turn than in their own text, and the record must stay readable.
     #[test]
     fn arguments_that_lie_too_deep_stay_text() {
         let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);

@@ -45,8 +45,20 @@ fn logit_bias(fields: &mut Fields<'_>) -> Option<BTreeMap<u32, f32>> {
 /// `max_completion_tokens` is what counts beside `max_tokens`, its older name, and that beside llama.cpp's. With `may_be_none`
 /// a prompt may be asked about without an answer.
 pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Limits {
+    let max_tokens = max_tokens(fields, &["n_predict", "max_tokens", "max_completion_tokens"], may_be_none);
+    Limits {
+        max_tokens: max_tokens.or(defaults.max_tokens),
+        stop: stop(fields, "stop").unwrap_or_else(|| defaults.stop.clone()),
+        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
+        ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
+        ..defaults.clone()
+    }
+}
+
+/// Reads the limit of tokens, the last of the names counts. With `may_be_none` it may be 0.
+pub fn max_tokens(fields: &mut Fields<'_>, names: &[&str], may_be_none: bool) -> Option<usize> {
     let mut max_tokens = None;
-    for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
+    for name in names {
         match fields.size_or_off(name) {
             Some(0) if !may_be_none => {
                 fields.out_of_range(name, "must be at least 1; leave it out to use the whole context")
@@ -54,13 +66,7 @@ pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> 
             count => max_tokens = count.or(max_tokens),
         }
     }
-    Limits {
-        max_tokens: max_tokens.or(defaults.max_tokens),
-        stop: stop(fields).unwrap_or_else(|| defaults.stop.clone()),
-        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
-        ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
-        ..defaults.clone()
-    }
+    max_tokens
 }
 
 /// The most tokens of a request that end its answer.
@@ -85,9 +91,9 @@ fn stop_ids(fields: &mut Fields<'_>) -> Option<Vec<u32>> {
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 
-/// One string or several.
-fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
-    let values = match fields.take("stop")? {
+/// Reads stop strings: one string or several.
+pub fn stop(fields: &mut Fields<'_>, name: &str) -> Option<Vec<String>> {
+    let values = match fields.take(name)? {
         text @ Value::String(_) => vec![text],
         Value::Array(values) => values,
         _ => Vec::from([Value::Null]), // refused below
@@ -95,13 +101,13 @@ fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let texts: Option<Vec<String>> = values.iter().map(text).collect();
     if texts.is_none() {
-        fields.wrong("stop", "is neither a string nor an array of strings");
+        fields.wrong(name, "is neither a string nor an array of strings");
     }
     if texts.iter().flatten().any(|text| text.len() > MAX_STOP_BYTES)
         || texts.iter().flatten().count() > MAX_STOPS
     {
         let message = format!("is more than {MAX_STOPS} strings, or one of more than {MAX_STOP_BYTES} bytes");
-        fields.out_of_range("stop", &message);
+        fields.out_of_range(name, &message);
         return None;
     }
     texts

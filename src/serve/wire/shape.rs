@@ -12,7 +12,7 @@ use crate::runtime::turn::OutputConstraint;
 /// The switch of a request that leaves objects of schemas open, as the standard has it.
 pub const OPEN: &str = "schema_open";
 
-/// What a request says of schemas: itself, else as the caller does.
+/// Whether schemas allow members that they do not name: the request's own setting, else `default`.
 pub fn is_open(fields: &mut Fields<'_>, default: bool) -> bool {
     fields.flag(OPEN).unwrap_or(default)
 }
@@ -43,11 +43,13 @@ pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint>
     if let [_, second, ..] = &constraints[..] {
         fields.out_of_range(second.param, "is a second form, and an answer has one");
     }
-    let constraint = constraints.into_iter().next()?;
-    Some(OutputConstraint {
-        source: if is_open { constraint.source } else { constraint.source.closed() },
-        ..constraint
-    })
+    constraints.into_iter().next().map(|constraint| closed(constraint, is_open))
+}
+
+/// Closes the objects of a constraint's schema unless `is_open`.
+pub fn closed(constraint: OutputConstraint, is_open: bool) -> OutputConstraint {
+    let source = if is_open { constraint.source } else { constraint.source.closed() };
+    OutputConstraint { source, ..constraint }
 }
 
 /// OpenAI's three forms, and the schema within `json_object` that llama.cpp and Hugging Face write. A schema is enforced

@@ -118,8 +118,15 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
     let conversation = Conversation { messages, tools, kwargs: switched.kwargs, ..Conversation::default() };
     let is_streamed = params.streaming.is_on;
     let mut request = params.request(Prompt::Chat(conversation), session, incoming.request_id);
+    request.notices = left_out(&ignored);
     request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
     Ok(ResponsesBody { request, is_streamed, writer, ignored })
+}
+
+/// Returns a notice for each type of items and tools that the request has for nothing.
+fn left_out(ignored: &[String]) -> Vec<String> {
+    let kinds = ignored.iter().filter(|path| path.starts_with("input[].") || path.starts_with("tools[]."));
+    kinds.map(|path| format!("{path} is of a type that this server does not know and was left out")).collect()
 }
 
 /// Reads `input`, which a request needs unless it continues a response.
