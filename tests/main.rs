@@ -44,6 +44,7 @@ mod serve_clients;
 mod serve_fields;
 mod serve_ops;
 mod serve_owners;
+mod serve_responses;
 mod serve_retry;
 mod serve_sessions;
 mod serve_stream;

@@ -31,7 +31,8 @@ pub fn tool_grammar(
         whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
     let blamed = |error| TurnError::Param { param: "tools", error };
-    let simplified: Result<Vec<Value>> = tools.definitions.iter().map(|tool| simplified(tool, tools)).collect();
+    let simplified: Result<Vec<Value>> =
+        tools.definitions.iter().map(|tool| simplified(tool, tools)).collect();
     let simplified = simplified.map_err(blamed)?;
     match compile(&simplified) {
         Ok(None) => match not_enforced(tools, constraint.is_some()) {

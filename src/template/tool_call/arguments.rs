@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::{TAGGED_TEXT, ToolDefinition};
 use super::coerce::{ArgumentSchema, Types};
 use super::writer::{Writer, escaped};
+use super::{TAGGED_TEXT, ToolDefinition};
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 pub const MAX_DEPTH: usize = 6;

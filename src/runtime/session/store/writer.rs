@@ -201,7 +201,8 @@ impl SessionWriter {
             return Err(StoreError::Damaged { path, line: 1, message }.into());
         };
         let (id, owner) = (Some(self.saved.id.clone()), self.saved.owner.clone());
-        let header = LogRecord::Header { schema: version.schema().to_owned(), name, created_ms, model, id, owner };
+        let header =
+            LogRecord::Header { schema: version.schema().to_owned(), name, created_ms, model, id, owner };
         self.saved.version = header.version();
         bodies[0] = header.to_body();
         self.rewrite(&bodies)
@@ -340,5 +341,36 @@ mod tests {
         let turns = store.read(&name).expect("reads").turns;
         assert_eq!(turns.len(), 1);
         assert_eq!(turns[0].turn, turn(&format!("199 {}", "x".repeat(300))));
+    }
+
+    #[test]
+    fn a_note_stays_with_its_turn() {
+        let folder = tempfile::TempDir::new().expect("a scratch folder");
+        let store = SessionStore::new(folder.path());
+        let name = SessionName::new("a").expect("a name");
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
+        let mut writer = store.create(&name, &model).expect("created");
+        writer.append(&model, &turn("plain")).expect("saved");
+        let transcript =
+            |name: &SessionName| fs::read_to_string(store.path(name).join(TRANSCRIPT)).expect("there");
+        assert!(transcript(&name).contains("llmctl.session.v2"), "older readers read it");
+        writer.append_noted(1, &model, &turn("noted"), Some("first".into())).expect("saved");
+        writer.set_note(2, "second".into()).expect("saved");
+        assert!(writer.set_note(3, "none".into()).is_err(), "there is no such turn");
+        assert!(transcript(&name).contains("llmctl.session.v3"), "older readers refuse it");
+        let notes = |name: &SessionName| -> Vec<Option<Value>> {
+            store.read(name).expect("reads").turns.iter().map(|saved| saved.note.clone()).collect()
+        };
+        let expected = [None, Some(Value::from("second"))];
+        assert_eq!(notes(&name), expected);
+        writer.compact().expect("compacted");
+        assert_eq!(notes(&name), expected);
+        assert!(!transcript(&name).contains("first"), "what it replaces is gone");
+        let branch = writer.branch(None, super::super::BranchReason::Undo).expect("a branch");
+        assert_eq!(notes(branch.name()), expected);
+        writer.truncate(1).expect("truncated");
+        writer.compact().expect("compacted");
+        writer.append_noted(1, &model, &turn("again"), Some("third".into())).expect("saved");
+        assert_eq!(notes(&name), [None, Some(Value::from("third"))]);
     }
 }

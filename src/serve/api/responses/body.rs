@@ -80,7 +80,10 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
         with_template(app, |template| switches(&mut fields, template, app.settings().enable_thinking));
     let mut tools = request::tools(app, &mut fields, schema_open);
     tools.inputs = inputs;
-    let limits = Limits { max_tokens: params::max_tokens(&mut fields, &["max_output_tokens"], false), ..Limits::default() };
+    let limits = Limits {
+        max_tokens: params::max_tokens(&mut fields, &["max_output_tokens"], false),
+        ..Limits::default()
+    };
     let params =
         request::params(app, &engine, &mut fields, limits, Reading { schema_open, may_be_none: false });
     if params.constraint.is_some() && format.is_some() {
@@ -126,7 +129,7 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
 /// Returns a notice for each type of items and tools that the request has for nothing.
 fn left_out(ignored: &[String]) -> Vec<String> {
     let kinds = ignored.iter().filter(|path| path.starts_with("input[].") || path.starts_with("tools[]."));
-    kinds.map(|path| format!("{path} is of a type that this server does not know and was left out")).collect()
+    kinds.map(|path| format!("{path} was left out, because this server has no use for it")).collect()
 }
 
 /// Reads `input`, which a request needs unless it continues a response.
@@ -177,7 +180,9 @@ impl Storing {
     ) -> Result<Option<RequestSession>, ApiError> {
         let caller = &incoming.caller;
         let named = session_of(self.session.clone(), false, &incoming.headers, caller)?;
-        if self.store == Some(false) {
+        // Who does not ask for storing is answered where there is no room for it.
+        let is_stored = self.store.unwrap_or_else(|| previous.is_some() || app.conversations().has_room());
+        if !is_stored {
             if self.session.is_some() {
                 let message = "session_id: a response that is not stored (store: false) is in no session";
                 return Err(ApiError::invalid("session_id", message));
@@ -298,7 +303,9 @@ fn resolve_references(app: &App, caller: &Caller, body: &mut Map<String, Value>)
         }
         let id = item["id"].as_str().unwrap_or_default();
         let stored = match response_of_item(id) {
-            Some((response, at)) => stored::find(app, caller, response)?.map(|found| found.object()["output"][at].clone()),
+            Some((response, at)) => {
+                stored::find(app, caller, response)?.map(|found| found.object()["output"][at].clone())
+            }
             None => None,
         };
         *item = stored.filter(|stored| stored["id"] == id).ok_or_else(|| {

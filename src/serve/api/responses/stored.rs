@@ -155,7 +155,8 @@ fn delete_in(app: &App, key: &SessionKey, turn: usize, is_made_here: bool) -> Re
     let mut opened = opened.map_err(|error| retriable(app, error.into()))?;
     opened.set_note(turn + 1, json!({DELETED: true}))?;
     let is_kept = |note: &Option<Value>| !note.as_ref().is_some_and(|note| note[DELETED] == true);
-    let num_kept = opened.saved().turns.iter().rposition(|saved| is_kept(&saved.note)).map_or(0, |last| last + 1);
+    let num_kept =
+        opened.saved().turns.iter().rposition(|saved| is_kept(&saved.note)).map_or(0, |last| last + 1);
     if num_kept < opened.saved().turns.len() {
         let name = key.engine_name();
         sessions::in_each(app, |engine| engine.reset_session(&name))?;

@@ -286,7 +286,8 @@ mod tests {
     #[test]
     fn sealed_reasoning_is_read_by_the_server_that_sealed_it() {
         let thought = |sealed: String| {
-            let item = json!({"type": "reasoning", "summary": [], "content": null, "encrypted_content": sealed});
+            let item =
+                json!({"type": "reasoning", "summary": [], "content": null, "encrypted_content": sealed});
             let (messages, ignored, checked) = read(json!([item, {"role": "assistant", "content": "a"}]));
             assert_eq!((checked, messages.len()), (Ok(()), 1));
             (messages[0].reasoning.clone(), ignored)
@@ -321,7 +322,11 @@ mod tests {
             (json!({"role": "user", "content": [{"type": "input_text"}]}), 422, "input[1].content[0].text"),
             (json!({"type": "function_call", "name": "f"}), 422, "input[1].call_id"),
             (json!({"type": "function_call_output", "call_id": "c"}), 422, "input[1].output"),
-            (json!({"type": "function_call_output", "call_id": "c", "output": [image]}), 400, "input[1].output[0]"),
+            (
+                json!({"type": "function_call_output", "call_id": "c", "output": [image]}),
+                400,
+                "input[1].output[0]",
+            ),
         ] {
             assert_eq!(refused(item.clone()), (status, param.to_owned()), "{item}");
         }

@@ -184,7 +184,9 @@ mod tests {
     #[test]
     fn the_text_of_a_custom_tool_comes_out_however_its_arguments_are_cut() {
         let text = "*** \"a\"\n\\ \u{1}\u{1f980} é\t";
-        for escaped in [json!({"input": text}).to_string(), r#"{ "input" : "x\ud83e\udd80\u00e9\/" }"#.to_owned()] {
+        for escaped in
+            [json!({"input": text}).to_string(), r#"{ "input" : "x\ud83e\udd80\u00e9\/" }"#.to_owned()]
+        {
             let whole = InputText::default().take(&escaped);
             let expected = serde_json::from_str::<Value>(&escaped).expect("JSON")["input"].clone();
             assert_eq!(Value::from(whole), expected);

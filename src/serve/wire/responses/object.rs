@@ -131,8 +131,11 @@ impl ResponseShape {
 /// Returns the members that repeat a request, as far as its body gives them.
 pub fn repeated(body: &Map<String, Value>) -> Map<String, Value> {
     let given = |name: &str| body.get(name).cloned().unwrap_or_default();
-    let or = |name: &str, default: Value| body.get(name).filter(|value| !value.is_null()).cloned().unwrap_or(default);
-    let reasoning = |name: &str| body.get("reasoning").and_then(|value| value.get(name)).cloned().unwrap_or_default();
+    let or = |name: &str, default: Value| {
+        body.get(name).filter(|value| !value.is_null()).cloned().unwrap_or(default)
+    };
+    let reasoning =
+        |name: &str| body.get("reasoning").and_then(|value| value.get(name)).cloned().unwrap_or_default();
     let members = json!({
         "instructions": given("instructions"),
         "max_output_tokens": given("max_output_tokens"),

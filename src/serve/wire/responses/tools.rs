@@ -107,11 +107,7 @@ fn add_tool(
 }
 
 /// A function, its members flat or within `function`.
-fn add_function(
-    mut tool: Fields<'_>,
-    read: &mut ResponseTools,
-    namespace: Option<Namespace<'_>>,
-) {
+fn add_function(mut tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<Namespace<'_>>) {
     if let Some(members) = tool.object("function") {
         let nested = tool.inside("function", members);
         add_named(nested, read, namespace, false);
@@ -345,9 +341,15 @@ mod tests {
             outcome.read.definitions.iter().map(|tool| &tool["function"]["name"]).collect();
         assert_eq!(names, ["agents__spawn", "agents__say", "patch"]);
         let spawn = &outcome.read.definitions[0]["function"];
-        assert_eq!((&spawn["description"], &spawn["strict"]), (&json!("Helpers.\nStarts one."), &json!(true)));
+        assert_eq!(
+            (&spawn["description"], &spawn["strict"]),
+            (&json!("Helpers.\nStarts one."), &json!(true))
+        );
         let called = outcome.read.names.called("agents__say");
-        assert_eq!((&*called.name, called.namespace.as_deref(), called.is_custom), ("say", Some("agents"), true));
+        assert_eq!(
+            (&*called.name, called.namespace.as_deref(), called.is_custom),
+            ("say", Some("agents"), true)
+        );
         assert_eq!(outcome.read.inputs["patch"], GrammarSource::Lark("start: \"a\"".to_owned()));
         assert_eq!(outcome.choice, Some(json!({"type": "function", "name": "agents__say"})));
     }
@@ -365,7 +367,11 @@ mod tests {
             (json!({"type": "function"}), 422, "tools[1].name"),
             (json!({"type": "function", "name": "g", "parameters": 1}), 422, "tools[1].parameters"),
             (json!({"type": "function", "name": "f"}), 400, "tools[1].name"),
-            (json!({"type": "custom", "name": "g", "format": {"type": "grammar"}}), 422, "tools[1].format.definition"),
+            (
+                json!({"type": "custom", "name": "g", "format": {"type": "grammar"}}),
+                422,
+                "tools[1].format.definition",
+            ),
             (
                 json!({"type": "namespace", "name": "n", "tools": [{"type": "function"}]}),
                 422,
