@@ -17,7 +17,7 @@ const CALL: &str =
 const SPAWN: &str =
     "On it.<tool_call>\n{\"name\": \"agents__spawn\", \"arguments\": {\"n\": 1}}\n</tool_call>";
 const PATCH: &str =
-    "<tool_call>\n{\"name\": \"patch\", \"arguments\": {\"input\": \"+\\\"a\\\\b\\\"\\n\"}}\n</tool_call>";
+    "<tool_call>\n{\"name\": \"patch\", \"arguments\": {\"input\": \"+\\\"a\\\\b\\n\"}}\n</tool_call>";
 const THOUGHT: &str = "Six times seven.\n</think>\n\nForty-two.";
 
 fn build(store: Option<SessionStore>) -> Build {
@@ -101,6 +101,14 @@ fn bare(mut response: Value) -> Value {
         response[name] = Value::Null;
     }
     response
+}
+
+fn cached(response: &Value) -> u64 {
+    response["usage"]["input_tokens_details"]["cached_tokens"].as_u64().expect("a count")
+}
+
+fn total(response: &Value) -> u64 {
+    response["usage"]["total_tokens"].as_u64().expect("a count")
 }
 
 fn text(response: &Value) -> String {
@@ -265,7 +273,7 @@ async fn a_response_is_a_point_in_a_session() {
 
     let fork = respond(&server, "three?", previous).await;
     assert_eq!((text(&fork), &fork["llmctl"]["branch_is_new"]), ("tres".to_owned(), &json!(true)));
-    assert_eq!(fork["usage"]["input_tokens_details"]["cached_tokens"], first["usage"]["total_tokens"]);
+    assert!(cached(&fork) >= total(&first), "warm");
     assert_eq!(store.read(&session).expect("as it was").turns.len(), 2);
     for (previous, messages) in [(&fork, 6), (&second, 6)] {
         let next = respond(&server, "hi", json!({"previous_response_id": previous["id"]})).await;
@@ -389,7 +397,7 @@ async fn calls_and_their_results_come_back() {
         assert_eq!(call["type"], kind);
         match question {
             "spawn" => assert_eq!((&call["name"], &call["namespace"]), (&json!("spawn"), &json!("agents"))),
-            "patch" => assert_eq!(call["input"], "+\"a\\b\"\n"),
+            "patch" => assert_eq!(call["input"], "+\"a\\b\n"),
             _ => assert_eq!(call["arguments"], "{\"city\": \"Oslo\"}"),
         }
         let output = json!({"type": format!("{kind}_output"), "call_id": call["call_id"], "output": "done"});
@@ -434,8 +442,7 @@ async fn reasoning_comes_back_as_text_or_sealed() {
         let input =
             json!([{"role": "user", "content": "think"}, item, message, {"role": "user", "content": "hi"}]);
         let next = server.post(PATH, with(asked.clone(), json!({"input": input}))).await.ok();
-        let cached = &next["usage"]["input_tokens_details"]["cached_tokens"];
-        assert_eq!(*cached, first["usage"]["total_tokens"], "{item}");
+        assert!(cached(&next) >= total(&first), "the tokens of the answer are reused: {item}");
     }
     let plain = respond(&server, "think", thinking()).await;
     assert_eq!(plain["output"][0].get("encrypted_content"), Some(&Value::Null));
@@ -467,7 +474,7 @@ async fn the_text_of_a_custom_tool_follows_its_grammar() {
                     "temperature": 1.0, "seed": seed, "store": false,
                 });
                 let response = respond(&server, NOISE, body).await;
-                let call = &response["output"][0];
+                let call = response["output"].as_array().and_then(|items| items.last()).expect("a call");
                 assert_eq!(
                     (&response["status"], &call["type"]),
                     (&json!("completed"), &json!("custom_tool_call")),
@@ -484,13 +491,12 @@ async fn text_has_the_format_that_is_asked_for() {
     let server = build(None).start();
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]});
     let format = json!({"type": "json_schema", "name": "x", "schema": schema, "strict": true});
-    for format in [format, json!({"type": "json_object"})] {
-        let body = json!({"text": {"format": format}, "max_output_tokens": 400});
-        let response = respond(&server, "hi", body).await;
-        assert_eq!(response["text"]["format"]["type"], format["type"]);
-        let answer: Value = serde_json::from_str(&text(&response)).expect("JSON");
-        assert!(answer.is_object(), "{answer}");
-    }
+    let response = respond(&server, "hi", json!({"text": {"format": format, "verbosity": "low"}})).await;
+    assert_eq!(response["text"]["format"], with(format, json!({"description": null})));
+    let answer: Value = serde_json::from_str(&text(&response)).expect("JSON");
+    assert!(answer["ok"].is_boolean(), "{answer}");
+    let body = json!({"text": {"format": {"type": "json_object"}}, "max_output_tokens": 40});
+    assert!(text(&respond(&server, "hi", body).await).starts_with('{'));
 }
 
 async fn what_is_cut_is_incomplete_and_what_is_too_long_fails() {
