@@ -343,7 +343,7 @@ async fn a_model_that_cannot_reason_takes_an_effort() {
         (json!({"reasoning_effort": "none"}), ""),
         (json!({"reasoning_effort": "minimal"}), ""),
         (json!({"reasoning_effort": "high"}), "reasoning_effort"),
-        (json!({"reasoning": {"effort": "high"}}), "reasoning_effort"),
+        (json!({"reasoning": {"effort": "high"}}), "reasoning.effort"),
         (json!({"enable_thinking": false}), ""),
         (json!({"enable_thinking": true}), "enable_thinking"),
     ] {

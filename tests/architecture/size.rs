@@ -9,7 +9,7 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
     ("src/cli/", 17_800),
-    ("src/serve", 8_200),
+    ("src/serve", 9_400), // three APIs
     ("src/template/", 9_900),
     ("src/runtime/kernel/", 5_800),
     ("src/runtime/", 25_000),

@@ -21,7 +21,7 @@ use crate::runtime::turn::{Delta, OutputConstraint, ToolUse};
 use crate::runtime::{Limits, Token, Usage};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::wire::anthropic::output::{Output, output};
+use crate::serve::wire::anthropic::output::{OutputWishes, output};
 use crate::serve::wire::anthropic::tools::tools;
 use crate::serve::wire::anthropic::{answer, error, hints, messages};
 use crate::serve::wire::switches::fulfil;
@@ -62,7 +62,7 @@ pub async fn count_tokens(
         for name in ["max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"] {
             fields.hint(name);
         }
-        asked(app, fields)
+        prompt_fields(app, fields)
     })
     .await?;
     let count = text::count_of(&app, asked.conversation).await?;
@@ -87,7 +87,7 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
-    let Asked { conversation, tools, constraint, shows_thinking } = asked(app, &mut fields);
+    let PromptFields { conversation, tools, constraint, shows_thinking } = prompt_fields(app, &mut fields);
     let limits = Limits {
         max_tokens: params::max_tokens(&mut fields, &["max_tokens"], false),
         stop: params::stop(&mut fields, "stop_sequences").unwrap_or_default(),
@@ -114,7 +114,7 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
 }
 
 /// What the prompt depends on, and what is read beside it.
-struct Asked {
+struct PromptFields {
     conversation: Conversation,
     tools: ToolUse,
     constraint: Option<OutputConstraint>,
@@ -122,12 +122,12 @@ struct Asked {
 }
 
 /// Reads the fields that both endpoints know.
-fn asked(app: &App, fields: &mut Fields<'_>) -> Asked {
+fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
     let messages = messages::conversation(fields);
     let schema_open = shape::is_open(fields, app.settings().schema_open);
     let tools = tools(fields, schema_open);
     check_tools(app, fields, &tools);
-    let Output { wish, shows_thinking, constraint } = output(fields, schema_open);
+    let OutputWishes { wish, shows_thinking, constraint } = output(fields, schema_open);
     let mut kwargs = Map::new();
     with_template(app, |template| {
         fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking);
@@ -135,7 +135,7 @@ fn asked(app: &App, fields: &mut Fields<'_>) -> Asked {
     hints(fields);
     let conversation =
         Conversation { messages, tools: tools.offered().to_vec(), kwargs, ..Conversation::default() };
-    Asked { conversation, tools, constraint, shows_thinking }
+    PromptFields { conversation, tools, constraint, shows_thinking }
 }
 
 /// What the objects of one answer share.
