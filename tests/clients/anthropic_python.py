@@ -8,7 +8,7 @@ from typing import Literal
 
 import anthropic
 from anthropic import Anthropic
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 BASE_URL, API_KEY = sys.argv[1].removesuffix("/v1"), sys.argv[2]
 client = Anthropic(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
@@ -30,7 +30,7 @@ WEATHER = {
 
 class Light(BaseModel):
     colour: Literal["red", "green"]
-    seconds: int = Field(ge=0, le=99)
+    is_on: bool
 
 
 CHECKS = []
