@@ -21,11 +21,11 @@ pub struct Template<'a> {
 /// `reasoning_effort`, the least first; the first two ask for none.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Reasoning that a request asks for.
+/// Reasoning that a request asks for, each with the field that asks for it.
 #[derive(Default)]
 struct Wish {
-    thinks: Option<bool>,
-    effort: Option<&'static str>,
+    thinks: Option<(bool, &'static str)>,
+    effort: Option<(&'static str, &'static str)>,
 }
 
 /// Template variables of a request, and whether its reasoning is shown.
@@ -43,9 +43,11 @@ pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks:
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
     let wish = wish(fields, &mut shows_reasoning);
-    set_thinking(fields, &mut kwargs, template, wish.thinks, "enable_thinking");
-    if let Some(effort) = wish.effort {
-        set_effort(fields, &mut kwargs, template, effort);
+    if let Some((thinks, name)) = wish.thinks {
+        set_thinking(fields, &mut kwargs, template, thinks, name);
+    }
+    if let Some((effort, name)) = wish.effort {
+        set_effort(fields, &mut kwargs, template, effort, name);
     }
     verbosity(fields, &mut kwargs, template);
     if let Some(thinks) = default_thinks {
@@ -79,12 +81,15 @@ fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, tem
 
 /// Reads the fields of several vendors.
 fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
-    let mut wish =
-        Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };
+    let mut wish = Wish {
+        effort: effort(fields, "reasoning_effort").map(|effort| (effort, "reasoning_effort")),
+        thinks: fields.flag("enable_thinking").map(|thinks| (thinks, "enable_thinking")),
+    };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
-        wish.effort = wish.effort.or(effort(&mut inner, "effort"));
-        wish.thinks = wish.thinks.or(inner.flag("enabled"));
+        let effort = effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort"));
+        let thinks = inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled"));
+        (wish.effort, wish.thinks) = (wish.effort.or(effort), wish.thinks.or(thinks));
         if inner.flag("exclude") == Some(true) {
             *shows_reasoning = false;
         }
@@ -96,14 +101,25 @@ fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
     if let Some(members) = fields.object("thinking") {
         let mut inner = fields.inside("thinking", members);
         match inner.text("type").as_deref() {
-            Some("disabled") => wish.thinks = wish.thinks.or(Some(false)),
-            Some("enabled") => wish.thinks = wish.thinks.or(Some(true)),
+            Some("disabled") => wish.thinks = wish.thinks.or(Some((false, "thinking"))),
+            Some("enabled") => wish.thinks = wish.thinks.or(Some((true, "thinking"))),
             Some("adaptive" | "auto") | None => {}
             Some(_) => inner.out_of_range("type", "is none of enabled, disabled, adaptive and auto"),
         }
         inner.end();
     }
+    ollama(fields, &mut wish);
     wish
+}
+
+/// Reads Ollama's `think`: whether to think, or how much.
+fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
+    const NAME: &str = "think";
+    if fields.is_text(NAME) {
+        wish.effort = wish.effort.or(effort(fields, NAME).map(|effort| (effort, NAME)));
+    } else if let Some(thinks) = fields.flag(NAME) {
+        wish.thinks = wish.thinks.or(Some((thinks, NAME)));
+    }
 }
 
 fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
@@ -120,10 +136,9 @@ fn set_thinking(
     fields: &mut Fields<'_>,
     kwargs: &mut Map<String, Value>,
     template: Template<'_>,
-    thinks: Option<bool>,
+    thinks: bool,
     name: &str,
 ) {
-    let Some(thinks) = thinks else { return };
     let mut is_heard = false;
     for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
         kwargs.entry(variable).or_insert(thinks.into());
@@ -139,6 +154,7 @@ fn set_effort(
     kwargs: &mut Map<String, Value>,
     template: Template<'_>,
     effort: &'static str,
+    name: &str,
 ) {
     let asks_for_none = EFFORTS[..2].contains(&effort);
     let mut is_heard = asks_for_none;
@@ -151,7 +167,7 @@ fn set_effort(
         is_heard = true;
     }
     if !is_heard {
-        fields.ignored("reasoning_effort");
+        fields.ignored(name);
     }
 }
 
