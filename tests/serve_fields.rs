@@ -46,7 +46,10 @@ async fn answers_are_sent_back_as_sdks_do() {
     ]);
     let reply = server.post("/v1/chat/completions", json!({"messages": messages})).await;
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.text);
-    assert_eq!(ignored(&reply), "messages[].parsed, messages[].provider_options, messages[].tool_calls[].function.parsed_arguments");
+    assert_eq!(
+        ignored(&reply),
+        "messages[].parsed, messages[].provider_options, messages[].tool_calls[].function.parsed_arguments"
+    );
     let weird = json!({"messages": [{"role": "weird", "content": "x"}]});
     let refused = server.post("/v1/chat/completions", weird).await;
     assert_eq!(refused.error(), (400, "unsupported_parameter".to_owned(), "messages[0].role".to_owned()));

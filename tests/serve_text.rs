@@ -146,7 +146,7 @@ async fn the_model_by_its_name() {
     }
     let meta = &model["meta"];
     assert_eq!((&meta["n_ctx"], &meta["n_ctx_train"]), (&json!(4096), &json!(2048)));
-    assert_eq!((&meta["n_params"], &meta["size"]), (&json!(61_728), &json!(127_352)));
+    assert_eq!((&meta["n_params"], &meta["size"]), (&json!(61_728), &json!(155_824)));
     assert_eq!(server.get("/models").await.ok(), list, "llama.cpp's and Ollama's path");
     assert_eq!(server.get("/models/org/toy").await.ok(), model);
     let props = server.get("/props").await.ok();

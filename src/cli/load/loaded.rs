@@ -186,7 +186,8 @@ mod scripted {
             let fingerprint =
                 ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
             let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
-            let texts = PreparedTexts { info, chat_tokenizer, fingerprint, source: None, now: OnceCell::new() };
+            let texts =
+                PreparedTexts { info, chat_tokenizer, fingerprint, source: None, now: OnceCell::new() };
             Self { texts, engine: EngineClient::new(script.clone()), compiler }
         }
     }

@@ -74,10 +74,7 @@ pub enum AnswerStart {
     /// Generated tokens of the answer that is continued.
     Tokens(Vec<u32>),
     /// The answer to continue, as a client gives it; put into the model's markup.
-    Message {
-        reasoning: String,
-        content: String,
-    },
+    Message { reasoning: String, content: String },
 }
 
 impl AnswerStart {
