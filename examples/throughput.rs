@@ -28,7 +28,9 @@ use std::time::Instant;
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, Isa, KvType, LoadOptions, kernels_name};
-use llmctl::runtime::{Engine, EngineClient, EngineConfig, Event, Limits, Outcome, Request};
+use llmctl::runtime::{
+    Engine, EngineClient, EngineConfig, EngineSessionName, Event, Limits, Outcome, Request,
+};
 use serde_json::{Value, json};
 
 type Failure = Box<dyn std::error::Error>;
@@ -136,7 +138,7 @@ impl Bench {
     }
 
     fn decode(&mut self, count: usize, depth: usize) -> Result<Value, Failure> {
-        let session = Some(format!("depth {depth}"));
+        let session = Some(EngineSessionName::scoped("depth", depth));
         let mut prompt = match self.depths.remove(&depth) {
             Some(tokens) => tokens,
             None => {

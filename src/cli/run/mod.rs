@@ -26,7 +26,7 @@ use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
-use crate::runtime::{ChatTokenizer, Error, Finish, Outcome, Started};
+use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish, Outcome, Started};
 use answer::{AnswerGeneration, Generated};
 use constraint::ConstraintArgs;
 use report::{Report, ReportForm};
@@ -311,7 +311,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let input = input(llm.texts(), &args, text, system, terminal)?;
     let turn = turn_request(&llm, &args, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
-    answer(&llm, &turn, &plan, &args, &mut |_| Ok(()), terminal)
+    answer(&llm, &turn, &plan, None, &args, &mut |_| Ok(()), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
@@ -359,6 +359,7 @@ fn answer(
     llm: &Loaded,
     turn: &TurnRequest,
     plan: &TurnPlan,
+    session: Option<&EngineSessionName>,
     args: &RunArgs,
     keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
@@ -373,7 +374,7 @@ fn answer(
     let mut report =
         Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&turn.sampling).prefill(prefill);
     let graceful = Graceful::begin();
-    let (engine, planner, session) = (llm.engine(), llm.planner(), args.session.session.as_deref());
+    let (engine, planner) = (llm.engine(), llm.planner());
     let generation = AnswerGeneration { engine, planner, turn, plan, session, graceful: &graceful };
     let generated = generation.run(&mut report).map_err(late_flag_error).and_then(|generated| {
         keep(&generated.answer)?;
