@@ -18,7 +18,6 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
-use super::batch;
 use super::error::{CommandError, Exit};
 use super::input::read_file;
 use super::load::{self, Loaded, ModelInfo};
@@ -283,17 +282,19 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Runs the subcommand.
+/// Checks the flags before the model is loaded, and reads the output constraint.
+pub fn prepare(args: &mut RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
+    check::flags(args)?;
+    check::model(args, terminal)?;
+    args.constraint.read(&mut args.prompt, &args.batch, terminal)
+}
+
+/// Runs the subcommand for one prompt; [`crate::cli::batch::run`] reads many.
 pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     if args.prompt.list_prompts {
         return list_prompts(args.output.output.unwrap_or_default());
     }
-    check::flags(&args)?;
-    check::model(&args, terminal)?;
-    args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
-    if args.batch.batch.is_some() {
-        return batch::run(&args, terminal);
-    }
+    prepare(&mut args, terminal)?;
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
     if let Some(name) = &args.session.session {
