@@ -1,4 +1,4 @@
-//! What a decode step costs beside the model: sampling and the page table. `cargo bench --bench bookkeeping -- [filter]`.
+//! Cost of a decode step beside the model: sampling and the page table. `cargo bench --bench bookkeeping -- [filter]`.
 //!
 //! Times are per token or per call; a step of a small model takes some 4 ms. Logits have the vocabulary of Qwen3
 //! (151,936) and a Gaussian's shape; sequences hold 8,192 tokens.
@@ -33,7 +33,7 @@ fn tokens() -> Vec<u32> {
     (0..SEQUENCE as u32).map(|n| n * 7919 % VOCABULARY as u32).collect()
 }
 
-/// What the name of a benchmark stands for.
+/// Returns the sampling parameters of a benchmark's name.
 fn sampling(name: &str) -> Sampling {
     let plain = Sampling { temperature: 0.7, ..Sampling::default() };
     match name {

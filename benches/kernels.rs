@@ -1,4 +1,4 @@
-//! How near matrix products and attention come to the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
+//! Matrix products and attention against the machine's limits: `cargo bench --bench kernels -- [types] [threads=N] [rounds=N] [isa=NAME]`.
 //!
 //! Every figure is a median over rounds; a round measures the limits and all kernels one after the other, so that a
 //! busy minute meets all of them; with one thread it is processor time. GEMM is `[512, 1024] x [3072, 1024]^T`, GEMV reads 256 MiB of packed weights.

@@ -1,5 +1,5 @@
-//! What the process boundary costs per token: the same requests to an engine in this process and to one in a worker process,
-//! in turns, through the same code.
+//! Cost of the process boundary per token: the same requests, alternating, to an engine in this process and to one in a worker
+//! process, through the same code.
 //!
 //! `cargo run --release --example boundary -- MODEL [llmctl=PATH] [threads=N] [ctx=N] [prompt=N] [tokens=N] [streams=N] [rounds=N]`
 //!

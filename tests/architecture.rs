@@ -102,7 +102,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["clock", "error", "message", "named", "piece"],
 ];
 
-/// What the rest of the crate may name below `runtime::`, besides what runtime/mod.rs re-exports.
+/// Modules below `runtime::` that the rest of the crate may name, besides the re-exports of runtime/mod.rs.
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
     "grammar",

@@ -433,7 +433,7 @@ fn a_tensor_that_nobody_reads_is_refused_and_a_constant_is_not() {
     assert_eq!(tensor, "rwkv.blocks.1.attention.gate.weight");
 }
 
-/// What `--device` means for the families that are described here, it means for these.
+/// `--device` means the same for candle's families as for our own.
 #[test]
 fn the_device_is_candles_and_its_cpu_gives_the_same_bits() {
     let folder = checkpoint("olmo").write();

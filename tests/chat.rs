@@ -17,7 +17,7 @@ use crate::cli::{Place, Ran, finish};
 use crate::common::scripted::{self, CODE, ENDLESS, NUM_THOUGHTS, PLAIN, THOUGHT};
 use crate::common::terminal;
 
-/// How long a step may take on a machine that does a lot besides.
+/// Longest wait for one step, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A context of 2,048 tokens and a ChatML template.
@@ -137,7 +137,7 @@ fn turns(place: &Place, session: &str) -> Vec<Value> {
     json(place, &["sessions", "show", session])["turns"].as_array().expect("turns").clone()
 }
 
-/// What the user said, turn by turn.
+/// Returns the user's messages, turn by turn.
 fn questions(place: &Place, session: &str) -> Vec<String> {
     let turns = turns(place, session);
     let messages = turns.iter().flat_map(|turn| turn["messages"].as_array().expect("messages").clone());

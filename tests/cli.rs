@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 
 use crate::common::fixtures;
 
-/// How a command ended.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,

@@ -320,7 +320,7 @@ fn instruction_sets_and_threads_are_forced_by_variables_and_shown_by_doctor() {
 }
 
 /// No file is looked at before a flag's value is known to mean something here: the code says usage, not that a model is missing.
-/// Which instruction sets a processor may lack is tested in src/cli/args.rs, for every list.
+/// src/cli/args.rs tests every combination of instruction sets; this one needs a real processor.
 #[test]
 fn what_this_machine_lacks_is_a_usage_error_wherever_the_model_is() {
     let user = User::new();

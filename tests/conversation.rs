@@ -68,11 +68,11 @@ struct Chat {
     engine: Engine,
     lines: Arc<Mutex<VecDeque<u32>>>,
     session_chat: SessionChat,
-    /// What the client holds; its spelling is its own.
+    /// The client's copy of the conversation, in the client's own spelling.
     client: Conversation,
 }
 
-/// What the engine said of a turn.
+/// The engine's report of a turn.
 struct Counted {
     started: Started,
     usage: Usage,

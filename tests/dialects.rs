@@ -127,7 +127,7 @@ const FRAMED: [ToolCallFormat; 5] = [
 /// Formats that answer in messages with headers.
 const HEADED: [ToolCallFormat; 2] = [ToolCallFormat::Harmony, ToolCallFormat::MuseGlimmer];
 
-/// What a prompt ends with where that tells how the answer begins.
+/// Returns the end of a prompt from which the parser learns how the answer begins; empty for formats without one.
 fn tail(format: ToolCallFormat) -> &'static str {
     match format {
         ToolCallFormat::Harmony | ToolCallFormat::MuseGlimmer => "<|start|>assistant",
@@ -624,7 +624,7 @@ fn harmony_messages() {
     assert_eq!(prefilled.content, "Hi <b");
 }
 
-/// What can be said before the end is said before the end.
+/// The parser returns pieces as soon as they are certain.
 #[test]
 fn pieces_come_early() {
     let mut parser = OutputParser::new(&output_markup(ToolCallFormat::Hermes), &tools(), "");
@@ -795,7 +795,7 @@ fn tokens(text: &str) -> Vec<u32> {
     text.bytes().map(u32::from).collect()
 }
 
-/// How many bytes a grammar takes, and whether it may end there.
+/// Returns how many bytes a grammar accepts, and whether it may end there.
 pub fn taken(lark: &str, text: &str) -> (usize, bool) {
     let mut matcher = byte_matcher(lark);
     let count = matcher.try_consume_tokens(&tokens(text)).expect("the parser works");

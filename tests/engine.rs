@@ -459,7 +459,7 @@ fn only_rows_that_sample_ask_for_logits() {
     assert_eq!(wants, [0, 0, 1, 1, 1]);
 }
 
-/// What a request was told of its prompt.
+/// Returns the log-probabilities of a request's prompt.
 fn scores(answer: &Answer) -> Vec<Logprob> {
     let told = answer.events.iter().filter_map(|event| match event {
         Event::Prompt { logprobs } => Some(logprobs.clone()),

@@ -245,7 +245,7 @@ fn templates_in_notations_without_a_fixture_are_known_by_their_calls() {
     }
 }
 
-/// What each published template is taken for, and on what evidence.
+/// The tool-call format detected for each published template, with its evidence.
 #[test]
 fn what_published_templates_show() {
     let Some(templates) = templates() else { return };

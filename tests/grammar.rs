@@ -84,7 +84,7 @@ fn is_complete(answer: &Answer) -> bool {
     matches!(answer.finish(), Finish::Eos(_) | Finish::Complete)
 }
 
-/// What came of many schemas.
+/// Results over many schemas.
 #[derive(Debug, Default)]
 struct Counts {
     completed: usize,
@@ -151,7 +151,7 @@ fn count_refusal(Schema { name, schema }: &Schema, error: &GrammarError, counts:
     }
 }
 
-/// What is wrong with a completed answer.
+/// Returns why a completed answer does not match its schema; `None` if it does.
 fn problem(Schema { name, schema }: &Schema, text: &str) -> Option<String> {
     let mut value: Value = match serde_json::from_str(text) {
         Ok(value) => value,

@@ -126,7 +126,7 @@ fn it_says_the_same_on_every_processor_and_in_any_company() {
     }
 }
 
-/// What a black-box test of servers asks: seven demands, here with the model that everybody has.
+/// Seven requirements of a black-box test of servers, met with the built-in model.
 mod served {
     use super::*;
 

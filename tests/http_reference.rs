@@ -33,7 +33,7 @@ fn documented_routes(page: &str) -> BTreeSet<String> {
     rows.map(|row| row.split('`').next().expect("a route").to_owned()).collect()
 }
 
-/// What stands between backquotes or in code, and what is said plainly, from `--` on.
+/// Returns the flags of a page, from `--` on, in code and in plain text.
 fn flags_in(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let words = text.split(|c: char| !is_part(c));

@@ -51,7 +51,7 @@ fn label(n: u32) -> PageLabel {
     }
 }
 
-/// What the `n`th page holds; no two pages hold the same.
+/// Returns the content of the `n`th page. No two pages have the same content.
 fn payload(n: u32, num_bytes: usize) -> Vec<u8> {
     let mut next = random(u64::from(n) ^ 0xABCD);
     (0..num_bytes.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(num_bytes).collect()
@@ -126,7 +126,7 @@ fn load(store: &DiskStore, n: u32, num_bytes: usize) -> Answer {
     answers(store, [label(n)], num_bytes).remove(&label(n).key).expect("answered")
 }
 
-/// Which of the pages come back; those that do are as they were saved, the others are merely absent.
+/// Returns the pages that the store still has. Those must be as they were saved.
 fn present(store: &DiskStore, pages: impl IntoIterator<Item = u32>, num_bytes: usize) -> Vec<u32> {
     let pages: Vec<u32> = pages.into_iter().collect();
     let answers = answers(store, pages.iter().map(|&n| label(n)), num_bytes);

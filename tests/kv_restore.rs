@@ -254,7 +254,7 @@ fn a_limit_below_a_page_is_said() {
     assert!(notices.len() == 1 && notices[0].contains("less than a page"), "{notices:?}");
 }
 
-/// What is in memory of a session is not given away for what comes back from disk.
+/// Restoring pages from disk must not evict a session's pages that are in memory.
 #[test]
 fn sessions_that_take_turns_in_too_little_memory_come_back_whole() {
     let root = tempfile::tempdir().expect("tempdir");

@@ -1,5 +1,5 @@
-//! What the type of the KV costs, and that it costs nothing else: rounded keys and values stay close to exact ones, and in
-//! every type chunks, company, copied pages and pages that were exported and imported change no bit.
+//! Error of each KV type: rounded keys and values stay close to exact ones. In every type, chunks, company, copied pages and
+//! exported and imported pages change no bit.
 
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};

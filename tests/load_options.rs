@@ -1,4 +1,4 @@
-//! What loading does besides reading: conversion, context and memory, multimodal nesting, real configurations.
+//! Loading beyond reading files: conversion, context and memory, multimodal nesting, real configurations.
 
 use std::collections::BTreeMap;
 use std::path::Path;

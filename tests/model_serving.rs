@@ -430,7 +430,7 @@ fn a_call_goes_out_and_its_result_comes_in_warm() {
     }
 }
 
-/// What the launchers of the reference configure, where it comes from here, and the flag that overrides it.
+/// Settings of the reference's launchers, their source here, and the flag that overrides each.
 const KNOBS: [(&str, &str, &str); 12] = [
     (
         "beginning of sequence",

@@ -21,7 +21,7 @@ use crate::common::golden::{
 /// Largest absolute difference of a logit where both are right.
 const TOLERANCE: f32 = 1e-4;
 
-/// How far the measured size of a known disagreement may move before the entry is out of date.
+/// Largest change of the measured size of a known disagreement before its entry counts as out of date.
 const DRIFT: f32 = 0.05;
 
 /// A family and prompt on which candle-transformers is wrong, and by how much.

@@ -1,5 +1,5 @@
-//! What multiplying in integers costs: models with quantised matrices as stored, where activations are rounded to 8 bits,
-//! against the same matrices widened to f32 on load. And that it changes nothing about batches: chunks give the same bits.
+//! Error of integer products: models with quantised matrices as stored, where activations are rounded to 8 bits, against the
+//! same matrices widened to f32 on load. Chunks and batches give the same bits.
 
 use llmctl::runtime::load::LoadOptions;
 

@@ -132,7 +132,7 @@ fn tensors(folder: &Path, has_experts: bool) -> Vec<(String, Tensor)> {
     found
 }
 
-/// What the converter says of either checkpoint; 5 blocks, of which the last predicts.
+/// Metadata that the converter writes for both checkpoints. Of the 5 blocks, the last predicts further tokens.
 const COUNTS: [(&str, u32); 14] = [
     ("context_length", 2048),
     ("embedding_length", 32),

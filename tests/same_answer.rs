@@ -453,7 +453,7 @@ impl Dice {
     }
 }
 
-/// What a turn of some session may ask, given what that session and another one hold.
+/// Returns a prompt for the next turn of a session that holds `own`, beside one that holds `other`.
 fn next_prompt(subject: &Subject, dice: &mut Dice, own: &[u32], other: &[u32]) -> Vec<u32> {
     let more = subject.stranger(dice.below(60), 1 + dice.below(50));
     let kept = match dice.below(6) {

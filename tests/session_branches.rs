@@ -1,5 +1,4 @@
-//! What is taken out of a conversation stays beside it, and files of the first schema go on: nothing is lost by an undo, an
-//! edit, a restore, a rename, or a newer llmctl.
+//! An undo, edit, restore or rename keeps removed turns as a branch, and files of the first schema still open.
 
 use std::fs;
 use std::path::PathBuf;

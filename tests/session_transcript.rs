@@ -129,7 +129,7 @@ fn plain_conversations_resume_with_every_template() {
     }
 }
 
-/// How each family's model writes a call.
+/// Returns a call as the model of this family writes it.
 pub fn spoken(file: &str, name: &str, arguments: &Json) -> String {
     match file {
         LLAMA31 | LLAMA32 => format!(r#"{{"name":"{name}","parameters":{arguments}}}"#),

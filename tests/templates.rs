@@ -26,7 +26,7 @@ fn render(source: &str, variables: &Map<String, Json>) -> Result<String, Templat
     ChatTemplate::new(source, SpecialTokens::default())?.render_variables(variables, pinned())
 }
 
-/// What a reference says: a text, the template's own refusal, or another error.
+/// A reference's result: a text, the template's own `raise_exception`, or another error.
 enum Expected<'j> {
     Text(&'j str),
     Raised(&'j str),

@@ -358,7 +358,7 @@ fn composed(text: &str) -> String {
     text.get().to_owned()
 }
 
-/// Which bytes have a token. The vocabularies of SmolLM and Falcon lack some control characters.
+/// Returns whether each byte has a token of its own. The vocabularies of SmolLM and Falcon lack some control characters.
 fn single_bytes(tokenizer: &Tokenizer) -> [bool; 256] {
     let mut has = [false; 256];
     for id in 0..tokenizer.vocab_size() as u32 {

@@ -14,7 +14,7 @@ use crate::common::scripted::{self, NUM_THOUGHTS, PLAIN, THOUGHT};
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::ask;
 
-/// What an answer consists of. A call is its tool and its arguments.
+/// The parts of an answer. A call is its tool and its arguments.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Parts {
     content: String,

@@ -108,7 +108,7 @@ fn strangers_share_the_pages_of_a_system_prompt() {
     assert_eq!(engine.load().num_sessions, 1, "strangers take no place");
 }
 
-/// Nobody had computed it when they came, and still it is computed once.
+/// None of the requests finds the prompt computed when it arrives; it is still computed once.
 #[test]
 fn strangers_that_come_together_compute_a_system_prompt_once() {
     let (mut engine, log) = Setup { step_tokens: 40, ..Setup::default() }.engine_and_log(counting(64));

@@ -23,7 +23,7 @@ fn spec() -> EngineSpec {
     Setup { context_length: 1 << 18, ..Setup::default() }.engine(counting(64)).spec().clone()
 }
 
-/// What a stream says, without its times.
+/// Returns the events of a stream as text, without times.
 fn told(stream: EventStream) -> Vec<String> {
     let shown = |event: Event| match event {
         Event::Done(outcome) => format!("{:?} {:?} {}", outcome.finish, outcome.usage, outcome.seed),

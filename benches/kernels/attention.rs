@@ -92,5 +92,5 @@ impl Subject {
     }
 }
 
-/// What the columns of [`Subject::line`] are.
+/// Column titles of [`Subject::line`].
 pub const HEADER: &str = "kv     one row GB/s  % read | 512 rows GFLOP/s  % peak";

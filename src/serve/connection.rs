@@ -359,7 +359,7 @@ impl<S> Metered<S> {
         Self { stream, info }
     }
 
-    /// Nobody wakes the reader of a client that waits: what is written to it goes on, and looking after it does.
+    /// Polls for a client that closed its sending side. No event wakes the reader of a silent client, so writes go on meanwhile.
     fn at_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         S: AsyncWrite + HalfOpen + Unpin,

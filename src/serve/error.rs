@@ -161,8 +161,7 @@ impl From<TurnError> for ApiError {
     }
 }
 
-/// What a client is told where the error itself names a place on this machine, which is for the operator's log. Nothing where
-/// the error can be told as it is.
+/// Returns the message for a client if the error itself names a path of this machine, which only the log may show; else `None`.
 fn told(error: &Error) -> Option<String> {
     let message = match error {
         Error::Store(StoreError::Io { .. }) => "the session could not be read or written".to_owned(),

@@ -18,7 +18,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(1);
 /// Interval for checking a client that has closed its side.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// What systems ask each other, in silence, after so long, and how often without an answer.
+/// TCP keep-alive: interval of probes on a silent connection, and unanswered probes before it counts as lost.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_RETRIES: u32 = 3;
 

@@ -28,7 +28,7 @@ pub struct CallEvidence {
     pub is_printed: bool,
 }
 
-/// How a template treats system messages.
+/// A template's treatment of system messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SystemMessages {
     #[default]

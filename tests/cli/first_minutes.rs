@@ -1,5 +1,5 @@
-//! What somebody meets who has just installed llmctl: nothing but what is needed on stderr, examples that work, errors that say
-//! where a value came from, and help for names that other tools use.
+//! The first minutes after an installation: a quiet stderr, examples that work, errors that name the source of a value, and
+//! help for names that other tools use.
 
 use std::process::Stdio;
 
@@ -290,7 +290,7 @@ fn examples() -> Vec<String> {
     found
 }
 
-/// What an example does without a model of the user's.
+/// Examples that need a model of the user's name it in their error.
 #[test]
 fn every_example_runs_as_it_stands_or_names_a_model() {
     let examples = examples();

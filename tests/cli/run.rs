@@ -15,7 +15,7 @@ fn run(args: &[&str]) -> Option<Ran> {
     Some(llmctl(&[&["run", "--model", &model], args].concat()))
 }
 
-/// How the model goes on greedily.
+/// The model's greedy continuation.
 const STORY: &str = ", there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball.";
 
 #[test]

@@ -101,7 +101,7 @@ fn floats(tensor: &TensorView<'_>) -> Vec<f32> {
     tensor.data().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4 bytes"))).collect()
 }
 
-/// How the parity table loads: everything in f32.
+/// Load options of the parity table: everything in f32.
 pub fn exact() -> LoadOptions {
     LoadOptions {
         device: Device::Cpu(cpu(2)),

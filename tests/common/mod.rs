@@ -1,4 +1,4 @@
-//! What several test modules share: fixtures, writers of small model files.
+//! Shared by test modules: fixtures, writers of small model files.
 
 pub mod alloc;
 pub mod gguf;

@@ -18,7 +18,7 @@ use super::golden::parity_folder;
 /// No working machine takes so long.
 pub const PATIENT: Timeouts = Timeouts { start: Duration::from_secs(60), answer: Duration::from_secs(60) };
 
-/// Who is at the other end, and what became of it.
+/// The other end of a connection, with its state.
 #[derive(Default)]
 pub struct Other {
     state: Mutex<OtherState>,
@@ -29,7 +29,7 @@ pub struct Other {
 struct OtherState {
     is_killed: bool,
     is_over: bool,
-    /// What it says when it is asked whether it has worked.
+    /// Its answer to the health check.
     works: bool,
 }
 

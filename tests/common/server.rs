@@ -54,7 +54,7 @@ pub const MODEL: &str = "org/toy";
 const HEADER: &str = "<|im_start|>assistant\n";
 const USER: &str = "<|im_start|>user\n";
 
-/// Which kind of engine answers.
+/// The kind of engine behind the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     Thread,
@@ -93,7 +93,7 @@ macro_rules! both_kinds {
 }
 pub(crate) use both_kinds;
 
-/// What the model says to what.
+/// Answers of the model, by prompt.
 #[derive(Clone)]
 pub struct Script {
     tokenizer: Arc<Tokenizer>,
@@ -228,7 +228,7 @@ impl Gate {
     }
 }
 
-/// What a test server is made of.
+/// Parts of a test server.
 pub struct Build {
     pub template: Option<String>,
     pub answers: Vec<(&'static str, String)>,
@@ -511,7 +511,7 @@ pub fn pieces(response: Response) -> impl futures_util::Stream<Item = Bytes> + U
     response.into_body().into_data_stream().map(|piece| piece.expect("a body"))
 }
 
-/// What differs from run to run, made the same: ids, times and rates.
+/// Replaces what differs from run to run: ids, times and rates.
 pub fn redacted(value: &Value) -> Value {
     let mut ids = HashMap::new();
     redact(value, "", &mut ids)

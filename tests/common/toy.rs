@@ -94,7 +94,7 @@ impl ToyModel {
         }
     }
 
-    /// What the row's token can look back on, the same whichever group tells it.
+    /// Returns the tokens that a row attends to. All groups must agree on them.
     fn history(&self, batch: &Batch<'_>, row: &Row) -> Vec<u32> {
         let table = batch.tables[row.sequence];
         let told = self.spec.groups.iter().enumerate().map(|(group, spec)| match spec.kind {

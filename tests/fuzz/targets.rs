@@ -1,4 +1,4 @@
-//! What fuzzing calls: one function per format that comes from outside, each through the functions that the product uses.
+//! Fuzz targets: one function per format that comes from outside, through the functions that the product uses.
 //!
 //! A target may not panic, hang or take memory beyond its input's size, and holds what it reads to the promises of its module.
 //! `fuzz/` runs these with coverage as the guide; `tests/fuzzing.rs` replays what was found. No model is needed.

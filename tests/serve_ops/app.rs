@@ -40,7 +40,7 @@ pub struct Site {
     pub app: App,
 }
 
-/// How a site differs from one with all defaults.
+/// Settings of a test server that differ from the defaults.
 #[derive(Default)]
 pub struct Options {
     pub policy: Policy,
@@ -64,7 +64,7 @@ impl Site {
         address(&self.server)
     }
 
-    /// What `/metrics` says of one sample, by its whole name.
+    /// Returns the value of one sample of `/metrics`, named with its labels.
     pub fn metric(&self, name: &str) -> f64 {
         metric(&super::client::get(self.address(), "/metrics").body, name)
     }

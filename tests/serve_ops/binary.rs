@@ -39,7 +39,7 @@ pub fn start_as_told(place: Place, args: &[&str]) -> (Serving, Vec<String>) {
     (Serving { address, child, place }, said)
 }
 
-/// What it says up to the line that tells where it is, or to its end.
+/// Returns the lines up to the one with the address, or to the end of the stream.
 pub fn until_listening(stderr: &mut impl Read) -> Vec<String> {
     let mut lines = Vec::new();
     while !lines.last().is_some_and(|line: &String| line.is_empty() || line.starts_with("listening on ")) {
@@ -49,7 +49,7 @@ pub fn until_listening(stderr: &mut impl Read) -> Vec<String> {
 }
 
 impl Serving {
-    /// How it ended, and what it said since it listened.
+    /// Waits for the end; returns the exit status and what stderr said since the address.
     pub fn end(mut self) -> (ExitStatus, String) {
         let mut said = String::new();
         self.child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("UTF-8");

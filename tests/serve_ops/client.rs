@@ -66,7 +66,7 @@ pub fn get(address: SocketAddr, path: &str) -> Reply {
 }
 
 impl Client<TcpStream> {
-    /// Nothing more is asked on this connection; answers are read.
+    /// Closes the sending side. Answers can still be read.
     pub fn end_asking(&mut self) {
         self.stream.get_mut().shutdown(std::net::Shutdown::Write).expect("it is open");
     }

@@ -122,7 +122,7 @@ fn send(pid: u32, number: i32) {
     unsafe { libc::kill(pid, number) };
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, PartialEq)]
 enum Ending {
     Answer(String),

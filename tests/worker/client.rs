@@ -79,7 +79,7 @@ impl Client {
         self.send_raw(format!("{line}\n").as_bytes());
     }
 
-    /// Whatever it is.
+    /// Sends bytes that need not be a valid line.
     #[track_caller]
     pub fn send_raw(&mut self, bytes: &[u8]) {
         let input = self.input.as_mut().expect("not closed");

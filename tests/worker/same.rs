@@ -31,7 +31,7 @@ fn cases() -> Vec<(Vec<&'static str>, Value)> {
     ]
 }
 
-/// What `run --output jsonl` said.
+/// Returns the lines of `run --output jsonl`.
 fn run(flags: &[&str]) -> Vec<Value> {
     let model = model();
     let args = ["run", "--model", &model, "--raw", PROMPT, "--max-tokens", "30", "--output", "jsonl"];

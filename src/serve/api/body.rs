@@ -1,4 +1,4 @@
-//! What comes in besides fields: JSON bodies and names in paths and headers, refused in OpenAI's envelope.
+//! Extractors of JSON bodies and of names in paths and headers, with refusals in OpenAI's envelope.
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};

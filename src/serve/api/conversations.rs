@@ -52,7 +52,7 @@ enum ConversationStore {
     Memory(MemoryStore),
 }
 
-/// Which stored session: names are their owner's.
+/// Key of a stored session. Each owner has names of its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionKey {
     pub owner: Owner,
@@ -73,7 +73,7 @@ impl SessionKey {
     }
 }
 
-/// What a turn is to be: of the messages that a client sends.
+/// How a client's messages continue a session.
 #[derive(Debug, Clone, Copy)]
 pub enum NextMessages<'a> {
     /// They follow what is saved.

@@ -102,7 +102,7 @@ async fn drive(
     let _ = updates.send(last);
 }
 
-/// What may go better next time says when.
+/// Adds Retry-After to errors that a later attempt may not meet.
 pub fn retriable(app: &App, error: ApiError) -> ApiError {
     let is_temporary = matches!(
         error.status,
@@ -399,7 +399,7 @@ impl InFlight {
         }
     }
 
-    /// What the engine refuses with. That it is gone is news to others as well, who know when to come back.
+    /// Translates the engine's refusal. A lost engine is reported, so that other requests avoid it and get its Retry-After.
     fn refused(&self, error: Error) -> ApiError {
         let Error::EngineGone = error else { return error.into() };
         if let Some(assignment) = &self.assignment {

@@ -80,7 +80,7 @@ impl Eta {
 mod tests {
     use super::*;
 
-    /// What is said at `share` of a prompt that takes `time(n)`, in chunks of 512, as a multiple of what is true.
+    /// Returns estimated / true time left, after `share` of a prompt of which `n` tokens take `time(n)`, in chunks of 512.
     fn error(start: usize, total: usize, share: f64, time: impl Fn(f64) -> f64) -> f64 {
         let mut eta = Eta::new(start);
         let mut done = start;

@@ -35,7 +35,7 @@ pub struct Patience<'a> {
     begun: Instant,
     /// Nothing: as long as it takes.
     give_up_at: Option<Instant>,
-    /// What is said then.
+    /// The error after the deadline.
     refusal: ApiError,
     has_waited: bool,
 }
@@ -70,10 +70,10 @@ impl<'a> Patience<'a> {
         self.has_waited
     }
 
-    /// What comes of the future, in time.
+    /// Waits for the future until the deadline.
     ///
     /// # Errors
-    /// That it was too late, or nobody waits any more.
+    /// The deadline has passed, or the client has left.
     pub async fn until<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ApiError> {
         self.has_waited = true;
         let mut future = pin!(future);

@@ -1,4 +1,4 @@
-//! What the answers of all endpoints have in common: who answers, and what it cost.
+//! Members that the answers of all endpoints share: model, usage and timings.
 
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};

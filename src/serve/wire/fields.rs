@@ -311,7 +311,7 @@ impl<'p> Fields<'p> {
         self.unsupported(name, &what);
     }
 
-    /// What is left must be hints, unless others are passed over as well.
+    /// Ends the object: members that are left must be hints, unless the reader is lenient.
     pub fn end(self) {
         let Self { left, at, problems } = self;
         let path = |name: &str| if at.is_empty() { shown(name) } else { format!("{at}.{}", shown(name)) };

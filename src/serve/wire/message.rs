@@ -96,8 +96,8 @@ fn refusal(fields: &mut Fields<'_>) -> Option<Content> {
     fields.text("refusal").filter(|text| !text.is_empty()).map(Content::Text)
 }
 
-/// What was thought, of the names that clients send it back under: the first that says something. Others that say the same are
-/// copies, and what they say beside is reported.
+/// Returns the reasoning of an echoed answer: the first member with text, of the names that clients use. Members with another
+/// text are reported as ignored.
 fn reasoning(fields: &mut Fields<'_>, thoughts: Vec<String>) -> Option<String> {
     let named = ["reasoning_content", "reasoning", "thinking"].map(|name| (name, fields.text(name)));
     let said = thoughts.concat();
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(messages.iter().map(message_json).collect::<Value>(), sent);
     }
 
-    /// What is read from text lies deeper in the record of a turn, which must be read back too.
+    /// Arguments lie deeper in the record of a turn than in their own text, and the record must stay readable.
     #[test]
     fn arguments_that_lie_too_deep_stay_text() {
         let nested = |levels: usize| "[".repeat(levels) + &"]".repeat(levels);

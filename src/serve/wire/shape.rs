@@ -12,7 +12,7 @@ use crate::runtime::turn::OutputConstraint;
 /// The switch of a request that leaves objects of schemas open, as the standard has it.
 pub const OPEN: &str = "schema_open";
 
-/// What a request says of schemas: itself, else as the caller does.
+/// Whether schemas allow members that they do not name: the request's own setting, else `default`.
 pub fn is_open(fields: &mut Fields<'_>, default: bool) -> bool {
     fields.flag(OPEN).unwrap_or(default)
 }
