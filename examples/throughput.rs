@@ -116,7 +116,7 @@ impl Bench {
         &self,
         prompt: Vec<u32>,
         count: usize,
-        session: Option<String>,
+        session: Option<EngineSessionName>,
     ) -> Result<(Outcome, Vec<u32>), Failure> {
         let stream = self.engine.submit(request(prompt, count, session))?;
         let mut generated = Vec::new();
@@ -203,7 +203,7 @@ impl Bench {
     }
 }
 
-fn request(prompt: Vec<u32>, count: usize, session: Option<String>) -> Request {
+fn request(prompt: Vec<u32>, count: usize, session: Option<EngineSessionName>) -> Request {
     let limits = Limits { max_tokens: Some(count), ignore_eos: true, ..Limits::default() };
     Request { prompt, limits, session, ..Request::default() }
 }

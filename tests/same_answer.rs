@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::common::cpu;
 use crate::common::golden::{FAMILIES, Fed, exact, golden_prompts, parity_folder, parity_gguf};
 use crate::common::k_quants::{VOCAB, write_k_quants};
+use crate::common::named;
 use crate::common::toy::{Answer, drain, limited, run_all, run_one, seeded, step};
 use crate::common::watched::{Truth, Watched, bits};
 

@@ -516,7 +516,7 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
             prompt.truncate(keep.index(prompt.len() + 1).min(60));
             prompt.extend(more);
             let request = Request {
-                session: name.map(|name| (*name).to_owned()),
+                session: name.map(|name| named(name)),
                 sampling: Sampling { ..seeded(seed) },
                 ..limited(&prompt, max_tokens.min(127 - prompt.len().min(126)))
             };
@@ -538,8 +538,8 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
         Action::Cancel(_) | Action::Steps(_) | Action::Restart => {}
         // Refused while busy, unknown or full: then nothing may change, which the answers show.
         Action::Fork(from, to) => drop(engine.fork_session(&named(NAMES[from]), &named(NAMES[to]))),
-        Action::Reset(which) => drop(engine.reset_session(NAMES[which])),
-        Action::Close(which) => drop(engine.close_session(NAMES[which])),
+        Action::Reset(which) => drop(engine.reset_session(&named(NAMES[which]))),
+        Action::Close(which) => drop(engine.close_session(&named(NAMES[which]))),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{EngineSlot, Health};
 use super::error::ApiError;
-use crate::runtime::{EngineClient, EngineLoad};
+use crate::runtime::{EngineClient, EngineLoad, EngineSessionName};
 
 /// All engines of a server.
 pub struct Engines {

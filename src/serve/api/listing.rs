@@ -135,7 +135,7 @@ fn in_engines(app: &App) -> Result<HashMap<EngineSessionName, SessionInfo>, ApiE
     Ok(known)
 }
 
-fn is_with(app: &App, name: &str, engine: &EngineClient) -> bool {
+fn is_with(app: &App, name: &EngineSessionName, engine: &EngineClient) -> bool {
     app.engines().of(name).is_ok_and(|own| own.is_same(engine))
 }
 

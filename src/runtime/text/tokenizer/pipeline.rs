@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::{
-    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizer, PreTokenizerWrapper, Token,
+    AddedVocabulary, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer, PreTokenizerWrapper,
+    Token,
 };
 
 use super::bound::Bound;
