@@ -34,7 +34,7 @@ impl EngineSessionName {
     }
 
     /// Wraps the text of a name type that is never empty.
-    pub(in crate::runtime) fn of_valid(name: &str) -> Self {
+    pub(crate) fn of_valid(name: &str) -> Self {
         Self(name.to_owned())
     }
 
