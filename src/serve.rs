@@ -43,7 +43,7 @@ use tokio::sync::RwLock;
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::{GenerationDefaults, ModelFacts};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{ChatTokenizer, EngineClient};
+use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::session_queue::SessionQueues;
@@ -230,7 +230,7 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineClient, ApiError> {
+    pub fn engine_of(&self, session: Option<&EngineSessionName>) -> Result<EngineClient, ApiError> {
         match session {
             Some(name) => self.engines().of(name),
             None => self.engine(),

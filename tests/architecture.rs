@@ -45,7 +45,9 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
     &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
-    &["batch", "run", "sessions"],
+    &["batch"],
+    &["run"],
+    &["sessions"],
     &["load"],
     &["doctor", "resume"],
     &["config_cmd", "man", "models", "workers"],

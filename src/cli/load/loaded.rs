@@ -9,7 +9,7 @@ use crate::runtime::load::{self, GenerationDefaults, ModelTexts, model_facts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::turn::Planner;
-use crate::runtime::{ChatTokenizer, EngineClient, Error, Frontend, GrammarCompiler};
+use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName, Error, Frontend, GrammarCompiler};
 use crate::serve::ServedModel;
 use crate::template::DateTime;
 
@@ -148,7 +148,7 @@ impl Loaded {
     ///
     /// # Errors
     /// [`Error::EngineGone`].
-    pub fn restore(&self, name: &str, saved: &SavedSession) -> Result<(), Error> {
+    pub fn restore(&self, name: &EngineSessionName, saved: &SavedSession) -> Result<(), Error> {
         match saved.tokens_of(&self.texts.fingerprint) {
             Some(tokens) => self.engine.restore_session(name, tokens),
             None => Ok(()),

@@ -28,7 +28,8 @@ use super::prepare::{Assignment, Prepared, assign, prepare};
 use super::session_queue::SessionTurn;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
 use crate::runtime::{
-    EngineClient, Error, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
+    EngineClient, EngineSessionName, Error, Event, Finish, Outcome, Request, ReuseReason, Started,
+    StopHandle, Token,
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -171,7 +172,7 @@ struct InFlight {
     choices: Vec<Choice>,
     turn: Option<(Opened, PlannedTurn)>,
     /// The engine's session that the requests are in.
-    session: Option<String>,
+    session: Option<EngineSessionName>,
     placed: Option<Placed>,
     events: UnboundedReceiver<(usize, Event)>,
     /// Came before the answer's first byte.
@@ -408,7 +409,7 @@ impl InFlight {
         if let Some(assignment) = &self.assignment {
             self.app.engine_lost(&assignment.engine);
         }
-        let other = self.app.engine_of(self.session.as_deref());
+        let other = self.app.engine_of(self.session.as_ref());
         other.err().unwrap_or_else(ApiError::engine_down)
     }
 

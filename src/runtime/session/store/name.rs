@@ -7,6 +7,7 @@
 use std::fmt;
 
 use crate::runtime::error::{Error, Result};
+use crate::runtime::request::EngineSessionName;
 
 /// Most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 128;
@@ -76,6 +77,12 @@ impl SessionName {
         };
         let name = Self::new(&String::from_utf8(bytes).ok()?).ok()?;
         (name.to_folder() == folder).then_some(name) // each session has one folder name only
+    }
+}
+
+impl From<&SessionName> for EngineSessionName {
+    fn from(name: &SessionName) -> Self {
+        Self::of_valid(&name.0)
     }
 }
 
