@@ -6,8 +6,6 @@
 
 use serde_json::{Value, json};
 
-use super::Fields;
-
 /// Hints and labels at the top level of a request, by name.
 pub const HINTS: [&str; 47] = [
     // OpenAI: labels, storage and price; nothing is stored here beyond sessions.
@@ -67,13 +65,6 @@ pub const HINTS: [&str; 47] = [
 /// Whether a field at the top level of a request is a hint.
 pub fn is_hint(name: &str) -> bool {
     HINTS.contains(&name)
-}
-
-/// Takes settings of other servers that ask for nothing; with any other value they are refused.
-pub fn inert(fields: &mut Fields<'_>) {
-    for (name, values) in inert_settings() {
-        fields.only(name, &values);
-    }
 }
 
 /// Settings of other servers, with the values that ask for nothing.

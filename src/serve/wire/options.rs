@@ -3,7 +3,7 @@
 //! Invariants: a field of the request itself counts before the same one within `options`; settings of the machine are hints,
 //! because the server was started with its own; any other member is refused by its path.
 
-use super::{Fields, hints, params};
+use super::{Fields, params};
 use crate::runtime::{Limits, Sampling};
 
 const NAME: &str = "options";
@@ -41,7 +41,7 @@ pub fn generation(
     for name in MACHINE {
         options.hint(name);
     }
-    hints::inert(&mut options);
+    params::inert(&mut options);
     options.end();
     (params::sampling(fields, &sampling), params::limits(fields, &limits, may_be_none))
 }

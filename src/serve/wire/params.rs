@@ -156,5 +156,12 @@ pub fn labels(fields: &mut Fields<'_>) {
     if fields.object("metadata").is_some() {
         fields.ignored("metadata");
     }
-    hints::inert(fields);
+    inert(fields);
+}
+
+/// Takes settings of other servers that ask for nothing; with any other value they are refused.
+pub fn inert(fields: &mut Fields<'_>) {
+    for (name, values) in hints::inert_settings() {
+        fields.only(name, &values);
+    }
 }
