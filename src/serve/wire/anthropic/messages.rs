@@ -29,15 +29,11 @@ pub fn conversation(fields: &mut Fields<'_>) -> Vec<Message> {
     match values.len() {
         0 => fields.out_of_range("messages", "is empty"),
         MAX_MESSAGES.. => fields.out_of_range("messages", &format!("are {MAX_MESSAGES} or more")),
-        len => {
+        _ => {
             for (index, value) in values.into_iter().enumerate() {
                 for message in turn(fields, &format!("messages.{index}"), value) {
                     push(&mut read, message);
                 }
-            }
-            if read.last().is_some_and(|message| message.role == Role::Assistant) {
-                let what = "is the assistant's: an answer that is begun is not continued here";
-                fields.unsupported(&format!("messages.{}", len - 1), what);
             }
         }
     }
