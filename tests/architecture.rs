@@ -45,7 +45,9 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
     &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
-    &["batch", "run", "sessions"],
+    &["batch"],
+    &["run"],
+    &["sessions"],
     &["load"],
     &["doctor", "resume"],
     &["config_cmd", "man", "models", "workers"],
@@ -86,7 +88,7 @@ const SERVE_LAYERS: &[&[&str]] = &[
 const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["check"],
     &["probe"],
-    &["output"],
+    &["begun", "output"],
     &["marked"],
     &["output_markup"],
     &["tool_grammar"],

@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cli::llmctl;
-use crate::common::cpu;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, largest_difference, load_model, page_pool};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
 use crate::common::watched::{Watched, bits};
+use crate::common::{cpu, named};
 use checkpoints::{Checkpoint, FAMILIES, LAYERS, RECURRENT, VOCAB, checkpoint};
 
 /// Tokens that look like no pattern.
@@ -199,7 +199,7 @@ fn request(prompt: &[u32], seed: u64) -> Request {
 }
 
 fn within(session: &str, request: &Request) -> Request {
-    Request { session: Some(session.to_owned()), ..request.clone() }
+    Request { session: Some(named(session)), ..request.clone() }
 }
 
 #[track_caller]
@@ -269,7 +269,8 @@ fn an_evicted_session_is_computed_again_to_the_bit() {
         let answer = run_one(&mut engine, within("a", &first));
         let next = request(&[&first.prompt[..], &answer.ids(), &[9]].concat(), 2);
         run_one(&mut engine, within("b", &limited(&tokens(200, 32), 56)));
-        let held = engine.list_sessions().iter().find(|info| info.name == "a").expect("open").num_resident;
+        let held =
+            engine.list_sessions().iter().find(|info| info.name.as_str() == "a").expect("open").num_resident;
         assert_eq!(held, 0, "{family}: its memory went to the other");
         let truth = watched.cold(&next);
         watched.forget();
@@ -298,7 +299,7 @@ fn rewinding_forking_and_the_disk_are_refused_or_left_alone() {
     run_one(&mut engine, within("a", &request(&tokens(100, 41), 1)));
     assert!(engine.flush_disk(std::time::Duration::from_secs(5)) && engine.take_notices().is_empty());
     assert_eq!(num_files_named(disk.path(), "page"), 0);
-    assert!(matches!(engine.fork_session("a", "b"), Err(Error::NotSupported(_))));
+    assert!(matches!(engine.fork_session(&named("a"), &named("b")), Err(Error::NotSupported(_))));
     let session = engine.create_session().expect("room");
     engine.prefill_tokens(session, &tokens(40, 42), &Sampling::default()).expect("fits");
     assert!(matches!(engine.seek(session, 10), Err(Error::NotSupported(_))));

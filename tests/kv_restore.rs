@@ -1,6 +1,7 @@
 //! Promise: what a session computed is warm again in another process, with the same answers as if it had never left memory; and
 //! whatever has become of the files, answers are right and nothing panics.
 
+use crate::common::named;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
@@ -48,7 +49,7 @@ fn engine_on(root: &Path, kinds: &[KvKind]) -> Engine {
 }
 
 fn within(session: &str, prompt: &[u32], max_tokens: usize) -> Request {
-    Request { session: Some(session.to_owned()), sampling: seeded(7), ..limited(prompt, max_tokens) }
+    Request { session: Some(named(session)), sampling: seeded(7), ..limited(prompt, max_tokens) }
 }
 
 fn prompt(len: usize) -> Vec<u32> {
@@ -60,13 +61,13 @@ fn first_turn(root: &Path, kinds: &[KvKind]) -> Vec<u32> {
     let mut engine = engine_on(root, kinds);
     run_one(&mut engine, within("a", &prompt(150), 60));
     assert!(engine.flush_disk(PLENTY));
-    engine.inspect_session("a").expect("open").tokens
+    engine.inspect_session(&named("a")).expect("open").tokens
 }
 
 /// The second turn in another process; its answer is that of an engine that computes everything.
 fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<String>) {
     let mut engine = engine_on(root, kinds);
-    engine.restore_session("a", tokens.to_vec()).expect("a new engine");
+    engine.restore_session(&named("a"), tokens.to_vec()).expect("a new engine");
     let request = within("a", &[tokens, &[1, 2, 3]].concat(), 9);
     let answer = run_one(&mut engine, request.clone());
     let cold = run_one(&mut self::engine(kinds), Request { session: None, ..request });
@@ -117,7 +118,7 @@ fn another_model_finds_nothing() {
     let tokens = first_turn(root.path(), KINDS[0]);
     let mut engine = engine(KINDS[0]);
     engine.set_disk(store(root.path(), "other", u64::MAX));
-    engine.restore_session("a", tokens.clone()).expect("new");
+    engine.restore_session(&named("a"), tokens.clone()).expect("new");
     let answer = run_one(&mut engine, within("a", &[&tokens[..], &[1]].concat(), 3));
     assert_eq!((answer.reuse().cached_tokens, answer.reuse().reason), (0, ReuseReason::Evicted));
 }
@@ -180,7 +181,7 @@ fn evicted_sessions_come_back_from_disk_in_the_same_process() {
     engine.set_disk(store(root.path(), "toy", u64::MAX));
     for round in 0..3 {
         for name in ["a", "b", "c"] {
-            let tokens = engine.inspect_session(name).map(|detail| detail.tokens).unwrap_or_default();
+            let tokens = engine.inspect_session(&named(name)).map(|detail| detail.tokens).unwrap_or_default();
             let first: Vec<u32> =
                 name.bytes().map(u32::from).map(|byte| byte % 60).chain(prompt(100)).collect();
             let request = within(name, &[if round == 0 { &first } else { &tokens }, &[5][..]].concat(), 20);
@@ -267,7 +268,8 @@ fn sessions_that_take_turns_in_too_little_memory_come_back_whole() {
     let mut engine = setup.engine(hashing(64));
     engine.set_disk(store(root.path(), "toy", u64::MAX));
     let turn = |engine: &mut Engine, name: &str, first: u32| {
-        let tokens = engine.inspect_session(name).map(|detail| detail.tokens).unwrap_or(vec![first; 150]);
+        let tokens =
+            engine.inspect_session(&named(name)).map(|detail| detail.tokens).unwrap_or(vec![first; 150]);
         let answer = run_one(engine, within(name, &[&tokens[..], &[3]].concat(), 5));
         (tokens.len() / PAGE_TOKENS * PAGE_TOKENS, answer.reuse().cached_tokens)
     };

@@ -191,7 +191,10 @@ fn dispatch(
     match command {
         CliCommand::Run(mut args) => {
             settle(&mut args.model, config)?;
-            run::run(*args, terminal)
+            match args.batch.batch {
+                Some(_) => batch::run(*args, terminal),
+                None => run::run(*args, terminal),
+            }
         }
         CliCommand::Serve(mut args) => {
             settle(&mut args.model, config)?;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
-use super::request::{Event, Request};
+use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
@@ -73,23 +73,23 @@ pub trait EngineTransport: Send + Sync {
     ///
     /// # Errors
     /// Those of [`crate::runtime::Engine::reset_session`].
-    fn reset_session(&self, name: &str) -> Result<()>;
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::close_session`].
-    fn close_session(&self, name: &str) -> Result<()>;
+    fn close_session(&self, name: &EngineSessionName) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::fork_session`].
-    fn fork_session(&self, from: &str, to: &str) -> Result<()>;
+    fn fork_session(&self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::restore_session`].
-    fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()>;
+    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::inspect_session`].
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail>;
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail>;
 
     /// # Errors
     /// [`Error::EngineGone`].

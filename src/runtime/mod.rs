@@ -44,8 +44,9 @@ pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use hints::Frontend;
 pub use llmctl_kernel as kernel;
 pub use request::{
-    Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
-    SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
+    Difference, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request,
+    Reuse, ReuseReason, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started,
+    Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};

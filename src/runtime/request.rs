@@ -4,6 +4,7 @@
 //! line, in a batch row and over HTTP.
 
 pub mod sampling;
+mod session_name;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::error::Error;
 use super::grammar::Grammar;
 pub use sampling::{SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter};
+pub use session_name::EngineSessionName;
 
 /// One generation: prompt ids in, a stream of [`Event`]s out.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +37,7 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// The conversation that this is a turn of: it keeps tokens and KV for the next one, and begins with its first
     /// request. Without one, nothing is kept but what the prefix index still finds.
-    pub session: Option<String>,
+    pub session: Option<EngineSessionName>,
 }
 
 impl Request {
@@ -72,10 +74,6 @@ impl Request {
         if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab_size() != vocab_size) {
             let message = format!("made for a vocabulary of {}, not {vocab_size}", grammar.vocab_size());
             return Err(Error::InvalidParameter { name: "grammar", message });
-        }
-        if self.session.as_deref() == Some("") {
-            let message = "a session's name must not be empty".to_owned();
-            return Err(Error::InvalidParameter { name: "session", message });
         }
         self.limits.resolve(prompt_tokens, context_length, self.prompt_logprobs.is_some())
     }

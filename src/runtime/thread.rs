@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::client::{EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
-use super::request::{Event, Request};
+use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
 
 /// Longest wait of the last dropped client for KV to be saved.
@@ -35,11 +35,11 @@ enum EngineCommand {
 
 /// Operations on named sessions between their requests.
 enum SessionCommand {
-    Reset { name: String, reply: Sender<Result<()>> },
-    Close { name: String, reply: Sender<Result<()>> },
-    Fork { from: String, to: String, reply: Sender<Result<()>> },
-    Restore { name: String, tokens: Vec<u32>, reply: Sender<Result<()>> },
-    Inspect { name: String, reply: Sender<Result<SessionDetail>> },
+    Reset { name: EngineSessionName, reply: Sender<Result<()>> },
+    Close { name: EngineSessionName, reply: Sender<Result<()>> },
+    Fork { from: EngineSessionName, to: EngineSessionName, reply: Sender<Result<()>> },
+    Restore { name: EngineSessionName, tokens: Vec<u32>, reply: Sender<Result<()>> },
+    Inspect { name: EngineSessionName, reply: Sender<Result<SessionDetail>> },
     List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
 
@@ -129,24 +129,24 @@ impl EngineTransport for EngineThread {
         self.ask(|reply| EngineCommand::Flush { timeout, reply })
     }
 
-    fn reset_session(&self, name: &str) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Reset { name: name.to_owned(), reply })
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Reset { name: name.clone(), reply })
     }
 
-    fn close_session(&self, name: &str) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Close { name: name.to_owned(), reply })
+    fn close_session(&self, name: &EngineSessionName) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Close { name: name.clone(), reply })
     }
 
-    fn fork_session(&self, from: &str, to: &str) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Fork { from: from.to_owned(), to: to.to_owned(), reply })
+    fn fork_session(&self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Fork { from: from.clone(), to: to.clone(), reply })
     }
 
-    fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Restore { name: name.to_owned(), tokens, reply })
+    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Restore { name: name.clone(), tokens, reply })
     }
 
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
-        self.of_session(|reply| SessionCommand::Inspect { name: name.to_owned(), reply })
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
+        self.of_session(|reply| SessionCommand::Inspect { name: name.clone(), reply })
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {

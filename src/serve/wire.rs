@@ -10,6 +10,7 @@ pub mod fields;
 pub mod hints;
 pub mod json;
 pub mod message;
+pub mod options;
 pub mod params;
 pub mod responses;
 pub mod shape;

@@ -42,7 +42,9 @@ use row::{BatchRow, Defaults, RowError, RowFormat, parse};
 const NAMED_FAILURES: usize = 5;
 
 /// Runs the batch that `--batch` names.
-pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    super::run::prepare(&mut args, terminal)?;
+    let args = &args;
     let path = args.batch.batch.as_deref().unwrap_or(Path::new("-"));
     if args.batch.out.as_deref().is_some_and(|out| is_same_file(path, out)) {
         return Err(CommandError::usage("--batch and --out are the same file"));

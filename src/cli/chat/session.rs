@@ -204,7 +204,7 @@ impl Chat<'_> {
     /// Lets go of the session that is open; one that came to no turn is removed.
     fn leave(&mut self) {
         if self.model.is_loaded() {
-            let _ = self.model.llm().engine().close_session(self.state.engine_name()); // there is none before the first turn
+            let _ = self.model.llm().engine().close_session(&self.state.engine_name()); // there is none before the first turn
         }
         let left = std::mem::replace(&mut self.state.keeping, SavePlace::Planned);
         let model = self.state.session_chat.saved().model.clone();
@@ -243,7 +243,7 @@ impl Chat<'_> {
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        Ok(self.model.llm().restore(self.state.engine_name(), self.state.session_chat.saved())?)
+        Ok(self.model.llm().restore(&self.state.engine_name(), self.state.session_chat.saved())?)
     }
 
     /// A planned session gets its place.

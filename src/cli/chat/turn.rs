@@ -112,12 +112,13 @@ impl Chat<'_> {
             estimate: self.model.throughput.time(prompt_tokens),
         };
         let mut screen = Renderer::new(self.ui.terminal, manner);
+        let session = self.state.engine_name();
         let generation = AnswerGeneration {
             engine: llm.engine(),
             planner: llm.planner(),
             turn: &request,
             plan: &planned.plan,
-            session: Some(self.state.engine_name()),
+            session: Some(&session),
             graceful: &self.ui.graceful,
         };
         let mut generated = generation.run(&mut screen)?;

@@ -10,7 +10,8 @@ use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
 use crate::runtime::{
-    EngineClient, Error, Event, EventStream, Finish, Limits, NotYet, Outcome, Request, Started, Token, Usage,
+    EngineClient, EngineSessionName, Error, Event, EventStream, Finish, Limits, NotYet, Outcome, Request,
+    Started, Token, Usage,
 };
 use crate::template::ReasoningFormat;
 
@@ -54,7 +55,7 @@ pub struct AnswerGeneration<'a> {
     pub turn: &'a TurnRequest,
     pub plan: &'a TurnPlan,
     /// The engine's session that the request is in.
-    pub session: Option<&'a str>,
+    pub session: Option<&'a EngineSessionName>,
     pub graceful: &'a Graceful,
 }
 
@@ -117,7 +118,7 @@ impl AnswerGeneration<'_> {
     }
 
     fn request(&self) -> Request {
-        Request { session: self.session.map(str::to_owned), ..self.plan.request(self.turn) }
+        Request { session: self.session.cloned(), ..self.plan.request(self.turn) }
     }
 }
 

@@ -18,7 +18,6 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
-use super::batch;
 use super::error::{CommandError, Exit};
 use super::input::read_file;
 use super::load::{self, Loaded, ModelInfo};
@@ -26,7 +25,7 @@ use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
-use crate::runtime::{ChatTokenizer, Error, Finish, Outcome, Started};
+use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish, Outcome, Started};
 use answer::{AnswerGeneration, Generated};
 use constraint::ConstraintArgs;
 use report::{Report, ReportForm};
@@ -283,17 +282,19 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Runs the subcommand.
+/// Checks the flags before the model is loaded, and reads the output constraint.
+pub fn prepare(args: &mut RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
+    check::flags(args)?;
+    check::model(args, terminal)?;
+    args.constraint.read(&mut args.prompt, &args.batch, terminal)
+}
+
+/// Runs the subcommand for one prompt; [`crate::cli::batch::run`] reads many.
 pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     if args.prompt.list_prompts {
         return list_prompts(args.output.output.unwrap_or_default());
     }
-    check::flags(&args)?;
-    check::model(&args, terminal)?;
-    args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
-    if args.batch.batch.is_some() {
-        return batch::run(&args, terminal);
-    }
+    prepare(&mut args, terminal)?;
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
     if let Some(name) = &args.session.session {
@@ -311,7 +312,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let input = input(llm.texts(), &args, text, system, terminal)?;
     let turn = turn_request(&llm, &args, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
-    answer(&llm, &turn, &plan, &args, &mut |_| Ok(()), terminal)
+    answer(&llm, &turn, &plan, None, &args, &mut |_| Ok(()), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
@@ -359,6 +360,7 @@ fn answer(
     llm: &Loaded,
     turn: &TurnRequest,
     plan: &TurnPlan,
+    session: Option<&EngineSessionName>,
     args: &RunArgs,
     keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
@@ -373,7 +375,7 @@ fn answer(
     let mut report =
         Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&turn.sampling).prefill(prefill);
     let graceful = Graceful::begin();
-    let (engine, planner, session) = (llm.engine(), llm.planner(), args.session.session.as_deref());
+    let (engine, planner) = (llm.engine(), llm.planner());
     let generation = AnswerGeneration { engine, planner, turn, plan, session, graceful: &graceful };
     let generated = generation.run(&mut report).map_err(late_flag_error).and_then(|generated| {
         keep(&generated.answer)?;

@@ -14,6 +14,7 @@ use super::OutputFormat;
 use super::answer::AnswerSink;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
+use crate::cli::report::{usage_json, used};
 use crate::cli::terminal::Terminal;
 use crate::runtime::turn::{Answer, Delta};
 use crate::runtime::{
@@ -315,20 +316,6 @@ fn prefill_bar(total: usize) -> ProgressBar {
     let style = indicatif::ProgressStyle::with_template("prompt {bar:30} {pos}/{len} tokens, {per_sec}")
         .expect("the template is constant and valid");
     ProgressBar::new(total as u64).with_style(style)
-}
-
-fn used(usage: &Usage) -> usize {
-    usage.prompt_tokens + usage.completion_tokens
-}
-
-/// OpenAI's usage object.
-pub fn usage_json(usage: &Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": used(usage),
-        "cached_tokens": usage.cached_tokens,
-    })
 }
 
 /// What of the prompt did not have to be computed, and why not more.

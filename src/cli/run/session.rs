@@ -96,7 +96,8 @@ fn take_turn(
         )),
     }
     session_chat.notices().iter().for_each(|notice| terminal.note(notice));
-    llm.restore(name.as_str(), session_chat.saved())?;
+    let engine_name = name.into();
+    llm.restore(&engine_name, session_chat.saved())?;
     let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
     let conversation = Conversation { messages, ..chat_context(llm.texts(), args)? };
     let turn = turn_request(llm, args, terminal)?;
@@ -117,7 +118,7 @@ fn take_turn(
         }
         Ok(())
     };
-    let exit = answer(llm, &turn, &plan, args, &mut keep, terminal);
+    let exit = answer(llm, &turn, &plan, Some(&engine_name), args, &mut keep, terminal);
     llm.settle(terminal);
     exit.map_err(|error| match error.runtime() {
         Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })

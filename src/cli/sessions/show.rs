@@ -80,7 +80,7 @@ fn turn_json(saved: &SavedTurn) -> Value {
         "messages": turn.messages.iter().map(message_json).collect::<Vec<_>>(),
         "model": saved.model.name,
         "finish_reason": turn.finish.reason(),
-        "usage": crate::cli::run::report::usage_json(&turn.usage),
+        "usage": crate::cli::report::usage_json(&turn.usage),
         "seed": turn.sampling.seed,
         "started_ms": turn.started_ms,
         "finished_ms": turn.finished_ms,

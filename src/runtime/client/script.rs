@@ -15,7 +15,9 @@ use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle}
 use crate::runtime::error::{Error, Result};
 use crate::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use crate::runtime::model::ModelSpec;
-use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
+use crate::runtime::request::{
+    EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
+};
 use crate::runtime::spec::{EngineConfig, EngineSpec};
 use crate::runtime::text::{HfSettings, Tokenizer};
 
@@ -74,7 +76,7 @@ impl Script {
     }
 
     pub fn named(mut self, name: &str) -> Self {
-        self.name = name.to_owned();
+        self.name = name.to_string();
         self
     }
 
@@ -187,24 +189,24 @@ impl EngineTransport for Script {
         Ok(true)
     }
 
-    fn reset_session(&self, name: &str) -> Result<()> {
-        Err(Error::SessionNotFound(name.to_owned()))
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
+        Err(Error::SessionNotFound(name.to_string()))
     }
 
-    fn close_session(&self, name: &str) -> Result<()> {
-        Err(Error::SessionNotFound(name.to_owned()))
+    fn close_session(&self, name: &EngineSessionName) -> Result<()> {
+        Err(Error::SessionNotFound(name.to_string()))
     }
 
-    fn fork_session(&self, from: &str, _to: &str) -> Result<()> {
-        Err(Error::SessionNotFound(from.to_owned()))
+    fn fork_session(&self, from: &EngineSessionName, _to: &EngineSessionName) -> Result<()> {
+        Err(Error::SessionNotFound(from.to_string()))
     }
 
-    fn restore_session(&self, _name: &str, _tokens: Vec<u32>) -> Result<()> {
+    fn restore_session(&self, _name: &EngineSessionName, _tokens: Vec<u32>) -> Result<()> {
         Ok(())
     }
 
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
-        Err(Error::SessionNotFound(name.to_owned()))
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
+        Err(Error::SessionNotFound(name.to_string()))
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {

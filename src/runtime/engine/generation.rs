@@ -13,7 +13,9 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::repetition::repeats;
-use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
+use crate::runtime::request::{
+    EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
+};
 use crate::runtime::sample::draw_seed;
 use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
 use crate::runtime::spec::EngineSpec;
@@ -159,8 +161,8 @@ impl Generation {
     }
 
     /// Returns the name of its session.
-    pub fn session(&self) -> Option<&str> {
-        self.request.session.as_deref()
+    pub fn session(&self) -> Option<&EngineSessionName> {
+        self.request.session.as_ref()
     }
 
     pub fn sequence(&self) -> &Sequence {

@@ -15,6 +15,7 @@ pub mod store;
 mod table;
 pub mod transcript;
 
+use crate::runtime::request::EngineSessionName;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -61,7 +62,7 @@ pub enum SessionState {
 /// Description of a named session, for listings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionInfo {
-    pub name: String,
+    pub name: EngineSessionName,
     pub state: SessionState,
     pub num_tokens: usize,
     /// Tokens with KV in memory: all of them, or 0 after the pages were evicted.

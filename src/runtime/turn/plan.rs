@@ -114,7 +114,7 @@ impl Planner<'_> {
     }
 
     /// Plans the answer behind a rendered prompt that ends with `prompt_tail`. `tokens` contain [`AnswerStart::Text`] already,
-    /// and not [`AnswerStart::Tokens`].
+    /// and no other beginning.
     pub(super) fn plan_answer(
         &self,
         mut tokens: Vec<u32>,
@@ -132,6 +132,12 @@ impl Planner<'_> {
             AnswerStart::Tokens(ids) => {
                 tokens.extend(ids);
                 parser.starting_with(&self.shown_text(ids, &markup), ids)
+            }
+            start @ AnswerStart::Message { .. } => {
+                let text = start.in_markup(self.chat_tokenizer.output_markup(), prompt_tail)?;
+                let ids = self.chat_tokenizer.encode_rest(&text)?;
+                tokens.extend(&ids);
+                parser.starting_with(&self.shown_text(&ids, &markup), &ids)
             }
         };
         Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })

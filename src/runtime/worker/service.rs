@@ -31,7 +31,7 @@ use crate::runtime::client::EngineClient;
 use crate::runtime::engine::StopHandle;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::request::{Event, Request};
+use crate::runtime::request::{EngineSessionName, Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
 /// Open calls beyond those that the engine takes: questions, refusals, and replies that a slow reader has not
@@ -408,7 +408,7 @@ impl Dispatcher {
     /// Prepares and submits a generation. Its events arrive on the engine's thread.
     fn generate(&self, job: GenerateJob) {
         let GenerateJob { mut guard, generate, stop } = job;
-        guard.session = Some(generate.session_id.clone()).filter(|name| !name.is_empty());
+        guard.session.clone_from(&generate.session_id);
         let detail = Detail::of(guard.id.is_some(), generate.events);
         let request = match catch_unwind(AssertUnwindSafe(|| self.prepare(*generate))) {
             Ok(Ok(request)) => request,
@@ -452,7 +452,7 @@ impl Dispatcher {
 
     /// Answers all calls but generations.
     fn answer(&self, mut guard: CallGuard, op: Op) {
-        guard.session = op.session().map(str::to_owned);
+        guard.session = op.session().cloned();
         if let Op::Shutdown(_) = op {
             let why = ShutdownCause::Shutdown(guard.id.clone());
             guard.leave();
@@ -553,7 +553,7 @@ fn existed(done: Result<()>) -> Result<bool> {
 struct CallGuard {
     id: Option<Id>,
     /// Session named in error lines.
-    session: Option<String>,
+    session: Option<EngineSessionName>,
     dispatcher: Arc<Dispatcher>,
     is_over: bool,
     /// Closed when the call is.

@@ -13,20 +13,20 @@ use super::body::{Incoming, JsonBody, session_of};
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::reply::{AnswerHeaders, Ignored};
 use super::request::{
-    AnswerParams, Streaming, check_model, check_tools, sampling, with_settings, with_template,
+    AnswerParams, Streaming, begun, check_model, check_tools, sampling, with_settings, with_template,
 };
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive, text};
-use crate::runtime::turn::{Delta, OutputConstraint, ToolUse};
+use crate::runtime::turn::{AnswerStart, Delta, OutputConstraint, ToolUse};
 use crate::runtime::{Limits, Token, Usage};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::wire::anthropic::output::{Output, output};
+use crate::serve::wire::anthropic::output::{OutputWishes, output};
 use crate::serve::wire::anthropic::tools::tools;
 use crate::serve::wire::anthropic::{answer, error, hints, messages};
 use crate::serve::wire::switches::fulfil;
 use crate::serve::wire::{Fields, Problems, params, shape};
-use crate::template::Conversation;
+use crate::template::{Conversation, Message, Role};
 
 pub async fn post(
     State(app): State<App>,
@@ -62,10 +62,10 @@ pub async fn count_tokens(
         for name in ["max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"] {
             fields.hint(name);
         }
-        asked(app, fields)
+        prompt_fields(app, fields)
     })
     .await?;
-    let count = text::count_of(&app, asked.conversation).await?;
+    let count = text::count_of(&app, asked.conversation, asked.answer_start).await?;
     Ok((ignored, Json(json!({"input_tokens": count}))))
 }
 
@@ -87,11 +87,12 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
-    let Asked { conversation, tools, constraint, shows_thinking } = asked(app, &mut fields);
+    let asked = prompt_fields(app, &mut fields);
+    let limits = with_settings(app, Limits::default());
     let limits = Limits {
-        max_tokens: params::max_tokens(&mut fields, &["max_tokens"], false),
+        max_tokens: params::max_tokens(&mut fields, &["max_tokens"], &limits, false),
         stop: params::stop(&mut fields, "stop_sequences").unwrap_or_default(),
-        ..with_settings(app, Limits::default())
+        ..limits
     };
     let is_streamed = fields.flag("stream").unwrap_or(false);
     let params = AnswerParams {
@@ -99,35 +100,39 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
         sampling: sampling(app, &engine, &mut fields),
         limits,
         logprobs: None,
-        constraint,
-        tools,
+        constraint: asked.constraint,
+        tools: asked.tools,
+        answer_start: asked.answer_start,
         streaming: Streaming { is_on: is_streamed, ..Streaming::default() },
     };
+    params.check_start(&mut fields, "messages");
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
     let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
-    let request = params.request(Prompt::Chat(conversation), session, incoming.request_id);
+    let request = params.request(Prompt::Chat(asked.conversation), session, incoming.request_id);
     let request = GenerateRequest { notices, ..request };
-    Ok(MessagesBody { request, is_streamed, shows_thinking, ignored })
+    Ok(MessagesBody { request, is_streamed, shows_thinking: asked.shows_thinking, ignored })
 }
 
 /// What the prompt depends on, and what is read beside it.
-struct Asked {
+struct PromptFields {
     conversation: Conversation,
     tools: ToolUse,
     constraint: Option<OutputConstraint>,
+    answer_start: AnswerStart,
     shows_thinking: bool,
 }
 
 /// Reads the fields that both endpoints know.
-fn asked(app: &App, fields: &mut Fields<'_>) -> Asked {
-    let messages = messages::conversation(fields);
+fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
+    let mut messages = messages::conversation(fields);
+    let answer_start = answer_start(fields, &mut messages);
     let schema_open = shape::is_open(fields, app.settings().schema_open);
     let tools = tools(fields, schema_open);
     check_tools(app, fields, &tools);
-    let Output { wish, shows_thinking, constraint } = output(fields, schema_open);
+    let OutputWishes { wish, shows_thinking, constraint } = output(fields, schema_open);
     let mut kwargs = Map::new();
     with_template(app, |template| {
         fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking);
@@ -135,7 +140,17 @@ fn asked(app: &App, fields: &mut Fields<'_>) -> Asked {
     hints(fields);
     let conversation =
         Conversation { messages, tools: tools.offered().to_vec(), kwargs, ..Conversation::default() };
-    Asked { conversation, tools, constraint, shows_thinking }
+    PromptFields { conversation, tools, constraint, answer_start, shows_thinking }
+}
+
+/// Takes a last message of the assistant as the beginning of the answer, as Anthropic's API does.
+fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    let is_begun = messages.last().is_some_and(|last| last.role == Role::Assistant);
+    let Some(last) = is_begun.then(|| messages.pop()).flatten() else { return AnswerStart::Nothing };
+    begun(&last).unwrap_or_else(|| {
+        fields.unsupported("messages", "ends with calls of tools, whose results must follow");
+        AnswerStart::Nothing
+    })
 }
 
 /// What the objects of one answer share.

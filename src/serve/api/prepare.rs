@@ -8,7 +8,7 @@ use super::generate::{GenerateRequest, InSession, Prompt, RequestSession};
 use super::plain;
 use super::session_queue::SessionTurn;
 use crate::runtime::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
-use crate::runtime::{EngineClient, Error};
+use crate::runtime::{EngineClient, EngineSessionName, Error};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::template::{Conversation, DateTime};
@@ -21,7 +21,7 @@ pub struct Prepared {
     pub plans: Vec<TurnPlan>,
     pub turn: Option<(Opened, PlannedTurn)>,
     /// The engine's session that the requests are in.
-    pub session: Option<String>,
+    pub session: Option<EngineSessionName>,
     /// Where the turn is stored.
     pub placed: Option<Placed>,
     /// Changes that the chat template needs.

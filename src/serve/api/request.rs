@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 
 use super::body::{Incoming, session_of};
 use super::generate::{GenerateRequest, Prompt, RequestSession};
-use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnRequest};
+use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::fields::shown;
 use crate::serve::wire::switches::{Switches, Template, switches};
-use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
+use crate::template::{Content, Conversation, Message, Role};
 
 /// The most answers that one request may ask for, as in OpenAI's API.
 const MAX_CHOICES: usize = 128;
@@ -63,6 +63,7 @@ pub struct AnswerParams {
     pub logprobs: Option<usize>,
     pub constraint: Option<OutputConstraint>,
     pub tools: ToolUse,
+    pub answer_start: AnswerStart,
     pub streaming: Streaming,
 }
 
@@ -76,19 +77,17 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
+    let answer_start = continued(&mut fields, &mut conversation.messages);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.offered().to_vec();
     let reading = Reading { schema_open, may_be_none: false };
-    let params = AnswerParams { tools, ..params(app, &engine, &mut fields, Limits::default(), reading) };
+    let params =
+        AnswerParams { tools, answer_start, ..params(app, &engine, &mut fields, Limits::default(), reading) };
+    params.check_start(&mut fields, "continue_final_message");
     fields.only("modalities", &[json!(["text"])]);
-    for (name, inert) in [
-        ("echo", false),
-        ("add_generation_prompt", true),
-        ("continue_final_message", false),
-        ("add_special_tokens", false),
-    ] {
+    for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
         fields.only(name, &[inert.into()]);
     }
     fields.only("best_of", &[json!(params.num_choices)]);
@@ -104,12 +103,50 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     Ok(ChatBody { request, streaming, shows_reasoning, has_functions, ignored })
 }
 
-/// Inputs of the chat template.
-pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
-    let (conversation, _) = conversation_without_tools(app, fields);
-    fields.only("add_generation_prompt", &[true.into()]);
-    fields.only("continue_final_message", &[false.into()]);
-    Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }
+/// Reads the inputs of the chat template, and how the answer begins.
+pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerStart) {
+    let (mut conversation, _) = conversation_without_tools(app, fields);
+    let answer_start = continued(fields, &mut conversation.messages);
+    (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
+}
+
+/// Takes the last message as the beginning of the answer if the request says so: with `continue_final_message`, or by asking
+/// for no header of another answer.
+fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    const CONTINUES: &str = "continue_final_message";
+    const ADDS: &str = "add_generation_prompt";
+    let (continues, adds) = (fields.flag(CONTINUES), fields.flag(ADDS));
+    let name = match (continues, adds) {
+        (Some(true), Some(true)) => {
+            fields.out_of_range(CONTINUES, "and add_generation_prompt exclude each other");
+            return AnswerStart::Nothing;
+        }
+        (Some(true), _) => CONTINUES,
+        (None, Some(false)) => ADDS,
+        (Some(false), Some(false)) => {
+            fields.unsupported(ADDS, "= false is supported only where the last message is continued");
+            return AnswerStart::Nothing;
+        }
+        _ => return AnswerStart::Nothing,
+    };
+    let begun = messages.last().and_then(begun);
+    match &begun {
+        Some(_) => drop(messages.pop()),
+        None => fields.unsupported(name, "needs an answer without tool calls as the last message"),
+    }
+    begun.unwrap_or_default()
+}
+
+/// Returns a message as the beginning of an answer; `None` unless it is one of the assistant's without calls.
+pub fn begun(message: &Message) -> Option<AnswerStart> {
+    let content = match &message.content {
+        Some(Content::Text(text)) => text.clone(),
+        None => String::new(),
+        Some(Content::Parts(_)) => return None,
+    };
+    let reasoning = message.reasoning.clone().unwrap_or_default();
+    let is_answer = message.role == Role::Assistant && message.tool_calls.is_empty();
+    is_answer.then_some(AnswerStart::Message { reasoning, content })
 }
 
 /// Returns the conversation, and whether its reasoning is to be shown.
@@ -173,6 +210,14 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
 }
 
 impl AnswerParams {
+    /// Refuses an answer that is begun beside a constraint. `param` is the field that begins it.
+    pub fn check_start(&self, fields: &mut Fields<'_>, param: &str) {
+        if self.answer_start != AnswerStart::Nothing && self.constraint.is_some() {
+            let what = "has no place beside a constraint, which holds for the whole answer";
+            fields.unsupported(param, what);
+        }
+    }
+
     /// Makes the request of a prompt.
     pub fn request(
         self,
@@ -180,7 +225,8 @@ impl AnswerParams {
         session: Option<RequestSession>,
         request_id: String,
     ) -> GenerateRequest {
-        let Self { num_choices, sampling, limits, logprobs, constraint, tools, streaming } = self;
+        let Self { num_choices, sampling, limits, logprobs, constraint, tools, answer_start, streaming } =
+            self;
         let is_streamed = streaming.is_on;
         let turn = TurnRequest {
             sampling,
@@ -188,6 +234,7 @@ impl AnswerParams {
             logprobs,
             constraint,
             tools,
+            answer_start,
             is_streamed,
             ..TurnRequest::default()
         };
@@ -213,16 +260,20 @@ pub fn params(
     reading: Reading,
 ) -> AnswerParams {
     let limits = with_settings(app, limits);
+    let defaults = app.model().defaults.sampling();
+    let (sampling, limits) = options::generation(fields, &defaults, &limits, reading.may_be_none);
     let params = AnswerParams {
         num_choices: num_choices(fields, most_answers(engine)),
-        sampling: sampling(app, engine, fields),
-        limits: params::limits(fields, &limits, reading.may_be_none),
+        sampling,
+        limits,
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
         tools: ToolUse::default(),
+        answer_start: AnswerStart::Nothing,
         streaming: streaming(fields),
     };
     params::labels(fields);
+    check_ranges(&params.sampling, engine.spec().vocab_size(), fields.problems());
     params
 }
 

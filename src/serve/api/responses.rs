@@ -28,7 +28,6 @@ use super::{blocking, collect, drive, sse, text};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
-use crate::serve::preparing::bytes_of;
 use body::ResponsesBody;
 use events::ResponseEvents;
 
@@ -75,12 +74,7 @@ pub async fn input_tokens(
     let Prompt::Chat(conversation) = request.prompt else {
         return Err(ApiError::internal("a response without a conversation"));
     };
-    let place = app.preparing().enter(bytes_of(&conversation)).await?;
-    let count = blocking(&app, move |app| {
-        let _place = place;
-        text::num_tokens(&app.model().chat_tokenizer, &conversation)
-    });
-    let count = count.await?;
+    let count = text::count_of(&app, conversation, request.turn.answer_start).await?;
     let object = json!({"object": "response.input_tokens", "input_tokens": count});
     Ok((Ignored(ignored), Json(object)).into_response())
 }

@@ -98,8 +98,9 @@ fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
     };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
-        wish.effort = wish.effort.or(effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort")));
-        wish.thinks = wish.thinks.or(inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled")));
+        let effort = effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort"));
+        let thinks = inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled"));
+        (wish.effort, wish.thinks) = (wish.effort.or(effort), wish.thinks.or(thinks));
         if inner.flag("exclude") == Some(true) {
             *shows_reasoning = false;
         }
@@ -118,7 +119,18 @@ fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
         }
         inner.end();
     }
+    ollama(fields, &mut wish);
     wish
+}
+
+/// Reads Ollama's `think`: whether to think, or how much.
+fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
+    const NAME: &str = "think";
+    if fields.is_text(NAME) {
+        wish.effort = wish.effort.or(effort(fields, NAME).map(|effort| (effort, NAME)));
+    } else if let Some(thinks) = fields.flag(NAME) {
+        wish.thinks = wish.thinks.or(Some((thinks, NAME)));
+    }
 }
 
 /// Reads an effort by its name.

@@ -60,7 +60,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     let branch = chat.state.set_aside(BranchReason::Reset)?;
     chat.state.keep_system();
     chat.state.session_chat.rewind(0)?;
-    match chat.model.llm().engine().reset_session(chat.state.engine_name()) {
+    match chat.model.llm().engine().reset_session(&chat.state.engine_name()) {
         Ok(()) | Err(Error::SessionNotFound(_)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -135,7 +135,7 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             let model = chat.model.fingerprint();
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
-            let _ = chat.model.llm().engine().close_session(chat.state.engine_name()); // there is none before the first turn
+            let _ = chat.model.llm().engine().close_session(&chat.state.engine_name()); // there is none before the first turn
             let is_fresh = turns.is_empty();
             chat.state.keeping = SavePlace::Saved { name: new.clone(), is_automatic: false, is_fresh };
             chat.state.session_chat = SessionChat::resume(writer, model);
@@ -242,7 +242,7 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
     };
     chat.state.session_chat = SessionChat::resume(writer, model);
     renamed?;
-    let _ = chat.model.llm().engine().close_session(from.as_str()); // there is none before the first turn
+    let _ = chat.model.llm().engine().close_session(&from.into()); // there is none before the first turn
     let is_fresh = matches!(chat.state.keeping, SavePlace::Saved { is_fresh: true, .. });
     chat.state.keeping = SavePlace::Saved { name: to.clone(), is_automatic: false, is_fresh };
     chat.tell_engine()?;

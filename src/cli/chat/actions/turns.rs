@@ -84,7 +84,7 @@ fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
         }
     };
     (chat.state.last, chat.state.has_warned) = (None, false);
-    let _ = chat.model.llm().engine().close_session(chat.state.engine_name()); // there is none before the first turn
+    let _ = chat.model.llm().engine().close_session(&chat.state.engine_name()); // there is none before the first turn
     chat.tell_engine()?;
     let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
     chat.ui.terminal.report(&format!("brought back: the conversation has {turns}"));

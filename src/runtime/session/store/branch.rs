@@ -8,8 +8,9 @@ use std::fs;
 
 use super::folder::io_error;
 use super::name::MAX_BRANCHED_BYTES;
+use super::record::BranchReason;
 use super::record::{LogRecord, StoredTurnRecord};
-use super::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
+use super::saved::{Branch, ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
 use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
 use crate::runtime::error::{Error, Result};

@@ -42,8 +42,9 @@ use crate::template::message::Message;
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};
 use self::owners::Owners;
+pub use self::record::BranchReason;
 pub use self::removal::{Forgotten, Purged};
-pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
+pub use self::saved::{Branch, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";

@@ -8,7 +8,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{BranchReason, ModelFingerprint, StoredTurn};
+use super::{ModelFingerprint, StoredTurn};
 use crate::runtime::request::{Finish, Sampling, SamplingNumbers, Usage};
 use crate::template::message::{Content, Message, Role, ToolCall};
 
@@ -99,6 +99,41 @@ pub struct BranchRecord {
     /// Id of the session that the branch belongs to.
     pub of: String,
     pub reason: BranchReason,
+}
+
+/// Reason for creating a branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BranchReason {
+    /// An earlier message was edited.
+    Edit,
+    /// An answer was regenerated.
+    Retry,
+    /// The last turns were undone.
+    Undo,
+    /// The conversation was emptied.
+    Reset,
+    /// An HTTP request did not continue the session.
+    Request,
+    /// Another branch replaced the session's conversation.
+    Restore,
+}
+
+impl BranchReason {
+    pub const ALL: [Self; 6] =
+        [Self::Edit, Self::Retry, Self::Undo, Self::Reset, Self::Request, Self::Restore];
+
+    /// Returns the reason's name in the file and in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Edit => "edit",
+            Self::Retry => "retry",
+            Self::Undo => "undo",
+            Self::Reset => "reset",
+            Self::Request => "request",
+            Self::Restore => "restore",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -5,11 +5,10 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::record::{BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
+use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
 use super::{ModelFingerprint, SessionName, StoredTurn};
 use crate::runtime::session::transcript::Transcript;
 use crate::template::message::{Content, Message, Role};
@@ -48,41 +47,6 @@ pub struct Branch {
     /// branch.
     pub of: String,
     pub reason: BranchReason,
-}
-
-/// Reason for creating a branch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BranchReason {
-    /// An earlier message was edited.
-    Edit,
-    /// An answer was regenerated.
-    Retry,
-    /// The last turns were undone.
-    Undo,
-    /// The conversation was emptied.
-    Reset,
-    /// An HTTP request did not continue the session.
-    Request,
-    /// Another branch replaced the session's conversation.
-    Restore,
-}
-
-impl BranchReason {
-    pub const ALL: [Self; 6] =
-        [Self::Edit, Self::Retry, Self::Undo, Self::Reset, Self::Request, Self::Restore];
-
-    /// Returns the reason's name in the file and in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Edit => "edit",
-            Self::Retry => "retry",
-            Self::Undo => "undo",
-            Self::Reset => "reset",
-            Self::Request => "request",
-            Self::Restore => "restore",
-        }
-    }
 }
 
 /// A conversation from disk. Clones share the turns.

@@ -28,7 +28,7 @@ use crate::serve::wire::responses::items::response_of_item;
 use crate::serve::wire::responses::object::{ResponseShape, repeated, sampling_members};
 use crate::serve::wire::responses::tools::{ResponseTools, tools};
 use crate::serve::wire::switches::switches;
-use crate::serve::wire::{Fields, Problems, params, shape};
+use crate::serve::wire::{Fields, Problems, shape};
 use crate::template::{Conversation, Message};
 
 /// The field that constrains the text.
@@ -80,12 +80,8 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
         with_template(app, |template| switches(&mut fields, template, app.settings().enable_thinking));
     let mut tools = request::tools(app, &mut fields, schema_open);
     tools.inputs = inputs;
-    let limits = Limits {
-        max_tokens: params::max_tokens(&mut fields, &["max_output_tokens"], false),
-        ..Limits::default()
-    };
     let params =
-        request::params(app, &engine, &mut fields, limits, Reading { schema_open, may_be_none: false });
+        request::params(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
     if params.constraint.is_some() && format.is_some() {
         fields.out_of_range(FORMAT, "is a second form, and an answer has one");
     }

@@ -42,3 +42,43 @@ fn kind(status: StatusCode) -> &'static str {
         _ => "invalid_request_error",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::Error;
+
+    #[test]
+    fn every_error_has_a_type_that_clients_know() {
+        let written = |error: ApiError| {
+            let written = body(&error, "r");
+            assert_eq!((&written["type"], &written["request_id"]), (&json!("error"), &json!("r")));
+            (status(&error).as_u16(), written["error"]["type"].as_str().map(str::to_owned))
+        };
+        for (code, expected, kind) in [
+            (400, 400, "invalid_request_error"),
+            (401, 401, "authentication_error"),
+            (403, 403, "permission_error"),
+            (404, 404, "not_found_error"),
+            (408, 408, "timeout_error"),
+            (409, 409, "conflict_error"),
+            (413, 413, "request_too_large"),
+            (422, 400, "invalid_request_error"),
+            (429, 429, "rate_limit_error"),
+            (500, 500, "api_error"),
+            (503, 503, "overloaded_error"),
+        ] {
+            let error = ApiError::new(StatusCode::from_u16(code).expect("a status"), None, "m");
+            assert_eq!(written(error), (expected, Some(kind.to_owned())));
+        }
+    }
+
+    /// Claude Code 2.1.197 looks for `prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)`.
+    #[test]
+    fn a_prompt_that_is_too_long_is_told_in_the_words_that_agents_look_for() {
+        let error = Error::PromptTooLong { prompt_tokens: 5000, context_tokens: 4096 };
+        let written = body(&error.into(), "r");
+        assert_eq!(written["error"]["message"], "prompt is too long: 5000 tokens > 4096 maximum");
+        assert_eq!(written["error"]["details"]["error_code"], "context_length_exceeded");
+    }
+}

@@ -29,15 +29,11 @@ pub fn conversation(fields: &mut Fields<'_>) -> Vec<Message> {
     match values.len() {
         0 => fields.out_of_range("messages", "is empty"),
         MAX_MESSAGES.. => fields.out_of_range("messages", &format!("are {MAX_MESSAGES} or more")),
-        len => {
+        _ => {
             for (index, value) in values.into_iter().enumerate() {
                 for message in turn(fields, &format!("messages.{index}"), value) {
                     push(&mut read, message);
                 }
-            }
-            if read.last().is_some_and(|message| message.role == Role::Assistant) {
-                let what = "is the assistant's: an answer that is begun is not continued here";
-                fields.unsupported(&format!("messages.{}", len - 1), what);
             }
         }
     }
@@ -47,7 +43,12 @@ pub fn conversation(fields: &mut Fields<'_>) -> Vec<Message> {
 /// Reads the system prompt without the block for the bill.
 fn system(fields: &mut Fields<'_>) -> Option<Message> {
     let mut texts = match fields.take("system")? {
-        Value::String(text) => vec![without_bill(&text).to_owned()],
+        // A bill in one text is its first line.
+        Value::String(text) if text.starts_with(BILLING) => {
+            let (bill, rest) = text.split_once('\n').unwrap_or((&text, ""));
+            vec![bill.to_owned(), rest.trim_start().to_owned()]
+        }
+        Value::String(text) => vec![text],
         Value::Array(blocks) => texts(fields, "system", blocks),
         _ => {
             fields.wrong("system", "is neither a string nor an array of text blocks");
@@ -60,15 +61,8 @@ fn system(fields: &mut Fields<'_>) -> Option<Message> {
         let dropped = format!("the part of the system prompt that begins with {BILLING} was left out");
         fields.problems().notice(dropped);
     }
-    (!texts.is_empty()).then(|| Message::system(texts.join("\n")))
-}
-
-/// Returns a system prompt without a first line for the bill, unless there is no other line.
-fn without_bill(text: &str) -> &str {
-    match text.split_once('\n') {
-        Some((first, rest)) if first.starts_with(BILLING) => rest.trim_start(),
-        _ => text,
-    }
+    let text = texts.join("\n");
+    (!text.is_empty()).then(|| Message::system(text))
 }
 
 /// Joins a message to the one before it where both are one turn.
@@ -304,5 +298,120 @@ fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
         reasoning: Some(reasoning).filter(|text| !text.is_empty()),
         tool_calls,
         ..Message::new(Role::Assistant, "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::Problems;
+    use super::*;
+    use crate::serve::error::ApiError;
+
+    fn read(body: Value) -> (Vec<Message>, Result<(), ApiError>, Problems) {
+        let Value::Object(members) = body else { panic!("an object") };
+        let mut problems = Problems::default();
+        let mut fields = Fields::new(members, &mut problems);
+        let messages = conversation(&mut fields);
+        fields.end();
+        let checked = problems.check(Ok(()));
+        (messages, checked, problems)
+    }
+
+    fn messages(values: Value) -> Vec<Message> {
+        let (messages, checked, _) = read(json!({"messages": values}));
+        assert_eq!(checked, Ok(()));
+        messages
+    }
+
+    #[test]
+    fn blocks_of_an_answer_are_the_message_that_was_generated() {
+        let call = json!({"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}});
+        let read = messages(json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "h", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "thinking", "thinking": "m", "signature": ""},
+                {"type": "text", "text": "a\n", "citations": null},
+                {"type": "text", "text": "b"},
+                call,
+            ]},
+            {"role": "user", "content": [
+                {"type": "text", "text": "and"},
+                {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]},
+                {"type": "text", "text": "then"},
+            ]},
+        ]));
+        let call = ToolCall { id: Some("c".to_owned()), name: "f".to_owned(), arguments: json!({"a": 1}) };
+        let answer = Message {
+            reasoning: Some("hm".to_owned()),
+            tool_calls: vec![call],
+            ..Message::assistant("a\nb")
+        };
+        let result = Message { tool_call_id: Some("c".to_owned()), ..Message::new(Role::Tool, "r\ns") };
+        assert_eq!(read, [Message::user("q"), answer, result, Message::user("and\nthen")]);
+    }
+
+    #[test]
+    fn an_answer_of_calls_alone_has_no_content() {
+        let call = json!({"type": "tool_use", "id": "c", "name": "f", "input": {}});
+        let read =
+            messages(json!([{"role": "assistant", "content": [call]}, {"role": "user", "content": "x"}]));
+        assert_eq!((&read[0].content, read[0].tool_calls.len()), (&None, 1));
+    }
+
+    #[test]
+    fn a_failure_begins_with_a_word_that_says_so() {
+        let result = |content: Value, is_error: bool| {
+            let block =
+                json!({"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": is_error});
+            messages(json!([{"role": "user", "content": [block]}])).remove(0).content
+        };
+        let text = |text: &str| Some(Content::Text(text.to_owned()));
+        assert_eq!(result(json!("no such file"), true), text("Error: no such file"));
+        assert_eq!(result(json!("ERROR 5"), true), text("ERROR 5"));
+        assert_eq!(result(Value::Null, true), text("Error: "));
+        assert_eq!(result(json!("fine"), false), text("fine"));
+    }
+
+    #[test]
+    fn turns_of_one_role_are_one() {
+        let read = messages(json!([
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "c"},
+            {"role": "assistant", "content": "d"},
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "e"},
+        ]));
+        let expected =
+            [Message::user("a\nb"), Message::assistant("cd"), Message::system("s"), Message::user("e")];
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn the_bill_is_no_part_of_the_prompt() {
+        let system = |system: Value| {
+            let (mut messages, checked, mut problems) =
+                read(json!({"system": system, "messages": [{"role": "user", "content": "q"}]}));
+            assert_eq!(checked, Ok(()));
+            let first = messages.remove(0);
+            (first, problems.take_notices().len())
+        };
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let bill = "x-anthropic-billing-header: cch=1;";
+        assert_eq!(system(json!([text(bill), text("a"), text("b")])), (Message::system("a\nb"), 1));
+        assert_eq!(system(json!([text(bill)])), (Message::user("q"), 1));
+        assert_eq!(system(json!(format!("{bill}\n\na"))), (Message::system("a"), 1));
+        assert_eq!(system(json!("a")), (Message::system("a"), 0));
+    }
+
+    #[test]
+    fn there_may_be_only_so_many_messages() {
+        let many = vec![json!({"role": "user", "content": "x"}); MAX_MESSAGES];
+        let (messages, checked, _) = read(json!({"messages": many}));
+        assert!(messages.is_empty() && checked.is_err());
     }
 }

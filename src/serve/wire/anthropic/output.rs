@@ -10,7 +10,7 @@ use crate::runtime::turn::OutputConstraint;
 
 /// What a body asks of the answer besides the sampling.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct OutputWishes {
     pub wish: Wish,
     /// Thinking blocks hold their text. Otherwise they are empty.
     pub shows_thinking: bool,
@@ -18,8 +18,8 @@ pub struct Output {
 }
 
 /// Reads the fields. Objects of a schema are closed unless `schema_open`.
-pub fn output(fields: &mut Fields<'_>, schema_open: bool) -> Output {
-    let mut output = Output { shows_thinking: true, ..Output::default() };
+pub fn output(fields: &mut Fields<'_>, schema_open: bool) -> OutputWishes {
+    let mut output = OutputWishes { shows_thinking: true, ..OutputWishes::default() };
     if let Some(members) = fields.object("thinking") {
         thinking(fields.inside("thinking", members), &mut output);
     }
@@ -42,7 +42,7 @@ pub fn output(fields: &mut Fields<'_>, schema_open: bool) -> Output {
     output
 }
 
-fn thinking(mut fields: Fields<'_>, output: &mut Output) {
+fn thinking(mut fields: Fields<'_>, output: &mut OutputWishes) {
     match fields.text("type").as_deref() {
         Some("enabled") => output.wish.thinks = Some((true, "thinking")),
         Some("disabled") => output.wish.thinks = Some((false, "thinking")),

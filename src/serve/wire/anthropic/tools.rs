@@ -91,3 +91,59 @@ fn choice(fields: &mut Fields<'_>) -> (ToolChoice, bool) {
     choice.end();
     (read, is_parallel)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::Problems;
+    use super::*;
+    use crate::serve::error::ApiError;
+
+    fn read(body: Value) -> (ToolUse, Result<(), ApiError>, Vec<String>) {
+        let Value::Object(members) = body else { panic!("an object") };
+        let mut problems = Problems::default();
+        let mut fields = Fields::new(members, &mut problems);
+        let tools = tools(&mut fields, false);
+        fields.end();
+        let checked = problems.check(Ok(()));
+        (tools, checked, problems.take_ignored())
+    }
+
+    #[test]
+    fn definitions_become_those_that_templates_see() {
+        let schema = json!({"type": "object", "properties": {}});
+        let (tools, checked, ignored) = read(json!({"tools": [
+            {"name": "f", "description": "d", "input_schema": schema, "type": "custom", "cache_control": {"type": "ephemeral"}},
+            {"type": "bash_20250124", "name": "bash"},
+            {"name": "g", "input_schema": schema, "strict": true, "eager_input_streaming": true},
+        ]}));
+        assert_eq!(checked, Ok(()));
+        let expected = [
+            json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}}),
+            json!({"type": "function", "function": {"name": "g", "parameters": schema}}),
+        ];
+        assert_eq!(tools.definitions, expected);
+        assert!(tools.is_parallel && tools.choice == ToolChoice::Auto);
+        assert_eq!(
+            ignored,
+            ["tools.bash_20250124", "tools[].cache_control", "tools[].eager_input_streaming"]
+        );
+    }
+
+    #[test]
+    fn choices_are_read_in_every_form() {
+        let choice = |choice: Value| {
+            let tool = json!({"name": "f", "input_schema": {"type": "object"}});
+            let (tools, checked, _) = read(json!({"tools": [tool], "tool_choice": choice}));
+            checked.map(|()| (tools.choice, tools.is_parallel)).map_err(|error| error.param)
+        };
+        assert_eq!(choice(json!({"type": "auto"})), Ok((ToolChoice::Auto, true)));
+        let one = json!({"type": "any", "disable_parallel_tool_use": true});
+        assert_eq!(choice(one), Ok((ToolChoice::Required, false)));
+        assert_eq!(choice(json!({"type": "none"})), Ok((ToolChoice::None, true)));
+        let named = ToolChoice::Named("f".to_owned());
+        assert_eq!(choice(json!({"type": "tool", "name": "f"})), Ok((named, true)));
+        assert_eq!(choice(json!({"type": "tool", "name": "g"})), Err(Some("tool_choice".to_owned())));
+        assert_eq!(choice(json!({"type": "tool"})), Err(Some("tool_choice.name".to_owned())));
+        assert_eq!(choice(json!("auto")), Err(Some("tool_choice".to_owned())));
+    }
+}
