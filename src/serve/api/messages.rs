@@ -138,6 +138,7 @@ fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
         fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking);
     });
     hints(fields);
+    params::inert(fields);
     let conversation =
         Conversation { messages, tools: tools.offered().to_vec(), kwargs, ..Conversation::default() };
     PromptFields { conversation, tools, constraint, answer_start, shows_thinking }
