@@ -83,6 +83,7 @@ impl AgentServer {
             chat_tokenizer,
             fingerprint,
             defaults,
+            facts: None,
         };
         let settings = ServeSettings { session_wait: Duration::from_secs(60), ..ServeSettings::default() };
         let store = SessionStore::new(state.join("sessions")).with_kv(Some(kv));
