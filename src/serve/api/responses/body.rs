@@ -17,7 +17,7 @@ use super::stored::{self, StoredResponse};
 use super::writer::ResponseWriter;
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::session::store::{SessionName, now_ms};
-use crate::runtime::turn::OutputConstraint;
+use crate::runtime::turn::{OutputConstraint, ToolUse};
 use crate::runtime::{Limits, MAX_LOGPROBS};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -26,8 +26,8 @@ use crate::serve::wire::fields::shown;
 use crate::serve::wire::responses::input;
 use crate::serve::wire::responses::items::response_of_item;
 use crate::serve::wire::responses::object::{ResponseShape, repeated, sampling_members};
-use crate::serve::wire::responses::tools::{ResponseTools, tools};
-use crate::serve::wire::switches::switches;
+use crate::serve::wire::responses::tools::{ResponseTools, ToolNames, tools};
+use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{Fields, Problems, shape};
 use crate::template::{Conversation, Message};
 
@@ -57,14 +57,58 @@ struct Outputs {
     seals_reasoning: bool,
 }
 
+/// The fields of a body, read and checked.
+struct Asked {
+    params: AnswerParams,
+    storing: Storing,
+    instructions: Option<String>,
+    input: Vec<Message>,
+    kwargs: Map<String, Value>,
+    names: ToolNames,
+    /// Members of the response that repeat the request.
+    repeated: Map<String, Value>,
+    shows_reasoning: bool,
+    seals_reasoning: bool,
+    ignored: Vec<String>,
+}
+
 /// Reads the body of a response.
 ///
 /// # Errors
 /// All that is wrong with the body, the first kind of it; 404 for a response or an item that is not stored; 503 without an engine.
 pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Result<ResponsesBody, ApiError> {
-    let engine = app.engine()?;
     resolve_references(app, &incoming.caller, &mut body)?;
-    let mut members = repeated(&body);
+    let asked = ask(app, body)?;
+    let previous = asked.storing.previous(app, &incoming.caller)?;
+    let session = asked.storing.session(app, previous.as_ref(), &incoming)?;
+    let is_stored = matches!(session, Some(RequestSession::Stored(_)));
+    let mut repeated = asked.repeated;
+    repeated.insert("store".to_owned(), is_stored.into());
+    let shape = ResponseShape {
+        id: stored::new_id(&session_name(session.as_ref())),
+        created_ms: now_ms(),
+        repeated,
+        names: asked.names,
+        shows_reasoning: asked.shows_reasoning,
+        seals_reasoning: asked.seals_reasoning,
+    };
+    let writer = ResponseWriter::new(Head::new(app, "resp"), shape, asked.params.logprobs.is_some());
+    let instructions = asked.instructions.map(Message::system).into_iter();
+    let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
+    let messages = with_known_roles(app, instructions.chain(earlier).chain(asked.input).collect());
+    let tools = asked.params.tools.offered().to_vec();
+    let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
+    let is_streamed = asked.params.streaming.is_on;
+    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming.request_id);
+    request.notices = left_out(&asked.ignored);
+    request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
+    Ok(ResponsesBody { request, is_streamed, writer, ignored: asked.ignored })
+}
+
+/// Reads the fields of a body.
+fn ask(app: &App, body: Map<String, Value>) -> Result<Asked, ApiError> {
+    let engine = app.engine()?;
+    let mut repeated = repeated(&body);
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = request::check_model(app, &mut fields);
@@ -76,50 +120,33 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
     let format = text_format(&mut fields, schema_open);
     let outputs = Outputs::read(&mut fields);
     labels_and_refusals(&mut fields);
-    let switched =
+    let Switches { kwargs, shows_reasoning } =
         with_template(app, |template| switches(&mut fields, template, app.settings().enable_thinking));
-    let mut tools = request::tools(app, &mut fields, schema_open);
-    tools.inputs = inputs;
-    let params =
-        request::params(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
+    let tools = ToolUse { inputs, ..request::tools(app, &mut fields, schema_open) };
+    let reading = Reading { schema_open, may_be_none: false };
+    let params = request::params(app, &engine, &mut fields, Limits::default(), reading);
     if params.constraint.is_some() && format.is_some() {
         fields.out_of_range(FORMAT, "is a second form, and an answer has one");
     }
     fields.end();
     problems.check(model)?;
-    let ignored = problems.take_ignored();
-    let previous = storing.previous(app, &incoming.caller)?;
-    let session = storing.session(app, previous.as_ref(), &incoming)?;
-    let is_stored = matches!(session, Some(RequestSession::Stored(_)));
-    members.insert("tools".to_owned(), repeated_tools.into());
-    members.insert("model".to_owned(), app.model().id.as_str().into());
-    members.insert("store".to_owned(), is_stored.into());
-    members.extend(sampling_members(&params.sampling));
-    let shape = ResponseShape {
-        id: stored::new_id(&session_name(session.as_ref())),
-        created_ms: now_ms(),
-        repeated: members,
+    repeated.insert("tools".to_owned(), repeated_tools.into());
+    repeated.insert("model".to_owned(), app.model().id.as_str().into());
+    repeated.extend(sampling_members(&params.sampling));
+    let logprobs = outputs.logprobs.or(params.logprobs);
+    let constraint = format.or(params.constraint.clone());
+    Ok(Asked {
+        params: AnswerParams { tools, logprobs, constraint, ..params },
+        storing,
+        instructions,
+        input,
+        kwargs,
         names,
-        shows_reasoning: switched.shows_reasoning,
+        repeated,
+        shows_reasoning,
         seals_reasoning: outputs.seals_reasoning,
-    };
-    let params = AnswerParams {
-        tools,
-        logprobs: outputs.logprobs.or(params.logprobs),
-        constraint: params.constraint.or(format),
-        ..params
-    };
-    let writer = ResponseWriter::new(Head::new(app, "resp"), shape, params.logprobs.is_some());
-    let instructions = instructions.map(Message::system).into_iter();
-    let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
-    let messages = with_known_roles(app, instructions.chain(earlier).chain(input).collect());
-    let tools = params.tools.offered().to_vec();
-    let conversation = Conversation { messages, tools, kwargs: switched.kwargs, ..Conversation::default() };
-    let is_streamed = params.streaming.is_on;
-    let mut request = params.request(Prompt::Chat(conversation), session, incoming.request_id);
-    request.notices = left_out(&ignored);
-    request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
-    Ok(ResponsesBody { request, is_streamed, writer, ignored })
+        ignored: problems.take_ignored(),
+    })
 }
 
 /// Returns a notice for each type of items and tools that the request has for nothing.

@@ -45,7 +45,7 @@ pub fn input(fields: &mut Fields<'_>) -> Vec<Message> {
         fields.out_of_range("input", &format!("has more than {MAX_ITEMS} items"));
         return Vec::new();
     }
-    let mut messages = Messages::default();
+    let mut messages = InputMessages::default();
     for (index, item) in items.into_iter().enumerate() {
         read_item(fields, &mut messages, &format!("input[{index}]"), item);
     }
@@ -53,15 +53,15 @@ pub fn input(fields: &mut Fields<'_>) -> Vec<Message> {
     messages.done
 }
 
-/// Messages so far.
+/// InputMessages so far.
 #[derive(Default)]
-struct Messages {
+struct InputMessages {
     done: Vec<Message>,
     /// The assistant's message that more items may belong to.
     open: Option<Message>,
 }
 
-impl Messages {
+impl InputMessages {
     fn close(&mut self) {
         self.done.extend(self.open.take());
     }
@@ -100,7 +100,7 @@ impl Messages {
     }
 }
 
-fn read_item(fields: &mut Fields<'_>, messages: &mut Messages, at: &str, item: Value) {
+fn read_item(fields: &mut Fields<'_>, messages: &mut InputMessages, at: &str, item: Value) {
     let Value::Object(members) = item else { return fields.wrong(at, "is not an object") };
     let has_role = members.contains_key("role");
     let mut item = fields.inside(at, members);
@@ -117,7 +117,7 @@ fn read_item(fields: &mut Fields<'_>, messages: &mut Messages, at: &str, item: V
     }
 }
 
-fn read_message(mut item: Fields<'_>, messages: &mut Messages) {
+fn read_message(mut item: Fields<'_>, messages: &mut InputMessages) {
     if !item.has("role") {
         item.wrong("role", "is missing");
     }
@@ -180,7 +180,7 @@ fn part_text(item: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
 }
 
 /// Reasoning as text, or else as this server sealed it.
-fn read_reasoning(mut item: Fields<'_>, messages: &mut Messages) {
+fn read_reasoning(mut item: Fields<'_>, messages: &mut InputMessages) {
     let text = content(&mut item, "content").filter(|text| !text.is_empty());
     let sealed = item.text("encrypted_content");
     let has_sealed = sealed.is_some();
@@ -197,7 +197,7 @@ fn read_reasoning(mut item: Fields<'_>, messages: &mut Messages) {
 }
 
 /// A call whose arguments, or text, are in `member`.
-fn read_call(mut item: Fields<'_>, messages: &mut Messages, member: &str) {
+fn read_call(mut item: Fields<'_>, messages: &mut InputMessages, member: &str) {
     for name in ["name", "call_id"] {
         if !item.has(name) {
             item.wrong(name, "is missing");
@@ -216,7 +216,7 @@ fn read_call(mut item: Fields<'_>, messages: &mut Messages, member: &str) {
     item.ignore_rest();
 }
 
-fn read_output(mut item: Fields<'_>, messages: &mut Messages) {
+fn read_output(mut item: Fields<'_>, messages: &mut InputMessages) {
     for name in ["call_id", "output"] {
         if !item.has(name) {
             item.wrong(name, "is missing");

@@ -82,7 +82,7 @@ pub fn tools(fields: &mut Fields<'_>) -> ResponseTools {
 
 /// The namespace that a tool is in, as far as it is needed.
 #[derive(Clone, Copy)]
-struct Namespace<'a> {
+struct ToolNamespace<'a> {
     name: &'a str,
     /// `None` behind the first tool, which carries it.
     description: Option<&'a str>,
@@ -93,7 +93,7 @@ fn add_tool(
     read: &mut ResponseTools,
     at: &str,
     value: Value,
-    namespace: Option<Namespace<'_>>,
+    namespace: Option<ToolNamespace<'_>>,
 ) {
     let Value::Object(members) = value else { return fields.wrong(at, "is not an object") };
     let mut tool = fields.inside(at, members);
@@ -107,7 +107,7 @@ fn add_tool(
 }
 
 /// A function, its members flat or within `function`.
-fn add_function(mut tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<Namespace<'_>>) {
+fn add_function(mut tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<ToolNamespace<'_>>) {
     if let Some(members) = tool.object("function") {
         let nested = tool.inside("function", members);
         add_named(nested, read, namespace, false);
@@ -116,7 +116,7 @@ fn add_function(mut tool: Fields<'_>, read: &mut ResponseTools, namespace: Optio
     add_named(tool, read, namespace, false);
 }
 
-fn add_custom(tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<Namespace<'_>>) {
+fn add_custom(tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<ToolNamespace<'_>>) {
     add_named(tool, read, namespace, true);
 }
 
@@ -124,7 +124,7 @@ fn add_custom(tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<Name
 fn add_named(
     mut tool: Fields<'_>,
     read: &mut ResponseTools,
-    namespace: Option<Namespace<'_>>,
+    namespace: Option<ToolNamespace<'_>>,
     is_custom: bool,
 ) {
     let Some(name) = name(&mut tool) else { return };
@@ -174,7 +174,7 @@ fn add_namespace(mut tool: Fields<'_>, read: &mut ResponseTools) {
     let members = tool.list("tools").unwrap_or_default();
     for (index, member) in members.into_iter().enumerate() {
         let description = description.as_deref().filter(|_| index == 0);
-        let namespace = Namespace { name: &name, description };
+        let namespace = ToolNamespace { name: &name, description };
         add_tool(&mut tool, read, &format!("tools[{index}]"), member, Some(namespace));
     }
     tool.ignore_rest();
