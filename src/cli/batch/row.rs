@@ -52,6 +52,8 @@ pub struct BatchRow {
     pub form: RowFormat,
     pub input: TurnInput,
     pub turn: TurnRequest,
+    /// Answers to the prompt, with the seeds `seed`, `seed + 1` and so on.
+    pub num_choices: usize,
     pub shows_reasoning: bool,
     /// Calls are asked for and reported in OpenAI's older form.
     pub has_functions: bool,
@@ -193,6 +195,7 @@ fn request(
     };
     let has_functions = fields.has("functions");
     let tools = tools(&mut fields, &mut input, defaults, schema_open);
+    let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
@@ -206,7 +209,7 @@ fn request(
         logprobs,
         ..TurnRequest::default()
     };
-    (BatchRow { form, input, turn, shows_reasoning, has_functions, ignored: Vec::new() }, model)
+    (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)
 }
 
 /// Takes the conversation or the text of a row, with its format, and whether its reasoning is shown.
@@ -328,8 +331,6 @@ fn with_switches(
 fn inert(fields: &mut Fields<'_>) {
     let words = || vec![json!("none"), json!("auto")];
     for (name, only) in [
-        ("n", vec![json!(1)]),
-        ("best_of", vec![json!(1)]),
         ("stream", vec![json!(false)]),
         ("echo", vec![json!(false)]),
         ("suffix", vec![json!("")]),
@@ -469,7 +470,9 @@ mod tests {
         let check = |name: &str, value: Value, code: &'static str| {
             assert_eq!(with(name, value), (name.to_owned(), code));
         };
-        check("n", json!(2), "unsupported_parameter");
+        check("n", json!(0), "invalid_value");
+        check("n", json!(129), "invalid_value");
+        check("best_of", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
         let tool = json!([{"type": "function", "function": {"name": "f"}}]);
         check("tools", tool, "unsupported_parameter"); // this template shows none
