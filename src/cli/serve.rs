@@ -112,7 +112,7 @@ pub struct ListenArgs {
     /// Another name that requests may call the model, for clients that are set to one; `*` for any; may be repeated
     ///
     /// Answers carry the model's own name.
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
     pub alias: Vec<String>,
 }
 

@@ -213,7 +213,7 @@ impl Place {
         let mut command = std::process::Command::new("setpriv");
         command.args(["--bounding-set=-dac_override,-dac_read_search", env!("CARGO_BIN_EXE_llmctl")]);
         command.args(args).current_dir(self.folder.path()).env("HOME", self.folder.path());
-        command.stdin(std::process::Stdio::null());
+        command.stdin(Stdio::null());
         command
     }
 }

@@ -283,7 +283,7 @@ impl<'a> BatchJob<'a> {
             if let Some(signal) = signal.filter(|_| is_cut || !is_last) {
                 return Answered::Stopped(signal);
             }
-            answers.push(answer);
+            answers.push(plan.parser.generated(answer));
         }
         Answered::Body(body(self.llm, row, &answers), usage_of(&answers))
     }

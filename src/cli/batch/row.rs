@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::think::Think;
-use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
+use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
 use crate::serve::wire::switches::{Switches, Template, switches};
@@ -185,6 +185,10 @@ fn request(
     let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
     let (form, mut input, shows_reasoning) = input(&mut fields, form, given);
+    let answer_start = match &mut input {
+        TurnInput::Chat(conversation) => message::continued(&mut fields, &mut conversation.messages),
+        TurnInput::Text(_) => AnswerStart::Nothing,
+    };
     let (sampling, limits) = generation(&mut fields, defaults);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
@@ -193,6 +197,7 @@ fn request(
         None if has_format => None, // it asks for plain text
         constraint => constraint.or_else(|| defaults.constraint.clone()),
     };
+    message::check_continued(&mut fields, &answer_start, constraint.is_some());
     let has_functions = fields.has("functions");
     let tools = tools(&mut fields, &mut input, defaults, schema_open);
     let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);
@@ -201,6 +206,7 @@ fn request(
     fields.end();
     let reasoning_budget = defaults.think.budget;
     let turn = TurnRequest {
+        answer_start,
         tools,
         constraint,
         reasoning_budget,
@@ -340,8 +346,6 @@ fn inert(fields: &mut Fields<'_>) {
         ("function_call", words()),
         ("parallel_tool_calls", vec![json!(true), json!(false)]),
         ("modalities", vec![json!(["text"])]),
-        ("add_generation_prompt", vec![json!(true)]),
-        ("continue_final_message", vec![json!(false)]),
     ] {
         fields.only(name, &only);
     }
@@ -458,6 +462,19 @@ mod tests {
             (row.form, row.input, row.turn.logprobs),
             (RowFormat::Completion, TurnInput::Text(TextPrompt::Text("Once".into())), Some(3))
         );
+    }
+
+    #[test]
+    fn the_last_answer_of_a_row_is_continued() {
+        let messages =
+            json!([{"role": "user", "content": "count"}, {"role": "assistant", "content": "One,"}]);
+        let row = parsed(json!({"messages": messages, "continue_final_message": true})).expect("a row");
+        let content = "One,".to_owned();
+        assert_eq!(row.turn.answer_start, AnswerStart::Message { reasoning: String::new(), content });
+        let TurnInput::Chat(conversation) = row.input else { panic!("a conversation") };
+        assert_eq!(conversation.messages, [Message::user("count")]);
+        let constrained = json!({"messages": messages, "continue_final_message": true, "regex": "a"});
+        assert_eq!(refused(constrained), ("continue_final_message".to_owned(), "unsupported_parameter"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::serve::owner::Caller;
 use crate::serve::wire::fields::shown;
 use crate::serve::wire::switches::{Switches, Template, switches};
 use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Content, Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -76,17 +76,14 @@ pub fn chat(
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
-    let answer_start = continued(&mut fields, &mut conversation.messages);
+    let answer_start = message::continued(&mut fields, &mut conversation.messages);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.offered().to_vec();
     let common =
         common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
-    if answer_start != AnswerStart::Nothing && common.constraint.is_some() {
-        let what = "has no place beside a constraint, which holds for the whole answer";
-        fields.unsupported("continue_final_message", what);
-    }
+    message::check_continued(&mut fields, &answer_start, common.constraint.is_some());
     fields.only("modalities", &[json!(["text"])]);
     for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
         fields.only(name, &[inert.into()]);
@@ -107,46 +104,8 @@ pub fn chat(
 /// Reads the inputs of the chat template, and how the answer begins.
 pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerStart) {
     let (mut conversation, _) = conversation_without_tools(app, fields);
-    let answer_start = continued(fields, &mut conversation.messages);
+    let answer_start = message::continued(fields, &mut conversation.messages);
     (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
-}
-
-/// Takes the last message as the beginning of the answer if the request says so: with `continue_final_message`, or by asking
-/// for no header of another answer.
-fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
-    const CONTINUES: &str = "continue_final_message";
-    const ADDS: &str = "add_generation_prompt";
-    let (continues, adds) = (fields.flag(CONTINUES), fields.flag(ADDS));
-    let name = match (continues, adds) {
-        (Some(true), Some(true)) => {
-            fields.out_of_range(CONTINUES, "and add_generation_prompt exclude each other");
-            return AnswerStart::Nothing;
-        }
-        (Some(true), _) => CONTINUES,
-        (None, Some(false)) => ADDS,
-        (Some(false), Some(false)) => {
-            fields.unsupported(ADDS, "= false is supported only where the last message is continued");
-            return AnswerStart::Nothing;
-        }
-        _ => return AnswerStart::Nothing,
-    };
-    let begun = messages.last().and_then(begun);
-    match &begun {
-        Some(_) => drop(messages.pop()),
-        None => fields.unsupported(name, "needs an answer without tool calls as the last message"),
-    }
-    begun.unwrap_or_default()
-}
-
-fn begun(message: &Message) -> Option<AnswerStart> {
-    let content = match &message.content {
-        Some(Content::Text(text)) => text.clone(),
-        None => String::new(),
-        Some(Content::Parts(_)) => return None,
-    };
-    let reasoning = message.reasoning.clone().unwrap_or_default();
-    let is_answer = message.role == Role::Assistant && message.tool_calls.is_empty();
-    is_answer.then_some(AnswerStart::Message { reasoning, content })
 }
 
 /// Reads messages and template variables, and whether the client sees the reasoning.
