@@ -15,6 +15,7 @@ pub(crate) mod conversations;
 mod drive;
 mod eta;
 mod generate;
+mod infill;
 mod listing;
 mod messages;
 mod models;
@@ -37,7 +38,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 18] = [
+pub const ENDPOINTS: [&str; 19] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -47,6 +48,7 @@ pub const ENDPOINTS: [&str; 18] = [
     "POST /v1/completions",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
+    "POST /infill",
     "POST /tokenize",
     "POST /detokenize",
     "POST /apply-template",
@@ -98,6 +100,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/completions", post(completions::post))
         .route("/v1/messages", post(messages::post))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/infill", post(infill::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))
