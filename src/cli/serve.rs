@@ -112,7 +112,7 @@ pub struct ListenArgs {
     /// Another name that requests may call the model, for clients that are set to one; `*` for any; may be repeated
     ///
     /// Answers carry the model's own name.
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
     pub alias: Vec<String>,
 }
 
@@ -267,8 +267,8 @@ Start:
 says that requests are taken; the line before it has the base URL that clients are set to, which ends with /v1.
 
 End:
-  SIGTERM and SIGINT: the address is free at once, so that a new connection, /ready too, is refused by the system. Requests \
-under way go on for --drain-timeout. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
+  SIGTERM and SIGINT: new requests and /ready get 503, and idle connections close. Requests under way go on for \
+--drain-timeout; when they have ended, the address is free. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
 error event. Sessions are saved, and the exit code is 0. A second signal ends at once.
   An engine that fails is brought back by loading the model again; meanwhile requests get 503, unless another worker takes \
 them. Requests under way are begun again, where nothing was sent yet, or end with an error. One that fails again and again \

@@ -15,6 +15,7 @@ pub(crate) mod conversations;
 mod drive;
 mod eta;
 mod generate;
+mod infill;
 mod listing;
 mod messages;
 mod models;
@@ -38,7 +39,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 22] = [
+pub const ENDPOINTS: [&str; 23] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -52,6 +53,7 @@ pub const ENDPOINTS: [&str; 22] = [
     "POST /v1/responses/input_tokens",
     "GET /v1/responses/{id}",
     "DELETE /v1/responses/{id}",
+    "POST /infill",
     "POST /tokenize",
     "POST /detokenize",
     "POST /apply-template",
@@ -106,6 +108,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/responses", post(responses::post))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/infill", post(infill::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))

@@ -13,7 +13,7 @@ use super::body::{Incoming, JsonBody, session_of};
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::reply::{AnswerHeaders, Ignored};
 use super::request::{
-    AnswerParams, Streaming, begun, check_model, check_tools, sampling, with_settings, with_template,
+    AnswerParams, Streaming, check_model, check_tools, sampling, with_settings, with_template,
 };
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive, text};
@@ -24,6 +24,7 @@ use crate::serve::error::ApiError;
 use crate::serve::wire::anthropic::output::{OutputWishes, output};
 use crate::serve::wire::anthropic::tools::tools;
 use crate::serve::wire::anthropic::{answer, error, hints, messages};
+use crate::serve::wire::message::{begun, check_continued};
 use crate::serve::wire::switches::fulfil;
 use crate::serve::wire::{Fields, Problems, params, shape};
 use crate::template::{Conversation, Message, Role};
@@ -105,7 +106,8 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
         answer_start: asked.answer_start,
         streaming: Streaming { is_on: is_streamed, ..Streaming::default() },
     };
-    params.check_start(&mut fields, "messages");
+    let has_constraint = params.constraint.is_some();
+    check_continued(&mut fields, "messages", &params.answer_start, has_constraint);
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
