@@ -16,6 +16,7 @@ use crate::common::server::{Build, MODEL, Reply, Server};
 
 mod anthropic;
 mod examples;
+mod responses;
 
 /// Endpoints whose bodies have most fields in common: one table with a column for each.
 pub struct Table {
@@ -34,7 +35,7 @@ pub struct Endpoint {
     body: &'static str,
 }
 
-const TABLES: [&Table; 2] = [&examples::OPENAI, &anthropic::ANTHROPIC];
+const TABLES: [&Table; 3] = [&examples::OPENAI, &responses::RESPONSES, &anthropic::ANTHROPIC];
 
 /// A server whose model has fill-in-the-middle tokens and answers the examples.
 fn server() -> Server {
@@ -166,7 +167,8 @@ fn sources() -> Vec<PathBuf> {
         let entries = fs::read_dir(root.join(folder)).expect("a folder");
         entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.extension().is_some())
     };
-    let folders = ["src/serve/wire", "src/serve/wire/anthropic", "src/serve/api"];
+    let folders =
+        ["src/serve/wire", "src/serve/wire/anthropic", "src/serve/wire/responses", "src/serve/api", "src/serve/api/responses"];
     let mut paths: Vec<PathBuf> = folders.into_iter().flat_map(files).collect();
     paths.push(root.join("src/runtime/request/sampling.rs"));
     paths
