@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::answer::ParserConfig;
-use super::constraint::AnswerForm;
+use super::constraint::{AnswerForm, PromptEnd};
 use super::tool_grammar::tool_grammar;
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
@@ -79,7 +79,9 @@ impl Planner<'_> {
             text.push_str(start);
         }
         let tokens = self.chat_tokenizer.encode(&text)?;
-        let plan = self.plan_answer(tokens, &text[..num_prompt_bytes], turn)?;
+        let (text_of_prompt, is_reasoning_off) = (&text[..num_prompt_bytes], conversation.is_reasoning_off());
+        let end = PromptEnd { text: text_of_prompt, is_reasoning_off };
+        let plan = self.plan_answer(tokens, end, turn)?;
         Ok(TurnPlan { text, ..plan })
     }
 
@@ -113,19 +115,19 @@ impl Planner<'_> {
         Ok(TurnPlan { tokens, text, grammar, markup: Arc::default(), parser })
     }
 
-    /// Plans the answer behind a rendered prompt that ends with `prompt_tail`. `tokens` contain [`AnswerStart::Text`] already,
+    /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already,
     /// and not [`AnswerStart::Tokens`].
     pub(super) fn plan_answer(
         &self,
         mut tokens: Vec<u32>,
-        prompt_tail: &str,
+        end: PromptEnd<'_>,
         turn: &TurnRequest,
     ) -> Result<TurnPlan, TurnError> {
         // Markup of calls that the request does not offer is text like any other, and must reach the reader.
         let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.output_markup());
-        let grammar = self.grammar_after(prompt_tail, turn)?;
+        let grammar = self.grammar(end, turn)?;
         let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
-        let parser = ParserConfig::chat(output_markup, tools, prompt_tail, turn.is_streamed);
+        let parser = ParserConfig::chat(output_markup, tools, end.text, turn.is_streamed);
         let parser = match &turn.answer_start {
             AnswerStart::Nothing => parser,
             AnswerStart::Text(text) => parser.starting_with(text, &[]),
@@ -143,13 +145,17 @@ impl Planner<'_> {
         OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
     }
 
-    /// Compiles the grammar of the rest of an answer, behind a text that ends with `prompt_tail`.
+    /// Compiles the grammar of the rest of an answer whose reasoning was ended with `markup`.
     ///
     /// # Errors
     /// Errors of the tools and the constraint.
-    pub fn grammar_after(&self, prompt_tail: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
+    pub fn grammar_after(&self, markup: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
+        self.grammar(PromptEnd { text: markup, is_reasoning_off: false }, turn)
+    }
+
+    fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
         let output_markup = &self.output_markup(turn);
-        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, prompt_tail };
+        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, end };
         let constraint = turn.constraint.as_ref();
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())

@@ -9,6 +9,7 @@
 //! conversation's first turn, because a later date would change every prompt of a resumed conversation.
 
 use super::answer::Answer;
+use super::constraint::PromptEnd;
 use super::plan::{Planner, TurnPlan};
 use super::{AnswerStart, TurnError, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
@@ -38,6 +39,7 @@ pub struct PromptedTurn {
     tokens: Vec<u32>,
     /// All messages before the answer.
     messages: Vec<Message>,
+    is_reasoning_off: bool,
     /// Finished turns that this one follows; later ones it replaces.
     kept_turns: usize,
     /// Messages of those turns.
@@ -152,9 +154,10 @@ impl SessionChat {
             true => chat_tokenizer.encode(text),
             false => chat_tokenizer.encode_rest(text),
         })?;
+        let is_reasoning_off = conversation.is_reasoning_off();
         let messages = conversation.messages;
         let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
-        Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
+        Ok(PromptedTurn { prompt, tokens, messages, is_reasoning_off, kept_turns, kept_messages, started_ms })
     }
 
     /// Plans the next turn. `conversation` is as for [`Self::prompt`].
@@ -346,7 +349,8 @@ impl PlannedTurn {
         if let AnswerStart::Text(start) = &turn.answer_start {
             tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
         }
-        let plan = planner.plan_answer(tokens, prompted.tail(), turn)?;
+        let end = PromptEnd { text: prompted.tail(), is_reasoning_off: prompted.is_reasoning_off };
+        let plan = planner.plan_answer(tokens, end, turn)?;
         Ok(Self { plan, prompted, sampling: turn.sampling.clone() })
     }
 }
