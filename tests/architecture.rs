@@ -38,7 +38,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["backend"],
     &["memory"],
     &["tensor"],
-    &["error", "hints", "kernel", "machine", "private_files", "repetition"],
+    &["error", "hints", "kernel", "machine", "notice", "private_files", "repetition"],
 ];
 
 /// Inside cli, as inside runtime.

@@ -4,6 +4,7 @@
 //! rendering: whoever keeps a conversation decides how long its date stands, because a date that moves makes every prompt
 //! a new one. Knows no weights, no session and no engine.
 
+use crate::runtime::notice::Notice;
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
@@ -93,31 +94,19 @@ impl ChatTokenizer {
         self.accommodation.spells_tools && self.has_template()
     }
 
-    /// Describes to people how conversations with tools are changed; `None` if the template shows all of them.
-    pub fn notice_of_tools(&self) -> Option<&'static str> {
-        let why = match (self.shown.tools, self.shown.output_markup.tool_calls) {
-            _ if !self.spells_tools() => return None,
-            (false, _) => {
-                "the chat template shows no tools: they are described in the system prompt, and calls asked for in a generic JSON format"
-            }
-            (true, _) => {
-                "the chat template shows no format of calls that is known: tools are described in the system prompt, and calls asked for in a generic JSON format"
-            }
-        };
-        Some(why)
+    /// Returns how conversations with tools are changed; `None` if the template shows all of them.
+    pub fn notice_of_tools(&self) -> Option<Notice> {
+        self.spells_tools().then_some(Notice::GenericTools { shows_tools: self.shown.tools })
     }
 
-    /// Describes to people how system prompts are changed; `None` if the template prints them.
-    pub fn notice_of_system(&self) -> Option<&'static str> {
-        match self.shown.system {
-            SystemMessages::Printed => None,
-            SystemMessages::Dropped => {
-                Some("the chat template drops system prompts: they go in front of the first question")
-            }
-            SystemMessages::Refused => {
-                Some("the chat template refuses system prompts: they go in front of the first question")
-            }
-        }
+    /// Returns how system prompts are changed; `None` if the template prints them.
+    pub fn notice_of_system(&self) -> Option<Notice> {
+        let is_refused = match self.shown.system {
+            SystemMessages::Printed => return None,
+            SystemMessages::Dropped => false,
+            SystemMessages::Refused => true,
+        };
+        Some(Notice::FoldedSystem { is_refused })
     }
 
     /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.

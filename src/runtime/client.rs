@@ -7,6 +7,7 @@
 #[cfg(test)]
 pub mod script;
 
+use crate::runtime::notice::Notice;
 use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -60,7 +61,7 @@ pub trait EngineTransport: Send + Sync {
     ///
     /// # Errors
     /// [`Error::EngineGone`].
-    fn take_notices(&self) -> Result<Vec<String>>;
+    fn take_notices(&self) -> Result<Vec<Notice>>;
 
     /// Saves the unsaved KV of sessions and returns whether that was done within `timeout`. The engine does nothing else
     /// meanwhile. Dropping the last client does the same without reporting the result.

@@ -7,6 +7,7 @@
 //! do, at the longest until the engine wants to be woken; dropping the last handle ends it, and requests still running
 //! then fail with `EngineGone`.
 
+use crate::runtime::notice::Notice;
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +28,7 @@ enum EngineCommand {
     Submit { request: Request, client: Client },
     Session(SessionCommand),
     Load { reply: Sender<Result<EngineLoad>> },
-    Notices { reply: Sender<Result<Vec<String>>> },
+    Notices { reply: Sender<Result<Vec<Notice>>> },
     Flush { timeout: Duration, reply: Sender<Result<bool>> },
     CancelAll,
     Shutdown,
@@ -121,7 +122,7 @@ impl EngineTransport for EngineThread {
         self.send(EngineCommand::CancelAll)
     }
 
-    fn take_notices(&self) -> Result<Vec<String>> {
+    fn take_notices(&self) -> Result<Vec<Notice>> {
         self.ask(|reply| EngineCommand::Notices { reply })
     }
 

@@ -14,6 +14,7 @@ use super::plan::{Planner, TurnPlan};
 use super::{AnswerStart, TurnError, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{Finish, Outcome, Sampling};
 use crate::runtime::session::prefill::common_prefix;
 use crate::runtime::session::store::{
@@ -101,26 +102,20 @@ impl SessionChat {
         Self { transcript: saved.transcript(&model), model, saved, writer }
     }
 
-    /// Notices for the user before the conversation continues, one sentence each.
-    pub fn notices(&self) -> Vec<String> {
-        let mut notices: Vec<String> =
+    /// Returns what the user should know before the conversation continues.
+    pub fn notices(&self) -> Vec<Notice> {
+        let mut notices: Vec<Notice> =
             self.writer.as_ref().map(|writer| writer.notices().to_vec()).unwrap_or_default();
         let is_foreign = |saved: &&SavedTurn| !saved.model.is_same(&self.model);
         let foreign: Vec<&SavedTurn> =
             self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
         if let Some(last) = foreign.last() {
-            let (count, name) = (self.saved.turns.len(), &last.model.name);
-            let what = match foreign.len() {
-                all if all == count => "this session was started".to_owned(),
-                some => format!("{some} of {count} turns were answered"),
-            };
-            let changed = match *name == self.model.name {
-                true => " when it had other weights, another tokenizer or template",
-                false => "",
-            };
-            notices.push(format!(
-                "{what} with {name}{changed}; the text is kept, the cache cannot be used for it"
-            ));
+            notices.push(Notice::ForeignTurns {
+                model: last.model.name.clone(),
+                num_foreign: foreign.len(),
+                num_turns: self.saved.turns.len(),
+                is_same_name: last.model.name == self.model.name,
+            });
         }
         notices
     }

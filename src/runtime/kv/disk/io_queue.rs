@@ -4,6 +4,7 @@
 //! that waits to be written counts as saved, and is read from memory. Each requested page is answered once, even if
 //! the I/O thread has ended. This file performs no I/O.
 
+use crate::runtime::notice::Notice;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -276,7 +277,7 @@ impl IoQueue {
         let mut state = self.state();
         if !state.is_saving_off {
             state.is_saving_off = true;
-            state.events.push_back(DiskEvent::Notice(format!("saving of KV pages is off: {reason}")));
+            state.events.push_back(DiskEvent::Notice(Notice::KvSavingOff(reason.to_owned())));
         }
         state.drop_writes();
         self.done.notify_all();
@@ -499,7 +500,7 @@ mod tests {
         save(&queue, 1, 10);
         queue.stop_saving("the disk is full");
         queue.stop_saving("the disk is full");
-        let notice = "saving of KV pages is off: the disk is full".to_owned();
+        let notice = Notice::KvSavingOff("the disk is full".to_owned());
         assert_eq!(queue.poll(), [DiskEvent::Notice(notice)]);
         assert!(queue.flush(Duration::ZERO) && !queue.contains(label(1).key));
         assert_eq!((save(&queue, 1, 10), queue.is_saving()), (Saving::Dropped, false));

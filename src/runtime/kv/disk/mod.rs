@@ -99,16 +99,9 @@ pub enum MissingReason {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskEvent {
-    Loaded {
-        key: DiskPageKey,
-        bytes: Vec<u8>,
-    },
-    Missing {
-        key: DiskPageKey,
-        reason: MissingReason,
-    },
-    /// One sentence for the user.
-    Notice(String),
+    Loaded { key: DiskPageKey, bytes: Vec<u8> },
+    Missing { key: DiskPageKey, reason: MissingReason },
+    Notice(Notice),
 }
 
 /// Counts since the store was opened.
