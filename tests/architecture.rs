@@ -99,7 +99,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["link"],
     &["python"],
     &["source"],
-    &["clock", "error", "message", "named", "piece"],
+    &["clock", "error", "message", "named", "piece", "reasoning_switch"],
 ];
 
 /// Modules below `runtime::` that the rest of the crate may name, besides the re-exports of runtime/mod.rs.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{Engine, Error, Event, Finish, Request, Reuse, ReuseReason};
+use llmctl::runtime::{Engine, Error, Event, Finish, Notice, Request, Reuse, ReuseReason};
 use serde_json::json;
 
 use crate::common::toy::{
@@ -151,7 +151,7 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             damage(file);
             let (reuse, notices) = second_turn(root.path(), kinds, &tokens);
             assert!(reuse.cached_tokens < 209, "{kinds:?}: {what}: {reuse:?}");
-            let is_said = notices.iter().any(|notice| notice.contains("recomputed"));
+            let is_said = notices.iter().any(|notice| matches!(notice, Notice::KvPagesRecomputed { .. }));
             assert!(what == "gone" || is_said || reuse.cached_tokens == 192, "{what}: {notices:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
             // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
@@ -251,7 +251,7 @@ fn a_limit_below_a_page_is_said() {
     run_one(&mut engine, within("a", &prompt(60), 9));
     assert!(engine.flush_disk(PLENTY));
     let notices = engine.take_notices();
-    assert!(notices.len() == 1 && notices[0].contains("less than a page"), "{notices:?}");
+    assert!(notices.len() == 1 && matches!(notices[0], Notice::KvLimitBelowPage { .. }), "{notices:?}");
 }
 
 /// Restoring pages from disk must not evict a session's pages that are in memory.

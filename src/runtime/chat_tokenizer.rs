@@ -16,8 +16,8 @@ use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, ReasoningFormat, RenderOptions, Shown,
-    SpecialTokens, SystemMessages, THINKING_SWITCHES, TemplateError, ToolCallFormat,
+    Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat,
+    RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables, ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
@@ -163,10 +163,13 @@ impl ChatTokenizer {
         self.template.as_ref().is_ok_and(|template| template.reads(variable))
     }
 
-    /// Returns the template variables that switch reasoning on or off; empty if the template reads none.
-    pub fn thinking_variables(&self, is_on: bool) -> Map<String, Value> {
-        let switches = THINKING_SWITCHES.into_iter().filter(|switch| self.template_reads(switch));
-        switches.map(|switch| (switch.to_owned(), is_on.into())).collect()
+    /// Returns the template variables that ask for this reasoning; empty if the template reads none.
+    pub fn reasoning_variables(&self, reasoning: Reasoning) -> Map<String, Value> {
+        let says = |word: &str| self.template_knows_role(word).unwrap_or(false);
+        let mut variables = Map::new();
+        reasoning
+            .set(TemplateVariables { reads: &|name| self.template_reads(name), says: &says }, &mut variables);
+        variables
     }
 
     /// The conversation as text that ends with the header of the answer.

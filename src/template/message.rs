@@ -5,9 +5,6 @@
 
 use serde_json::Value;
 
-/// The variables by which chat templates switch reasoning on and off.
-pub const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
 /// The author of a message. Templates see the lower-case name; a role they do not know is their error to raise.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -109,11 +106,4 @@ pub struct Conversation {
     pub documents: Vec<Value>,
     /// Extra template variables, e.g. `enable_thinking`.
     pub kwargs: serde_json::Map<String, Value>,
-}
-
-impl Conversation {
-    /// Returns whether a variable that switches reasoning is off.
-    pub fn is_reasoning_off(&self) -> bool {
-        THINKING_SWITCHES.iter().any(|switch| self.kwargs.get(*switch) == Some(&Value::Bool(false)))
-    }
 }

@@ -32,8 +32,7 @@ use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput};
 use crate::runtime::{Finish, Outcome, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::wire::answer::{self as wire, TokenBytes};
-use crate::serve::wire::switches::Template;
-use crate::template::{Content, Conversation, Message};
+use crate::template::{Content, Conversation, Message, TemplateVariables};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowError, RowFormat, parse};
@@ -243,7 +242,7 @@ impl<'a> BatchJob<'a> {
                 let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
                 let says =
                     |word: &str| self.llm.texts().chat_tokenizer().template_knows_role(word).unwrap_or(false);
-                parse(line, number, self.defaults, Template { reads: &reads, says: &says })
+                parse(line, number, self.defaults, TemplateVariables { reads: &reads, says: &says })
             }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);

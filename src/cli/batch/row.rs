@@ -12,9 +12,9 @@ use crate::cli::think::Think;
 use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{self, Fields, Problems, message, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// What the flags say for rows that do not say it themselves.
 #[derive(Debug, Clone, Default)]
@@ -120,7 +120,7 @@ pub fn parse(
     line: &[u8],
     number: usize,
     defaults: &Defaults,
-    template: Template<'_>,
+    template: TemplateVariables<'_>,
 ) -> (String, Result<BatchRow, RowError>) {
     let fallback = format!("line-{number}");
     let object = match wire::json::object(line, "the row") {
@@ -143,7 +143,7 @@ pub fn parse(
 #[derive(Clone, Copy)]
 struct Given<'a> {
     defaults: &'a Defaults,
-    template: Template<'a>,
+    template: TemplateVariables<'a>,
 }
 
 /// The row, and whether it is for this model. Where the fields are wrong, they have been noted and the row is not used.
@@ -322,7 +322,7 @@ fn with_switches(
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
-    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.is_on);
+    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.reasoning.is_on);
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
@@ -357,8 +357,8 @@ mod tests {
     use crate::runtime::grammar::GrammarSource;
 
     /// A template that switches reasoning.
-    const THINKER: Template<'static> =
-        Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+    const THINKER: TemplateVariables<'static> =
+        TemplateVariables { reads: &|name| name == "enable_thinking", says: &|_| false };
 
     fn parsed(row: Value) -> Result<BatchRow, RowError> {
         let defaults = Defaults {

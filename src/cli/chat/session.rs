@@ -186,8 +186,9 @@ impl<'a> Chat<'a> {
 
     /// What the template is told of thinking; a schema leaves no place for it.
     pub fn template_variables(&self) -> Map<String, Value> {
-        let is_on = if self.state.schema.is_some() { Some(false) } else { self.state.think.is_on };
-        Think { is_on, ..self.state.think }.variables(&self.model.thinking())
+        let think = self.state.think;
+        let reasoning = if self.state.schema.is_some() { false.into() } else { think.reasoning };
+        Think { reasoning, ..think }.variables(&self.model.thinking())
     }
 
     /// The last words: what is saved is on disk, and what is empty is gone.

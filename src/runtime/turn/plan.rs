@@ -13,7 +13,7 @@ use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler};
 use crate::runtime::request::Request;
-use crate::template::{Conversation, DateTime, OutputMarkup};
+use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning};
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -79,7 +79,8 @@ impl Planner<'_> {
             text.push_str(start);
         }
         let tokens = self.chat_tokenizer.encode(&text)?;
-        let (text_of_prompt, is_reasoning_off) = (&text[..num_prompt_bytes], conversation.is_reasoning_off());
+        let (text_of_prompt, is_reasoning_off) =
+            (&text[..num_prompt_bytes], Reasoning::is_off_in(&conversation.kwargs));
         let end = PromptEnd { text: text_of_prompt, is_reasoning_off };
         let plan = self.plan_answer(tokens, end, turn)?;
         Ok(TurnPlan { text, ..plan })

@@ -21,7 +21,7 @@ use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
 };
 use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
-use crate::template::{Conversation, DateTime, Message};
+use crate::template::{Conversation, DateTime, Message, Reasoning};
 
 /// A conversation in progress.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl SessionChat {
             true => chat_tokenizer.encode(text),
             false => chat_tokenizer.encode_rest(text),
         })?;
-        let is_reasoning_off = conversation.is_reasoning_off();
+        let is_reasoning_off = Reasoning::is_off_in(&conversation.kwargs);
         let messages = conversation.messages;
         let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
         Ok(PromptedTurn { prompt, tokens, messages, is_reasoning_off, kept_turns, kept_messages, started_ms })

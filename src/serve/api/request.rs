@@ -14,9 +14,9 @@ use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::serve::wire::fields::shown;
-use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// The most answers that one request may ask for, as in OpenAI's API.
 const MAX_CHOICES: usize = 128;
@@ -121,7 +121,7 @@ fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversati
     let chat_tokenizer = &app.model().chat_tokenizer;
     let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
     let messages = message::messages(fields, &says);
-    let template = Template { reads: &|name| chat_tokenizer.template_reads(name), says: &says };
+    let template = TemplateVariables { reads: &|name| chat_tokenizer.template_reads(name), says: &says };
     let Switches { kwargs, shows_reasoning } = switches(fields, template, app.settings().enable_thinking);
     let messages = messages.into_iter().map(|message| known_role(message, chat_tokenizer)).collect();
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)

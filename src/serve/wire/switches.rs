@@ -7,26 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::Fields;
-use crate::template::THINKING_SWITCHES;
-
-/// Variables that a chat template knows.
-#[derive(Clone, Copy)]
-pub struct Template<'a> {
-    /// Whether it reads a variable of this name.
-    pub reads: &'a dyn Fn(&str) -> bool,
-    /// Whether this word is written out in it.
-    pub says: &'a dyn Fn(&str) -> bool,
-}
-
-/// `reasoning_effort`, the least first; the first two ask for none.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-
-/// Reasoning that a request asks for.
-#[derive(Default)]
-struct Wish {
-    thinks: Option<bool>,
-    effort: Option<&'static str>,
-}
+use crate::template::{Effort, Reasoning, TemplateVariables};
 
 /// Template variables of a request, and whether its reasoning is shown.
 pub struct Switches {
@@ -35,34 +16,40 @@ pub struct Switches {
 }
 
 /// All fields that set variables. `default_thinks` is what holds where the request says nothing.
-pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks: Option<bool>) -> Switches {
+pub fn switches(
+    fields: &mut Fields<'_>,
+    template: TemplateVariables<'_>,
+    default_thinks: Option<bool>,
+) -> Switches {
     let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
     let mut shows_reasoning = shown_reasoning(fields, &mut kwargs, template);
     for unread in unread(&kwargs, template) {
         kwargs.shift_remove(&unread);
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
-    let wish = wish(fields, &mut shows_reasoning);
-    set_thinking(fields, &mut kwargs, template, wish.thinks, "enable_thinking");
-    if let Some(effort) = wish.effort {
-        set_effort(fields, &mut kwargs, template, effort);
+    let unexpressed = reasoning(fields, &mut shows_reasoning).set(template, &mut kwargs);
+    if unexpressed.switch {
+        fields.ignored("enable_thinking");
+    }
+    if unexpressed.effort {
+        fields.ignored("reasoning_effort");
     }
     verbosity(fields, &mut kwargs, template);
-    if let Some(thinks) = default_thinks {
-        for name in THINKING_SWITCHES.into_iter().filter(|name| (template.reads)(name)) {
-            kwargs.entry(name).or_insert(thinks.into());
-        }
-    }
+    Reasoning { is_on: default_thinks, effort: None }.set(template, &mut kwargs);
     Switches { kwargs, shows_reasoning }
 }
 
-fn unread(kwargs: &Map<String, Value>, template: Template<'_>) -> Vec<String> {
+fn unread(kwargs: &Map<String, Value>, template: TemplateVariables<'_>) -> Vec<String> {
     let is_unread = |name: &&String| !(template.reads)(name);
     kwargs.keys().filter(is_unread).cloned().collect()
 }
 
 /// The reference's switch, which it keeps among the template's variables, and vLLM's beside them.
-fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) -> bool {
+fn shown_reasoning(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: TemplateVariables<'_>,
+) -> bool {
     const NAME: &str = "return_reasoning";
     let beside = fields.flag("include_reasoning").unwrap_or(true);
     if !kwargs.contains_key(NAME) || (template.reads)(NAME) {
@@ -77,14 +64,14 @@ fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, tem
     }
 }
 
-/// Reads the fields of several vendors.
-fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
-    let mut wish =
-        Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };
+/// Reads the reasoning that the fields of several vendors ask for.
+fn reasoning(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Reasoning {
+    let (effort_beside, is_on) = (effort(fields, "reasoning_effort"), fields.flag("enable_thinking"));
+    let mut reasoning = Reasoning { is_on, effort: effort_beside };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
-        wish.effort = wish.effort.or(effort(&mut inner, "effort"));
-        wish.thinks = wish.thinks.or(inner.flag("enabled"));
+        reasoning.effort = reasoning.effort.or(effort(&mut inner, "effort"));
+        reasoning.is_on = reasoning.is_on.or(inner.flag("enabled"));
         if inner.flag("exclude") == Some(true) {
             *shows_reasoning = false;
         }
@@ -96,77 +83,27 @@ fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
     if let Some(members) = fields.object("thinking") {
         let mut inner = fields.inside("thinking", members);
         match inner.text("type").as_deref() {
-            Some("disabled") => wish.thinks = wish.thinks.or(Some(false)),
-            Some("enabled") => wish.thinks = wish.thinks.or(Some(true)),
+            Some("disabled") => reasoning.is_on = reasoning.is_on.or(Some(false)),
+            Some("enabled") => reasoning.is_on = reasoning.is_on.or(Some(true)),
             Some("adaptive" | "auto") | None => {}
             Some(_) => inner.out_of_range("type", "is none of enabled, disabled, adaptive and auto"),
         }
         inner.end();
     }
-    wish
+    reasoning
 }
 
-fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
+fn effort(fields: &mut Fields<'_>, name: &str) -> Option<Effort> {
     let given = fields.text(name)?;
-    let known = EFFORTS.into_iter().find(|known| *known == given);
+    let known = Effort::ALL.into_iter().find(|known| known.as_str() == given);
     if known.is_none() {
-        fields.out_of_range(name, &format!("is none of {}", EFFORTS.join(", ")));
+        fields.out_of_range(name, &format!("is none of {}", Effort::ALL.map(Effort::as_str).join(", ")));
     }
     known
 }
 
-/// Sets what switches reasoning. `name` is the field to report where nothing does.
-fn set_thinking(
-    fields: &mut Fields<'_>,
-    kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
-    thinks: Option<bool>,
-    name: &str,
-) {
-    let Some(thinks) = thinks else { return };
-    let mut is_heard = false;
-    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
-        kwargs.entry(variable).or_insert(thinks.into());
-        is_heard = true;
-    }
-    if !is_heard && thinks {
-        fields.ignored(name);
-    }
-}
-
-fn set_effort(
-    fields: &mut Fields<'_>,
-    kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
-    effort: &'static str,
-) {
-    let asks_for_none = EFFORTS[..2].contains(&effort);
-    let mut is_heard = asks_for_none;
-    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
-        kwargs.entry(variable).or_insert((!asks_for_none).into());
-        is_heard = true;
-    }
-    if (template.reads)("reasoning_effort") {
-        kwargs.entry("reasoning_effort").or_insert(known_effort(effort, template).into());
-        is_heard = true;
-    }
-    if !is_heard {
-        fields.ignored("reasoning_effort");
-    }
-}
-
-/// The effort in words that the model knows: those that its template writes out, or the three that all know.
-fn known_effort(effort: &'static str, template: Template<'_>) -> &'static str {
-    match effort {
-        known if (template.says)(known) => known,
-        "none" | "minimal" => "low",
-        "xhigh" | "max" => "high",
-        other => other,
-    }
-}
-
 /// OpenAI's wish for short or long answers, for the templates that know it.
-fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) {
+fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: TemplateVariables<'_>) {
     const NAME: &str = "verbosity";
     let Some(value) = fields.text(NAME) else { return };
     if !["low", "medium", "high"].contains(&value.as_str()) {
