@@ -1,4 +1,4 @@
-//! How many requests and sessions one engine serves: the flags of `serve` and of `worker`.
+//! Limits on the requests and sessions of one engine: flags of `serve` and of `worker`.
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -9,7 +9,7 @@ const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_MAX_WAITING: usize = 64;
 const DEFAULT_MAX_SESSIONS: usize = 256;
 
-/// How many requests and sessions an engine takes.
+/// Limits on the requests and sessions of an engine.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Capacity")]
 pub struct CapacityArgs {

@@ -116,7 +116,7 @@ pub struct ListenArgs {
     pub alias: Vec<String>,
 }
 
-/// Who may use it.
+/// Flags of access.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
@@ -142,7 +142,7 @@ pub struct AccessArgs {
     pub allowed_host: Vec<String>,
 }
 
-/// How sessions are used.
+/// Flags of sessions.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sessions")]
 pub struct ServeSessionArgs {
@@ -157,7 +157,7 @@ pub struct ServeSessionArgs {
     pub share_sessions: bool,
 }
 
-/// How requests are judged and answers read.
+/// Flags of reading requests and answers.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Requests")]
 pub struct AnswerArgs {
@@ -202,7 +202,7 @@ pub struct AnswerArgs {
     pub reasoning_format: Option<ReasoningFormat>,
 }
 
-/// What is granted to clients, and what is written down.
+/// Flags of clients' limits and of logs.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits and logs")]
 pub struct ServeLimitArgs {

@@ -9,7 +9,7 @@ use super::report::counted;
 use crate::runtime::ChatTokenizer;
 use crate::template::{Reasoning, ReasoningFormat};
 
-/// What the user wants of reasoning.
+/// The user's setting of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Think {
     pub reasoning: Reasoning,
@@ -24,7 +24,7 @@ impl Default for Think {
     }
 }
 
-/// What a model's template can do about reasoning.
+/// A template's support of reasoning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Thinking {
     /// The variables that switch it on; empty if the template reads none.
@@ -56,7 +56,7 @@ const NONE: &str = "this model's template has no thinking";
 
 impl Think {
     /// # Errors
-    /// What is wrong with the value; the caller names the flag or command.
+    /// A description of the wrong value; the caller names the flag or command.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut think = Self::default();
         think.change(text)?;
@@ -88,7 +88,7 @@ impl Think {
     /// Whether the template can do what is wanted.
     ///
     /// # Errors
-    /// What it cannot.
+    /// The setting that the template does not support.
     pub fn check(&self, thinking: &Thinking) -> Result<(), String> {
         if *self == Self::default() {
             return Ok(());

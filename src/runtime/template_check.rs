@@ -53,7 +53,7 @@ impl CheckTokenizer for Tokenizer {
 #[derive(Default)]
 struct SplicedSession {
     transcript: Transcript,
-    /// What the last prompt ends with; see `SplicedPrompt::splice_after`.
+    /// The end of the last prompt; see `SplicedPrompt::splice_after`.
     splice_after: String,
 }
 

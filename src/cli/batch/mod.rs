@@ -37,7 +37,7 @@ use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowError, RowFormat, parse};
 
-/// How many refused rows are named on stderr; the rest are counted.
+/// Number of refused rows that are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
 
 /// Runs the batch that `--batch` names.
@@ -110,13 +110,13 @@ fn stats(counts: &Counts, time: Duration) -> String {
     )
 }
 
-/// What `--think` asks for, if the model can do it.
+/// Returns the reasoning that `--think` asks for, if the model supports it.
 fn think(llm: &Loaded, args: &RunArgs) -> Result<Think, CommandError> {
     args.prompt.thinking_variables(llm.texts())?;
     args.prompt.think()
 }
 
-/// What a row may call the loaded model: its own name, or the reference that the user gave.
+/// Returns the names by which a row may call the loaded model: its own, and the reference that the user gave.
 fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
 }
@@ -171,7 +171,7 @@ struct BatchJob<'a> {
     defaults: &'a Defaults,
     results: Results,
     earlier: Earlier,
-    /// How many rows of this file had each custom_id.
+    /// Number of rows of this file by custom_id.
     seen: HashMap<String, usize>,
     counts: Counts,
     /// Rows that the default system prompt does not reach.
@@ -431,7 +431,7 @@ fn body(llm: &Loaded, row: &BatchRow, answer: &Answer) -> Value {
     })
 }
 
-/// What of a row had no effect, one sentence each.
+/// Returns a sentence for each part of a row that had no effect.
 fn warnings(row: &BatchRow) -> Vec<String> {
     row.ignored.iter().map(|name| format!("{name} has no effect")).collect()
 }

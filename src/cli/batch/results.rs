@@ -160,13 +160,13 @@ fn copy_answers(mut from: &File, to: &File) -> io::Result<()> {
     writer.flush()
 }
 
-/// How every row that llmctl writes begins.
+/// Beginning of every row that llmctl writes.
 const ROW_START: &[u8] = b"{\"id\":\"batch_req_";
 
-/// How the id of a result begins, ours and OpenAI's.
+/// Beginning of a result's id, llmctl's and OpenAI's.
 const ID_START: &str = "batch_req_";
 
-/// What tells a result from the rows of any other file, which may have a custom_id too.
+/// Fields that distinguish a result from rows of other files, which may have a custom_id too.
 #[derive(Deserialize)]
 struct EarlierRow {
     id: String,

@@ -16,7 +16,7 @@ use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{self, Fields, Problems, message, params, shape, tools};
 use crate::template::{Conversation, Message, Role, TemplateVariables};
 
-/// What the flags say for rows that do not say it themselves.
+/// Values of the flags, for rows that do not set them.
 #[derive(Debug, Clone, Default)]
 pub struct Defaults {
     pub sampling: Sampling,
@@ -31,7 +31,7 @@ pub struct Defaults {
     pub think: Think,
     /// True if the model's template shows tools.
     pub shows_tools: bool,
-    /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
+    /// Refuses a `max_tokens` beyond the context instead of lowering it.
     pub strict_limits: bool,
     /// Objects of the rows' own schemas may have members that the schema does not name.
     pub schema_open: bool,
@@ -39,7 +39,7 @@ pub struct Defaults {
     pub models: Option<Vec<String>>,
 }
 
-/// Which of OpenAI's result objects the answer becomes.
+/// OpenAI's result object for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowFormat {
     Chat,
@@ -139,7 +139,7 @@ pub fn parse(
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
 }
 
-/// What a row is read beside.
+/// Context of reading a row.
 #[derive(Clone, Copy)]
 struct Given<'a> {
     defaults: &'a Defaults,
@@ -326,7 +326,7 @@ fn with_switches(
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
-/// What the server offers and a batch does not, with the values that ask for nothing.
+/// Takes the fields that the server supports and a batch does not. Only their neutral values are accepted.
 fn inert(fields: &mut Fields<'_>) {
     let words = || vec![json!("none"), json!("auto")];
     for (name, only) in [

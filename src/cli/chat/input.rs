@@ -35,7 +35,7 @@ const MAX_ENTRY_BYTES: usize = 32 << 10;
 /// Bytes of one message from a pipe.
 const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 
-/// What came.
+/// Result of reading a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InputLine {
     Text(String),
@@ -61,14 +61,14 @@ pub struct LineEditor {
     has_colors: bool,
 }
 
-/// What of the history outlives the chat.
+/// The part of the history that is saved.
 struct HistoryFile {
     path: PathBuf,
-    /// What this chat adds to the file; the editor's own history has the file's entries and longer ones besides.
+    /// Entries that this chat adds to the file. The editor's own history also has the file's entries and longer ones.
     added: FileHistory,
 }
 
-/// What the keys that are ours have done since the last line.
+/// Effects of llmctl's own keys since the last line.
 #[derive(Debug, Default)]
 struct EditorKeys {
     /// The line that is to be opened in the editor.

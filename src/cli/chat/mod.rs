@@ -66,7 +66,7 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
 }
 
-/// Which conversation.
+/// Flags that choose the conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct ChatSessionArgs {
@@ -87,7 +87,7 @@ pub struct ChatSessionArgs {
     pub ephemeral: bool,
 }
 
-/// What is said first.
+/// Flags for the beginning of the conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct ChatPromptArgs {
@@ -116,7 +116,7 @@ pub struct ChatPromptArgs {
     pub think: Option<String>,
 }
 
-/// What it looks like.
+/// Flags for the display.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Screen")]
 pub struct ScreenArgs {

@@ -184,14 +184,14 @@ impl<'a> Chat<'a> {
         Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
     }
 
-    /// What the template is told of thinking; a schema leaves no place for it.
+    /// Returns the template variables for reasoning, which a schema switches off.
     pub fn template_variables(&self) -> Map<String, Value> {
         let think = self.state.think;
         let reasoning = if self.state.schema.is_some() { false.into() } else { think.reasoning };
         Think { reasoning, ..think }.variables(&self.model.thinking())
     }
 
-    /// The last words: what is saved is on disk, and what is empty is gone.
+    /// Ends the chat: waits until turns are on disk, and removes an empty session.
     pub fn end(&mut self) {
         self.leave();
         if self.model.is_loaded() {
@@ -293,7 +293,7 @@ impl Chat<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// What was set for another model is set for this one, as far as it can be.
+    /// Applies the settings of the earlier model to this one, as far as it supports them.
     pub fn carry_over(&mut self) -> Result<(), CommandError> {
         if let Err(reason) = self.state.think.check(&self.model.thinking()) {
             self.state.think = Think::default();

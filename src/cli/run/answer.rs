@@ -15,7 +15,7 @@ use crate::runtime::{
 };
 use crate::template::ReasoningFormat;
 
-/// How often signals are looked for while the engine is silent.
+/// Interval at which signals are checked while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
 
 /// Where an answer goes while it is generated.
@@ -47,7 +47,7 @@ pub trait AnswerSink {
 /// Discards what comes, for callers that need the finished answer only.
 impl AnswerSink for () {}
 
-/// What an answer is generated from.
+/// Inputs of generating one answer.
 #[derive(Clone, Copy)]
 pub struct AnswerGeneration<'a> {
     pub engine: &'a EngineClient,
@@ -69,7 +69,7 @@ pub struct Generated {
     pub is_reader_gone: bool,
 }
 
-/// How one engine request ended.
+/// End of one engine request.
 enum Ending {
     Done {
         outcome: Outcome,

@@ -78,22 +78,22 @@ pub enum Finished {
 }
 
 impl SessionChat {
-    /// A new conversation that is not saved.
+    /// Creates a conversation that is not saved.
     pub fn new(model: ModelFingerprint) -> Self {
         Self::with(SavedSession::new(&model, now_ms()), None, model)
     }
 
-    /// Goes on with a saved session, be it an empty one; `model` gives the next answers.
+    /// Continues a saved session, which may be empty. `model` gives the next answers.
     pub fn resume(writer: SessionWriter, model: ModelFingerprint) -> Self {
         Self::with(writer.saved().clone(), Some(writer), model)
     }
 
-    /// As [`Self::resume`], without the right to write: nothing more is saved.
+    /// As [`Self::resume`], but saves nothing more.
     pub fn look_at(saved: SavedSession, model: ModelFingerprint) -> Self {
         Self::with(saved, None, model)
     }
 
-    /// The same conversation, whose next answers `model` gives. Whoever may write to it still may.
+    /// Changes the model of the next answers. The conversation stays open for writing.
     pub fn answered_by(self, model: ModelFingerprint) -> Self {
         Self::with(self.saved, self.writer, model)
     }
@@ -120,17 +120,17 @@ impl SessionChat {
         notices
     }
 
-    /// All finished turns.
+    /// Returns all finished turns.
     pub fn saved(&self) -> &SavedSession {
         &self.saved
     }
 
-    /// The messages so far.
+    /// Returns the messages so far.
     pub fn messages(&self) -> impl Iterator<Item = &Message> {
         self.saved.messages()
     }
 
-    /// The messages so far and `added`, for [`Self::prompt`]; tools and template variables are the caller's to add.
+    /// Returns the messages so far and `added`, for [`Self::prompt`]. The caller adds tools and template variables.
     pub fn followed_by(&self, added: Vec<Message>) -> Conversation {
         let messages = self.messages().cloned().chain(added).collect();
         Conversation { messages, ..Conversation::default() }
@@ -185,7 +185,7 @@ impl SessionChat {
         DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
     }
 
-    /// The model that gives the next answers.
+    /// Returns the model of the next answers.
     pub fn model(&self) -> &ModelFingerprint {
         &self.model
     }
@@ -242,10 +242,10 @@ impl SessionChat {
         Ok(())
     }
 
-    /// Goes back to the first `turns` turns: undo, or the beginning of an edit.
+    /// Removes all turns but the first `turns`, for an undo or an edit.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there are fewer; [`Error::Store`].
+    /// [`Error::InvalidParameter`] if there are fewer; [`Error::Store`].
     pub fn rewind(&mut self, turns: usize) -> Result<()> {
         if turns > self.saved.turns.len() {
             let message = format!("the conversation has {} turns, not {turns}", self.saved.turns.len());
@@ -259,19 +259,20 @@ impl SessionChat {
         Ok(())
     }
 
-    /// Keeps all turns in a branch of the session, for a caller who is about to take some back or to replace them: the
-    /// branch's name. `None` when there are no turns, or nothing of the conversation is saved.
+    /// Copies all turns to a branch of the session, before the caller removes or replaces some. Returns the branch's name; `None`
+    /// if there are no turns or the conversation is not saved.
     ///
     /// # Errors
-    /// [`Error::Store`]: nothing may be taken back then.
+    /// [`Error::Store`]: the caller must not remove turns then.
     pub fn keep(&self, reason: BranchReason) -> Result<Option<SessionName>> {
         self.writer.as_ref().map_or(Ok(None), |writer| writer.keep(reason))
     }
 
-    /// Goes on with what a branch holds; what this session held becomes a branch (its name), unless the branch holds it.
+    /// Replaces the turns by those of a branch. Returns the name of the branch that the earlier turns become; `None` if `branch`
+    /// holds them.
     ///
     /// # Errors
-    /// [`Error::InvalidState`] when the conversation is not saved; as [`SessionWriter::restore`].
+    /// [`Error::InvalidState`] if the conversation is not saved; as [`SessionWriter::restore`].
     pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
         let Some(writer) = &mut self.writer else {
             return Err(Error::InvalidState("the conversation is not saved"));
@@ -282,8 +283,8 @@ impl SessionChat {
         Ok(kept)
     }
 
-    /// A branch of the session with its first `turns` turns (all when `None`), open for writing; `None` when the
-    /// conversation is not saved. This conversation stays as it is.
+    /// Creates a branch with the first `turns` turns (`None`: all) and opens it for writing. Returns `None` if the conversation
+    /// is not saved. This conversation does not change.
     ///
     /// # Errors
     /// As [`SessionWriter::branch`].
@@ -292,7 +293,7 @@ impl SessionChat {
         Ok(Some(Self::resume(writer.branch(turns, reason)?, self.model.clone())))
     }
 
-    /// Ends the conversation and removes its session, where it is saved.
+    /// Ends the conversation and removes its saved session.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -300,7 +301,7 @@ impl SessionChat {
         self.writer.map_or(Ok(()), |writer| writer.remove().map(drop))
     }
 
-    /// Ends the conversation. A session that never had a turn is removed: whether it was.
+    /// Ends the conversation and removes a session that never had a turn. Returns whether it did.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -309,7 +310,7 @@ impl SessionChat {
     }
 }
 
-/// How many turns of a conversation the messages begin with: all of them, where they continue it.
+/// Returns the number of turns that `messages` begins with: all of them if it continues the conversation.
 pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
     repeated(saved, messages).0
 }
@@ -329,7 +330,7 @@ fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
     (num_turns, num_messages)
 }
 
-/// Whether two messages are the same turn of the same conversation, be they spelt differently.
+/// Returns whether two messages are the same turn of a conversation, in whatever spelling.
 fn says_the_same(a: &Message, b: &Message) -> bool {
     a.role == b.role && a.name == b.name && MessageFingerprint::of(a) == MessageFingerprint::of(b)
 }
@@ -351,27 +352,27 @@ impl PlannedTurn {
 }
 
 impl PromptedTurn {
-    /// The ids to ask the engine with.
+    /// Returns the ids of the prompt.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The end of the prompt's text, what the answer stands behind.
+    /// Returns the end of the prompt's text, which the answer follows.
     pub fn tail(&self) -> &str {
         self.prompt.splice_after()
     }
 
-    /// Earlier answers that are part of the prompt as they were generated.
+    /// Returns the number of earlier answers that the prompt contains as generated ids.
     pub fn num_spliced(&self) -> usize {
         self.prompt.num_spliced()
     }
 
-    /// Finished turns that the answer will follow; those after them it replaces.
+    /// Returns the number of finished turns that the answer follows. It replaces later ones.
     pub fn num_kept_turns(&self) -> usize {
         self.kept_turns
     }
 
-    /// The prompt as text, earlier answers as their tokens read.
+    /// Returns the prompt as text, with earlier answers decoded from their ids.
     pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
         let text = |segment: &SplicedSegment| match segment {
             SplicedSegment::Text(text) => text.clone(),

@@ -16,7 +16,7 @@ use crate::runtime::session::store::{
 };
 use crate::runtime::turn::session_chat::SessionChat;
 
-/// How long a removal waits for KV that is being saved.
+/// Longest wait of a removal for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Another conversation; the one before stays where it is saved.
@@ -107,7 +107,7 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// How a new conversation of this chat is kept.
+/// Returns where a new conversation of this chat is saved.
 fn planned(chat: &Chat<'_>) -> SavePlace {
     if chat.state.is_ephemeral { SavePlace::Nowhere } else { SavePlace::Planned }
 }

@@ -1,4 +1,4 @@
-//! What is found and said of a conversation before its first message.
+//! The greeting before the first message: what is saved of the conversation, and what of it is in the cache.
 
 use std::time::Instant;
 
@@ -63,7 +63,7 @@ impl Chat<'_> {
         Ok(Some(said))
     }
 
-    /// What the engine finds of these tokens.
+    /// Asks the engine how many of these tokens it can reuse.
     fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
         let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
         let mut events =

@@ -32,7 +32,7 @@ pub enum IoJob {
         key: DiskPageKey,
         depth: u32,
     },
-    /// Nothing is queued: look for leftovers and pages over the limit.
+    /// Remove leftovers and pages over the limit, because nothing else is queued.
     Tidy,
     Stop,
 }
