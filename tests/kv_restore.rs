@@ -65,7 +65,7 @@ fn first_turn(root: &Path, kinds: &[KvKind]) -> Vec<u32> {
 }
 
 /// The second turn in another process; its answer is that of an engine that computes everything.
-fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<String>) {
+fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<Notice>) {
     let mut engine = engine_on(root, kinds);
     engine.restore_session(&named("a"), tokens.to_vec()).expect("a new engine");
     let request = within("a", &[tokens, &[1, 2, 3]].concat(), 9);

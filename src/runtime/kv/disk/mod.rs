@@ -26,6 +26,7 @@ use serde_json::Value;
 use self::folder::Folder;
 use self::io_queue::IoQueue;
 use crate::runtime::error::{Error, Result};
+use crate::runtime::notice::Notice;
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
