@@ -201,7 +201,7 @@ fn several_requests_are_restored_at_once_and_a_cancelled_one_leaves_no_trace() {
     let root = tempfile::tempdir().expect("tempdir");
     let tokens = first_turn(root.path(), KINDS[0]);
     let mut engine = engine_on(root.path(), KINDS[0]);
-    let asks = |tail: u32| Request { session: None, ..within("", &[&tokens[..], &[tail]].concat(), 5) };
+    let asks = |tail: u32| Request { session: None, ..within("unused", &[&tokens[..], &[tail]].concat(), 5) };
     let cancelled = engine.submit(within("a", &[&tokens[..], &[9]].concat(), 5)).expect("room");
     let mut overdue = asks(8);
     overdue.limits.deadline = Some(Duration::from_secs(5));
