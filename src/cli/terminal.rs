@@ -76,7 +76,7 @@ impl Terminal {
         self.color
     }
 
-    /// Draws a line that the next status replaces; nothing where progress must not be drawn. At most one
+    /// Draws a line that the next status replaces, unless progress must not be drawn. At most one
     /// terminal line of `text` is shown; an empty text clears it.
     pub fn status(&self, text: &str) {
         if self.shows_progress() {

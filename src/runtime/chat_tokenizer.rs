@@ -1,10 +1,8 @@
 //! The text side of a loaded model: conversations to text with its chat template, text to token ids, ids to bytes.
 //!
-//! Immutable and shared by everything that speaks to the model. The time that templates may print is handed in with each
-//! rendering: whoever keeps a conversation decides how long its date stands, because a date that moves makes every prompt
-//! a new one. Knows no weights, no session and no engine.
+//! Immutable and shared. The caller passes the time that templates may print with each rendering: a conversation keeps its
+//! date, because a changed date makes every prompt new. Knows no weights, no session and no engine.
 
-use crate::runtime::notice::Notice;
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
@@ -15,6 +13,7 @@ use super::hints::{Frontend, Hints};
 use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
+use crate::runtime::notice::Notice;
 use crate::template::{
     Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat,
     RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables, ToolCallFormat,
@@ -26,7 +25,7 @@ const GENERIC: ToolCallFormat = ToolCallFormat::Generic;
 /// A model without its weights.
 pub struct ChatTokenizer {
     texts: ModelTexts,
-    /// The template in force; `Err` is why the source does not compile, said when it is needed.
+    /// The template in force; `Err` if the source does not compile, which `render` reports.
     template: std::result::Result<ChatTemplate, TemplateError>,
     /// The parts of a conversation that the template shows.
     shown: Shown,
@@ -66,13 +65,12 @@ impl ChatTokenizer {
         Self { texts, template, shown, output_markup, accommodation, hints, frontend, context_tokens }
     }
 
-    /// Prompts are for a context of so many tokens from now on: one far beyond it is refused before it is tokenised whole. What is
-    /// said first stays.
+    /// Sets the context, so that `encode` refuses a prompt far beyond it before it tokenises all of it. The first call counts.
     pub fn set_context_tokens(&self, context_tokens: usize) {
         let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
     }
 
-    /// Takes this for the format of the model's calls, whatever its template shows.
+    /// Sets the format of the model's calls, whatever its template shows.
     pub fn set_tool_format(&mut self, format: ToolCallFormat) {
         self.output_markup.tool_calls = Some(format);
         self.accommodation.spells_tools = format == GENERIC || !self.shown.tools;
@@ -83,13 +81,13 @@ impl ChatTokenizer {
         self.output_markup.reasoning = Some(format);
     }
 
-    /// Whether the model is told of the tools of a conversation, and in a format that its calls are read in.
+    /// Returns whether prompts describe the tools of a conversation, in a format whose calls can be parsed.
     pub fn shows_tools(&self) -> bool {
         let is_generic = matches!(self.output_markup.tool_calls, Some(GENERIC | ToolCallFormat::Hermes));
         self.output_markup.tool_calls.is_some() && (!self.accommodation.spells_tools || is_generic)
     }
 
-    /// Whether tools are described by llmctl, and calls asked for in its generic format.
+    /// Returns whether llmctl describes the tools, and asks for calls in its generic format.
     pub fn spells_tools(&self) -> bool {
         self.accommodation.spells_tools && self.has_template()
     }
@@ -109,7 +107,7 @@ impl ChatTokenizer {
         Some(Notice::FoldedSystem { is_refused })
     }
 
-    /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.
+    /// Sets the frontend, on which only the built-in model's prompts depend.
     pub fn set_frontend(&mut self, frontend: Frontend) {
         self.frontend = frontend;
     }
@@ -122,18 +120,18 @@ impl ChatTokenizer {
         &self.texts.tokenizer
     }
 
-    /// The markup of the model's answers: what its chat template shows, and the generic format of calls where that shows none;
-    /// nothing without a template.
+    /// Returns the markup of the model's answers: that of its chat template, with the generic format of calls if the template
+    /// shows none. Without a template there is no markup.
     pub fn output_markup(&self) -> OutputMarkup {
         self.output_markup
     }
 
-    /// The id of a special token by its text.
+    /// Returns the id of a special token by its text.
     pub fn special(&self, text: &str) -> Option<u32> {
         self.tokenizer().token_to_id(text).filter(|&id| self.tokenizer().is_special(id))
     }
 
-    /// The tokens that ask for the text between two others; `None` if the model was not trained for it.
+    /// Returns the tokens that ask for the text between two others; `None` if the model was not trained for it.
     pub fn infill(&self) -> Option<Infill> {
         Infill::detect(|text| self.tokenizer().token_to_id(text))
     }
@@ -143,22 +141,22 @@ impl ChatTokenizer {
         output_markup.markers().into_iter().filter_map(|mark| self.special(mark)).collect()
     }
 
-    /// Whether there is a chat template, be it one that does not compile.
+    /// Returns whether there is a chat template, even one that does not compile.
     pub fn has_template(&self) -> bool {
         !matches!(self.template, Err(TemplateError::Missing))
     }
 
-    /// The chat template in force as it is written, when there is one that compiles.
+    /// Returns the source of the chat template in force; `None` if it does not compile.
     pub fn template_source(&self) -> Option<&str> {
         self.template.as_ref().ok().map(ChatTemplate::source)
     }
 
-    /// Whether the chat template in force tells messages of this role apart; `None` without one.
+    /// Returns whether the chat template names this role; `None` without a template.
     pub fn template_knows_role(&self, role: &str) -> Option<bool> {
         self.template.as_ref().ok().map(|template| template.has_literal(role))
     }
 
-    /// Whether the chat template in force reads a variable of this name.
+    /// Returns whether the chat template reads a variable of this name.
     pub fn template_reads(&self, variable: &str) -> bool {
         self.template.as_ref().is_ok_and(|template| template.reads(variable))
     }
@@ -172,7 +170,7 @@ impl ChatTokenizer {
         variables
     }
 
-    /// The conversation as text that ends with the header of the answer.
+    /// Renders the conversation as text that ends with the header of the answer.
     ///
     /// # Errors
     /// [`TemplateError::Missing`] without a template; the template's refusal or breakage.
@@ -188,7 +186,7 @@ impl ChatTokenizer {
         template.render(&self.accommodation.apply(conversation), &options)
     }
 
-    /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.
+    /// Encodes a rendered prompt with its special tokens, and one beginning-of-sequence token if the model wants it.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_chat_for`].
@@ -196,7 +194,7 @@ impl ChatTokenizer {
         self.texts.tokenizer.encode_chat_for(text, self.context_tokens.get().copied())
     }
 
-    /// Ids of text that follows other ids of the same prompt.
+    /// Encodes text that follows other ids of the same prompt.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_chat_rest_for`].
@@ -204,7 +202,7 @@ impl ChatTokenizer {
         self.texts.tokenizer.encode_chat_rest_for(text, self.context_tokens.get().copied())
     }
 
-    /// The bytes a token stands for; they need not be whole characters. None for ids without a token.
+    /// Returns the bytes of a token, which may be incomplete characters; none for ids without a token.
     pub fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
         self.texts.tokenizer.token_bytes(id).unwrap_or_default()
     }

@@ -7,7 +7,6 @@
 #[cfg(test)]
 pub mod script;
 
-use crate::runtime::notice::Notice;
 use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -17,6 +16,7 @@ use super::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
 use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
+use crate::runtime::notice::Notice;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
@@ -57,7 +57,7 @@ pub trait EngineTransport: Send + Sync {
     /// [`Error::EngineGone`].
     fn cancel_all(&self) -> Result<()>;
 
-    /// Returns the notices for the user since the last call, one sentence each.
+    /// Returns the notices since the last call.
     ///
     /// # Errors
     /// [`Error::EngineGone`].

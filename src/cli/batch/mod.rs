@@ -176,7 +176,7 @@ struct BatchJob<'a> {
     counts: Counts,
     /// Rows that the default system prompt does not reach.
     without_system: usize,
-    /// That rows are completed as plain text has been said.
+    /// The note that rows are completed as plain text has been printed.
     has_said_plain: bool,
 }
 
@@ -235,7 +235,7 @@ impl<'a> BatchJob<'a> {
         Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
     }
 
-    /// The row's name and what is to be done with it; `None` when an earlier run did it.
+    /// Returns the row's name and the parsed row; `None` if an earlier run answered it.
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
@@ -281,7 +281,7 @@ impl<'a> BatchJob<'a> {
         }
     }
 
-    /// A text completion has no place for a system prompt: said of the first.
+    /// Notes, for the first such row, that a text completion has no place for a system prompt.
     fn note_system(
         &mut self,
         id: &str,
@@ -304,7 +304,7 @@ impl<'a> BatchJob<'a> {
         }
     }
 
-    /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
+    /// Turns a single message into text to continue if the model has no chat template, as `run` does. Notes it for the first row.
     fn plain_text(&mut self, row: BatchRow, progress: &ProgressBar, terminal: &Terminal) -> BatchRow {
         let info = self.llm.info();
         let text = if info.has_chat_template { None } else { only_message(&row.input) };

@@ -204,7 +204,7 @@ fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
             }
         }
     }
-    // Only what a kill can leave is cut off, the start of a row of ours or a hole: anything else is somebody's work.
+    // Cut off only what a killed llmctl can leave: the start of a row, or a hole. Anything else may be the user's work.
     let is_hole = line.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
     let is_ours = is_hole || line.starts_with(ROW_START) || ROW_START.starts_with(&line);
     if !is_ours {

@@ -57,7 +57,7 @@ impl Chat<'_> {
         self.state.has_warned = is_near;
     }
 
-    /// The prompt of what is asked, once it fits; nothing when the user would rather stop.
+    /// Returns the prompt of a request, once it fits; `None` if the user stops.
     pub fn fit(
         &mut self,
         asked: AnswerRequest,
@@ -122,7 +122,7 @@ impl Chat<'_> {
         }
     }
 
-    /// A sentence for a prompt that is too long where nobody can be asked.
+    /// Returns the error of a prompt that is too long, when the user cannot be asked.
     fn too_long(&self, prompt_tokens: usize) -> CommandError {
         let error =
             CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.model.context() });

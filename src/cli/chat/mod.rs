@@ -263,7 +263,7 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
     }
 }
 
-/// One thing to do, during which SIGINT stops it and nothing else. On a terminal an error is said and the chat goes on.
+/// Runs an action that SIGINT stops without ending the chat. On a terminal, an error is reported and the chat continues.
 fn guarded<'a>(
     chat: &mut Chat<'a>,
     work: impl FnOnce(&mut Chat<'a>) -> Result<Effect, CommandError>,

@@ -33,7 +33,7 @@ use crate::runtime::turn::{PromptedTurn, SessionChat};
 use crate::runtime::{Error, GrammarSource, Sampling};
 use crate::template::Conversation;
 
-/// So many tokens are computed in no time: nobody has to hear of them.
+/// Number of tokens that are computed too fast to report.
 const TRIFLE: usize = 64;
 
 /// One chat: its state, the terminal, and the model.
@@ -212,7 +212,7 @@ impl Chat<'_> {
         let session_chat =
             std::mem::replace(&mut self.state.session_chat, SessionChat::new((*model).clone()));
         if let SavePlace::Saved { is_fresh: true, .. } = left {
-            // An empty session that stays is listed, and harms nobody.
+            // If the removal fails, an empty session stays in the list.
             let _ = session_chat.remove_if_empty();
         }
         (self.state.last, self.state.has_warned, self.state.taken) = (None, false, None);

@@ -62,7 +62,7 @@ impl Chat<'_> {
         Ok(result)
     }
 
-    /// Asks before a command runs. Nobody to ask is a no.
+    /// Asks before a command runs. Without a terminal the answer is no.
     fn agrees(&mut self, tool: &ChatTool, arguments: &Value, folder: &Path) -> Result<bool, CommandError> {
         let words = tool.command_line(arguments, folder);
         let shown: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();

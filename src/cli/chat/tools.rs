@@ -1,7 +1,7 @@
 //! Tools of a chat: commands that the user declares in TOML and the model may call.
 //!
-//! Invariants: no shell; nothing runs that the user has not agreed to, once or for the chat; a command is bounded in time and
-//! output, and what it says, its failure included, goes back to the model. Where nobody can be asked nothing runs.
+//! Invariants: no shell; no command runs without the user's consent, for once or for the chat, and none without a terminal; a
+//! command is bounded in time and output; its output or failure goes back to the model.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};

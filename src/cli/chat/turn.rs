@@ -63,7 +63,7 @@ impl Chat<'_> {
                 Some(next) => return Ok(next),
                 None => {}
             }
-            // Nobody would hear of the last round's results.
+            // The model would not see the results of the last round.
             if round == MAX_ROUNDS && is_kept && !answer.tool_calls.is_empty() {
                 break;
             }

@@ -21,7 +21,6 @@ pub mod safetensors;
 pub mod texts;
 pub mod tokenizer;
 
-use crate::runtime::notice::Notice;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -54,6 +53,7 @@ use super::model::{Model, STEP_TOKENS};
 use super::request::{Sampling, SamplingNumbers};
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
+use crate::runtime::notice::Notice;
 use hub::Resolved;
 
 /// A model ready for the engine, with the settings from its files.

@@ -206,7 +206,7 @@ impl AnswerStream {
         deltas
     }
 
-    /// Ends the answer with what the engine said of it; returns what was held back too.
+    /// Ends the answer with the engine's outcome. Also returns the deltas that were held back.
     pub fn finish(mut self, outcome: Outcome) -> (Vec<Delta>, Answer) {
         let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
         let deltas = self.flush(is_cut);

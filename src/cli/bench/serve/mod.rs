@@ -160,7 +160,7 @@ pub struct WorkloadArgs {
     #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub n_gen: Option<usize>,
 
-    /// Turns of a conversation, each with all that was said before
+    /// Turns of a conversation, each with all earlier turns before it
     #[arg(long, value_name = "N", default_value = "1", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1000))]
     pub turns: usize,
 

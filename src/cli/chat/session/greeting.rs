@@ -42,7 +42,7 @@ impl Chat<'_> {
             return Ok(None);
         }
         let said = if cached * 2 < num_tokens {
-            // What is left is said, and computed with the first message.
+            // Report the rest, which is computed with the first message.
             let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));
             let missing = grouped(num_tokens - cached);
             match cached {

@@ -4,13 +4,13 @@
 //! that waits to be written counts as saved, and is read from memory. Each requested page is answered once, even if
 //! the I/O thread has ended. This file performs no I/O.
 
-use crate::runtime::notice::Notice;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, Saving};
+use crate::runtime::notice::Notice;
 
 #[derive(Debug)]
 pub struct IoQueue {

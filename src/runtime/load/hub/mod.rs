@@ -9,7 +9,6 @@ pub mod cache;
 pub mod quant_tag;
 pub mod reference;
 
-use crate::runtime::notice::Notice;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
@@ -17,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::LoadError;
 use super::builtin::BuiltIn;
+use crate::runtime::notice::Notice;
 pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
 use quant_tag::{GgufGroup, group_shards};
