@@ -27,7 +27,7 @@ pub struct CapacityArgs {
     /// Sessions held ready at the same time (default: 256)
     ///
     /// One more takes the slot of the session that has been idle longest, which comes back when it is asked for again. On disk
-    /// there may be any number.
+    /// there may be any number. A worker may hold none, with 0.
     #[arg(long, value_name = "N", hide_short_help = true)]
     pub max_sessions: Option<usize>,
 
