@@ -41,7 +41,7 @@ use std::time::Duration;
 use tokio::sync::RwLock;
 
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::load::GenerationDefaults;
+use crate::runtime::load::{GenerationDefaults, ModelFacts};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName};
 use crate::template::{ReasoningFormat, ToolCallFormat};
@@ -86,6 +86,8 @@ pub struct ServedModel {
     pub fingerprint: ModelFingerprint,
     /// The model's recommended sampling; requests override it.
     pub defaults: GenerationDefaults,
+    /// What clients may read about the weights; `None` if the headers cannot be read again.
+    pub facts: Option<ModelFacts>,
 }
 
 /// ServeSettings that apply to all requests.

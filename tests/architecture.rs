@@ -88,7 +88,7 @@ const SERVE_LAYERS: &[&[&str]] = &[
 const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["check"],
     &["probe"],
-    &["output"],
+    &["begun", "output"],
     &["marked"],
     &["output_markup"],
     &["tool_grammar"],

@@ -15,6 +15,7 @@ mod engine;
 mod engine_models;
 mod engine_queue;
 mod engine_thread;
+mod field_table;
 mod fingerprint;
 mod formats;
 mod fuzzing;

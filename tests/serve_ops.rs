@@ -154,7 +154,7 @@ fn a_base_url_that_is_not_ours_is_put_right() {
         assert_eq!(get(at, path).json(), listed, "{path}");
     }
     for (path, meant) in
-        [("/models", "at /v1/models:"), ("/v1/v1/models", "at /v1/models:"), ("/v2", "GET / lists")]
+        [("/sessions", "at /v1/sessions:"), ("/v1/v1/models", "at /v1/models:"), ("/v2", "GET / lists")]
     {
         let reply = get(at, path);
         assert!(reply.check(404, "unknown_url").body.contains(meant), "{reply:?}");
@@ -204,7 +204,7 @@ fn two_lengths_of_a_body_end_the_connection() {
         client.send(&format!(
             "POST /echo HTTP/1.1\r\nHost: localhost{length}\r\n\r\n{chunked}GET /id HTTP/1.1\r\n\r\n"
         ));
-        assert_eq!(client.reply().body, "4", "the chunks count");
+        client.reply().check(400, "invalid_body");
         assert!(client.is_closed(), "what follows may be what somebody else's proxy took for the body");
     }
     assert_eq!(client.ask("GET /id HTTP/1.1\r\nHost: localhost", "").status, 200);

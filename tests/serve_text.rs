@@ -141,7 +141,18 @@ async fn the_model_by_its_name() {
     let model = server.get("/v1/models/org/toy").await.ok();
     assert_eq!(model, list["data"][0], "ids may contain slashes");
     assert_eq!((&model["object"], &model["created"]), (&json!("model"), &json!(1_700_000_000)));
-    assert_eq!(model["max_model_len"], 4096);
+    for name in ["max_model_len", "context_length", "max_context_length"] {
+        assert_eq!(model[name], 4096, "{name}");
+    }
+    let meta = &model["meta"];
+    assert_eq!((&meta["n_ctx"], &meta["n_ctx_train"]), (&json!(4096), &json!(2048)));
+    assert_eq!((&meta["n_params"], &meta["size"]), (&json!(61_728), &json!(155_824)));
+    assert_eq!(server.get("/models").await.ok(), list, "llama.cpp's and Ollama's path");
+    assert_eq!(server.get("/models/org/toy").await.ok(), model);
+    let props = server.get("/props").await.ok();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 4096);
+    assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(4), &json!(MODEL)));
+    assert_eq!(props["chat_template"], CHATML);
     assert_eq!(
         server.get("/v1/models/gpt-4").await.error(),
         (404, "model_not_found".to_owned(), "model".to_owned())

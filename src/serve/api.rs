@@ -35,9 +35,12 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 13] = [
+pub const ENDPOINTS: [&str; 16] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
+    "GET /models",
+    "GET /models/{id}",
+    "GET /props",
     "POST /v1/chat/completions",
     "POST /v1/completions",
     "POST /tokenize",
@@ -84,6 +87,9 @@ pub fn routes() -> Router<App> {
     Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::get))
+        .route("/props", get(models::props))
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
         .route("/tokenize", post(text::tokenize))
@@ -121,8 +127,9 @@ mod tests {
             assert_eq!(meant(method, path).as_deref(), expected, "{method} {path}");
         };
         check("POST", "/chat/completions", Some("/v1/chat/completions"));
-        check("GET", "/models", Some("/v1/models"));
-        check("HEAD", "/models/a", Some("/v1/models/a"));
+        check("GET", "/sessions", Some("/v1/sessions"));
+        check("HEAD", "/sessions/a", Some("/v1/sessions/a"));
+        check("GET", "/v1/props", Some("/props"));
         check("POST", "/v1/v1/chat/completions", Some("/v1/chat/completions"));
         check("POST", "/api/v1/completions", Some("/v1/completions"));
         check("POST", "/v1/tokenize", Some("/tokenize"));

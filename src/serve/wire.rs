@@ -9,6 +9,7 @@ pub mod fields;
 pub mod hints;
 pub mod json;
 pub mod message;
+pub mod options;
 pub mod params;
 pub mod shape;
 pub mod switches;

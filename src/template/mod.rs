@@ -4,9 +4,10 @@
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
 //! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `output_markup` names the markup
-//! of answers, `output` parses them, `tool_grammar` writes grammars for them, `check` judges a template.
+//! of answers, `output` parses them, `begun` writes their beginning, `tool_grammar` writes grammars for them, `check` judges a template.
 
 mod accommodate;
+mod begun;
 pub mod check;
 mod clock;
 mod environment;

@@ -16,8 +16,9 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::Response;
 use futures_util::StreamExt;
+use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::tokenizer::from_folder;
-use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
+use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts, model_facts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
 use llmctl::runtime::text::{Tokenizer, Vocabulary};
 use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error};
@@ -388,6 +389,7 @@ impl Build {
             chat_tokenizer,
             fingerprint: model_fingerprint(),
             defaults: self.defaults,
+            facts: model_facts(&ModelSource::Folder(parity_folder().join("llama"))).ok(),
         };
         let settings = ServeSettings { lenient: self.lenient, ..self.settings };
         let app = App::new(model, slot, self.store, Observer::default(), settings);

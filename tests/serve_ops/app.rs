@@ -104,6 +104,7 @@ pub fn app_with(engines: Engines, observer: Observer, settings: ServeSettings) -
         chat_tokenizer: ChatTokenizer::new(load_texts(&files).expect("texts"), None),
         fingerprint,
         defaults: GenerationDefaults::default(),
+        facts: None,
     };
     App::new(model, engines, None, observer, settings)
 }

@@ -13,7 +13,7 @@ use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnInput, Tur
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
 use crate::serve::wire::switches::{Switches, switches};
-use crate::serve::wire::{self, Fields, Problems, message, params, shape, tools};
+use crate::serve::wire::{self, Fields, Problems, message, options, params, shape, tools};
 use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// Values of the flags, for rows that do not set them.
@@ -183,8 +183,7 @@ fn request(
     let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
     let (form, mut input, shows_reasoning) = input(&mut fields, form, given);
-    let sampling = params::sampling(&mut fields, &defaults.sampling);
-    let limits = limits(&mut fields, defaults);
+    let (sampling, limits) = generation(&mut fields, defaults);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
     let schema_open = shape::is_open(&mut fields, defaults.schema_open);
@@ -245,16 +244,15 @@ fn input(fields: &mut Fields<'_>, form: Option<RowFormat>, given: Given<'_>) -> 
     }
 }
 
-/// Takes the limits of a row. A limit of its own beyond the context is lowered to what the prompt leaves, as over HTTP; a
-/// flag is not.
-fn limits(fields: &mut Fields<'_>, defaults: &Defaults) -> Limits {
-    let asks_itself =
-        ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
-    let overflow = match asks_itself && !defaults.strict_limits {
+/// Takes the sampling and the limits of a row. A limit of its own beyond the context is lowered to what the prompt leaves, as
+/// over HTTP; a flag is not.
+fn generation(fields: &mut Fields<'_>, defaults: &Defaults) -> (Sampling, Limits) {
+    let overflow = match options::has_limit(fields) && !defaults.strict_limits {
         true => Overflow::Clamp,
         false => defaults.limits.overflow,
     };
-    params::limits(fields, &Limits { overflow, ..defaults.limits.clone() }, false)
+    let limits = Limits { overflow, ..defaults.limits.clone() };
+    options::generation(fields, &defaults.sampling, &limits, false)
 }
 
 /// Takes the tools of a row and offers them to its conversation; a text has none.

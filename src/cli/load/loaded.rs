@@ -4,8 +4,8 @@ use std::cell::OnceCell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::cli::terminal::Terminal;
-use crate::runtime::load::hub::Resolved;
-use crate::runtime::load::{self, GenerationDefaults, ModelTexts};
+use crate::runtime::load::hub::{ModelSource, Resolved};
+use crate::runtime::load::{self, GenerationDefaults, ModelTexts, model_facts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::turn::Planner;
@@ -36,6 +36,8 @@ pub struct PreparedTexts {
     pub(super) info: ModelInfo,
     pub(super) chat_tokenizer: ChatTokenizer,
     fingerprint: ModelFingerprint,
+    /// The model's files; `None` for a scripted model.
+    source: Option<ModelSource>,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
 }
@@ -61,7 +63,8 @@ impl PreparedTexts {
         let fingerprint = load::with_template(&identity, chat_tokenizer.template_source());
         let (name, reference) = (resolved.name.clone(), resolved.reference());
         let fingerprint = ModelFingerprint { name, fingerprint, reference };
-        Self { info, chat_tokenizer, fingerprint, now: OnceCell::new() }
+        let source = Some(resolved.source.clone());
+        Self { info, chat_tokenizer, fingerprint, source, now: OnceCell::new() }
     }
 
     pub fn info(&self) -> &ModelInfo {
@@ -94,10 +97,11 @@ impl PreparedTexts {
 
     /// Returns the model as a server offers it, under `id` or its own name.
     pub fn into_served(self, id: Option<String>) -> ServedModel {
-        let Self { info, chat_tokenizer, fingerprint, .. } = self;
+        let Self { info, chat_tokenizer, fingerprint, source, .. } = self;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let id = id.unwrap_or(info.name);
-        ServedModel { id, created, chat_tokenizer, fingerprint, defaults: info.defaults }
+        let facts = source.and_then(|source| model_facts(&source).ok());
+        ServedModel { id, created, chat_tokenizer, fingerprint, defaults: info.defaults, facts }
     }
 }
 
@@ -182,7 +186,8 @@ mod scripted {
             let fingerprint =
                 ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
             let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
-            let texts = PreparedTexts { info, chat_tokenizer, fingerprint, now: OnceCell::new() };
+            let texts =
+                PreparedTexts { info, chat_tokenizer, fingerprint, source: None, now: OnceCell::new() };
             Self { texts, engine: EngineClient::new(script.clone()), compiler }
         }
     }

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::error::Error;
 use super::request::{Limits, Sampling};
-use crate::template::{Conversation, ToolChoice};
+use crate::template::{Conversation, OutputMarkup, ToolChoice};
 
 pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};
 pub use constraint::OutputConstraint;
@@ -73,6 +73,27 @@ pub enum AnswerStart {
     Text(String),
     /// Generated tokens of the answer that is continued.
     Tokens(Vec<u32>),
+    /// The answer to continue, as a client gives it; put into the model's markup.
+    Message { reasoning: String, content: String },
+}
+
+impl AnswerStart {
+    /// Returns the text behind a prompt that ends with `prompt_tail`; empty for generated tokens.
+    ///
+    /// # Errors
+    /// `continue_final_message` if answers are messages whose headers are not known.
+    pub fn in_markup(&self, markup: OutputMarkup, prompt_tail: &str) -> Result<String, TurnError> {
+        match self {
+            Self::Nothing | Self::Tokens(_) => Ok(String::new()),
+            Self::Text(text) => Ok(text.clone()),
+            Self::Message { reasoning, content } => {
+                markup.begun(prompt_tail, reasoning, content).ok_or(TurnError::Unsupported {
+                    param: "continue_final_message",
+                    message: "continue_final_message: this model's answers are messages with unknown headers",
+                })
+            }
+        }
+    }
 }
 
 /// The tools of a request.

@@ -116,8 +116,7 @@ impl Planner<'_> {
         Ok(TurnPlan { tokens, text, grammar, markup: Arc::default(), parser })
     }
 
-    /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already,
-    /// and not [`AnswerStart::Tokens`].
+    /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already, and no other beginning.
     pub(super) fn plan_answer(
         &self,
         mut tokens: Vec<u32>,
@@ -135,6 +134,12 @@ impl Planner<'_> {
             AnswerStart::Tokens(ids) => {
                 tokens.extend(ids);
                 parser.starting_with(&self.shown_text(ids, &markup), ids)
+            }
+            start @ AnswerStart::Message { .. } => {
+                let text = start.in_markup(self.chat_tokenizer.output_markup(), end.text)?;
+                let ids = self.chat_tokenizer.encode_rest(&text)?;
+                tokens.extend(&ids);
+                parser.starting_with(&self.shown_text(&ids, &markup), &ids)
             }
         };
         Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })

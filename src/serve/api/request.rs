@@ -8,15 +8,15 @@ use serde_json::{Map, Value, json};
 
 use super::body::session_of;
 use super::generate::{GenerateRequest, Prompt, RequestSession};
-use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnRequest};
+use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::serve::wire::fields::shown;
 use crate::serve::wire::switches::{Switches, switches};
-use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
-use crate::template::{Conversation, Message, Role, TemplateVariables};
+use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
+use crate::template::{Content, Conversation, Message, Role, TemplateVariables};
 
 /// The most answers that one request may ask for, as in OpenAI's API.
 const MAX_CHOICES: usize = 128;
@@ -79,19 +79,19 @@ pub fn chat(
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
+    let answer_start = continued(&mut fields, &mut conversation.messages);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.offered().to_vec();
     let common =
         common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
+    if answer_start != AnswerStart::Nothing && common.constraint.is_some() {
+        let what = "has no place beside a constraint, which holds for the whole answer";
+        fields.unsupported("continue_final_message", what);
+    }
     fields.only("modalities", &[json!(["text"])]);
-    for (name, inert) in [
-        ("echo", false),
-        ("add_generation_prompt", true),
-        ("continue_final_message", false),
-        ("add_special_tokens", false),
-    ] {
+    for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
         fields.only(name, &[inert.into()]);
     }
     fields.only("best_of", &[json!(common.num_choices)]);
@@ -104,19 +104,56 @@ pub fn chat(
     check_session(session.as_ref(), appends, common.num_choices)?;
     let streaming = common.streaming;
     let mut request = common.request(Prompt::Chat(conversation), session, request_id);
-    request.turn.tools = tools;
+    (request.turn.tools, request.turn.answer_start) = (tools, answer_start);
     Ok(ChatBody { request, streaming, shows_reasoning, has_functions, ignored })
 }
 
-/// Inputs of the chat template.
-pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
-    let (conversation, _) = conversation_without_tools(app, fields);
-    fields.only("add_generation_prompt", &[true.into()]);
-    fields.only("continue_final_message", &[false.into()]);
-    Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }
+/// Reads the inputs of the chat template, and how the answer begins.
+pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerStart) {
+    let (mut conversation, _) = conversation_without_tools(app, fields);
+    let answer_start = continued(fields, &mut conversation.messages);
+    (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
 }
 
-/// And whether its reasoning is to be shown.
+/// Takes the last message as the beginning of the answer if the request says so: with `continue_final_message`, or by asking
+/// for no header of another answer.
+fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    const CONTINUES: &str = "continue_final_message";
+    const ADDS: &str = "add_generation_prompt";
+    let (continues, adds) = (fields.flag(CONTINUES), fields.flag(ADDS));
+    let name = match (continues, adds) {
+        (Some(true), Some(true)) => {
+            fields.out_of_range(CONTINUES, "and add_generation_prompt exclude each other");
+            return AnswerStart::Nothing;
+        }
+        (Some(true), _) => CONTINUES,
+        (None, Some(false)) => ADDS,
+        (Some(false), Some(false)) => {
+            fields.unsupported(ADDS, "= false is supported only where the last message is continued");
+            return AnswerStart::Nothing;
+        }
+        _ => return AnswerStart::Nothing,
+    };
+    let begun = messages.last().and_then(begun);
+    match &begun {
+        Some(_) => drop(messages.pop()),
+        None => fields.unsupported(name, "needs an answer without tool calls as the last message"),
+    }
+    begun.unwrap_or_default()
+}
+
+fn begun(message: &Message) -> Option<AnswerStart> {
+    let content = match &message.content {
+        Some(Content::Text(text)) => text.clone(),
+        None => String::new(),
+        Some(Content::Parts(_)) => return None,
+    };
+    let reasoning = message.reasoning.clone().unwrap_or_default();
+    let is_answer = message.role == Role::Assistant && message.tool_calls.is_empty();
+    is_answer.then_some(AnswerStart::Message { reasoning, content })
+}
+
+/// Reads messages and template variables, and whether the client sees the reasoning.
 fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversation, bool) {
     let chat_tokenizer = &app.model().chat_tokenizer;
     let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
@@ -202,10 +239,12 @@ fn common(
     let settings = app.settings();
     let overflow = if settings.strict_limits { Overflow::Refuse } else { Overflow::Clamp };
     let limits = Limits { deadline: settings.deadline, overflow, ..limits };
+    let defaults = app.model().defaults.sampling();
+    let (sampling, limits) = options::generation(fields, &defaults, &limits, reading.may_be_none);
     let common = Common {
         num_choices: num_choices(fields, most_answers(engine)),
-        sampling: params::sampling(fields, &app.model().defaults.sampling()),
-        limits: params::limits(fields, &limits, reading.may_be_none),
+        sampling,
+        limits,
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
         streaming: streaming(fields),

@@ -251,6 +251,10 @@ impl<'p> Fields<'p> {
         }
     }
 
+    pub fn is_text(&self, name: &str) -> bool {
+        self.left.get(name).is_some_and(Value::is_string)
+    }
+
     pub fn is_number(&self, name: &str, number: f64) -> bool {
         self.left.get(name).and_then(Value::as_f64) == Some(number)
     }

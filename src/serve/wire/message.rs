@@ -6,7 +6,7 @@ use super::Fields;
 use crate::template::{Content, Message, Role, ToolCall};
 
 /// Members that clients keep of an answer and send back, on which nothing depends.
-const ECHOED: [&str; 9] = [
+const ECHOED: [&str; 15] = [
     "provider_specific_fields",
     "parsed",
     "annotations",
@@ -16,6 +16,12 @@ const ECHOED: [&str; 9] = [
     "stop_reason",
     "citations",
     "metadata",
+    "cache_control",
+    "id",
+    "providerMetadata",
+    "providerOptions",
+    "provider_options",
+    "timestamp",
 ];
 
 /// The same in a tool call and its function.
@@ -193,7 +199,7 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<ContentPart> {
     }
     let text = part.text(member);
     part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
-    for name in ["annotations", "signature", "id"] {
+    for name in ["annotations", "signature", "id", "providerOptions", "provider_options"] {
         echoed(&mut part, name);
     }
     part.end();

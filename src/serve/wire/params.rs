@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Fields, hints};
-use crate::runtime::{Limits, MAX_LOGPROBS, SAMPLING, Sampling};
+use crate::runtime::{Limits, MAX_LOGPROBS, Overflow, SAMPLING, Sampling};
 
 /// Returns the sampling that the fields ask for, with `defaults` where they are silent.
 pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
@@ -42,25 +42,39 @@ fn logit_bias(fields: &mut Fields<'_>) -> Option<BTreeMap<u32, f32>> {
     Some(read)
 }
 
-/// `max_completion_tokens` is what counts beside `max_tokens`, its older name, and that beside llama.cpp's. With `may_be_none`
-/// a prompt may be asked about without an answer.
+/// Names of the most tokens of an answer: Ollama's, llama.cpp's and OpenAI's three. The last that is given counts.
+pub const LIMIT_NAMES: [&str; 5] =
+    ["num_predict", "n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens"];
+
+/// Reads when an answer ends. With `may_be_none` a request may ask about its prompt without an answer.
 pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Limits {
-    let mut max_tokens = None;
-    for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
-        match fields.size_or_off(name) {
+    Limits {
+        max_tokens: max_tokens(fields, defaults, may_be_none),
+        stop: stop(fields).unwrap_or_else(|| defaults.stop.clone()),
+        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
+        ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
+        ..defaults.clone()
+    }
+}
+
+/// Reads the most tokens of an answer; `None` is as many as the context holds, which -1 asks for. Strict limits know no -1, as
+/// the reference.
+fn max_tokens(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Option<usize> {
+    let mut max_tokens = defaults.max_tokens;
+    for name in LIMIT_NAMES {
+        if defaults.overflow != Overflow::Refuse && fields.is_number(name, -1.0) {
+            fields.take(name);
+            max_tokens = None;
+            continue;
+        }
+        match fields.size(name) {
             Some(0) if !may_be_none => {
                 fields.out_of_range(name, "must be at least 1; leave it out to use the whole context")
             }
             count => max_tokens = count.or(max_tokens),
         }
     }
-    Limits {
-        max_tokens: max_tokens.or(defaults.max_tokens),
-        stop: stop(fields).unwrap_or_else(|| defaults.stop.clone()),
-        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
-        ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
-        ..defaults.clone()
-    }
+    max_tokens
 }
 
 /// The most tokens of a request that end its answer.
@@ -142,6 +156,11 @@ pub fn labels(fields: &mut Fields<'_>) {
     if fields.object("metadata").is_some() {
         fields.ignored("metadata");
     }
+    inert(fields);
+}
+
+/// Takes settings of other servers that ask for nothing; with any other value they are refused.
+pub fn inert(fields: &mut Fields<'_>) {
     for (name, values) in hints::inert_settings() {
         fields.only(name, &values);
     }

@@ -9,6 +9,13 @@ use serde_json::{Map, Value};
 use super::Fields;
 use crate::template::{Effort, Reasoning, TemplateVariables};
 
+/// Reasoning that a request asks for, each with the field that asks for it.
+#[derive(Default)]
+struct Wish {
+    thinks: Option<(bool, &'static str)>,
+    effort: Option<(Effort, &'static str)>,
+}
+
 /// Template variables of a request, and whether its reasoning is shown.
 pub struct Switches {
     pub kwargs: Map<String, Value>,
@@ -27,12 +34,14 @@ pub fn switches(
         kwargs.shift_remove(&unread);
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
-    let unexpressed = reasoning(fields, &mut shows_reasoning).set(template, &mut kwargs);
-    if unexpressed.switch {
-        fields.ignored("enable_thinking");
+    let wish = wish(fields, &mut shows_reasoning);
+    let (is_on, effort) = (wish.thinks.map(|(thinks, _)| thinks), wish.effort.map(|(effort, _)| effort));
+    let unexpressed = Reasoning { is_on, effort }.set(template, &mut kwargs);
+    if let Some((_, name)) = wish.thinks.filter(|_| unexpressed.switch) {
+        fields.ignored(name);
     }
-    if unexpressed.effort {
-        fields.ignored("reasoning_effort");
+    if let Some((_, name)) = wish.effort.filter(|_| unexpressed.effort) {
+        fields.ignored(name);
     }
     verbosity(fields, &mut kwargs, template);
     Reasoning { is_on: default_thinks, effort: None }.set(template, &mut kwargs);
@@ -64,14 +73,17 @@ fn shown_reasoning(
     }
 }
 
-/// Reads the reasoning that the fields of several vendors ask for.
-fn reasoning(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Reasoning {
-    let (effort_beside, is_on) = (effort(fields, "reasoning_effort"), fields.flag("enable_thinking"));
-    let mut reasoning = Reasoning { is_on, effort: effort_beside };
+/// Reads the fields of several vendors.
+fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
+    let mut wish = Wish {
+        effort: effort(fields, "reasoning_effort").map(|effort| (effort, "reasoning_effort")),
+        thinks: fields.flag("enable_thinking").map(|thinks| (thinks, "enable_thinking")),
+    };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
-        reasoning.effort = reasoning.effort.or(effort(&mut inner, "effort"));
-        reasoning.is_on = reasoning.is_on.or(inner.flag("enabled"));
+        let effort = effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort"));
+        let thinks = inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled"));
+        (wish.effort, wish.thinks) = (wish.effort.or(effort), wish.thinks.or(thinks));
         if inner.flag("exclude") == Some(true) {
             *shows_reasoning = false;
         }
@@ -83,14 +95,25 @@ fn reasoning(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Reasoning {
     if let Some(members) = fields.object("thinking") {
         let mut inner = fields.inside("thinking", members);
         match inner.text("type").as_deref() {
-            Some("disabled") => reasoning.is_on = reasoning.is_on.or(Some(false)),
-            Some("enabled") => reasoning.is_on = reasoning.is_on.or(Some(true)),
+            Some("disabled") => wish.thinks = wish.thinks.or(Some((false, "thinking"))),
+            Some("enabled") => wish.thinks = wish.thinks.or(Some((true, "thinking"))),
             Some("adaptive" | "auto") | None => {}
             Some(_) => inner.out_of_range("type", "is none of enabled, disabled, adaptive and auto"),
         }
         inner.end();
     }
-    reasoning
+    ollama(fields, &mut wish);
+    wish
+}
+
+/// Reads Ollama's `think`: whether to think, or how much.
+fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
+    const NAME: &str = "think";
+    if fields.is_text(NAME) {
+        wish.effort = wish.effort.or(effort(fields, NAME).map(|effort| (effort, NAME)));
+    } else if let Some(thinks) = fields.flag(NAME) {
+        wish.thinks = wish.thinks.or(Some((thinks, NAME)));
+    }
 }
 
 fn effort(fields: &mut Fields<'_>, name: &str) -> Option<Effort> {

@@ -35,7 +35,9 @@ fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
     let mut tool = fields.inside(at, members.clone());
     tool.only("type", &[json!("function")]);
-    tool.take("cache_control"); // a hint: what a prompt begins with is kept anyway
+    for name in ["cache_control", "providerOptions", "provider_options"] {
+        tool.hint(name);
+    }
     let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
     let mut function = tool.inside("function", function);
     match function.text("name") {

@@ -97,6 +97,12 @@ pub(super) fn owner_folder(owner: &str) -> String {
     percent_encoded(owner)
 }
 
+/// Parses the name of an owner's folder; `None` if it is not one.
+pub(super) fn owner_of_folder(folder: &str) -> Option<String> {
+    let owner = String::from_utf8(percent_decoded(folder)?).ok()?;
+    (owner_folder(&owner) == folder).then_some(owner)
+}
+
 fn percent_encoded(name: &str) -> String {
     let escape_first = is_device(name);
     let mut folder = String::with_capacity(name.len());

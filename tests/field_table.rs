@@ -1,0 +1,208 @@
+//! Promise: docs/http-fields.md says for each field of each endpoint whether it is honoured, a hint or refused. The tables are
+//! made from what the server answers to each field; no name that the readers of requests know is missing.
+//!
+//! A new endpoint is one entry of `TABLES`; with INSTA_UPDATE=always the page is written.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use axum::http::StatusCode;
+use llmctl::serve::wire::hints::{HINTS, inert_settings};
+use serde_json::{Map, Value, json};
+
+use crate::common::server::{Build, MODEL, Reply, Server};
+
+mod examples;
+
+/// Endpoints whose bodies have most fields in common: one table with a column for each.
+pub struct Table {
+    title: &'static str,
+    endpoints: &'static [Endpoint],
+    /// Name, example as JSON, note.
+    examples: &'static [(&'static str, &'static str, &'static str)],
+    /// Notes on hints and on settings that ask for nothing, whose names and values are the program's.
+    notes: &'static [(&'static str, &'static str)],
+}
+
+pub struct Endpoint {
+    column: &'static str,
+    path: &'static str,
+    /// The least body that the endpoint accepts.
+    body: &'static str,
+}
+
+const TABLES: [&Table; 1] = [&examples::OPENAI];
+
+/// A value that no field accepts, and that only hints do not look at.
+fn odd() -> Value {
+    json!({"?": [[12345]]})
+}
+
+/// What an endpoint does with a field that has the value of the example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Treatment {
+    Honoured,
+    Hint,
+    Inert,
+    Refused,
+}
+
+impl Treatment {
+    fn name(self) -> &'static str {
+        match self {
+            Treatment::Honoured => "honoured",
+            Treatment::Hint => "hint",
+            Treatment::Inert => "inert",
+            Treatment::Refused => "refused",
+        }
+    }
+}
+
+fn ignored(reply: &Reply) -> String {
+    reply.headers.get("x-llmctl-ignored").map_or("", |value| value.to_str().expect("ASCII")).to_owned()
+}
+
+async fn send(server: &Server, endpoint: &Endpoint, name: &str, value: &Value) -> Reply {
+    let mut body: Map<String, Value> = serde_json::from_str(endpoint.body).expect("a body");
+    body.insert(name.to_owned(), value.clone());
+    if name == "top_logprobs" {
+        body.insert("logprobs".to_owned(), true.into());
+    }
+    server.post(endpoint.path, body.into()).await
+}
+
+/// Whether the endpoint has no place for the field, whatever it says.
+fn is_unknown(reply: &Reply, name: &str) -> bool {
+    reply.status == StatusCode::BAD_REQUEST && reply.text.contains(&format!("{name} is not supported"))
+}
+
+async fn treatment(server: &Server, endpoint: &Endpoint, name: &str, value: &Value) -> Treatment {
+    let reply = send(server, endpoint, name, value).await;
+    let context = format!("{} {name} = {value}: {}", endpoint.column, reply.text);
+    if reply.status != StatusCode::OK {
+        let (status, _, param) = reply.error();
+        assert!(status == 400 && param.starts_with(name), "{context}");
+        return Treatment::Refused;
+    }
+    match ignored(&reply).as_str() {
+        "" => {}
+        same if same == name => return Treatment::Hint,
+        other => panic!("{context}: {other} is ignored"),
+    }
+    let other = send(server, endpoint, name, &odd()).await;
+    match other.text.contains("is not supported, only") {
+        true => Treatment::Inert,
+        false => Treatment::Honoured,
+    }
+}
+
+/// The rows of a table: those with an example, then hints and inert settings as the program lists them.
+fn rows(table: &Table) -> Vec<(&'static str, Value, &'static str)> {
+    let note = |name: &str| table.notes.iter().find(|(noted, _)| *noted == name).map_or("", |(_, note)| note);
+    let parse = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let with_example = table.examples.iter().map(|&(name, example, note)| (name, parse(example), note));
+    let mut rows: Vec<_> = with_example.collect();
+    let has = |name: &str| table.examples.iter().any(|(known, ..)| *known == name);
+    rows.extend(HINTS.into_iter().filter(|name| !has(name)).map(|name| (name, json!("any"), note(name))));
+    let inert = inert_settings().into_iter();
+    rows.extend(inert.map(|(name, values)| (name, values[0].clone(), note(name))));
+    rows
+}
+
+async fn written(server: &Server, table: &Table) -> String {
+    let mut text = format!("### {}\n\n| field | example |", table.title);
+    let columns = table.endpoints.iter().map(|endpoint| endpoint.column);
+    columns.clone().for_each(|column| write!(text, " {column} |").expect("memory"));
+    write!(text, " note |\n|---|---|{}---|\n", "---|".repeat(columns.count())).expect("memory");
+    for (name, value, note) in rows(table) {
+        let example = value.to_string().replace('|', "\\|");
+        write!(text, "| `{name}` | `{example}` |").expect("memory");
+        for endpoint in table.endpoints {
+            let treatment = treatment(server, endpoint, name, &value).await;
+            write!(text, " {} |", treatment.name()).expect("memory");
+        }
+        writeln!(text, " {note} |").expect("memory");
+    }
+    text
+}
+
+const BEGIN: &str = "<!-- The tables up to the next comment are written by tests/field_table.rs. -->\n";
+const END: &str = "<!-- The end of the tables. -->\n";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_says_what_the_server_does_with_each_field() {
+    let server = Build::answers(&[("hi", "Hello there."), ("Roses are", " red.")]).start();
+    let mut tables = Vec::new();
+    for table in TABLES {
+        tables.push(written(&server, table).await);
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/http-fields.md");
+    let page = fs::read_to_string(&path).expect("the page");
+    let (before, rest) = page.split_once(BEGIN).expect("where the tables begin");
+    let (_, after) = rest.split_once(END).expect("where the tables end");
+    let expected = format!("{before}{BEGIN}\n{}\n{END}{after}", tables.join("\n"));
+    if std::env::var("INSTA_UPDATE").as_deref() == Ok("always") {
+        fs::write(&path, &expected).expect("a page");
+    }
+    for (found, expected) in page.lines().zip(expected.lines()) {
+        assert_eq!(found, expected, "INSTA_UPDATE=always writes {}", path.display());
+    }
+    assert_eq!(page.lines().count(), expected.lines().count(), "INSTA_UPDATE=always writes the page");
+}
+
+/// The files in which fields of requests are read.
+fn sources() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = |folder: &str| {
+        let entries = fs::read_dir(root.join(folder)).expect("a folder");
+        entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.extension().is_some())
+    };
+    let mut paths: Vec<PathBuf> = files("src/serve/wire").chain(files("src/serve/api")).collect();
+    paths.push(root.join("src/runtime/request/sampling.rs"));
+    paths
+}
+
+/// The texts in quotation marks that may be names of fields, without those of tests.
+fn words(source: &str) -> impl Iterator<Item = &str> {
+    let code = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let quoted = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let quoted = quoted.flat_map(|line| line.split('"').skip(1).step_by(2));
+    quoted.filter(|word| {
+        let is_part = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+        (1..40).contains(&word.len()) && word.bytes().all(is_part)
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_field_that_the_readers_know_is_missing() {
+    let server = Build::default().start();
+    let sources: Vec<String> =
+        sources().iter().map(|path| fs::read_to_string(path).expect("a source")).collect();
+    let words: BTreeSet<&str> = sources.iter().flat_map(|source| words(source)).collect();
+    assert!(words.contains("temperature") && words.contains("cache_prompt"), "{words:?}");
+    let mut missing = Vec::new();
+    for table in TABLES {
+        let known: BTreeSet<&str> = rows(table).into_iter().map(|(name, ..)| name).collect();
+        for word in words.difference(&known) {
+            for endpoint in table.endpoints {
+                let reply = send(&server, endpoint, word, &odd()).await;
+                if !is_unknown(&reply, word) {
+                    missing.push(format!("{} knows {word}: {}", endpoint.column, reply.text));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+#[test]
+fn the_model_of_the_examples_is_the_one_that_is_served() {
+    assert!(
+        examples::OPENAI
+            .examples
+            .iter()
+            .any(|(name, example, _)| { *name == "model" && *example == json!(MODEL).to_string() })
+    );
+}
