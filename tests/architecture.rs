@@ -44,6 +44,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
 /// Inside cli, as inside runtime.
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
+    &["launch"],      // runs a server, and asks one with the client of `bench serve`
     &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
     &["batch"],
     &["run"],

@@ -310,3 +310,35 @@ fn a_turn_counts_as_a_use_of_all_that_the_session_has_on_disk() {
         assert!(used > old + Duration::from_secs(3600), "{file:?}");
     }
 }
+
+/// Counts pages whose last use lies in the future: those that are removed after all others.
+fn num_shared(root: &Path) -> usize {
+    let now = SystemTime::now();
+    let is_shared =
+        |path: &&PathBuf| fs::metadata(path).and_then(|file| file.modified()).expect("a time") > now;
+    page_files(root).iter().filter(is_shared).count()
+}
+
+#[test]
+fn what_a_new_session_takes_over_is_removed_last_and_a_sessions_own_pages_are_not() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let system = &prompt(150)[..4 * PAGE_TOKENS];
+    let mut engine = engine_on(root.path(), &[KvKind::Full]);
+    let mut turn = |session: &str, prompt: &[u32]| {
+        run_one(&mut engine, within(session, prompt, 5));
+        assert!(engine.flush_disk(PLENTY));
+        (engine.inspect_session(&named(session)).expect("open").tokens, num_shared(root.path()))
+    };
+    let (tokens, shared) = turn("a", &[system, &[9; 40]].concat());
+    assert_eq!(shared, 0);
+    let (tokens, shared) = turn("a", &[&tokens[..], &[3; 40]].concat());
+    assert_eq!(shared, 0, "its own pages");
+    assert_eq!(turn("b", &[system, &[11; 40]].concat()).1, 4);
+    drop(engine);
+
+    let mut engine = engine_on(root.path(), &[KvKind::Full]);
+    engine.restore_session(&named("a"), tokens.clone()).expect("a new engine");
+    run_one(&mut engine, within("a", &[&tokens[..], &[4; 40]].concat(), 5));
+    assert!(engine.flush_disk(PLENTY));
+    assert_eq!(num_shared(root.path()), 4, "its own pages, read from disk");
+}

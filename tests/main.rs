@@ -2,6 +2,7 @@
 
 mod common;
 
+mod agents;
 mod architecture;
 mod candle_backend;
 #[cfg(feature = "candle-families")]

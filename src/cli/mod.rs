@@ -19,6 +19,7 @@ pub mod flags;
 #[cfg(test)]
 mod guide_facts;
 pub mod input;
+pub mod launch;
 pub mod load;
 pub mod man;
 pub mod models;
@@ -83,6 +84,7 @@ pub enum CliCommand {
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
     Worker(Box<worker::WorkerArgs>),
+    Launch(Box<launch::LaunchArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -204,6 +206,10 @@ fn dispatch(
             settle(&mut args.model, config)?;
             worker::run(*args, terminal)
         }
+        CliCommand::Launch(mut args) => {
+            settle(&mut args.model, config)?;
+            launch::run(*args, terminal, places)
+        }
         CliCommand::Chat(mut args) => {
             settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
@@ -285,6 +291,7 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     match &mut cli.command {
         CliCommand::Run(args) => args.model.is_named = is_named,
         CliCommand::Chat(args) => args.model.is_named = is_named,
+        CliCommand::Launch(args) => args.model.is_named = is_named,
         _ => {}
     }
     let origins = config.origins(&base, &given);

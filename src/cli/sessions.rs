@@ -110,7 +110,6 @@ Examples:
   llmctl sessions export trip > trip.md
   llmctl sessions show trip --output json | jq -r '.turns[].messages[].content'
   llmctl sessions remove --branches trip
-  llmctl sessions --owner anonymous
 
 Owners:
   `llmctl serve` stores the sessions of each owner of API keys apart. The list counts them; --owner NAME

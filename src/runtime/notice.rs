@@ -68,6 +68,11 @@ pub enum Notice {
     KvLimitBelowPage { limit_bytes: u64, page_bytes: usize },
     #[error("saving of KV pages is off: {0}")]
     KvSavingOff(String),
+    #[error(
+        "{count} KV pages that several sessions begin with were removed from disk: all others are gone, and the limit is \
+         {limit_bytes} bytes"
+    )]
+    KvSharedPagesRemoved { count: usize, limit_bytes: u64 },
     #[error("a KV page is not saved: {0}")]
     KvPageNotSaved(String),
     #[error("a KV page from disk cannot be used: {0}")]

@@ -15,6 +15,7 @@ pub(crate) mod conversations;
 mod drive;
 mod eta;
 mod generate;
+mod infill;
 mod listing;
 mod models;
 mod patience;
@@ -35,7 +36,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 16] = [
+pub const ENDPOINTS: [&str; 17] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -43,6 +44,7 @@ pub const ENDPOINTS: [&str; 16] = [
     "GET /props",
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /infill",
     "POST /tokenize",
     "POST /detokenize",
     "POST /apply-template",
@@ -92,6 +94,7 @@ pub fn routes() -> Router<App> {
         .route("/props", get(models::props))
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
+        .route("/infill", post(infill::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))

@@ -8,11 +8,11 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// The most lines of code of each module, by the beginning of a file's path; the first that fits counts. Set at what was
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 17_900),
+    ("src/cli/", 18_400),
     ("src/serve", 8_800),
     ("src/template/", 9_980),
     ("src/runtime/kernel/", 5_800),
-    ("src/runtime/", 25_100),
+    ("src/runtime/", 25_200),
     ("src/", 10), // lib.rs and main.rs
 ];
 

@@ -2,9 +2,9 @@
 
 use super::{Endpoint, Table};
 
-/// The endpoints that OpenAI's older APIs define.
+/// The endpoints that OpenAI's older APIs define, and llama.cpp's for text between two others.
 pub const OPENAI: Table = Table {
-    title: "Chat completions and completions",
+    title: "Chat completions, completions and infill",
     endpoints: &[
         Endpoint {
             column: "chat",
@@ -16,10 +16,31 @@ pub const OPENAI: Table = Table {
             path: "/v1/completions",
             body: r#"{"prompt": "Roses are", "max_tokens": 20}"#,
         },
+        Endpoint {
+            column: "infill",
+            path: "/infill",
+            body: r#"{"input_prefix": "add(", "input_suffix": ")", "n_predict": 20}"#,
+        },
     ],
     examples: &[
         ("messages", r#"[{"role": "user", "content": "hi"}]"#, "see Messages"),
-        ("prompt", r#""Roses are""#, "text, token ids, or a list of either"),
+        (
+            "prompt",
+            r#""Roses are""#,
+            "completions: text, token ids, or a list of either; infill: the beginning of the text between",
+        ),
+        ("input_prefix", r#""add(""#, "for models with fill-in-the-middle tokens"),
+        ("input_suffix", r#"")""#, "for models with fill-in-the-middle tokens"),
+        (
+            "input_extra",
+            r#"[{"filename": "sum.py", "text": "x"}]"#,
+            "other files, which the model sees first",
+        ),
+        ("samplers", r#"["top_k"]"#, "their order is fixed"),
+        ("n_indent", "4", ""),
+        ("t_max_prompt_ms", "500", ""),
+        ("t_max_predict_ms", "2500", ""),
+        ("response_fields", r#"["content"]"#, "infill: the members of the response"),
         ("model", r#""org/toy""#, ""),
         ("temperature", "0.5", ""),
         ("top_p", "0.9", ""),
@@ -59,7 +80,7 @@ pub const OPENAI: Table = Table {
         ("top_logprobs", "2", "needs `logprobs`"),
         ("logprobs", "2", "completions: the number of alternatives; with `echo` also of the prompt's tokens"),
         ("echo", "true", "chat: only `false`"),
-        ("suffix", r#""end""#, "honoured where the model has fill-in-the-middle tokens"),
+        ("suffix", r#""end""#, "for models with fill-in-the-middle tokens"),
         ("add_special_tokens", "true", "chat: only `false`"),
         ("tools", "[]", ""),
         ("tool_choice", r#""auto""#, "also `none`, `required`, `any`, a function by name, `allowed_tools`"),

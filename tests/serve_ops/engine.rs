@@ -268,7 +268,14 @@ fn streams_come_to_their_end_before_the_server_does() {
         std::thread::spawn(move || server.drain(Duration::from_secs(600), || panic!("there is time")));
     assert!(idle.is_closed(), "who asks nothing is not waited for");
     assert_eq!(lifecycle.check_stage().map_err(|error| error.code), Err(Some("shutting_down")));
-    eventually("nothing listens", || std::net::TcpStream::connect(at).is_err());
+    get(at, "/ready").check(503, "shutting_down");
+    assert_eq!(get(at, "/health").status, 200);
+    let mut late = connect(at);
+    let head = format!("{TURN}\r\nContent-Length: 1\r\n\r\n1");
+    late.send(&head);
+    assert_eq!(late.reply().check(503, "shutting_down").header("connection"), "close");
+    assert!(late.is_closed());
+    let silent = connect(at);
     drop(gate);
     let mut said = String::new();
     while let Some(chunk) = running.chunk() {
@@ -277,6 +284,8 @@ fn streams_come_to_their_end_before_the_server_does() {
     assert_eq!(said, "60 61 62 done stop");
     assert!(running.is_closed());
     assert_eq!(draining.join().expect("no panic").num_cancelled, 0);
+    drop(silent);
+    assert!(std::net::TcpStream::connect(at).is_err(), "nothing listens any more");
     assert!(app.engine().is_ok(), "the engine is there to save what sessions hold");
 }
 

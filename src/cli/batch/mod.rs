@@ -28,8 +28,8 @@ use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::think::Think;
-use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput};
-use crate::runtime::{Finish, Outcome, Usage};
+use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
+use crate::runtime::{Finish, Outcome, Sampling, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::wire::answer::{self as wire, TokenBytes};
 use crate::template::{Content, Conversation, Message, TemplateVariables};
@@ -263,22 +263,28 @@ impl<'a> BatchJob<'a> {
     }
 
     fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Answered {
-        let (engine, planner, turn) = (self.llm.engine(), self.llm.planner(), &row.turn);
-        let plan = match planner.plan(&row.input, self.llm.texts().now(), turn) {
+        let (engine, planner) = (self.llm.engine(), self.llm.planner());
+        let plan = match planner.plan(&row.input, self.llm.texts().now(), &row.turn) {
             Ok(plan) => plan,
             Err(error) => return Answered::failed_to_plan(error),
         };
-        let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
-        match generation.run(&mut ()) {
-            Err(error) => Answered::Failed(error),
-            // A row that ended by itself while the signal came is a finished row.
-            Ok(Generated { answer, signal, .. }) => {
-                match signal.filter(|_| answer.outcome.finish == Finish::Cancelled) {
-                    Some(signal) => Answered::Stopped(signal),
-                    None => Answered::Body(body(self.llm, row, &answer), answer.outcome.usage),
-                }
+        let mut answers = Vec::new();
+        for nth in 0..row.num_choices {
+            let turn = &nth_turn(&row.turn, nth);
+            let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
+            let Generated { answer, signal, .. } = match generation.run(&mut ()) {
+                Ok(generated) => generated,
+                Err(error) => return Answered::Failed(error),
+            };
+            // An answer that ended by itself while the signal came is a finished one.
+            let is_cut = answer.outcome.finish == Finish::Cancelled;
+            let is_last = nth + 1 == row.num_choices;
+            if let Some(signal) = signal.filter(|_| is_cut || !is_last) {
+                return Answered::Stopped(signal);
             }
+            answers.push(plan.parser.generated(answer));
         }
+        Answered::Body(body(self.llm, row, &answers), usage_of(&answers))
     }
 
     /// Notes, for the first such row, that a text completion has no place for a system prompt.
@@ -397,38 +403,61 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
     })
 }
 
-/// OpenAI's result object, with what it has no place for under `llmctl`.
-fn body(llm: &Loaded, row: &BatchRow, answer: &Answer) -> Value {
+/// Returns the request for one of several answers to a prompt: each has a seed of its own.
+fn nth_turn(turn: &TurnRequest, nth: usize) -> TurnRequest {
+    let seed = turn.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
+    TurnRequest { sampling: Sampling { seed, ..turn.sampling.clone() }, ..turn.clone() }
+}
+
+/// Adds the tokens of several answers to one prompt, which counts once.
+fn usage_of(answers: &[Answer]) -> Usage {
+    let first = answers.first().map(|answer| answer.outcome.usage.clone()).unwrap_or_default();
+    let completion_tokens = answers.iter().map(|answer| answer.outcome.usage.completion_tokens).sum();
+    Usage { completion_tokens, ..first }
+}
+
+/// Returns OpenAI's result object, with seed and times of each answer under `llmctl`.
+fn body(llm: &Loaded, row: &BatchRow, answers: &[Answer]) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let object = match row.form {
+        RowFormat::Chat => "chat.completion",
+        RowFormat::Completion => "text_completion",
+    };
+    let mut own: Vec<Value> = answers.iter().map(|answer| own_facts(llm, answer)).collect();
+    let mut facts = if own.len() == 1 { own.remove(0) } else { json!({"answers": own}) };
+    facts["warnings"] = warnings(row).into();
+    let choices = answers.iter().enumerate().map(|(index, answer)| choice(llm, row, index, answer));
+    json!({
+        "object": object,
+        "created": created,
+        "model": llm.info().name,
+        "choices": choices.collect::<Vec<_>>(),
+        "usage": wire::usage(&usage_of(answers)),
+        "llmctl": facts,
+    })
+}
+
+fn own_facts(llm: &Loaded, answer: &Answer) -> Value {
+    let Outcome { usage, timings, seed, .. } = &answer.outcome;
+    json!({"seed": seed, "timings": timings_json(timings, usage, llm.info())})
+}
+
+/// Returns one answer of a row as OpenAI's object has it.
+fn choice(llm: &Loaded, row: &BatchRow, index: usize, answer: &Answer) -> Value {
     let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
     let logprobs = row.turn.logprobs.map(|_| match row.form {
         RowFormat::Chat => wire::chat_logprobs(&answer.tokens, bytes),
         RowFormat::Completion => wire::completion_logprobs(&answer.tokens, bytes, &mut 0),
     });
-    let (object, name, said) = match row.form {
-        RowFormat::Chat => {
-            let message = wire::message_json(answer, row.shows_reasoning, row.has_functions);
-            ("chat.completion", "message", message)
-        }
-        RowFormat::Completion => ("text_completion", "text", answer.content.as_str().into()),
+    let (name, said) = match row.form {
+        RowFormat::Chat => ("message", wire::message_json(answer, row.shows_reasoning, row.has_functions)),
+        RowFormat::Completion => ("text", answer.content.as_str().into()),
     };
     let finish_reason = match answer.finish_reason() {
         "tool_calls" if row.has_functions => "function_call",
         reason => reason,
     };
-    let Outcome { usage, timings, seed, .. } = &answer.outcome;
-    json!({
-        "object": object,
-        "created": created,
-        "model": llm.info().name,
-        "choices": [{"index": 0, name: said, "logprobs": logprobs, "finish_reason": finish_reason}],
-        "usage": wire::usage(usage),
-        "llmctl": {
-            "seed": seed,
-            "timings": timings_json(timings, usage, llm.info()),
-            "warnings": warnings(row),
-        },
-    })
+    json!({"index": index, name: said, "logprobs": logprobs, "finish_reason": finish_reason})
 }
 
 /// Returns a sentence for each part of a row that had no effect.
@@ -443,7 +472,6 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::turn::TurnRequest;
     use crate::runtime::{Error, Event};
 
     /// Runs `input` with the script into a file of `folder`, as `--resume` does; returns the counts and all results.
@@ -586,6 +614,25 @@ not json
     }
 
     #[test]
+    fn a_row_may_ask_for_several_answers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = Script::default();
+        let input = "{\"prompt\":\"say one\",\"n\":3,\"seed\":7}\n";
+        let (_, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed), (1, 0));
+        let body = &rows[0]["response"]["body"];
+        let choices = body["choices"].as_array().expect("a list");
+        let indices: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64()).collect();
+        assert_eq!(indices, [Some(0), Some(1), Some(2)]);
+        assert!(choices.iter().all(|choice| choice["message"]["content"] == "one"), "{choices:?}");
+        assert_eq!(body["usage"]["completion_tokens"], 3 * "one".len());
+        let requests = script.requests();
+        assert_eq!(body["usage"]["prompt_tokens"], requests[0].prompt.len(), "the prompt counts once");
+        let seeds: Vec<_> = requests.iter().map(|request| request.sampling.seed).collect();
+        assert_eq!(seeds, [Some(7), Some(8), Some(9)]);
+    }
+
+    #[test]
     fn the_context_is_never_cut_silently() {
         let folder = tempfile::tempdir().expect("a folder");
         let long = format!("{{\"prompt\":\"{}\"}}\n", "x".repeat(200));
@@ -602,6 +649,7 @@ not json
             form,
             input: TurnInput::Text(TextPrompt::Text(String::from(text))),
             turn: TurnRequest { logprobs: Some(2), ..TurnRequest::default() },
+            num_choices: 1,
             shows_reasoning: true,
             has_functions: false,
             ignored: Vec::new(),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::think::Think;
-use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
+use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
 use crate::serve::wire::switches::{Switches, switches};
@@ -52,6 +52,8 @@ pub struct BatchRow {
     pub form: RowFormat,
     pub input: TurnInput,
     pub turn: TurnRequest,
+    /// Answers to the prompt, with the seeds `seed`, `seed + 1` and so on.
+    pub num_choices: usize,
     pub shows_reasoning: bool,
     /// Calls are asked for and reported in OpenAI's older form.
     pub has_functions: bool,
@@ -183,6 +185,10 @@ fn request(
     let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
     let (form, mut input, shows_reasoning) = input(&mut fields, form, given);
+    let answer_start = match &mut input {
+        TurnInput::Chat(conversation) => message::continued(&mut fields, &mut conversation.messages),
+        TurnInput::Text(_) => AnswerStart::Nothing,
+    };
     let (sampling, limits) = generation(&mut fields, defaults);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
@@ -191,13 +197,16 @@ fn request(
         None if has_format => None, // it asks for plain text
         constraint => constraint.or_else(|| defaults.constraint.clone()),
     };
+    message::check_continued(&mut fields, &answer_start, constraint.is_some());
     let has_functions = fields.has("functions");
     let tools = tools(&mut fields, &mut input, defaults, schema_open);
+    let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
     let reasoning_budget = defaults.think.budget;
     let turn = TurnRequest {
+        answer_start,
         tools,
         constraint,
         reasoning_budget,
@@ -206,7 +215,7 @@ fn request(
         logprobs,
         ..TurnRequest::default()
     };
-    (BatchRow { form, input, turn, shows_reasoning, has_functions, ignored: Vec::new() }, model)
+    (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)
 }
 
 /// Takes the conversation or the text of a row, with its format, and whether its reasoning is shown.
@@ -328,8 +337,6 @@ fn with_switches(
 fn inert(fields: &mut Fields<'_>) {
     let words = || vec![json!("none"), json!("auto")];
     for (name, only) in [
-        ("n", vec![json!(1)]),
-        ("best_of", vec![json!(1)]),
         ("stream", vec![json!(false)]),
         ("echo", vec![json!(false)]),
         ("suffix", vec![json!("")]),
@@ -339,8 +346,6 @@ fn inert(fields: &mut Fields<'_>) {
         ("function_call", words()),
         ("parallel_tool_calls", vec![json!(true), json!(false)]),
         ("modalities", vec![json!(["text"])]),
-        ("add_generation_prompt", vec![json!(true)]),
-        ("continue_final_message", vec![json!(false)]),
     ] {
         fields.only(name, &only);
     }
@@ -460,6 +465,19 @@ mod tests {
     }
 
     #[test]
+    fn the_last_answer_of_a_row_is_continued() {
+        let messages =
+            json!([{"role": "user", "content": "count"}, {"role": "assistant", "content": "One,"}]);
+        let row = parsed(json!({"messages": messages, "continue_final_message": true})).expect("a row");
+        let content = "One,".to_owned();
+        assert_eq!(row.turn.answer_start, AnswerStart::Message { reasoning: String::new(), content });
+        let TurnInput::Chat(conversation) = row.input else { panic!("a conversation") };
+        assert_eq!(conversation.messages, [Message::user("count")]);
+        let constrained = json!({"messages": messages, "continue_final_message": true, "regex": "a"});
+        assert_eq!(refused(constrained), ("continue_final_message".to_owned(), "unsupported_parameter"));
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         let with = |name: &str, value: Value| {
             let mut row = json!({"prompt": "x"});
@@ -469,7 +487,9 @@ mod tests {
         let check = |name: &str, value: Value, code: &'static str| {
             assert_eq!(with(name, value), (name.to_owned(), code));
         };
-        check("n", json!(2), "unsupported_parameter");
+        check("n", json!(0), "invalid_value");
+        check("n", json!(129), "invalid_value");
+        check("best_of", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
         let tool = json!([{"type": "function", "function": {"name": "f"}}]);
         check("tools", tool, "unsupported_parameter"); // this template shows none

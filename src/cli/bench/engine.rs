@@ -303,17 +303,40 @@ impl<'a> EngineSubject<'a> {
 
     /// Measures a session's second turn in an engine that was just started.
     fn restore(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let new = self.tokens(turn - 1);
+        let tokens = self.saved_session(case, first)?;
+        let prompt = [&tokens[..], &new].concat();
+        self.after_restart(case, prompt, |handle, name| handle.restore_session(name, tokens))
+    }
+
+    /// Measures a new session that begins like a saved one, in an engine that was just started.
+    fn agent(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let new = self.tokens(turn);
+        let tokens = self.saved_session(case, first)?;
+        let prompt = [&tokens[..first], &new].concat();
+        self.after_restart(case, prompt, |_, _| Ok(()))
+    }
+
+    /// Returns the tokens of a session on disk that no round has used yet.
+    fn saved_session(&mut self, case: &Case, first: usize) -> Result<Vec<u32>, Halt> {
         if self.saved.get(case).is_none_or(|saved| saved.sessions.is_empty()) {
             let saved = self.save_sessions(first)?;
             self.saved.insert(*case, saved);
         }
-        let new = self.tokens(turn - 1);
-        let saved = self.saved.get_mut(case).expect("filled above");
-        let tokens = saved.sessions.pop().expect("filled above");
-        let (handle, facts) = start(&self.recipe, Some(&saved.folder.path), self.around.terminal)?;
+        Ok(self.saved.get_mut(case).and_then(|saved| saved.sessions.pop()).expect("filled above"))
+    }
+
+    /// Measures the time to the first token of a prompt in an engine that was just started.
+    fn after_restart(
+        &self,
+        case: &Case,
+        prompt: Vec<u32>,
+        prepare: impl FnOnce(&EngineClient, &EngineSessionName) -> Result<(), Error>,
+    ) -> Result<Sample, Halt> {
+        let folder = &self.saved[case].folder.path;
+        let (handle, facts) = start(&self.recipe, Some(folder), self.around.terminal)?;
         let name = EngineSessionName::scoped("bench", "restored");
-        handle.restore_session(&name, tokens.clone())?;
-        let prompt = [tokens, new].concat();
+        prepare(&handle, &name)?;
         let courses = converse(&handle, self.around.graceful, vec![request(prompt, 1, Some(name))])?;
         let value = milliseconds(until_all_began(&courses)?);
         Ok(Sample { load_s: facts.load_s.first().copied(), ..self.sample(value, &courses) })
@@ -378,6 +401,7 @@ impl BenchSubject for EngineSubject<'_> {
             Work::Restore { first, turn } => self.restore(case, first, turn),
             Work::Fork { first, turn } => self.fork(case, first, turn),
             Work::Shared { first, turn } => self.shared(case, first, turn),
+            Work::Agent { first, turn } => self.agent(case, first, turn),
         }
     }
 }

@@ -220,6 +220,7 @@ Tests:
   restore512+32   the same, in an engine that has just been started, with the KV on disk
   fork512+32 x4   the same, in four forks of the session at once, until all have their first token
   shared512+32 x4 four new sessions that begin with the same 512 tokens, until all have their first token
+  agent20000+32   a new session in an engine that has just been started, whose first 20000 tokens another one left on disk
 
 Method:
   Every test runs once uncounted, then -r times, in turns with all other tests and engines. Prompts are random and never repeat.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
-use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
+use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
 use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
 use crate::runtime::notice::Notice;
@@ -352,10 +352,12 @@ impl Engine {
         pages.sort_unstable_by_key(|&(group, number)| (number, group));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
-        // Touch pages that are already saved, so that a live conversation is evicted last.
+        // Touch pages that are already saved, so that a live conversation is evicted last, and pages that several
+        // sessions begin with after all others.
+        let num_shared = generation.num_shared() / PAGE_TOKENS;
         let is_new = |page: &PageAt| {
-            !disk.store.touch(page.disk_key(), page.number as u32)
-                && !disk.saves.keys.contains(&page.disk_key())
+            let page_use = PageUse { depth: page.number as u32, is_shared: page.number < num_shared };
+            !disk.store.touch(page.disk_key(), page_use) && !disk.saves.keys.contains(&page.disk_key())
         };
         let news: Vec<_> = pages.filter(is_new).collect(); // collected first, because pushing changes what is new
         news.into_iter().for_each(|page| disk.saves.push(page));

@@ -46,6 +46,8 @@ pub struct Generation {
     answer: Vec<u32>,
     seed: u64,
     num_cached: usize,
+    /// Leading tokens of the prompt that another session computed.
+    num_shared: usize,
     num_generated: usize,
     last_scheduled: u64,
     /// State of the request's grammar; set when the request starts.
@@ -90,6 +92,7 @@ impl Generation {
             answer: Vec::new(),
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
+            num_shared: 0,
             num_generated: 0,
             last_scheduled: 0,
             grammar: None,
@@ -165,13 +168,19 @@ impl Generation {
         self.request.session.as_ref()
     }
 
+    /// Returns how many leading tokens of the prompt another session has computed.
+    pub fn num_shared(&self) -> usize {
+        self.num_shared
+    }
+
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
     }
 
     /// Starts decoding from `resumed` KV and emits `Started`.
     pub fn start(&mut self, resumed: Resumed, events: &mut EngineEvents) {
-        let Resumed { sequence, reuse, states_at, difference } = resumed;
+        let Resumed { sequence, reuse, states_at, difference, num_shared } = resumed;
+        self.num_shared = num_shared;
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
         self.sequence = sequence;

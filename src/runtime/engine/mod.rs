@@ -249,7 +249,7 @@ impl Engine {
         if generation.scores_prompt() {
             let reuse = Reuse { reason: ReuseReason::PromptLogprobs, ..Reuse::default() };
             let sequence = Sequence::new(&self.pool);
-            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None, num_shared: 0 };
         }
         let checked_out = match generation.session() {
             Some(name) => self.sessions.check_out(name, &self.pool),

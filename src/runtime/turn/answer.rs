@@ -144,6 +144,19 @@ impl ParserConfig {
         self.start.1.len()
     }
 
+    /// Returns what was generated of an answer: its reasoning and content without the given beginning, for readers that know it.
+    pub fn generated(&self, answer: Answer) -> Answer {
+        let (mut reasoning, mut content) = (answer.reasoning.as_str(), answer.content.as_str());
+        for delta in self.stream().1 {
+            match delta {
+                Delta::Reasoning(text) => reasoning = reasoning.strip_prefix(&*text).unwrap_or(reasoning),
+                Delta::Content(text) => content = content.strip_prefix(&*text).unwrap_or(content),
+                _ => {} // a beginning has no calls
+            }
+        }
+        Answer { reasoning: reasoning.to_owned(), content: content.to_owned(), ..answer }
+    }
+
     /// Begins one more answer. The deltas are those of its given beginning.
     pub fn stream(&self) -> (AnswerStream, Vec<Delta>) {
         let parser = |format: &Arc<AnswerFormat>| {

@@ -18,6 +18,7 @@ use super::error::Error;
 use super::request::{Limits, Sampling};
 use crate::template::{Conversation, OutputMarkup, ToolChoice};
 
+pub use super::infill::InfillPrompt;
 pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};
 pub use constraint::OutputConstraint;
 pub use plan::{Planner, TurnPlan};
@@ -57,11 +58,8 @@ pub enum TurnInput {
 pub enum TextPrompt {
     Text(String),
     Ids(Vec<u32>),
-    /// Asks for the text between the two, of a model that was trained for it.
-    Infill {
-        prefix: String,
-        suffix: String,
-    },
+    /// Asks for the text between two others, of a model that was trained for it.
+    Infill(InfillPrompt),
 }
 
 /// Given beginning of an answer.

@@ -102,10 +102,10 @@ impl Planner<'_> {
                 (tokenizer.encode(&text)?, text)
             }
             TextPrompt::Ids(ids) => (ids.clone(), tokenizer.tokenizer().decode(ids, true)),
-            TextPrompt::Infill { prefix, suffix } => {
+            TextPrompt::Infill(asked) => {
                 let message = "suffix: this model has no such tokens";
                 let infill = tokenizer.infill().ok_or(TurnError::Unsupported { param: "suffix", message })?;
-                (infill.prompt(tokenizer.tokenizer(), prefix, suffix)?, prefix.clone())
+                (infill.prompt(tokenizer.tokenizer(), asked)?, asked.prefix.clone())
             }
         };
         let compile = |constraint: &OutputConstraint| {

@@ -124,8 +124,6 @@ struct Choice {
     eta: Eta,
     last_token_at: Option<Instant>,
     inter_token: Vec<Duration>,
-    /// Reasoning and content that the request gave, which are no part of the response.
-    given: (String, String),
 }
 
 impl Choice {
@@ -136,7 +134,6 @@ impl Choice {
             eta: Eta::default(),
             last_token_at: None,
             inter_token: Vec::new(),
-            given: Default::default(),
         }
     }
 
@@ -351,9 +348,8 @@ impl InFlight {
         for prompt in 0..self.plans.len() {
             for nth in 0..self.request.num_choices {
                 let request = self.engine_request(prompt, nth);
-                let (stream, given) = self.plans[prompt].parser.stream();
+                let (stream, _) = self.plans[prompt].parser.stream();
                 self.submit_one(&engine, request, stream, &sender)?;
-                self.choices.last_mut().into_iter().for_each(|choice| choice.given = given_text(&given));
             }
         }
         Ok(())
@@ -531,7 +527,7 @@ impl InFlight {
         if is_cut_short {
             return Err(cut_short(answer.outcome.usage.completion_tokens));
         }
-        let answer = without(answer, &self.choices[index].given);
+        let answer = self.plans[index / self.request.num_choices].parser.generated(answer);
         let finished = FinishedChoice { answer, placed: self.placed.clone() };
         Ok(Update::Finished { choice: index, finished })
     }
@@ -561,25 +557,6 @@ impl InFlight {
         let saved = spawn_blocking(save).await;
         saved.map_err(|_| ApiError::internal("saving the turn failed"))?.map_err(ApiError::from)
     }
-}
-
-/// Returns reasoning and content of the given beginning of an answer.
-fn given_text(given: &[Delta]) -> (String, String) {
-    let (mut reasoning, mut content) = (String::new(), String::new());
-    for delta in given {
-        match delta {
-            Delta::Reasoning(text) => reasoning.push_str(text),
-            Delta::Content(text) => content.push_str(text),
-            _ => {} // a beginning has no calls
-        }
-    }
-    (reasoning, content)
-}
-
-/// Returns the part of an answer that was generated.
-fn without(answer: Answer, (reasoning, content): &(String, String)) -> Answer {
-    let rest = |text: String, given: &str| text.strip_prefix(given).map(str::to_owned).unwrap_or(text);
-    Answer { content: rest(answer.content, content), reasoning: rest(answer.reasoning, reasoning), ..answer }
 }
 
 /// Prepares a request on a thread that may wait; returns the request too.

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use super::conversations::Placed;
 use super::transient::TransientKey;
 use crate::runtime::session::store::SessionName;
-use crate::runtime::turn::{Answer, Delta, TextPrompt, TurnRequest};
+use crate::runtime::turn::{Answer, Delta, InfillPrompt, TextPrompt, TurnRequest};
 use crate::runtime::{Finish, Logprob, Outcome, Reuse, Timings, Token, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -54,7 +54,10 @@ fn text_bytes(prompt: &TextPrompt) -> usize {
     match prompt {
         TextPrompt::Text(text) => text.len(),
         TextPrompt::Ids(ids) => ids.len(),
-        TextPrompt::Infill { prefix, suffix } => prefix.len() + suffix.len(),
+        TextPrompt::Infill(InfillPrompt { files, prefix, suffix, begun }) => {
+            let of_files: usize = files.iter().map(|(name, text)| name.len() + text.len()).sum();
+            of_files + prefix.len() + suffix.len() + begun.len()
+        }
     }
 }
 

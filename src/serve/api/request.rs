@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::body::session_of;
 use super::generate::{GenerateRequest, Prompt, RequestSession};
-use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
+use crate::runtime::turn::{AnswerStart, InfillPrompt, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -16,10 +16,7 @@ use crate::serve::owner::Caller;
 use crate::serve::wire::fields::shown;
 use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Content, Conversation, Message, Role, TemplateVariables};
-
-/// The most answers that one request may ask for, as in OpenAI's API.
-const MAX_CHOICES: usize = 128;
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -79,22 +76,18 @@ pub fn chat(
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
-    let answer_start = continued(&mut fields, &mut conversation.messages);
+    let answer_start = message::continued(&mut fields, &mut conversation.messages);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.offered().to_vec();
     let common =
         common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
-    if answer_start != AnswerStart::Nothing && common.constraint.is_some() {
-        let what = "has no place beside a constraint, which holds for the whole answer";
-        fields.unsupported("continue_final_message", what);
-    }
+    message::check_continued(&mut fields, &answer_start, common.constraint.is_some());
     fields.only("modalities", &[json!(["text"])]);
     for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
         fields.only(name, &[inert.into()]);
     }
-    fields.only("best_of", &[json!(common.num_choices)]);
     fields.only("suffix", &[json!("")]);
     let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
     fields.end();
@@ -111,46 +104,8 @@ pub fn chat(
 /// Reads the inputs of the chat template, and how the answer begins.
 pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerStart) {
     let (mut conversation, _) = conversation_without_tools(app, fields);
-    let answer_start = continued(fields, &mut conversation.messages);
+    let answer_start = message::continued(fields, &mut conversation.messages);
     (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
-}
-
-/// Takes the last message as the beginning of the answer if the request says so: with `continue_final_message`, or by asking
-/// for no header of another answer.
-fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
-    const CONTINUES: &str = "continue_final_message";
-    const ADDS: &str = "add_generation_prompt";
-    let (continues, adds) = (fields.flag(CONTINUES), fields.flag(ADDS));
-    let name = match (continues, adds) {
-        (Some(true), Some(true)) => {
-            fields.out_of_range(CONTINUES, "and add_generation_prompt exclude each other");
-            return AnswerStart::Nothing;
-        }
-        (Some(true), _) => CONTINUES,
-        (None, Some(false)) => ADDS,
-        (Some(false), Some(false)) => {
-            fields.unsupported(ADDS, "= false is supported only where the last message is continued");
-            return AnswerStart::Nothing;
-        }
-        _ => return AnswerStart::Nothing,
-    };
-    let begun = messages.last().and_then(begun);
-    match &begun {
-        Some(_) => drop(messages.pop()),
-        None => fields.unsupported(name, "needs an answer without tool calls as the last message"),
-    }
-    begun.unwrap_or_default()
-}
-
-fn begun(message: &Message) -> Option<AnswerStart> {
-    let content = match &message.content {
-        Some(Content::Text(text)) => text.clone(),
-        None => String::new(),
-        Some(Content::Parts(_)) => return None,
-    };
-    let reasoning = message.reasoning.clone().unwrap_or_default();
-    let is_answer = message.role == Role::Assistant && message.tool_calls.is_empty();
-    is_answer.then_some(AnswerStart::Message { reasoning, content })
 }
 
 /// Reads messages and template variables, and whether the client sees the reasoning.
@@ -187,7 +142,6 @@ pub fn completion(
     if prompts.len() * common.num_choices > most {
         fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
     }
-    fields.only("best_of", &[json!(common.num_choices)]);
     fields.only("add_special_tokens", &[json!(true)]);
     let in_body = fields.text("session_id");
     fields.end();
@@ -208,6 +162,82 @@ pub fn completion(
     let mut request = common.request(Prompt::Texts(prompts), session, request_id);
     request.turn.prompt_logprobs = prompt_logprobs;
     Ok(Completion { request, streaming, echo, ignored })
+}
+
+/// A request for the text between two others.
+pub struct InfillBody {
+    pub request: GenerateRequest,
+    pub streaming: Streaming,
+    /// The members of the response that the client wants; empty for all.
+    pub wanted: Vec<String>,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
+}
+
+/// Reads llama.cpp's request for the text between two others.
+///
+/// # Errors
+/// As [`chat`].
+pub fn infill(
+    app: &App,
+    body: Map<String, Value>,
+    headers: &HeaderMap,
+    caller: &Caller,
+    request_id: String,
+) -> Result<InfillBody, ApiError> {
+    let engine = app.engine()?;
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let prompt = infill_prompt(&mut fields);
+    if app.model().chat_tokenizer.infill().is_none() {
+        fields.unsupported("input_prefix", "is not supported: this model has no fill-in-the-middle tokens");
+    }
+    let wanted = fields.list("response_fields").unwrap_or_default();
+    let wanted = wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    // What editors send with each request: limits of time, indentation, and the order of samplers, which is fixed here.
+    for name in ["samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
+        fields.hint(name);
+    }
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let reading = Reading { schema_open, may_be_none: false };
+    let common = common(app, &engine, &mut fields, Limits::default(), reading);
+    if common.num_choices > 1 {
+        fields.unsupported("n", "is not supported: the response holds one text");
+    }
+    fields.end();
+    problems.check(model)?;
+    let ignored = problems.take_ignored();
+    let session = session_of(None, false, headers, caller)?;
+    let session = session.filter(|session| matches!(session, RequestSession::Transient(_)));
+    let streaming = common.streaming;
+    let prompt = Prompt::Texts(vec![TextPrompt::Infill(prompt)]);
+    Ok(InfillBody { request: common.request(prompt, session, request_id), streaming, wanted, ignored })
+}
+
+fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
+    let mut files = Vec::new();
+    for (index, file) in fields.list("input_extra").unwrap_or_default().into_iter().enumerate() {
+        let at = format!("input_extra[{index}]");
+        let Value::Object(members) = file else {
+            fields.wrong(&at, "is not an object");
+            continue;
+        };
+        let mut file = fields.inside(&at, members);
+        let name = file.text("filename").unwrap_or_default();
+        match file.text("text") {
+            Some(text) => files.push((name, text)),
+            None => file.wrong("text", "is missing"),
+        }
+        file.end();
+    }
+    for name in ["input_prefix", "input_suffix"] {
+        if !fields.has(name) {
+            fields.wrong(name, "is missing");
+        }
+    }
+    let mut text = |name: &str| fields.text(name).unwrap_or_default();
+    InfillPrompt { files, prefix: text("input_prefix"), suffix: text("input_suffix"), begun: text("prompt") }
 }
 
 impl Common {
@@ -242,7 +272,7 @@ fn common(
     let defaults = app.model().defaults.sampling();
     let (sampling, limits) = options::generation(fields, &defaults, &limits, reading.may_be_none);
     let common = Common {
-        num_choices: num_choices(fields, most_answers(engine)),
+        num_choices: params::num_choices(fields, most_answers(engine)),
         sampling,
         limits,
         logprobs: params::logprobs(fields, None),
@@ -290,18 +320,7 @@ pub fn model_not_found(model: &str, served: &str) -> ApiError {
 /// More than may run and wait could never be admitted together.
 fn most_answers(engine: &EngineClient) -> usize {
     let config = &engine.spec().config;
-    config.max_running.saturating_add(config.max_waiting).min(MAX_CHOICES)
-}
-
-fn num_choices(fields: &mut Fields<'_>, most: usize) -> usize {
-    match fields.size("n") {
-        None => 1,
-        Some(n) if (1..=most).contains(&n) => n,
-        Some(_) => {
-            fields.out_of_range("n", &format!("is not in [1, {most}]"));
-            1
-        }
-    }
+    config.max_running.saturating_add(config.max_waiting).min(params::MAX_CHOICES)
 }
 
 fn streaming(fields: &mut Fields<'_>) -> Streaming {
@@ -383,8 +402,11 @@ fn between(
         fields.unsupported("suffix", "is not supported: this model has no fill-in-the-middle tokens");
     }
     let texts = prompts.into_iter().map(|prompt| match prompt {
-        TextPrompt::Text(prefix) => Some(TextPrompt::Infill { prefix, suffix: suffix.clone() }),
-        TextPrompt::Ids(_) | TextPrompt::Infill { .. } => None,
+        TextPrompt::Text(prefix) => {
+            let suffix = suffix.clone();
+            Some(TextPrompt::Infill(InfillPrompt { prefix, suffix, ..InfillPrompt::default() }))
+        }
+        TextPrompt::Ids(_) | TextPrompt::Infill(_) => None,
     });
     let texts: Option<Vec<TextPrompt>> = texts.collect();
     if texts.is_none() {

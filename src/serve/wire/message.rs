@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
+use crate::runtime::turn::AnswerStart;
 use crate::template::{Content, Message, Role, ToolCall};
 
 /// Members that clients keep of an answer and send back, on which nothing depends.
@@ -285,6 +286,52 @@ fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut function, name));
     function.end();
     Some((name?, arguments))
+}
+
+/// Takes the last message as the beginning of the answer if the request says so: with `continue_final_message`, or by asking
+/// for no header of another answer.
+pub fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    const CONTINUES: &str = "continue_final_message";
+    const ADDS: &str = "add_generation_prompt";
+    let (continues, adds) = (fields.flag(CONTINUES), fields.flag(ADDS));
+    let name = match (continues, adds) {
+        (Some(true), Some(true)) => {
+            fields.out_of_range(CONTINUES, "and add_generation_prompt exclude each other");
+            return AnswerStart::Nothing;
+        }
+        (Some(true), _) => CONTINUES,
+        (None, Some(false)) => ADDS,
+        (Some(false), Some(false)) => {
+            fields.unsupported(ADDS, "= false is supported only where the last message is continued");
+            return AnswerStart::Nothing;
+        }
+        _ => return AnswerStart::Nothing,
+    };
+    let begun = messages.last().and_then(begun);
+    match &begun {
+        Some(_) => drop(messages.pop()),
+        None => fields.unsupported(name, "needs an answer without tool calls as the last message"),
+    }
+    begun.unwrap_or_default()
+}
+
+fn begun(message: &Message) -> Option<AnswerStart> {
+    let content = match &message.content {
+        Some(Content::Text(text)) => text.clone(),
+        None => String::new(),
+        Some(Content::Parts(_)) => return None,
+    };
+    let reasoning = message.reasoning.clone().unwrap_or_default();
+    let is_answer = message.role == Role::Assistant && message.tool_calls.is_empty();
+    is_answer.then_some(AnswerStart::Message { reasoning, content })
+}
+
+/// Refuses to continue an answer under a constraint, which holds for whole answers.
+pub fn check_continued(fields: &mut Fields<'_>, answer_start: &AnswerStart, has_constraint: bool) {
+    if has_constraint && *answer_start != AnswerStart::Nothing {
+        let what = "has no place beside a constraint, which holds for the whole answer";
+        fields.unsupported("continue_final_message", what);
+    }
 }
 
 /// A message as OpenAI's API shows it.

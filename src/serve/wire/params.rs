@@ -77,6 +77,23 @@ fn max_tokens(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> 
     max_tokens
 }
 
+/// The most answers that one request may ask for, as in OpenAI's API.
+pub const MAX_CHOICES: usize = 128;
+
+/// Reads `n`, the number of answers to one prompt, and `best_of`, which must agree with it.
+pub fn num_choices(fields: &mut Fields<'_>, most: usize) -> usize {
+    let count = match fields.size("n") {
+        None => 1,
+        Some(n) if (1..=most).contains(&n) => n,
+        Some(_) => {
+            fields.out_of_range("n", &format!("is not in [1, {most}]"));
+            1
+        }
+    };
+    fields.only("best_of", &[count.into()]);
+    count
+}
+
 /// The most tokens of a request that end its answer.
 const MAX_STOP_IDS: usize = 256;
 

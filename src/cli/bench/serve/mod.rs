@@ -370,7 +370,8 @@ async fn meet(
         }
         listed => listed?,
     };
-    let Some(model) = args.target.served_model.clone().or_else(|| models.first().cloned()) else {
+    let listed = || models.first().map(|model| model.id.clone());
+    let Some(model) = args.target.served_model.clone().or_else(listed) else {
         return Err(CommandError::usage("the server lists no model").hint("name one with --served-model"));
     };
     let load = &args.workload;

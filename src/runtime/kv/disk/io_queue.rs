@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, Saving};
+use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, PageUse, Saving};
 use crate::runtime::notice::Notice;
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub enum IoJob {
     Write(Arc<WriteJob>),
     Touch {
         key: DiskPageKey,
-        depth: u32,
+        page_use: PageUse,
     },
     /// Remove leftovers and pages over the limit, because nothing else is queued.
     Tidy,
@@ -62,7 +62,7 @@ struct IoState {
     writes: HashMap<DiskPageKey, Arc<WriteJob>>,
     write_order: VecDeque<DiskPageKey>,
     write_bytes: u64,
-    touches: HashMap<DiskPageKey, u32>,
+    touches: HashMap<DiskPageKey, PageUse>,
     events: VecDeque<DiskEvent>,
     event_bytes: u64,
     /// Requested pages whose answers have not been polled.
@@ -92,18 +92,18 @@ impl IoQueue {
     }
 
     /// Records a use of a page that is saved or queued. Returns false if it is neither.
-    pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
+    pub fn touch(&self, key: DiskPageKey, page_use: PageUse) -> bool {
         let mut state = self.state();
         let is_known = state.contains(key);
         if is_known {
-            state.touches.insert(key, depth);
+            state.touches.entry(key).or_insert(page_use).is_shared |= page_use.is_shared;
             self.work.notify_one();
         }
         is_known
     }
 
     pub fn save(&self, label: PageLabel, bytes: Vec<u8>) -> Saving {
-        if self.touch(label.key, label.depth) {
+        if self.touch(label.key, PageUse { depth: label.depth, is_shared: false }) {
             return Saving::Known;
         }
         let mut state = self.state();
@@ -283,6 +283,12 @@ impl IoQueue {
         self.done.notify_all();
     }
 
+    /// Reports a fact to the user.
+    pub fn note(&self, notice: Notice) {
+        self.state().events.push_back(DiskEvent::Notice(notice));
+        self.done.notify_all();
+    }
+
     pub fn replace_index(&self, keys: impl Iterator<Item = DiskPageKey>) {
         let mut state = self.state();
         let IoState { index, unreadable, .. } = &mut *state;
@@ -325,8 +331,8 @@ impl IoState {
                 return Some(IoJob::Write(Arc::clone(write)));
             }
         }
-        if let Some((&key, &depth)) = self.touches.iter().next() {
-            return Some(IoJob::Touch { key, depth });
+        if let Some((&key, &page_use)) = self.touches.iter().next() {
+            return Some(IoJob::Touch { key, page_use });
         }
         let is_untidy = !std::mem::replace(&mut self.is_tidy, true);
         is_untidy.then_some(IoJob::Tidy)

@@ -55,6 +55,16 @@ pub struct PageLabel {
     pub depth: u32,
 }
 
+/// A use of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageUse {
+    /// See [`PageLabel::depth`].
+    pub depth: u32,
+    /// Another session than the one that computed it begins with the page. It is then evicted after all pages of single
+    /// sessions, unless a month passes without a use.
+    pub is_shared: bool,
+}
+
 /// Location, limit and fingerprint of a page store.
 #[derive(Debug, Clone)]
 pub struct DiskConfig {
@@ -169,10 +179,10 @@ impl DiskStore {
         self.queue.contains(key)
     }
 
-    /// Records that a page is still in use, so that other pages are evicted first. `depth` is that of its label.
-    /// Returns false if the page is not on disk.
-    pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
-        self.thread.is_some() && self.queue.touch(key, depth)
+    /// Records that a page is still in use, so that other pages are evicted first. Returns false if the page is not on
+    /// disk.
+    pub fn touch(&self, key: DiskPageKey, page_use: PageUse) -> bool {
+        self.thread.is_some() && self.queue.touch(key, page_use)
     }
 
     /// Queues a page to be written.
