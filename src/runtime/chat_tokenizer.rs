@@ -15,7 +15,7 @@ use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::runtime::notice::Notice;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat,
+    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, Reasoning, ReasoningFormat,
     RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables, ToolCallFormat,
 };
 
@@ -105,6 +105,13 @@ impl ChatTokenizer {
             SystemMessages::Refused => true,
         };
         Some(Notice::FoldedSystem { is_refused })
+    }
+
+    /// Returns how this conversation's system messages are changed; `None` if the template gets them as they are.
+    pub fn notice_of_moved_system(&self, messages: &[Message]) -> Option<Notice> {
+        let count = self.accommodation.num_moved_system(messages);
+        let takes_none = self.accommodation.merges_system;
+        (count > 0).then_some(Notice::MovedSystem { count, takes_none })
     }
 
     /// Sets the frontend, on which only the built-in model's prompts depend.

@@ -53,6 +53,12 @@ pub enum Notice {
     )]
     FoldedSystem { is_refused: bool },
     #[error(
+        "{count} system {} put into the user turn beside: the chat template takes {}",
+        if *.count == 1 { "message is" } else { "messages are" },
+        if *.takes_none { "none" } else { "one at the start only" }
+    )]
+    MovedSystem { count: usize, takes_none: bool },
+    #[error(
         "session {session}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
     )]
     TornTurn { session: String, num_bytes: usize },

@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 use super::Fields;
 use crate::template::{Effort, Reasoning, TemplateVariables};
 
-/// Reasoning that a request asks for, each with the field that asks for it.
-#[derive(Default)]
-struct Wish {
-    thinks: Option<(bool, &'static str)>,
-    effort: Option<(Effort, &'static str)>,
+/// Reasoning that a request asks for, each part with the field that says so.
+#[derive(Debug, Default, PartialEq)]
+pub struct Wish {
+    pub thinks: Option<(bool, &'static str)>,
+    pub effort: Option<(Effort, &'static str)>,
 }
 
 /// Template variables of a request, and whether its reasoning is shown.
@@ -35,17 +35,28 @@ pub fn switches(
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
     let wish = wish(fields, &mut shows_reasoning);
+    fulfil(fields, &mut kwargs, template, wish, default_thinks);
+    verbosity(fields, &mut kwargs, template);
+    Switches { kwargs, shows_reasoning }
+}
+
+/// Sets the variables that a wish asks for, unless `kwargs` has them. Fields that set none are reported as without effect.
+pub fn fulfil(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: TemplateVariables<'_>,
+    wish: Wish,
+    default_thinks: Option<bool>,
+) {
     let (is_on, effort) = (wish.thinks.map(|(thinks, _)| thinks), wish.effort.map(|(effort, _)| effort));
-    let unexpressed = Reasoning { is_on, effort }.set(template, &mut kwargs);
+    let unexpressed = Reasoning { is_on, effort }.set(template, kwargs);
     if let Some((_, name)) = wish.thinks.filter(|_| unexpressed.switch) {
         fields.ignored(name);
     }
     if let Some((_, name)) = wish.effort.filter(|_| unexpressed.effort) {
         fields.ignored(name);
     }
-    verbosity(fields, &mut kwargs, template);
-    Reasoning { is_on: default_thinks, effort: None }.set(template, &mut kwargs);
-    Switches { kwargs, shows_reasoning }
+    Reasoning { is_on: default_thinks, effort: None }.set(template, kwargs);
 }
 
 fn unread(kwargs: &Map<String, Value>, template: TemplateVariables<'_>) -> Vec<String> {
@@ -116,7 +127,8 @@ fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
     }
 }
 
-fn effort(fields: &mut Fields<'_>, name: &str) -> Option<Effort> {
+/// Reads an effort by its name.
+pub fn effort(fields: &mut Fields<'_>, name: &str) -> Option<Effort> {
     let given = fields.text(name)?;
     let known = Effort::ALL.into_iter().find(|known| known.as_str() == given);
     if known.is_none() {
