@@ -167,8 +167,13 @@ fn sources() -> Vec<PathBuf> {
         let entries = fs::read_dir(root.join(folder)).expect("a folder");
         entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.extension().is_some())
     };
-    let folders =
-        ["src/serve/wire", "src/serve/wire/anthropic", "src/serve/wire/responses", "src/serve/api", "src/serve/api/responses"];
+    let folders = [
+        "src/serve/wire",
+        "src/serve/wire/anthropic",
+        "src/serve/wire/responses",
+        "src/serve/api",
+        "src/serve/api/responses",
+    ];
     let mut paths: Vec<PathBuf> = folders.into_iter().flat_map(files).collect();
     paths.push(root.join("src/runtime/request/sampling.rs"));
     paths

@@ -58,7 +58,7 @@ struct Outputs {
 }
 
 /// The fields of a body, read and checked.
-struct Asked {
+struct AskedResponse {
     params: AnswerParams,
     storing: Storing,
     instructions: Option<String>,
@@ -106,7 +106,7 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
 }
 
 /// Reads the fields of a body.
-fn ask(app: &App, body: Map<String, Value>) -> Result<Asked, ApiError> {
+fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
     let engine = app.engine()?;
     let mut repeated = repeated(&body);
     let mut problems = Problems::new(app.settings().lenient);
@@ -135,7 +135,7 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<Asked, ApiError> {
     repeated.extend(sampling_members(&params.sampling));
     let logprobs = outputs.logprobs.or(params.logprobs);
     let constraint = format.or(params.constraint.clone());
-    Ok(Asked {
+    Ok(AskedResponse {
         params: AnswerParams { tools, logprobs, constraint, ..params },
         storing,
         instructions,
