@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use crate::common::golden::parity_folder;
 use crate::common::server::{Build, MODEL, Reply, Server};
 
+mod anthropic;
 mod examples;
 
 /// Endpoints whose bodies have most fields in common: one table with a column for each.
@@ -37,7 +38,7 @@ pub struct Endpoint {
     body: &'static str,
 }
 
-const TABLES: [&Table; 1] = [&examples::OPENAI];
+const TABLES: [&Table; 2] = [&examples::OPENAI, &anthropic::ANTHROPIC];
 
 /// A server whose model has fill-in-the-middle tokens and answers the examples.
 fn server() -> Server {
@@ -224,7 +225,8 @@ fn sources() -> Vec<PathBuf> {
         let entries = fs::read_dir(root.join(folder)).expect("a folder");
         entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.extension().is_some())
     };
-    let mut paths: Vec<PathBuf> = files("src/serve/wire").chain(files("src/serve/api")).collect();
+    let folders = ["src/serve/wire", "src/serve/wire/anthropic", "src/serve/api"];
+    let mut paths: Vec<PathBuf> = folders.into_iter().flat_map(files).collect();
     paths.push(root.join("src/runtime/request/sampling.rs"));
     paths
 }

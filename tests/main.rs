@@ -44,6 +44,7 @@ mod same_answer;
 mod serve_chat;
 mod serve_clients;
 mod serve_fields;
+mod serve_messages;
 mod serve_ops;
 mod serve_owners;
 mod serve_retry;

@@ -15,8 +15,8 @@ use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, ReasoningFormat, RenderOptions, Shown,
-    SpecialTokens, SystemMessages, THINKING_SWITCHES, TemplateError, ToolCallFormat,
+    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, ReasoningFormat,
+    RenderOptions, Shown, SpecialTokens, SystemMessages, THINKING_SWITCHES, TemplateError, ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
@@ -118,6 +118,17 @@ impl ChatTokenizer {
                 Some("the chat template refuses system prompts: they go in front of the first question")
             }
         }
+    }
+
+    /// Describes to people what this conversation's prompt changes; `None` if the template gets it as it is. The tools have a
+    /// notice of their own.
+    pub fn notice_of_moved_system(&self, messages: &[Message]) -> Option<String> {
+        let num_moved = self.accommodation.num_moved_system(messages);
+        let (what, verb) = if num_moved == 1 { ("message", "is") } else { ("messages", "are") };
+        let takes = if self.accommodation.merges_system { "none" } else { "one at the start only" };
+        (num_moved > 0).then(|| {
+            format!("{num_moved} system {what} {verb} put into the user turn beside: the chat template takes {takes}")
+        })
     }
 
     /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.

@@ -1,6 +1,6 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
+//! A wire format (`chat`, `completions`, `messages`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
 //! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
@@ -17,6 +17,7 @@ mod eta;
 mod generate;
 mod infill;
 mod listing;
+mod messages;
 mod models;
 mod patience;
 mod plain;
@@ -30,13 +31,14 @@ mod text;
 pub(crate) mod transient;
 
 use axum::Router;
+use axum::http::HeaderMap;
 use axum::routing::{get, post};
 
 use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 17] = [
+pub const ENDPOINTS: [&str; 19] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -44,6 +46,8 @@ pub const ENDPOINTS: [&str; 17] = [
     "GET /props",
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
     "POST /infill",
     "POST /tokenize",
     "POST /detokenize",
@@ -94,6 +98,8 @@ pub fn routes() -> Router<App> {
         .route("/props", get(models::props))
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
+        .route("/v1/messages", post(messages::post))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/infill", post(infill::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
@@ -105,6 +111,11 @@ pub fn routes() -> Router<App> {
         .route("/v1/sessions/{id}/explain", get(listing::explain))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
+}
+
+/// Whether a request is Anthropic's, and its answer of that form: by its path, or by the header that its clients send.
+pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version")
 }
 
 /// Runs work that may take long or wait for a disk where waiting is allowed.

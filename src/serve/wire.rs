@@ -5,6 +5,7 @@
 //! the engine's state nor HTTP beyond the words of an [`ApiError`](super::error::ApiError).
 
 pub mod answer;
+pub mod anthropic;
 pub mod fields;
 pub mod hints;
 pub mod json;

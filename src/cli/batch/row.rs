@@ -197,7 +197,7 @@ fn request(
         None if has_format => None, // it asks for plain text
         constraint => constraint.or_else(|| defaults.constraint.clone()),
     };
-    message::check_continued(&mut fields, &answer_start, constraint.is_some());
+    message::check_continued(&mut fields, "continue_final_message", &answer_start, constraint.is_some());
     let has_functions = fields.has("functions");
     let tools = tools(&mut fields, &mut input, defaults, schema_open);
     let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);

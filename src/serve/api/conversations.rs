@@ -88,6 +88,8 @@ pub struct Resumes {
     pub last: Option<Resume>,
     /// The last prompt that did not go on where the session ended.
     pub last_miss: Option<(Resume, Difference)>,
+    /// Changes that were made to what the last request said.
+    pub notices: Vec<String>,
     /// The engine that it was with.
     pub engine: Option<(usize, u64)>,
 }
@@ -347,8 +349,15 @@ impl Conversations {
         }
     }
 
-    /// Takes note of how a session's prompt began; of sessions that have not been used for long it is forgotten.
-    pub fn note(&self, engine_name: &EngineSessionName, started: &Started, engine: (usize, u64)) {
+    /// Records how a session's prompt began, and the changes that were made to its request. Sessions that have not been used for
+    /// long are forgotten.
+    pub fn note(
+        &self,
+        engine_name: &EngineSessionName,
+        started: &Started,
+        engine: (usize, u64),
+        notices: &[String],
+    ) {
         let Started { prompt_tokens, reuse, difference, .. } = started;
         let resume = Resume { prompt_tokens: *prompt_tokens, reuse: *reuse, at_ms: now_ms() };
         let mut all = locked(&self.shared.resumes);
@@ -359,6 +368,7 @@ impl Conversations {
         }
         let resumes = all.entry(engine_name.clone()).or_default();
         (resumes.last, resumes.engine) = (Some(resume), Some(engine));
+        resumes.notices = notices.to_vec();
         if let Some(difference) = difference {
             resumes.last_miss = Some((resume, difference.clone()));
         }

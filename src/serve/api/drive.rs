@@ -207,7 +207,8 @@ impl InFlight {
             drop(place);
             request = back;
             match prepared {
-                Ok(prepared) => {
+                Ok(mut prepared) => {
+                    request.notices.append(&mut prepared.notices);
                     let mut run = Self::new(app, request, begun, prepared);
                     run.has_waited = patience.has_waited();
                     return Ok(run);
@@ -221,7 +222,7 @@ impl InFlight {
     }
 
     fn new(app: &App, request: GenerateRequest, begun: Instant, prepared: Prepared) -> Self {
-        let Prepared { assignment, plans, turn, session, placed } = prepared;
+        let Prepared { assignment, plans, turn, session, placed, .. } = prepared;
         Self {
             app: app.clone(),
             request,
@@ -473,7 +474,7 @@ impl InFlight {
         }
         if let (Some(session), Some(assignment)) = (&self.session, &self.assignment) {
             let engine = self.app.engines().instance(&assignment.engine);
-            self.app.conversations().note(session, &started, engine);
+            self.app.conversations().note(session, &started, engine, &self.request.notices);
         }
         let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
         let choice = &mut self.choices[index];

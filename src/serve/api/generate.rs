@@ -29,6 +29,8 @@ pub struct GenerateRequest {
     pub session: Option<RequestSession>,
     /// The `x-request-id` in force.
     pub request_id: String,
+    /// Changes that were made to what the client sent, one sentence each.
+    pub notices: Vec<String>,
 }
 
 /// Prompt of a request.

@@ -4,11 +4,10 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::body::JsonBody;
+use super::body::{Incoming, JsonBody};
 use super::generate::{FinishedChoice, Totals};
 use super::reply::Ignored;
 use super::sse::{self, StreamFormat};
@@ -17,17 +16,13 @@ use crate::runtime::turn::Delta;
 use crate::runtime::{Finish, Outcome, Token};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::serve::request_id::HttpRequestId;
 
 pub async fn post(
     State(app): State<App>,
-    headers: HeaderMap,
-    caller: Caller,
-    HttpRequestId(request_id): HttpRequestId,
+    incoming: Incoming,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let read = blocking(&app, move |app| request::infill(app, body, &headers, &caller, request_id)).await?;
+    let read = blocking(&app, move |app| request::infill(app, body, incoming)).await?;
     let request::InfillBody { request, streaming, wanted, ignored } = read;
     let running = drive::begin(&app, request).await?;
     let chunks = InfillChunks { model: app.model().id.clone(), wanted };

@@ -340,7 +340,7 @@ fn resume_json(resume: &Resume) -> Value {
 }
 
 /// Why the session's last prompt that did not simply go on was not resumed further: where the two part, and the text
-/// there.
+/// there. Also the changes that were made to the last request.
 pub async fn explain(
     State(app): State<App>,
     caller: Caller,
@@ -357,7 +357,7 @@ pub async fn explain(
             }
         };
         let resumes = engine_name.map(|name| app.conversations().resumes(&name));
-        let Resumes { last, last_miss, .. } = resumes.unwrap_or_default();
+        let Resumes { last, last_miss, notices, .. } = resumes.unwrap_or_default();
         let miss = last_miss.map(|(resume, difference)| {
             let explained = difference.explain(&**app.model().chat_tokenizer.tokenizer());
             let mut miss = resume_json(&resume);
@@ -368,7 +368,9 @@ pub async fn explain(
             miss
         });
         let last = last.map(|resume| resume_json(&resume));
-        Ok(json!({"session_id": name.as_str(), "last_resume": last, "last_miss": miss}))
+        Ok(json!({
+            "session_id": name.as_str(), "last_resume": last, "last_miss": miss, "notices": notices,
+        }))
     });
     Ok(Json(explained.await?))
 }

@@ -4,25 +4,58 @@
 
 use axum::Json;
 use axum::extract::{Path, State};
+use axum::http::HeaderMap;
 use serde_json::{Map, Value, json};
 
+use super::is_anthropic;
 use super::request::model_not_found;
 use crate::serve::App;
 use crate::serve::error::ApiError;
+use crate::template::DateTime;
 
 /// Names of the context length at the top level of a model, as vLLM, OpenRouter and LM Studio spell it.
 const CONTEXT_NAMES: [&str; 3] = ["max_model_len", "context_length", "max_context_length"];
 
-pub async fn list(State(app): State<App>) -> Json<Value> {
+/// Returns the list in OpenAI's form, or in Anthropic's for its clients.
+pub async fn list(State(app): State<App>, headers: HeaderMap) -> Json<Value> {
+    if is_anthropic("", &headers) {
+        let id = &app.model().id;
+        let data = [anthropic_model(&app)];
+        return Json(json!({"data": data, "has_more": false, "first_id": id, "last_id": id}));
+    }
     Json(json!({"object": "list", "data": [model(&app)]}))
 }
 
 /// Returns one model. Ids may contain slashes.
-pub async fn get(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn get(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, ApiError> {
     match app.answers_to(&id) {
+        true if is_anthropic("", &headers) => Ok(Json(anthropic_model(&app))),
         true => Ok(Json(model(&app).into())),
         false => Err(model_not_found(&id, &app.model().id)),
     }
+}
+
+/// Returns Anthropic's object. The context bounds prompt and answer together, so that it is the limit of both.
+fn anthropic_model(app: &App) -> Value {
+    let context = context_length(app);
+    let created = i64::try_from(app.model().created).unwrap_or_default();
+    json!({
+        "type": "model",
+        "id": app.model().id,
+        "display_name": app.model().id,
+        "created_at": DateTime::from_unix(created).strftime("%FT%TZ"),
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "lifecycle": "active",
+        "capabilities": null,
+        "line": null,
+        "deprecated_at": null,
+        "retires_at": null,
+    })
 }
 
 /// Returns the server's properties in llama.cpp's form, which agents read for the length of the context. The path of the

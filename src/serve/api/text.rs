@@ -174,8 +174,19 @@ pub async fn apply_template(
 /// Response of these endpoints.
 type TextResponse = (Ignored, Json<Value>);
 
-/// Reads a body whole.
-async fn read<T: Send + 'static>(
+/// Counts the tokens of a conversation's prompt, however far it is beyond the context.
+pub async fn count_of(app: &App, conversation: Conversation, start: AnswerStart) -> Result<usize, ApiError> {
+    let source = TextSource::Chat(conversation, start);
+    let place = app.preparing().enter(source.num_bytes()).await?;
+    let counted = blocking(app, move |app| {
+        let _place = place;
+        Ok(encode(&app.model().chat_tokenizer, source)?.len())
+    });
+    counted.await
+}
+
+/// Reads a body whole, all fields of which mean something for the prompt.
+pub async fn read<T: Send + 'static>(
     app: &App,
     body: Map<String, Value>,
     read: impl FnOnce(&App, &mut Fields<'_>) -> T + Send + 'static,

@@ -32,6 +32,7 @@ pub struct Problems {
     /// Some of those would be passed over by a lenient reader.
     is_optional: bool,
     ignored: BTreeSet<String>,
+    notices: Vec<String>,
 }
 
 /// Problems of one kind: the first few whole, the others counted.
@@ -99,6 +100,18 @@ impl Problems {
         std::mem::take(&mut self.ignored).into_iter().collect()
     }
 
+    /// Notes a change that was made to what the body says, in one sentence.
+    pub fn notice(&mut self, notice: impl Into<String>) {
+        if self.notices.len() < MAX_IGNORED {
+            self.notices.push(notice.into());
+        }
+    }
+
+    /// Returns the changes that were made to what the body says.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
     fn is_lenient(&self) -> bool {
         self.lenient == Some(true)
     }
@@ -119,8 +132,17 @@ impl Problems {
     }
 }
 
-/// `messages[3].audio` as `messages[].audio`.
+/// `messages[3].audio` and `messages.3.audio` as `messages[].audio`.
 fn without_indices(path: &str) -> String {
+    let is_index = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let mut parts = path.split('.');
+    let mut path = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match is_index(part) {
+            true => path.push_str("[]"),
+            false => path.extend([".", part]),
+        }
+    }
     let mut is_inside = false;
     let kept = path.chars().filter(|c| {
         is_inside = *c == '[' || (is_inside && *c != ']');

@@ -69,8 +69,8 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
-/// A member of an answer that came back: taken, and reported unless it is empty.
-fn echoed(fields: &mut Fields<'_>, name: &str) {
+/// Takes a member of an answer that came back, and reports it unless it is empty.
+pub fn echoed(fields: &mut Fields<'_>, name: &str) {
     let is_empty = |value: &Value| match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(members) => members.values().all(Value::is_null),
@@ -239,6 +239,11 @@ fn is_within(value: &Value, levels: usize) -> bool {
     }
 }
 
+/// Returns a value as arguments of a call: as it is, or as text if it lies too deep.
+pub fn as_arguments(value: Value) -> Value {
+    if is_within(&value, MAX_DEPTH) { value } else { Value::String(value.to_string()) }
+}
+
 fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     let id = fields.text("id");
     fields.only("type", &[json!("function")]);
@@ -315,7 +320,8 @@ pub fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Answer
     begun.unwrap_or_default()
 }
 
-fn begun(message: &Message) -> Option<AnswerStart> {
+/// Returns a message as the beginning of an answer; `None` unless it is one of the assistant's without calls.
+pub fn begun(message: &Message) -> Option<AnswerStart> {
     let content = match &message.content {
         Some(Content::Text(text)) => text.clone(),
         None => String::new(),
@@ -326,11 +332,15 @@ fn begun(message: &Message) -> Option<AnswerStart> {
     is_answer.then_some(AnswerStart::Message { reasoning, content })
 }
 
-/// Refuses to continue an answer under a constraint, which holds for whole answers.
-pub fn check_continued(fields: &mut Fields<'_>, answer_start: &AnswerStart, has_constraint: bool) {
+/// Refuses to continue an answer under a constraint, which holds for whole answers. `param` is the field that begins it.
+pub fn check_continued(
+    fields: &mut Fields<'_>,
+    param: &str,
+    answer_start: &AnswerStart,
+    has_constraint: bool,
+) {
     if has_constraint && *answer_start != AnswerStart::Nothing {
-        let what = "has no place beside a constraint, which holds for the whole answer";
-        fields.unsupported("continue_final_message", what);
+        fields.unsupported(param, "has no place beside a constraint, which holds for the whole answer");
     }
 }
 

@@ -49,19 +49,24 @@ pub const LIMIT_NAMES: [&str; 5] =
 /// Reads when an answer ends. With `may_be_none` a request may ask about its prompt without an answer.
 pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Limits {
     Limits {
-        max_tokens: max_tokens(fields, defaults, may_be_none),
-        stop: stop(fields).unwrap_or_else(|| defaults.stop.clone()),
+        max_tokens: max_tokens(fields, &LIMIT_NAMES, defaults, may_be_none),
+        stop: stop(fields, "stop").unwrap_or_else(|| defaults.stop.clone()),
         stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
         ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
         ..defaults.clone()
     }
 }
 
-/// Reads the most tokens of an answer; `None` is as many as the context holds, which -1 asks for. Strict limits know no -1, as
-/// the reference.
-fn max_tokens(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Option<usize> {
+/// Reads the most tokens of an answer, the last of the names counts; `None` is as many as the context holds, which -1 asks for.
+/// Strict limits know no -1, as the reference.
+pub fn max_tokens(
+    fields: &mut Fields<'_>,
+    names: &[&str],
+    defaults: &Limits,
+    may_be_none: bool,
+) -> Option<usize> {
     let mut max_tokens = defaults.max_tokens;
-    for name in LIMIT_NAMES {
+    for name in names {
         if defaults.overflow != Overflow::Refuse && fields.is_number(name, -1.0) {
             fields.take(name);
             max_tokens = None;
@@ -116,9 +121,9 @@ fn stop_ids(fields: &mut Fields<'_>) -> Option<Vec<u32>> {
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 
-/// One string or several.
-fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
-    let values = match fields.take("stop")? {
+/// Reads stop strings: one string or several.
+pub fn stop(fields: &mut Fields<'_>, name: &str) -> Option<Vec<String>> {
+    let values = match fields.take(name)? {
         text @ Value::String(_) => vec![text],
         Value::Array(values) => values,
         _ => Vec::from([Value::Null]), // refused below
@@ -126,13 +131,13 @@ fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let texts: Option<Vec<String>> = values.iter().map(text).collect();
     if texts.is_none() {
-        fields.wrong("stop", "is neither a string nor an array of strings");
+        fields.wrong(name, "is neither a string nor an array of strings");
     }
     if texts.iter().flatten().any(|text| text.len() > MAX_STOP_BYTES)
         || texts.iter().flatten().count() > MAX_STOPS
     {
         let message = format!("is more than {MAX_STOPS} strings, or one of more than {MAX_STOP_BYTES} bytes");
-        fields.out_of_range("stop", &message);
+        fields.out_of_range(name, &message);
         return None;
     }
     texts

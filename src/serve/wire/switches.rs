@@ -21,11 +21,11 @@ pub struct Template<'a> {
 /// `reasoning_effort`, the least first; the first two ask for none.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// Reasoning that a request asks for, each with the field that asks for it.
-#[derive(Default)]
-struct Wish {
-    thinks: Option<(bool, &'static str)>,
-    effort: Option<(&'static str, &'static str)>,
+/// Reasoning that a request asks for, each part with the field that says so.
+#[derive(Debug, Default, PartialEq)]
+pub struct Wish {
+    pub thinks: Option<(bool, &'static str)>,
+    pub effort: Option<(&'static str, &'static str)>,
 }
 
 /// Template variables of a request, and whether its reasoning is shown.
@@ -43,19 +43,30 @@ pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks:
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
     let wish = wish(fields, &mut shows_reasoning);
+    fulfil(fields, &mut kwargs, template, wish, default_thinks);
+    verbosity(fields, &mut kwargs, template);
+    Switches { kwargs, shows_reasoning }
+}
+
+/// Sets the variables that a wish asks for, unless `kwargs` has them. Fields that set none are reported as without effect.
+pub fn fulfil(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: Template<'_>,
+    wish: Wish,
+    default_thinks: Option<bool>,
+) {
     if let Some((thinks, name)) = wish.thinks {
-        set_thinking(fields, &mut kwargs, template, thinks, name);
+        set_thinking(fields, kwargs, template, thinks, name);
     }
     if let Some((effort, name)) = wish.effort {
-        set_effort(fields, &mut kwargs, template, effort, name);
+        set_effort(fields, kwargs, template, effort, name);
     }
-    verbosity(fields, &mut kwargs, template);
     if let Some(thinks) = default_thinks {
         for name in THINKING_SWITCHES.into_iter().filter(|name| (template.reads)(name)) {
             kwargs.entry(name).or_insert(thinks.into());
         }
     }
-    Switches { kwargs, shows_reasoning }
 }
 
 fn unread(kwargs: &Map<String, Value>, template: Template<'_>) -> Vec<String> {
@@ -122,7 +133,8 @@ fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
     }
 }
 
-fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
+/// Reads an effort by its name.
+pub fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
     let given = fields.text(name)?;
     let known = EFFORTS.into_iter().find(|known| *known == given);
     if known.is_none() {

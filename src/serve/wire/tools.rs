@@ -68,7 +68,13 @@ fn choice(fields: &mut Fields<'_>, param: &str, definitions: &mut Vec<Value>) ->
         Some(Value::Object(choice)) => object_choice(fields, param, choice, definitions),
         Some(_) => return not_a_choice(fields, param),
     };
-    let is_known = match &choice {
+    check_choice(fields, param, &choice, definitions);
+    choice
+}
+
+/// Refuses a choice that no tool of the request fits.
+pub fn check_choice(fields: &mut Fields<'_>, param: &str, choice: &ToolChoice, definitions: &[Value]) {
+    let is_known = match choice {
         ToolChoice::Named(name) => definitions.iter().any(|tool| name_of(tool) == Some(name)),
         ToolChoice::Auto | ToolChoice::None => true,
         ToolChoice::Required => !definitions.is_empty(),
@@ -76,7 +82,6 @@ fn choice(fields: &mut Fields<'_>, param: &str, definitions: &mut Vec<Value>) ->
     if !is_known {
         fields.out_of_range(param, "asks for a tool that is not among the tools");
     }
-    choice
 }
 
 fn not_a_choice(fields: &mut Fields<'_>, param: &str) -> ToolChoice {
