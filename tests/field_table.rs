@@ -23,8 +23,6 @@ mod examples;
 pub struct Table {
     title: &'static str,
     endpoints: &'static [Endpoint],
-    /// Rows of `run --batch` take the fields of the first endpoint.
-    has_batch: bool,
     /// Name, example as JSON, note.
     examples: &'static [(&'static str, &'static str, &'static str)],
     /// Notes on hints and on settings that ask for nothing, whose names and values are the program's.
@@ -37,6 +35,9 @@ pub struct Endpoint {
     /// The least body that the endpoint accepts.
     body: &'static str,
 }
+
+/// The endpoint whose bodies rows of `run --batch` have too.
+const BATCH_PATH: &str = "/v1/chat/completions";
 
 const TABLES: [&Table; 2] = [&examples::OPENAI, &anthropic::ANTHROPIC];
 
@@ -131,7 +132,8 @@ fn rows(table: &Table) -> Vec<(&'static str, Value, &'static str)> {
 /// Writes a table. The last column of endpoints is that of batch rows, if they have the same fields.
 async fn written(server: &Server, table: &Table) -> String {
     let rows = rows(table);
-    let batch = table.has_batch.then(|| in_batch(&table.endpoints[0], &rows));
+    let chat = table.endpoints.iter().find(|endpoint| endpoint.path == BATCH_PATH);
+    let batch = chat.map(|chat| in_batch(chat, &rows));
     let mut columns: Vec<&str> = table.endpoints.iter().map(|endpoint| endpoint.column).collect();
     columns.extend(batch.as_ref().map(|_| "batch"));
     let mut text = format!("### {}\n\n| field | example | {} | note |\n", table.title, columns.join(" | "));

@@ -22,7 +22,6 @@ pub const OPENAI: Table = Table {
             body: r#"{"input_prefix": "add(", "input_suffix": ")", "n_predict": 20}"#,
         },
     ],
-    has_batch: true,
     examples: &[
         ("messages", r#"[{"role": "user", "content": "hi"}]"#, "see Messages"),
         (
