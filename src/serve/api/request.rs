@@ -201,7 +201,7 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     if params.num_choices > 1 {
         fields.unsupported("n", "is not supported: the response holds one text");
     }
-    if common.logprobs.is_some() {
+    if params.logprobs.is_some() {
         fields.unsupported("logprobs", "is not supported: the response holds text alone");
     }
     fields.end();
