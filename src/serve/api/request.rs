@@ -13,9 +13,9 @@ use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampl
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::fields::shown;
-use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -119,10 +119,10 @@ fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversati
 }
 
 /// Calls `read` with what the served model's chat template knows.
-pub fn with_template<T>(app: &App, read: impl FnOnce(Template<'_>) -> T) -> T {
+pub fn with_template<T>(app: &App, read: impl FnOnce(TemplateVariables<'_>) -> T) -> T {
     let chat_tokenizer = &app.model().chat_tokenizer;
     let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
-    read(Template { reads: &|name| chat_tokenizer.template_reads(name), says: &says })
+    read(TemplateVariables { reads: &|name| chat_tokenizer.template_reads(name), says: &says })
 }
 
 /// Reads the body of a completion.
