@@ -38,7 +38,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["backend"],
     &["memory"],
     &["tensor"],
-    &["error", "hints", "kernel", "machine", "private_files", "repetition"],
+    &["error", "hints", "kernel", "machine", "notice", "private_files", "repetition"],
 ];
 
 /// Inside cli, as inside runtime.
@@ -100,7 +100,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["link"],
     &["python"],
     &["source"],
-    &["clock", "error", "message", "named", "piece"],
+    &["clock", "error", "message", "named", "piece", "reasoning_switch"],
 ];
 
 /// Modules below `runtime::` that the rest of the crate may name, besides the re-exports of runtime/mod.rs.

@@ -14,7 +14,7 @@ use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{CpuOptions, Device, DeviceKind, LoadOptions, model_facts};
 use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::{Error, LoadError, Request, ReuseReason, Sampling};
+use llmctl::runtime::{Error, LoadError, Notice, Request, ReuseReason, Sampling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -57,7 +57,7 @@ fn every_family_loads_and_says_what_it_means() {
     for family in FAMILIES {
         let folder = checkpoint(family).write();
         let loaded = load_model(folder.path(), &exact()).unwrap_or_else(|error| panic!("{family}: {error}"));
-        let said = loaded.notices.join("\n");
+        let said = in_words(&loaded.notices);
         for what in ["candle-transformers", "f32", "only grow", "not saved on disk"] {
             assert!(said.contains(what), "{family}: {said}");
         }
@@ -198,6 +198,10 @@ fn request(prompt: &[u32], seed: u64) -> Request {
     Request { sampling: seeded(seed), logprobs: Some(2), ..limited(prompt, 24) }
 }
 
+fn in_words(notices: &[Notice]) -> String {
+    notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 fn within(session: &str, request: &Request) -> Request {
     Request { session: Some(named(session)), ..request.clone() }
 }
@@ -329,7 +333,7 @@ fn num_files_named(folder: &Path, part: &str) -> usize {
 fn the_context_keeps_to_what_is_computed_rightly() {
     let context = |checkpoint: Checkpoint| {
         let loaded = load_model(checkpoint.write().path(), &exact()).expect("loads");
-        (loaded.model.spec().context_length, loaded.notices.join("\n"))
+        (loaded.model.spec().context_length, in_words(&loaded.notices))
     };
     let (length, said) = context(checkpoint("starcoder2"));
     assert!(length == 900 && said.contains("900 tokens instead of 1024"), "{length}: {said}");

@@ -417,6 +417,7 @@ fn another_model_gets_the_text_and_not_the_ids() {
 
     let mut session_chat = dialogue_of(&store, &name, model("2"));
     let [notice] = &session_chat.notices()[..] else { panic!("{:?}", session_chat.notices()) };
+    let notice = notice.to_string();
     assert!(notice.contains("this session was started with toy when it had other weights"), "{notice}");
     let turn = prompt(&session_chat, &chat_tokenizer, "two?");
     assert_eq!(turn.num_spliced(), 0);

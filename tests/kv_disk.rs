@@ -87,7 +87,7 @@ fn saved(root: &Path, pages: impl IntoIterator<Item = u32>, num_bytes: usize) {
 
 fn notices(store: &DiskStore) -> Vec<String> {
     let text = |event| match event {
-        DiskEvent::Notice(text) => Some(text),
+        DiskEvent::Notice(notice) => Some(notice.to_string()),
         _ => None,
     };
     store.poll().into_iter().filter_map(text).collect()

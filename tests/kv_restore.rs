@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{Engine, Error, Event, Finish, Request, Reuse, ReuseReason};
+use llmctl::runtime::{Engine, Error, Event, Finish, Notice, Request, Reuse, ReuseReason};
 use serde_json::json;
 
 use crate::common::toy::{
@@ -65,7 +65,7 @@ fn first_turn(root: &Path, kinds: &[KvKind]) -> Vec<u32> {
 }
 
 /// The second turn in another process; its answer is that of an engine that computes everything.
-fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<String>) {
+fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<Notice>) {
     let mut engine = engine_on(root, kinds);
     engine.restore_session(&named("a"), tokens.to_vec()).expect("a new engine");
     let request = within("a", &[tokens, &[1, 2, 3]].concat(), 9);
@@ -151,7 +151,7 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             damage(file);
             let (reuse, notices) = second_turn(root.path(), kinds, &tokens);
             assert!(reuse.cached_tokens < 209, "{kinds:?}: {what}: {reuse:?}");
-            let is_said = notices.iter().any(|notice| notice.contains("recomputed"));
+            let is_said = notices.iter().any(|notice| matches!(notice, Notice::KvPagesRecomputed { .. }));
             assert!(what == "gone" || is_said || reuse.cached_tokens == 192, "{what}: {notices:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
             // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
@@ -201,7 +201,7 @@ fn several_requests_are_restored_at_once_and_a_cancelled_one_leaves_no_trace() {
     let root = tempfile::tempdir().expect("tempdir");
     let tokens = first_turn(root.path(), KINDS[0]);
     let mut engine = engine_on(root.path(), KINDS[0]);
-    let asks = |tail: u32| Request { session: None, ..within("", &[&tokens[..], &[tail]].concat(), 5) };
+    let asks = |tail: u32| Request { session: None, ..within("unused", &[&tokens[..], &[tail]].concat(), 5) };
     let cancelled = engine.submit(within("a", &[&tokens[..], &[9]].concat(), 5)).expect("room");
     let mut overdue = asks(8);
     overdue.limits.deadline = Some(Duration::from_secs(5));
@@ -251,7 +251,7 @@ fn a_limit_below_a_page_is_said() {
     run_one(&mut engine, within("a", &prompt(60), 9));
     assert!(engine.flush_disk(PLENTY));
     let notices = engine.take_notices();
-    assert!(notices.len() == 1 && notices[0].contains("less than a page"), "{notices:?}");
+    assert!(notices.len() == 1 && matches!(notices[0], Notice::KvLimitBelowPage { .. }), "{notices:?}");
 }
 
 /// Restoring pages from disk must not evict a session's pages that are in memory.

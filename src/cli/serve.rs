@@ -14,7 +14,7 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, TimeSpan};
-use super::capacity::CapacityArgs;
+use super::capacity::{CapacityArgs, at_least_one};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
@@ -57,7 +57,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Requests of any number of clients run together, named sessions keep what is computed between requests and over
 /// restarts. With --share-sessions they are the same that `run --session` uses. docs/http.md describes the interface.
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_long_help = LONG_HELP)]
+#[command(after_long_help = LONG_HELP, mut_arg("max_sessions", |arg| arg.value_parser(at_least_one())))]
 pub struct ServeArgs {
     #[command(flatten)]
     pub listen: ListenArgs,
@@ -116,7 +116,7 @@ pub struct ListenArgs {
     pub alias: Vec<String>,
 }
 
-/// Who may use it.
+/// Flags of access.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
@@ -142,7 +142,7 @@ pub struct AccessArgs {
     pub allowed_host: Vec<String>,
 }
 
-/// How sessions are used.
+/// Flags of sessions.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sessions")]
 pub struct ServeSessionArgs {
@@ -157,7 +157,7 @@ pub struct ServeSessionArgs {
     pub share_sessions: bool,
 }
 
-/// How requests are judged and answers read.
+/// Flags of reading requests and answers.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Requests")]
 pub struct AnswerArgs {
@@ -202,7 +202,7 @@ pub struct AnswerArgs {
     pub reasoning_format: Option<ReasoningFormat>,
 }
 
-/// What is granted to clients, and what is written down.
+/// Flags of clients' limits and of logs.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits and logs")]
 pub struct ServeLimitArgs {

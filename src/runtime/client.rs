@@ -16,6 +16,7 @@ use super::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
 use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
+use crate::runtime::notice::Notice;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
@@ -56,11 +57,11 @@ pub trait EngineTransport: Send + Sync {
     /// [`Error::EngineGone`].
     fn cancel_all(&self) -> Result<()>;
 
-    /// Returns the notices for the user since the last call, one sentence each.
+    /// Returns the notices since the last call.
     ///
     /// # Errors
     /// [`Error::EngineGone`].
-    fn take_notices(&self) -> Result<Vec<String>>;
+    fn take_notices(&self) -> Result<Vec<Notice>>;
 
     /// Saves the unsaved KV of sessions and returns whether that was done within `timeout`. The engine does nothing else
     /// meanwhile. Dropping the last client does the same without reporting the result.

@@ -26,7 +26,7 @@ pub struct Turn<'a> {
     pub seed: u64,
     /// Report the log-probability, with this many alternatives.
     pub logprobs: Option<usize>,
-    /// Which tokens may come; nothing: all.
+    /// The tokens that may come next; `None` for all.
     pub mask: Option<&'a TokenMask>,
 }
 

@@ -136,7 +136,7 @@ impl AgentServer {
         let engine = self.engine.clone();
         self.server.drain(Duration::from_secs(30), move || drop(engine.cancel_all()));
         assert!(self.engine.flush_disk(FLUSH_TIME).expect("an engine"), "KV is saved");
-        assert_eq!(self.engine.take_notices().expect("an engine"), Vec::<String>::new());
+        assert_eq!(self.engine.take_notices().expect("an engine"), []);
     }
 }
 

@@ -10,8 +10,8 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::worker::protocol::ModelId;
 use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl::runtime::{
-    EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Error, Request, SessionDetail,
-    SessionInfo, Sink, StopHandle,
+    EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Error, Notice, Request,
+    SessionDetail, SessionInfo, Sink, StopHandle,
 };
 use serde_json::{Value, json};
 
@@ -360,7 +360,7 @@ impl EngineTransport for Gone {
         Err(Error::EngineGone)
     }
 
-    fn take_notices(&self) -> Result<Vec<String>, Error> {
+    fn take_notices(&self) -> Result<Vec<Notice>, Error> {
         Err(Error::EngineGone)
     }
 

@@ -32,13 +32,12 @@ use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest
 use crate::runtime::{Finish, Outcome, Sampling, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::wire::answer::{self as wire, TokenBytes};
-use crate::serve::wire::switches::Template;
-use crate::template::{Content, Conversation, Message};
+use crate::template::{Content, Conversation, Message, TemplateVariables};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowError, RowFormat, parse};
 
-/// How many refused rows are named on stderr; the rest are counted.
+/// Number of refused rows that are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
 
 /// Runs the batch that `--batch` names.
@@ -111,13 +110,13 @@ fn stats(counts: &Counts, time: Duration) -> String {
     )
 }
 
-/// What `--think` asks for, if the model can do it.
+/// Returns the reasoning that `--think` asks for, if the model supports it.
 fn think(llm: &Loaded, args: &RunArgs) -> Result<Think, CommandError> {
     args.prompt.thinking_variables(llm.texts())?;
     args.prompt.think()
 }
 
-/// What a row may call the loaded model: its own name, or the reference that the user gave.
+/// Returns the names by which a row may call the loaded model: its own, and the reference that the user gave.
 fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
 }
@@ -172,12 +171,12 @@ struct BatchJob<'a> {
     defaults: &'a Defaults,
     results: Results,
     earlier: Earlier,
-    /// How many rows of this file had each custom_id.
+    /// Number of rows of this file by custom_id.
     seen: HashMap<String, usize>,
     counts: Counts,
     /// Rows that the default system prompt does not reach.
     without_system: usize,
-    /// That rows are completed as plain text has been said.
+    /// The note that rows are completed as plain text has been printed.
     has_said_plain: bool,
 }
 
@@ -236,14 +235,14 @@ impl<'a> BatchJob<'a> {
         Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
     }
 
-    /// The row's name and what is to be done with it; `None` when an earlier run did it.
+    /// Returns the row's name and the parsed row; `None` if an earlier run answered it.
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
                 let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
                 let says =
                     |word: &str| self.llm.texts().chat_tokenizer().template_knows_role(word).unwrap_or(false);
-                parse(line, number, self.defaults, Template { reads: &reads, says: &says })
+                parse(line, number, self.defaults, TemplateVariables { reads: &reads, says: &says })
             }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);
@@ -288,7 +287,7 @@ impl<'a> BatchJob<'a> {
         Answered::Body(body(self.llm, row, &answers), usage_of(&answers))
     }
 
-    /// A text completion has no place for a system prompt: said of the first.
+    /// Notes, for the first such row, that a text completion has no place for a system prompt.
     fn note_system(
         &mut self,
         id: &str,
@@ -311,7 +310,7 @@ impl<'a> BatchJob<'a> {
         }
     }
 
-    /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
+    /// Turns a single message into text to continue if the model has no chat template, as `run` does. Notes it for the first row.
     fn plain_text(&mut self, row: BatchRow, progress: &ProgressBar, terminal: &Terminal) -> BatchRow {
         let info = self.llm.info();
         let text = if info.has_chat_template { None } else { only_message(&row.input) };
@@ -461,7 +460,7 @@ fn choice(llm: &Loaded, row: &BatchRow, index: usize, answer: &Answer) -> Value 
     json!({"index": index, name: said, "logprobs": logprobs, "finish_reason": finish_reason})
 }
 
-/// What of a row had no effect, one sentence each.
+/// Returns a sentence for each part of a row that had no effect.
 fn warnings(row: &BatchRow) -> Vec<String> {
     row.ignored.iter().map(|name| format!("{name} has no effect")).collect()
 }

@@ -12,11 +12,11 @@ use crate::cli::think::Think;
 use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{self, Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
-/// What the flags say for rows that do not say it themselves.
+/// Values of the flags, for rows that do not set them.
 #[derive(Debug, Clone, Default)]
 pub struct Defaults {
     pub sampling: Sampling,
@@ -31,7 +31,7 @@ pub struct Defaults {
     pub think: Think,
     /// True if the model's template shows tools.
     pub shows_tools: bool,
-    /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
+    /// Refuses a `max_tokens` beyond the context instead of lowering it.
     pub strict_limits: bool,
     /// Objects of the rows' own schemas may have members that the schema does not name.
     pub schema_open: bool,
@@ -39,7 +39,7 @@ pub struct Defaults {
     pub models: Option<Vec<String>>,
 }
 
-/// Which of OpenAI's result objects the answer becomes.
+/// OpenAI's result object for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowFormat {
     Chat,
@@ -122,7 +122,7 @@ pub fn parse(
     line: &[u8],
     number: usize,
     defaults: &Defaults,
-    template: Template<'_>,
+    template: TemplateVariables<'_>,
 ) -> (String, Result<BatchRow, RowError>) {
     let fallback = format!("line-{number}");
     let object = match wire::json::object(line, "the row") {
@@ -141,11 +141,11 @@ pub fn parse(
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
 }
 
-/// What a row is read beside.
+/// Context of reading a row.
 #[derive(Clone, Copy)]
 struct Given<'a> {
     defaults: &'a Defaults,
-    template: Template<'a>,
+    template: TemplateVariables<'a>,
 }
 
 /// The row, and whether it is for this model. Where the fields are wrong, they have been noted and the row is not used.
@@ -329,11 +329,11 @@ fn with_switches(
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
-    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.is_on);
+    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.reasoning.is_on);
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
-/// What the server offers and a batch does not, with the values that ask for nothing.
+/// Takes the fields that the server supports and a batch does not. Only their neutral values are accepted.
 fn inert(fields: &mut Fields<'_>) {
     let words = || vec![json!("none"), json!("auto")];
     for (name, only) in [
@@ -360,8 +360,8 @@ mod tests {
     use crate::runtime::grammar::GrammarSource;
 
     /// A template that switches reasoning.
-    const THINKER: Template<'static> =
-        Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+    const THINKER: TemplateVariables<'static> =
+        TemplateVariables { reads: &|name| name == "enable_thinking", says: &|_| false };
 
     fn parsed(row: Value) -> Result<BatchRow, RowError> {
         let defaults = Defaults {

@@ -80,7 +80,7 @@ pub enum BenchCommand {
     Compare(compare::CompareArgs),
 }
 
-/// What is measured; lists are separated by commas.
+/// Flags that choose the measurements; lists are separated by commas.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tests")]
 pub struct TestArgs {
@@ -132,7 +132,7 @@ pub struct TestArgs {
     pub seed: u64,
 }
 
-/// How models are loaded; lists are separated by commas, and every combination is measured.
+/// Flags of loading models; lists are separated by commas, and every combination is measured.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineSweepArgs {

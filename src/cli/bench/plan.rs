@@ -23,7 +23,7 @@ pub struct CaseSweep {
     pub turn: usize,
 }
 
-/// What only sessions have.
+/// Measurements that need sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SessionTest {
     /// The second turn of a session that is in memory

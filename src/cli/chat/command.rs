@@ -6,7 +6,7 @@
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::wrap;
 
-/// What a command can be given, as far as completion knows.
+/// Kind of a command's argument, for completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArgumentKind {
     None,
@@ -61,7 +61,7 @@ pub enum CommandId {
 pub struct ChatCommand {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
-    /// How its argument is written.
+    /// Placeholder of the argument in help.
     pub takes: Option<&'static str>,
     pub help: &'static str,
     pub argument: ArgumentKind,

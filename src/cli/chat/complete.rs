@@ -1,4 +1,4 @@
-//! What the line editor knows while a line is typed: completions, hints, whether a message is finished, colours.
+//! Help of the line editor while a line is typed: completions, hints, whether a message is finished, colours.
 //!
 //! Reads the command table and a [`Catalog`] of names; the file system only for paths. Keeps what is typed, for when the
 //! editor fails, and where the cursor is, because after a resize the editor does not know.
@@ -45,7 +45,7 @@ impl Typed {
 /// The editor's helper.
 pub struct Helper {
     catalog: Catalog,
-    /// Nothing is completed, hinted or held back: a plain question.
+    /// Completes, hints and holds back nothing, for plain questions.
     is_silent: bool,
     has_colors: bool,
     prompt: String,

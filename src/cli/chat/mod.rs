@@ -66,7 +66,7 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
 }
 
-/// Which conversation.
+/// Flags that choose the conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct ChatSessionArgs {
@@ -87,7 +87,7 @@ pub struct ChatSessionArgs {
     pub ephemeral: bool,
 }
 
-/// What is said first.
+/// Flags for the beginning of the conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct ChatPromptArgs {
@@ -116,7 +116,7 @@ pub struct ChatPromptArgs {
     pub think: Option<String>,
 }
 
-/// What it looks like.
+/// Flags for the display.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Screen")]
 pub struct ScreenArgs {
@@ -263,7 +263,7 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
     }
 }
 
-/// One thing to do, during which SIGINT stops it and nothing else. On a terminal an error is said and the chat goes on.
+/// Runs an action that SIGINT stops without ending the chat. On a terminal, an error is reported and the chat continues.
 fn guarded<'a>(
     chat: &mut Chat<'a>,
     work: impl FnOnce(&mut Chat<'a>) -> Result<Effect, CommandError>,

@@ -94,7 +94,7 @@ impl ChatModel {
     /// Compiles a grammar.
     ///
     /// # Errors
-    /// What of the source cannot be enforced.
+    /// A part of the source that cannot be enforced.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, CommandError> {
         Ok(self.llm().compiler().compile(source)?)
     }

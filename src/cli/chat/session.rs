@@ -33,7 +33,7 @@ use crate::runtime::turn::{PromptedTurn, SessionChat};
 use crate::runtime::{Error, GrammarSource, Sampling};
 use crate::template::Conversation;
 
-/// So many tokens are computed in no time: nobody has to hear of them.
+/// Number of tokens that are computed too fast to report.
 const TRIFLE: usize = 64;
 
 /// One chat: its state, the terminal, and the model.
@@ -184,13 +184,14 @@ impl<'a> Chat<'a> {
         Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
     }
 
-    /// What the template is told of thinking; a schema leaves no place for it.
+    /// Returns the template variables for reasoning, which a schema switches off.
     pub fn template_variables(&self) -> Map<String, Value> {
-        let is_on = if self.state.schema.is_some() { Some(false) } else { self.state.think.is_on };
-        Think { is_on, ..self.state.think }.variables(&self.model.thinking())
+        let think = self.state.think;
+        let reasoning = if self.state.schema.is_some() { false.into() } else { think.reasoning };
+        Think { reasoning, ..think }.variables(&self.model.thinking())
     }
 
-    /// The last words: what is saved is on disk, and what is empty is gone.
+    /// Ends the chat: waits until turns are on disk, and removes an empty session.
     pub fn end(&mut self) {
         self.leave();
         if self.model.is_loaded() {
@@ -211,7 +212,7 @@ impl Chat<'_> {
         let session_chat =
             std::mem::replace(&mut self.state.session_chat, SessionChat::new((*model).clone()));
         if let SavePlace::Saved { is_fresh: true, .. } = left {
-            // An empty session that stays is listed, and harms nobody.
+            // If the removal fails, an empty session stays in the list.
             let _ = session_chat.remove_if_empty();
         }
         (self.state.last, self.state.has_warned, self.state.taken) = (None, false, None);
@@ -292,7 +293,7 @@ impl Chat<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// What was set for another model is set for this one, as far as it can be.
+    /// Applies the settings of the earlier model to this one, as far as it supports them.
     pub fn carry_over(&mut self) -> Result<(), CommandError> {
         if let Err(reason) = self.state.think.check(&self.model.thinking()) {
             self.state.think = Think::default();

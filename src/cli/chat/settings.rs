@@ -107,7 +107,8 @@ impl ChatSettings {
         sampling.chain(limits.into_iter().map(|(key, value)| vec![key.to_owned(), value])).collect()
     }
 
-    /// What is left of the context is taken, and reaching its end is said: chat asks before a conversation gets that far.
+    /// Returns the limits of an answer. Without `max_tokens` it may fill the context: chat asks before a conversation gets
+    /// that far.
     pub fn limits(&self) -> crate::runtime::Limits {
         crate::runtime::Limits { overflow: Overflow::Clamp, ..self.limits.resolve() }
     }

@@ -41,7 +41,7 @@ pub struct ChatState {
     pub last: Option<LastTurn>,
     /// The number of turns before the one that is being edited.
     pub editing: Option<usize>,
-    /// What the last /undo, /redo, /retry, /edit or /reset took away.
+    /// Turns that the last /undo, /redo, /retry, /edit or /reset removed.
     pub taken: Option<(TakenTurns, BranchReason)>,
     /// A message that is not part of the conversation yet, and the number of turns before it.
     pub pending: Option<(usize, String)>,

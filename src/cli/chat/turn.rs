@@ -63,7 +63,7 @@ impl Chat<'_> {
                 Some(next) => return Ok(next),
                 None => {}
             }
-            // Nobody would hear of the last round's results.
+            // The model would not see the results of the last round.
             if round == MAX_ROUNDS && is_kept && !answer.tool_calls.is_empty() {
                 break;
             }
@@ -81,7 +81,7 @@ impl Chat<'_> {
         Ok(Effect::Prompt)
     }
 
-    /// What the settings ask of an answer.
+    /// Returns the request that the settings make.
     fn turn_request(&self, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         // A schema says what the whole answer is: there are no calls beside it.
@@ -142,7 +142,7 @@ impl Chat<'_> {
         Limits { max_tokens: Some(left), ..limits }
     }
 
-    /// How long the model's answers are at most, where the user has not said anything.
+    /// Returns the most tokens of an answer if the user sets no limit.
     fn own_limit(&self) -> Option<usize> {
         self.model.llm().engine().spec().config.answer_tokens
     }
@@ -228,7 +228,7 @@ impl Chat<'_> {
     }
 }
 
-/// What an answer ends besides itself.
+/// Returns the effect of an answer's end on the chat.
 fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
     match generated.signal {
         Some(number) if !is_interactive || i32::from(number) == super::SIGTERM => {

@@ -15,7 +15,7 @@ use crate::runtime::{
 };
 use crate::template::ReasoningFormat;
 
-/// How often signals are looked for while the engine is silent.
+/// Interval at which signals are checked while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
 
 /// Where an answer goes while it is generated.
@@ -47,7 +47,7 @@ pub trait AnswerSink {
 /// Discards what comes, for callers that need the finished answer only.
 impl AnswerSink for () {}
 
-/// What an answer is generated from.
+/// Inputs of generating one answer.
 #[derive(Clone, Copy)]
 pub struct AnswerGeneration<'a> {
     pub engine: &'a EngineClient,
@@ -69,7 +69,7 @@ pub struct Generated {
     pub is_reader_gone: bool,
 }
 
-/// How one engine request ended.
+/// End of one engine request.
 enum Ending {
     Done {
         outcome: Outcome,
@@ -94,13 +94,12 @@ impl AnswerGeneration<'_> {
             stream,
             start,
             sink,
-            num_reasoning_tokens: 0,
             budget: self.turn.reasoning_budget.filter(|_| self.closing_markup().is_some()),
         };
         let ending = run.finish().inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
-            let _ = run.sink.answer(&deltas, &[], run.num_reasoning_tokens);
+            let _ = run.sink.answer(&deltas, &[], run.stream.num_reasoning_tokens());
         })?;
         let (outcome, signal, is_gone) = match ending {
             Ending::Done { outcome, signal } => (outcome, signal, false),
@@ -108,7 +107,8 @@ impl AnswerGeneration<'_> {
             Ending::ReaderGone { signal } => (run.stream.cancelled(), signal, true),
         };
         let (deltas, answer) = run.stream.finish(outcome);
-        let is_reader_gone = is_gone || is_closed(run.sink.answer(&deltas, &[], run.num_reasoning_tokens))?;
+        let is_reader_gone =
+            is_gone || is_closed(run.sink.answer(&deltas, &[], answer.num_reasoning_tokens))?;
         Ok(Generated { answer, signal, is_reader_gone })
     }
 
@@ -129,8 +129,6 @@ struct Run<'a> {
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
     sink: &'a mut dyn AnswerSink,
-    /// Tokens between the markup, which is what a budget limits. [`Answer`] counts the opening markup too, as reports do.
-    num_reasoning_tokens: usize,
     /// Tokens of reasoning; `None` without a limit, and once the reasoning was ended.
     budget: Option<usize>,
 }
@@ -233,16 +231,12 @@ impl Run<'_> {
 
     fn push(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
         let deltas = self.stream.push(text, tokens);
-        let is_all_reasoning = deltas.iter().all(|delta| matches!(delta, Delta::Reasoning(_)));
-        let has_begun = !deltas.is_empty() || self.num_reasoning_tokens > 0;
-        if is_all_reasoning && has_begun && self.stream.may_be_reasoning() {
-            self.num_reasoning_tokens += tokens.len();
-        }
-        self.sink.answer(&deltas, tokens, self.num_reasoning_tokens)
+        self.sink.answer(&deltas, tokens, self.stream.num_reasoning_tokens())
     }
 
     fn is_over_budget(&self) -> bool {
-        self.stream.may_be_reasoning() && self.budget.is_some_and(|most| self.num_reasoning_tokens >= most)
+        let is_used_up = |most| self.stream.num_reasoning_tokens() >= most;
+        self.stream.is_before_content() && self.budget.is_some_and(is_used_up)
     }
 }
 

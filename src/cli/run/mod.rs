@@ -70,7 +70,7 @@ pub struct RunArgs {
     pub batch: BatchArgs,
 }
 
-/// What is asked.
+/// Flags of the prompt.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
@@ -133,7 +133,7 @@ pub struct PromptArgs {
     pub dry_run: bool,
 }
 
-/// What the prompt goes on with.
+/// Flag of the session that the prompt continues.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct SessionArgs {
@@ -145,7 +145,7 @@ pub struct SessionArgs {
     pub session: Option<String>,
 }
 
-/// How the answer comes out.
+/// Flags of the output.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
@@ -395,7 +395,7 @@ fn answer(
     Ok(verdict(llm, &answer.outcome, signal, args, terminal))
 }
 
-/// What the exit code says of an answer, and stderr of one that was cut.
+/// Returns the exit code of an answer, and warns of one that was cut.
 fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
     if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
         let name = &llm.info().name;
@@ -417,7 +417,7 @@ fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, 
     }
 }
 
-/// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.
+/// Reports on stderr after the answer. If the seed was `drawn`, it is needed to repeat the run.
 fn conclude(
     llm: &Loaded,
     outcome: &Outcome,

@@ -1,8 +1,8 @@
-//! What is asked: from the argument, a file, a stored prompt, its variables and stdin to one text.
+//! The prompt: one text from the argument, a file, a stored prompt, its variables and stdin.
 //!
-//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. A text is a
-//! template only where the user said so (a stored prompt, or a file with `--var`): braces in other files are just
-//! text. Nothing is dropped silently: a variable that fills nothing, or an input that is missing, is an error.
+//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. Only a stored
+//! prompt, or a file with `--var`, is a template; braces in other files are text. Nothing is dropped silently: an unused
+//! variable or a missing input is an error.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -170,7 +170,7 @@ fn fill(
     Ok(join([Some(rendered.text), rest]).unwrap_or_default())
 }
 
-/// What `--var` gives, each key once.
+/// Returns the variables of `--var`; a key given twice is an error.
 fn variables(given: &[(String, String)]) -> Result<BTreeMap<String, String>, CommandError> {
     let mut variables = BTreeMap::new();
     for (key, value) in given {

@@ -24,7 +24,7 @@ use crate::serve::wire::answer::call_json;
 
 const SCHEMA: &str = "llmctl.run.v1";
 
-/// What decides the form of a report.
+/// Settings of a report's form.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportForm {
     pub format: OutputFormat,
@@ -44,7 +44,7 @@ pub struct Report<'a, W: Write> {
     prefill: &'a str,
     progress: Option<ProgressBar>,
     started: Option<Started>,
-    /// What an answer that is not streamed has so far, for jsonl.
+    /// The answer so far, if jsonl does not stream it.
     held: Held,
     /// The text written so far ends with a line end, or there is none.
     is_at_line_start: bool,
@@ -89,7 +89,7 @@ impl<'a, W: Write> Report<'a, W> {
         self
     }
 
-    /// What the answer begins with, before the model's first token.
+    /// Sets the given beginning of the answer.
     pub fn prefill(mut self, prefill: &'a str) -> Self {
         self.prefill = prefill;
         self
@@ -318,7 +318,7 @@ fn prefill_bar(total: usize) -> ProgressBar {
     ProgressBar::new(total as u64).with_style(style)
 }
 
-/// What of the prompt did not have to be computed, and why not more.
+/// Returns how much of the prompt was reused, and why not more.
 fn reuse_json(started: &Started, llm: &PreparedTexts) -> Value {
     let Started { reuse, difference, .. } = started;
     let difference = difference.as_ref().map(|difference| {
@@ -472,7 +472,7 @@ mod tests {
     use crate::runtime::client::script::{Script, saying};
     use crate::runtime::turn::{AnswerStart, TextPrompt, TurnRequest};
 
-    /// What goes to stdout when the model says `text` in this form.
+    /// Returns what is written to stdout for an answer of `text` in this form.
     fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
         let events = saying(text, 3, Finish::StopString("END".to_owned()));
         let llm = Loaded::scripted(&Script::default().answering(events));

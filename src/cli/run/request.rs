@@ -33,7 +33,7 @@ pub fn rendered(texts: &PreparedTexts, input: &TurnInput, prefill: &str) -> Resu
     Ok(Rendered { text, tokens })
 }
 
-/// What the flags ask of the answer.
+/// Builds the turn request from the flags.
 pub fn turn_request(llm: &Loaded, args: &RunArgs, terminal: &Terminal) -> Result<TurnRequest, CommandError> {
     let prefill = args.prompt.prefill_response.clone();
     let is_text = args.output.output.unwrap_or_default() != OutputFormat::Json;

@@ -17,7 +17,7 @@ use crate::runtime::turn::{Answer, Finished, SessionChat};
 use crate::runtime::{ChatTokenizer, Error, Finish};
 use crate::template::{Conversation, Message, TemplateError};
 
-/// What is said next.
+/// The next turn's prompt.
 pub struct Next {
     pub text: String,
     pub system: Option<String>,
@@ -129,7 +129,7 @@ fn take_turn(
     })
 }
 
-/// What the next turn adds: the system prompt belongs to the first.
+/// Returns the messages that the next turn adds. The system prompt belongs to the first turn.
 fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
     let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
     system.into_iter().chain([Message::user(next.text)]).collect()

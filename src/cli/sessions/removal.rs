@@ -66,7 +66,7 @@ fn branches_text(branches: &[SessionName]) -> String {
     format!("branches that are kept: {}\n", names.join(", "))
 }
 
-/// Asks who sits at a terminal; a script has said what it wants.
+/// Asks the user at a terminal. Without one, as in a script, the removal is agreed.
 fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, CommandError> {
     let mut stderr = io::stderr();
     if !io::stdin().is_terminal() || !stderr.is_terminal() {

@@ -15,6 +15,7 @@ use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle}
 use crate::runtime::error::{Error, Result};
 use crate::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use crate::runtime::model::ModelSpec;
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{
     EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
 };
@@ -181,7 +182,7 @@ impl EngineTransport for Script {
         Ok(())
     }
 
-    fn take_notices(&self) -> Result<Vec<String>> {
+    fn take_notices(&self) -> Result<Vec<Notice>> {
         Ok(Vec::new())
     }
 

@@ -96,7 +96,7 @@ pub struct SamplingNumber {
 
 macro_rules! numbers {
     ($(#[doc = $help:literal] $name:ident: $facts:expr,)*) => {
-        /// How the next token is chosen from the logits. The default is greedy.
+        /// Parameters of the choice of the next token. The default is greedy.
         #[derive(Debug, Clone, PartialEq)]
         pub struct Sampling {
             $(#[doc = $help] pub $name: f32,)*

@@ -15,13 +15,13 @@ pub mod store;
 mod table;
 pub mod transcript;
 
-use crate::runtime::request::EngineSessionName;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
 use super::kv::PageTable;
 use super::sequence::Sequence;
+use crate::runtime::request::EngineSessionName;
 
 pub use checkout::CheckedOut;
 pub use stepwise::DecodeOutcome;

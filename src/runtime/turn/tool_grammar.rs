@@ -16,14 +16,14 @@ pub fn tool_grammar(
     tools: &ToolUse,
     constraint: Option<&OutputConstraint>,
 ) -> Result<Option<Grammar>, TurnError> {
-    let AnswerForm { chat_tokenizer, output_markup, prompt_tail } = form;
+    let AnswerForm { chat_tokenizer, output_markup, end } = form;
     let special = |text: &str| chat_tokenizer.special(text);
     let constraint = constraint.filter(|_| tools.choice == ToolChoice::Auto);
     let choice = if constraint.is_some() { &ToolChoice::Required } else { &tools.choice };
     let lark = |constraint: &OutputConstraint| form.lark(&constraint.source).map_err(constraint.blamed());
     let otherwise = constraint.map(lark).transpose()?;
     let compile = |definitions: &[Value]| {
-        let calls = output_markup.tool_grammar(definitions, choice, tools.is_parallel, prompt_tail, &special);
+        let calls = output_markup.tool_grammar(definitions, choice, tools.is_parallel, end.text, &special);
         let whole = calls.map(|calls| match &otherwise {
             Some(form) => either(&calls, form),
             None => calls,

@@ -21,6 +21,7 @@ use super::protocol::{
 use crate::runtime::client::{EngineTransport, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{EngineSessionName, Event, Request};
 use crate::runtime::spec::EngineSpec;
 
@@ -206,9 +207,9 @@ impl EngineTransport for RemoteEngine {
         Ok(())
     }
 
-    fn take_notices(&self) -> Result<Vec<String>> {
+    fn take_notices(&self) -> Result<Vec<Notice>> {
         match self.link.ask(Op::Notices(Nothing {}))? {
-            ReplyBody::Notices { notices } => Ok(notices),
+            ReplyBody::Notices { notices } => Ok(notices.into_iter().map(Notice::Remote).collect()),
             other => self.unexpected("notices", &other),
         }
     }

@@ -31,6 +31,7 @@ use crate::runtime::client::EngineClient;
 use crate::runtime::engine::StopHandle;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarCompiler;
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{EngineSessionName, Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
@@ -67,7 +68,7 @@ pub struct WorkerExit {
     /// False if saving the sessions' KV timed out.
     pub is_saved: bool,
     /// Notices for the user, one sentence each.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
 }
 
 #[derive(Debug)]
@@ -499,7 +500,10 @@ impl Dispatcher {
             }
             Op::Sessions(_) => ReplyBody::Sessions { sessions: engine.list_sessions()? },
             Op::Ping(_) => ReplyBody::Pong { pong: Yes, load: engine.load()? },
-            Op::Notices(_) => ReplyBody::Notices { notices: engine.take_notices()? },
+            Op::Notices(_) => {
+                let notices = engine.take_notices()?.iter().map(Notice::to_string).collect();
+                ReplyBody::Notices { notices }
+            }
             Op::Flush(Flush { timeout_ms }) => {
                 ReplyBody::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
             }
@@ -528,7 +532,7 @@ impl Dispatcher {
 
     /// Saves KV. Returns whether all is saved, and notices; `None` if the engine does not answer in time, so
     /// that a hanging step does not keep the worker alive.
-    fn save(&self) -> Option<(bool, Vec<String>)> {
+    fn save(&self) -> Option<(bool, Vec<Notice>)> {
         let (sender, saved) = mpsc::channel();
         let engine = self.engine.clone();
         let save = move || {

@@ -118,7 +118,7 @@ fn prepare_chat(
         turn: Some((opened, planned)),
         session,
         placed,
-        notices: notice.into_iter().collect(),
+        notices: notice.iter().map(ToString::to_string).collect(),
     })
 }
 

@@ -13,9 +13,9 @@ use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampl
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::fields::shown;
-use crate::serve::wire::switches::{Switches, Template, switches};
+use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -119,10 +119,10 @@ fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversati
 }
 
 /// Calls `read` with what the served model's chat template knows.
-pub fn with_template<T>(app: &App, read: impl FnOnce(Template<'_>) -> T) -> T {
+pub fn with_template<T>(app: &App, read: impl FnOnce(TemplateVariables<'_>) -> T) -> T {
     let chat_tokenizer = &app.model().chat_tokenizer;
     let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
-    read(Template { reads: &|name| chat_tokenizer.template_reads(name), says: &says })
+    read(TemplateVariables { reads: &|name| chat_tokenizer.template_reads(name), says: &says })
 }
 
 /// Reads the body of a completion.
@@ -200,6 +200,9 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     let params = params(app, &engine, &mut fields, Limits::default(), reading);
     if params.num_choices > 1 {
         fields.unsupported("n", "is not supported: the response holds one text");
+    }
+    if params.logprobs.is_some() {
+        fields.unsupported("logprobs", "is not supported: the response holds text alone");
     }
     fields.end();
     problems.check(model)?;
@@ -348,7 +351,10 @@ pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 pub fn model_not_found(model: &str, served: &str) -> ApiError {
-    let message = format!("the model {:?} does not exist here; {served:?} does", shown(model));
+    let message = format!(
+        "the model {:?} does not exist here; {served:?} does (serve --alias accepts other names)",
+        shown(model)
+    );
     ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
 }
 

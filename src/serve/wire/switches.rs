@@ -7,25 +7,13 @@
 use serde_json::{Map, Value};
 
 use super::Fields;
-use crate::template::THINKING_SWITCHES;
-
-/// Variables that a chat template knows.
-#[derive(Clone, Copy)]
-pub struct Template<'a> {
-    /// Whether it reads a variable of this name.
-    pub reads: &'a dyn Fn(&str) -> bool,
-    /// Whether this word is written out in it.
-    pub says: &'a dyn Fn(&str) -> bool,
-}
-
-/// `reasoning_effort`, the least first; the first two ask for none.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+use crate::template::{Effort, Reasoning, TemplateVariables};
 
 /// Reasoning that a request asks for, each part with the field that says so.
 #[derive(Debug, Default, PartialEq)]
 pub struct Wish {
     pub thinks: Option<(bool, &'static str)>,
-    pub effort: Option<(&'static str, &'static str)>,
+    pub effort: Option<(Effort, &'static str)>,
 }
 
 /// Template variables of a request, and whether its reasoning is shown.
@@ -35,7 +23,11 @@ pub struct Switches {
 }
 
 /// All fields that set variables. `default_thinks` is what holds where the request says nothing.
-pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks: Option<bool>) -> Switches {
+pub fn switches(
+    fields: &mut Fields<'_>,
+    template: TemplateVariables<'_>,
+    default_thinks: Option<bool>,
+) -> Switches {
     let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
     let mut shows_reasoning = shown_reasoning(fields, &mut kwargs, template);
     for unread in unread(&kwargs, template) {
@@ -52,30 +44,32 @@ pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks:
 pub fn fulfil(
     fields: &mut Fields<'_>,
     kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
+    template: TemplateVariables<'_>,
     wish: Wish,
     default_thinks: Option<bool>,
 ) {
-    if let Some((thinks, name)) = wish.thinks {
-        set_thinking(fields, kwargs, template, thinks, name);
+    let (is_on, effort) = (wish.thinks.map(|(thinks, _)| thinks), wish.effort.map(|(effort, _)| effort));
+    let unexpressed = Reasoning { is_on, effort }.set(template, kwargs);
+    if let Some((_, name)) = wish.thinks.filter(|_| unexpressed.switch) {
+        fields.ignored(name);
     }
-    if let Some((effort, name)) = wish.effort {
-        set_effort(fields, kwargs, template, effort, name);
+    if let Some((_, name)) = wish.effort.filter(|_| unexpressed.effort) {
+        fields.ignored(name);
     }
-    if let Some(thinks) = default_thinks {
-        for name in THINKING_SWITCHES.into_iter().filter(|name| (template.reads)(name)) {
-            kwargs.entry(name).or_insert(thinks.into());
-        }
-    }
+    Reasoning { is_on: default_thinks, effort: None }.set(template, kwargs);
 }
 
-fn unread(kwargs: &Map<String, Value>, template: Template<'_>) -> Vec<String> {
+fn unread(kwargs: &Map<String, Value>, template: TemplateVariables<'_>) -> Vec<String> {
     let is_unread = |name: &&String| !(template.reads)(name);
     kwargs.keys().filter(is_unread).cloned().collect()
 }
 
 /// The reference's switch, which it keeps among the template's variables, and vLLM's beside them.
-fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) -> bool {
+fn shown_reasoning(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: TemplateVariables<'_>,
+) -> bool {
     const NAME: &str = "return_reasoning";
     let beside = fields.flag("include_reasoning").unwrap_or(true);
     if !kwargs.contains_key(NAME) || (template.reads)(NAME) {
@@ -134,67 +128,17 @@ fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
 }
 
 /// Reads an effort by its name.
-pub fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
+pub fn effort(fields: &mut Fields<'_>, name: &str) -> Option<Effort> {
     let given = fields.text(name)?;
-    let known = EFFORTS.into_iter().find(|known| *known == given);
+    let known = Effort::ALL.into_iter().find(|known| known.as_str() == given);
     if known.is_none() {
-        fields.out_of_range(name, &format!("is none of {}", EFFORTS.join(", ")));
+        fields.out_of_range(name, &format!("is none of {}", Effort::ALL.map(Effort::as_str).join(", ")));
     }
     known
 }
 
-/// Sets what switches reasoning. `name` is the field to report where nothing does.
-fn set_thinking(
-    fields: &mut Fields<'_>,
-    kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
-    thinks: bool,
-    name: &str,
-) {
-    let mut is_heard = false;
-    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
-        kwargs.entry(variable).or_insert(thinks.into());
-        is_heard = true;
-    }
-    if !is_heard && thinks {
-        fields.ignored(name);
-    }
-}
-
-fn set_effort(
-    fields: &mut Fields<'_>,
-    kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
-    effort: &'static str,
-    name: &str,
-) {
-    let asks_for_none = EFFORTS[..2].contains(&effort);
-    let mut is_heard = asks_for_none;
-    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
-        kwargs.entry(variable).or_insert((!asks_for_none).into());
-        is_heard = true;
-    }
-    if (template.reads)("reasoning_effort") {
-        kwargs.entry("reasoning_effort").or_insert(known_effort(effort, template).into());
-        is_heard = true;
-    }
-    if !is_heard {
-        fields.ignored(name);
-    }
-}
-
-/// The effort in words that the model knows: those that its template writes out, or the three that all know.
-fn known_effort(effort: &'static str, template: Template<'_>) -> &'static str {
-    match effort {
-        known if (template.says)(known) => known,
-        "none" | "minimal" => "low",
-        "xhigh" | "max" => "high",
-        other => other,
-    }
-}
-
 /// OpenAI's wish for short or long answers, for the templates that know it.
-fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) {
+fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: TemplateVariables<'_>) {
     const NAME: &str = "verbosity";
     let Some(value) = fields.text(NAME) else { return };
     if !["low", "medium", "high"].contains(&value.as_str()) {

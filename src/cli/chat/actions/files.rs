@@ -54,7 +54,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.ui.terminal.report("nothing was written");
         return Ok(Effect::Prompt);
     }
-    // What is said here is private, as the session is.
+    // The conversation is private, as the session's file is.
     let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;

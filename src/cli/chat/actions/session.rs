@@ -16,7 +16,7 @@ use crate::runtime::session::store::{
 };
 use crate::runtime::turn::session_chat::SessionChat;
 
-/// How long a removal waits for KV that is being saved.
+/// Longest wait of a removal for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Another conversation; the one before stays where it is saved.
@@ -50,7 +50,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
         None => format!("empty this conversation with {turns}? /undo would bring it back. y(es), n(o): "),
     };
     match chat.ui.input.ask(&question)?.as_deref() {
-        // A script has said what it wants.
+        // `None`: a script is not asked.
         None | Some("y" | "yes") => {}
         Some(_) => {
             chat.ui.terminal.report("nothing was changed");
@@ -107,7 +107,7 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// How a new conversation of this chat is kept.
+/// Returns where a new conversation of this chat is saved.
 fn planned(chat: &Chat<'_>) -> SavePlace {
     if chat.state.is_ephemeral { SavePlace::Nowhere } else { SavePlace::Planned }
 }
@@ -224,7 +224,7 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// The open session is let go of for as long as it takes: a name is changed by whoever holds the lock.
+/// Closes the open session while it is renamed, because renaming takes its lock.
 fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Result<(), CommandError> {
     let model = chat.model.fingerprint();
     let unsaved = chat.state.session_chat.saved().clone();
@@ -264,7 +264,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()), "turn");
     let question = format!("remove session {name} with {turns}? y(es), n(o): ");
     match chat.ui.input.ask(&question)?.as_deref() {
-        // A script has said what it wants.
+        // `None`: a script is not asked.
         None | Some("y" | "yes") => {}
         Some(_) => {
             chat.ui.terminal.report("nothing was removed");

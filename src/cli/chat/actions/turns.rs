@@ -55,7 +55,7 @@ pub fn redo(chat: &mut Chat<'_>, argument: &str) -> Done {
     }
 }
 
-/// What was taken away last: by this chat, else by whoever had the session before.
+/// Returns the turns that were removed last, by this chat or by an earlier user of the session.
 fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, CommandError> {
     if let Some(taken) = chat.state.taken.clone() {
         return Ok(Some(taken));

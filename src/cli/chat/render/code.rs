@@ -74,7 +74,7 @@ impl Code {
         }
     }
 
-    /// What is held back.
+    /// Writes the text that is held back.
     pub fn finish(&mut self, out: &mut Styled) {
         self.print(self.line.len(), out);
     }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, PageUse, Saving};
+use crate::runtime::notice::Notice;
 
 #[derive(Debug)]
 pub struct IoQueue {
@@ -31,7 +32,7 @@ pub enum IoJob {
         key: DiskPageKey,
         page_use: PageUse,
     },
-    /// Nothing is queued: look for leftovers and pages over the limit.
+    /// Remove leftovers and pages over the limit, because nothing else is queued.
     Tidy,
     Stop,
 }
@@ -276,14 +277,14 @@ impl IoQueue {
         let mut state = self.state();
         if !state.is_saving_off {
             state.is_saving_off = true;
-            state.events.push_back(DiskEvent::Notice(format!("saving of KV pages is off: {reason}")));
+            state.events.push_back(DiskEvent::Notice(Notice::KvSavingOff(reason.to_owned())));
         }
         state.drop_writes();
         self.done.notify_all();
     }
 
     /// Reports a fact to the user.
-    pub fn note(&self, notice: String) {
+    pub fn note(&self, notice: Notice) {
         self.state().events.push_back(DiskEvent::Notice(notice));
         self.done.notify_all();
     }
@@ -505,7 +506,7 @@ mod tests {
         save(&queue, 1, 10);
         queue.stop_saving("the disk is full");
         queue.stop_saving("the disk is full");
-        let notice = "saving of KV pages is off: the disk is full".to_owned();
+        let notice = Notice::KvSavingOff("the disk is full".to_owned());
         assert_eq!(queue.poll(), [DiskEvent::Notice(notice)]);
         assert!(queue.flush(Duration::ZERO) && !queue.contains(label(1).key));
         assert_eq!((save(&queue, 1, 10), queue.is_saving()), (Saving::Dropped, false));

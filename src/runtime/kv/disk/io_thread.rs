@@ -11,6 +11,7 @@ use super::MissingReason;
 use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
+use crate::runtime::notice::Notice;
 
 /// Processes jobs until the queue returns `Stop`.
 pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
@@ -148,11 +149,8 @@ impl IoThread<'_> {
             self.queue.count_removed(self.folder.is_ours(&page).then_some(page.key));
         }
         if num_shared > 0 {
-            let limit = self.space.limit_bytes;
-            self.queue.note(format!(
-                "{num_shared} KV pages that several sessions begin with were removed from disk: all others are gone, and \
-                 the limit is {limit} bytes"
-            ));
+            let limit_bytes = self.space.limit_bytes;
+            self.queue.note(Notice::KvSharedPagesRemoved { count: num_shared, limit_bytes });
         }
         Ok(())
     }

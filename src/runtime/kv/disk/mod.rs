@@ -26,6 +26,7 @@ use serde_json::Value;
 use self::folder::Folder;
 use self::io_queue::IoQueue;
 use crate::runtime::error::{Error, Result};
+use crate::runtime::notice::Notice;
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
@@ -109,16 +110,9 @@ pub enum MissingReason {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskEvent {
-    Loaded {
-        key: DiskPageKey,
-        bytes: Vec<u8>,
-    },
-    Missing {
-        key: DiskPageKey,
-        reason: MissingReason,
-    },
-    /// One sentence for the user.
-    Notice(String),
+    Loaded { key: DiskPageKey, bytes: Vec<u8> },
+    Missing { key: DiskPageKey, reason: MissingReason },
+    Notice(Notice),
 }
 
 /// Counts since the store was opened.

@@ -36,6 +36,7 @@ use self::saved::{Contradiction, replay};
 use self::writer::OpenedSession;
 use super::super::error::{Error, Result, StoreError};
 use super::super::request::{Finish, Sampling, Usage};
+use crate::runtime::notice::Notice;
 use crate::runtime::private_files;
 use crate::template::message::Message;
 
@@ -424,15 +425,12 @@ fn read_transcript(path: &Path, name: &SessionName) -> Result<Vec<u8>> {
     folder::read_file(path)?.ok_or_else(|| Error::SessionNotFound(name.to_string()))
 }
 
-fn end_notice(name: &SessionName, end: LogEnd) -> Option<String> {
+fn end_notice(name: &SessionName, end: LogEnd) -> Option<Notice> {
+    let session = name.to_string();
     match end {
         LogEnd::Clean => None,
-        LogEnd::Torn { num_bytes } => Some(format!(
-            "session {name}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
-        )),
-        LogEnd::NoLineFeed => {
-            Some(format!("session {name}: the end of the last line was missing and was restored"))
-        }
+        LogEnd::Torn { num_bytes } => Some(Notice::TornTurn { session, num_bytes }),
+        LogEnd::NoLineFeed => Some(Notice::LineEndRestored { session }),
     }
 }
 

@@ -14,6 +14,7 @@ use super::removal::Forgotten;
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
 use crate::runtime::error::{Error, Result, StoreError};
+use crate::runtime::notice::Notice;
 use crate::runtime::private_files;
 
 /// Size in bytes from which a file is rewritten when most of it is replaced turns.
@@ -27,7 +28,7 @@ pub struct SessionWriter {
     folder: PathBuf,
     log: Log<File>,
     saved: SavedSession,
-    notices: Vec<String>,
+    notices: Vec<Notice>,
     /// Smallest file that is compacted automatically, in bytes.
     compact_bytes: u64,
     /// File size at which compaction is considered next.
@@ -43,7 +44,7 @@ pub(super) struct OpenedSession {
     pub folder: PathBuf,
     pub log: Log<File>,
     pub saved: SavedSession,
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
     pub lock: Lock,
 }
 
@@ -76,7 +77,7 @@ impl SessionWriter {
     }
 
     /// Returns notices about the file for the user, one sentence each.
-    pub fn notices(&self) -> &[String] {
+    pub fn notices(&self) -> &[Notice] {
         &self.notices
     }
 
