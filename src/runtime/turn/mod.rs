@@ -107,12 +107,12 @@ pub struct ToolUse {
 }
 
 impl ToolUse {
-    /// Whether the answer may call any.
+    /// Returns whether the answer may call any.
     pub fn is_on(&self) -> bool {
         !self.definitions.is_empty() && self.choice != ToolChoice::None
     }
 
-    /// The tools that the model sees and may call.
+    /// Returns the tools that the model sees and may call.
     pub fn offered(&self) -> &[Value] {
         if self.is_on() { &self.definitions } else { &[] }
     }
