@@ -234,8 +234,8 @@ fn later_system_messages(template: &ChatTemplate) -> SystemMessages {
             Err(_) => SystemMessages::Refused,
         }
     });
-    let changed = tried.into_iter().filter(|system| *system != SystemMessages::Printed);
-    changed.last().unwrap_or_default()
+    let mut changed = tried.into_iter().filter(|system| *system != SystemMessages::Printed);
+    changed.next_back().unwrap_or_default()
 }
 
 /// Without Jinja's comments, which may speak of other formats; their line breaks stay.
