@@ -68,6 +68,20 @@ const QWEN: Case = Case {
     },
 };
 
+const CLAUDE: Case = Case {
+    agent: "claude",
+    ask: &["--allowedTools=Read,Write,Bash", "-p"],
+    go_on: &["--allowedTools=Read,Write,Bash", "--continue", "-p"],
+    is_proxied: true,
+    calls: |word| {
+        [
+            ("Read", json!({"file_path": "notes.txt"})),
+            ("Write", json!({"file_path": format!("{word}.txt"), "content": format!("seen {word}\n")})),
+            ("Bash", json!({"command": format!("cat {word}.txt >> log.txt")})),
+        ]
+    },
+};
+
 /// The turns of the conversation itself: agents ask for titles and the like with much shorter prompts.
 fn main_turns(turns: &[Turn]) -> Vec<Turn> {
     let longest = turns.iter().map(|turn| turn.prompt_tokens).max().unwrap_or_default();
@@ -119,6 +133,11 @@ fn opencode_completes_a_task() {
 #[test]
 fn qwen_code_completes_a_task() {
     complete_a_task(&QWEN);
+}
+
+#[test]
+fn claude_code_completes_a_task() {
+    complete_a_task(&CLAUDE);
 }
 
 #[test]

@@ -234,7 +234,7 @@ pub struct EngineArgs {
     /// Disk for the KV of saved sessions, which makes them warm after a restart; 0 keeps none (default: 4G)
     ///
     /// Lies in the cache folder and may be deleted at any time: then the next turn computes its prompt again. The pages used
-    /// longest ago go first. Without --session nothing is kept.
+    /// longest ago are removed first, and pages that several sessions begin with last. Without --session nothing is kept.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
 }

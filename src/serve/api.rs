@@ -65,10 +65,9 @@ pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);
     let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
-    let known = |candidate: &String| {
-        *candidate != path && ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, candidate))
-    };
-    [format!("/v1/{rest}"), format!("/{rest}")].into_iter().find(known)
+    let is_known = |path: &str| ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, path));
+    let candidates = [format!("/v1/{rest}"), format!("/{rest}")];
+    candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
 }
 
 /// Whether an endpoint of the list is that of a path; HEAD is where GET is.

@@ -185,6 +185,11 @@ pub fn cases(sweep: &CaseSweep) -> Result<Vec<Case>, CommandError> {
     for &first in sweep.prompts.iter().filter(|&&tokens| tokens > 0) {
         cases.extend(session_cases(sweep, first));
     }
+    if sweep.sessions.contains(&SessionTest::Agent) {
+        let (first, turn) = (AGENT_TOKENS, sweep.turn);
+        let works = [Work::Cold { first, turn }, Work::Agent { first, turn }];
+        cases.extend(works.map(|work| Case { work, depth: 0, sequences: 1 }));
+    }
     let mut seen = std::collections::HashSet::new();
     cases.retain(|case| seen.insert(*case));
     if cases.is_empty() {
@@ -210,10 +215,6 @@ fn session_cases(sweep: &CaseSweep, first: usize) -> Vec<Case> {
     }
     if asked(SessionTest::Restore) {
         cases.push(case(Work::Restore { first, turn }, 1));
-    }
-    if asked(SessionTest::Agent) {
-        cases.push(case(Work::Cold { first: AGENT_TOKENS, turn }, 1));
-        cases.push(case(Work::Agent { first: AGENT_TOKENS, turn }, 1));
     }
     for count in several {
         if asked(SessionTest::Fork) || asked(SessionTest::Shared) {
@@ -287,6 +288,8 @@ mod tests {
         };
         assert_eq!(with(&[Warm, Restore], &[1]), ["cold512+32", "warm512+32", "restore512+32"]);
         assert_eq!(with(&[Agent], &[1]), ["cold20000+32", "agent20000+32"]);
+        let alone = CaseSweep { prompts: vec![0], generated: vec![], sessions: vec![Agent], ..sweep() };
+        assert_eq!(names(&alone), ["cold20000+32", "agent20000+32"], "whatever -p is");
         assert_eq!(with(&[Fork, Shared], &[1, 8]), ["cold512+32 x8", "fork512+32 x8", "shared512+32 x8"]);
         assert_eq!(with(&[Shared], &[1]), ["cold512+32 x4", "shared512+32 x4"]);
     }

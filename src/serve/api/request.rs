@@ -201,6 +201,9 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     if params.num_choices > 1 {
         fields.unsupported("n", "is not supported: the response holds one text");
     }
+    if params.logprobs.is_some() {
+        fields.unsupported("logprobs", "is not supported: the response holds text alone");
+    }
     fields.end();
     problems.check(model)?;
     let ignored = problems.take_ignored();
@@ -348,7 +351,10 @@ pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 pub fn model_not_found(model: &str, served: &str) -> ApiError {
-    let message = format!("the model {:?} does not exist here; {served:?} does", shown(model));
+    let message = format!(
+        "the model {:?} does not exist here; {served:?} does (serve --alias accepts other names)",
+        shown(model)
+    );
     ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
 }
 
