@@ -169,7 +169,7 @@ pub enum CpuSet {
 }
 
 impl CpuSet {
-    /// The instruction set, if this processor has it.
+    /// Returns the instruction set, if this processor has it.
     ///
     /// # Errors
     /// A usage error that lists what there is.

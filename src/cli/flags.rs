@@ -179,7 +179,7 @@ pub fn variable(arg: &Arg) -> Option<String> {
     Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
 }
 
-/// Whether `word` switches a switch off or is a count of 0.
+/// Returns whether `word` switches a switch off or is a count of 0.
 pub fn is_off(arg: &Arg, word: &str) -> bool {
     match FlagShape::of(arg) {
         FlagShape::Switch => word == "false",
@@ -188,7 +188,7 @@ pub fn is_off(arg: &Arg, word: &str) -> bool {
     }
 }
 
-/// Whether clap refuses both flags (by id) together on the command line.
+/// Returns whether clap refuses both flags (by id) together on the command line.
 pub fn conflict(command: &Command, a: &str, b: &str) -> bool {
     let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
     let (Some(arg_a), Some(arg_b)) = (arg(a), arg(b)) else { return false };

@@ -121,7 +121,7 @@ fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
 }
 
-/// Whether both exist and are one file, whatever they are called.
+/// Returns whether both exist and are one file, whatever they are called.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
@@ -358,7 +358,7 @@ enum Answered {
 }
 
 impl Answered {
-    /// A parameter that a turn cannot be planned with is the row's fault; other errors may be the batch's.
+    /// Maps an error of planning: a wrong parameter is the row's error, any other may be the batch's.
     fn failed_to_plan(error: TurnError) -> Self {
         match error {
             TurnError::Unsupported { .. } => Self::Refused(ApiError::from(error).into()),
@@ -374,7 +374,7 @@ impl Answered {
     }
 }
 
-/// The text of a conversation that is one message of the user's and nothing else.
+/// Returns the text of a conversation that is one message of the user's and nothing else.
 fn only_message(input: &TurnInput) -> Option<String> {
     let TurnInput::Chat(conversation) = input else { return None };
     let [message] = &*conversation.messages else { return None };
@@ -386,7 +386,7 @@ fn only_message(input: &TurnInput) -> Option<String> {
     }
 }
 
-/// A row of OpenAI's batch output. A failure is both an HTTP-like response and an `error`, so that either may be read.
+/// Builds a row of OpenAI's batch output. A failure is both an HTTP-like response and an `error`, so that clients may read either.
 fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value {
     let (status, body, error) = match answer {
         Ok(body) => (200, body, Value::Null),

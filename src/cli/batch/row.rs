@@ -76,7 +76,7 @@ impl RowError {
         Self { status: 400, code, param: None, message: message.into() }
     }
 
-    /// The row's own failure, or the command's error when the rest of the batch cannot go on either.
+    /// Returns the row's own failure, or the command's error if the rest of the batch cannot continue either.
     pub fn from_command(error: CommandError) -> Result<Self, CommandError> {
         let message = error.to_string();
         let row_error = match error.runtime() {
@@ -117,7 +117,7 @@ impl From<ApiError> for RowError {
     }
 }
 
-/// The row's name, and the row or why it is refused. `number` is the line in the file, from 1.
+/// Returns the row's name, and the row or why it is refused. `number` is the line in the file, from 1.
 pub fn parse(
     line: &[u8],
     number: usize,
@@ -148,7 +148,7 @@ struct Given<'a> {
     template: TemplateVariables<'a>,
 }
 
-/// The row, and whether it is for this model. Where the fields are wrong, they have been noted and the row is not used.
+/// Returns the row, and whether it is for this model. If fields are wrong, they are noted and the row is not used.
 fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiError>) {
     if !fields.has("body") && !fields.has("url") {
         return request(fields, None, given);
@@ -176,7 +176,7 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiErr
     read
 }
 
-/// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
+/// Reads the parameters. `form` is `None` in the short form, where `prompt` or `messages` decides.
 fn request(
     mut fields: Fields<'_>,
     form: Option<RowFormat>,
@@ -301,7 +301,7 @@ fn prompt(fields: &mut Fields<'_>) -> String {
     String::new()
 }
 
-/// The row's messages behind its system prompt, or behind the default one where it has none of its own; and whether the
+/// Returns the row's messages behind its system prompt, or behind the default one where it has none of its own; and whether the
 /// reasoning is shown.
 fn conversation(
     fields: &mut Fields<'_>,

@@ -129,7 +129,7 @@ impl Chat<'_> {
         error.hint("shorten the message, start over with /new, or restart with a larger --ctx if the model allows it")
     }
 
-    /// The same for a message that is too long by itself.
+    /// Returns the error of a message that is too long by itself.
     fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
         let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.model.context()));
         let error =
@@ -153,7 +153,7 @@ impl Chat<'_> {
         turns.iter().position(frees).map_or(kept, |at| at + 1)
     }
 
-    /// The first place from `count` on where a question begins: a tool's result does not stand without its call.
+    /// Returns the first place from `count` on where a question begins: a tool's result does not stand without its call.
     fn at_question(&self, count: usize, kept: usize) -> usize {
         let turns = &self.state.session_chat.saved().turns;
         (count..kept).find(|&at| question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
@@ -241,7 +241,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The question for a summary of as many of the first `free` turns as fit with it; the last one of all is left as it is
+    /// Returns the question for a summary of as many of the first `free` turns as fit with it; the last one of all is left as it is
     /// where there are others and it is short.
     fn summary_prompt(
         &self,

@@ -98,7 +98,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl LineInput {
-    /// The terminal on stdin, else its lines.
+    /// Returns the terminal on stdin, else its lines.
     ///
     /// # Errors
     /// The terminal cannot be driven.
@@ -138,7 +138,7 @@ impl LineInput {
         matches!(self, LineInput::Terminal(_))
     }
 
-    /// The next message or command. `initial` stands on the line already, where there is one to be edited.
+    /// Reads the next message or command. `initial` is a text to edit.
     ///
     /// # Errors
     /// `Io` when stdin cannot be read; `BadData` when a pipe brings no text.
@@ -210,7 +210,7 @@ fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<EditorKeys>) {
     editor.bind_sequence(Event::KeySeq(vec![KeyEvent::ctrl('X'), KeyEvent::ctrl('E')]), own(true));
 }
 
-/// The history file, made for its owner only.
+/// Creates the history file for its owner only, and returns its path.
 fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     let path = folder.join("history");
     if path.is_symlink() {
@@ -229,7 +229,7 @@ fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     }
 }
 
-/// A byte came that is not UTF-8; the editor has dropped what came with it.
+/// Handles input that is not UTF-8, which the editor has dropped.
 fn is_bad_text(error: &ReadlineError) -> bool {
     matches!(error, ReadlineError::Io(error) if error.kind() == io::ErrorKind::InvalidData)
 }
@@ -330,7 +330,7 @@ impl Drop for Draft {
     }
 }
 
-/// The next message of a pipe: a line, or more while a fence is open. Empty lines are passed over.
+/// Reads the next message of a pipe: a line, or more while a fence is open. Skips empty lines.
 fn read_pipe(stream: &mut dyn BufRead) -> Result<InputLine, CommandError> {
     let mut message = String::new();
     loop {

@@ -300,7 +300,7 @@ fn expand_home(path: &str) -> PathBuf {
     }
 }
 
-/// A path as it is typed: in quotes, with blanks behind backslashes, or as it is. A file of exactly that name wins.
+/// Reads a path as typed: in quotes, with backslashes before blanks, or plain. A file of exactly that name wins.
 fn typed_path(typed: &str) -> PathBuf {
     let plain = expand_home(typed);
     if plain.exists() {
@@ -337,7 +337,7 @@ fn grouped(count: usize) -> String {
     text
 }
 
-/// The beginning of a text on one line, in quotes.
+/// Returns the beginning of a text on one line, in quotes.
 fn shortened(text: &str, most: usize) -> String {
     format!("\u{201c}{}\u{201d}", on_one_line(text, most))
 }
@@ -351,7 +351,7 @@ fn on_one_line(text: &str, most: usize) -> String {
     }
 }
 
-/// A time for people: `0.2 s`, `54 s`, `3 min 20 s`.
+/// Formats a time for people: `0.2 s`, `54 s`, `3 min 20 s`.
 fn spoken(time: std::time::Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {

@@ -113,7 +113,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The sampling in force: what was set, else what the model's publisher recommends.
+    /// Returns the sampling in force: what was set, else what the model's publisher recommends.
     pub fn sampling(&self) -> Sampling {
         self.state.settings.sampling.resolve(&self.model.llm().info().defaults).0
     }
@@ -122,14 +122,14 @@ impl<'a> Chat<'a> {
         sessions::store(self.places)
     }
 
-    /// Whether nothing more can be done after this error.
+    /// Returns whether nothing more can be done after this error.
     pub fn is_lost(&self, error: &CommandError) -> bool {
         !self.model.is_loaded()
             || matches!(error.runtime(), Some(Error::EngineGone))
             || error.kind == Kind::Bug
     }
 
-    /// The next line, behind a prompt that shows how full the context is.
+    /// Reads the next line, with a prompt that shows how full the context is.
     pub fn read(&mut self, initial: &str) -> Result<InputLine, CommandError> {
         let prompt = self.prompt();
         let catalog = if self.ui.is_interactive() { self.catalog() } else { Catalog::default() };
@@ -154,7 +154,7 @@ impl<'a> Chat<'a> {
         Catalog { sessions, models }
     }
 
-    /// The prompt, with the message on it that did not become part of the conversation.
+    /// Returns the prompt, with the message on it that did not become part of the conversation.
     pub fn unsent(&mut self) -> Effect {
         let Some((kept, text)) = self.state.pending.take() else { return Effect::Prompt };
         if !self.ui.is_interactive() {
@@ -168,7 +168,7 @@ impl<'a> Chat<'a> {
         Effect::Edit(text)
     }
 
-    /// The prompt of what is asked.
+    /// Renders the prompt of a request.
     pub fn prompted(&self, asked: &AnswerRequest) -> Result<PromptedTurn, CommandError> {
         let kept = self.state.session_chat.saved().turns.iter().take(asked.kept);
         let before = kept.flat_map(|saved| &saved.turn.messages);
@@ -260,13 +260,13 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// A new session of this name, or with the first number behind it that makes one.
+    /// Creates a session of this name, or of the name with the first free number behind it.
     fn create_near(&self, base: &str) -> Result<SessionWriter, CommandError> {
         let name = self.free_name(base)?;
         Ok(self.store()?.create(&name, &self.model.fingerprint())?)
     }
 
-    /// The name, or with the first number behind it that no session has.
+    /// Returns the name, or the name with the first number behind it that no session has.
     pub fn free_name(&self, base: &str) -> Result<SessionName, CommandError> {
         let taken = self.store()?.list()?;
         let is_free = |name: &str| taken.iter().all(|listed| listed.name.as_str() != name);
@@ -320,7 +320,7 @@ fn system_prompt(args: &ChatArgs) -> Result<Option<String>, CommandError> {
     }
 }
 
-/// The session that the flags name.
+/// Returns the session that the flags name.
 fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName>, CommandError> {
     if let Some(name) = &args.session.session {
         return sessions::parse(name).map(Some);
@@ -338,7 +338,7 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
     })
 }
 
-/// The session, where there is one of that name.
+/// Opens the session of that name; `None` if there is none.
 fn open_if_there(name: &SessionName, places: &Places) -> Result<Option<SessionWriter>, CommandError> {
     match sessions::store(places)?.open(name) {
         Err(Error::SessionNotFound(_)) => Ok(None),

@@ -81,7 +81,7 @@ impl ChatSettings {
         }
     }
 
-    /// All values in force, one a line.
+    /// Returns all values in force, one a line.
     pub fn table(&self, sampling: &Sampling) -> Vec<Vec<String>> {
         let limits = self.limits.resolve();
         let max_tokens = limits.max_tokens.filter(|count| *count != usize::MAX);
@@ -114,7 +114,7 @@ impl ChatSettings {
     }
 }
 
-/// The flag's spelling, for either.
+/// Returns the flag's spelling, for either.
 pub fn spelled(key: &str) -> String {
     key.replace('_', "-")
 }

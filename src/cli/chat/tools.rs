@@ -148,7 +148,7 @@ impl ChatTool {
         })
     }
 
-    /// The command line of a call.
+    /// Returns the command line of a call.
     pub fn command_line(&self, arguments: &Value, folder: &Path) -> Vec<String> {
         // The command itself is the user's, never the model's.
         let program = &self.argv[0];
@@ -211,7 +211,7 @@ impl ChatTool {
 /// Why a call ended that the user interrupted.
 pub const STOPPED: &str = "the user stopped it";
 
-/// An error of the system in a few words.
+/// Returns an error of the system in a few words.
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "no such file".to_owned(),
@@ -255,7 +255,7 @@ fn parts(word: &str) -> Vec<ArgvPart<'_>> {
     parts
 }
 
-/// The word with its arguments, once: what an argument brings is not filled again. One that the model left out is empty.
+/// Returns the word with its arguments, once: what an argument brings is not filled again. One that the model left out is empty.
 fn filled(word: &str, arguments: &Value) -> String {
     let text = |part: ArgvPart<'_>| match part {
         ArgvPart::Text(text) => text.to_owned(),

@@ -217,7 +217,7 @@ impl Chat<'_> {
         }
     }
 
-    /// The last answer once more, or on from where it ended.
+    /// Generates the last answer again, or continues it.
     pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Effect, CommandError> {
         let turns = &self.state.session_chat.saved().turns;
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
@@ -240,7 +240,7 @@ fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
     }
 }
 
-/// Whether the reader of stdout has gone away.
+/// Returns whether the reader of stdout has gone away.
 fn closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(false),

@@ -79,12 +79,12 @@ impl PreparedTexts {
         &self.fingerprint
     }
 
-    /// The tokens as the engine's explanations read them.
+    /// Returns the tokens as the engine's explanations read them.
     pub fn vocabulary(&self) -> &dyn Vocabulary {
         &**self.chat_tokenizer.tokenizer()
     }
 
-    /// The time that chat templates see.
+    /// Returns the time that chat templates see.
     pub fn now(&self) -> DateTime {
         *self.now.get_or_init(DateTime::utc_now)
     }
@@ -172,7 +172,7 @@ mod scripted {
     use crate::runtime::client::script::Script;
 
     impl Loaded {
-        /// A model whose engine is `script`.
+        /// Returns a model whose engine is `script`.
         pub fn scripted(script: &Script) -> Self {
             let (chat_tokenizer, spec) = (script.chat_tokenizer(), script.spec());
             let info = ModelInfo {

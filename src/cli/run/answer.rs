@@ -112,7 +112,7 @@ impl AnswerGeneration<'_> {
         Ok(Generated { answer, signal, is_reader_gone })
     }
 
-    /// The text that ends the model's reasoning.
+    /// Returns the text that ends the model's reasoning.
     fn closing_markup(&self) -> Option<&'static str> {
         self.planner.chat_tokenizer.output_markup().reasoning.and_then(ReasoningFormat::closing)
     }
@@ -240,7 +240,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether the reader has left.
+/// Returns whether the reader has left.
 fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(false),

@@ -81,13 +81,13 @@ impl ConstraintArgs {
         self.schema.is_some() || self.grammar.is_some() || self.regex.is_some()
     }
 
-    /// The constraint of the flags, if any.
+    /// Returns the constraint of the flags, if any.
     pub fn constraint(&self) -> Option<OutputConstraint> {
         let source = self.source.clone()?;
         Some(OutputConstraint { source, param: self.flag() })
     }
 
-    /// The flag that was given.
+    /// Returns the flag that was given.
     pub fn flag(&self) -> &'static str {
         match (&self.grammar, &self.regex) {
             (Some(_), _) => "--grammar",

@@ -326,7 +326,7 @@ fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<Loaded, CommandErro
     load::load(&args.model, args.engine.resolve(args.session.session.is_some()), terminal)
 }
 
-/// The engine speaks of parameters, the command line of flags.
+/// Turns an error of a parameter into one of the flag.
 pub(super) fn flag_error(error: Error) -> CommandError {
     match error {
         Error::InvalidParameter { name, message } => {
@@ -346,7 +346,7 @@ fn late_flag_error(error: CommandError) -> CommandError {
     }
 }
 
-/// The system prompt, wherever it comes from.
+/// Returns the system prompt of `--system` or `--system-file`.
 pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> {
     match (&args.system, &args.system_file) {
         (Some(text), _) => Ok(Some(text.clone())),

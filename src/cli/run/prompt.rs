@@ -33,13 +33,13 @@ pub const STORED: &[StoredPrompt] =
     stored!["summarize", "explain-code", "review-diff", "commit-message", "translate", "extract-json"];
 
 impl StoredPrompt {
-    /// The text of the comment that opens the file.
+    /// Returns the text of the comment that opens the file.
     pub fn description(&self) -> &'static str {
         let comment = self.text.strip_prefix("{#").and_then(|rest| rest.split_once("#}"));
         comment.map_or("", |(inner, _)| inner.trim_end_matches('-').trim())
     }
 
-    /// The template itself, without the describing comment.
+    /// Returns the template itself, without the describing comment.
     pub fn text(&self) -> &'static str {
         self.text.split_once("#}").map_or(self.text, |(_, rest)| rest.trim_start())
     }
@@ -66,7 +66,7 @@ struct Parts {
     stdin: Option<String>,
 }
 
-/// The text of the prompt, from all its sources; may wait for stdin.
+/// Returns the text of the prompt, from all its sources; may wait for stdin.
 pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Result<String, CommandError> {
     let from_stdin = args.prompt_file.as_deref() == Some(Path::new("-"));
     // `-` is what other tools call stdin, also a terminal's.

@@ -83,7 +83,7 @@ impl<'a, W: Write> Report<'a, W> {
         }
     }
 
-    /// The parameters in force, for the record.
+    /// Returns the parameters in force, for the record.
     pub fn sampling(mut self, sampling: &'a Sampling) -> Self {
         self.sampling = sampling;
         self
@@ -334,7 +334,7 @@ fn reuse_json(started: &Started, llm: &PreparedTexts) -> Value {
     })
 }
 
-/// The same in words: a line, and one more where session and prompt part.
+/// Describes the reuse in a line, and in one more where session and prompt differ.
 pub fn reuse(started: &Started, llm: &PreparedTexts) -> String {
     let Started { prompt_tokens, reuse, difference, .. } = started;
     let Reuse { cached_tokens, restored_tokens, reason, .. } = reuse;
@@ -401,7 +401,7 @@ fn token_json(llm: &PreparedTexts, token: &Token) -> Value {
     Value::Object(object)
 }
 
-/// A token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
+/// Returns a token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
 pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Value> {
     let bytes = llm.chat_tokenizer().token_bytes(id).into_owned();
     let mut object = Map::new();
@@ -412,7 +412,8 @@ pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Val
     object
 }
 
-/// The number a user would write: 0.6, not the nearest f32 in 17 digits. JSON has no infinities: they are null.
+/// Returns the number as a user would write it: 0.6, not the nearest f32 in 17 digits. Infinities become null, because JSON
+/// has none.
 fn decimal(value: f32) -> Value {
     value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).into()
 }

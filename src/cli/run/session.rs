@@ -61,7 +61,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     exit
 }
 
-/// The flags with the session's own model, unless the user names one.
+/// Returns the flags with the session's own model, unless the user names one.
 fn with_model(
     args: &RunArgs,
     name: &SessionName,

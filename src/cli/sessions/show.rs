@@ -62,7 +62,7 @@ fn turn_text(number: usize, saved: &SavedTurn) -> String {
     text
 }
 
-/// A message for people: its reasoning and calls are named, its text is as it is.
+/// Formats a message for people: names its reasoning and calls, and prints its text unchanged.
 pub fn message_text(message: &Message) -> String {
     let reasoning = message.reasoning.as_ref().map(|text| format!("(reasoning) {text}"));
     let content = match &message.content {

@@ -92,12 +92,12 @@ impl Script {
         self
     }
 
-    /// The requests so far, oldest first.
+    /// Returns the requests so far, oldest first.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.requests).clone()
     }
 
-    /// The text side that belongs to the script.
+    /// Returns the text side that belongs to the script.
     pub fn chat_tokenizer(&self) -> ChatTokenizer {
         let texts = ModelTexts {
             identity: "script".to_owned(),
@@ -121,7 +121,7 @@ impl Script {
     }
 }
 
-/// A byte-level tokenizer in which the id of every token is its byte.
+/// Returns a byte-level tokenizer in which the id of every token is its byte.
 fn letters() -> Tokenizer {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut substitutes = (256..).filter_map(char::from_u32);

@@ -217,7 +217,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The session's stop flag, for any thread.
+    /// Returns the session's stop flag, for any thread.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`].

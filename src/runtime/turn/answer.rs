@@ -122,7 +122,7 @@ struct AnswerFormat {
 }
 
 impl ParserConfig {
-    /// All text is content. The answer begins with `start`.
+    /// Creates settings by which all text is content. The answer begins with `start`.
     pub fn plain(start: &str) -> Self {
         Self { format: None, start: (start.to_owned(), Vec::new()) }
     }

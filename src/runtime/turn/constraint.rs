@@ -115,7 +115,7 @@ fn refusal(message: &str) -> Error {
     Error::Grammar(GrammarError::Unsupported { keyword: "grammar".to_owned(), message: message.to_owned() })
 }
 
-/// A source as the right side of a Lark rule.
+/// Returns a source as the right side of a Lark rule.
 fn body(source: &GrammarSource) -> Result<String> {
     let json = |schema: &Value| Ok(format!("%json {}", prepare_schema(schema).map_err(Error::Grammar)?));
     match source {
@@ -153,7 +153,7 @@ fn escaped(text: &str) -> String {
     text.chars().flat_map(|c| is_meta(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// A regular expression for between slashes: those that are not escaped yet are.
+/// Returns a regular expression for between slashes: those that are not escaped yet are.
 fn slashed(regex: &str) -> String {
     let (mut text, mut is_escaped) = (String::with_capacity(regex.len()), false);
     for c in regex.chars() {

@@ -36,7 +36,7 @@ pub struct TurnPlan {
 }
 
 impl TurnPlan {
-    /// The engine's request, in no session.
+    /// Returns the engine's request, in no session.
     pub fn request(&self, turn: &TurnRequest) -> Request {
         Request {
             prompt: self.tokens.clone(),
@@ -145,7 +145,7 @@ impl Planner<'_> {
         Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })
     }
 
-    /// The markup that the answer may use.
+    /// Returns the markup that the answer may use.
     fn output_markup(&self, turn: &TurnRequest) -> OutputMarkup {
         let output_markup = self.chat_tokenizer.output_markup();
         OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
@@ -174,7 +174,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The text of generated tokens as the engine streams it: special tokens have none, unless they are markup.
+    /// Returns the text of generated tokens as the engine streams it: special tokens have none, unless they are markup.
     fn shown_text(&self, ids: &[u32], markup: &[u32]) -> String {
         let tokenizer = self.chat_tokenizer.tokenizer();
         let is_shown = |id: &&u32| !tokenizer.is_special(**id) || markup.contains(id);

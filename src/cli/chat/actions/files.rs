@@ -85,7 +85,7 @@ fn markdown(saved: &SavedSession) -> String {
     std::iter::once(model).chain(saved.messages().map(section)).collect::<Vec<_>>().join("\n")
 }
 
-/// The same object as `llmctl sessions show --output json`.
+/// Returns the same object as `llmctl sessions show --output json`.
 fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, CommandError> {
     let unnamed = SessionName::new("unsaved")?;
     let (_, mut object) = shared::show(name.unwrap_or(&unnamed), saved);
@@ -95,7 +95,7 @@ fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, Com
     Ok(format!("{object:#}\n"))
 }
 
-/// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
+/// Copies to the terminal's own clipboard with the escape sequence OSC 52, which works over ssh too.
 pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(answer) =
         chat.state.session_chat.messages().filter(|message| message.role == Role::Assistant).last()

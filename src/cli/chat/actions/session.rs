@@ -37,7 +37,7 @@ pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// The session keeps its name and loses its turns, which stay as a branch.
+/// Removes the session's turns, which stay as a branch. The session keeps its name.
 pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("reset", argument)?;
     let turns = chat.state.session_chat.saved().turns.len();
@@ -74,7 +74,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// A conversation has one system prompt, the one it began with: another one is another conversation.
+/// Changes the system prompt, which begins another conversation: a conversation has one system prompt.
 pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     let has_begun = !chat.state.session_chat.saved().turns.is_empty();
     let now = if has_begun {
@@ -345,7 +345,7 @@ fn origin(summary: &SessionSummary, depth: usize) -> String {
     }
 }
 
-/// The session that another comes from, where it is still there: a branch is found by id, a fork by name.
+/// Returns the session that another comes from, where it is still there: a branch is found by id, a fork by name.
 fn parent_of<'a>(
     summary: &SessionSummary,
     all: &[(&'a SessionName, &SessionSummary)],
@@ -358,7 +358,7 @@ fn parent_of<'a>(
     all.iter().find(is_parent).map(|(name, _)| *name)
 }
 
-/// The session that this one comes from in the end.
+/// Returns the session that this one comes from in the end.
 fn root_of(open: &SessionName, all: &[(&SessionName, &SessionSummary)]) -> SessionName {
     let mut name = open;
     // A renamed session may seem to come from itself: no chain is longer than the list.

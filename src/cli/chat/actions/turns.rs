@@ -69,7 +69,7 @@ fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, Com
     Ok(by_user.into_iter().find(|(_, reason)| *reason != BranchReason::Request))
 }
 
-/// The conversation as it was before; what it is now is what /redo brings back next.
+/// Restores the conversation as it was before, and keeps the present one for /redo.
 fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
     let before = chat.state.session_chat.saved().clone();
     chat.state.taken = match taken {

@@ -128,7 +128,7 @@ impl Markdown {
         self.out.take()
     }
 
-    /// The rest, with all attributes off.
+    /// Returns the rest, with all attributes off.
     pub fn finish(&mut self) -> String {
         match &self.place {
             MarkdownPlace::Start if self.closes_code() => {
@@ -272,7 +272,7 @@ impl Markdown {
         self.line.previous = Some(mark);
     }
 
-    /// Whether the line, if it ends here, closes the block of code.
+    /// Returns whether the line, if it ends here, closes the block of code.
     fn closes_code(&self) -> bool {
         let Some(fence) = &self.code else { return false };
         let marks = self.held.trim();

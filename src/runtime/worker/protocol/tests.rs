@@ -128,7 +128,7 @@ proptest! {
     }
 }
 
-/// An event as it is at the other end.
+/// Returns an event as it is at the other end.
 fn round_trip(event: Event) -> String {
     let answer = EventEncoder::new(Detail::Events).encode(event).expect("all are told");
     let reply = Reply { id: Some(Id::Text("x".to_owned())), answer };
