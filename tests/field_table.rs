@@ -18,6 +18,7 @@ use crate::common::server::{Build, MODEL, Reply, Server};
 
 mod anthropic;
 mod examples;
+mod responses;
 
 /// Endpoints whose bodies have most fields in common: one table with a column for each.
 pub struct Table {
@@ -39,7 +40,7 @@ pub struct Endpoint {
 /// The endpoint whose bodies rows of `run --batch` have too.
 const BATCH_PATH: &str = "/v1/chat/completions";
 
-const TABLES: [&Table; 2] = [&examples::OPENAI, &anthropic::ANTHROPIC];
+const TABLES: [&Table; 3] = [&examples::OPENAI, &responses::RESPONSES, &anthropic::ANTHROPIC];
 
 /// A server whose model has fill-in-the-middle tokens and answers the examples.
 fn server() -> Server {
@@ -227,7 +228,13 @@ fn sources() -> Vec<PathBuf> {
         let entries = fs::read_dir(root.join(folder)).expect("a folder");
         entries.map(|entry| entry.expect("an entry").path()).filter(|path| path.extension().is_some())
     };
-    let folders = ["src/serve/wire", "src/serve/wire/anthropic", "src/serve/api"];
+    let folders = [
+        "src/serve/wire",
+        "src/serve/wire/anthropic",
+        "src/serve/wire/responses",
+        "src/serve/api",
+        "src/serve/api/responses",
+    ];
     let mut paths: Vec<PathBuf> = folders.into_iter().flat_map(files).collect();
     paths.push(root.join("src/runtime/request/sampling.rs"));
     paths
@@ -268,6 +275,8 @@ async fn no_field_that_the_readers_know_is_missing() {
 
 #[test]
 fn the_model_of_the_examples_is_the_one_that_is_served() {
-    let model = format!("{MODEL:?}");
-    assert!(examples::OPENAI.examples.contains(&("model", model.as_str(), "")));
+    let served = json!(MODEL).to_string();
+    for table in TABLES {
+        assert!(table.examples.iter().any(|(name, example, _)| *name == "model" && *example == served));
+    }
 }

@@ -47,6 +47,7 @@ mod serve_fields;
 mod serve_messages;
 mod serve_ops;
 mod serve_owners;
+mod serve_responses;
 mod serve_retry;
 mod serve_sessions;
 mod serve_stream;

@@ -1,8 +1,8 @@
 //! Promise: what people use to talk to OpenAI and to Anthropic talks to llmctl. The official Python and Node clients run their
 //! checks (tests/clients/) against the real binary on a loopback port.
 //!
-//! `LLMCTL_TEST_PYTHON` is a python that has `openai` and `anthropic`; `LLMCTL_TEST_NODE` a folder whose `node_modules` has `openai`
-//! and `@anthropic-ai/sdk`. `.ci/run` installs them where there is a network; without them the tests say that they are skipped.
+//! `LLMCTL_TEST_PYTHON` is a python that has `openai`, `openresponses-types` and `anthropic`; `LLMCTL_TEST_NODE` a folder whose
+//! `node_modules` has `openai` and `@anthropic-ai/sdk`. `.ci/run` installs them where there is a network; without them the tests say that they are skipped.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -101,6 +101,16 @@ fn openais_python_client_gets_what_it_expects() {
 #[test]
 fn openais_node_client_gets_what_it_expects() {
     node("openai_node.mjs");
+}
+
+#[test]
+fn openais_python_client_gets_responses() {
+    python("responses_python.py");
+}
+
+#[test]
+fn openais_node_client_gets_responses() {
+    node("responses_node.mjs");
 }
 
 #[test]

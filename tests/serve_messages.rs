@@ -241,6 +241,28 @@ async fn a_second_turn_reuses_the_first() {
     assert!(usage(&third, "cache_read_input_tokens") >= reused, "{third}");
 }
 
+/// The toy answers what stands in the last question, which this template puts the thoughts of before into.
+async fn thoughts_that_come_back_are_shown_where_the_template_shows_them() {
+    let shows = CHATML.replace(
+        "{{ m.content }}",
+        "{{ m.content }}{% if loop.last %}{% for b in messages %}{{ b.reasoning_content or '' }}{% endfor %}{% endif %}",
+    );
+    let server = Build { template: Some(shows), ..build() }.start();
+    let thought = json!([
+        {"type": "thinking", "thinking": "[hm]", "signature": "of another server"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "text", "text": "Hello."},
+    ]);
+    let messages = json!([
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": thought},
+        {"role": "user", "content": "well? "},
+    ]);
+    let reply = server.post(PATH, json!({"max_tokens": 50, "messages": messages})).await;
+    assert_eq!(ignored(&reply), "messages[].content[].redacted_thinking");
+    assert_eq!(reply.ok()["content"][0]["text"], "echo: well? [hm]");
+}
+
 async fn later_system_messages_are_folded_and_reported() {
     let strict = CHATML.replace(
         "{% for m in messages %}",
@@ -480,6 +502,7 @@ both_kinds! {
     a_stream_says_what_the_whole_answer_says,
     the_same_conversation_gives_the_bits_of_a_chat_completion,
     a_second_turn_reuses_the_first,
+    thoughts_that_come_back_are_shown_where_the_template_shows_them,
     later_system_messages_are_folded_and_reported,
     an_answer_says_why_it_ended,
     calls_are_made_as_the_choice_says,

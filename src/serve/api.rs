@@ -1,6 +1,6 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`, `messages`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
+//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
 //! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
@@ -24,6 +24,7 @@ mod plain;
 mod prepare;
 mod reply;
 mod request;
+mod responses;
 pub(crate) mod session_queue;
 mod sessions;
 mod sse;
@@ -38,7 +39,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 19] = [
+pub const ENDPOINTS: [&str; 23] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -48,6 +49,10 @@ pub const ENDPOINTS: [&str; 19] = [
     "POST /v1/completions",
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
+    "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{id}",
+    "DELETE /v1/responses/{id}",
     "POST /infill",
     "POST /tokenize",
     "POST /detokenize",
@@ -65,10 +70,9 @@ pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);
     let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
-    let known = |candidate: &String| {
-        *candidate != path && ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, candidate))
-    };
-    [format!("/v1/{rest}"), format!("/{rest}")].into_iter().find(known)
+    let is_known = |path: &str| ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, path));
+    let candidates = [format!("/v1/{rest}"), format!("/{rest}")];
+    candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
 }
 
 /// Whether an endpoint of the list is that of a path; HEAD is where GET is.
@@ -100,6 +104,9 @@ pub fn routes() -> Router<App> {
         .route("/v1/completions", post(completions::post))
         .route("/v1/messages", post(messages::post))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/responses", post(responses::post))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/infill", post(infill::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))

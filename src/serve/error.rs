@@ -29,8 +29,8 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Retry-After.
     pub retry_after: Option<Duration>,
-    /// Tokens of a prompt that is too long, and of the context.
-    pub context: Option<(usize, usize)>,
+    /// Tokens of a prompt that is too long, and of the context; boxed to keep results small.
+    pub context: Option<Box<(usize, usize)>>,
 }
 
 impl ApiError {
@@ -151,7 +151,7 @@ impl From<Error> for ApiError {
             _ => None,
         };
         match told(&error) {
-            None => Self { context, ..Self::new(status, code, error.to_string()) },
+            None => Self { context: context.map(Box::new), ..Self::new(status, code, error.to_string()) },
             Some(message) => {
                 tracing::error!("{error}");
                 Self::new(status, code, message)

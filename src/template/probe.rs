@@ -234,8 +234,7 @@ fn later_system_messages(template: &ChatTemplate) -> SystemMessages {
             Err(_) => SystemMessages::Refused,
         }
     });
-    let mut changed = tried.into_iter().filter(|system| *system != SystemMessages::Printed);
-    changed.next_back().unwrap_or_default()
+    tried.into_iter().rfind(|system| *system != SystemMessages::Printed).unwrap_or_default()
 }
 
 /// Without Jinja's comments, which may speak of other formats; their line breaks stay.

@@ -5,7 +5,6 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use llmctl::cli::launch::agents::{Agent, LaunchTarget};
-use llmctl::serve::api::ENDPOINTS;
 
 use super::model::{CONTEXT_TOKENS, write_checkpoint};
 use super::script::{self, Calls};
@@ -51,11 +50,6 @@ impl Desk {
         let program = Path::new(&agents).join("node_modules/.bin").join(agent.program);
         if !program.exists() {
             eprintln!("skipped: {} is not installed in {}", agent.name, agents.display());
-            return None;
-        }
-        let endpoint = format!("POST {}", agent.endpoint);
-        if !ENDPOINTS.contains(&endpoint.as_str()) {
-            eprintln!("skipped: {} needs {endpoint}", agent.name);
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");

@@ -9,10 +9,10 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
     ("src/cli/", 18_400),
-    ("src/serve", 9_700),      // three APIs
-    ("src/template/", 10_050), // beginnings of answers, and the reasoning switch
+    ("src/serve", 11_400), // four APIs
+    ("src/template/", 10_060),
     ("src/runtime/kernel/", 5_800),
-    ("src/runtime/", 25_200),
+    ("src/runtime/", 25_800),
     ("src/", 10), // lib.rs and main.rs
 ];
 

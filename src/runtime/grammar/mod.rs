@@ -12,6 +12,7 @@ mod compiler;
 mod satisfiable;
 mod schema;
 mod state;
+mod text_grammar;
 mod vocabulary;
 
 pub use self::closed::closed;
@@ -19,6 +20,7 @@ pub use self::compiled::Grammar;
 pub use self::compiler::GrammarCompiler;
 pub use self::schema::{prepare as prepare_schema, simplified};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
+pub use self::text_grammar::TextGrammar;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -12,9 +12,12 @@ pub mod plan;
 pub mod session_chat;
 mod tool_grammar;
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::error::Error;
+use super::grammar::GrammarSource;
 use super::request::{Limits, Sampling};
 use crate::template::{Conversation, OutputMarkup, ToolChoice};
 
@@ -104,6 +107,8 @@ pub struct ToolUse {
     pub is_parallel: bool,
     /// Arguments may have members that their schema does not name, unless the schema forbids them.
     pub schema_open: bool,
+    /// What the text in the argument `input` must follow, by the tool's name.
+    pub inputs: BTreeMap<String, GrammarSource>,
 }
 
 impl ToolUse {

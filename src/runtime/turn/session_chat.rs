@@ -8,6 +8,8 @@
 //! Knows no engine: the caller submits the prompt and collects the answer. The date that templates see is that of the
 //! conversation's first turn, because a later date would change every prompt of a resumed conversation.
 
+use serde_json::Value;
+
 use super::answer::Answer;
 use super::constraint::PromptEnd;
 use super::plan::{Planner, TurnPlan};
@@ -174,9 +176,22 @@ impl SessionChat {
     /// # Errors
     /// As [`Self::record`].
     pub fn finish(&mut self, turn: PlannedTurn, answer: &Answer) -> Result<Finished> {
+        self.finish_noted(turn, answer, None)
+    }
+
+    /// As [`Self::finish`], with a note that the frontend keeps beside the turn.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub fn finish_noted(
+        &mut self,
+        turn: PlannedTurn,
+        answer: &Answer,
+        note: Option<Value>,
+    ) -> Result<Finished> {
         let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
         let PlannedTurn { prompted, sampling, .. } = turn;
-        self.record(prompted, RecordedAnswer { message, generated, outcome, sampling })
+        self.record_noted(prompted, RecordedAnswer { message, generated, outcome, sampling }, note)
     }
 
     /// Returns the time that templates see; `now_ms` before the first turn.
@@ -196,6 +211,15 @@ impl SessionChat {
     /// # Errors
     /// [`Error::Store`]: the turn is not part of the conversation.
     pub fn record(&mut self, turn: PromptedTurn, answer: RecordedAnswer) -> Result<Finished> {
+        self.record_noted(turn, answer, None)
+    }
+
+    fn record_noted(
+        &mut self,
+        turn: PromptedTurn,
+        answer: RecordedAnswer,
+        note: Option<Value>,
+    ) -> Result<Finished> {
         let RecordedAnswer { message, generated, outcome, sampling } = answer;
         if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && generated.is_empty() {
             return Ok(Finished::Empty);
@@ -217,7 +241,7 @@ impl SessionChat {
             started_ms: turn.started_ms,
             finished_ms: now_ms(),
         };
-        self.add(turn.kept_turns, record)?;
+        self.add(turn.kept_turns, record, note)?;
         let ids = is_shown_whole.then_some(generated.as_slice());
         self.transcript.record(&turn.messages, &message, after, ids);
         Ok(Finished::Kept)
@@ -230,16 +254,38 @@ impl SessionChat {
         common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
     }
 
-    fn add(&mut self, kept_turns: usize, turn: StoredTurn) -> Result<()> {
+    fn add(&mut self, kept_turns: usize, turn: StoredTurn, note: Option<Value>) -> Result<()> {
         if let Some(writer) = &mut self.writer {
-            writer.append_after(kept_turns, &self.model, &turn)?;
+            writer.append_noted(kept_turns, &self.model, &turn, note)?;
             self.saved = writer.saved().clone();
             return Ok(());
         }
         self.saved.turns.truncate(kept_turns);
         self.saved.last_used_ms = turn.finished_ms;
-        self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into() }.into());
+        self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into(), note }.into());
         Ok(())
+    }
+
+    /// Replaces the note on a turn, which counts from 1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] if there is no such turn; [`Error::Store`].
+    pub fn set_note(&mut self, number: usize, note: Value) -> Result<()> {
+        if let Some(writer) = &mut self.writer {
+            writer.set_note(number, note)?;
+            self.saved = writer.saved().clone();
+            return Ok(());
+        }
+        let refuse = |message| Error::InvalidParameter { name: "turn", message };
+        self.saved.set_note(number, note).map_err(refuse)
+    }
+
+    /// Erases from the session's file what no turn holds any more.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn compact(&mut self) -> Result<()> {
+        self.writer.as_mut().map_or(Ok(()), SessionWriter::compact)
     }
 
     /// Removes all turns but the first `turns`, for an undo or an edit.

@@ -154,6 +154,14 @@ impl Conversations {
         }
     }
 
+    /// Returns whether another session can be kept.
+    pub fn has_room(&self) -> bool {
+        match &self.shared.place {
+            ConversationStore::Disk(_) => true,
+            ConversationStore::Memory(memory) => memory.has_room(),
+        }
+    }
+
     fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
         let session_chat = match &self.shared.place {
             ConversationStore::Disk(store) => {

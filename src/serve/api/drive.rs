@@ -548,10 +548,11 @@ impl InFlight {
     /// Saves the turn and frees its session.
     async fn save(&mut self, answer: &Answer) -> Result<(), ApiError> {
         let Some((mut opened, turn)) = self.turn.take() else { return Ok(()) };
-        let answer = answer.clone();
+        let (answer, note) = (answer.clone(), self.request.note.clone());
         let app = self.app.clone();
         let save = move || {
-            let saved = opened.finish(turn, &answer).map(drop);
+            let note = note.map(|note| note.note(&answer));
+            let saved = opened.finish_noted(turn, &answer, note).map(drop);
             leave(&app, opened);
             saved
         };

@@ -3,8 +3,10 @@
 //! A wire format reads a [`GenerateRequest`] out of a body, hands it to [`drive::begin`](super::drive::begin) and writes the
 //! [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a file beside theirs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::conversations::Placed;
@@ -31,6 +33,13 @@ pub struct GenerateRequest {
     pub request_id: String,
     /// Changes that were made to what the client sent, one sentence each.
     pub notices: Vec<String>,
+    /// What is kept beside the turn; `None` if nothing is.
+    pub note: Option<Arc<dyn TurnNote>>,
+}
+
+/// Makes what a wire format keeps beside a turn that is saved.
+pub trait TurnNote: std::fmt::Debug + Send + Sync {
+    fn note(&self, answer: &Answer) -> Value;
 }
 
 /// Prompt of a request.

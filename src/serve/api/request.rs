@@ -265,21 +265,21 @@ impl AnswerParams {
             is_streamed,
             ..TurnRequest::default()
         };
-        GenerateRequest { prompt, turn, num_choices, session, request_id, notices: Vec::new() }
+        GenerateRequest { prompt, turn, num_choices, session, request_id, notices: Vec::new(), note: None }
     }
 }
 
 /// Settings for reading the shared fields.
 #[derive(Clone, Copy)]
-struct Reading {
+pub struct Reading {
     /// Schemas as their standard has it.
-    schema_open: bool,
+    pub schema_open: bool,
     /// `max_tokens` may be 0.
-    may_be_none: bool,
+    pub may_be_none: bool,
 }
 
 /// Reads the fields that OpenAI's endpoints share, all but the tools.
-fn params(
+pub fn params(
     app: &App,
     engine: &EngineClient,
     fields: &mut Fields<'_>,
@@ -319,7 +319,7 @@ pub fn sampling(app: &App, engine: &EngineClient, fields: &mut Fields<'_>) -> Sa
 }
 
 /// Reads `tools` with how they may be called.
-fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
+pub fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let tools = tools::tools(fields, schema_open);
     check_tools(app, fields, &tools);
     tools

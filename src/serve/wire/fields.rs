@@ -223,6 +223,11 @@ impl<'p> Fields<'p> {
         self.left.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// Puts a member in, for a reader of another form of the same field.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.left.insert(name.to_owned(), value);
+    }
+
     /// The name under which one of several spellings of the same field is given, the first of them counts. Another one that says
     /// something else is a contradiction.
     pub fn spelled(&mut self, names: &[&'static str]) -> &'static str {
@@ -335,6 +340,15 @@ impl<'p> Fields<'p> {
         let accepted: Vec<String> = inert.iter().map(Value::to_string).collect();
         let what = format!("= {} is not supported, only {}", brief(&value), accepted.join(" or "));
         self.unsupported(name, &what);
+    }
+
+    /// Reports what is left as without effect, in objects whose members differ between versions of an API.
+    pub fn ignore_rest(mut self) {
+        for (name, value) in std::mem::take(&mut self.left) {
+            if !value.is_null() {
+                self.ignored(&name);
+            }
+        }
     }
 
     /// Ends the object: members that are left must be hints, unless the reader is lenient.

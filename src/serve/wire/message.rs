@@ -273,6 +273,14 @@ fn function_call(fields: &mut Fields<'_>) -> Option<ToolCall> {
     Some(ToolCall { id: None, name, arguments })
 }
 
+/// Returns the value of arguments that are JSON text; other text stays a string.
+pub fn arguments_of(text: String) -> Value {
+    match serde_json::from_str(&text) {
+        Ok(value) if is_within(&value, MAX_DEPTH) => value,
+        _ => Value::String(text),
+    }
+}
+
 /// The name and the arguments of a call.
 fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     if !function.has("name") {
@@ -282,10 +290,7 @@ fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     // OpenAI sends arguments as a string of JSON; templates want the value.
     let arguments = match function.take("arguments") {
         None => Value::Object(Map::new()),
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(value) if is_within(&value, MAX_DEPTH) => value,
-            _ => Value::String(text),
-        },
+        Some(Value::String(text)) => arguments_of(text),
         Some(other) => other,
     };
     ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut function, name));

@@ -28,7 +28,8 @@ pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let name = if fields.has("function_call") { "function_call" } else { "tool_choice" };
     let choice = choice(fields, name, &mut definitions);
     // The older form has place for one call.
-    ToolUse { definitions, choice, is_parallel: parallel && !has_functions, schema_open }
+    let is_parallel = parallel && !has_functions;
+    ToolUse { definitions, choice, is_parallel, schema_open, ..ToolUse::default() }
 }
 
 fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {

@@ -410,8 +410,10 @@ fn load<'a>(path: &Path, bytes: &'a [u8]) -> ScannedTranscript<'a> {
     let problem = match (contradiction, &scan.damage) {
         (Some(Contradiction::Line { line, message }), _) => Some(damaged(line, message)),
         (Some(Contradiction::Schema(schema)), _) => {
-            let message =
-                format!("written by a newer llmctl: the schema is {schema:?}, not {:?}", record::SCHEMA);
+            let message = format!(
+                "written by a newer llmctl: the schema is {schema:?}, not {:?}",
+                record::NEWEST_SCHEMA
+            );
             Some(StoreError::Unsupported { path: path.into(), message })
         }
         (None, Some(damage)) => Some(damaged(damage.line, damage.message.clone())),

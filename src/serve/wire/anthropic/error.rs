@@ -16,7 +16,7 @@ pub fn status(error: &ApiError) -> StatusCode {
 /// Returns the envelope, for a response body or a stream event. Our code is where the SDKs look for one.
 pub fn body(error: &ApiError, request_id: &str) -> Value {
     let details = error.code.map(|code| json!({"error_code": code, "param": error.param}));
-    let message = match error.context {
+    let message = match error.context.as_deref() {
         // Claude Code reads both numbers out of this sentence before it makes its conversation shorter.
         Some((prompt, context)) => format!("prompt is too long: {prompt} tokens > {context} maximum"),
         None => error.message.clone(),

@@ -5,7 +5,7 @@
 //! one role that follow each other are one turn, as in Anthropic's API. Thinking is the reasoning of its message, and its
 //! signature means nothing here.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::super::Fields;
 use super::super::fields::shown;
@@ -214,7 +214,7 @@ fn tool_use(block: &mut Fields<'_>) -> Option<ToolCall> {
     for name in ["caller", "toolset_name"] {
         block.take(name); // who may call and which set a tool is of: the answers say what the client said
     }
-    let arguments = block.object("input").unwrap_or_else(Map::new);
+    let arguments = block.object("input").unwrap_or_default();
     Some(ToolCall { id: Some(id?), name: name?, arguments: as_arguments(Value::Object(arguments)) })
 }
 

@@ -28,7 +28,7 @@ pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     }
     let (choice, is_parallel) = choice(fields);
     check_choice(fields, "tool_choice", &choice, &definitions);
-    ToolUse { definitions, choice, is_parallel, schema_open }
+    ToolUse { definitions, choice, is_parallel, schema_open, ..ToolUse::default() }
 }
 
 fn definition(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Value> {
