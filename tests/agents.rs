@@ -82,6 +82,27 @@ const CLAUDE: Case = Case {
     },
 };
 
+const CODEX: Case = Case {
+    agent: "codex",
+    ask: &["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"],
+    go_on: &[
+        "exec",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+        "resume",
+        "--last",
+    ],
+    is_proxied: true,
+    calls: |word| {
+        let shell = |command: String| ("exec_command", json!({"cmd": command}));
+        [
+            shell("cat notes.txt".to_owned()),
+            shell(format!("echo seen {word} > {word}.txt")),
+            shell(format!("cat {word}.txt >> log.txt")),
+        ]
+    },
+};
+
 /// The turns of the conversation itself: agents ask for titles and the like with much shorter prompts.
 fn main_turns(turns: &[Turn]) -> Vec<Turn> {
     let longest = turns.iter().map(|turn| turn.prompt_tokens).max().unwrap_or_default();
@@ -138,6 +159,11 @@ fn qwen_code_completes_a_task() {
 #[test]
 fn claude_code_completes_a_task() {
     complete_a_task(&CLAUDE);
+}
+
+#[test]
+fn codex_completes_a_task() {
+    complete_a_task(&CODEX);
 }
 
 #[test]

@@ -70,11 +70,9 @@ pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);
     let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
-    let known = |candidate: &str| ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, candidate));
-    if known(path) {
-        return None;
-    }
-    [format!("/v1/{rest}"), format!("/{rest}")].into_iter().find(|candidate| known(candidate))
+    let is_known = |path: &str| ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, path));
+    let candidates = [format!("/v1/{rest}"), format!("/{rest}")];
+    candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
 }
 
 /// Whether an endpoint of the list is that of a path; HEAD is where GET is.

@@ -111,7 +111,7 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
     }
     let program = program_of(agent)?;
     if let Some(target) = found {
-        terminal.note(&format!("using {} at {}", visible(&target.model), target.url));
+        terminal.note(format!("using {} at {}", visible(&target.model), target.url));
         return start(&program, agent.settings(&target, &folder), &args.arguments);
     }
     let key = own_key();
