@@ -5,10 +5,11 @@
 use axum::http::Method;
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::serve::ServeSettings;
+use llmctl::serve::owner::KeyLine;
 use llmctl::template::ToolCallFormat;
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, NOISE, QWENISH, Reply, Server, ask, both_kinds};
+use crate::common::server::{Build, NOISE, QWENISH, Reply, Server, ask, both_kinds, request, whole};
 
 const PATH: &str = "/v1/responses";
 
@@ -383,6 +384,31 @@ async fn unknown_responses_are_not_found() {
     assert_eq!(server.post(PATH, json!({"input": reference})).await.error(), expected);
 }
 
+async fn a_response_is_its_owners() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut build = build(Some(SessionStore::new(folder.path().join("sessions"))));
+    build.settings = ServeSettings::default();
+    let server = build.start();
+    let by = async |who: &str, method: Method, path: &str, body: Option<Value>| {
+        let mut request = request(method, path, &[], body);
+        let line = KeyLine::parse(&format!("key-of-{who} owner={who}")).expect("a line").expect("a key");
+        request.extensions_mut().insert(line.owner);
+        whole(server.send(request).await).await
+    };
+    let first = by("anna", Method::POST, PATH, Some(json!({"input": "one?"}))).await.ok();
+    let path = format!("{PATH}/{}", first["id"].as_str().expect("an id"));
+    assert_eq!(by("anna", Method::GET, &path, None).await.status, 200);
+    for method in [Method::GET, Method::DELETE] {
+        assert_eq!(by("ben", method, &path, None).await.error().1, "response_not_found");
+    }
+    let body = json!({"input": "two?", "previous_response_id": first["id"]});
+    let refused = by("ben", Method::POST, PATH, Some(body.clone())).await.error();
+    assert_eq!(refused.1, "previous_response_not_found");
+    let reference = json!({"input": [{"type": "item_reference", "id": first["output"][0]["id"]}]});
+    assert_eq!(by("ben", Method::POST, PATH, Some(reference)).await.error().1, "item_not_found");
+    assert_eq!(text(&by("anna", Method::POST, PATH, Some(body)).await.ok()), "dos");
+}
+
 async fn calls_and_their_results_come_back() {
     let (_folder, _store, server) = on_disk();
     for (question, tools, kind) in [
@@ -576,6 +602,7 @@ both_kinds!(
     a_deleted_response_is_not_on_disk,
     what_is_not_stored_is_nowhere,
     unknown_responses_are_not_found,
+    a_response_is_its_owners,
     calls_and_their_results_come_back,
     reasoning_comes_back_as_text_or_sealed,
     the_text_of_a_custom_tool_follows_its_grammar,

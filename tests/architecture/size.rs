@@ -9,8 +9,8 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
     ("src/cli/", 18_400),
-    ("src/serve", 11_400), // four APIs
-    ("src/template/", 10_060),
+    ("src/serve", 11_400),     // four APIs
+    ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
     ("src/runtime/kernel/", 5_800),
     ("src/runtime/", 25_800),
     ("src/", 10), // lib.rs and main.rs
