@@ -28,7 +28,9 @@ use std::time::Instant;
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, Isa, KvType, LoadOptions, kernels_name};
-use llmctl::runtime::{Engine, EngineClient, EngineConfig, Event, Limits, Outcome, Request};
+use llmctl::runtime::{
+    Engine, EngineClient, EngineConfig, EngineSessionName, Event, Limits, Outcome, Request,
+};
 use serde_json::{Value, json};
 
 type Failure = Box<dyn std::error::Error>;
@@ -114,7 +116,7 @@ impl Bench {
         &self,
         prompt: Vec<u32>,
         count: usize,
-        session: Option<String>,
+        session: Option<EngineSessionName>,
     ) -> Result<(Outcome, Vec<u32>), Failure> {
         let stream = self.engine.submit(request(prompt, count, session))?;
         let mut generated = Vec::new();
@@ -136,7 +138,7 @@ impl Bench {
     }
 
     fn decode(&mut self, count: usize, depth: usize) -> Result<Value, Failure> {
-        let session = Some(format!("depth {depth}"));
+        let session = Some(EngineSessionName::scoped("depth", depth));
         let mut prompt = match self.depths.remove(&depth) {
             Some(tokens) => tokens,
             None => {
@@ -201,7 +203,7 @@ impl Bench {
     }
 }
 
-fn request(prompt: Vec<u32>, count: usize, session: Option<String>) -> Request {
+fn request(prompt: Vec<u32>, count: usize, session: Option<EngineSessionName>) -> Request {
     let limits = Limits { max_tokens: Some(count), ignore_eos: true, ..Limits::default() };
     Request { prompt, limits, session, ..Request::default() }
 }

@@ -41,9 +41,9 @@ use std::time::Duration;
 use tokio::sync::RwLock;
 
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::load::GenerationDefaults;
+use crate::runtime::load::{GenerationDefaults, ModelFacts};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{ChatTokenizer, EngineClient};
+use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::session_queue::SessionQueues;
@@ -86,6 +86,8 @@ pub struct ServedModel {
     pub fingerprint: ModelFingerprint,
     /// The model's recommended sampling; requests override it.
     pub defaults: GenerationDefaults,
+    /// What clients may read about the weights; `None` if the headers cannot be read again.
+    pub facts: Option<ModelFacts>,
 }
 
 /// ServeSettings that apply to all requests.
@@ -228,7 +230,7 @@ impl App {
     ///
     /// # Errors
     /// As [`Self::engine`].
-    pub fn engine_of(&self, session: Option<&str>) -> Result<EngineClient, ApiError> {
+    pub fn engine_of(&self, session: Option<&EngineSessionName>) -> Result<EngineClient, ApiError> {
         match session {
             Some(name) => self.engines().of(name),
             None => self.engine(),

@@ -38,14 +38,17 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["backend"],
     &["memory"],
     &["tensor"],
-    &["error", "hints", "kernel", "machine", "private_files", "repetition"],
+    &["error", "hints", "kernel", "machine", "notice", "private_files", "repetition"],
 ];
 
 /// Inside cli, as inside runtime.
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
+    &["launch"],      // runs a server, and asks one with the client of `bench serve`
     &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
-    &["batch", "run", "sessions"],
+    &["batch"],
+    &["run"],
+    &["sessions"],
     &["load"],
     &["doctor", "resume"],
     &["config_cmd", "man", "models", "workers"],
@@ -86,7 +89,7 @@ const SERVE_LAYERS: &[&[&str]] = &[
 const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["check"],
     &["probe"],
-    &["output"],
+    &["begun", "output"],
     &["marked"],
     &["output_markup"],
     &["tool_grammar"],
@@ -97,7 +100,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["link"],
     &["python"],
     &["source"],
-    &["clock", "error", "message", "named", "piece"],
+    &["clock", "error", "message", "named", "piece", "reasoning_switch"],
 ];
 
 /// Modules below `runtime::` that the rest of the crate may name, besides the re-exports of runtime/mod.rs.

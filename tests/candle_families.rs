@@ -14,16 +14,16 @@ use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{CpuOptions, Device, DeviceKind, LoadOptions, model_facts};
 use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::{Error, LoadError, Request, ReuseReason, Sampling};
+use llmctl::runtime::{Error, LoadError, Notice, Request, ReuseReason, Sampling};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::cli::llmctl;
-use crate::common::cpu;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, largest_difference, load_model, page_pool};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
 use crate::common::watched::{Watched, bits};
+use crate::common::{cpu, named};
 use checkpoints::{Checkpoint, FAMILIES, LAYERS, RECURRENT, VOCAB, checkpoint};
 
 /// Tokens that look like no pattern.
@@ -57,7 +57,7 @@ fn every_family_loads_and_says_what_it_means() {
     for family in FAMILIES {
         let folder = checkpoint(family).write();
         let loaded = load_model(folder.path(), &exact()).unwrap_or_else(|error| panic!("{family}: {error}"));
-        let said = loaded.notices.join("\n");
+        let said = in_words(&loaded.notices);
         for what in ["candle-transformers", "f32", "only grow", "not saved on disk"] {
             assert!(said.contains(what), "{family}: {said}");
         }
@@ -198,8 +198,12 @@ fn request(prompt: &[u32], seed: u64) -> Request {
     Request { sampling: seeded(seed), logprobs: Some(2), ..limited(prompt, 24) }
 }
 
+fn in_words(notices: &[Notice]) -> String {
+    notices.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 fn within(session: &str, request: &Request) -> Request {
-    Request { session: Some(session.to_owned()), ..request.clone() }
+    Request { session: Some(named(session)), ..request.clone() }
 }
 
 #[track_caller]
@@ -269,7 +273,8 @@ fn an_evicted_session_is_computed_again_to_the_bit() {
         let answer = run_one(&mut engine, within("a", &first));
         let next = request(&[&first.prompt[..], &answer.ids(), &[9]].concat(), 2);
         run_one(&mut engine, within("b", &limited(&tokens(200, 32), 56)));
-        let held = engine.list_sessions().iter().find(|info| info.name == "a").expect("open").num_resident;
+        let held =
+            engine.list_sessions().iter().find(|info| info.name.as_str() == "a").expect("open").num_resident;
         assert_eq!(held, 0, "{family}: its memory went to the other");
         let truth = watched.cold(&next);
         watched.forget();
@@ -298,7 +303,7 @@ fn rewinding_forking_and_the_disk_are_refused_or_left_alone() {
     run_one(&mut engine, within("a", &request(&tokens(100, 41), 1)));
     assert!(engine.flush_disk(std::time::Duration::from_secs(5)) && engine.take_notices().is_empty());
     assert_eq!(num_files_named(disk.path(), "page"), 0);
-    assert!(matches!(engine.fork_session("a", "b"), Err(Error::NotSupported(_))));
+    assert!(matches!(engine.fork_session(&named("a"), &named("b")), Err(Error::NotSupported(_))));
     let session = engine.create_session().expect("room");
     engine.prefill_tokens(session, &tokens(40, 42), &Sampling::default()).expect("fits");
     assert!(matches!(engine.seek(session, 10), Err(Error::NotSupported(_))));
@@ -328,7 +333,7 @@ fn num_files_named(folder: &Path, part: &str) -> usize {
 fn the_context_keeps_to_what_is_computed_rightly() {
     let context = |checkpoint: Checkpoint| {
         let loaded = load_model(checkpoint.write().path(), &exact()).expect("loads");
-        (loaded.model.spec().context_length, loaded.notices.join("\n"))
+        (loaded.model.spec().context_length, in_words(&loaded.notices))
     };
     let (length, said) = context(checkpoint("starcoder2"));
     assert!(length == 900 && said.contains("900 tokens instead of 1024"), "{length}: {said}");

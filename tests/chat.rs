@@ -654,7 +654,7 @@ fn thinking_is_shown_hidden_ended_and_turned_off() {
     let shown = term.say("think");
     assert!(shown.contains("w1 w2 ") && shown.contains(THOUGHT), "{shown:?}");
     term.line("/think hide", "hidden");
-    let hidden = term.line("think", "(thought for ");
+    let hidden = term.line("think", &format!("(thought for {NUM_THOUGHTS} tokens"));
     assert!(!hidden.contains("w2 ") && hidden.contains(THOUGHT), "{hidden:?}");
     term.line("/show thinking", &format!("w{NUM_THOUGHTS}"));
     term.line("/think budget 5", "at most 5 tokens");

@@ -18,9 +18,9 @@ use llmctl::runtime::{
 use llmctl::template::{Content, Conversation, Message, ToolCall};
 use serde_json::Value as Json;
 
-use crate::common::fixtures;
 use crate::common::golden::parity_folder;
 use crate::common::toy::{Rule, ToyModel, drain, one_hot};
+use crate::common::{fixtures, named};
 use crate::session_transcript::{GEMMA3, GEMMA4, LLAMA31, QWEN3, bfcl_call, result, spoken, tools, user};
 
 const SESSION: &str = "s";
@@ -132,8 +132,9 @@ impl Chat {
     }
 
     fn ask(&mut self, turn: &PromptedTurn) -> (Vec<Event>, usize) {
-        let session = Some(SESSION.to_owned());
-        let resident = self.engine.inspect_session(SESSION).map_or(0, |detail| detail.info.num_resident);
+        let session = Some(named(SESSION));
+        let resident =
+            self.engine.inspect_session(&named(SESSION)).map_or(0, |detail| detail.info.num_resident);
         let request = Request { prompt: turn.tokens().to_vec(), session, ..Request::default() };
         let id = self.engine.submit(request).expect("accepted");
         let mut answers = HashMap::new();
@@ -416,6 +417,7 @@ fn another_model_gets_the_text_and_not_the_ids() {
 
     let mut session_chat = dialogue_of(&store, &name, model("2"));
     let [notice] = &session_chat.notices()[..] else { panic!("{:?}", session_chat.notices()) };
+    let notice = notice.to_string();
     assert!(notice.contains("this session was started with toy when it had other weights"), "{notice}");
     let turn = prompt(&session_chat, &chat_tokenizer, "two?");
     assert_eq!(turn.num_spliced(), 0);

@@ -2,6 +2,7 @@
 //! gets the same tokens with the same log-probabilities to the last bit as alone, beyond the sliding window too; a session
 //! driven by hand agrees; and a turn that finds rows computed before, in whatever way, agrees with one that computes all.
 
+use crate::common::named;
 use std::path::Path;
 
 use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS};
@@ -99,7 +100,7 @@ fn sessions_interleaved_token_by_token_equal_requests_and_rewind_replays() {
 }
 
 fn within(session: &str, request: &Request) -> Request {
-    Request { session: Some(session.to_owned()), ..request.clone() }
+    Request { session: Some(named(session)), ..request.clone() }
 }
 
 /// The prompt of 150 tokens is longer than every sliding window here (32); all turns go on from it.
@@ -126,7 +127,7 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
             ("warm and forked", turn(all, &[5, 6, 7], None), turn(all, &[8], Some(3)), all - 1),
             ("edited and again", turn(71, &[9], Some(4)), turn(all, &[8], Some(3)), 71),
         ];
-        engine.fork_session("a", "b").expect("room");
+        engine.fork_session(&named("a"), &named("b")).expect("room");
         for (name, in_a, in_b, cached) in cases {
             let together = run_all(&mut engine, vec![within("a", &in_a), within("b", &in_b)]);
             // A recurrent layer goes back only to where a turn has left a state.
@@ -186,7 +187,7 @@ fn hybrids_resume_from_the_states_that_turns_leave() {
         let mut turn = |session: Option<&str>, prompt: &[u32]| {
             let request = limited(prompt, NEW_TOKENS);
             let cold = run_one(&mut engine_cold, request.clone());
-            let answer = run_one(&mut engine, Request { session: session.map(str::to_owned), ..request });
+            let answer = run_one(&mut engine, Request { session: session.map(named), ..request });
             assert_eq!(answer.ids(), cold.ids(), "{family}");
             (answer.reuse().cached_tokens, [prompt, &answer.ids()].concat())
         };

@@ -2,6 +2,7 @@
 //! at their deadline; those that run share every step so that nobody starves; idle sessions give their memory back after
 //! a time. Time is a number here: no test waits for it.
 
+use crate::common::named;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ fn one_at_a_time(max_waiting: usize) -> EngineConfig {
 }
 
 fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(session.to_owned()), ..request }
+    Request { session: Some(named(session)), ..request }
 }
 
 fn due_after(seconds: u64, mut request: Request) -> Request {
@@ -67,7 +68,7 @@ fn reuse(answer: &Answer) -> Reuse {
 }
 
 fn num_resident(engine: &Engine, session: &str) -> usize {
-    engine.inspect_session(session).expect("open").info.num_resident
+    engine.inspect_session(&named(session)).expect("open").info.num_resident
 }
 
 // ---- the bound
@@ -193,7 +194,7 @@ fn a_deadline_that_passes_in_the_queue_fails_the_request_without_work() {
     step_at(&mut engine, at(0), &mut answers);
     step_at(&mut engine, at(4), &mut answers);
     assert_eq!(engine.load().num_waiting, 2);
-    assert_eq!(engine.inspect_session("old").expect("open").info.state, SessionState::Waiting);
+    assert_eq!(engine.inspect_session(&named("old")).expect("open").info.state, SessionState::Waiting);
     step_at(&mut engine, at(5), &mut answers);
     for id in late {
         answers[&id].check_order();
@@ -242,7 +243,7 @@ fn a_deadline_that_passes_while_it_generates_keeps_what_was_said() {
     }
     assert_eq!((answers[&id].text().as_str(), answers[&id].finish()), ("2 3 4 ", &Finish::Deadline));
     // The last token sampled was never fed; the session holds what was.
-    assert_eq!(engine.inspect_session("a").expect("open").tokens, [1, 2, 3]);
+    assert_eq!(engine.inspect_session(&named("a")).expect("open").tokens, [1, 2, 3]);
     assert!(!engine.cancel(id), "it has ended");
 }
 
@@ -288,7 +289,7 @@ fn a_cancelled_request_takes_the_session_with_it_that_would_have_begun() {
     assert_eq!(engine.load().num_sessions, 2);
     waiting.iter().for_each(|&id| assert!(engine.cancel(id)));
     let left: Vec<_> = engine.list_sessions().into_iter().map(|info| (info.name, info.state)).collect();
-    assert_eq!(left, [("old".to_owned(), SessionState::Idle)]);
+    assert_eq!(left, [(named("old"), SessionState::Idle)]);
 }
 
 // ---- shares of a step
@@ -383,7 +384,7 @@ fn an_idle_session_loses_its_pages_and_its_slot_after_a_time_and_can_be_brought_
     engine.step_at(at(59));
     assert_eq!((num_resident(&engine, "a"), num_resident(&engine, "b")), (5, 5));
     engine.step_at(at(60));
-    assert!(matches!(engine.inspect_session("a"), Err(Error::SessionNotFound(_))));
+    assert!(matches!(engine.inspect_session(&named("a")), Err(Error::SessionNotFound(_))));
     assert_eq!((engine.load().num_sessions, num_resident(&engine, "b")), (1, 5));
     // Use counts from its end on.
     assert_eq!(engine.next_wakeup(), Some(at(70)));
@@ -393,7 +394,7 @@ fn an_idle_session_loses_its_pages_and_its_slot_after_a_time_and_can_be_brought_
     assert_eq!(engine.next_wakeup(), None, "nothing is left to lose");
     assert_eq!(engine.load().kv_free, engine.load().kv_capacity);
     assert_eq!(engine.load().num_sessions, 0);
-    engine.restore_session("a", vec![1, 2, 3, 4, 5]).expect("a slot");
+    engine.restore_session(&named("a"), vec![1, 2, 3, 4, 5]).expect("a slot");
     let back = run_at(&mut engine, at(1001), within("a", limited(&[1, 2, 3, 4, 5, 6], 1)));
     assert_eq!((reuse(&back).cached_tokens, reuse(&back).reason), (0, ReuseReason::Evicted));
 }
@@ -424,7 +425,7 @@ fn a_fork_is_a_use_and_without_a_time_to_live_nobody_is_woken() {
     let (mut engine, _) = engine_of(with_ttl(60), counting(64));
     let begin = Instant::now();
     run_at(&mut engine, begin, within("a", limited(&[1, 2, 3], 3)));
-    engine.fork_session("a", "b").expect("idle");
+    engine.fork_session(&named("a"), &named("b")).expect("idle");
     assert!(
         engine.next_wakeup().is_some_and(|at| at <= Instant::now()),
         "its time begins with the next step"
@@ -445,7 +446,7 @@ fn a_fork_is_a_use_and_without_a_time_to_live_nobody_is_woken() {
 fn a_session_that_never_held_anything_gives_its_slot_back_too() {
     let (mut engine, _) = engine_of(with_ttl(60), counting(64));
     let begin = Instant::now();
-    engine.restore_session("a", vec![1, 2, 3]).expect("a slot");
+    engine.restore_session(&named("a"), vec![1, 2, 3]).expect("a slot");
     engine.step_at(begin);
     assert_eq!(engine.next_wakeup(), Some(begin + Duration::from_secs(60)));
     engine.step_at(begin + Duration::from_secs(60));
@@ -509,7 +510,7 @@ proptest! {
             match action {
                 Action::Submit { session, prompt, max_tokens, deadline } => {
                     let request = Request {
-                        session: ["a", "b", "c"].get(session).map(|name| (*name).to_owned()),
+                        session: ["a", "b", "c"].get(session).map(|name| named(name)),
                         sampling: seeded(7),
                         ..limited(&prompt, max_tokens)
                     };

@@ -1,6 +1,7 @@
 //! Promise: the engine behind its thread answers many callers at once, stops working for those who have gone, is not held
 //! up by slow readers, and says so when it is gone. No test here depends on time: models wait at gates.
 
+use crate::common::named;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, Sender};
@@ -314,7 +315,7 @@ fn a_model_that_panics_fails_its_requests_and_the_thread_lives_on() {
 fn sessions_are_asked_for_through_the_handle_while_others_run() {
     let (rule, gate) = gated();
     let (handle, _) = spawn(Setup::default(), rule);
-    let within = |name: &str, request| Request { session: Some(name.to_owned()), ..request };
+    let within = |name: &str, request| Request { session: Some(named(name)), ..request };
     let mut stream = handle.submit(within("a", limited(&[1], 50))).expect("valid");
     gate.send(()).expect("the engine lives");
     wait_for(&mut stream, is_text);
@@ -322,14 +323,14 @@ fn sessions_are_asked_for_through_the_handle_while_others_run() {
     drop(gate);
     assert!(matches!(read(second).error(), Error::SessionBusy(name) if name == "a"));
     while stream.next().is_some() {}
-    handle.fork_session("a", "b").expect("idle");
-    handle.reset_session("a").expect("idle");
+    handle.fork_session(&named("a"), &named("b")).expect("idle");
+    handle.reset_session(&named("a")).expect("idle");
     let listed = handle.list_sessions().expect("the engine lives");
-    let listed: Vec<_> = listed.iter().map(|info| (&info.name[..], info.num_tokens)).collect();
+    let listed: Vec<_> = listed.iter().map(|info| (info.name.as_str(), info.num_tokens)).collect();
     assert_eq!(listed, [("a", 0), ("b", 50)]);
-    assert_eq!(handle.inspect_session("b").expect("open").tokens, (1..=50).collect::<Vec<_>>());
-    handle.close_session("b").expect("idle");
-    assert!(matches!(handle.close_session("b"), Err(Error::SessionNotFound(name)) if name == "b"));
+    assert_eq!(handle.inspect_session(&named("b")).expect("open").tokens, (1..=50).collect::<Vec<_>>());
+    handle.close_session(&named("b")).expect("idle");
+    assert!(matches!(handle.close_session(&named("b")), Err(Error::SessionNotFound(name)) if name == "b"));
 }
 
 #[test]
@@ -406,7 +407,7 @@ fn a_deadline_ends_a_running_request_with_what_it_said() {
 fn an_idle_engine_wakes_to_take_an_idle_sessions_pages_and_slot() {
     let (handle, _, gate) = crowded(9, Some(Duration::from_millis(1)));
     drop(gate);
-    let within = Request { session: Some("a".to_owned()), ..limited(&[1, 2], 2) };
+    let within = Request { session: Some(named("a")), ..limited(&[1, 2], 2) };
     assert_eq!(read(handle.submit(within).expect("valid")).ids(), [3, 4]);
     // Asking is a command, after which the loop sleeps again until the session's time is up.
     let num_sessions = || handle.list_sessions().expect("the engine lives").len();

@@ -20,7 +20,7 @@ use crate::common::golden::{exact, parity_folder};
 /// The decoder's description is not what these tests vary.
 fn config() -> DecoderConfig {
     let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join("qwen3"))).expect("opens");
-    parse_config(files.config_reader()).expect("described").config
+    parse_config(files.config_reader()).expect("described").expect("native").config
 }
 
 fn of(source: &ModelSource, options: &LoadOptions) -> Fingerprint {

@@ -2,6 +2,7 @@
 //! counted one by one, limits and stop strings hold within them, ends come where the grammar is complete, sessions keep
 //! the exact ids, and a grammar that fails takes its own request with it.
 
+use crate::common::named;
 use std::sync::Arc;
 
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
@@ -188,7 +189,7 @@ fn a_session_goes_on_from_the_exact_ids() {
     let mut toy = Toy::new(&setup(), hashing(VOCABULARY));
     let in_session = |prompt: &[u32], grammar: Option<Grammar>| Request {
         grammar,
-        session: Some("s".to_owned()),
+        session: Some(named("s")),
         sampling: seeded(5),
         ..limited(prompt, 40)
     };
@@ -243,7 +244,7 @@ fn a_grammar_that_gets_too_complex_fails_its_request_alone() {
     let mut toy = Toy::new(&config, Box::new(|_| Ok(one_hot(VOCABULARY, byte('a')))));
     // Each token leaves one more rule open (right recursion), up to the library's limit on a row of its chart.
     let deep = toy.grammar(&GrammarSource::Lark("start: A start | A\nA: \"a\"".to_owned()));
-    let failing = Request { grammar: Some(deep), session: Some("s".to_owned()), ..request(&PROMPT) };
+    let failing = Request { grammar: Some(deep), session: Some(named("s")), ..request(&PROMPT) };
     let other = Request { sampling: Sampling::default(), ..limited(&[90], 50) };
     let answers = run_all(&mut toy.engine, vec![failing, other.clone()]);
     assert!(
@@ -255,7 +256,7 @@ fn a_grammar_that_gets_too_complex_fails_its_request_alone() {
     assert!(said.len() > 100, "{}", said.len());
     assert_eq!(answers[1].ids(), vec![byte('a'); 50]);
     let prompt = [&PROMPT[..], &said, &[90]].concat();
-    let next = run_one(&mut toy.engine, Request { session: Some("s".to_owned()), ..limited(&prompt, 2) });
+    let next = run_one(&mut toy.engine, Request { session: Some(named("s")), ..limited(&prompt, 2) });
     assert_eq!(next.reuse().first_difference, None, "the session holds what was said");
     assert!(next.reuse().cached_tokens + 2 >= prompt.len() - 1);
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use llmctl::runtime::Error;
 use llmctl::runtime::kv::disk::{
-    DiskConfig, DiskEvent, DiskPageKey, DiskStore, MissingReason, PageLabel, PageName, Saving,
+    DiskConfig, DiskEvent, DiskPageKey, DiskStore, MissingReason, PageLabel, PageName, PageUse, Saving,
 };
 use serde_json::json;
 use tempfile::TempDir;
@@ -87,7 +87,7 @@ fn saved(root: &Path, pages: impl IntoIterator<Item = u32>, num_bytes: usize) {
 
 fn notices(store: &DiskStore) -> Vec<String> {
     let text = |event| match event {
-        DiskEvent::Notice(text) => Some(text),
+        DiskEvent::Notice(notice) => Some(notice.to_string()),
         _ => None,
     };
     store.poll().into_iter().filter_map(text).collect()
@@ -406,6 +406,42 @@ fn the_limit_holds_over_all_models_and_the_longest_unused_go_first() {
     }
     assert_eq!(page_files(&root.join("f00d")).len(), 3);
     assert_eq!(notices(&store), [""; 0]);
+}
+
+#[test]
+fn pages_that_several_sessions_begin_with_go_last_and_the_user_is_told() {
+    let (_folder, root) = scratch();
+    let limited = |num_pages| DiskConfig { limit_bytes: num_pages * (10_000 + FRAME), ..config(&root) };
+    let store = DiskStore::open(limited(8)).expect("opened");
+    save(&store, 0..8, 10_000);
+    let used = |n, is_shared| assert!(store.touch(label(n).key, PageUse { depth: n, is_shared }));
+    (0..2).for_each(|n| used(n, true));
+    assert!(store.flush(LONG));
+    // One session's own use leaves them shared.
+    used(0, false);
+    assert!(store.flush(LONG));
+    drop(store);
+    (2..8).for_each(|n| set_last_use(&page_file(&root, n), 300));
+    let store = DiskStore::open(limited(8)).expect("opened");
+    save(&store, 8..30, 10_000);
+    let left =
+        |pages: std::ops::Range<u32>| pages.filter(|&n| page_file(&root, n).exists()).collect::<Vec<u32>>();
+    assert_eq!((left(0..8), notices(&store)), (vec![0, 1], vec![]));
+    // A month without a use ends it.
+    set_last_use(&page_file(&root, 0), 300);
+    save(&store, 30..40, 10_000);
+    assert_eq!((left(0..8), notices(&store)), (vec![1], vec![]));
+    // Nothing but shared pages is left.
+    left(8..40).into_iter().for_each(|n| fs::remove_file(page_file(&root, n)).expect("ours"));
+    drop(store);
+    let store = DiskStore::open(limited(1)).expect("opened");
+    save(&store, [40], 10_000);
+    assert_eq!(left(0..8), [0; 0]);
+    let said = notices(&store);
+    assert!(
+        said.len() == 1 && said[0].starts_with("1 KV pages that several sessions begin with"),
+        "{said:?}"
+    );
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Promise: what a session computed is warm again in another process, with the same answers as if it had never left memory; and
 //! whatever has become of the files, answers are right and nothing panics.
 
+use crate::common::named;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{Engine, Error, Event, Finish, Request, Reuse, ReuseReason};
+use llmctl::runtime::{Engine, Error, Event, Finish, Notice, Request, Reuse, ReuseReason};
 use serde_json::json;
 
 use crate::common::toy::{
@@ -48,7 +49,7 @@ fn engine_on(root: &Path, kinds: &[KvKind]) -> Engine {
 }
 
 fn within(session: &str, prompt: &[u32], max_tokens: usize) -> Request {
-    Request { session: Some(session.to_owned()), sampling: seeded(7), ..limited(prompt, max_tokens) }
+    Request { session: Some(named(session)), sampling: seeded(7), ..limited(prompt, max_tokens) }
 }
 
 fn prompt(len: usize) -> Vec<u32> {
@@ -60,13 +61,13 @@ fn first_turn(root: &Path, kinds: &[KvKind]) -> Vec<u32> {
     let mut engine = engine_on(root, kinds);
     run_one(&mut engine, within("a", &prompt(150), 60));
     assert!(engine.flush_disk(PLENTY));
-    engine.inspect_session("a").expect("open").tokens
+    engine.inspect_session(&named("a")).expect("open").tokens
 }
 
 /// The second turn in another process; its answer is that of an engine that computes everything.
-fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<String>) {
+fn second_turn(root: &Path, kinds: &[KvKind], tokens: &[u32]) -> (Reuse, Vec<Notice>) {
     let mut engine = engine_on(root, kinds);
-    engine.restore_session("a", tokens.to_vec()).expect("a new engine");
+    engine.restore_session(&named("a"), tokens.to_vec()).expect("a new engine");
     let request = within("a", &[tokens, &[1, 2, 3]].concat(), 9);
     let answer = run_one(&mut engine, request.clone());
     let cold = run_one(&mut self::engine(kinds), Request { session: None, ..request });
@@ -117,7 +118,7 @@ fn another_model_finds_nothing() {
     let tokens = first_turn(root.path(), KINDS[0]);
     let mut engine = engine(KINDS[0]);
     engine.set_disk(store(root.path(), "other", u64::MAX));
-    engine.restore_session("a", tokens.clone()).expect("new");
+    engine.restore_session(&named("a"), tokens.clone()).expect("new");
     let answer = run_one(&mut engine, within("a", &[&tokens[..], &[1]].concat(), 3));
     assert_eq!((answer.reuse().cached_tokens, answer.reuse().reason), (0, ReuseReason::Evicted));
 }
@@ -150,7 +151,7 @@ fn whatever_has_become_of_a_file_the_answer_is_right() {
             damage(file);
             let (reuse, notices) = second_turn(root.path(), kinds, &tokens);
             assert!(reuse.cached_tokens < 209, "{kinds:?}: {what}: {reuse:?}");
-            let is_said = notices.iter().any(|notice| notice.contains("recomputed"));
+            let is_said = notices.iter().any(|notice| matches!(notice, Notice::KvPagesRecomputed { .. }));
             assert!(what == "gone" || is_said || reuse.cached_tokens == 192, "{what}: {notices:?}");
             assert_eq!(reuse.cached_tokens > 0, reuse.reason == ReuseReason::Restored, "{what}: {reuse:?}");
             // What was computed instead has been saved in its place, the same to the byte; what only an earlier end of the
@@ -180,7 +181,7 @@ fn evicted_sessions_come_back_from_disk_in_the_same_process() {
     engine.set_disk(store(root.path(), "toy", u64::MAX));
     for round in 0..3 {
         for name in ["a", "b", "c"] {
-            let tokens = engine.inspect_session(name).map(|detail| detail.tokens).unwrap_or_default();
+            let tokens = engine.inspect_session(&named(name)).map(|detail| detail.tokens).unwrap_or_default();
             let first: Vec<u32> =
                 name.bytes().map(u32::from).map(|byte| byte % 60).chain(prompt(100)).collect();
             let request = within(name, &[if round == 0 { &first } else { &tokens }, &[5][..]].concat(), 20);
@@ -200,7 +201,7 @@ fn several_requests_are_restored_at_once_and_a_cancelled_one_leaves_no_trace() {
     let root = tempfile::tempdir().expect("tempdir");
     let tokens = first_turn(root.path(), KINDS[0]);
     let mut engine = engine_on(root.path(), KINDS[0]);
-    let asks = |tail: u32| Request { session: None, ..within("", &[&tokens[..], &[tail]].concat(), 5) };
+    let asks = |tail: u32| Request { session: None, ..within("unused", &[&tokens[..], &[tail]].concat(), 5) };
     let cancelled = engine.submit(within("a", &[&tokens[..], &[9]].concat(), 5)).expect("room");
     let mut overdue = asks(8);
     overdue.limits.deadline = Some(Duration::from_secs(5));
@@ -250,7 +251,7 @@ fn a_limit_below_a_page_is_said() {
     run_one(&mut engine, within("a", &prompt(60), 9));
     assert!(engine.flush_disk(PLENTY));
     let notices = engine.take_notices();
-    assert!(notices.len() == 1 && notices[0].contains("less than a page"), "{notices:?}");
+    assert!(notices.len() == 1 && matches!(notices[0], Notice::KvLimitBelowPage { .. }), "{notices:?}");
 }
 
 /// Restoring pages from disk must not evict a session's pages that are in memory.
@@ -267,7 +268,8 @@ fn sessions_that_take_turns_in_too_little_memory_come_back_whole() {
     let mut engine = setup.engine(hashing(64));
     engine.set_disk(store(root.path(), "toy", u64::MAX));
     let turn = |engine: &mut Engine, name: &str, first: u32| {
-        let tokens = engine.inspect_session(name).map(|detail| detail.tokens).unwrap_or(vec![first; 150]);
+        let tokens =
+            engine.inspect_session(&named(name)).map(|detail| detail.tokens).unwrap_or(vec![first; 150]);
         let answer = run_one(engine, within(name, &[&tokens[..], &[3]].concat(), 5));
         (tokens.len() / PAGE_TOKENS * PAGE_TOKENS, answer.reuse().cached_tokens)
     };
@@ -307,4 +309,36 @@ fn a_turn_counts_as_a_use_of_all_that_the_session_has_on_disk() {
         let used = fs::metadata(&file).and_then(|metadata| metadata.modified()).expect("a time");
         assert!(used > old + Duration::from_secs(3600), "{file:?}");
     }
+}
+
+/// Counts pages whose last use lies in the future: those that are removed after all others.
+fn num_shared(root: &Path) -> usize {
+    let now = SystemTime::now();
+    let is_shared =
+        |path: &&PathBuf| fs::metadata(path).and_then(|file| file.modified()).expect("a time") > now;
+    page_files(root).iter().filter(is_shared).count()
+}
+
+#[test]
+fn what_a_new_session_takes_over_is_removed_last_and_a_sessions_own_pages_are_not() {
+    let root = tempfile::tempdir().expect("tempdir");
+    let system = &prompt(150)[..4 * PAGE_TOKENS];
+    let mut engine = engine_on(root.path(), &[KvKind::Full]);
+    let mut turn = |session: &str, prompt: &[u32]| {
+        run_one(&mut engine, within(session, prompt, 5));
+        assert!(engine.flush_disk(PLENTY));
+        (engine.inspect_session(&named(session)).expect("open").tokens, num_shared(root.path()))
+    };
+    let (tokens, shared) = turn("a", &[system, &[9; 40]].concat());
+    assert_eq!(shared, 0);
+    let (tokens, shared) = turn("a", &[&tokens[..], &[3; 40]].concat());
+    assert_eq!(shared, 0, "its own pages");
+    assert_eq!(turn("b", &[system, &[11; 40]].concat()).1, 4);
+    drop(engine);
+
+    let mut engine = engine_on(root.path(), &[KvKind::Full]);
+    engine.restore_session(&named("a"), tokens.clone()).expect("a new engine");
+    run_one(&mut engine, within("a", &[&tokens[..], &[4; 40]].concat(), 5));
+    assert!(engine.flush_disk(PLENTY));
+    assert_eq!(num_shared(root.path()), 4, "its own pages, read from disk");
 }

@@ -71,7 +71,11 @@ fn kv_memory_limits_the_context_or_is_refused_by_name() {
     // A last page may be nearly empty, and attention needs a little per token.
     let context = limited.model.spec().context_length;
     assert!((9 * PAGE_TOKENS..=10 * PAGE_TOKENS).contains(&context), "{context}");
-    assert!(limited.notices.iter().any(|notice| notice.contains("--kv-memory")), "{:?}", limited.notices);
+    assert!(
+        limited.notices.iter().any(|notice| notice.to_string().contains("--kv-memory")),
+        "{:?}",
+        limited.notices
+    );
     let error = load_model(&llama, &with(11 * page, Some(2048))).err().expect("refused");
     assert!(matches!(error, LoadError::KvTooSmall { context: 2048, .. }), "{error}");
     let error = load_model(&llama, &with(10, None)).err().expect("refused");
@@ -91,7 +95,7 @@ fn quantising_on_load_costs_little_and_says_what_it_could_not_do() {
     }
     // Rows of 32 and 96 values are no whole K-blocks: kept as Q8_0, and said.
     let (model, _) = loaded("qwen3", &LoadOptions { dtype: None, quantize: Some(Dtype::Q4K), ..exact() });
-    assert!(model.notices.iter().any(|notice| notice.contains("q8_0")), "{:?}", model.notices);
+    assert!(model.notices.iter().any(|notice| notice.to_string().contains("q8_0")), "{:?}", model.notices);
 }
 
 #[test]
@@ -123,7 +127,11 @@ fn what_does_not_fit_is_refused_before_loading_with_what_would() {
     // Not asked for, the context is what fits, and that is said.
     let model = load_model(&llama, &options(None, available)).expect("loads");
     assert_eq!(model.model.spec().context_length, 1024);
-    assert!(model.notices.iter().any(|notice| notice.contains("1024 of 2048")), "{:?}", model.notices);
+    assert!(
+        model.notices.iter().any(|notice| notice.to_string().contains("1024 of 2048")),
+        "{:?}",
+        model.notices
+    );
 }
 
 /// Rewrites a text checkpoint as the text part of a multimodal one: nested config, longer names, a vision tensor.
@@ -194,15 +202,13 @@ fn real_configurations_are_described_or_refused_by_name() {
             let is_known = |name: &str| FAMILIES.iter().any(|family| family.model_types.contains(&name));
             let known = is_known(&model_type) || is_known(nested);
             match parse_config(&ConfigReader::hugging_face(path.clone(), config.clone())) {
-                Ok(description) => {
+                Ok(Some(description)) => {
                     assert!(known, "{}", path.display());
                     let text = config.get("text_config").unwrap_or(&config);
                     assert_eq!(Some(description.config.hidden_size as u64), text["hidden_size"].as_u64());
                     described += 1;
                 }
-                Err(LoadError::UnknownArchitecture { name, .. }) => {
-                    assert!(!known, "{}: {name}", path.display());
-                }
+                Ok(None) => assert!(!known, "{}", path.display()),
                 // The text part of a model of another kind may leave out what its own class would fill in.
                 Err(error) => assert!(!is_known(&model_type), "{}: {error}", path.display()),
             }
@@ -272,6 +278,6 @@ fn tokens_without_a_row_are_said_and_do_not_keep_a_model_from_running() {
     // As Gemma 3 is published: one token more than the embedding table has rows.
     let folder = with_config("llama-untied", "eos_token_id", json!([1, 4000]));
     let model = load_model(folder.path(), &exact()).expect("loads");
-    assert!(model.notices.iter().any(|notice| notice.contains("4000")), "{:?}", model.notices);
+    assert!(model.notices.iter().any(|notice| notice.to_string().contains("4000")), "{:?}", model.notices);
     assert!(!model.texts.end_of_generation.contains(&4000));
 }

@@ -652,7 +652,7 @@ fn chat_templates_come_from_the_first_place_that_has_them() {
     let several = read().unwrap();
     assert_eq!(several.default.as_deref(), Some("D"));
     assert_eq!(several.others, [("tool_use".to_owned(), "T".to_owned())]);
-    assert!(several.notice().unwrap().contains("tool_use"));
+    assert!(several.notice().unwrap().to_string().contains("tool_use"));
     write("tokenizer_config.json", r#"{"chat_template":[{"name":"rag","template":"R"}]}"#);
     assert_eq!(read().unwrap().default.as_deref(), Some("R"));
     write("tokenizer_config.json", r#"{"chat_template":"S"}"#);

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod agents;
 mod architecture;
 mod candle_backend;
 #[cfg(feature = "candle-families")]
@@ -15,6 +16,7 @@ mod engine;
 mod engine_models;
 mod engine_queue;
 mod engine_thread;
+mod field_table;
 mod fingerprint;
 mod formats;
 mod fuzzing;
@@ -42,8 +44,10 @@ mod same_answer;
 mod serve_chat;
 mod serve_clients;
 mod serve_fields;
+mod serve_messages;
 mod serve_ops;
 mod serve_owners;
+mod serve_responses;
 mod serve_retry;
 mod serve_sessions;
 mod serve_stream;

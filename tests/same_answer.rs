@@ -17,6 +17,7 @@ use tempfile::TempDir;
 use crate::common::cpu;
 use crate::common::golden::{FAMILIES, Fed, exact, golden_prompts, parity_folder, parity_gguf};
 use crate::common::k_quants::{VOCAB, write_k_quants};
+use crate::common::named;
 use crate::common::toy::{Answer, drain, limited, run_all, run_one, seeded, step};
 use crate::common::watched::{Truth, Watched, bits};
 
@@ -107,7 +108,7 @@ impl Subject {
 }
 
 fn within(session: &str, truth: &Truth) -> Request {
-    Request { session: Some(session.to_owned()), ..truth.request.clone() }
+    Request { session: Some(named(session)), ..truth.request.clone() }
 }
 
 /// All ways but those of another load, which `loaded_otherwise` goes.
@@ -150,7 +151,7 @@ fn second_turns(name: &str, model: &Watched, turns: &Conversation) {
     for step_tokens in [7, 128] {
         let mut engine = model.engine(|config| config.step_tokens = step_tokens);
         run_one(&mut engine, within("a", &turns.first));
-        engine.fork_session("a", "fork").expect("room");
+        engine.fork_session(&named("a"), &named("fork")).expect("room");
         for session in ["a", "fork"] {
             model.forget();
             let answer = run_one(&mut engine, within(session, &turns.second));
@@ -265,7 +266,7 @@ fn crowd(subject: &Subject, engine: &mut Engine, who: usize) {
 /// A stranger takes the pages of an idle session.
 fn evict(subject: &Subject, engine: &mut Engine, session: &str) {
     crowd(subject, engine, 20);
-    let info = engine.inspect_session(session).expect("open").info;
+    let info = engine.inspect_session(&named(session)).expect("open").info;
     assert_eq!(info.num_resident, 0, "{}", subject.name);
 }
 
@@ -287,7 +288,7 @@ fn from_disk(subject: &Subject, model: &Watched, turns: &Conversation) {
     engine.set_disk(model.disk(root.path()));
     run_one(&mut engine, within("a", &turns.first));
     assert!(engine.flush_disk(PLENTY));
-    let tokens = engine.inspect_session("a").expect("open").tokens;
+    let tokens = engine.inspect_session(&named("a")).expect("open").tokens;
     evict(subject, &mut engine, "a");
     model.forget();
     let answer = run_one(&mut engine, within("a", &turns.second));
@@ -298,7 +299,7 @@ fn from_disk(subject: &Subject, model: &Watched, turns: &Conversation) {
     let other = subject.load_on(CpuOptions { isa: Isa::Scalar, ..cpu(1) });
     let mut engine = other.engine(|_| ());
     engine.set_disk(other.disk(root.path()));
-    engine.restore_session("a", tokens).expect("a new engine");
+    engine.restore_session(&named("a"), tokens).expect("a new engine");
     let answer = run_one(&mut engine, within("a", &turns.second));
     let reuse = answer.reuse();
     // Of a window, only what can still be seen is read.
@@ -428,7 +429,11 @@ fn an_edit_where_a_window_has_left_no_trace_is_computed_again() {
             for who in 40..43 {
                 run_one(&mut engine, subject.greedy(&subject.stranger(who, 100)));
             }
-            assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, said.len(), "{family}");
+            assert_eq!(
+                engine.inspect_session(&named("a")).expect("open").info.num_resident,
+                said.len(),
+                "{family}"
+            );
             model.forget();
             let answer = run_one(&mut engine, within("a", &truth));
             let cached = answer.reuse().cached_tokens;
@@ -477,9 +482,9 @@ fn walk(subject: &Subject, seed: u64) {
         engine
     };
     let mut engine = start(&model);
-    NAMES.iter().for_each(|name| engine.restore_session(name, Vec::new()).expect("new"));
+    NAMES.iter().for_each(|name| engine.restore_session(&named(name), Vec::new()).expect("new"));
     for turn in 0..12 {
-        let held = NAMES.map(|name| engine.inspect_session(name).expect("open").tokens);
+        let held = NAMES.map(|name| engine.inspect_session(&named(name)).expect("open").tokens);
         match dice.below(6) {
             0 => (20..23).for_each(|who| crowd(subject, &mut engine, who)),
             1 => {
@@ -488,7 +493,7 @@ fn walk(subject: &Subject, seed: u64) {
                 model = subject.load();
                 engine = start(&model);
                 for (name, tokens) in NAMES.iter().zip(&held) {
-                    engine.restore_session(name, tokens.clone()).expect("new");
+                    engine.restore_session(&named(name), tokens.clone()).expect("new");
                 }
             }
             _ => {}
@@ -567,7 +572,7 @@ fn what_others_left_on_disk_changes_no_answer() {
         let model = subject.load();
         let mut engine = model.engine(|_| ());
         engine.set_disk(model.disk(root.path()));
-        engine.restore_session("a", turns.first.fed()).expect("a new engine");
+        engine.restore_session(&named("a"), turns.first.fed()).expect("a new engine");
         let answer = run_one(&mut engine, within("a", truth));
         model.check(&format!("{}: {:?}", subject.name, answer.reuse()), &answer, truth);
         assert!(engine.flush_disk(PLENTY));

@@ -3,7 +3,7 @@
 use axum::http::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, CHATML, FREE, MODEL, ask, both_kinds, lines, redacted};
+use crate::common::server::{Build, CHATML, FREE, MODEL, QWENISH, ask, both_kinds, lines, redacted};
 
 const UNICODE: &str = "Grüße, 世界 \u{1F600}\u{1F468}\u{200D}\u{1F469}!";
 
@@ -417,7 +417,71 @@ async fn a_developer_is_a_system_where_the_template_knows_no_other() {
     );
 }
 
+async fn an_answer_that_is_given_is_continued() {
+    let answer = "One, two, three, four and five.";
+    let build = Build { template: Some(QWENISH.to_owned()), ..Build::answers(&[("count", answer)]) };
+    let server = build.start();
+    let ids = server.tokenizer.encode_chat_rest(answer).expect("encodes");
+    let (begun, rest) = answer.split_at(server.tokenizer.decode(&ids[..5], false).trim_start().len());
+    let last = json!({"role": "assistant", "content": begun});
+    let messages = json!([{"role": "user", "content": "count"}, last]);
+    for more in [
+        json!({"continue_final_message": true}),
+        json!({"continue_final_message": true, "add_generation_prompt": false}),
+        json!({"add_generation_prompt": false, "session_id": "counting"}),
+    ] {
+        let mut body = more.clone();
+        body["messages"] = messages.clone();
+        let whole = server.post("/v1/chat/completions", body.clone()).await.ok();
+        let choice = &whole["choices"][0];
+        assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(rest), &json!("stop")));
+        if body["session_id"].is_null() {
+            body["stream"] = true.into();
+            let events = server.post("/v1/chat/completions", body).await.events();
+            let said = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+            assert_eq!(said.collect::<String>(), rest, "{more}");
+        }
+    }
+    // The session holds the whole answer, as the model's own tokens.
+    let next =
+        json!([messages[0], {"role": "assistant", "content": answer}, {"role": "user", "content": "x"}]);
+    let body = json!({"messages": next, "session_id": "counting"});
+    let next = server.post("/v1/chat/completions", body).await.ok();
+    assert_eq!(next["timings"]["resume_reason"], "exact_prefix", "{next}");
+
+    let body = json!({"messages": messages, "continue_final_message": true});
+    let prompt = server.post("/apply-template", body).await.ok()["prompt"].clone();
+    assert!(prompt.as_str().is_some_and(|text| text.ends_with(&format!("assistant\n{begun}"))), "{prompt}");
+    let asked = json!([messages[0]]);
+    for (more, param) in [
+        (json!({"messages": asked, "continue_final_message": true}), "continue_final_message"),
+        (json!({"messages": asked, "add_generation_prompt": false}), "add_generation_prompt"),
+        (json!({"continue_final_message": true, "add_generation_prompt": true}), "continue_final_message"),
+        (json!({"continue_final_message": false, "add_generation_prompt": false}), "add_generation_prompt"),
+        (json!({"continue_final_message": true, "regex": "a"}), "continue_final_message"),
+    ] {
+        let mut body = json!({"messages": messages});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        assert_eq!(server.post("/v1/chat/completions", body).await.error().2, param, "{more}");
+    }
+}
+
+async fn an_answer_is_continued_behind_its_reasoning() {
+    let answers = [("think", "Counting.\n</think>\n\nOne, two.")];
+    let build = Build { template: Some(QWENISH.to_owned()), ..Build::answers(&answers) };
+    let last = json!({"role": "assistant", "reasoning_content": "Counting.", "content": "One,"});
+    let body = json!({
+        "messages": [{"role": "user", "content": "think"}, last],
+        "enable_thinking": true, "continue_final_message": true,
+    });
+    let reply = build.start().post("/v1/chat/completions", body).await.ok();
+    let message = &reply["choices"][0]["message"];
+    assert_eq!((&message["content"], message.get("reasoning_content")), (&json!(" two."), None), "{reply}");
+}
+
 both_kinds! {
+    an_answer_that_is_given_is_continued,
+    an_answer_is_continued_behind_its_reasoning,
     a_whole_answer,
     a_streamed_answer,
     text_is_intact_however_it_comes,

@@ -1,8 +1,8 @@
-//! Promise: what people use to talk to OpenAI talks to llmctl. The official Python and Node clients run their checks
-//! (tests/clients/) against the real binary on a loopback port.
+//! Promise: what people use to talk to OpenAI and to Anthropic talks to llmctl. The official Python and Node clients run their
+//! checks (tests/clients/) against the real binary on a loopback port.
 //!
-//! `LLMCTL_TEST_PYTHON` is a python that has `openai`; `LLMCTL_TEST_NODE` a folder with `node_modules/openai`. `.ci/run` installs
-//! both where there is a network; without them the test says that it is skipped.
+//! `LLMCTL_TEST_PYTHON` is a python that has `openai`, `openresponses-types` and `anthropic`; `LLMCTL_TEST_NODE` a folder whose
+//! `node_modules` has `openai` and `@anthropic-ai/sdk`. `.ci/run` installs them where there is a network; without them the tests say that they are skipped.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -80,18 +80,45 @@ fn given(variable: &str) -> Option<OsString> {
     value
 }
 
-#[test]
-fn the_official_python_client_gets_what_it_expects() {
+fn python(script: &str) {
     let Some(python) = given("LLMCTL_TEST_PYTHON") else { return };
-    check(Command::new(python).arg(in_repository("tests/clients/openai_python.py")));
+    check(Command::new(python).arg(in_repository(&format!("tests/clients/{script}"))));
+}
+
+fn node(script: &str) {
+    let Some(folder) = given("LLMCTL_TEST_NODE").map(PathBuf::from) else { return };
+    // Node looks for modules beside the script.
+    let copy = folder.join(script);
+    std::fs::copy(in_repository(&format!("tests/clients/{script}")), &copy).expect("the folder is writable");
+    check(Command::new("node").arg(copy));
 }
 
 #[test]
-fn the_official_node_client_gets_what_it_expects() {
-    let Some(folder) = given("LLMCTL_TEST_NODE").map(PathBuf::from) else { return };
-    // Modules are looked for beside the script.
-    let script = folder.join("openai_node.mjs");
-    std::fs::copy(in_repository("tests/clients/openai_node.mjs"), &script)
-        .expect("a script beside its modules");
-    check(Command::new("node").arg(script));
+fn openais_python_client_gets_what_it_expects() {
+    python("openai_python.py");
+}
+
+#[test]
+fn openais_node_client_gets_what_it_expects() {
+    node("openai_node.mjs");
+}
+
+#[test]
+fn openais_python_client_gets_responses() {
+    python("responses_python.py");
+}
+
+#[test]
+fn openais_node_client_gets_responses() {
+    node("responses_node.mjs");
+}
+
+#[test]
+fn anthropics_python_client_gets_what_it_expects() {
+    python("anthropic_python.py");
+}
+
+#[test]
+fn anthropics_node_client_gets_what_it_expects() {
+    node("anthropic_node.mjs");
 }

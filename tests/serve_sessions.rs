@@ -726,7 +726,27 @@ async fn tool_calls_go_back_as_they_were_made() {
     assert_eq!((content(&second), reason(&second)), ("echo: thanks", "exact_prefix"));
 }
 
+async fn a_merged_system_prompt_leaves_a_session_warm() {
+    let without_system =
+        CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}");
+    let answers = [("Be brief.\n\none?", "uno"), ("two?", "dos"), ("three?", "tres")];
+    let server = Build { template: Some(without_system), ..Build::answers(&answers) }.start();
+    let mut client = Client::new(&server, "merged");
+    client.messages.push(json!({"role": "system", "content": "Be brief."}));
+    assert_eq!(content(&client.says("one?").await), "uno", "the system prompt is in front of the question");
+    let second = client.says("two?").await;
+    assert_eq!((content(&second), reason(&second)), ("dos", "exact_prefix"));
+    let third = client.says("three?").await;
+    assert_eq!((content(&third), reason(&third)), ("tres", "exact_prefix"));
+    // Another system prompt is another conversation: nothing of the first answer's prompt is taken for it.
+    client.messages[0] = json!({"role": "system", "content": "Be long."});
+    client.messages.truncate(1);
+    let other = client.says("one?").await;
+    assert_eq!(content(&other), "echo: Be long.\n\none?");
+}
+
 both_kinds! {
+    a_merged_system_prompt_leaves_a_session_warm,
     each_turn_computes_only_what_is_new,
     headers_name_a_session_too,
     without_a_session_nothing_is_kept,

@@ -69,6 +69,26 @@ async fn a_caller_that_hangs_up_stops_its_answer() {
     assert!(num_forwards(&server.log) < 1500, "the long answer went on");
 }
 
+async fn a_stream_tells_that_it_lives_while_its_prompt_is_computed() {
+    let server = narrow().start();
+    server.gate.close_after(1);
+    let long = ask(&"word ".repeat(100), json!({"stream": true, "max_tokens": 1}));
+    let mut body = pieces(server.send(request(Method::POST, PATH, &[], Some(long))).await);
+    server.gate.reached().await;
+    // The prompt takes several steps, and the second does not end: comments are all that can come. A test that waits for ever
+    // for one is ended by the gate.
+    let mut comments = Vec::new();
+    while comments.len() < 2 {
+        let piece = body.next().await.expect("more");
+        let text = String::from_utf8(piece.to_vec()).expect("UTF-8");
+        comments.extend(text.starts_with(": prompt: ").then_some(text));
+    }
+    assert!(comments.iter().all(|comment| comment.contains("64 of ")), "{comments:?}");
+    let whole = server.spawn(request(Method::POST, "/v1/completions", &[], Some(json!({"prompt": "hi"}))));
+    server.gate.open();
+    assert!(whole.await.expect("no panic").text.starts_with('{'), "a whole answer has nothing before it");
+}
+
 async fn too_many_are_refused_before_the_first_byte() {
     let server = narrow().start();
     let long = server.spawn(request(Method::POST, PATH, &[], Some(ask(FREE, json!({"max_tokens": 3000})))));
@@ -236,6 +256,7 @@ async fn an_answer_that_the_servers_end_cuts_is_no_answer() {
 }
 
 both_kinds! {
+    a_stream_tells_that_it_lives_while_its_prompt_is_computed,
     an_answer_that_the_servers_end_cuts_is_no_answer,
     a_reader_that_leaves_stops_its_answer,
     a_caller_that_hangs_up_stops_its_answer,

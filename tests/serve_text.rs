@@ -2,10 +2,13 @@
 //! parameter is passed over.
 
 use axum::http::StatusCode;
+use llmctl::runtime::turn::InfillPrompt;
 use llmctl::serve::ServeSettings;
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, CHATML, FREE, MODEL, Server, both_kinds, lines, redacted};
+use crate::common::server::{
+    Build, CHATML, FREE, MODEL, Server, both_kinds, chat_tokenizer_with, lines, redacted,
+};
 
 fn server() -> Server {
     Build::answers(&[("Once upon", " a time, there was."), ("Roses are", " red.")]).start()
@@ -141,7 +144,18 @@ async fn the_model_by_its_name() {
     let model = server.get("/v1/models/org/toy").await.ok();
     assert_eq!(model, list["data"][0], "ids may contain slashes");
     assert_eq!((&model["object"], &model["created"]), (&json!("model"), &json!(1_700_000_000)));
-    assert_eq!(model["max_model_len"], 4096);
+    for name in ["max_model_len", "context_length", "max_context_length"] {
+        assert_eq!(model[name], 4096, "{name}");
+    }
+    let meta = &model["meta"];
+    assert_eq!((&meta["n_ctx"], &meta["n_ctx_train"]), (&json!(4096), &json!(2048)));
+    assert_eq!((&meta["n_params"], &meta["size"]), (&json!(61_728), &json!(155_824)));
+    assert_eq!(server.get("/models").await.ok(), list, "llama.cpp's and Ollama's path");
+    assert_eq!(server.get("/models/org/toy").await.ok(), model);
+    let props = server.get("/props").await.ok();
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 4096);
+    assert_eq!((&props["total_slots"], &props["model_alias"]), (&json!(4), &json!(MODEL)));
+    assert_eq!(props["chat_template"], CHATML);
     assert_eq!(
         server.get("/v1/models/gpt-4").await.error(),
         (404, "model_not_found".to_owned(), "model".to_owned())
@@ -247,7 +261,72 @@ async fn special_tokens_in_messages_are_refused_where_the_operator_says_so() {
     with(false).post("/v1/chat/completions", ask(&text)).await.ok();
 }
 
+const FIM: [&str; 3] = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];
+
+/// The text of the prompt that asks for what stands between two others.
+fn between(files: &[(&str, &str)], prefix: &str, suffix: &str) -> &'static str {
+    let chat_tokenizer = chat_tokenizer_with(&FIM, None);
+    let file = |(name, text): &(&str, &str)| ((*name).to_owned(), (*text).to_owned());
+    let asked = InfillPrompt {
+        files: files.iter().map(file).collect(),
+        prefix: prefix.to_owned(),
+        suffix: suffix.to_owned(),
+        ..InfillPrompt::default()
+    };
+    let infill = chat_tokenizer.infill().expect("it has the tokens");
+    let ids = infill.prompt(chat_tokenizer.tokenizer(), &asked).expect("encodes");
+    let bytes: Vec<u8> = ids.iter().flat_map(|&id| chat_tokenizer.token_bytes(id).into_owned()).collect();
+    Box::leak(String::from_utf8(bytes).expect("UTF-8").into_boxed_str())
+}
+
+async fn the_text_between_two_others() {
+    let files = [("sum.py", "def add(a, b): pass")];
+    let (plain, informed) = (between(&[], "add(", ")"), between(&files, "add(", ")"));
+    let answers = [(plain, "1, 2"), (informed, "a, b")];
+    let server = Build { special_tokens: &FIM, ..Build::answers(&answers) }.start();
+    let asked = json!({"input_prefix": "add(", "input_suffix": ")"});
+    let with = |more: Value| {
+        let mut body = asked.clone();
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        body
+    };
+    let whole = server.post("/infill", asked.clone()).await.ok();
+    assert_eq!(
+        (&whole["content"], &whole["stop_type"], &whole["stop"]),
+        (&json!("1, 2"), &json!("eos"), &json!(true))
+    );
+    let extra = json!({"input_extra": [{"filename": files[0].0, "text": files[0].1}]});
+    assert_eq!(server.post("/infill", with(extra)).await.ok()["content"], "a, b");
+    // What an editor sends with each request, and the members that it reads.
+    let editor = with(json!({
+        "prompt": "1,", "n_predict": 64, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true,
+        "t_max_predict_ms": 1000, "response_fields": ["content", "timings/predicted_n"],
+    }));
+    let reply = server.post("/infill", editor).await;
+    assert_eq!(reply.headers["x-llmctl-ignored"], "cache_prompt, samplers, t_max_predict_ms");
+    let reply = reply.ok();
+    assert_eq!(reply["content"], " 2", "behind what is there of the text");
+    assert_eq!(reply.as_object().map(|members| members.len()), Some(2), "{reply}");
+    let stream = server.post("/infill", with(json!({"stream": true, "n_predict": 2}))).await;
+    let events: Vec<Value> = stream
+        .text
+        .split("\n\n")
+        .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
+        .collect();
+    let (last, before) = events.split_last().expect("events");
+    let text: String = before.iter().filter_map(|event| event["content"].as_str()).collect();
+    assert!("1, 2".starts_with(&text) && !text.is_empty(), "{text}");
+    assert_eq!((&last["stop_type"], &last["tokens_predicted"]), (&json!("limit"), &json!(2)));
+    let completion = json!({"prompt": "add(", "suffix": ")"});
+    assert_eq!(complete(&server, completion).await["choices"][0]["text"], "1, 2", "OpenAI's form of it");
+    let missing = server.post("/infill", json!({"input_prefix": "x"})).await;
+    assert_eq!((missing.error().0, missing.error().2.as_str()), (422, "input_suffix"));
+    let without = Build::default().start().post("/infill", asked).await;
+    assert_eq!((without.error().0, without.error().2.as_str()), (400, "input_prefix"));
+}
+
 both_kinds! {
+    the_text_between_two_others,
     the_model_by_other_names,
     special_tokens_in_messages_are_refused_where_the_operator_says_so,
     a_text_goes_on,

@@ -1,6 +1,7 @@
 //! Promise: what only a window sees is kept only so long, and recurrent layers resume and rewind warm from the states that
 //! turns leave behind; the answers are those of an engine that computes everything.
 
+use crate::common::named;
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::{Engine, Request, Reuse, ReuseReason};
 
@@ -22,7 +23,7 @@ fn engine(kinds: &[KvKind]) -> Engine {
 }
 
 fn within(session: &str, prompt: &[u32], max_tokens: usize) -> Request {
-    Request { session: Some(session.to_owned()), ..limited(prompt, max_tokens) }
+    Request { session: Some(named(session)), ..limited(prompt, max_tokens) }
 }
 
 /// Runs a request on the engine at hand and on one that knows nothing; they must agree.
@@ -106,7 +107,7 @@ fn a_recurrent_model_rewinds_to_the_state_that_a_turn_left() {
     assert_eq!((reuse.cached_tokens, reuse.reason), (96, ReuseReason::PartialPrefix));
     // A fork does not care what became of the original.
     run(&mut engine, RECURRENT, within("a", &said, 1));
-    engine.fork_session("a", "b").expect("room");
+    engine.fork_session(&named("a"), &named("b")).expect("room");
     run(&mut engine, RECURRENT, within("a", &[&said[..], &[3]].concat(), 40));
     let (_, reuse) = run(&mut engine, RECURRENT, within("b", &[&said[..], &[4]].concat(), 5));
     assert_eq!(reuse.cached_tokens, 170);

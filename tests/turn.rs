@@ -235,6 +235,10 @@ fn every_frontend_gives_the_same_answer() {
         assert_eq!(&by_stream(serving.address, question), expected, "a streamed completion");
         post(serving.address, &body(question, Some(&question.replace(' ', "-"))));
     }
+    let whole: Value =
+        serde_json::from_str(&post(serving.address, &body("please think", None))).expect("JSON");
+    let count = &whole["usage"]["completion_tokens_details"]["reasoning_tokens"];
+    assert_eq!(*count, NUM_THOUGHTS, "the markup is not counted, as chat does not count it");
     place = stop(serving);
     for (question, expected) in &table() {
         assert_eq!(&stored(&place, &question.replace(' ', "-"), expected), expected, "the turn of serve");
@@ -299,6 +303,34 @@ fn a_constrained_answer_leaves_room_for_reasoning() {
     assert_eq!(
         (text(&message["content"]), text(&message["reasoning_content"])),
         ("\"A\"".to_owned(), thoughts)
+    );
+}
+
+#[test]
+fn a_constrained_answer_has_no_room_for_reasoning_that_is_off() {
+    let place = place();
+    let schema = r#"{"const": "A"}"#;
+    let run = |more: &[&str]| {
+        let args = ["run", "--model", "model", "--schema", schema, "--output", "json", "stubborn"];
+        let object: Value =
+            serde_json::from_str(&place.run(&[&args[..], more].concat()).check(0, "").stdout).expect("JSON");
+        (text(&object["text"]), text(&object["reasoning"]))
+    };
+    let (answer, thoughts) = run(&[]);
+    assert!(answer == "\"A\"" && !thoughts.is_empty(), "{answer}, {thoughts}");
+    assert_eq!(run(&["--think", "off"]), ("\"A\"".to_owned(), String::new()));
+    assert_eq!(run(&["--think", "off", "--session", "s"]), ("\"A\"".to_owned(), String::new()));
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "A"}}});
+    let kwargs = json!({"enable_thinking": false});
+    let row = json!({"messages": [{"role": "user", "content": "stubborn"}], "response_format": format,
+        "chat_template_kwargs": kwargs});
+    place.write("rows.jsonl", format!("{row}\n"));
+    let ran = place.run(&["run", "--model", "model", "--batch", "rows.jsonl"]);
+    let result: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    let message = &result["response"]["body"]["choices"][0]["message"];
+    assert_eq!(
+        (text(&message["content"]), text(&message["reasoning_content"])),
+        ("\"A\"".to_owned(), String::new())
     );
 }
 

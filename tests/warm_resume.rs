@@ -1,12 +1,15 @@
 //! Promise: what of a prompt is computed already is not computed again, for sessions and between strangers; what is reused is
 //! counted and explained; it changes no answer; and sessions are refused, kept, cut, evicted and closed as promised.
 
+use crate::common::named;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{Engine, EngineConfig, Error, Finish, Request, ReuseReason, Sampling, SessionState};
+use llmctl::runtime::{
+    Engine, EngineConfig, EngineSessionName, Error, Finish, Request, ReuseReason, Sampling, SessionState,
+};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -16,7 +19,7 @@ use crate::common::toy::{
 };
 
 fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(session.to_owned()), ..request }
+    Request { session: Some(named(session)), ..request }
 }
 
 #[track_caller]
@@ -29,7 +32,7 @@ fn check_reuse(answer: &Answer, cached: usize, reason: ReuseReason, first_differ
 }
 
 fn tokens(engine: &Engine, session: &str) -> Vec<u32> {
-    engine.inspect_session(session).expect("open").tokens
+    engine.inspect_session(&named(session)).expect("open").tokens
 }
 
 /// `prompt` and what followed.
@@ -152,7 +155,7 @@ fn a_model_that_cannot_rewind_resumes_append_only() {
     let longer = continued(&prompt, &first, &[30]);
     check_reuse(&run_one(&mut engine, within("a", limited(&longer, 2))), 41, ReuseReason::ExactPrefix, None);
     check_reuse(&run_one(&mut engine, within("a", limited(&prompt, 2))), 0, ReuseReason::Mismatch, Some(40));
-    assert!(matches!(engine.fork_session("a", "b"), Err(Error::NotSupported(_))));
+    assert!(matches!(engine.fork_session(&named("a"), &named("b")), Err(Error::NotSupported(_))));
 }
 
 // ---- what a session holds after its request
@@ -201,7 +204,7 @@ fn a_cancelled_turn_keeps_what_was_computed() {
         assert!(engine.cancel(id));
         drain(&mut engine, &mut answers);
         match steps {
-            0 => assert!(engine.inspect_session(&session).is_err(), "it never began"),
+            0 => assert!(engine.inspect_session(&named(&session)).is_err(), "it never began"),
             _ => assert_eq!(tokens(&engine, &session), held),
         }
         let again = run_one(&mut engine, within(&session, limited(&prompt, 2)));
@@ -246,7 +249,7 @@ fn a_session_takes_one_request_at_a_time() {
     let running = engine.submit(within("a", limited(&[1], 9))).expect("free");
     let waiting = engine.submit(within("b", limited(&[1], 9))).expect("free");
     engine.step();
-    let state = |engine: &Engine, name| engine.inspect_session(name).expect("open").info.state;
+    let state = |engine: &Engine, name| engine.inspect_session(&named(name)).expect("open").info.state;
     assert_eq!((state(&engine, "a"), state(&engine, "b")), (SessionState::Running, SessionState::Waiting));
     let computed = num_forwards(&log);
     for name in ["a", "b"] {
@@ -254,15 +257,15 @@ fn a_session_takes_one_request_at_a_time() {
             assert!(matches!(result, Err(Error::SessionBusy(busy)) if busy == name));
         };
         busy(engine.submit(within(name, limited(&[1], 1))).map(drop));
-        busy(engine.reset_session(name));
-        busy(engine.close_session(name));
-        busy(engine.fork_session(name, "c"));
+        busy(engine.reset_session(&named(name)));
+        busy(engine.close_session(&named(name)));
+        busy(engine.fork_session(&named(name), &named("c")));
     }
     assert_eq!((num_forwards(&log), engine.load().num_waiting), (computed, 1));
     engine.cancel(waiting);
     engine.cancel(running);
     assert_eq!(state(&engine, "a"), SessionState::Idle);
-    assert!(matches!(engine.inspect_session("b"), Err(Error::SessionNotFound(_))), "it never began");
+    assert!(matches!(engine.inspect_session(&named("b")), Err(Error::SessionNotFound(_))), "it never began");
     engine.step();
     run_one(&mut engine, within("b", limited(&[1], 1)));
 }
@@ -277,22 +280,19 @@ fn sessions_are_full_by_count_only_where_none_is_idle() {
     let refused = engine.submit(within("b", limited(&[1], 1)));
     assert!(matches!(refused, Err(Error::SessionsFull { capacity: 2 })));
     assert!(matches!(engine.create_session(), Err(Error::SessionsFull { capacity: 2 })));
-    assert!(matches!(engine.restore_session("b", vec![1]), Err(Error::SessionsFull { capacity: 2 })));
+    assert!(matches!(engine.restore_session(&named("b"), vec![1]), Err(Error::SessionsFull { capacity: 2 })));
     assert_eq!(num_forwards(&log), computed);
     assert!(
-        matches!(engine.inspect_session("b"), Err(Error::SessionNotFound(_))),
+        matches!(engine.inspect_session(&named("b")), Err(Error::SessionNotFound(_))),
         "a refusal begins nothing"
     );
     engine.cancel(running);
     engine.step();
     run_one(&mut engine, limited(&[1], 1));
     run_one(&mut engine, within("b", limited(&[1], 1)));
-    let forked = engine.fork_session("b", "c");
+    let forked = engine.fork_session(&named("b"), &named("c"));
     assert!(matches!(forked, Err(Error::SessionsFull { capacity: 2 })), "not from a session that has gone");
-    assert!(engine.inspect_session("b").is_ok());
-    let unnamed = engine.submit(within("", limited(&[1], 1)));
-    assert!(matches!(unnamed, Err(Error::InvalidParameter { name: "session", .. })));
-    assert!(engine.inspect_session("b").is_ok(), "what is refused takes no slot from anybody");
+    assert!(engine.inspect_session(&named("b")).is_ok());
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_new_session_takes_the_slot_of_the_idle_one_used_longest_ago() {
     let setup = Setup { max_sessions: 3, ..Setup::default() };
     let mut engine = setup.engine(counting(64));
     let names = |engine: &Engine| {
-        engine.list_sessions().into_iter().map(|info| info.name).collect::<Vec<_>>().join(" ")
+        engine.list_sessions().iter().map(|info| info.name.as_str()).collect::<Vec<_>>().join(" ")
     };
     for name in ["a", "b", "c", "a", "d"] {
         run_one(&mut engine, within(name, limited(&(1..40).collect::<Vec<_>>(), 1)));
@@ -316,7 +316,7 @@ fn a_new_session_takes_the_slot_of_the_idle_one_used_longest_ago() {
     assert_eq!(names(&engine), "c f g");
     engine.cancel(running);
     // Whoever knows what one held brings it back, and its full pages are still there.
-    engine.restore_session("a", (1..40).collect()).expect("a slot");
+    engine.restore_session(&named("a"), (1..40).collect()).expect("a slot");
     let back = run_one(&mut engine, within("a", limited(&(1..45).collect::<Vec<_>>(), 1)));
     check_reuse(&back, 32, ReuseReason::PrefixCache, None);
 }
@@ -325,21 +325,26 @@ fn a_new_session_takes_the_slot_of_the_idle_one_used_longest_ago() {
 fn commands_reset_close_list_and_fork() {
     let mut engine = Setup::default().engine(hashing(64));
     for name in ["close", "reset", "fork"] {
-        assert!(matches!(engine.inspect_session(name), Err(Error::SessionNotFound(found)) if found == name));
+        assert!(
+            matches!(engine.inspect_session(&named(name)), Err(Error::SessionNotFound(found)) if found == name)
+        );
         let prompt: Vec<u32> = (0..40).collect();
         run_one(&mut engine, within(name, limited(&prompt, 3)));
     }
-    engine.close_session("close").expect("idle");
-    engine.reset_session("reset").expect("idle");
-    engine.fork_session("fork", "twin").expect("idle");
-    assert!(matches!(engine.fork_session("fork", "twin"), Err(Error::InvalidParameter { .. })));
+    engine.close_session(&named("close")).expect("idle");
+    engine.reset_session(&named("reset")).expect("idle");
+    engine.fork_session(&named("fork"), &named("twin")).expect("idle");
+    assert!(matches!(
+        engine.fork_session(&named("fork"), &named("twin")),
+        Err(Error::InvalidParameter { .. })
+    ));
     let listed: Vec<_> = engine
         .list_sessions()
         .into_iter()
         .map(|info| (info.name, info.num_tokens, info.num_resident))
         .collect();
     let expected = [("fork", 42, 42), ("reset", 0, 0), ("twin", 42, 42)];
-    assert_eq!(listed, expected.map(|(name, tokens, resident)| (name.to_owned(), tokens, resident)));
+    assert_eq!(listed, expected.map(|(name, tokens, resident)| (named(name), tokens, resident)));
     // The twins part: each goes on as it would have alone.
     let held = tokens(&engine, "fork");
     let turn = |next| limited(&[&held[..], &[next]].concat(), 20);
@@ -375,7 +380,7 @@ fn idle_sessions_give_way_the_longest_unused_first_and_come_back() {
     // A stranger needs one page: the longest unused session gives way, its tokens stay.
     run_one(&mut engine, limited(&[7; 10], 1));
     assert_eq!(resident(&engine), [100, 0, 100]);
-    assert_eq!(engine.inspect_session("b").expect("open").info.num_tokens, 100);
+    assert_eq!(engine.inspect_session(&named("b")).expect("open").info.num_tokens, 100);
     // Its full pages are still found; only the last was partly filled.
     let back = run_one(&mut engine, within("b", limited(&[&prompt(2)[..], &[1, 2]].concat(), 1)));
     check_reuse(&back, 96, ReuseReason::PrefixCache, None);
@@ -391,7 +396,7 @@ fn idle_sessions_give_way_the_longest_unused_first_and_come_back() {
 fn a_request_that_is_stopped_early_leaves_what_the_session_stands_for() {
     let (mut engine, _) = tight(hashing(64));
     let saved: Vec<u32> = (0..100).map(|i| i % 60).collect();
-    engine.restore_session("a", saved.clone()).expect("room");
+    engine.restore_session(&named("a"), saved.clone()).expect("room");
     let id = engine.submit(within("a", limited(&[&saved[..], &[1, 2]].concat(), 1))).expect("fits");
     engine.step(); // a part of the prompt
     engine.cancel(id);
@@ -412,7 +417,7 @@ fn a_refused_call_by_hand_takes_no_pages_from_idle_sessions() {
     let by_hand = engine.create_session().expect("room");
     let refused = engine.prefill_tokens(by_hand, &[1; 4000], &Sampling::default());
     assert!(matches!(refused, Err(Error::PromptTooLong { .. })));
-    assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, 100);
+    assert_eq!(engine.inspect_session(&named("a")).expect("open").info.num_resident, 100);
 }
 
 #[test]
@@ -423,9 +428,13 @@ fn sessions_driven_by_hand_get_pages_from_idle_ones() {
     for id in by_hand {
         engine.prefill_tokens(id, &[1; 127], &Sampling::default()).expect("promised");
     }
-    assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, 100, "there was room for all");
+    assert_eq!(
+        engine.inspect_session(&named("a")).expect("open").info.num_resident,
+        100,
+        "there was room for all"
+    );
     run_one(&mut engine, limited(&[6; 20], 1));
-    assert_eq!(engine.inspect_session("a").expect("open").info.num_resident, 0);
+    assert_eq!(engine.inspect_session(&named("a")).expect("open").info.num_resident, 0);
     assert_eq!(engine.position(by_hand[0]).expect("open"), 127, "never theirs");
 }
 
@@ -501,12 +510,13 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
     match action {
         Action::Submit { session, keep, more, max_tokens, seed } => {
             let name = NAMES.get(session);
-            let held = name.and_then(|name| engine.inspect_session(name).ok()).map(|detail| detail.tokens);
+            let held =
+                name.and_then(|name| engine.inspect_session(&named(name)).ok()).map(|detail| detail.tokens);
             let mut prompt = held.unwrap_or_default();
             prompt.truncate(keep.index(prompt.len() + 1).min(60));
             prompt.extend(more);
             let request = Request {
-                session: name.map(|name| (*name).to_owned()),
+                session: name.map(|name| named(name)),
                 sampling: Sampling { ..seeded(seed) },
                 ..limited(&prompt, max_tokens.min(127 - prompt.len().min(126)))
             };
@@ -527,9 +537,9 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
         Action::Cancel(which) if !submitted.is_empty() => drop(engine.cancel(which.get(submitted).0)),
         Action::Cancel(_) | Action::Steps(_) | Action::Restart => {}
         // Refused while busy, unknown or full: then nothing may change, which the answers show.
-        Action::Fork(from, to) => drop(engine.fork_session(NAMES[from], NAMES[to])),
-        Action::Reset(which) => drop(engine.reset_session(NAMES[which])),
-        Action::Close(which) => drop(engine.close_session(NAMES[which])),
+        Action::Fork(from, to) => drop(engine.fork_session(&named(NAMES[from]), &named(NAMES[to]))),
+        Action::Reset(which) => drop(engine.reset_session(&named(NAMES[which]))),
+        Action::Close(which) => drop(engine.close_session(&named(NAMES[which]))),
     }
 }
 
@@ -548,7 +558,7 @@ fn toy_store(root: &std::path::Path) -> DiskStore {
 fn restarted(mut engine: Engine, start: impl Fn() -> Engine) -> Engine {
     assert!(engine.flush_disk(Duration::from_secs(60)));
     let sessions = engine.list_sessions().into_iter().map(|info| info.name);
-    let tokens = |name: String| (engine.inspect_session(&name).expect("listed").tokens, name);
+    let tokens = |name: EngineSessionName| (engine.inspect_session(&name).expect("listed").tokens, name);
     let sessions: Vec<_> = sessions.map(tokens).collect();
     let mut other = start();
     for (tokens, name) in sessions {
@@ -607,7 +617,7 @@ proptest! {
             }
         }
         for name in NAMES {
-            let _ = engine.close_session(name);
+            let _ = engine.close_session(&named(name));
         }
         engine.step();
         prop_assert_eq!(engine.load().kv_free, engine.load().kv_capacity);

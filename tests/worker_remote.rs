@@ -1,6 +1,7 @@
 //! Promise: an engine at the other end of two pipes answers as one in this process does; and whatever the other end does wrong, it
 //! is given up at once, whoever waits for it learns of it, and nobody waits for ever.
 
+use crate::common::named;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,7 +33,7 @@ fn told(stream: EventStream) -> Vec<String> {
 }
 
 fn in_session(prompt: &[u32], name: &str) -> Request {
-    Request { session: Some(name.to_owned()), ..limited(prompt, 5) }
+    Request { session: Some(named(name)), ..limited(prompt, 5) }
 }
 
 #[test]
@@ -57,22 +58,22 @@ fn it_answers_as_one_in_this_process_does() {
     stream(&stopped);
     assert!(stream(&limited(&[], 1)).contains("PromptEmpty"));
     assert!(stream(&in_session(&[4, 5, 6], "a")).contains("New"));
-    let tokens = engines.each_ref().map(|engine| engine.inspect_session("a").expect("open").tokens);
+    let tokens = engines.each_ref().map(|engine| engine.inspect_session(&named("a")).expect("open").tokens);
     assert_eq!(tokens[0], tokens[1]);
     assert!(stream(&in_session(&[&tokens[0][..], &[1, 2]].concat(), "a")).contains("ExactPrefix"));
     let calls: [&dyn Fn(&EngineClient) -> String; 15] = [
-        &|engine| format!("{:?}", engine.fork_session("a", "b")),
-        &|engine| format!("{:?}", engine.fork_session("a", "b")),
-        &|engine| format!("{:?}", engine.fork_session("none", "c")),
-        &|engine| format!("{:?}", engine.restore_session("d", vec![1, 2, 3])),
-        &|engine| format!("{:?}", engine.restore_session("d", vec![1, 2, 3])),
+        &|engine| format!("{:?}", engine.fork_session(&named("a"), &named("b"))),
+        &|engine| format!("{:?}", engine.fork_session(&named("a"), &named("b"))),
+        &|engine| format!("{:?}", engine.fork_session(&named("none"), &named("c"))),
+        &|engine| format!("{:?}", engine.restore_session(&named("d"), vec![1, 2, 3])),
+        &|engine| format!("{:?}", engine.restore_session(&named("d"), vec![1, 2, 3])),
         &|engine| format!("{:?}", engine.list_sessions()),
-        &|engine| format!("{:?}", engine.inspect_session("d")),
-        &|engine| format!("{:?}", engine.inspect_session("none")),
-        &|engine| format!("{:?}", engine.reset_session("a")),
-        &|engine| format!("{:?}", engine.reset_session("none")),
-        &|engine| format!("{:?}", engine.close_session("b")),
-        &|engine| format!("{:?}", engine.close_session("b")),
+        &|engine| format!("{:?}", engine.inspect_session(&named("d"))),
+        &|engine| format!("{:?}", engine.inspect_session(&named("none"))),
+        &|engine| format!("{:?}", engine.reset_session(&named("a"))),
+        &|engine| format!("{:?}", engine.reset_session(&named("none"))),
+        &|engine| format!("{:?}", engine.close_session(&named("b"))),
+        &|engine| format!("{:?}", engine.close_session(&named("b"))),
         &|engine| format!("{:?}", engine.flush_disk(Duration::from_secs(5))),
         &|engine| format!("{:?}", engine.take_notices()),
         &|engine| format!("{:?}", engine.load()),
@@ -110,7 +111,7 @@ fn a_stream_that_is_dropped_is_cancelled_and_one_that_has_ended_is_not() {
     let engine = behind_pipes(hashing_engine(), tokenizer());
     let mut stream = engine.submit(in_session(&[1], "a")).expect("valid");
     stream.by_ref().for_each(drop);
-    let long = Request { session: Some("a".to_owned()), ..limited(&[1], 250) };
+    let long = Request { session: Some(named("a")), ..limited(&[1], 250) };
     let mut cancelled = engine.submit(long.clone()).expect("valid");
     assert!(cancelled.next().is_some());
     cancelled.cancel();
@@ -121,7 +122,8 @@ fn a_stream_that_is_dropped_is_cancelled_and_one_that_has_ended_is_not() {
         other => panic!("{other:?}"),
     }
     drop(engine.submit(long).expect("valid"));
-    let is_idle = || engine.inspect_session("a").is_ok_and(|detail| detail.info.state == SessionState::Idle);
+    let is_idle =
+        || engine.inspect_session(&named("a")).is_ok_and(|detail| detail.info.state == SessionState::Idle);
     assert!((0..6000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         is_idle()

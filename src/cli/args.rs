@@ -51,7 +51,7 @@ pub enum ColorWhen {
     Never,
 }
 
-/// Which model, and how it is held in memory.
+/// Flags that choose the model and how it is held in memory.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
@@ -110,7 +110,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "ID", value_delimiter = ',', hide_short_help = true)]
     pub eos_id: Vec<u32>,
 
-    /// What the configuration files call models; filled in after the parse.
+    /// Names of models in the configuration files; set after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
 
@@ -169,7 +169,7 @@ pub enum CpuSet {
 }
 
 impl CpuSet {
-    /// The instruction set, if this processor has it.
+    /// Returns the instruction set, if this processor has it.
     ///
     /// # Errors
     /// A usage error that lists what there is.
@@ -214,7 +214,7 @@ pub enum DeviceArg {
     Metal,
 }
 
-/// How the engine works; no answer depends on it.
+/// Flags of the engine; none changes an answer.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
@@ -234,12 +234,12 @@ pub struct EngineArgs {
     /// Disk for the KV of saved sessions, which makes them warm after a restart; 0 keeps none (default: 4G)
     ///
     /// Lies in the cache folder and may be deleted at any time: then the next turn computes its prompt again. The pages used
-    /// longest ago go first. Without --session nothing is kept.
+    /// longest ago are removed first, and pages that several sessions begin with last. Without --session nothing is kept.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
 }
 
-/// What the engine is asked to do beside the model's own settings.
+/// Settings of the engine beside those of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     pub warm_resume: bool,
@@ -251,7 +251,7 @@ pub struct EngineOptions {
     pub sharing: Sharing,
 }
 
-/// How many use the engine at the same time; the default is one.
+/// Limits on simultaneous use of the engine; the default is one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharing {
     pub max_running: usize,
@@ -516,7 +516,7 @@ impl FromStr for TokenBias {
 }
 
 impl SamplingArgs {
-    /// What can be known to be wrong without a model; ids beyond its vocabulary are the engine's to refuse.
+    /// Validates what does not depend on a model. The engine refuses ids beyond its vocabulary.
     ///
     /// # Errors
     /// [`Error::InvalidParameter`] naming the field.

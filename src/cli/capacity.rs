@@ -1,4 +1,4 @@
-//! How many requests and sessions one engine serves: the flags of `serve` and of `worker`, which differ in their help only.
+//! Limits on the requests and sessions of one engine: flags of `serve` and of `worker`.
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -9,59 +9,38 @@ const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_MAX_WAITING: usize = 64;
 const DEFAULT_MAX_SESSIONS: usize = 256;
 
-/// How many requests and sessions `serve` takes.
+/// Limits on the requests and sessions of an engine.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Capacity")]
 pub struct CapacityArgs {
     /// Requests that are computed at the same time (default: 4)
     ///
-    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
+    /// Each may use the whole context: --kv-memory is shared by all, and without it each gets memory for a full context as far
     /// as memory allows.
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub parallel: Option<usize>,
 
-    /// Requests that wait for their turn; more get 429 (default: 64)
+    /// Requests that wait for their turn; more are refused, over HTTP with 429 (default: 64)
     #[arg(long, value_name = "N", hide_short_help = true)]
     pub max_waiting: Option<usize>,
 
     /// Sessions held ready at the same time (default: 256)
     ///
-    /// One more takes the slot of the one idle longest, which is brought back when it is asked for again. On disk there may be
-    /// any number.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
+    /// One more takes the slot of the session that has been idle longest, which comes back when it is asked for again. On disk
+    /// there may be any number. A worker may hold none, with 0.
+    #[arg(long, value_name = "N", hide_short_help = true)]
     pub max_sessions: Option<usize>,
 
     /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
     ///
-    /// What it has said stays, and its KV stays on disk.
+    /// Its turns and its KV stay on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_ttl: Option<TimeSpan>,
 }
 
-/// How many requests and sessions `worker` takes.
-#[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Capacity")]
-pub struct WorkerCapacityArgs {
-    /// Requests that are computed at the same time (default: 4)
-    ///
-    /// Each may use the whole context: --kv-memory is theirs together, and without it there is a full context for each as far
-    /// as memory allows.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
-    pub parallel: Option<usize>,
-
-    /// Requests that wait for their turn; more are refused (default: 64)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
-    pub max_waiting: Option<usize>,
-
-    /// Named sessions kept at the same time, a new one in place of the one idle longest; 0: none (default: 256)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(..=1_000_000), hide_short_help = true)]
-    pub max_sessions: Option<usize>,
-
-    /// Take a session's memory and slot when it has been idle this long, e.g. 30m (default: when others need them)
-    ///
-    /// Its KV stays on disk.
-    #[arg(long, value_name = "TIME", hide_short_help = true)]
-    pub session_ttl: Option<TimeSpan>,
+/// Returns the values of `--max-sessions` for `serve`. A worker may keep none: its client keeps the sessions.
+pub fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 impl CapacityArgs {
@@ -74,13 +53,5 @@ impl CapacityArgs {
             session_ttl: self.session_ttl.map(|span| span.0),
         };
         EngineOptions { sharing, ..engine.resolve(true) }
-    }
-}
-
-impl WorkerCapacityArgs {
-    /// Returns the options of an engine with this capacity.
-    pub fn options(&self, engine: &EngineArgs) -> EngineOptions {
-        let Self { parallel, max_waiting, max_sessions, session_ttl } = *self;
-        CapacityArgs { parallel, max_waiting, max_sessions, session_ttl }.options(engine)
     }
 }

@@ -79,6 +79,8 @@ pub enum Exit {
     FailedRows,
     /// Stopped by this signal, in good order.
     Signal(u8),
+    /// The code of the agent that `launch` has run.
+    Agent(u8),
 }
 
 impl Exit {
@@ -88,7 +90,8 @@ impl Exit {
             Exit::Error(kind) => kind.code(),
             Exit::Cut => 3,
             Exit::FailedRows => 4,
-            Exit::Signal(number) => 128 + number,
+            Exit::Signal(number) => number.saturating_add(128),
+            Exit::Agent(code) => code,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the clap definition of a flag says about it: its key in files, its variable, its TOML types, whether a value is
-//! valid and why not, and which flags exclude each other.
+//! Properties of a flag, from its clap definition: its key in files, its variable, its TOML types, whether a value is valid
+//! and why not, and which flags exclude each other.
 //!
 //! Everything is read from the definition, so that a new flag is a new key and a new variable without another line of code.
 
@@ -13,7 +13,7 @@ use clap::{Arg, ArgAction, Command};
 
 use super::args::MaxTokens;
 
-/// How many values a flag takes, and of which type.
+/// Number and type of a flag's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlagShape {
     /// A boolean, e.g. `--quiet`.
@@ -100,7 +100,7 @@ pub fn key(arg: &Arg) -> Option<&str> {
 /// Checks `value` with the flag's own parser.
 ///
 /// # Errors
-/// What is wrong with the value, in words.
+/// Validates a value; the error says what is wrong.
 pub fn check(arg: &Arg, value: &str) -> Result<(), String> {
     let Some(long) = arg.get_long() else { return Ok(()) };
     let probe = Arg::new("value").long(long.to_owned()).value_parser(arg.get_value_parser().clone());
@@ -179,7 +179,7 @@ pub fn variable(arg: &Arg) -> Option<String> {
     Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
 }
 
-/// Whether `word` switches a switch off or is a count of 0.
+/// Returns whether `word` switches a switch off or is a count of 0.
 pub fn is_off(arg: &Arg, word: &str) -> bool {
     match FlagShape::of(arg) {
         FlagShape::Switch => word == "false",
@@ -188,7 +188,7 @@ pub fn is_off(arg: &Arg, word: &str) -> bool {
     }
 }
 
-/// Whether clap refuses both flags (by id) together on the command line.
+/// Returns whether clap refuses both flags (by id) together on the command line.
 pub fn conflict(command: &Command, a: &str, b: &str) -> bool {
     let arg = |id: &str| command.get_arguments().find(|arg| arg.get_id() == id);
     let (Some(arg_a), Some(arg_b)) = (arg(a), arg(b)) else { return false };

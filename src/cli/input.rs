@@ -14,7 +14,7 @@ use super::terminal::Terminal;
 /// More text than any context holds; a bound for /dev/zero and wrong files.
 const MAX_TEXT_BYTES: u64 = 64 << 20;
 
-/// How long stdin may be silent before a note says that llmctl waits for it.
+/// Time of silence on stdin after which a note says that llmctl waits for it.
 const STDIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reads a text file, without the line end at its end.

@@ -19,6 +19,7 @@ pub mod flags;
 #[cfg(test)]
 mod guide_facts;
 pub mod input;
+pub mod launch;
 pub mod load;
 pub mod man;
 pub mod models;
@@ -83,6 +84,7 @@ pub enum CliCommand {
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
     Worker(Box<worker::WorkerArgs>),
+    Launch(Box<launch::LaunchArgs>),
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -191,7 +193,10 @@ fn dispatch(
     match command {
         CliCommand::Run(mut args) => {
             settle(&mut args.model, config)?;
-            run::run(*args, terminal)
+            match args.batch.batch {
+                Some(_) => batch::run(*args, terminal),
+                None => run::run(*args, terminal),
+            }
         }
         CliCommand::Serve(mut args) => {
             settle(&mut args.model, config)?;
@@ -200,6 +205,10 @@ fn dispatch(
         CliCommand::Worker(mut args) => {
             settle(&mut args.model, config)?;
             worker::run(*args, terminal)
+        }
+        CliCommand::Launch(mut args) => {
+            settle(&mut args.model, config)?;
+            launch::run(*args, terminal, places)
         }
         CliCommand::Chat(mut args) => {
             settle(&mut args.model, config)?;
@@ -282,6 +291,7 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     match &mut cli.command {
         CliCommand::Run(args) => args.model.is_named = is_named,
         CliCommand::Chat(args) => args.model.is_named = is_named,
+        CliCommand::Launch(args) => args.model.is_named = is_named,
         _ => {}
     }
     let origins = config.origins(&base, &given);

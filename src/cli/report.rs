@@ -1,13 +1,15 @@
-//! Output of the helper subcommands: text for people, or one JSON object. Formats only.
+//! Output of the helper subcommands, and what reports share with them: text for people, or one JSON object. Formats only.
 
 use std::borrow::Cow;
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
+use serde_json::{Value, json};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
+use crate::runtime::Usage;
 
 /// `--output` of helper subcommands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -26,7 +28,7 @@ pub fn print(text: &str) -> Result<Exit, CommandError> {
 }
 
 /// Writes one JSON object, indented.
-pub fn print_json(value: &serde_json::Value) -> Result<Exit, CommandError> {
+pub fn print_json(value: &Value) -> Result<Exit, CommandError> {
     let text = serde_json::to_string_pretty(value).map_err(|error| CommandError::new(Kind::Bug, error))?;
     print(&(text + "\n"))
 }
@@ -120,6 +122,21 @@ fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
     let mut cut: String = text.chars().take_while(fits).collect();
     cut.push('\u{2026}');
     cut.into()
+}
+
+/// Returns the tokens of the context that a turn used.
+pub fn used(usage: &Usage) -> usize {
+    usage.prompt_tokens + usage.completion_tokens
+}
+
+/// Returns OpenAI's usage object.
+pub fn usage_json(usage: &Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": used(usage),
+        "cached_tokens": usage.cached_tokens,
+    })
 }
 
 #[cfg(test)]

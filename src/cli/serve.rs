@@ -7,14 +7,14 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
 use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, TimeSpan};
-use super::capacity::CapacityArgs;
+use super::capacity::{CapacityArgs, at_least_one};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
@@ -30,7 +30,7 @@ use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, Recovery};
 use crate::serve::engines::Engines;
 use crate::serve::lifecycle::Lifecycle;
-use crate::serve::listen::{Listener, Server};
+use crate::serve::listen::{Address, Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
 use crate::serve::policy::{ApiKeys, Hosts, Policy};
@@ -38,8 +38,8 @@ use crate::serve::{App, ServeSettings};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
 /// Not the default of any similar program: 8080, 8000, 11434, 1234, 30000 and 3000 are in use.
-const DEFAULT_PORT: u16 = 8484;
-const DEFAULT_HOST: &str = "127.0.0.1";
+pub const DEFAULT_PORT: u16 = 8484;
+pub const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_SESSION_WAIT: Duration = Duration::from_secs(60);
 const DEFAULT_DRAIN: Duration = Duration::from_secs(30);
 
@@ -57,7 +57,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Requests of any number of clients run together, named sessions keep what is computed between requests and over
 /// restarts. With --share-sessions they are the same that `run --session` uses. docs/http.md describes the interface.
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_long_help = LONG_HELP)]
+#[command(after_long_help = LONG_HELP, mut_arg("max_sessions", |arg| arg.value_parser(at_least_one())))]
 pub struct ServeArgs {
     #[command(flatten)]
     pub listen: ListenArgs,
@@ -112,11 +112,11 @@ pub struct ListenArgs {
     /// Another name that requests may call the model, for clients that are set to one; `*` for any; may be repeated
     ///
     /// Answers carry the model's own name.
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = clap::builder::NonEmptyStringValueParser::new(), hide_short_help = true)]
     pub alias: Vec<String>,
 }
 
-/// Who may use it.
+/// Flags of access.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Access")]
 pub struct AccessArgs {
@@ -142,7 +142,7 @@ pub struct AccessArgs {
     pub allowed_host: Vec<String>,
 }
 
-/// How sessions are used.
+/// Flags of sessions.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sessions")]
 pub struct ServeSessionArgs {
@@ -157,7 +157,7 @@ pub struct ServeSessionArgs {
     pub share_sessions: bool,
 }
 
-/// How requests are judged and answers read.
+/// Flags of reading requests and answers.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Requests")]
 pub struct AnswerArgs {
@@ -202,7 +202,7 @@ pub struct AnswerArgs {
     pub reasoning_format: Option<ReasoningFormat>,
 }
 
-/// What is granted to clients, and what is written down.
+/// Flags of clients' limits and of logs.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Limits and logs")]
 pub struct ServeLimitArgs {
@@ -267,8 +267,8 @@ Start:
 says that requests are taken; the line before it has the base URL that clients are set to, which ends with /v1.
 
 End:
-  SIGTERM and SIGINT: the address is free at once, so that a new connection, /ready too, is refused by the system. Requests \
-under way go on for --drain-timeout. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
+  SIGTERM and SIGINT: new requests and /ready get 503, and idle connections close. Requests under way go on for \
+--drain-timeout; when they have ended, the address is free. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
 error event. Sessions are saved, and the exit code is 0. A second signal ends at once.
   An engine that fails is brought back by loading the model again; meanwhile requests get 503, unless another worker takes \
 them. Requests under way are begun again, where nothing was sent yet, or end with an error. One that fails again and again \
@@ -323,46 +323,90 @@ enum Stop {
     EngineLost(String),
 }
 
+/// A server that takes requests.
+pub struct RunningServer {
+    server: Server,
+    app: App,
+    log: Option<AccessLog>,
+    drain_timeout: Duration,
+    stop: Sender<Stop>,
+    stops: Receiver<Stop>,
+}
+
 /// Runs the server until a signal, or until the engine cannot be recovered.
 pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
-    let mut policy = policy(&args, terminal)?;
-    let num_workers = args.isolation.num_workers()?.unwrap_or(0);
-    let listener = bind(&args.listen, &args.access, &policy.keys)?;
-    let limits = connection_limits(&args.limits, num_workers, terminal);
-    if args.limits.max_slow_bodies.is_none() {
-        // With few connections, one client still leaves half of them to others.
-        policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
-    }
-    let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
-    let lifecycle = Lifecycle::new(policy, Observer::default(), log.clone());
-    let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
-    terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
-
-    let (stop, stops) = mpsc::channel();
-    let app = load_app(&args, server.lifecycle().observer().clone(), stop.clone(), terminal, places)?;
+    let keys = keys(args.access.api_key_file.as_deref(), terminal)?;
+    let running = RunningServer::start(&args, keys, terminal, places)?;
     let graceful = Graceful::begin();
+    let stop = running.stop.clone();
     // The receiver lives until the process ends.
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
-    server.open(app.clone());
-    terminal.note(&format!("serving {} at {}", app.model().id, server.address().base_url()));
-    terminal.note(&format!("listening on {}", server.address()));
-    let stopped = stops.recv().unwrap_or(Stop::Signal);
-    finish(server, &app, args.limits.drain_timeout, terminal);
-    let is_logged = log.is_none_or(|log| log.flush(FLUSH_TIMEOUT));
-    if !is_logged {
-        terminal.warn("the last lines of the access log could not be written");
-    }
+    running.open(terminal);
+    let stopped = running.stops.recv().unwrap_or(Stop::Signal);
+    terminal.note("stopping: requests under way come to their end");
+    running.finish(terminal);
     match stopped {
         Stop::Signal => Ok(Exit::Success),
         Stop::EngineLost(why) => Err(CommandError::new(Kind::Failure, anyhow::anyhow!(why))),
     }
 }
 
+impl RunningServer {
+    /// Takes the address and loads the model. Requests get 503 until [`Self::open`].
+    ///
+    /// # Errors
+    /// Those of `llmctl serve`.
+    pub fn start(
+        args: &ServeArgs,
+        keys: ApiKeys,
+        terminal: &Terminal,
+        places: &Places,
+    ) -> Result<Self, CommandError> {
+        let mut policy = policy(args, keys);
+        let num_workers = args.isolation.num_workers()?.unwrap_or(0);
+        let listener = bind(&args.listen, &args.access, &policy.keys)?;
+        let limits = connection_limits(&args.limits, num_workers, terminal);
+        if args.limits.max_slow_bodies.is_none() {
+            // With few connections, one client still leaves half of them to others.
+            policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
+        }
+        let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
+        let lifecycle = Lifecycle::new(policy, Observer::default(), log.clone());
+        let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
+        terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
+        let (stop, stops) = mpsc::channel();
+        let app = load_app(args, server.lifecycle().observer().clone(), stop.clone(), terminal, places)?;
+        let drain_timeout = args.limits.drain_timeout.map_or(DEFAULT_DRAIN, |span| span.0);
+        Ok(Self { server, app, log, drain_timeout, stop, stops })
+    }
+
+    /// Takes requests from now on.
+    pub fn open(&self, terminal: &Terminal) {
+        self.server.open(self.app.clone());
+        terminal.note(&format!("serving {} at {}", self.app.model().id, self.server.address().base_url()));
+        terminal.note(&format!("listening on {}", self.server.address()));
+    }
+
+    pub fn address(&self) -> &Address {
+        self.server.address()
+    }
+
+    pub fn app(&self) -> &App {
+        &self.app
+    }
+
+    /// Lets requests come to their end, saves the sessions' KV and writes the rest of the log.
+    pub fn finish(self, terminal: &Terminal) {
+        finish(self.server, &self.app, self.drain_timeout, terminal);
+        if !self.log.is_none_or(|log| log.flush(FLUSH_TIMEOUT)) {
+            terminal.warn("the last lines of the access log could not be written");
+        }
+    }
+}
+
 /// Completes requests, closes connections and sockets, and saves the sessions' KV.
-fn finish(server: Server, app: &App, timeout: Option<TimeSpan>, terminal: &Terminal) {
-    let timeout = timeout.map_or(DEFAULT_DRAIN, |span| span.0);
-    terminal.note("stopping: requests under way come to their end");
+fn finish(server: Server, app: &App, timeout: Duration, terminal: &Terminal) {
     let engines = app.engines().up();
     let cancel = || {
         // An engine that has ended has nothing to cancel.
@@ -485,8 +529,7 @@ fn settings(args: &ServeArgs) -> ServeSettings {
     }
 }
 
-fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError> {
-    let keys = keys(args.access.api_key_file.as_deref(), terminal)?;
+fn policy(args: &ServeArgs, keys: ApiKeys) -> Policy {
     let mut names = args.access.allowed_host.clone();
     // A name that the server is bound to is meant to be used; with keys, any name is allowed.
     names.extend(
@@ -494,14 +537,14 @@ fn policy(args: &ServeArgs, terminal: &Terminal) -> Result<Policy, CommandError>
     );
     let defaults = Policy::default();
     let max_body = args.limits.max_body.map_or(Ok(defaults.max_body), |size| usize::try_from(size.0));
-    Ok(Policy {
+    Policy {
         keys,
         hosts: Hosts { names },
         origins: args.access.cors_origin.clone(),
         max_body: max_body.unwrap_or(usize::MAX),
         body_timeout: args.limits.body_timeout.map_or(defaults.body_timeout, |span| span.0),
         max_slow_bodies: args.limits.max_slow_bodies.unwrap_or(defaults.max_slow_bodies),
-    })
+    }
 }
 
 /// Reads the keys of the file and the environment.

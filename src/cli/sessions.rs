@@ -31,6 +31,12 @@ pub struct SessionsArgs {
     #[command(subcommand)]
     pub command: Option<SessionsCommand>,
 
+    /// Use the sessions of this owner of API keys of `llmctl serve`, instead of your own
+    ///
+    /// Owners are those that the key file names, `anonymous` for a server without keys, and key-... for keys without an owner.
+    #[arg(long, value_name = "NAME", global = true)]
+    pub owner: Option<String>,
+
     /// What goes to stdout: text, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t, global = true)]
     pub output: ReportFormat,
@@ -105,6 +111,10 @@ Examples:
   llmctl sessions show trip --output json | jq -r '.turns[].messages[].content'
   llmctl sessions remove --branches trip
 
+Owners:
+  `llmctl serve` stores the sessions of each owner of API keys apart. The list counts them; --owner NAME
+  lists, shows, exports, renames, restores and removes those of one owner.
+
 Branches:
   What is undone, edited away or reset, and a request over HTTP that does not continue its session,
   is kept as a branch: a session named NAME~1, NAME~2 and so on, listed below its session.
@@ -134,8 +144,16 @@ Exit codes:
   75   another process has the session open";
 
 pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
-    let store = store(places)?;
+    let mut store = store(places)?;
+    if let Some(owner) = &args.owner {
+        store = owned(&store, owner)?;
+    }
     let (text, object) = match args.command.unwrap_or(SessionsCommand::List) {
+        SessionsCommand::List if args.owner.is_none() => {
+            let (mut text, mut object) = list(&store, places)?;
+            add_owners(&store, &mut text, &mut object)?;
+            (text, object)
+        }
         SessionsCommand::List => list(&store, places)?,
         SessionsCommand::Show { name } => {
             let name = parse(&name)?;
@@ -188,6 +206,42 @@ pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
         CommandError::new(Kind::Config, error).hint("set HOME or XDG_DATA_HOME")
     })?;
     Ok(SessionStore::new(folder).with_kv(places.kv()))
+}
+
+/// Returns the store of an owner of API keys.
+///
+/// # Errors
+/// `NotFound` with the known owners.
+fn owned(store: &SessionStore, owner: &str) -> Result<SessionStore, CommandError> {
+    let owners = store.owners();
+    if owners.iter().any(|known| known == owner) {
+        return Ok(store.of_owner(owner));
+    }
+    let error = anyhow::anyhow!("no owner of API keys named {owner:?} has sessions here");
+    let hint = match owners.is_empty() {
+        true => "no server has stored sessions of others".to_owned(),
+        false => format!("there are {}", owners.join(", ")),
+    };
+    Err(CommandError::new(Kind::NotFound, error).hint(hint))
+}
+
+/// Adds to the list who else has sessions below the same folder.
+fn add_owners(store: &SessionStore, text: &mut String, object: &mut Value) -> Result<(), CommandError> {
+    let mut counts = Vec::new();
+    for owner in store.owners() {
+        let count = store.of_owner(&owner).list()?.len();
+        if count > 0 {
+            counts.push((owner, count));
+        }
+    }
+    let shown: Vec<String> = counts.iter().map(|(owner, count)| format!("{owner} ({count})")).collect();
+    if !shown.is_empty() {
+        let shown = shown.join(", ");
+        text.push_str(&format!("owners of API keys with sessions: {shown}; --owner NAME lists those\n"));
+    }
+    object["owners"] =
+        counts.into_iter().map(|(owner, count)| json!({"owner": owner, "sessions": count})).collect();
+    Ok(())
 }
 
 /// Adds a hint to the error of opening a session.

@@ -3,6 +3,7 @@
 //! Decides whether a stream may carry colours. A stderr that cannot be written is never an error. Text from a
 //! model or a file never reaches a terminal with control characters.
 
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
 use super::args::ColorWhen;
@@ -75,7 +76,7 @@ impl Terminal {
         self.color
     }
 
-    /// Draws a line that the next status replaces; nothing where progress must not be drawn. At most one
+    /// Draws a line that the next status replaces, unless progress must not be drawn. At most one
     /// terminal line of `text` is shown; an empty text clears it.
     pub fn status(&self, text: &str) {
         if self.shows_progress() {
@@ -108,14 +109,14 @@ impl Terminal {
     }
 
     /// Reports a problem that does not stop the work, even with `--quiet`.
-    pub fn warn(&self, message: &str) {
-        self.line("warning", "1;33", message);
+    pub fn warn(&self, message: impl Display) {
+        self.line("warning", "1;33", &message.to_string());
     }
 
     /// Reports a fact that is no problem.
-    pub fn note(&self, message: &str) {
+    pub fn note(&self, message: impl Display) {
         if !self.quiet {
-            self.raw_line(message);
+            self.raw_line(&message.to_string());
         }
     }
 

@@ -7,13 +7,12 @@ use serde_json::{Map, Value};
 
 use super::report::counted;
 use crate::runtime::ChatTokenizer;
-use crate::template::ReasoningFormat;
+use crate::template::{Reasoning, ReasoningFormat};
 
-/// What the user wants of reasoning.
+/// The user's setting of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Think {
-    /// `None` leaves it to the template.
-    pub is_on: Option<bool>,
+    pub reasoning: Reasoning,
     pub is_shown: bool,
     /// Tokens of reasoning before it is ended.
     pub budget: Option<usize>,
@@ -21,11 +20,11 @@ pub struct Think {
 
 impl Default for Think {
     fn default() -> Self {
-        Self { is_on: None, is_shown: true, budget: None }
+        Self { reasoning: Reasoning::default(), is_shown: true, budget: None }
     }
 }
 
-/// What a model's template can do about reasoning.
+/// A template's support of reasoning.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Thinking {
     /// The variables that switch it on; empty if the template reads none.
@@ -38,8 +37,8 @@ pub struct Thinking {
 impl Thinking {
     pub fn of(chat_tokenizer: &ChatTokenizer) -> Self {
         Self {
-            on: chat_tokenizer.thinking_variables(true),
-            off: chat_tokenizer.thinking_variables(false),
+            on: chat_tokenizer.reasoning_variables(true.into()),
+            off: chat_tokenizer.reasoning_variables(false.into()),
             format: chat_tokenizer.output_markup().reasoning,
         }
     }
@@ -57,7 +56,7 @@ const NONE: &str = "this model's template has no thinking";
 
 impl Think {
     /// # Errors
-    /// What is wrong with the value; the caller names the flag or command.
+    /// A description of the wrong value; the caller names the flag or command.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut think = Self::default();
         think.change(text)?;
@@ -72,15 +71,15 @@ impl Think {
         let budget =
             |text: &str| text.trim_start_matches([' ', '=']).parse::<usize>().ok().filter(|count| *count > 0);
         match text.trim() {
-            "on" => *self = Self { is_on: Some(true), ..Self::default() },
-            "off" => *self = Self { is_on: Some(false), ..Self::default() },
+            "on" => *self = Self { reasoning: true.into(), ..Self::default() },
+            "off" => *self = Self { reasoning: false.into(), ..Self::default() },
             "hide" => self.is_shown = false,
             "show" => self.is_shown = true,
             other => {
                 let count = other.strip_prefix("budget").and_then(budget);
                 let count = count
                     .ok_or_else(|| format!("unknown setting {other:?} (on, off, hide, show, budget N)"))?;
-                (self.is_on, self.budget) = (Some(true), Some(count));
+                (self.reasoning, self.budget) = (true.into(), Some(count));
             }
         }
         Ok(())
@@ -89,7 +88,7 @@ impl Think {
     /// Whether the template can do what is wanted.
     ///
     /// # Errors
-    /// What it cannot.
+    /// The setting that the template does not support.
     pub fn check(&self, thinking: &Thinking) -> Result<(), String> {
         if *self == Self::default() {
             return Ok(());
@@ -97,7 +96,7 @@ impl Think {
         if !thinking.is_there() {
             return Err(NONE.to_owned());
         }
-        if self.is_on == Some(false) && !thinking.has_switch() {
+        if self.reasoning.is_on == Some(false) && !thinking.has_switch() {
             return Err("this model's template cannot turn thinking off (hide hides it)".to_owned());
         }
         if self.budget.is_some() && thinking.format.and_then(ReasoningFormat::closing).is_none() {
@@ -108,7 +107,7 @@ impl Think {
 
     /// Returns the variables that the template gets.
     pub fn variables(&self, thinking: &Thinking) -> Map<String, Value> {
-        match self.is_on {
+        match self.reasoning.is_on {
             None => Map::new(),
             Some(true) => thinking.on.clone(),
             Some(false) => thinking.off.clone(),
@@ -120,7 +119,7 @@ impl Think {
         if !thinking.is_there() {
             return NONE.to_owned();
         }
-        let is_on = match self.is_on {
+        let is_on = match self.reasoning.is_on {
             None => "thinking: the template's default",
             Some(true) => "thinking: on",
             Some(false) => return "thinking: off".to_owned(),

@@ -9,7 +9,7 @@ use std::process;
 use clap::Args;
 
 use super::args::{EngineArgs, ModelArgs};
-use super::capacity::WorkerCapacityArgs;
+use super::capacity::CapacityArgs;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::signal::Graceful;
@@ -29,7 +29,7 @@ pub struct WorkerArgs {
     pub model: ModelArgs,
 
     #[command(flatten)]
-    pub capacity: WorkerCapacityArgs,
+    pub capacity: CapacityArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,

@@ -47,15 +47,16 @@ const PROGRAM_VARIABLE: &str = "LLMCTL_WORKER_PROGRAM";
 pub struct IsolationArgs {
     /// Compute in a process of its own: the server survives whatever happens there
     ///
-    /// A worker that dies or hangs is started again. Requests of which nothing has been sent yet are repeated, others end with
-    /// an error, and sessions go on with what was said.
+    /// A worker that dies or hangs is started again. Requests whose clients have received nothing are repeated, others end with
+    /// an error, and sessions continue with their finished turns.
     #[arg(long)]
     pub isolate: bool,
 
-    /// Compute in so many processes, each with the model and --parallel requests at a time (default: 1; implies --isolate)
+    /// Compute in N processes, each with the model and --parallel requests at a time (default: 1; implies --isolate)
     ///
-    /// Sessions keep to one of them, other requests go where least is to be done. Weights that are used as they lie in the file are
-    /// in memory once; --kv-memory is each worker's, and so is --threads, which without it are shared out.
+    /// A session stays with one process; other requests go to the process with the fewest. Weights that are used as they lie
+    /// in the file are in memory once. --kv-memory and --threads hold for each process; without --threads, the processor's
+    /// threads are divided among them.
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub workers: Option<usize>,
 

@@ -1,8 +1,7 @@
 //! The text side of a loaded model: conversations to text with its chat template, text to token ids, ids to bytes.
 //!
-//! Immutable and shared by everything that speaks to the model. The time that templates may print is handed in with each
-//! rendering: whoever keeps a conversation decides how long its date stands, because a date that moves makes every prompt
-//! a new one. Knows no weights, no session and no engine.
+//! Immutable and shared. The caller passes the time that templates may print with each rendering: a conversation keeps its
+//! date, because a changed date makes every prompt new. Knows no weights, no session and no engine.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
@@ -14,9 +13,10 @@ use super::hints::{Frontend, Hints};
 use super::infill::Infill;
 use super::load::ModelTexts;
 use super::text::Tokenizer;
+use crate::runtime::notice::Notice;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, OutputMarkup, ReasoningFormat, RenderOptions, Shown,
-    SpecialTokens, SystemMessages, THINKING_SWITCHES, TemplateError, ToolCallFormat,
+    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, Reasoning, ReasoningFormat,
+    RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables, ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
@@ -25,7 +25,7 @@ const GENERIC: ToolCallFormat = ToolCallFormat::Generic;
 /// A model without its weights.
 pub struct ChatTokenizer {
     texts: ModelTexts,
-    /// The template in force; `Err` is why the source does not compile, said when it is needed.
+    /// The template in force; `Err` if the source does not compile, which `render` reports.
     template: std::result::Result<ChatTemplate, TemplateError>,
     /// The parts of a conversation that the template shows.
     shown: Shown,
@@ -65,13 +65,12 @@ impl ChatTokenizer {
         Self { texts, template, shown, output_markup, accommodation, hints, frontend, context_tokens }
     }
 
-    /// Prompts are for a context of so many tokens from now on: one far beyond it is refused before it is tokenised whole. What is
-    /// said first stays.
+    /// Sets the context, so that `encode` refuses a prompt far beyond it before it tokenises all of it. The first call counts.
     pub fn set_context_tokens(&self, context_tokens: usize) {
         let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
     }
 
-    /// Takes this for the format of the model's calls, whatever its template shows.
+    /// Sets the format of the model's calls, whatever its template shows.
     pub fn set_tool_format(&mut self, format: ToolCallFormat) {
         self.output_markup.tool_calls = Some(format);
         self.accommodation.spells_tools = format == GENERIC || !self.shown.tools;
@@ -82,45 +81,40 @@ impl ChatTokenizer {
         self.output_markup.reasoning = Some(format);
     }
 
-    /// Whether the model is told of the tools of a conversation, and in a format that its calls are read in.
+    /// Returns whether prompts describe the tools of a conversation, in a format whose calls can be parsed.
     pub fn shows_tools(&self) -> bool {
         let is_generic = matches!(self.output_markup.tool_calls, Some(GENERIC | ToolCallFormat::Hermes));
         self.output_markup.tool_calls.is_some() && (!self.accommodation.spells_tools || is_generic)
     }
 
-    /// Whether tools are described by llmctl, and calls asked for in its generic format.
+    /// Returns whether llmctl describes the tools, and asks for calls in its generic format.
     pub fn spells_tools(&self) -> bool {
         self.accommodation.spells_tools && self.has_template()
     }
 
-    /// Describes to people how conversations with tools are changed; `None` if the template shows all of them.
-    pub fn notice_of_tools(&self) -> Option<&'static str> {
-        let why = match (self.shown.tools, self.shown.output_markup.tool_calls) {
-            _ if !self.spells_tools() => return None,
-            (false, _) => {
-                "the chat template shows no tools: they are described in the system prompt, and calls asked for in a generic JSON format"
-            }
-            (true, _) => {
-                "the chat template shows no format of calls that is known: tools are described in the system prompt, and calls asked for in a generic JSON format"
-            }
+    /// Returns how conversations with tools are changed; `None` if the template shows all of them.
+    pub fn notice_of_tools(&self) -> Option<Notice> {
+        self.spells_tools().then_some(Notice::GenericTools { shows_tools: self.shown.tools })
+    }
+
+    /// Returns how system prompts are changed; `None` if the template prints them.
+    pub fn notice_of_system(&self) -> Option<Notice> {
+        let is_refused = match self.shown.system {
+            SystemMessages::Printed => return None,
+            SystemMessages::Dropped => false,
+            SystemMessages::Refused => true,
         };
-        Some(why)
+        Some(Notice::FoldedSystem { is_refused })
     }
 
-    /// Describes to people how system prompts are changed; `None` if the template prints them.
-    pub fn notice_of_system(&self) -> Option<&'static str> {
-        match self.shown.system {
-            SystemMessages::Printed => None,
-            SystemMessages::Dropped => {
-                Some("the chat template drops system prompts: they go in front of the first question")
-            }
-            SystemMessages::Refused => {
-                Some("the chat template refuses system prompts: they go in front of the first question")
-            }
-        }
+    /// Returns how this conversation's system messages are changed; `None` if the template gets them as they are.
+    pub fn notice_of_moved_system(&self, messages: &[Message]) -> Option<Notice> {
+        let count = self.accommodation.num_moved_system(messages);
+        let takes_none = self.accommodation.merges_system;
+        (count > 0).then_some(Notice::MovedSystem { count, takes_none })
     }
 
-    /// Says where the conversations come from: the built-in model's prompts depend on it, no other's do.
+    /// Sets the frontend, on which only the built-in model's prompts depend.
     pub fn set_frontend(&mut self, frontend: Frontend) {
         self.frontend = frontend;
     }
@@ -133,18 +127,18 @@ impl ChatTokenizer {
         &self.texts.tokenizer
     }
 
-    /// The markup of the model's answers: what its chat template shows, and the generic format of calls where that shows none;
-    /// nothing without a template.
+    /// Returns the markup of the model's answers: that of its chat template, with the generic format of calls if the template
+    /// shows none. Without a template there is no markup.
     pub fn output_markup(&self) -> OutputMarkup {
         self.output_markup
     }
 
-    /// The id of a special token by its text.
+    /// Returns the id of a special token by its text.
     pub fn special(&self, text: &str) -> Option<u32> {
         self.tokenizer().token_to_id(text).filter(|&id| self.tokenizer().is_special(id))
     }
 
-    /// The tokens that ask for the text between two others; `None` if the model was not trained for it.
+    /// Returns the tokens that ask for the text between two others; `None` if the model was not trained for it.
     pub fn infill(&self) -> Option<Infill> {
         Infill::detect(|text| self.tokenizer().token_to_id(text))
     }
@@ -154,33 +148,36 @@ impl ChatTokenizer {
         output_markup.markers().into_iter().filter_map(|mark| self.special(mark)).collect()
     }
 
-    /// Whether there is a chat template, be it one that does not compile.
+    /// Returns whether there is a chat template, even one that does not compile.
     pub fn has_template(&self) -> bool {
         !matches!(self.template, Err(TemplateError::Missing))
     }
 
-    /// The chat template in force as it is written, when there is one that compiles.
+    /// Returns the source of the chat template in force; `None` if it does not compile.
     pub fn template_source(&self) -> Option<&str> {
         self.template.as_ref().ok().map(ChatTemplate::source)
     }
 
-    /// Whether the chat template in force tells messages of this role apart; `None` without one.
+    /// Returns whether the chat template names this role; `None` without a template.
     pub fn template_knows_role(&self, role: &str) -> Option<bool> {
         self.template.as_ref().ok().map(|template| template.has_literal(role))
     }
 
-    /// Whether the chat template in force reads a variable of this name.
+    /// Returns whether the chat template reads a variable of this name.
     pub fn template_reads(&self, variable: &str) -> bool {
         self.template.as_ref().is_ok_and(|template| template.reads(variable))
     }
 
-    /// Returns the template variables that switch reasoning on or off; empty if the template reads none.
-    pub fn thinking_variables(&self, is_on: bool) -> Map<String, Value> {
-        let switches = THINKING_SWITCHES.into_iter().filter(|switch| self.template_reads(switch));
-        switches.map(|switch| (switch.to_owned(), is_on.into())).collect()
+    /// Returns the template variables that ask for this reasoning; empty if the template reads none.
+    pub fn reasoning_variables(&self, reasoning: Reasoning) -> Map<String, Value> {
+        let says = |word: &str| self.template_knows_role(word).unwrap_or(false);
+        let mut variables = Map::new();
+        reasoning
+            .set(TemplateVariables { reads: &|name| self.template_reads(name), says: &says }, &mut variables);
+        variables
     }
 
-    /// The conversation as text that ends with the header of the answer.
+    /// Renders the conversation as text that ends with the header of the answer.
     ///
     /// # Errors
     /// [`TemplateError::Missing`] without a template; the template's refusal or breakage.
@@ -196,7 +193,7 @@ impl ChatTokenizer {
         template.render(&self.accommodation.apply(conversation), &options)
     }
 
-    /// Ids of a rendered prompt, special tokens recognised, with the beginning-of-sequence token the model wants, once.
+    /// Encodes a rendered prompt with its special tokens, and one beginning-of-sequence token if the model wants it.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_chat_for`].
@@ -204,7 +201,7 @@ impl ChatTokenizer {
         self.texts.tokenizer.encode_chat_for(text, self.context_tokens.get().copied())
     }
 
-    /// Ids of text that follows other ids of the same prompt.
+    /// Encodes text that follows other ids of the same prompt.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_chat_rest_for`].
@@ -212,7 +209,7 @@ impl ChatTokenizer {
         self.texts.tokenizer.encode_chat_rest_for(text, self.context_tokens.get().copied())
     }
 
-    /// The bytes a token stands for; they need not be whole characters. None for ids without a token.
+    /// Returns the bytes of a token, which may be incomplete characters; none for ids without a token.
     pub fn token_bytes(&self, id: u32) -> Cow<'_, [u8]> {
         self.texts.tokenizer.token_bytes(id).unwrap_or_default()
     }

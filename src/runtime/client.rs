@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use super::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
-use super::request::{Event, Request};
+use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
+use crate::runtime::notice::Notice;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
@@ -56,11 +57,11 @@ pub trait EngineTransport: Send + Sync {
     /// [`Error::EngineGone`].
     fn cancel_all(&self) -> Result<()>;
 
-    /// Returns the notices for the user since the last call, one sentence each.
+    /// Returns the notices since the last call.
     ///
     /// # Errors
     /// [`Error::EngineGone`].
-    fn take_notices(&self) -> Result<Vec<String>>;
+    fn take_notices(&self) -> Result<Vec<Notice>>;
 
     /// Saves the unsaved KV of sessions and returns whether that was done within `timeout`. The engine does nothing else
     /// meanwhile. Dropping the last client does the same without reporting the result.
@@ -73,23 +74,23 @@ pub trait EngineTransport: Send + Sync {
     ///
     /// # Errors
     /// Those of [`crate::runtime::Engine::reset_session`].
-    fn reset_session(&self, name: &str) -> Result<()>;
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::close_session`].
-    fn close_session(&self, name: &str) -> Result<()>;
+    fn close_session(&self, name: &EngineSessionName) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::fork_session`].
-    fn fork_session(&self, from: &str, to: &str) -> Result<()>;
+    fn fork_session(&self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::restore_session`].
-    fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()>;
+    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::inspect_session`].
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail>;
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail>;
 
     /// # Errors
     /// [`Error::EngineGone`].

@@ -22,6 +22,23 @@ const FAMILIES: [[&str; 3]; 9] = [
 /// Tokens of Codestral: the suffix comes first, and the middle continues the prefix.
 const SUFFIX_FIRST: [&str; 2] = ["[SUFFIX]", "[PREFIX]"];
 
+/// Texts of the token before each file, in models trained on whole repositories.
+const FILE_SEPARATORS: [&str; 2] = ["<|file_sep|>", "<|file_separator|>"];
+
+/// Special tokens in texts are encoded as plain text.
+const PLAIN: Encode = Encode { add_special: false, parse_special: false };
+
+/// A request for the text between two others.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InfillPrompt {
+    /// Names and texts of other files, which the model sees first.
+    pub files: Vec<(String, String)>,
+    pub prefix: String,
+    pub suffix: String,
+    /// The beginning of the text between the two, which the model continues.
+    pub begun: String,
+}
+
 /// Order of the parts in a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Infill {
@@ -40,29 +57,40 @@ impl Infill {
         family.map(Infill::PrefixFirst).or_else(suffix_first)
     }
 
-    /// Returns the ids of a prompt. Special tokens in the texts are encoded as plain text.
+    /// Returns the ids of a prompt.
     ///
     /// # Errors
     /// Errors of the tokenizer.
-    pub fn prompt(self, tokenizer: &Tokenizer, prefix: &str, suffix: &str) -> Result<Vec<u32>> {
-        let plain = Encode { add_special: false, parse_special: false };
-        let [prefix, suffix] = [prefix, suffix].map(|text| tokenizer.encode(text, plain));
-        let (prefix, suffix) = (prefix?, suffix?);
-        let begin = tokenizer.bos().filter(|_| tokenizer.adds_bos());
-        let parts: Vec<&[u32]> = match &self {
-            Infill::PrefixFirst([before, between, behind]) => vec![
-                std::slice::from_ref(before),
-                &prefix,
-                std::slice::from_ref(between),
-                &suffix,
-                std::slice::from_ref(behind),
-            ],
+    pub fn prompt(self, tokenizer: &Tokenizer, asked: &InfillPrompt) -> Result<Vec<u32>> {
+        let InfillPrompt { files, prefix, suffix, begun } = asked;
+        let encode = |text: &str| tokenizer.encode(text, PLAIN);
+        let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.adds_bos()).into_iter().collect();
+        ids.extend(file_ids(tokenizer, files)?);
+        let parts = match self {
+            Infill::PrefixFirst([before, between, behind]) => {
+                [vec![before], encode(prefix)?, vec![between], encode(suffix)?, vec![behind]]
+            }
             Infill::SuffixFirst([before, between]) => {
-                vec![std::slice::from_ref(before), &suffix, std::slice::from_ref(between), &prefix]
+                [vec![before], encode(suffix)?, vec![between], encode(prefix)?, Vec::new()]
             }
         };
-        Ok(begin.into_iter().chain(parts.concat()).collect())
+        ids.extend(parts.concat());
+        ids.extend(encode(begun)?);
+        Ok(ids)
     }
+}
+
+/// Returns the ids of other files: each behind the separator of models that know one, which then stands before the file that is
+/// edited too.
+fn file_ids(tokenizer: &Tokenizer, files: &[(String, String)]) -> Result<Vec<u32>> {
+    let separator = FILE_SEPARATORS.iter().find_map(|text| tokenizer.token_to_id(text));
+    let mut ids = Vec::new();
+    for (name, text) in files {
+        ids.extend(separator);
+        ids.extend(tokenizer.encode(&format!("{name}\n{text}\n"), PLAIN)?);
+    }
+    ids.extend(separator.filter(|_| !files.is_empty()));
+    Ok(ids)
 }
 
 #[cfg(test)]
@@ -96,12 +124,36 @@ mod tests {
     fn the_parts_stand_between_their_tokens_and_hold_no_others() {
         let tokenizer = tokenizer(&["<fim_prefix>", "<fim_suffix>", "<fim_middle>"]);
         let infill = Infill::detect(|text| tokenizer.token_to_id(text)).expect("a family");
-        assert_eq!(
-            infill.prompt(&tokenizer, "ab", "c").expect("encodes"),
-            [257, 259, u32::from(b'a'), u32::from(b'b'), 260, u32::from(b'c'), 261]
-        );
-        let ids = infill.prompt(&tokenizer, "<fim_middle>", "").expect("encodes");
+        let between = |prefix: &str, suffix: &str| InfillPrompt {
+            prefix: prefix.to_owned(),
+            suffix: suffix.to_owned(),
+            ..InfillPrompt::default()
+        };
+        let [a, b, c, d] = [b'a', b'b', b'c', b'd'].map(u32::from);
+        let asked = InfillPrompt { begun: "d".to_owned(), ..between("ab", "c") };
+        let ids = infill.prompt(&tokenizer, &asked).expect("encodes");
+        assert_eq!(ids, [257, 259, a, b, 260, c, 261, d]);
+        let ids = infill.prompt(&tokenizer, &between("<fim_middle>", "")).expect("encodes");
         assert_eq!(ids.iter().filter(|id| **id == 261).count(), 1, "text is text");
+    }
+
+    #[test]
+    fn other_files_come_first() {
+        let ids = |control: &[&str]| {
+            let tokenizer = tokenizer(control);
+            let infill = Infill::detect(|text| tokenizer.token_to_id(text)).expect("a family");
+            let asked = InfillPrompt {
+                files: vec![("a".to_owned(), "b".to_owned())],
+                prefix: "c".to_owned(),
+                ..InfillPrompt::default()
+            };
+            infill.prompt(&tokenizer, &asked).expect("encodes")
+        };
+        let [a, b, c, line] = [b'a', b'b', b'c', b'\n'].map(u32::from);
+        let fim = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];
+        assert_eq!(ids(&fim), [257, a, line, b, line, 259, c, 260, 261]);
+        let with_separator = [&fim[..], &["<|file_sep|>"]].concat();
+        assert_eq!(ids(&with_separator), [257, 262, a, line, b, line, 262, 259, c, 260, 261]);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod load;
 pub mod machine;
 pub mod memory;
 pub mod model;
+pub mod notice;
 pub mod private_files;
 pub mod repetition;
 pub mod request;
@@ -43,9 +44,11 @@ pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use hints::Frontend;
 pub use llmctl_kernel as kernel;
+pub use notice::Notice;
 pub use request::{
-    Difference, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request, Reuse, ReuseReason,
-    SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
+    Difference, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request,
+    Reuse, ReuseReason, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started,
+    Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity};

@@ -1,9 +1,10 @@
-//! What is asked of the engine and what it answers: plain data, no behaviour beyond validation.
+//! Requests to the engine and its answers: plain data, with no behaviour but validation.
 //!
 //! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the same on the command
 //! line, in a batch row and over HTTP.
 
 pub mod sampling;
+mod session_name;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::error::Error;
 use super::grammar::Grammar;
 pub use sampling::{SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter};
+pub use session_name::EngineSessionName;
 
 /// One generation: prompt ids in, a stream of [`Event`]s out.
 #[derive(Debug, Clone, Default)]
@@ -30,19 +32,19 @@ pub struct Request {
     pub render_special: bool,
     /// Special tokens that appear in the text although `render_special` is off: markup that the caller reads.
     pub markup: Arc<[u32]>,
-    /// What the answer must keep to. End-of-generation tokens come only where it is complete; where nothing but the end
-    /// can follow, it ends by itself as [`Finish::Complete`].
+    /// Constraint on the answer. End-of-generation tokens are allowed only where the answer is complete. An answer that only the
+    /// end can follow ends by itself, as [`Finish::Complete`].
     pub grammar: Option<Grammar>,
-    /// The conversation that this is a turn of: it keeps tokens and KV for the next one, and begins with its first
-    /// request. Without one, nothing is kept but what the prefix index still finds.
-    pub session: Option<String>,
+    /// The session that the request is a turn of. The first request creates it; it keeps tokens and KV for the next one. `None`
+    /// keeps only what the prefix index still finds.
+    pub session: Option<EngineSessionName>,
 }
 
 impl Request {
-    /// Checks all that can be known before any work, and returns the limit on generated tokens that is in force.
+    /// Validates the request before any work. Returns the limit on generated tokens in force.
     ///
     /// # Errors
-    /// [`Error::PromptEmpty`]; [`Error::PromptTooLong`] when no place is left for an answer;
+    /// [`Error::PromptEmpty`]; [`Error::PromptTooLong`] if no room is left for an answer;
     /// [`Error::ContextExceeded`] under [`Overflow::Refuse`]; [`Error::InvalidParameter`] naming the field.
     pub fn validate(&self, vocab_size: usize, context_length: usize) -> Result<usize, Error> {
         let prompt_tokens = self.prompt.len();
@@ -73,15 +75,11 @@ impl Request {
             let message = format!("made for a vocabulary of {}, not {vocab_size}", grammar.vocab_size());
             return Err(Error::InvalidParameter { name: "grammar", message });
         }
-        if self.session.as_deref() == Some("") {
-            let message = "a session's name must not be empty".to_owned();
-            return Err(Error::InvalidParameter { name: "session", message });
-        }
         self.limits.resolve(prompt_tokens, context_length, self.prompt_logprobs.is_some())
     }
 }
 
-/// A prompt has tokens, and all of them are in the vocabulary.
+/// Checks that a prompt has tokens and that all of them are in the vocabulary.
 ///
 /// # Errors
 /// [`Error::PromptEmpty`], or [`Error::InvalidParameter`] naming the first foreign id.
@@ -98,10 +96,10 @@ pub(super) fn validate_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), E
     }
 }
 
-/// The most alternatives a token's log-probability may carry (OpenAI's limit).
+/// Most alternatives of a token's log-probability (OpenAI's limit).
 pub const MAX_LOGPROBS: usize = 20;
 
-/// When a generation ends, besides an end-of-generation token.
+/// Limits that end a generation before an end-of-generation token does.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Limits {
     /// At most this many generated tokens, at least 1; `None` runs to the end of the context.
@@ -114,9 +112,9 @@ pub struct Limits {
     pub stop_ids: Vec<u32>,
     /// Treat end-of-generation tokens as ordinary ones.
     pub ignore_eos: bool,
-    /// How long it may take from submission, waiting included. Checked before each step, so it is overrun by one step at
-    /// most. Passed while it waits, the request fails with [`Error::DeadlineExceeded`]; later, it ends with what it has
-    /// said, as [`Finish::Deadline`].
+    /// Longest time from submission to the end, including the wait. The engine checks it before each step, so a request overruns
+    /// it by at most one step. A waiting request fails with [`Error::DeadlineExceeded`]; a running one ends with its answer so
+    /// far, as [`Finish::Deadline`].
     pub deadline: Option<Duration>,
 }
 
@@ -131,12 +129,12 @@ pub enum Overflow {
 }
 
 impl Limits {
-    /// Whether nothing is said about how long the answer may be.
+    /// Returns whether the request sets no limit on the answer's length.
     pub fn is_open(&self) -> bool {
         self.max_tokens.is_none() && !self.ignore_eos
     }
 
-    /// The limit on generated tokens in force. `prompt_tokens` is below `context_length`.
+    /// Returns the limit on generated tokens in force. `prompt_tokens` is below `context_length`.
     fn resolve(
         &self,
         prompt_tokens: usize,
@@ -158,7 +156,7 @@ impl Limits {
     }
 }
 
-/// One generated token, with its log-probability if asked for.
+/// One generated token, with its log-probability if the request wants it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Token {
@@ -168,12 +166,12 @@ pub struct Token {
 }
 
 /// Natural-log probabilities under the model's distribution before temperature and truncation
-/// (after penalties and bias), as OpenAI reports them. A grammar does not change them: they tell what the model would
-/// have said, so a token that was forced may be an unlikely one, and `top` may hold tokens that were not allowed.
+/// (after penalties and bias), as OpenAI reports them. A grammar does not change them: a forced token
+/// may be unlikely, and `top` may hold tokens that the grammar forbids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Logprob {
-    /// Negative infinity where the model rules the token out; JSON has no word for that, and then it is null.
+    /// Negative infinity if the model rules the token out; null in JSON, which has no infinity.
     #[serde(deserialize_with = "null_is_impossible")]
     pub logprob: f32,
     /// The most likely tokens, best first.
@@ -187,13 +185,13 @@ fn null_is_impossible<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32,
 /// Event of a request. The last one is `Done` or `Failed`.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Still in the queue, and how many there are up to it: 1 is next. Comes when it is not admitted in the first step
-    /// after its submission, and whenever the position changes, which is always downwards. A smaller request may
-    /// start first, but only so often ([`crate::runtime::engine::MAX_BYPASSES`]).
+    /// The request waits in the queue; position 1 is next. Sent if the first step after the submission does not admit it, and
+    /// when the position changes, which only decreases. At most [`crate::runtime::engine::MAX_BYPASSES`] smaller requests may
+    /// start first.
     Queued {
         position: usize,
     },
-    /// Out of the queue; comes before any work is done. A request cancelled while it waits never starts.
+    /// The request leaves the queue; sent before any work. A request that is cancelled while it waits never starts.
     Started(Started),
     /// Prompt tokens computed so far.
     Prefill {
@@ -225,11 +223,11 @@ pub struct Started {
     /// The seed in force, drawn or given.
     pub seed: u64,
     pub reuse: Reuse,
-    /// Where the session and the prompt part, with what stands there; nothing where [`Reuse::first_difference`] is nothing.
+    /// The first difference between session and prompt; `None` if [`Reuse::first_difference`] is `None`.
     pub difference: Option<Difference>,
 }
 
-/// Where the tokens of a session and a prompt part, with some on either side to tell why. One of the two may end there.
+/// The first difference between the tokens of a session and of a prompt, with tokens around it. One of the two may end there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Difference {
@@ -247,47 +245,48 @@ pub struct Difference {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reuse {
-    /// Prompt tokens whose KV was there already.
+    /// Prompt tokens whose KV was reused.
     pub cached_tokens: usize,
-    /// Those of them that had to be read from disk.
+    /// Those of them that were read from disk.
     pub restored_tokens: usize,
     pub reason: ReuseReason,
-    /// The first position at which the session's tokens and the prompt part ways, be it that one of them ends; nothing when
-    /// the prompt goes on where the session ended, or there was nothing to compare.
+    /// The first position at which the session's tokens and the prompt differ, or one of them ends; `None` if the prompt
+    /// continues the session or there was no session to compare.
     pub first_difference: Option<usize>,
 }
 
-/// Why as much of a prompt was reused as was.
+/// Reason for the extent of reuse.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReuseReason {
-    /// Nothing was known: no session, a new one, or reuse is off.
+    /// No tokens were known: there is no session, or it is new, or reuse is off.
     #[default]
     New,
-    /// The prompt goes on where the session ended.
+    /// The prompt continues where the session ended.
     ExactPrefix,
-    /// The prompt is what the session holds; at most its last token is computed again.
+    /// The prompt equals the session's tokens; at most its last token is recomputed.
     Equal,
-    /// The session and the prompt begin alike: the session was cut back to that.
+    /// The session was truncated to the prefix that it shares with the prompt.
     PartialPrefix,
-    /// They differ from the first token, or the model cannot be cut back.
+    /// They differ from the first token on, or the model cannot be rewound.
     Mismatch,
-    /// A step failed under the session, and its rows were thrown away.
+    /// A step of the session failed, and its rows were dropped.
     Dirty,
-    /// The idle session's pages had been given to others.
+    /// The idle session's pages were evicted for others.
     Evicted,
     /// Another request or session had computed the same beginning, or this one before it was evicted.
     PrefixCache,
     /// As `PrefixCache`, from pages on disk.
     Restored,
-    /// Log-probabilities of the prompt were asked for, which takes computing all of it.
+    /// The request wants log-probabilities of the prompt, which needs all of it computed.
     PromptLogprobs,
-    /// The engine that held the session is gone, and nothing of it was on disk. Said by whoever brought the session to another.
+    /// The engine that held the session was lost, and none of its KV was on disk. The server sets it when it moves a session to
+    /// another engine.
     EngineLost,
 }
 
 impl ReuseReason {
-    /// Its name on the wire: those that the reference server has are spelled as there.
+    /// Returns the name on the wire, which is the reference server's if that has the reason too.
     pub fn name(self) -> &'static str {
         match self {
             ReuseReason::New => "new",

@@ -26,7 +26,7 @@ pub struct Turn<'a> {
     pub seed: u64,
     /// Report the log-probability, with this many alternatives.
     pub logprobs: Option<usize>,
-    /// Which tokens may come; nothing: all.
+    /// The tokens that may come next; `None` for all.
     pub mask: Option<&'a TokenMask>,
 }
 
@@ -55,7 +55,7 @@ struct Candidate {
 }
 
 impl Sampler {
-    /// The next token. `logits` has one value per vocabulary entry, and every id in `turn.tokens`, in
+    /// Returns the next token. `logits` has one value per vocabulary entry, and every id in `turn.tokens`, in
     /// `sampling.logit_bias` and in `turn.mask` is below its length (ids beyond it are passed over).
     ///
     /// # Errors
@@ -249,7 +249,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
 
-/// The highest logit and its first index.
+/// Returns the highest logit and its first index.
 fn best(logits: &[f32]) -> Result<(u32, f32)> {
     // Independent lanes, because one running maximum would wait for itself at every step.
     let (mut highest, mut has_nan) = ([f32::NEG_INFINITY; 16], [false; 16]);
@@ -364,7 +364,7 @@ fn sum(weights: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|&weight| f64::from(weight)).sum::<f64>()
 }
 
-/// The token in whose stretch of the total weight the point `at` in [0, 1) falls.
+/// Returns the token in whose stretch of the total weight the point `at` in [0, 1) falls.
 fn pick(weighed: impl Iterator<Item = (u32, f32)> + Clone, at: f64) -> Option<u32> {
     let total: f64 = weighed.clone().map(|(_, weight)| f64::from(weight)).sum();
     let point = at * total;
@@ -380,7 +380,7 @@ fn pick(weighed: impl Iterator<Item = (u32, f32)> + Clone, at: f64) -> Option<u3
     last
 }
 
-/// A number in [0, 1) that depends on `seed` and `index` only.
+/// Returns a number in [0, 1) that depends on `seed` and `index` only.
 ///
 /// SplitMix64 (Steele, Lea, Flood 2014), addressed by index: output n is a hash of `seed + (n + 1) * GAMMA`. Written
 /// here because it is six lines, must never change with a dependency's version, and needs no state: a sequence that is
@@ -396,7 +396,7 @@ fn split_mix(seed: u64, index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A seed for a request that names none: from the operating system's randomness, below 2^53 so that JSON readers that
+/// Returns a seed for a request that names none: from the operating system's randomness, below 2^53 so that JSON readers that
 /// hold numbers as doubles report it exactly.
 pub fn draw_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};

@@ -88,6 +88,8 @@ pub struct Resumed {
     pub states_at: Vec<usize>,
     /// First difference of session and prompt.
     pub difference: Option<Difference>,
+    /// Leading tokens that a new session takes over from another one, or from disk.
+    pub num_shared: usize,
 }
 
 impl Sequence {

@@ -9,7 +9,7 @@ use super::text::Tokenizer;
 use crate::template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
 use crate::template::{Conversation, Message, OutputMarkup, SpecialTokens, TemplateError};
 
-/// Compiles what is to be checked. Without a tokenizer, texts are compared character by character.
+/// Compiles a template for the check. Without a tokenizer, it compares texts character by character.
 ///
 /// # Errors
 /// Those of [`Subject::new`].
@@ -53,7 +53,7 @@ impl CheckTokenizer for Tokenizer {
 #[derive(Default)]
 struct SplicedSession {
     transcript: Transcript,
-    /// What the last prompt ends with; see `SplicedPrompt::splice_after`.
+    /// The end of the last prompt; see `SplicedPrompt::splice_after`.
     splice_after: String,
 }
 

@@ -1,11 +1,10 @@
 //! The engine's thread: the only place where a request crosses threads. [`EngineClient::spawn`] makes one.
 //!
-//! Events go from the engine thread into one unbounded channel per request. What a reader has not read is bounded by the
-//! request itself: one event per place in the queue, per prompt chunk and per generated token, and three more, so a slow
-//! reader costs memory in proportion to its own `max_tokens`, never stalls the others, and does not hold pages while it
-//! dawdles. A reader that goes away stops its generation at the next step. The thread sleeps while there is nothing to
-//! do, at the longest until the engine wants to be woken; dropping the last handle ends it, and requests still running
-//! then fail with `EngineGone`.
+//! Events go from the engine thread into one unbounded channel per request. The request bounds the number of unread events:
+//! one per place in the queue, per prompt chunk and per generated token, and three more. So a slow reader costs memory in
+//! proportion to its own `max_tokens`, never stalls other requests, and holds no pages. A reader that is dropped stops its
+//! generation at the next step. The thread sleeps while it is idle, at the longest until the engine's next wakeup. Dropping
+//! the last client ends it, and unfinished requests fail with `EngineGone`.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -16,18 +15,19 @@ use std::time::{Duration, Instant};
 use super::client::{EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
-use super::request::{Event, Request};
+use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
+use crate::runtime::notice::Notice;
 
-/// Longest wait of the last dropped client for KV to be saved.
+/// Longest wait for KV to be saved when the last client is dropped.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Everything that can be asked of the engine thread.
+/// A command to the engine thread.
 enum EngineCommand {
     Submit { request: Request, client: Client },
     Session(SessionCommand),
     Load { reply: Sender<Result<EngineLoad>> },
-    Notices { reply: Sender<Result<Vec<String>>> },
+    Notices { reply: Sender<Result<Vec<Notice>>> },
     Flush { timeout: Duration, reply: Sender<Result<bool>> },
     CancelAll,
     Shutdown,
@@ -35,11 +35,11 @@ enum EngineCommand {
 
 /// Operations on named sessions between their requests.
 enum SessionCommand {
-    Reset { name: String, reply: Sender<Result<()>> },
-    Close { name: String, reply: Sender<Result<()>> },
-    Fork { from: String, to: String, reply: Sender<Result<()>> },
-    Restore { name: String, tokens: Vec<u32>, reply: Sender<Result<()>> },
-    Inspect { name: String, reply: Sender<Result<SessionDetail>> },
+    Reset { name: EngineSessionName, reply: Sender<Result<()>> },
+    Close { name: EngineSessionName, reply: Sender<Result<()>> },
+    Fork { from: EngineSessionName, to: EngineSessionName, reply: Sender<Result<()>> },
+    Restore { name: EngineSessionName, tokens: Vec<u32>, reply: Sender<Result<()>> },
+    Inspect { name: EngineSessionName, reply: Sender<Result<SessionDetail>> },
     List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
 
@@ -48,7 +48,7 @@ struct Client {
     stop: StopHandle,
 }
 
-/// The engine's thread as others see it.
+/// The engine's thread, seen from its clients.
 struct EngineThread {
     spec: EngineSpec,
     commands: Sender<EngineCommand>,
@@ -56,7 +56,7 @@ struct EngineThread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The engine's load after its last step, for those who do not want to wait for the next.
+/// The engine's load after its last step, which can be read without waiting for the next.
 #[derive(Clone)]
 struct LastLoad(Arc<Mutex<EngineLoad>>);
 
@@ -71,10 +71,10 @@ impl LastLoad {
 }
 
 impl EngineClient {
-    /// Starts a thread, builds the engine in it and waits until it stands.
+    /// Starts a thread, builds the engine in it and waits until it is built.
     ///
     /// # Errors
-    /// That of `build`; [`Error::EngineGone`] when it panics or the system has no thread to give.
+    /// The error of `build`; [`Error::EngineGone`] if it panics or the system starts no thread.
     pub fn spawn(build: impl FnOnce() -> Result<Engine> + Send + 'static) -> Result<Self> {
         let (commands, inbox) = mpsc::channel();
         let (ready, built) = mpsc::channel();
@@ -121,7 +121,7 @@ impl EngineTransport for EngineThread {
         self.send(EngineCommand::CancelAll)
     }
 
-    fn take_notices(&self) -> Result<Vec<String>> {
+    fn take_notices(&self) -> Result<Vec<Notice>> {
         self.ask(|reply| EngineCommand::Notices { reply })
     }
 
@@ -129,24 +129,24 @@ impl EngineTransport for EngineThread {
         self.ask(|reply| EngineCommand::Flush { timeout, reply })
     }
 
-    fn reset_session(&self, name: &str) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Reset { name: name.to_owned(), reply })
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Reset { name: name.clone(), reply })
     }
 
-    fn close_session(&self, name: &str) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Close { name: name.to_owned(), reply })
+    fn close_session(&self, name: &EngineSessionName) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Close { name: name.clone(), reply })
     }
 
-    fn fork_session(&self, from: &str, to: &str) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Fork { from: from.to_owned(), to: to.to_owned(), reply })
+    fn fork_session(&self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Fork { from: from.clone(), to: to.clone(), reply })
     }
 
-    fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Restore { name: name.to_owned(), tokens, reply })
+    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
+        self.of_session(|reply| SessionCommand::Restore { name: name.clone(), tokens, reply })
     }
 
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
-        self.of_session(|reply| SessionCommand::Inspect { name: name.to_owned(), reply })
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
+        self.of_session(|reply| SessionCommand::Inspect { name: name.clone(), reply })
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
@@ -181,7 +181,7 @@ impl Drop for EngineThread {
     }
 }
 
-/// The loop: take what is asked, cancel what nobody wants, compute a step, deliver.
+/// Runs the engine: executes commands, cancels stopped requests, computes a step, delivers its events.
 fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     loop {
@@ -206,14 +206,14 @@ fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
             engine.cancel(id);
         }
         let events = engine.step();
-        load.set(engine.load()); // whoever hears that a request has ended finds it gone
+        load.set(engine.load()); // before the events, so that a reader of a request's end finds it gone
         for (id, event) in events {
             deliver(&mut clients, id, event);
         }
     }
 }
 
-/// The next command; waits for it while the engine has nothing to do.
+/// Returns the next command. Waits for it while the engine is idle.
 fn next_command(inbox: &Receiver<EngineCommand>, engine: &Engine) -> Option<EngineCommand> {
     let wakeup = if engine.is_idle() { engine.next_wakeup() } else { Some(Instant::now()) };
     let received = match wakeup {
@@ -245,7 +245,7 @@ fn admit(
 }
 
 fn obey(engine: &mut Engine, command: SessionCommand) {
-    // Nobody may be waiting for the answer any more.
+    // Sending fails if the caller no longer waits for the answer.
     let _ = match command {
         SessionCommand::Reset { name, reply } => reply.send(engine.reset_session(&name)).is_ok(),
         SessionCommand::Close { name, reply } => reply.send(engine.close_session(&name)).is_ok(),

@@ -1,4 +1,4 @@
-//! The outermost layer: request id, access log, counters, and OpenAI's error envelope, also after a panic.
+//! The outermost layer: request id, access log, counters, and the error envelope of the API, also after a panic.
 //!
 //! Invariants: each request has exactly one log line and one count, made when its response has been sent or given up (`ledger`
 //! holds the line back until the engine has finished, too); lost log lines are counted. The path is logged without its query.
@@ -25,7 +25,8 @@ use super::ledger::Ledger;
 use super::lifecycle::Lifecycle;
 use super::metrics::HttpLabels;
 use super::observe::Observer;
-use super::request_id::{HttpRequestId, X_REQUEST_ID};
+use super::request_id::{HttpRequestId, REQUEST_ID, X_REQUEST_ID};
+use super::wire::anthropic::error as anthropic;
 use crate::template::DateTime;
 
 /// Longer paths and user agents are cut in the log, in bytes.
@@ -42,6 +43,7 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
     let ledger = Ledger::new(lifecycle.access_log().cloned(), lifecycle.observer().clone());
     let mut entry = TrackedRequest::new(&lifecycle, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let is_anthropic = api::is_anthropic(&path, request.headers());
     let response = match catch_panic(ledger.of(next.run(request))).await {
         Ok(response) => response,
         Err(panic) => {
@@ -52,6 +54,9 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
         }
     };
     let mut response = in_envelope(response, &method, &path).await;
+    if is_anthropic {
+        response = in_anthropic_form(response, &id);
+    }
     add_headers(&lifecycle, &id, &mut response);
     entry.status = response.status().as_u16();
     let is_head = method == Method::HEAD;
@@ -100,6 +105,20 @@ async fn in_envelope(response: Response, method: &Method, path: &str) -> Respons
     let is_of_body = |name: &HeaderName| *name == header::CONTENT_TYPE || *name == header::CONTENT_LENGTH;
     enveloped.headers_mut().extend(kept.filter(|(name, _)| !is_of_body(name)));
     enveloped
+}
+
+/// Adds Anthropic's header to a response, and writes an error in its envelope.
+fn in_anthropic_form(mut response: Response, id: &HttpRequestId) -> Response {
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let body = anthropic::body(&error, &id.0).to_string();
+        *response.status_mut() = anthropic::status(&error);
+        response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
+        *response.body_mut() = Body::from(body);
+    }
+    if let Ok(id) = HeaderValue::from_str(&id.0) {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
 }
 
 fn nothing_there(method: &Method, path: &str) -> String {

@@ -1,6 +1,6 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
+//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
 //! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
@@ -15,13 +15,16 @@ pub(crate) mod conversations;
 mod drive;
 mod eta;
 mod generate;
+mod infill;
 mod listing;
+mod messages;
 mod models;
 mod patience;
 mod plain;
 mod prepare;
 mod reply;
 mod request;
+mod responses;
 pub(crate) mod session_queue;
 mod sessions;
 mod sse;
@@ -29,17 +32,28 @@ mod text;
 pub(crate) mod transient;
 
 use axum::Router;
+use axum::http::HeaderMap;
 use axum::routing::{get, post};
 
 use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 13] = [
+pub const ENDPOINTS: [&str; 23] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
+    "GET /models",
+    "GET /models/{id}",
+    "GET /props",
     "POST /v1/chat/completions",
     "POST /v1/completions",
+    "POST /v1/messages",
+    "POST /v1/messages/count_tokens",
+    "POST /v1/responses",
+    "POST /v1/responses/input_tokens",
+    "GET /v1/responses/{id}",
+    "DELETE /v1/responses/{id}",
+    "POST /infill",
     "POST /tokenize",
     "POST /detokenize",
     "POST /apply-template",
@@ -56,10 +70,9 @@ pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);
     let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
-    let known = |candidate: &String| {
-        *candidate != path && ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, candidate))
-    };
-    [format!("/v1/{rest}"), format!("/{rest}")].into_iter().find(known)
+    let is_known = |path: &str| ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, path));
+    let candidates = [format!("/v1/{rest}"), format!("/{rest}")];
+    candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
 }
 
 /// Whether an endpoint of the list is that of a path; HEAD is where GET is.
@@ -84,8 +97,17 @@ pub fn routes() -> Router<App> {
     Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::get))
+        .route("/props", get(models::props))
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
+        .route("/v1/messages", post(messages::post))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/responses", post(responses::post))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/infill", post(infill::post))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))
@@ -96,6 +118,11 @@ pub fn routes() -> Router<App> {
         .route("/v1/sessions/{id}/explain", get(listing::explain))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
+}
+
+/// Whether a request is Anthropic's, and its answer of that form: by its path, or by the header that its clients send.
+pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version")
 }
 
 /// Runs work that may take long or wait for a disk where waiting is allowed.
@@ -121,8 +148,9 @@ mod tests {
             assert_eq!(meant(method, path).as_deref(), expected, "{method} {path}");
         };
         check("POST", "/chat/completions", Some("/v1/chat/completions"));
-        check("GET", "/models", Some("/v1/models"));
-        check("HEAD", "/models/a", Some("/v1/models/a"));
+        check("GET", "/sessions", Some("/v1/sessions"));
+        check("HEAD", "/sessions/a", Some("/v1/sessions/a"));
+        check("GET", "/v1/props", Some("/props"));
         check("POST", "/v1/v1/chat/completions", Some("/v1/chat/completions"));
         check("POST", "/api/v1/completions", Some("/v1/completions"));
         check("POST", "/v1/tokenize", Some("/tokenize"));

@@ -42,6 +42,9 @@ impl Default for ConnectionLimits {
     }
 }
 
+/// Most bytes of a head that are searched for its headers.
+const MAX_SCANNED: usize = 64 << 10;
+
 /// The client's end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
@@ -92,6 +95,8 @@ impl Connections {
         drop(table);
         let state = Mutex::new(ConnectionState {
             activity: Activity::Idle(Instant::now()),
+            head: Vec::new(),
+            has_two_lengths: false,
             blocked: None,
             idle_key: 0,
             end: ClientEnd::Open,
@@ -173,6 +178,10 @@ struct Connection {
 #[derive(Debug)]
 struct ConnectionState {
     activity: Activity,
+    /// Bytes of the head that is coming in, at most [`MAX_SCANNED`].
+    head: Vec<u8>,
+    /// The request under way states the length of its body twice.
+    has_two_lengths: bool,
     /// Since when writes to the client are blocked; `None` if they are not.
     blocked: Option<Instant>,
     idle_key: u64,
@@ -230,9 +239,17 @@ impl ConnectionInfo {
     pub fn begin_request(&self) -> Busy {
         let mut state = self.state();
         state.activity = Activity::Request { whole_since: None, takes_interim: false };
+        state.has_two_lengths = has_two_lengths(&std::mem::take(&mut state.head));
         self.0.connections.lock().idle.remove(&state.idle_key);
         drop(state);
         Busy(self.clone())
+    }
+
+    /// Whether the head of the request under way has both Content-Length and Transfer-Encoding. hyper goes by the latter and
+    /// hides the former; what a proxy went by is unknown. False for a request that arrived in one piece with an earlier one,
+    /// after which hyper closes the connection all the same.
+    pub fn has_two_lengths(&self) -> bool {
+        self.state().has_two_lengths
     }
 
     pub fn is_busy(&self) -> bool {
@@ -300,11 +317,16 @@ impl ConnectionInfo {
         table.idle.insert(state.idle_key, Arc::clone(&self.0.must_go));
     }
 
-    fn has_read(&self) {
+    fn has_read(&self, bytes: &[u8]) {
         let mut state = self.state();
+        if matches!(state.activity, Activity::Request { .. }) {
+            return;
+        }
         if matches!(state.activity, Activity::Idle(_)) {
             state.activity = Activity::Head(Instant::now());
         }
+        let room = MAX_SCANNED.saturating_sub(state.head.len());
+        state.head.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     fn has_written(&self, is_blocked: bool) {
@@ -327,6 +349,14 @@ impl fmt::Display for ConnectionInfo {
             Peer::Local => f.write_str("unix"),
         }
     }
+}
+
+/// Returns whether a head has both headers that state where its body ends.
+fn has_two_lengths(head: &[u8]) -> bool {
+    let lines = head.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).take_while(|line| !line.is_empty());
+    let names = lines.filter_map(|line| line.split(|byte| *byte == b':').next());
+    let has = |wanted: &str| names.clone().any(|name| name.eq_ignore_ascii_case(wanted.as_bytes()));
+    has("content-length") && has("transfer-encoding")
 }
 
 /// A time that is never reached.
@@ -389,7 +419,7 @@ impl<S: AsyncRead + AsyncWrite + HalfOpen + Unpin> AsyncRead for Metered<S> {
         let num_before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if buffer.filled().len() > num_before {
-            self.info.has_read();
+            self.info.has_read(&buffer.filled()[num_before..]);
         } else if matches!(polled, Poll::Ready(Ok(()))) && buffer.remaining() > 0 {
             return self.at_end(cx);
         }
@@ -469,10 +499,10 @@ mod tests {
         let info = place.info();
         let why = |info: &ConnectionInfo| info.deadline().map(|(_, why)| why);
         assert_eq!(why(info), Some(Overdue::Idle));
-        info.has_read();
+        info.has_read(b"GET");
         let of_head = info.deadline();
         assert_eq!(why(info), Some(Overdue::Header));
-        info.has_read();
+        info.has_read(b" / HTTP/1.1");
         assert_eq!(info.deadline(), of_head, "drop by drop buys no time");
         let busy = info.begin_request();
         assert_eq!(info.deadline(), None, "a request takes as long as it takes");
@@ -487,5 +517,19 @@ mod tests {
         assert_eq!(why(info), Some(Overdue::Idle));
         drop(place);
         assert_eq!((connections.num_open(), connections.num_busy()), (0, 0));
+    }
+
+    #[test]
+    fn two_lengths_are_found_in_the_head_alone() {
+        let length = "Content-Length: 9\r\n";
+        let chunked = "transfer-encoding:chunked\n";
+        for (head, expected) in [
+            (format!("POST / HTTP/1.1\r\n{length}{chunked}\r\n"), true),
+            (format!("POST / HTTP/1.1\r\n{chunked}A: b\r\n{length}\r\n"), true),
+            (format!("POST / HTTP/1.1\r\n{chunked}\r\n{length}"), false),
+            (format!("POST / HTTP/1.1\r\nX-{length}{chunked}\r\n"), false),
+        ] {
+            assert_eq!(has_two_lengths(head.as_bytes()), expected, "{head}");
+        }
     }
 }

@@ -9,13 +9,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{EngineSlot, Health};
 use super::error::ApiError;
-use crate::runtime::{EngineClient, EngineLoad};
+use crate::runtime::{EngineClient, EngineLoad, EngineSessionName};
 
 /// All engines of a server.
 pub struct Engines {
     slots: Vec<EngineSlot>,
     /// Sessions that were rerouted because the first engine of their order was down.
-    rerouted: Mutex<HashMap<String, ReroutedSession>>,
+    rerouted: Mutex<HashMap<EngineSessionName, ReroutedSession>>,
 }
 
 /// The engine that a rerouted session is with.
@@ -84,7 +84,7 @@ impl Engines {
     ///
     /// # Errors
     /// As [`Self::any`].
-    pub fn of(&self, session: &str) -> Result<EngineClient, ApiError> {
+    pub fn of(&self, session: &EngineSessionName) -> Result<EngineClient, ApiError> {
         if let [only] = &*self.slots {
             return only.get();
         }
@@ -96,7 +96,7 @@ impl Engines {
             return Ok(engine);
         }
         let mut soonest = None;
-        for (nth, slot) in order(session, self.slots.len()).into_iter().enumerate() {
+        for (nth, slot) in order(session.as_str(), self.slots.len()).into_iter().enumerate() {
             match self.slots[slot].get() {
                 Ok(engine) if nth == 0 => {
                     rerouted.remove(session);
@@ -104,7 +104,7 @@ impl Engines {
                 }
                 Ok(engine) => {
                     let num_restarts = self.slots[slot].num_restarts();
-                    rerouted.insert(session.to_owned(), ReroutedSession { slot, num_restarts });
+                    rerouted.insert(session.clone(), ReroutedSession { slot, num_restarts });
                     return Ok(engine);
                 }
                 Err(error) => soonest = sooner(soonest, error),
@@ -114,7 +114,7 @@ impl Engines {
     }
 
     /// Forgets the routing of a session that has been removed.
-    pub fn forget(&self, session: &str) {
+    pub fn forget(&self, session: &EngineSessionName) {
         self.rerouted().remove(session);
     }
 
@@ -165,7 +165,7 @@ impl Engines {
     }
 
     /// Locks the table. A poisoned lock is fine: each change is a single insertion or removal.
-    fn rerouted(&self) -> MutexGuard<'_, HashMap<String, ReroutedSession>> {
+    fn rerouted(&self) -> MutexGuard<'_, HashMap<EngineSessionName, ReroutedSession>> {
         self.rerouted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

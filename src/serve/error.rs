@@ -29,6 +29,8 @@ pub struct ApiError {
     pub code: Option<&'static str>,
     /// Retry-After.
     pub retry_after: Option<Duration>,
+    /// Tokens of a prompt that is too long, and of the context; boxed to keep results small.
+    pub context: Option<Box<(usize, usize)>>,
 }
 
 impl ApiError {
@@ -39,7 +41,7 @@ impl ApiError {
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        Self { status, kind, message: message.into(), param: None, code, retry_after: None }
+        Self { status, kind, message: message.into(), param: None, code, retry_after: None, context: None }
     }
 
     /// Creates a 400 for an invalid value.
@@ -93,6 +95,7 @@ impl ApiError {
     }
 }
 
+/// The response keeps the error itself too, for the layer that writes it in another API's envelope.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
@@ -100,6 +103,7 @@ impl IntoResponse for ApiError {
             let seconds = wait.as_secs_f64().ceil().max(1.0) as u64;
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        response.extensions_mut().insert(self);
         response
     }
 }
@@ -141,8 +145,13 @@ impl From<Error> for ApiError {
             | Error::Backend(_)
             | Error::NotFinite(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
+        let context = match &error {
+            Error::PromptTooLong { prompt_tokens, context_tokens } => Some((*prompt_tokens, *context_tokens)),
+            Error::PromptOversized { least_tokens, context_tokens } => Some((*least_tokens, *context_tokens)),
+            _ => None,
+        };
         match told(&error) {
-            None => Self::new(status, code, error.to_string()),
+            None => Self { context: context.map(Box::new), ..Self::new(status, code, error.to_string()) },
             Some(message) => {
                 tracing::error!("{error}");
                 Self::new(status, code, message)

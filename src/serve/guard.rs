@@ -72,6 +72,11 @@ pub async fn guard(State(lifecycle): State<Lifecycle>, mut request: Request, nex
 /// Why the request is refused.
 fn check(lifecycle: &Lifecycle, request: &Request) -> Result<Owner, ApiError> {
     let (policy, path) = (lifecycle.policy(), request.uri().path());
+    if request.extensions().get::<ConnectionInfo>().is_some_and(ConnectionInfo::has_two_lengths) {
+        let message =
+            "the request has both Content-Length and Transfer-Encoding: where its body ends is ambiguous";
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, Some("invalid_body"), message));
+    }
     // A web page cannot reach a Unix socket.
     let is_reachable = request.extensions().get::<ConnectionInfo>().is_some_and(ConnectionInfo::is_tcp);
     let is_open = policy.keys.is_empty();

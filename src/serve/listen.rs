@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{Request, Response, StatusCode, Uri};
+use axum::http::{HeaderValue, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -36,7 +36,7 @@ use super::connection::{
 };
 use super::error::ApiError;
 use super::half_open::HalfOpen;
-use super::lifecycle::Lifecycle;
+use super::lifecycle::{Lifecycle, Stage};
 use super::observe::Observer;
 use super::router;
 use super::{App, api};
@@ -192,7 +192,7 @@ mod unix {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Open,
-    /// Requests under way continue; idle connections close.
+    /// Requests under way continue; idle connections close. A new connection gets one response: 503, except for `/health`.
     Draining,
     Over,
 }
@@ -212,6 +212,8 @@ struct ServerState {
     /// The router for new requests.
     router: RwLock<Router>,
     connections: Arc<Connections>,
+    /// Those that were opened while the server drains, which it does not wait for.
+    late: Arc<Connections>,
     refusals: Arc<Semaphore>,
 }
 
@@ -235,6 +237,7 @@ impl Server {
         let shared = Arc::new(ServerState {
             router: RwLock::new(router::router(&lifecycle, Router::new())),
             lifecycle,
+            late: Connections::new(limits.clone()),
             connections: Connections::new(limits),
             refusals: Arc::new(Semaphore::new(REFUSALS_AT_ONCE)),
         });
@@ -267,17 +270,16 @@ impl Server {
         &self.shared.lifecycle
     }
 
-    /// Stops accepting requests and waits for those under way, at most `timeout`; then calls `cancel` and closes what is left.
+    /// Refuses new requests and waits for those under way, at most `timeout`; then calls `cancel` and closes what is left. The
+    /// address stays bound until then, so that `/ready` says why no request is taken.
     pub fn drain(mut self, timeout: Duration, cancel: impl FnOnce()) -> Drained {
         self.shared.lifecycle.drain();
         self.phase.send_replace(Phase::Draining);
         let Some(runtime) = &self.runtime else { return Drained { num_cancelled: 0 } };
         let accepting = self.accepting.take();
+        let late = &self.shared.late;
         let connections = &self.shared.connections;
         runtime.block_on(async {
-            if let Some(accepting) = accepting {
-                let _ = accepting.await; // a panic there has closed the listener as well
-            }
             let mut drained = Drained { num_cancelled: 0 };
             if tokio::time::timeout(timeout, connections.emptied()).await.is_err() {
                 drained.num_cancelled = connections.num_busy();
@@ -289,6 +291,11 @@ impl Server {
                 self.phase.send_replace(Phase::Over);
                 let _ = tokio::time::timeout(LAST_WORD_TIME, connections.emptied()).await;
             }
+            self.phase.send_replace(Phase::Over);
+            if let Some(accepting) = accepting {
+                let _ = accepting.await; // a panic there has closed the listener as well
+            }
+            let _ = tokio::time::timeout(LAST_WORD_TIME, late.emptied()).await;
             // What a client left behind by going away is still to be saved.
             if let Some(app) = self.shared.lifecycle.app() {
                 let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
@@ -353,14 +360,14 @@ impl Socket {
     }
 }
 
-/// Runs until the phase changes.
+/// Runs until the last phase.
 async fn accept(socket: Socket, shared: Arc<ServerState>, phases: watch::Receiver<Phase>) {
     let mut phase = phases.clone();
     let mut is_failing = false;
     loop {
         let accepted = tokio::select! {
             biased;
-            _ = phase.changed() => return,
+            _ = phase.wait_for(|phase| *phase == Phase::Over) => return,
             accepted = socket.accept(&shared, &phases) => accepted,
         };
         if let Err(error) = &accepted {
@@ -379,7 +386,11 @@ impl ServerState {
         S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
         let http = &self.lifecycle.observer().metrics().http;
-        match self.connections.enter(peer) {
+        let connections = match *phases.borrow() {
+            Phase::Open => &self.connections,
+            Phase::Draining | Phase::Over => &self.late,
+        };
+        match connections.enter(peer) {
             Ok((place, makes_room)) => {
                 if makes_room {
                     http.closed("made_room");
@@ -409,7 +420,7 @@ impl ServerState {
     where
         S: AsyncRead + AsyncWrite + HalfOpen + Unpin + Send + 'static,
     {
-        if *phases.borrow_and_update() != Phase::Open {
+        if *phases.borrow_and_update() == Phase::Over {
             return;
         }
         let _open = CountedConnection::new(&self.lifecycle);
@@ -489,7 +500,13 @@ async fn answer(
         *request.uri_mut() = uri;
     }
     let router = shared.router.read().unwrap_or_else(PoisonError::into_inner).clone();
-    TowerToHyperService::new(router).call(request).await
+    let mut answered = TowerToHyperService::new(router).call(request).await;
+    if let Ok(response) = &mut answered
+        && shared.lifecycle.stage() == Stage::Draining
+    {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    answered
 }
 
 /// The target as it was meant where a base URL and a path were joined with a slash too many: at the start or the end of the path.

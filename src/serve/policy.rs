@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, StatusCode, Version, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, Version, header};
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -22,6 +22,9 @@ use super::owner::{KeyLine, Owner};
 
 /// The bodies being read take at most this many times the largest body.
 const BODIES_AT_ONCE: usize = 8;
+
+/// Anthropic's header for a key.
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Bytes for one permit of [`Bodies`].
 const KIBIBYTE: usize = 1024;
@@ -93,9 +96,17 @@ impl ApiKeys {
         if self.is_empty() {
             return Ok(Owner::anonymous());
         }
-        let given = headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
+        let text = |name: &HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+        let (api_key, given) = (text(&X_API_KEY), text(&header::AUTHORIZATION));
+        // Agents may send both, one of them for another server.
+        if let Some(owner) = api_key.and_then(|key| self.owner_of(key.trim())) {
+            return Ok(owner);
+        }
         let Some(given) = given else {
-            return refuse("an API key is needed: Authorization: Bearer KEY");
+            return refuse(match api_key {
+                Some(_) => "this API key is not accepted",
+                None => "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY",
+            });
         };
         let bearer = given.split_once(' ').filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
         let Some((_, key)) = bearer else {

@@ -7,6 +7,8 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName};
 
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The name of the same header in Anthropic's API.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Names the format of tool calls if it is not the model's own.
 pub const X_TOOL_FORMAT: HeaderName = HeaderName::from_static("x-llmctl-tool-format");
 

@@ -1,9 +1,10 @@
 //! Changes a conversation so that a template that cannot show all of it loses nothing.
 //!
-//! A template that prints no system messages, or refuses them, gets them in front of the next question. One that shows the
-//! model no tools, or no way to call them, gets the tools described in the system prompt, calls as text of the answers that
-//! made them, and results as questions. Both depend on nothing but the conversation and the template, so that a longer
-//! conversation begins with the same text.
+//! A template that prints no system messages, or refuses them, gets them in the neighbouring user turn; one that takes a
+//! system message at the start only gets those behind it there. One that shows the model no tools, or no way to call them,
+//! gets the tools described in the system prompt, calls as text of the answers that made them, and results as questions. All
+//! of it depends on nothing but the template and the messages before the next answer, so that a longer conversation begins
+//! with the same text.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -22,8 +23,10 @@ const TOOLS: &str = "# Tools\n\nYou may call tools. Write each call as a JSON ob
 /// The changes that a template needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Accommodation {
-    /// System messages go in front of the next question.
+    /// All system messages go into user turns.
     pub merges_system: bool,
+    /// System messages behind the first message go into user turns.
+    pub merges_later_system: bool,
     /// Tools, calls and results are shown as text, in the generic format.
     pub spells_tools: bool,
 }
@@ -32,19 +35,33 @@ impl Accommodation {
     /// The conversation as the template gets it.
     pub fn apply<'a>(self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
         let has_tools = !conversation.tools.is_empty() || conversation.messages.iter().any(is_about_tools);
-        let has_system = conversation.messages.iter().any(|message| message.role == Role::System);
         let spells = self.spells_tools && has_tools;
-        if !(spells || self.merges_system && has_system) {
+        if !spells && self.num_moved_system(&conversation.messages) == 0 {
             return Cow::Borrowed(conversation);
         }
         let mut adapted = conversation.clone();
         if spells {
             spell_tools(&mut adapted);
         }
-        if self.merges_system {
-            merge_system(&mut adapted.messages);
+        if let Some(first) = self.first_moved_system() {
+            merge_system(&mut adapted.messages, first);
         }
         Cow::Owned(adapted)
+    }
+
+    /// Returns how many system messages the template gets elsewhere than where they stand.
+    pub fn num_moved_system(self, messages: &[Message]) -> usize {
+        let Some(first) = self.first_moved_system() else { return 0 };
+        messages.iter().skip(first).filter(|message| message.role == Role::System).count()
+    }
+
+    /// Index from which on system messages are moved; `None` if the template takes them anywhere.
+    fn first_moved_system(self) -> Option<usize> {
+        match self {
+            Self { merges_system: true, .. } => Some(0),
+            Self { merges_later_system: true, .. } => Some(1),
+            _ => None,
+        }
     }
 }
 
@@ -110,17 +127,35 @@ fn spelt(value: &Value) -> String {
     python::dumps(value).unwrap_or_else(|_| value.to_string())
 }
 
-fn merge_system(messages: &mut Vec<Message>) {
+/// Moves system messages from `first` on behind the user turn that they follow, else in front of the one that follows them. A
+/// tool's result counts as the user's; between two answers a system message becomes a user turn of its own.
+fn merge_system(messages: &mut Vec<Message>, first: usize) {
     let mut waiting: Vec<String> = Vec::new();
     let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
-    for mut message in std::mem::take(messages) {
-        match message.role {
-            Role::System => {
-                waiting.push(text_of(message.content.as_ref()));
-                continue;
+    let mut is_behind_moved = false;
+    for (index, mut message) in std::mem::take(messages).into_iter().enumerate() {
+        let is_input = matches!(message.role, Role::User | Role::Tool);
+        if message.role == Role::System && index >= first {
+            let text = text_of(message.content.as_ref());
+            match merged.last_mut().filter(|last| waiting.is_empty() && last.role != Role::Assistant) {
+                Some(last) => append(last, "\n\n", &text),
+                None => waiting.push(text),
             }
-            Role::User if !waiting.is_empty() => prepend(&mut message, &std::mem::take(&mut waiting)),
-            _ => {}
+            is_behind_moved = true;
+            continue;
+        }
+        let follows_moved = std::mem::take(&mut is_behind_moved);
+        // Roles take turns: what stood between two questions joins them.
+        if let Some(last) = merged.last_mut().filter(|last| {
+            follows_moved && waiting.is_empty() && last.role == Role::User && message.role == Role::User
+        }) {
+            append(last, "\n\n", &text_of(message.content.as_ref()));
+            continue;
+        }
+        if is_input && !waiting.is_empty() {
+            prepend(&mut message, &std::mem::take(&mut waiting));
+        } else if !waiting.is_empty() {
+            merged.push(Message::user(std::mem::take(&mut waiting).join("\n\n")));
         }
         merged.push(message);
     }
@@ -197,6 +232,44 @@ mod tests {
         assert_eq!(applied(merging, messages.clone(), vec![]), expected);
         assert_eq!(applied(merging, vec![Message::system("Only")], vec![]), [pair("user", "Only")]);
         assert_eq!(applied(Accommodation::default(), messages, vec![]).len(), 5);
+    }
+
+    #[test]
+    fn later_system_messages_go_into_the_turn_beside_them() {
+        let merging = Accommodation { merges_later_system: true, ..Accommodation::default() };
+        let check = |messages: &[Message], expected: &[(String, String)]| {
+            assert_eq!(applied(merging, messages.to_vec(), vec![]), expected);
+        };
+        let tool = Message::new(Role::Tool, "noon");
+        let conversation = [
+            Message::system("Be brief."),
+            Message::system("Be kind."),
+            Message::user("Hi"),
+            Message::system("A file changed."),
+            Message::assistant("Hello."),
+            Message::system("It is late."),
+            Message::user("Go on"),
+            Message::assistant("calls"),
+            tool,
+            Message::system("Tests failed."),
+        ];
+        let expected = [
+            pair("system", "Be brief.\n\nBe kind."),
+            pair("user", "Hi\n\nA file changed."),
+            pair("assistant", "Hello."),
+            pair("user", "It is late.\n\nGo on"),
+            pair("assistant", "calls"),
+            pair("tool", "noon\n\nTests failed."),
+        ];
+        check(&conversation, &expected);
+        assert_eq!(merging.num_moved_system(&conversation), 4);
+        // Whatever was asked with before is a prefix of what is asked with later.
+        for end in [4, 7, 10] {
+            let shown = applied(merging, conversation[..end].to_vec(), vec![]);
+            assert_eq!(shown, expected[..shown.len()], "{end} messages");
+        }
+        let between = [Message::assistant("a"), Message::system("s"), Message::assistant("b")];
+        check(&between, &[pair("assistant", "a"), pair("user", "s"), pair("assistant", "b")]);
     }
 
     #[test]

@@ -4,9 +4,10 @@
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
 //! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `output_markup` names the markup
-//! of answers, `output` parses them, `tool_grammar` writes grammars for them, `check` judges a template.
+//! of answers, `output` parses them, `begun` writes their beginning, `tool_grammar` writes grammars for them, `check` judges a template.
 
 mod accommodate;
+mod begun;
 pub mod check;
 mod clock;
 mod environment;
@@ -23,6 +24,7 @@ mod probe;
 mod prompt;
 mod python;
 mod reasoning;
+mod reasoning_switch;
 mod source;
 mod tool_call;
 mod tool_grammar;
@@ -39,5 +41,6 @@ pub use output_markup::{OutputMarkup, ToolChoice};
 pub use piece::Piece;
 pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};
-pub use reasoning::{ReasoningFormat, THINKING_SWITCHES};
-pub use tool_call::ToolCallFormat;
+pub use reasoning::ReasoningFormat;
+pub use reasoning_switch::{Effort, Reasoning, THINKING_SWITCHES, TemplateVariables, Unexpressed};
+pub use tool_call::{TAGGED_TEXT, TEXT_GRAMMAR, ToolCallFormat};

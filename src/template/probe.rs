@@ -48,10 +48,13 @@ pub struct Shown {
     /// It tells the model of the tools of a conversation.
     pub tools: bool,
     pub system: SystemMessages,
+    /// System messages behind the first message.
+    pub later_system: SystemMessages,
 }
 
 const TOOL: &str = "probe_harbour";
 const SYSTEM: &str = "Speak like a lighthouse keeper";
+const LATER_SYSTEM: &str = "Now speak like a gull";
 
 impl Shown {
     pub fn of(template: &ChatTemplate) -> Self {
@@ -68,6 +71,7 @@ impl Shown {
             calls: evidence.map(|(_, evidence)| evidence),
             tools,
             system: system_messages(template),
+            later_system: later_system_messages(template),
         }
     }
 
@@ -75,6 +79,7 @@ impl Shown {
     pub fn accommodation(&self) -> Accommodation {
         Accommodation {
             merges_system: self.system != SystemMessages::Printed,
+            merges_later_system: self.later_system != SystemMessages::Printed,
             spells_tools: !self.tools || self.output_markup.tool_calls.is_none(),
         }
     }
@@ -213,6 +218,25 @@ fn system_messages(template: &ChatTemplate) -> SystemMessages {
     }
 }
 
+/// Tries system messages behind a question and behind an answer, in a conversation that the template accepts without them.
+fn later_system_messages(template: &ChatTemplate) -> SystemMessages {
+    let question = || Message::user("Where is a reef");
+    let asked = vec![Message::system(SYSTEM), question(), Message::assistant("Ahead"), question()];
+    if rendered(template, &conversation(asked.clone(), false), true).is_err() {
+        return SystemMessages::Printed;
+    }
+    let tried = [2, 3, 4].map(|at| {
+        let mut messages = asked.clone();
+        messages.insert(at, Message::system(LATER_SYSTEM));
+        match rendered(template, &conversation(messages, false), true) {
+            Ok(text) if text.contains(LATER_SYSTEM) => SystemMessages::Printed,
+            Ok(_) => SystemMessages::Dropped,
+            Err(_) => SystemMessages::Refused,
+        }
+    });
+    tried.into_iter().rfind(|system| *system != SystemMessages::Printed).unwrap_or_default()
+}
+
 /// Without Jinja's comments, which may speak of other formats; their line breaks stay.
 fn without_comments(source: &str) -> String {
     let mut rest = source;
@@ -275,5 +299,26 @@ mod tests {
         assert_eq!(shown(&dropping).system, SystemMessages::Dropped);
         let refusal = "in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}";
         assert_eq!(shown(&CHATML.replace("in messages %}", refusal)).system, SystemMessages::Refused);
+    }
+
+    #[test]
+    fn what_becomes_of_later_system_messages_is_found_out() {
+        let found = shown(CHATML);
+        assert_eq!(found.later_system, SystemMessages::Printed);
+        assert!(!found.accommodation().merges_later_system);
+        for (body, expected) in [
+            (
+                "{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}",
+                SystemMessages::Refused,
+            ),
+            (
+                "{% if m.role == 'system' and not loop.first %}{% continue %}{% endif %}",
+                SystemMessages::Dropped,
+            ),
+        ] {
+            let found = shown(&CHATML.replace("in messages %}", &format!("in messages %}}{body}")));
+            assert_eq!((found.system, found.later_system), (SystemMessages::Printed, expected));
+            assert!(found.accommodation().merges_later_system && !found.accommodation().merges_system);
+        }
     }
 }

@@ -3,9 +3,6 @@
 use super::named::formats;
 use super::tool_call::Protocol;
 
-/// The variables by which chat templates switch reasoning on and off.
-pub const THINKING_SWITCHES: [&str; 2] = ["enable_thinking", "thinking"];
-
 formats! {
     /// The markup that sets reasoning apart from the answer.
     ReasoningFormat, "reasoning format", Markers, [

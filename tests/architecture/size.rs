@@ -8,11 +8,11 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// The most lines of code of each module, by the beginning of a file's path; the first that fits counts. Set at what was
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 17_800),
-    ("src/serve", 8_200),
-    ("src/template/", 9_900),
+    ("src/cli/", 18_400),
+    ("src/serve", 11_400),     // four APIs
+    ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
     ("src/runtime/kernel/", 5_800),
-    ("src/runtime/", 25_000),
+    ("src/runtime/", 25_800),
     ("src/", 10), // lib.rs and main.rs
 ];
 

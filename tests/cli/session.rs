@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::process::{Child, Stdio};
 
-use llmctl::runtime::session::store::{BranchReason, SessionName, SessionStore};
+use llmctl::runtime::session::store::{BranchReason, ModelFingerprint, SessionName, SessionStore};
 use serde_json::Value;
 
 use super::{Place, Ran, finish, llmctl, read_line, stories};
@@ -231,6 +231,25 @@ fn verbose_and_stats_say_what_was_reused() {
     ran.check(0, "reuse        0 tokens reused, 0 of them from disk, ");
     assert_eq!(ran.stderr.matches("reuse  ").count(), 1, "{ran:?}");
     assert!(!chat.turn("v", &["Three", "-n", "2"]).stderr.contains("reuse"));
+}
+
+#[test]
+fn sessions_of_owners_of_keys_are_counted_listed_and_removed() {
+    let place = Place::new();
+    let root = SessionStore::new(place.path(".local/share/llmctl/sessions"));
+    let name = SessionName::new("trip").expect("a name");
+    for owner in ["anna", "Ben"] {
+        drop(root.of_owner(owner).create_for(&name, &ModelFingerprint::default(), Some(owner)).expect("new"));
+    }
+    let list = place.run(&["sessions"]);
+    list.check(0, "");
+    assert!(list.stdout.contains("Ben (1), anna (1); --owner NAME"), "{}", list.stdout);
+    let anna = place.run(&["sessions", "list", "--owner", "anna"]);
+    assert!(anna.check(0, "").stdout.lines().any(|line| line.starts_with("trip ")), "{}", anna.stdout);
+    place.run(&["sessions", "--owner", "anna", "remove", "--yes", "trip"]).check(0, "");
+    assert!(!root.of_owner("anna").exists(&name) && root.of_owner("Ben").exists(&name));
+    place.run(&["sessions", "show", "trip"]).check(66, "no session named");
+    place.run(&["sessions", "--owner", "carl"]).check(66, "there are Ben, anna");
 }
 
 #[test]

@@ -12,7 +12,13 @@ pub mod terminal;
 pub mod toy;
 pub mod watched;
 
+use llmctl::runtime::EngineSessionName;
 use llmctl::runtime::load::{CpuOptions, Isa};
+
+/// Returns `name` as the name of a session in an engine.
+pub fn named(name: &str) -> EngineSessionName {
+    EngineSessionName::parse(name).expect("not empty")
+}
 
 /// The variable that chooses the instruction set for the whole suite: in this process, and in the commands that it starts.
 pub const CPU: &str = "LLMCTL_CPU";

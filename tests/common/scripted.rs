@@ -3,7 +3,7 @@
 //!
 //! Embeddings are one-hot and the output matrix is the transition table, so that greedy decoding follows a chain. The chat
 //! template ends the prompt with a token that begins a chain, chosen by a word in the last message: `tool`, `think`,
-//! `opened` (reasoning that the prompt begins), `code` or `endless`; any other message, a tool's result too, is answered with [`PLAIN`].
+//! `opened` (reasoning that the prompt begins), `stubborn` (reasoning that no switch turns off), `code` or `endless`; any other message, a tool's result too, is answered with [`PLAIN`].
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub const NUM_THOUGHTS: usize = 20;
 
 const CALL: &str = "\n{\"name\": \"now\", \"arguments\": {\"zone\": \"UTC\"}}\n";
 
-const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(go='', opens='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.opens = '<think>' if 'opened' in m.content else '' %}{% set ns.go = '<go-tool>' if 'tool' in m.content else '<go-code>' if 'code' in m.content else '<go-endless>' if 'endless' in m.content else '<go-think>' if 'think' in m.content and enable_thinking is not false else '' %}{% elif m.role == 'tool' %}{% set ns.opens = '' %}{% set ns.go = '' %}{% endif %}<|im_start|>{{ m.role }}
+const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(go='', opens='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.opens = '<think>' if 'opened' in m.content else '' %}{% set ns.go = '<go-tool>' if 'tool' in m.content else '<go-code>' if 'code' in m.content else '<go-endless>' if 'endless' in m.content else '<go-think>' if 'stubborn' in m.content or 'think' in m.content and enable_thinking is not false else '' %}{% elif m.role == 'tool' %}{% set ns.opens = '' %}{% set ns.go = '' %}{% endif %}<|im_start|>{{ m.role }}
 {% if m.role == 'assistant' %}{{ ns.go }}{% endif %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls %}<tool_call>
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
 </tool_call>{% endfor %}<|im_end|>

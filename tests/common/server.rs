@@ -16,8 +16,9 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, Method, Request, StatusCode};
 use axum::response::Response;
 use futures_util::StreamExt;
+use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::tokenizer::from_folder;
-use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
+use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts, model_facts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
 use llmctl::runtime::text::{Tokenizer, Vocabulary};
 use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error};
@@ -231,6 +232,8 @@ impl Gate {
 /// Parts of a test server.
 pub struct Build {
     pub template: Option<String>,
+    /// Special tokens that the tokenizer knows besides its own.
+    pub special_tokens: &'static [&'static str],
     pub answers: Vec<(&'static str, String)>,
     pub store: Option<SessionStore>,
     pub lenient: bool,
@@ -248,6 +251,7 @@ impl Default for Build {
     fn default() -> Self {
         Self {
             template: Some(CHATML.to_owned()),
+            special_tokens: &[],
             answers: Vec::new(),
             store: None,
             lenient: false,
@@ -308,7 +312,29 @@ pub fn model_fingerprint() -> ModelFingerprint {
 }
 
 pub fn chat_tokenizer(template: Option<&str>) -> ChatTokenizer {
-    let tokenizer = from_folder(&parity_folder().join("llama")).expect("a tokenizer");
+    chat_tokenizer_with(&[], template)
+}
+
+/// A tokenizer that knows more special tokens.
+pub fn chat_tokenizer_with(special_tokens: &[&str], template: Option<&str>) -> ChatTokenizer {
+    let folder = tempfile::tempdir().expect("a folder");
+    let from = parity_folder().join("llama");
+    for name in ["tokenizer_config.json", "config.json"] {
+        std::fs::copy(from.join(name), folder.path().join(name)).expect("a copy");
+    }
+    let text = std::fs::read_to_string(from.join("tokenizer.json")).expect("a tokenizer");
+    let mut json: Value = serde_json::from_str(&text).expect("JSON");
+    let added = json["added_tokens"].as_array_mut().expect("added tokens");
+    let first = added.iter().filter_map(|token| token["id"].as_u64()).max().expect("some") + 1;
+    added.extend((first..).zip(special_tokens).map(|(id, text)| {
+        let mut token = json!({"id": id, "content": text, "special": true});
+        for name in ["single_word", "lstrip", "rstrip", "normalized"] {
+            token[name] = false.into();
+        }
+        token
+    }));
+    std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).expect("a file");
+    let tokenizer = from_folder(folder.path()).expect("a tokenizer");
     let texts = ModelTexts {
         identity: String::new(),
         tokenizer: Arc::new(tokenizer),
@@ -329,7 +355,7 @@ impl Build {
     }
 
     pub fn start(self) -> Server {
-        let chat_tokenizer = chat_tokenizer(self.template.as_deref());
+        let chat_tokenizer = chat_tokenizer_with(self.special_tokens, self.template.as_deref());
         let tokenizer = chat_tokenizer.tokenizer().clone();
         let answers = self.answers.iter().map(|(question, answer)| ((*question).to_owned(), answer.clone()));
         let script = Script { tokenizer: tokenizer.clone(), answers: answers.collect() };
@@ -388,6 +414,7 @@ impl Build {
             chat_tokenizer,
             fingerprint: model_fingerprint(),
             defaults: self.defaults,
+            facts: model_facts(&ModelSource::Folder(parity_folder().join("llama"))).ok(),
         };
         let settings = ServeSettings { lenient: self.lenient, ..self.settings };
         let app = App::new(model, slot, self.store, Observer::default(), settings);

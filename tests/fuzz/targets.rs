@@ -11,17 +11,17 @@ use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hf;
 use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::load::tokenizer;
-use llmctl::runtime::model::arch::{ConfigReader, Recognised, recognise};
+use llmctl::runtime::model::arch::ConfigReader;
+use llmctl::runtime::model::recognise::{Recognised, recognise};
 use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
 use llmctl::runtime::worker::protocol::{Op, Reply, WorkerCall};
 use llmctl::runtime::{Error, Limits, Sampling, StoreError};
-use llmctl::serve::wire::switches::Template;
 use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
 use llmctl::template::{
     ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
-    RenderOptions, Role, SpecialTokens, ToolCall, ToolCallFormat, parse_answer,
+    RenderOptions, Role, SpecialTokens, TemplateVariables, ToolCall, ToolCallFormat, parse_answer,
 };
 use serde_json::{Map, Value, json};
 
@@ -380,7 +380,7 @@ pub fn http_body(data: &[u8]) -> bool {
         let sampling = params::sampling(&mut fields, &Sampling::default());
         let limits = params::limits(&mut fields, &Limits::default(), false);
         params::logprobs(&mut fields, None);
-        let template = Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+        let template = TemplateVariables { reads: &|name| name == "enable_thinking", says: &|_| false };
         switches::switches(&mut fields, template, None);
         tools::tools(&mut fields, false);
         shape::shape(&mut fields, false);

@@ -1,5 +1,6 @@
 //! A server around a toy engine, with endpoints that do what a test needs.
 
+use crate::common::named;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, Receiver};
@@ -103,6 +104,7 @@ pub fn app_with(engines: Engines, observer: Observer, settings: ServeSettings) -
         chat_tokenizer: ChatTokenizer::new(load_texts(&files).expect("texts"), None),
         fingerprint,
         defaults: GenerationDefaults::default(),
+        facts: None,
     };
     App::new(model, engines, None, observer, settings)
 }
@@ -163,7 +165,7 @@ async fn endless() -> Response {
 async fn turn(State(app): State<App>, id: HttpRequestId, body: String) -> Result<Response, ApiError> {
     let words: Vec<&str> = body.split(' ').collect();
     let first = words[0].parse().map_err(|_| ApiError::invalid("body", "not a number"))?;
-    let request = Request { session: words.get(1).map(|name| (*name).to_owned()), ..limited(&[first], 200) };
+    let request = Request { session: words.get(1).map(|name| named(name)), ..limited(&[first], 200) };
     let session = request.session.clone();
     let engine = app.engine()?;
     let (events, mut inbox) = unbounded_channel();
@@ -189,11 +191,11 @@ async fn turn(State(app): State<App>, id: HttpRequestId, body: String) -> Result
                 }
                 Some(Event::Done(outcome)) => {
                     let said = format!("done {}", outcome.finish.reason());
-                    let (request_id, session, started) = (id.0.clone(), session.clone(), started.take());
+                    let (request_id, started) = (id.0.clone(), started.take());
                     let inter_token = vec![Duration::from_millis(1)];
                     app.observer().turn(&FinishedTurn {
                         request_id,
-                        session,
+                        session: session.as_ref().map(ToString::to_string),
                         engine: 0,
                         started,
                         outcome,

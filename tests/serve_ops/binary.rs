@@ -132,6 +132,20 @@ fn keys_come_from_the_environment_and_a_file() {
 
 #[cfg(unix)]
 #[test]
+fn other_names_of_the_model_are_given_in_any_number() {
+    let serving = start(Place::new(), &["--alias", "gpt-4o,small", "--alias", "claude"]);
+    let list = get(serving.address, "/v1/models").json();
+    assert_eq!(list["data"][0]["aliases"], json!(["gpt-4o", "small", "claude"]));
+    let ask = |model: &str| {
+        let body = json!({"model": model, "prompt": "Once", "max_tokens": 1});
+        post(serving.address, "/v1/completions", &body)
+    };
+    assert_eq!(ask("small").json()["model"], list["data"][0]["id"]);
+    ask("gpt-5").check(404, "model_not_found");
+}
+
+#[cfg(unix)]
+#[test]
 fn a_socket_in_the_file_system_instead_of_a_port() {
     use std::os::unix::net::UnixStream;
     let place = Place::new();

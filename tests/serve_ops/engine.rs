@@ -1,5 +1,6 @@
 //! The engine's loss and return, and the server's end.
 
+use crate::common::named;
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -82,10 +83,10 @@ fn a_lost_engine_comes_back_and_finds_its_sessions_on_disk() {
     let at = site.address();
     let engine = site.app.engine().expect("up");
     let prompt: Vec<u32> = (0..100).map(|n| n % 25).collect();
-    let within = |prompt: &[u32]| Request { session: Some("trip".to_owned()), ..limited(prompt, 3) };
+    let within = |prompt: &[u32]| Request { session: Some(named("trip")), ..limited(prompt, 3) };
     engine.submit(within(&prompt)).expect("valid").for_each(drop);
     assert!(engine.flush_disk(Duration::from_secs(60)).is_ok_and(|in_time| in_time));
-    let tokens = engine.inspect_session("trip").expect("open").tokens;
+    let tokens = engine.inspect_session(&named("trip")).expect("open").tokens;
 
     let reply = ask(at, TURN, "35");
     assert!(reply.body.starts_with("36 37 38 39") && reply.body.contains("failed"), "{reply:?}");
@@ -101,7 +102,7 @@ fn a_lost_engine_comes_back_and_finds_its_sessions_on_disk() {
     assert!(ask(at, TURN, "25").body.ends_with("done stop"));
     assert_eq!(site.metric("llmctl_engine_restarts_total"), 1.0);
     let engine = site.app.engine().expect("up");
-    engine.restore_session("trip", tokens.clone()).expect("nobody knows it yet");
+    engine.restore_session(&named("trip"), tokens.clone()).expect("nobody knows it yet");
     let next = [&tokens[..], &[1, 2]].concat();
     let started = engine.submit(within(&next)).expect("valid").find_map(|event| match event {
         llmctl::runtime::Event::Started(started) => Some(started),
@@ -203,7 +204,7 @@ fn one_of_several_engines_is_enough() {
         let workers = reply.json()["workers"].as_array().expect("workers").clone();
         workers.iter().map(|worker| worker["state"].as_str().expect("text").to_owned()).collect::<Vec<_>>()
     };
-    let home = |name: &str| app.engines().of(name).expect("up");
+    let home = |name: &str| app.engines().of(&named(name)).expect("up");
     let names: Vec<String> = (0..30).map(|n| format!("s{n}")).collect();
     let homes: Vec<EngineClient> = names.iter().map(|name| home(name)).collect();
     assert!(engines.iter().all(|engine| homes.iter().any(|home| home.is_same(engine))), "each has some");
@@ -267,7 +268,14 @@ fn streams_come_to_their_end_before_the_server_does() {
         std::thread::spawn(move || server.drain(Duration::from_secs(600), || panic!("there is time")));
     assert!(idle.is_closed(), "who asks nothing is not waited for");
     assert_eq!(lifecycle.check_stage().map_err(|error| error.code), Err(Some("shutting_down")));
-    eventually("nothing listens", || std::net::TcpStream::connect(at).is_err());
+    get(at, "/ready").check(503, "shutting_down");
+    assert_eq!(get(at, "/health").status, 200);
+    let mut late = connect(at);
+    let head = format!("{TURN}\r\nContent-Length: 1\r\n\r\n1");
+    late.send(&head);
+    assert_eq!(late.reply().check(503, "shutting_down").header("connection"), "close");
+    assert!(late.is_closed());
+    let silent = connect(at);
     drop(gate);
     let mut said = String::new();
     while let Some(chunk) = running.chunk() {
@@ -276,6 +284,8 @@ fn streams_come_to_their_end_before_the_server_does() {
     assert_eq!(said, "60 61 62 done stop");
     assert!(running.is_closed());
     assert_eq!(draining.join().expect("no panic").num_cancelled, 0);
+    drop(silent);
+    assert!(std::net::TcpStream::connect(at).is_err(), "nothing listens any more");
     assert!(app.engine().is_ok(), "the engine is there to save what sessions hold");
 }
 

@@ -10,8 +10,8 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::worker::protocol::ModelId;
 use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl::runtime::{
-    EngineClient, EngineLoad, EngineSpec, EngineTransport, Error, Request, SessionDetail, SessionInfo, Sink,
-    StopHandle,
+    EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Error, Notice, Request,
+    SessionDetail, SessionInfo, Sink, StopHandle,
 };
 use serde_json::{Value, json};
 
@@ -360,7 +360,7 @@ impl EngineTransport for Gone {
         Err(Error::EngineGone)
     }
 
-    fn take_notices(&self) -> Result<Vec<String>, Error> {
+    fn take_notices(&self) -> Result<Vec<Notice>, Error> {
         Err(Error::EngineGone)
     }
 
@@ -368,23 +368,23 @@ impl EngineTransport for Gone {
         Err(Error::EngineGone)
     }
 
-    fn reset_session(&self, _: &str) -> Result<(), Error> {
+    fn reset_session(&self, _: &EngineSessionName) -> Result<(), Error> {
         Err(Error::EngineGone)
     }
 
-    fn close_session(&self, _: &str) -> Result<(), Error> {
+    fn close_session(&self, _: &EngineSessionName) -> Result<(), Error> {
         Err(Error::EngineGone)
     }
 
-    fn fork_session(&self, _: &str, _: &str) -> Result<(), Error> {
+    fn fork_session(&self, _: &EngineSessionName, _: &EngineSessionName) -> Result<(), Error> {
         Err(Error::EngineGone)
     }
 
-    fn restore_session(&self, _: &str, _: Vec<u32>) -> Result<(), Error> {
+    fn restore_session(&self, _: &EngineSessionName, _: Vec<u32>) -> Result<(), Error> {
         Err(Error::EngineGone)
     }
 
-    fn inspect_session(&self, _: &str) -> Result<SessionDetail, Error> {
+    fn inspect_session(&self, _: &EngineSessionName) -> Result<SessionDetail, Error> {
         Err(Error::EngineGone)
     }
 

@@ -9,7 +9,7 @@ use crate::cli::error::CommandError;
 /// A row longer than this is refused without being kept in memory.
 pub const MAX_ROW_BYTES: u64 = 64 << 20;
 
-/// The rows, and how many lines they are where that can be known beforehand.
+/// Opens the rows, and counts their lines if that is possible beforehand.
 pub fn open_rows(path: &Path) -> Result<(Box<dyn BufRead>, Option<u64>), CommandError> {
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin().lock()), None));
@@ -45,7 +45,7 @@ fn count_rows(path: &Path) -> io::Result<u64> {
     }
 }
 
-/// A line without its end, or `None` at the end. Of a line that is too long only the beginning is kept.
+/// Reads a line without its end; `None` at the end. Keeps only the beginning of a line that is too long.
 pub fn read_row(rows: &mut dyn BufRead) -> io::Result<Option<Vec<u8>>> {
     let (mut line, mut any) = (Vec::new(), false);
     loop {

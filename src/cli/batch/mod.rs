@@ -28,21 +28,22 @@ use super::run::{RunArgs, system_prompt};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::think::Think;
-use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput};
-use crate::runtime::{Finish, Outcome, Usage};
+use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
+use crate::runtime::{Finish, Outcome, Sampling, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::wire::answer::{self as wire, TokenBytes};
-use crate::serve::wire::switches::Template;
-use crate::template::{Content, Conversation, Message};
+use crate::template::{Content, Conversation, Message, TemplateVariables};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowError, RowFormat, parse};
 
-/// How many refused rows are named on stderr; the rest are counted.
+/// Number of refused rows that are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
 
 /// Runs the batch that `--batch` names.
-pub fn run(args: &RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
+    super::run::prepare(&mut args, terminal)?;
+    let args = &args;
     let path = args.batch.batch.as_deref().unwrap_or(Path::new("-"));
     if args.batch.out.as_deref().is_some_and(|out| is_same_file(path, out)) {
         return Err(CommandError::usage("--batch and --out are the same file"));
@@ -109,18 +110,18 @@ fn stats(counts: &Counts, time: Duration) -> String {
     )
 }
 
-/// What `--think` asks for, if the model can do it.
+/// Returns the reasoning that `--think` asks for, if the model supports it.
 fn think(llm: &Loaded, args: &RunArgs) -> Result<Think, CommandError> {
     args.prompt.thinking_variables(llm.texts())?;
     args.prompt.think()
 }
 
-/// What a row may call the loaded model: its own name, or the reference that the user gave.
+/// Returns the names by which a row may call the loaded model: its own, and the reference that the user gave.
 fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
 }
 
-/// Whether both exist and are one file, whatever they are called.
+/// Returns whether both exist and are one file, whatever they are called.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
@@ -170,12 +171,12 @@ struct BatchJob<'a> {
     defaults: &'a Defaults,
     results: Results,
     earlier: Earlier,
-    /// How many rows of this file had each custom_id.
+    /// Number of rows of this file by custom_id.
     seen: HashMap<String, usize>,
     counts: Counts,
     /// Rows that the default system prompt does not reach.
     without_system: usize,
-    /// That rows are completed as plain text has been said.
+    /// The note that rows are completed as plain text has been printed.
     has_said_plain: bool,
 }
 
@@ -234,14 +235,14 @@ impl<'a> BatchJob<'a> {
         Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
     }
 
-    /// The row's name and what is to be done with it; `None` when an earlier run did it.
+    /// Returns the row's name and the parsed row; `None` if an earlier run answered it.
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
                 let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
                 let says =
                     |word: &str| self.llm.texts().chat_tokenizer().template_knows_role(word).unwrap_or(false);
-                parse(line, number, self.defaults, Template { reads: &reads, says: &says })
+                parse(line, number, self.defaults, TemplateVariables { reads: &reads, says: &says })
             }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);
@@ -262,25 +263,31 @@ impl<'a> BatchJob<'a> {
     }
 
     fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Answered {
-        let (engine, planner, turn) = (self.llm.engine(), self.llm.planner(), &row.turn);
-        let plan = match planner.plan(&row.input, self.llm.texts().now(), turn) {
+        let (engine, planner) = (self.llm.engine(), self.llm.planner());
+        let plan = match planner.plan(&row.input, self.llm.texts().now(), &row.turn) {
             Ok(plan) => plan,
             Err(error) => return Answered::failed_to_plan(error),
         };
-        let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
-        match generation.run(&mut ()) {
-            Err(error) => Answered::Failed(error),
-            // A row that ended by itself while the signal came is a finished row.
-            Ok(Generated { answer, signal, .. }) => {
-                match signal.filter(|_| answer.outcome.finish == Finish::Cancelled) {
-                    Some(signal) => Answered::Stopped(signal),
-                    None => Answered::Body(body(self.llm, row, &answer), answer.outcome.usage),
-                }
+        let mut answers = Vec::new();
+        for nth in 0..row.num_choices {
+            let turn = &nth_turn(&row.turn, nth);
+            let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
+            let Generated { answer, signal, .. } = match generation.run(&mut ()) {
+                Ok(generated) => generated,
+                Err(error) => return Answered::Failed(error),
+            };
+            // An answer that ended by itself while the signal came is a finished one.
+            let is_cut = answer.outcome.finish == Finish::Cancelled;
+            let is_last = nth + 1 == row.num_choices;
+            if let Some(signal) = signal.filter(|_| is_cut || !is_last) {
+                return Answered::Stopped(signal);
             }
+            answers.push(plan.parser.generated(answer));
         }
+        Answered::Body(body(self.llm, row, &answers), usage_of(&answers))
     }
 
-    /// A text completion has no place for a system prompt: said of the first.
+    /// Notes, for the first such row, that a text completion has no place for a system prompt.
     fn note_system(
         &mut self,
         id: &str,
@@ -303,7 +310,7 @@ impl<'a> BatchJob<'a> {
         }
     }
 
-    /// As `run` does it: one message for a model without a chat template is text to go on with. Said of the first.
+    /// Turns a single message into text to continue if the model has no chat template, as `run` does. Notes it for the first row.
     fn plain_text(&mut self, row: BatchRow, progress: &ProgressBar, terminal: &Terminal) -> BatchRow {
         let info = self.llm.info();
         let text = if info.has_chat_template { None } else { only_message(&row.input) };
@@ -351,7 +358,7 @@ enum Answered {
 }
 
 impl Answered {
-    /// A parameter that a turn cannot be planned with is the row's fault; other errors may be the batch's.
+    /// Maps an error of planning: a wrong parameter is the row's error, any other may be the batch's.
     fn failed_to_plan(error: TurnError) -> Self {
         match error {
             TurnError::Unsupported { .. } => Self::Refused(ApiError::from(error).into()),
@@ -367,7 +374,7 @@ impl Answered {
     }
 }
 
-/// The text of a conversation that is one message of the user's and nothing else.
+/// Returns the text of a conversation that is one message of the user's and nothing else.
 fn only_message(input: &TurnInput) -> Option<String> {
     let TurnInput::Chat(conversation) = input else { return None };
     let [message] = &*conversation.messages else { return None };
@@ -379,7 +386,7 @@ fn only_message(input: &TurnInput) -> Option<String> {
     }
 }
 
-/// A row of OpenAI's batch output. A failure is both an HTTP-like response and an `error`, so that either may be read.
+/// Builds a row of OpenAI's batch output. A failure is both an HTTP-like response and an `error`, so that clients may read either.
 fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value {
     let (status, body, error) = match answer {
         Ok(body) => (200, body, Value::Null),
@@ -396,41 +403,64 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
     })
 }
 
-/// OpenAI's result object, with what it has no place for under `llmctl`.
-fn body(llm: &Loaded, row: &BatchRow, answer: &Answer) -> Value {
+/// Returns the request for one of several answers to a prompt: each has a seed of its own.
+fn nth_turn(turn: &TurnRequest, nth: usize) -> TurnRequest {
+    let seed = turn.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
+    TurnRequest { sampling: Sampling { seed, ..turn.sampling.clone() }, ..turn.clone() }
+}
+
+/// Adds the tokens of several answers to one prompt, which counts once.
+fn usage_of(answers: &[Answer]) -> Usage {
+    let first = answers.first().map(|answer| answer.outcome.usage.clone()).unwrap_or_default();
+    let completion_tokens = answers.iter().map(|answer| answer.outcome.usage.completion_tokens).sum();
+    Usage { completion_tokens, ..first }
+}
+
+/// Returns OpenAI's result object, with seed and times of each answer under `llmctl`.
+fn body(llm: &Loaded, row: &BatchRow, answers: &[Answer]) -> Value {
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let object = match row.form {
+        RowFormat::Chat => "chat.completion",
+        RowFormat::Completion => "text_completion",
+    };
+    let mut own: Vec<Value> = answers.iter().map(|answer| own_facts(llm, answer)).collect();
+    let mut facts = if own.len() == 1 { own.remove(0) } else { json!({"answers": own}) };
+    facts["warnings"] = warnings(row).into();
+    let choices = answers.iter().enumerate().map(|(index, answer)| choice(llm, row, index, answer));
+    json!({
+        "object": object,
+        "created": created,
+        "model": llm.info().name,
+        "choices": choices.collect::<Vec<_>>(),
+        "usage": wire::usage(&usage_of(answers)),
+        "llmctl": facts,
+    })
+}
+
+fn own_facts(llm: &Loaded, answer: &Answer) -> Value {
+    let Outcome { usage, timings, seed, .. } = &answer.outcome;
+    json!({"seed": seed, "timings": timings_json(timings, usage, llm.info())})
+}
+
+/// Returns one answer of a row as OpenAI's object has it.
+fn choice(llm: &Loaded, row: &BatchRow, index: usize, answer: &Answer) -> Value {
     let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
     let logprobs = row.turn.logprobs.map(|_| match row.form {
         RowFormat::Chat => wire::chat_logprobs(&answer.tokens, bytes),
         RowFormat::Completion => wire::completion_logprobs(&answer.tokens, bytes, &mut 0),
     });
-    let (object, name, said) = match row.form {
-        RowFormat::Chat => {
-            let message = wire::message_json(answer, row.shows_reasoning, row.has_functions);
-            ("chat.completion", "message", message)
-        }
-        RowFormat::Completion => ("text_completion", "text", answer.content.as_str().into()),
+    let (name, said) = match row.form {
+        RowFormat::Chat => ("message", wire::message_json(answer, row.shows_reasoning, row.has_functions)),
+        RowFormat::Completion => ("text", answer.content.as_str().into()),
     };
     let finish_reason = match answer.finish_reason() {
         "tool_calls" if row.has_functions => "function_call",
         reason => reason,
     };
-    let Outcome { usage, timings, seed, .. } = &answer.outcome;
-    json!({
-        "object": object,
-        "created": created,
-        "model": llm.info().name,
-        "choices": [{"index": 0, name: said, "logprobs": logprobs, "finish_reason": finish_reason}],
-        "usage": wire::usage(usage),
-        "llmctl": {
-            "seed": seed,
-            "timings": timings_json(timings, usage, llm.info()),
-            "warnings": warnings(row),
-        },
-    })
+    json!({"index": index, name: said, "logprobs": logprobs, "finish_reason": finish_reason})
 }
 
-/// What of a row had no effect, one sentence each.
+/// Returns a sentence for each part of a row that had no effect.
 fn warnings(row: &BatchRow) -> Vec<String> {
     row.ignored.iter().map(|name| format!("{name} has no effect")).collect()
 }
@@ -442,7 +472,6 @@ mod tests {
     use super::*;
     use crate::cli::args::ColorWhen;
     use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::turn::TurnRequest;
     use crate::runtime::{Error, Event};
 
     /// Runs `input` with the script into a file of `folder`, as `--resume` does; returns the counts and all results.
@@ -585,6 +614,25 @@ not json
     }
 
     #[test]
+    fn a_row_may_ask_for_several_answers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = Script::default();
+        let input = "{\"prompt\":\"say one\",\"n\":3,\"seed\":7}\n";
+        let (_, counts, rows) = batch(&script, input, folder.path());
+        assert_eq!((counts.answered, counts.failed), (1, 0));
+        let body = &rows[0]["response"]["body"];
+        let choices = body["choices"].as_array().expect("a list");
+        let indices: Vec<_> = choices.iter().map(|choice| choice["index"].as_u64()).collect();
+        assert_eq!(indices, [Some(0), Some(1), Some(2)]);
+        assert!(choices.iter().all(|choice| choice["message"]["content"] == "one"), "{choices:?}");
+        assert_eq!(body["usage"]["completion_tokens"], 3 * "one".len());
+        let requests = script.requests();
+        assert_eq!(body["usage"]["prompt_tokens"], requests[0].prompt.len(), "the prompt counts once");
+        let seeds: Vec<_> = requests.iter().map(|request| request.sampling.seed).collect();
+        assert_eq!(seeds, [Some(7), Some(8), Some(9)]);
+    }
+
+    #[test]
     fn the_context_is_never_cut_silently() {
         let folder = tempfile::tempdir().expect("a folder");
         let long = format!("{{\"prompt\":\"{}\"}}\n", "x".repeat(200));
@@ -601,6 +649,7 @@ not json
             form,
             input: TurnInput::Text(TextPrompt::Text(String::from(text))),
             turn: TurnRequest { logprobs: Some(2), ..TurnRequest::default() },
+            num_choices: 1,
             shows_reasoning: true,
             has_functions: false,
             ignored: Vec::new(),

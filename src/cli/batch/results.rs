@@ -160,13 +160,13 @@ fn copy_answers(mut from: &File, to: &File) -> io::Result<()> {
     writer.flush()
 }
 
-/// How every row that llmctl writes begins.
+/// Beginning of every row that llmctl writes.
 const ROW_START: &[u8] = b"{\"id\":\"batch_req_";
 
-/// How the id of a result begins, ours and OpenAI's.
+/// Beginning of a result's id, llmctl's and OpenAI's.
 const ID_START: &str = "batch_req_";
 
-/// What tells a result from the rows of any other file, which may have a custom_id too.
+/// Fields that distinguish a result from rows of other files, which may have a custom_id too.
 #[derive(Deserialize)]
 struct EarlierRow {
     id: String,
@@ -204,7 +204,7 @@ fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
             }
         }
     }
-    // Only what a kill can leave is cut off, the start of a row of ours or a hole: anything else is somebody's work.
+    // Cut off only what a killed llmctl can leave: the start of a row, or a hole. Anything else may be the user's work.
     let is_hole = line.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace());
     let is_ours = is_hole || line.starts_with(ROW_START) || ROW_START.starts_with(&line);
     if !is_ours {

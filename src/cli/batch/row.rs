@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::think::Think;
-use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
+use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{Switches, Template, switches};
-use crate::serve::wire::{self, Fields, Problems, message, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::serve::wire::switches::{Switches, switches};
+use crate::serve::wire::{self, Fields, Problems, message, options, params, shape, tools};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
-/// What the flags say for rows that do not say it themselves.
+/// Values of the flags, for rows that do not set them.
 #[derive(Debug, Clone, Default)]
 pub struct Defaults {
     pub sampling: Sampling,
@@ -31,7 +31,7 @@ pub struct Defaults {
     pub think: Think,
     /// True if the model's template shows tools.
     pub shows_tools: bool,
-    /// What rows ask beyond the context is refused instead of lowered to what the prompt leaves.
+    /// Refuses a `max_tokens` beyond the context instead of lowering it.
     pub strict_limits: bool,
     /// Objects of the rows' own schemas may have members that the schema does not name.
     pub schema_open: bool,
@@ -39,7 +39,7 @@ pub struct Defaults {
     pub models: Option<Vec<String>>,
 }
 
-/// Which of OpenAI's result objects the answer becomes.
+/// OpenAI's result object for the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowFormat {
     Chat,
@@ -52,6 +52,8 @@ pub struct BatchRow {
     pub form: RowFormat,
     pub input: TurnInput,
     pub turn: TurnRequest,
+    /// Answers to the prompt, with the seeds `seed`, `seed + 1` and so on.
+    pub num_choices: usize,
     pub shows_reasoning: bool,
     /// Calls are asked for and reported in OpenAI's older form.
     pub has_functions: bool,
@@ -74,7 +76,7 @@ impl RowError {
         Self { status: 400, code, param: None, message: message.into() }
     }
 
-    /// The row's own failure, or the command's error when the rest of the batch cannot go on either.
+    /// Returns the row's own failure, or the command's error if the rest of the batch cannot continue either.
     pub fn from_command(error: CommandError) -> Result<Self, CommandError> {
         let message = error.to_string();
         let row_error = match error.runtime() {
@@ -115,12 +117,12 @@ impl From<ApiError> for RowError {
     }
 }
 
-/// The row's name, and the row or why it is refused. `number` is the line in the file, from 1.
+/// Returns the row's name, and the row or why it is refused. `number` is the line in the file, from 1.
 pub fn parse(
     line: &[u8],
     number: usize,
     defaults: &Defaults,
-    template: Template<'_>,
+    template: TemplateVariables<'_>,
 ) -> (String, Result<BatchRow, RowError>) {
     let fallback = format!("line-{number}");
     let object = match wire::json::object(line, "the row") {
@@ -139,14 +141,14 @@ pub fn parse(
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
 }
 
-/// What a row is read beside.
+/// Context of reading a row.
 #[derive(Clone, Copy)]
 struct Given<'a> {
     defaults: &'a Defaults,
-    template: Template<'a>,
+    template: TemplateVariables<'a>,
 }
 
-/// The row, and whether it is for this model. Where the fields are wrong, they have been noted and the row is not used.
+/// Returns the row, and whether it is for this model. If fields are wrong, they are noted and the row is not used.
 fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiError>) {
     if !fields.has("body") && !fields.has("url") {
         return request(fields, None, given);
@@ -174,7 +176,7 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiErr
     read
 }
 
-/// The parameters themselves; `form` is `None` in the short form, where `prompt` or `messages` decides.
+/// Reads the parameters. `form` is `None` in the short form, where `prompt` or `messages` decides.
 fn request(
     mut fields: Fields<'_>,
     form: Option<RowFormat>,
@@ -183,8 +185,11 @@ fn request(
     let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
     let (form, mut input, shows_reasoning) = input(&mut fields, form, given);
-    let sampling = params::sampling(&mut fields, &defaults.sampling);
-    let limits = limits(&mut fields, defaults);
+    let answer_start = match &mut input {
+        TurnInput::Chat(conversation) => message::continued(&mut fields, &mut conversation.messages),
+        TurnInput::Text(_) => AnswerStart::Nothing,
+    };
+    let (sampling, limits) = generation(&mut fields, defaults);
     let logprobs = params::logprobs(&mut fields, defaults.logprobs);
     let has_format = fields.has("response_format");
     let schema_open = shape::is_open(&mut fields, defaults.schema_open);
@@ -192,13 +197,16 @@ fn request(
         None if has_format => None, // it asks for plain text
         constraint => constraint.or_else(|| defaults.constraint.clone()),
     };
+    message::check_continued(&mut fields, "continue_final_message", &answer_start, constraint.is_some());
     let has_functions = fields.has("functions");
     let tools = tools(&mut fields, &mut input, defaults, schema_open);
+    let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
     let reasoning_budget = defaults.think.budget;
     let turn = TurnRequest {
+        answer_start,
         tools,
         constraint,
         reasoning_budget,
@@ -207,7 +215,7 @@ fn request(
         logprobs,
         ..TurnRequest::default()
     };
-    (BatchRow { form, input, turn, shows_reasoning, has_functions, ignored: Vec::new() }, model)
+    (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)
 }
 
 /// Takes the conversation or the text of a row, with its format, and whether its reasoning is shown.
@@ -245,16 +253,15 @@ fn input(fields: &mut Fields<'_>, form: Option<RowFormat>, given: Given<'_>) -> 
     }
 }
 
-/// Takes the limits of a row. A limit of its own beyond the context is lowered to what the prompt leaves, as over HTTP; a
-/// flag is not.
-fn limits(fields: &mut Fields<'_>, defaults: &Defaults) -> Limits {
-    let asks_itself =
-        ["n_predict", "max_tokens", "max_completion_tokens"].iter().any(|name| fields.has(name));
-    let overflow = match asks_itself && !defaults.strict_limits {
+/// Takes the sampling and the limits of a row. A limit of its own beyond the context is lowered to what the prompt leaves, as
+/// over HTTP; a flag is not.
+fn generation(fields: &mut Fields<'_>, defaults: &Defaults) -> (Sampling, Limits) {
+    let overflow = match options::has_limit(fields) && !defaults.strict_limits {
         true => Overflow::Clamp,
         false => defaults.limits.overflow,
     };
-    params::limits(fields, &Limits { overflow, ..defaults.limits.clone() }, false)
+    let limits = Limits { overflow, ..defaults.limits.clone() };
+    options::generation(fields, &defaults.sampling, &limits, false)
 }
 
 /// Takes the tools of a row and offers them to its conversation; a text has none.
@@ -294,7 +301,7 @@ fn prompt(fields: &mut Fields<'_>) -> String {
     String::new()
 }
 
-/// The row's messages behind its system prompt, or behind the default one where it has none of its own; and whether the
+/// Returns the row's messages behind its system prompt, or behind the default one where it has none of its own; and whether the
 /// reasoning is shown.
 fn conversation(
     fields: &mut Fields<'_>,
@@ -322,16 +329,14 @@ fn with_switches(
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
-    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.is_on);
+    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.reasoning.is_on);
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
-/// What the server offers and a batch does not, with the values that ask for nothing.
+/// Takes the fields that the server supports and a batch does not. Only their neutral values are accepted.
 fn inert(fields: &mut Fields<'_>) {
     let words = || vec![json!("none"), json!("auto")];
     for (name, only) in [
-        ("n", vec![json!(1)]),
-        ("best_of", vec![json!(1)]),
         ("stream", vec![json!(false)]),
         ("echo", vec![json!(false)]),
         ("suffix", vec![json!("")]),
@@ -341,8 +346,6 @@ fn inert(fields: &mut Fields<'_>) {
         ("function_call", words()),
         ("parallel_tool_calls", vec![json!(true), json!(false)]),
         ("modalities", vec![json!(["text"])]),
-        ("add_generation_prompt", vec![json!(true)]),
-        ("continue_final_message", vec![json!(false)]),
     ] {
         fields.only(name, &only);
     }
@@ -357,8 +360,8 @@ mod tests {
     use crate::runtime::grammar::GrammarSource;
 
     /// A template that switches reasoning.
-    const THINKER: Template<'static> =
-        Template { reads: &|name| name == "enable_thinking", says: &|_| false };
+    const THINKER: TemplateVariables<'static> =
+        TemplateVariables { reads: &|name| name == "enable_thinking", says: &|_| false };
 
     fn parsed(row: Value) -> Result<BatchRow, RowError> {
         let defaults = Defaults {
@@ -462,6 +465,19 @@ mod tests {
     }
 
     #[test]
+    fn the_last_answer_of_a_row_is_continued() {
+        let messages =
+            json!([{"role": "user", "content": "count"}, {"role": "assistant", "content": "One,"}]);
+        let row = parsed(json!({"messages": messages, "continue_final_message": true})).expect("a row");
+        let content = "One,".to_owned();
+        assert_eq!(row.turn.answer_start, AnswerStart::Message { reasoning: String::new(), content });
+        let TurnInput::Chat(conversation) = row.input else { panic!("a conversation") };
+        assert_eq!(conversation.messages, [Message::user("count")]);
+        let constrained = json!({"messages": messages, "continue_final_message": true, "regex": "a"});
+        assert_eq!(refused(constrained), ("continue_final_message".to_owned(), "unsupported_parameter"));
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         let with = |name: &str, value: Value| {
             let mut row = json!({"prompt": "x"});
@@ -471,7 +487,9 @@ mod tests {
         let check = |name: &str, value: Value, code: &'static str| {
             assert_eq!(with(name, value), (name.to_owned(), code));
         };
-        check("n", json!(2), "unsupported_parameter");
+        check("n", json!(0), "invalid_value");
+        check("n", json!(129), "invalid_value");
+        check("best_of", json!(2), "unsupported_parameter");
         check("stream", json!(true), "unsupported_parameter");
         let tool = json!([{"type": "function", "function": {"name": "f"}}]);
         check("tools", tool, "unsupported_parameter"); // this template shows none

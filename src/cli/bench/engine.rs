@@ -26,7 +26,8 @@ use crate::runtime::kv::{KvKind, PAGE_TOKENS};
 use crate::runtime::load::{Device, ModelFiles, kernels_name, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
-    EngineClient, EngineConfig, EngineSpec, Error, Event, Limits, Outcome, Request, StopHandle,
+    EngineClient, EngineConfig, EngineSessionName, EngineSpec, Error, Event, Limits, Outcome, Request,
+    StopHandle,
 };
 
 /// Interval for polling signals while the engine is silent.
@@ -132,22 +133,26 @@ impl<'a> EngineSubject<'a> {
         converse(&self.handle, self.around.graceful, requests)
     }
 
-    fn session_name(&mut self) -> String {
+    fn session_name(&mut self) -> EngineSessionName {
         self.num_sessions += 1;
-        format!("bench {}", self.num_sessions)
+        EngineSessionName::scoped("bench", self.num_sessions)
     }
 
     /// Creates a session that holds `tokens`. Returns them with the token that comes next.
-    fn begin(&self, name: &str, mut tokens: Vec<u32>) -> Result<Vec<u32>, Halt> {
-        let course = self.converse(vec![request(tokens.clone(), 1, Some(name.to_owned()))])?.remove(0);
+    fn begin(&self, name: &EngineSessionName, mut tokens: Vec<u32>) -> Result<Vec<u32>, Halt> {
+        let course = self.converse(vec![request(tokens.clone(), 1, Some(name.clone()))])?.remove(0);
         tokens.extend(course.generated);
         Ok(tokens)
     }
 
     /// Creates sessions with `depth` random tokens in the KV cache. Returns their names, their tokens, and
     /// the token that comes next.
-    fn at_depth(&mut self, depth: usize, count: usize) -> Result<(Vec<String>, Vec<Vec<u32>>), Halt> {
-        let names: Vec<String> = (0..count).map(|_| self.session_name()).collect();
+    fn at_depth(
+        &mut self,
+        depth: usize,
+        count: usize,
+    ) -> Result<(Vec<EngineSessionName>, Vec<Vec<u32>>), Halt> {
+        let names: Vec<EngineSessionName> = (0..count).map(|_| self.session_name()).collect();
         if !self.handle.spec().model.can_rewind {
             let mut held = Vec::new();
             for name in &names {
@@ -156,7 +161,7 @@ impl<'a> EngineSubject<'a> {
             }
             return Ok((names, held));
         }
-        let original = format!("depth {depth}");
+        let original = EngineSessionName::scoped("depth", depth);
         let tokens = match self.depths.get(&depth) {
             Some(tokens) => tokens.clone(),
             None => {
@@ -172,7 +177,7 @@ impl<'a> EngineSubject<'a> {
         Ok((names, vec![tokens; count]))
     }
 
-    fn close(&self, names: &[String]) -> Result<(), Halt> {
+    fn close(&self, names: &[EngineSessionName]) -> Result<(), Halt> {
         for name in names {
             self.handle.close_session(name)?;
         }
@@ -235,7 +240,7 @@ impl<'a> EngineSubject<'a> {
 
     /// Measures the time to the first token without any reuse.
     fn cold(&mut self, case: &Case, tokens: usize) -> Result<Sample, Halt> {
-        let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
+        let names: Vec<EngineSessionName> = (0..case.sequences).map(|_| self.session_name()).collect();
         let prompts = names.iter().map(|name| request(self.tokens(tokens), 1, Some(name.clone())));
         let prompts = prompts.collect();
         self.first_tokens(prompts, names)
@@ -244,8 +249,8 @@ impl<'a> EngineSubject<'a> {
     /// Measures the time to the first token of prompts with a common prefix.
     fn shared(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
         let system = self.tokens(first);
-        let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
-        let prompt = |name: &String| {
+        let names: Vec<EngineSessionName> = (0..case.sequences).map(|_| self.session_name()).collect();
+        let prompt = |name: &EngineSessionName| {
             let tokens = [system.clone(), self.tokens(turn)].concat();
             request(tokens, 1, Some(name.clone()))
         };
@@ -265,13 +270,13 @@ impl<'a> EngineSubject<'a> {
         let original = self.session_name();
         let tokens = self.tokens(first);
         let held = self.begin(&original, tokens)?;
-        let names: Vec<String> = (0..case.sequences).map(|_| self.session_name()).collect();
+        let names: Vec<EngineSessionName> = (0..case.sequences).map(|_| self.session_name()).collect();
         let begun = Instant::now();
         for name in &names {
             self.handle.fork_session(&original, name)?;
         }
         let fork_ms = milliseconds(begun.elapsed());
-        let prompt = |name: &String| {
+        let prompt = |name: &EngineSessionName| {
             let tokens = [held.clone(), self.tokens(turn - 1)].concat();
             request(tokens, 1, Some(name.clone()))
         };
@@ -283,7 +288,11 @@ impl<'a> EngineSubject<'a> {
 
     /// Runs requests at once and closes their sessions. The value is the time until all have their first
     /// token.
-    fn first_tokens(&mut self, requests: Vec<Request>, names: Vec<String>) -> Result<Sample, Halt> {
+    fn first_tokens(
+        &mut self,
+        requests: Vec<Request>,
+        names: Vec<EngineSessionName>,
+    ) -> Result<Sample, Halt> {
         let courses = self.converse(requests)?;
         let load = self.handle.load()?;
         self.close(&names)?;
@@ -294,17 +303,40 @@ impl<'a> EngineSubject<'a> {
 
     /// Measures a session's second turn in an engine that was just started.
     fn restore(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let new = self.tokens(turn - 1);
+        let tokens = self.saved_session(case, first)?;
+        let prompt = [&tokens[..], &new].concat();
+        self.after_restart(case, prompt, |handle, name| handle.restore_session(name, tokens))
+    }
+
+    /// Measures a new session that begins like a saved one, in an engine that was just started.
+    fn agent(&mut self, case: &Case, first: usize, turn: usize) -> Result<Sample, Halt> {
+        let new = self.tokens(turn);
+        let tokens = self.saved_session(case, first)?;
+        let prompt = [&tokens[..first], &new].concat();
+        self.after_restart(case, prompt, |_, _| Ok(()))
+    }
+
+    /// Returns the tokens of a session on disk that no round has used yet.
+    fn saved_session(&mut self, case: &Case, first: usize) -> Result<Vec<u32>, Halt> {
         if self.saved.get(case).is_none_or(|saved| saved.sessions.is_empty()) {
             let saved = self.save_sessions(first)?;
             self.saved.insert(*case, saved);
         }
-        let new = self.tokens(turn - 1);
-        let saved = self.saved.get_mut(case).expect("filled above");
-        let tokens = saved.sessions.pop().expect("filled above");
-        let (handle, facts) = start(&self.recipe, Some(&saved.folder.path), self.around.terminal)?;
-        let name = "restored".to_owned();
-        handle.restore_session(&name, tokens.clone())?;
-        let prompt = [tokens, new].concat();
+        Ok(self.saved.get_mut(case).and_then(|saved| saved.sessions.pop()).expect("filled above"))
+    }
+
+    /// Measures the time to the first token of a prompt in an engine that was just started.
+    fn after_restart(
+        &self,
+        case: &Case,
+        prompt: Vec<u32>,
+        prepare: impl FnOnce(&EngineClient, &EngineSessionName) -> Result<(), Error>,
+    ) -> Result<Sample, Halt> {
+        let folder = &self.saved[case].folder.path;
+        let (handle, facts) = start(&self.recipe, Some(folder), self.around.terminal)?;
+        let name = EngineSessionName::scoped("bench", "restored");
+        prepare(&handle, &name)?;
         let courses = converse(&handle, self.around.graceful, vec![request(prompt, 1, Some(name))])?;
         let value = milliseconds(until_all_began(&courses)?);
         Ok(Sample { load_s: facts.load_s.first().copied(), ..self.sample(value, &courses) })
@@ -317,11 +349,12 @@ impl<'a> EngineSubject<'a> {
         let mut sessions = Vec::new();
         for index in 0..self.recipe.rounds {
             let mut tokens = self.tokens(first);
-            let asked = request(tokens.clone(), 1, Some(format!("saved {index}")));
+            let name = EngineSessionName::scoped("saved", index);
+            let asked = request(tokens.clone(), 1, Some(name.clone()));
             let course = converse(&handle, self.around.graceful, vec![asked])?.remove(0);
             tokens.extend(course.generated);
             sessions.push(tokens);
-            handle.close_session(&format!("saved {index}"))?;
+            handle.close_session(&name)?;
         }
         if !handle.flush_disk(FLUSH_TIMEOUT)? {
             let slow = anyhow::anyhow!("the disk is slow: the sessions' KV is not saved");
@@ -368,6 +401,7 @@ impl BenchSubject for EngineSubject<'_> {
             Work::Restore { first, turn } => self.restore(case, first, turn),
             Work::Fork { first, turn } => self.fork(case, first, turn),
             Work::Shared { first, turn } => self.shared(case, first, turn),
+            Work::Agent { first, turn } => self.agent(case, first, turn),
         }
     }
 }
@@ -413,7 +447,7 @@ fn rate_together(courses: &[Course]) -> Result<f64, Halt> {
     Ok(counted as f64 / time.as_secs_f64())
 }
 
-fn request(prompt: Vec<u32>, generate: usize, session: Option<String>) -> Request {
+fn request(prompt: Vec<u32>, generate: usize, session: Option<EngineSessionName>) -> Request {
     let limits = Limits { max_tokens: Some(generate), ignore_eos: true, ..Limits::default() };
     Request { prompt, limits, session, ..Request::default() }
 }

@@ -80,7 +80,7 @@ pub enum BenchCommand {
     Compare(compare::CompareArgs),
 }
 
-/// What is measured; lists are separated by commas.
+/// Flags that choose the measurements; lists are separated by commas.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Tests")]
 pub struct TestArgs {
@@ -132,7 +132,7 @@ pub struct TestArgs {
     pub seed: u64,
 }
 
-/// How models are loaded; lists are separated by commas, and every combination is measured.
+/// Flags of loading models; lists are separated by commas, and every combination is measured.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineSweepArgs {
@@ -220,6 +220,7 @@ Tests:
   restore512+32   the same, in an engine that has just been started, with the KV on disk
   fork512+32 x4   the same, in four forks of the session at once, until all have their first token
   shared512+32 x4 four new sessions that begin with the same 512 tokens, until all have their first token
+  agent20000+32   a new session in an engine that has just been started, whose first 20000 tokens another one left on disk
 
 Method:
   Every test runs once uncounted, then -r times, in turns with all other tests and engines. Prompts are random and never repeat.

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::error::CommandError;
+use crate::runtime::kv::PAGE_TOKENS;
 
 /// A comma-separated sweep over what `llmctl bench` is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -22,7 +23,7 @@ pub struct CaseSweep {
     pub turn: usize,
 }
 
-/// What only sessions have.
+/// Measurements that need sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SessionTest {
     /// The second turn of a session that is in memory
@@ -33,6 +34,8 @@ pub enum SessionTest {
     Fork,
     /// Sessions that begin with the same system prompt, all at once
     Shared,
+    /// A coding agent's first question after a restart: 20,000 tokens of system prompt and tools from KV on disk
+    Agent,
 }
 
 /// Quantity that a case measures.
@@ -56,7 +59,13 @@ pub enum Work {
     Fork { first: usize, turn: usize },
     /// Time until several sessions with the same `first` tokens all have their first token.
     Shared { first: usize, turn: usize },
+    /// Time to the first token of a new session in an engine that was just started, whose prompt begins with `first`
+    /// tokens that another session left on disk.
+    Agent { first: usize, turn: usize },
 }
+
+/// Tokens that a coding agent sends before its first question.
+const AGENT_TOKENS: usize = 20_000;
 
 /// One line of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -103,6 +112,7 @@ impl Case {
             Work::Restore { first, turn } => format!("restore{first}+{turn}"),
             Work::Fork { first, turn } => format!("fork{first}+{turn}"),
             Work::Shared { first, turn } => format!("shared{first}+{turn}"),
+            Work::Agent { first, turn } => format!("agent{first}+{turn}"),
         };
         let depth = if self.depth > 0 { format!("@d{}", self.depth) } else { String::new() };
         let sequences = if self.sequences > 1 { format!(" x{}", self.sequences) } else { String::new() };
@@ -126,7 +136,8 @@ impl Case {
             | Work::Warm { first, turn }
             | Work::Restore { first, turn }
             | Work::Fork { first, turn }
-            | Work::Shared { first, turn } => (first + turn, 1),
+            | Work::Shared { first, turn }
+            | Work::Agent { first, turn } => (first + turn, 1),
         }
     }
 
@@ -145,12 +156,14 @@ impl Case {
             Work::Prompt { .. } | Work::Generate { .. } | Work::Both { .. } => self.depth,
             Work::Cold { .. } | Work::Shared { .. } => 0,
             Work::Warm { first, .. } | Work::Restore { first, .. } | Work::Fork { first, .. } => first,
+            // Another session's tokens are reused in whole pages.
+            Work::Agent { first, .. } => first / PAGE_TOKENS * PAGE_TOKENS,
         }
     }
 
     /// Returns whether each repetition starts a new engine.
     pub fn restarts(&self) -> bool {
-        matches!(self.work, Work::Restore { .. })
+        matches!(self.work, Work::Restore { .. } | Work::Agent { .. })
     }
 }
 
@@ -171,6 +184,11 @@ pub fn cases(sweep: &CaseSweep) -> Result<Vec<Case>, CommandError> {
     }
     for &first in sweep.prompts.iter().filter(|&&tokens| tokens > 0) {
         cases.extend(session_cases(sweep, first));
+    }
+    if sweep.sessions.contains(&SessionTest::Agent) {
+        let (first, turn) = (AGENT_TOKENS, sweep.turn);
+        let works = [Work::Cold { first, turn }, Work::Agent { first, turn }];
+        cases.extend(works.map(|work| Case { work, depth: 0, sequences: 1 }));
     }
     let mut seen = std::collections::HashSet::new();
     cases.retain(|case| seen.insert(*case));
@@ -258,7 +276,7 @@ mod tests {
 
     #[test]
     fn session_tests_come_with_what_they_are_compared_with() {
-        use SessionTest::{Fork, Restore, Shared, Warm};
+        use SessionTest::{Agent, Fork, Restore, Shared, Warm};
         let with = |sessions: &[SessionTest], sequences: &[usize]| {
             let sweep = CaseSweep {
                 generated: vec![],
@@ -269,6 +287,9 @@ mod tests {
             names(&sweep)[sequences.len()..].to_vec()
         };
         assert_eq!(with(&[Warm, Restore], &[1]), ["cold512+32", "warm512+32", "restore512+32"]);
+        assert_eq!(with(&[Agent], &[1]), ["cold20000+32", "agent20000+32"]);
+        let alone = CaseSweep { prompts: vec![0], generated: vec![], sessions: vec![Agent], ..sweep() };
+        assert_eq!(names(&alone), ["cold20000+32", "agent20000+32"], "whatever -p is");
         assert_eq!(with(&[Fork, Shared], &[1, 8]), ["cold512+32 x8", "fork512+32 x8", "shared512+32 x8"]);
         assert_eq!(with(&[Shared], &[1]), ["cold512+32 x4", "shared512+32 x4"]);
     }
@@ -281,6 +302,8 @@ mod tests {
         assert_eq!(case(Work::Prompt { tokens: 512 }, 64, 1).cached(), 64);
         assert_eq!(case(Work::Warm { first: 512, turn: 32 }, 0, 1).cached(), 512);
         assert_eq!(case(Work::Shared { first: 512, turn: 32 }, 0, 4).cached(), 0);
+        let agent = case(Work::Agent { first: 520, turn: 32 }, 0, 1);
+        assert_eq!((agent.cached(), agent.restarts()), (512, true), "whole pages of another session");
     }
 
     #[test]

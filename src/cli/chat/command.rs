@@ -6,7 +6,7 @@
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::wrap;
 
-/// What a command can be given, as far as completion knows.
+/// Kind of a command's argument, for completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArgumentKind {
     None,
@@ -61,7 +61,7 @@ pub enum CommandId {
 pub struct ChatCommand {
     pub name: &'static str,
     pub aliases: &'static [&'static str],
-    /// How its argument is written.
+    /// Placeholder of the argument in help.
     pub takes: Option<&'static str>,
     pub help: &'static str,
     pub argument: ArgumentKind,
@@ -151,27 +151,27 @@ pub const TABLE: &[ChatCommand] = table![
         "Show the tools, or declare them from a TOML file";
 ];
 
-/// The command of this name, with or without its slash.
+/// Returns the command of this name, with or without its slash.
 pub fn find(name: &str) -> Option<&'static ChatCommand> {
     let name = name.strip_prefix('/').unwrap_or(name);
     TABLE.iter().find(|command| command.names().any(|known| known == name))
 }
 
-/// The command that a line is, and what it is given.
+/// Parses a line as a command and its argument.
 pub fn of(line: &str) -> Option<(&'static ChatCommand, &str)> {
     let word = line.strip_prefix('/')?;
     let (name, argument) = word.split_once(char::is_whitespace).unwrap_or((word, ""));
     Some((find(name)?, argument.trim()))
 }
 
-/// Whether a line wants to be a command: `/ect/passwd` and `// a comment` do not.
+/// Returns whether a line is meant as a command: `/ect/passwd` and `// a comment` are not.
 pub fn is_meant(line: &str) -> bool {
     let Some(word) = line.strip_prefix('/') else { return false };
     let name = word.split(char::is_whitespace).next().unwrap_or_default();
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic() || c == '-' || c == '_')
 }
 
-/// The refusal of a command that there is not.
+/// Returns the error for an unknown command.
 pub fn unknown(line: &str) -> CommandError {
     let name = line[1..].split(char::is_whitespace).next().unwrap_or_default();
     let near = nearest(name, TABLE.iter().flat_map(ChatCommand::names));
@@ -205,7 +205,7 @@ pub fn help(columns: usize) -> String {
 
 const NAME_WIDTH: usize = 26;
 
-/// The text in lines of at most so many columns, broken between words.
+/// Breaks the text between words into lines of at most so many columns.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     wrap::wrapped(text, width, 0).lines().map(str::to_owned).collect()
 }

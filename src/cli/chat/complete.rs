@@ -1,4 +1,4 @@
-//! What the line editor knows while a line is typed: completions, hints, whether a message is finished, colours.
+//! Help of the line editor while a line is typed: completions, hints, whether a message is finished, colours.
 //!
 //! Reads the command table and a [`Catalog`] of names; the file system only for paths. Keeps what is typed, for when the
 //! editor fails, and where the cursor is, because after a resize the editor does not know.
@@ -45,7 +45,7 @@ impl Typed {
 /// The editor's helper.
 pub struct Helper {
     catalog: Catalog,
-    /// Nothing is completed, hinted or held back: a plain question.
+    /// Completes, hints and holds back nothing, for plain questions.
     is_silent: bool,
     has_colors: bool,
     prompt: String,
@@ -126,7 +126,7 @@ impl Helper {
     }
 }
 
-/// The row, from 0, in which a text ends on a terminal of so many columns.
+/// Returns the row, from 0, in which a text ends on a terminal of so many columns.
 fn row_of_end(text: &str, columns: usize) -> usize {
     let (mut row, mut column) = (0, 0);
     for grapheme in text.graphemes(true) {
@@ -237,7 +237,7 @@ impl rustyline::Helper for Helper {}
 /// Marks a message of several lines.
 pub const QUOTES: &str = "\"\"\"";
 
-/// Whether a fence is still open: a line that begins with ```, or a `"""` that the message begins with.
+/// Returns whether a fence is still open: a line that begins with ```, or a `"""` that the message begins with.
 pub fn is_unfinished(text: &str) -> bool {
     if let Some(rest) = text.trim_start().strip_prefix(QUOTES) {
         return !rest.contains(QUOTES);

@@ -1,7 +1,7 @@
 //! Room in the context: the warning before it ends, the question when it has, and the two ways to make some.
 //!
-//! Nothing is cut silently: what is dropped is named, and before a saved conversation loses turns a copy of the whole is
-//! left as another session. Where nobody can be asked, a message that does not fit is an error.
+//! Invariants: turns are never dropped silently; before a saved conversation loses turns, all of it is copied to another
+//! session. Without a terminal, a message that does not fit is an error.
 
 use std::sync::Arc;
 
@@ -30,10 +30,10 @@ const SUMMARY: usize = 512;
 const SUMMARY_QUESTION: &str = "Summarise our conversation so far for yourself: you will go on with the summary in place of \
 the conversation. Keep names, numbers, decisions, open questions and what I asked of you. Write nothing else.";
 
-/// What the summary answers in the conversation that goes on.
+/// The question that the summary answers in the conversation that continues.
 const SUMMARY_TITLE: &str = "Summarise our conversation so far.";
 
-/// What the user wants done.
+/// The user's choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OverflowChoice {
     Drop,
@@ -57,7 +57,7 @@ impl Chat<'_> {
         self.state.has_warned = is_near;
     }
 
-    /// The prompt of what is asked, once it fits; nothing when the user would rather stop.
+    /// Returns the prompt of a request, once it fits; `None` if the user stops.
     pub fn fit(
         &mut self,
         asked: AnswerRequest,
@@ -122,14 +122,14 @@ impl Chat<'_> {
         }
     }
 
-    /// A sentence for a prompt that is too long where nobody can be asked.
+    /// Returns the error of a prompt that is too long, when the user cannot be asked.
     fn too_long(&self, prompt_tokens: usize) -> CommandError {
         let error =
             CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.model.context() });
         error.hint("shorten the message, start over with /new, or restart with a larger --ctx if the model allows it")
     }
 
-    /// The same for a message that is too long by itself.
+    /// Returns the error of a message that is too long by itself.
     fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
         let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.model.context()));
         let error =
@@ -143,7 +143,8 @@ impl Chat<'_> {
         ROOM.min(self.model.context() / 8).min(most).max(1)
     }
 
-    /// How many of the first turns have to go, so that a quarter of the context becomes free, or what is missing.
+    /// Returns how many of the first turns must go to free a quarter of the context, or the tokens that are missing for `needed`
+    /// if these are more.
     fn oldest(&self, kept: usize, needed: usize) -> usize {
         let missing =
             (needed + self.room()).saturating_sub(self.model.context()).max(self.model.context() / 4);
@@ -152,7 +153,7 @@ impl Chat<'_> {
         turns.iter().position(frees).map_or(kept, |at| at + 1)
     }
 
-    /// The first place from `count` on where a question begins: a tool's result does not stand without its call.
+    /// Returns the first place from `count` on where a question begins: a tool's result does not stand without its call.
     fn at_question(&self, count: usize, kept: usize) -> usize {
         let turns = &self.state.session_chat.saved().turns;
         (count..kept).find(|&at| question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
@@ -240,7 +241,7 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// The question for a summary of as many of the first `free` turns as fit with it; the last one of all is left as it is
+    /// Returns the question for a summary of as many of the first `free` turns as fit with it; the last one of all is left as it is
     /// where there are others and it is short.
     fn summary_prompt(
         &self,

@@ -5,7 +5,7 @@
 //! rustyline's (as the key Ctrl-C, because the terminal is raw, or as a signal from elsewhere); at all other times it is
 //! `cli/signal.rs`'s. Knows no command's meaning: what completes is the helper's.
 //!
-//! Up finds all that was said in this chat; the history file keeps no entry longer than [`MAX_ENTRY_BYTES`].
+//! Up finds every message of this chat; the history file holds no entry longer than [`MAX_ENTRY_BYTES`].
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
@@ -35,7 +35,7 @@ const MAX_ENTRY_BYTES: usize = 32 << 10;
 /// Bytes of one message from a pipe.
 const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 
-/// What came.
+/// Result of reading a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InputLine {
     Text(String),
@@ -61,17 +61,17 @@ pub struct LineEditor {
     has_colors: bool,
 }
 
-/// What of the history outlives the chat.
+/// The part of the history that is saved.
 struct HistoryFile {
     path: PathBuf,
-    /// What this chat adds to the file; the editor's own history has the file's entries and longer ones besides.
+    /// Entries that this chat adds to the file. The editor's own history also has the file's entries and longer ones.
     added: FileHistory,
 }
 
-/// What the keys that are ours have done since the last line.
+/// Effects of llmctl's own keys since the last line.
 #[derive(Debug, Default)]
 struct EditorKeys {
-    /// The line that is to be opened in the editor.
+    /// The line to open in the editor.
     to_edit: Mutex<Option<String>>,
     was_empty: Mutex<Option<bool>>,
 }
@@ -98,7 +98,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl LineInput {
-    /// The terminal on stdin, else its lines.
+    /// Returns the terminal on stdin, else its lines.
     ///
     /// # Errors
     /// The terminal cannot be driven.
@@ -138,7 +138,7 @@ impl LineInput {
         matches!(self, LineInput::Terminal(_))
     }
 
-    /// The next message or command. `initial` stands on the line already, where there is one to be edited.
+    /// Reads the next message or command. `initial` is a text to edit.
     ///
     /// # Errors
     /// `Io` when stdin cannot be read; `BadData` when a pipe brings no text.
@@ -155,13 +155,13 @@ impl LineInput {
         }
     }
 
-    /// One line without history, completion and fences: the answer to a question. `None` where nobody can be asked.
+    /// Reads the answer to a question: one line, without history, completion and fences. `None` without a terminal.
     ///
     /// # Errors
     /// `Io` when stdin cannot be read.
     pub fn ask(&mut self, question: &str) -> Result<Option<String>, CommandError> {
         let LineInput::Terminal(line) = self else { return Ok(None) };
-        // Nobody agrees to what they have not seen.
+        // Keys typed before the question do not answer it.
         tty::forget_typed();
         let silent = Helper::silent(line.has_colors);
         let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, silent));
@@ -210,11 +210,11 @@ fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<EditorKeys>) {
     editor.bind_sequence(Event::KeySeq(vec![KeyEvent::ctrl('X'), KeyEvent::ctrl('E')]), own(true));
 }
 
-/// The history file, made for its owner only.
+/// Creates the history file for its owner only, and returns its path.
 fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     let path = folder.join("history");
     if path.is_symlink() {
-        // What is typed is private, and somebody else may have put the link there.
+        // Messages are private, and another user may have created the link.
         terminal.warn(&format!("{}: is a symbolic link; no history is kept", path.display()));
         return None;
     }
@@ -229,7 +229,7 @@ fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     }
 }
 
-/// A byte came that is not UTF-8; the editor has dropped what came with it.
+/// Handles input that is not UTF-8, which the editor has dropped.
 fn is_bad_text(error: &ReadlineError) -> bool {
     matches!(error, ReadlineError::Io(error) if error.kind() == io::ErrorKind::InvalidData)
 }
@@ -330,7 +330,7 @@ impl Drop for Draft {
     }
 }
 
-/// The next message of a pipe: a line, or more while a fence is open. Empty lines are passed over.
+/// Reads the next message of a pipe: a line, or more while a fence is open. Skips empty lines.
 fn read_pipe(stream: &mut dyn BufRead) -> Result<InputLine, CommandError> {
     let mut message = String::new();
     loop {
@@ -358,8 +358,8 @@ fn read_pipe(stream: &mut dyn BufRead) -> Result<InputLine, CommandError> {
     }
 }
 
-/// The message without the `"""` around it; where they do not enclose the whole, they are part of what is said, as fences of
-/// ``` always are.
+/// Returns the message without the `"""` around it. If they do not enclose all of it, they are part of the message, as fences
+/// of ``` always are.
 pub fn unquoted(text: &str) -> &str {
     let trimmed = text.trim();
     let inner = trimmed.strip_prefix(QUOTES).and_then(|rest| match rest.split_once(QUOTES) {

@@ -66,7 +66,7 @@ pub struct ChatArgs {
     pub engine: EngineArgs,
 }
 
-/// Which conversation.
+/// Flags that choose the conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct ChatSessionArgs {
@@ -87,7 +87,7 @@ pub struct ChatSessionArgs {
     pub ephemeral: bool,
 }
 
-/// What is said first.
+/// Flags for the beginning of the conversation.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct ChatPromptArgs {
@@ -116,7 +116,7 @@ pub struct ChatPromptArgs {
     pub think: Option<String>,
 }
 
-/// What it looks like.
+/// Flags for the display.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Screen")]
 pub struct ScreenArgs {
@@ -263,7 +263,7 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
     }
 }
 
-/// One thing to do, during which SIGINT stops it and nothing else. On a terminal an error is said and the chat goes on.
+/// Runs an action that SIGINT stops without ending the chat. On a terminal, an error is reported and the chat continues.
 fn guarded<'a>(
     chat: &mut Chat<'a>,
     work: impl FnOnce(&mut Chat<'a>) -> Result<Effect, CommandError>,
@@ -300,7 +300,7 @@ fn expand_home(path: &str) -> PathBuf {
     }
 }
 
-/// A path as it is typed: in quotes, with blanks behind backslashes, or as it is. A file of exactly that name wins.
+/// Reads a path as typed: in quotes, with backslashes before blanks, or plain. A file of exactly that name wins.
 fn typed_path(typed: &str) -> PathBuf {
     let plain = expand_home(typed);
     if plain.exists() {
@@ -337,7 +337,7 @@ fn grouped(count: usize) -> String {
     text
 }
 
-/// The beginning of a text on one line, in quotes.
+/// Returns the beginning of a text on one line, in quotes.
 fn shortened(text: &str, most: usize) -> String {
     format!("\u{201c}{}\u{201d}", on_one_line(text, most))
 }
@@ -351,7 +351,7 @@ fn on_one_line(text: &str, most: usize) -> String {
     }
 }
 
-/// A time for people: `0.2 s`, `54 s`, `3 min 20 s`.
+/// Formats a time for people: `0.2 s`, `54 s`, `3 min 20 s`.
 fn spoken(time: std::time::Duration) -> String {
     let seconds = time.as_secs_f64();
     match seconds {

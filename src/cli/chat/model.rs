@@ -72,7 +72,7 @@ impl ChatModel {
         self.llm.as_ref().expect("a model is loaded whenever a command or a message is taken")
     }
 
-    /// Whether a model is loaded.
+    /// Returns whether a model is loaded.
     pub fn is_loaded(&self) -> bool {
         self.llm.is_some()
     }
@@ -94,7 +94,7 @@ impl ChatModel {
     /// Compiles a grammar.
     ///
     /// # Errors
-    /// What of the source cannot be enforced.
+    /// A part of the source that cannot be enforced.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, CommandError> {
         Ok(self.llm().compiler().compile(source)?)
     }

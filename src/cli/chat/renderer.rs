@@ -18,10 +18,10 @@ use crate::runtime::{Started, Token};
 /// PromptProgress is shown only after this time.
 const NOTICEABLE: Duration = Duration::from_millis(500);
 
-/// How often a line of progress is drawn anew.
+/// Interval at which the progress line is redrawn.
 const REDRAW: Duration = Duration::from_millis(200);
 
-/// What was written last.
+/// The part that was written last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LastWritten {
     Nothing,
@@ -30,12 +30,12 @@ enum LastWritten {
     Call,
 }
 
-/// How to show an answer.
+/// Options of showing an answer.
 pub struct RendererOptions {
     pub think: Think,
     /// Markdown in colours, on a terminal with its line breaks.
     pub is_styled: bool,
-    /// How long the prompt takes, as far as is known before.
+    /// Estimated time for the prompt; `None` if unknown.
     pub estimate: Option<Duration>,
 }
 
@@ -54,7 +54,7 @@ pub struct Renderer<'a> {
     prompt: PromptProgress,
 }
 
-/// How far the prompt is.
+/// Progress of the prompt.
 #[derive(Debug, Default)]
 struct PromptProgress {
     cached: usize,
@@ -146,7 +146,7 @@ impl<'a> Renderer<'a> {
         Ok(())
     }
 
-    /// What is held back of the part that was written last, and a line end behind it.
+    /// Writes the rest of the last part and a line end.
     fn end_part(&mut self) -> Result<(), OutputError> {
         let rest = self.markdown.as_mut().map(Markdown::finish).unwrap_or_default();
         self.output.write(&rest)?;
@@ -206,14 +206,13 @@ impl<'a> Renderer<'a> {
     }
 }
 
-/// How wide the terminal on stdout is, where there is one.
+/// Returns the width of the terminal on stdout; `None` without one.
 fn output_columns() -> Option<usize> {
     std::io::stdout().is_terminal().then(terminal::columns).flatten()
 }
 
 impl PromptProgress {
-    /// How far the prompt is and how long it still takes: from what was measured, before that from `estimate`, the time for
-    /// the whole.
+    /// Describes the progress and the time left, from the speed measured so far, else from `estimate`, the time for the whole.
     fn spoken(&self, elapsed: Duration, estimate: Option<Duration>) -> String {
         let &PromptProgress { cached, done, total } = self;
         if total == 0 || done >= total {

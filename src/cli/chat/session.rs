@@ -33,7 +33,7 @@ use crate::runtime::turn::{PromptedTurn, SessionChat};
 use crate::runtime::{Error, GrammarSource, Sampling};
 use crate::template::Conversation;
 
-/// So many tokens are computed in no time: nobody has to hear of them.
+/// Number of tokens that are computed too fast to report.
 const TRIFLE: usize = 64;
 
 /// One chat: its state, the terminal, and the model.
@@ -113,7 +113,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The sampling in force: what was set, else what the model's publisher recommends.
+    /// Returns the sampling in force: what was set, else what the model's publisher recommends.
     pub fn sampling(&self) -> Sampling {
         self.state.settings.sampling.resolve(&self.model.llm().info().defaults).0
     }
@@ -122,14 +122,14 @@ impl<'a> Chat<'a> {
         sessions::store(self.places)
     }
 
-    /// Whether nothing more can be done after this error.
+    /// Returns whether nothing more can be done after this error.
     pub fn is_lost(&self, error: &CommandError) -> bool {
         !self.model.is_loaded()
             || matches!(error.runtime(), Some(Error::EngineGone))
             || error.kind == Kind::Bug
     }
 
-    /// The next line, behind a prompt that shows how full the context is.
+    /// Reads the next line, with a prompt that shows how full the context is.
     pub fn read(&mut self, initial: &str) -> Result<InputLine, CommandError> {
         let prompt = self.prompt();
         let catalog = if self.ui.is_interactive() { self.catalog() } else { Catalog::default() };
@@ -154,7 +154,7 @@ impl<'a> Chat<'a> {
         Catalog { sessions, models }
     }
 
-    /// The prompt, with the message on it that did not become part of the conversation.
+    /// Returns the prompt, with the message on it that did not become part of the conversation.
     pub fn unsent(&mut self) -> Effect {
         let Some((kept, text)) = self.state.pending.take() else { return Effect::Prompt };
         if !self.ui.is_interactive() {
@@ -168,7 +168,7 @@ impl<'a> Chat<'a> {
         Effect::Edit(text)
     }
 
-    /// The prompt of what is asked.
+    /// Renders the prompt of a request.
     pub fn prompted(&self, asked: &AnswerRequest) -> Result<PromptedTurn, CommandError> {
         let kept = self.state.session_chat.saved().turns.iter().take(asked.kept);
         let before = kept.flat_map(|saved| &saved.turn.messages);
@@ -184,13 +184,14 @@ impl<'a> Chat<'a> {
         Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
     }
 
-    /// What the template is told of thinking; a schema leaves no place for it.
+    /// Returns the template variables for reasoning, which a schema switches off.
     pub fn template_variables(&self) -> Map<String, Value> {
-        let is_on = if self.state.schema.is_some() { Some(false) } else { self.state.think.is_on };
-        Think { is_on, ..self.state.think }.variables(&self.model.thinking())
+        let think = self.state.think;
+        let reasoning = if self.state.schema.is_some() { false.into() } else { think.reasoning };
+        Think { reasoning, ..think }.variables(&self.model.thinking())
     }
 
-    /// The last words: what is saved is on disk, and what is empty is gone.
+    /// Ends the chat: waits until turns are on disk, and removes an empty session.
     pub fn end(&mut self) {
         self.leave();
         if self.model.is_loaded() {
@@ -204,14 +205,14 @@ impl Chat<'_> {
     /// Lets go of the session that is open; one that came to no turn is removed.
     fn leave(&mut self) {
         if self.model.is_loaded() {
-            let _ = self.model.llm().engine().close_session(self.state.engine_name()); // there is none before the first turn
+            let _ = self.model.llm().engine().close_session(&self.state.engine_name()); // there is none before the first turn
         }
         let left = std::mem::replace(&mut self.state.keeping, SavePlace::Planned);
         let model = self.state.session_chat.saved().model.clone();
         let session_chat =
             std::mem::replace(&mut self.state.session_chat, SessionChat::new((*model).clone()));
         if let SavePlace::Saved { is_fresh: true, .. } = left {
-            // An empty session that stays is listed, and harms nobody.
+            // If the removal fails, an empty session stays in the list.
             let _ = session_chat.remove_if_empty();
         }
         (self.state.last, self.state.has_warned, self.state.taken) = (None, false, None);
@@ -243,7 +244,7 @@ impl Chat<'_> {
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        Ok(self.model.llm().restore(self.state.engine_name(), self.state.session_chat.saved())?)
+        Ok(self.model.llm().restore(&self.state.engine_name(), self.state.session_chat.saved())?)
     }
 
     /// A planned session gets its place.
@@ -259,13 +260,13 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// A new session of this name, or with the first number behind it that makes one.
+    /// Creates a session of this name, or of the name with the first free number behind it.
     fn create_near(&self, base: &str) -> Result<SessionWriter, CommandError> {
         let name = self.free_name(base)?;
         Ok(self.store()?.create(&name, &self.model.fingerprint())?)
     }
 
-    /// The name, or with the first number behind it that no session has.
+    /// Returns the name, or the name with the first number behind it that no session has.
     pub fn free_name(&self, base: &str) -> Result<SessionName, CommandError> {
         let taken = self.store()?.list()?;
         let is_free = |name: &str| taken.iter().all(|listed| listed.name.as_str() != name);
@@ -292,7 +293,7 @@ impl Chat<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// What was set for another model is set for this one, as far as it can be.
+    /// Applies the settings of the earlier model to this one, as far as it supports them.
     pub fn carry_over(&mut self) -> Result<(), CommandError> {
         if let Err(reason) = self.state.think.check(&self.model.thinking()) {
             self.state.think = Think::default();
@@ -319,7 +320,7 @@ fn system_prompt(args: &ChatArgs) -> Result<Option<String>, CommandError> {
     }
 }
 
-/// The session that the flags name.
+/// Returns the session that the flags name.
 fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName>, CommandError> {
     if let Some(name) = &args.session.session {
         return sessions::parse(name).map(Some);
@@ -337,7 +338,7 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
     })
 }
 
-/// The session, where there is one of that name.
+/// Opens the session of that name; `None` if there is none.
 fn open_if_there(name: &SessionName, places: &Places) -> Result<Option<SessionWriter>, CommandError> {
     match sessions::store(places)?.open(name) {
         Err(Error::SessionNotFound(_)) => Ok(None),

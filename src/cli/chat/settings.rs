@@ -81,7 +81,7 @@ impl ChatSettings {
         }
     }
 
-    /// All values in force, one a line.
+    /// Returns all values in force, one a line.
     pub fn table(&self, sampling: &Sampling) -> Vec<Vec<String>> {
         let limits = self.limits.resolve();
         let max_tokens = limits.max_tokens.filter(|count| *count != usize::MAX);
@@ -107,13 +107,14 @@ impl ChatSettings {
         sampling.chain(limits.into_iter().map(|(key, value)| vec![key.to_owned(), value])).collect()
     }
 
-    /// What is left of the context is taken, and reaching its end is said: chat asks before a conversation gets that far.
+    /// Returns the limits of an answer. Without `max_tokens` it may fill the context: chat asks before a conversation gets
+    /// that far.
     pub fn limits(&self) -> crate::runtime::Limits {
         crate::runtime::Limits { overflow: Overflow::Clamp, ..self.limits.resolve() }
     }
 }
 
-/// The flag's spelling, for either.
+/// Returns the flag's spelling, for either.
 pub fn spelled(key: &str) -> String {
     key.replace('_', "-")
 }

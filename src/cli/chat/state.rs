@@ -10,11 +10,8 @@ use crate::cli::error::{CommandError, Exit};
 use crate::cli::think::Think;
 use crate::runtime::session::store::{BranchReason, SavedSession, SavedTurn, SessionName};
 use crate::runtime::turn::SessionChat;
-use crate::runtime::{GrammarSource, Outcome, Started};
+use crate::runtime::{EngineSessionName, GrammarSource, Outcome, Started};
 use crate::template::{Content, Message, Role};
-
-/// Name of an unsaved conversation in the engine.
-const UNSAVED: &str = "unsaved";
 
 /// The effect of a command or a message on what the chat does next.
 #[derive(Debug, PartialEq, Eq)]
@@ -44,7 +41,7 @@ pub struct ChatState {
     pub last: Option<LastTurn>,
     /// The number of turns before the one that is being edited.
     pub editing: Option<usize>,
-    /// What the last /undo, /redo, /retry, /edit or /reset took away.
+    /// Turns that the last /undo, /redo, /retry, /edit or /reset removed.
     pub taken: Option<(TakenTurns, BranchReason)>,
     /// A message that is not part of the conversation yet, and the number of turns before it.
     pub pending: Option<(usize, String)>,
@@ -124,8 +121,8 @@ impl ChatState {
     }
 
     /// Returns the conversation's name in the engine.
-    pub fn engine_name(&self) -> &str {
-        self.name().map_or(UNSAVED, SessionName::as_str)
+    pub fn engine_name(&self) -> EngineSessionName {
+        self.name().map_or_else(|| EngineSessionName::scoped("chat", "unsaved"), Into::into)
     }
 
     /// Ends the editing of an earlier message.

@@ -1,7 +1,7 @@
-//! How fast prompts are computed: measured in this chat, remembered for the next.
+//! Throughput of prompts, measured in this chat and saved for the next.
 //!
-//! So that "about 54 s" can be said before anything is computed, the last measured rate of each model is kept in
-//! `$XDG_STATE_HOME/llmctl/prefill.json`. A file that cannot be read or written costs the estimate and nothing else.
+//! The last rate of each model is kept in `$XDG_STATE_HOME/llmctl/prefill.json`, so that chat can estimate "about 54 s"
+//! before it computes anything. If the file cannot be read or written, only the estimate is missing.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -46,7 +46,7 @@ impl ThroughputEstimate {
         }
     }
 
-    /// How long so many tokens take, when it is known.
+    /// Returns the time for this many tokens; `None` if it is unknown.
     pub fn time(&self, num_tokens: usize) -> Option<Duration> {
         let seconds = num_tokens as f64 / self.tokens_per_second?;
         Duration::try_from_secs_f64(seconds).ok()

@@ -35,7 +35,7 @@ impl Chat<'_> {
         results.collect::<Result<Vec<_>, CommandError>>().map(Some)
     }
 
-    /// What the tool returned, or why it failed: the model hears of both.
+    /// Runs the tool. Returns its result, or why it failed; the model gets either.
     fn run_tool(&mut self, call: &AnsweredCall) -> Result<Result<String, String>, CommandError> {
         let Some(toolbox) = &self.state.toolbox else { return Ok(Err("there are no tools".to_owned())) };
         if self.ui.graceful.received().is_some() {
@@ -62,7 +62,7 @@ impl Chat<'_> {
         Ok(result)
     }
 
-    /// Asks before a command runs. Nobody to ask is a no.
+    /// Asks before a command runs. Without a terminal the answer is no.
     fn agrees(&mut self, tool: &ChatTool, arguments: &Value, folder: &Path) -> Result<bool, CommandError> {
         let words = tool.command_line(arguments, folder);
         let shown: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();

@@ -1,7 +1,7 @@
 //! Tools of a chat: commands that the user declares in TOML and the model may call.
 //!
-//! Invariants: no shell; nothing runs that the user has not agreed to, once or for the chat; a command is bounded in time and
-//! output, and what it says, its failure included, goes back to the model. Where nobody can be asked nothing runs.
+//! Invariants: no shell; no command runs without the user's consent, for once or for the chat, and none without a terminal; a
+//! command is bounded in time and output; its output or failure goes back to the model.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -26,10 +26,10 @@ const TIMEOUT: u64 = 60;
 /// Most seconds that it may say: a day.
 const MAX_TIMEOUT: u64 = 24 * 60 * 60;
 
-/// How long the end of a command's output is waited for once it has ended.
+/// Longest wait for the rest of a command's output after the command has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often a command is looked at.
+/// Interval at which a running command is checked.
 const POLL: Duration = Duration::from_millis(20);
 
 /// The declared tools, and what was agreed to.
@@ -105,7 +105,7 @@ impl Toolbox {
 }
 
 impl ChatTool {
-    /// What is wrong with the declaration.
+    /// Validates the declaration; the error says what is wrong.
     fn check(&self) -> Result<(), String> {
         let Self { name, argv, timeout, .. } = self;
         let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
@@ -148,7 +148,7 @@ impl ChatTool {
         })
     }
 
-    /// The command line of a call.
+    /// Returns the command line of a call.
     pub fn command_line(&self, arguments: &Value, folder: &Path) -> Vec<String> {
         // The command itself is the user's, never the model's.
         let program = &self.argv[0];
@@ -211,7 +211,7 @@ impl ChatTool {
 /// Why a call ended that the user interrupted.
 pub const STOPPED: &str = "the user stopped it";
 
-/// An error of the system in a few words.
+/// Returns an error of the system in a few words.
 fn reason(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "no such file".to_owned(),
@@ -255,7 +255,7 @@ fn parts(word: &str) -> Vec<ArgvPart<'_>> {
     parts
 }
 
-/// The word with its arguments, once: what an argument brings is not filled again. One that the model left out is empty.
+/// Returns the word with its arguments, once: what an argument brings is not filled again. One that the model left out is empty.
 fn filled(word: &str, arguments: &Value) -> String {
     let text = |part: ArgvPart<'_>| match part {
         ArgvPart::Text(text) => text.to_owned(),
@@ -275,7 +275,7 @@ enum Ended {
     Unknown(String),
 }
 
-/// What a stream says, read so that its writer never waits.
+/// Reads a stream in a thread, so that its writer never blocks.
 fn drained(stream: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

@@ -63,7 +63,7 @@ impl Chat<'_> {
                 Some(next) => return Ok(next),
                 None => {}
             }
-            // Nobody would hear of the last round's results.
+            // The model would not see the results of the last round.
             if round == MAX_ROUNDS && is_kept && !answer.tool_calls.is_empty() {
                 break;
             }
@@ -81,7 +81,7 @@ impl Chat<'_> {
         Ok(Effect::Prompt)
     }
 
-    /// What the settings ask of an answer.
+    /// Returns the request that the settings make.
     fn turn_request(&self, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         // A schema says what the whole answer is: there are no calls beside it.
@@ -112,12 +112,13 @@ impl Chat<'_> {
             estimate: self.model.throughput.time(prompt_tokens),
         };
         let mut screen = Renderer::new(self.ui.terminal, manner);
+        let session = self.state.engine_name();
         let generation = AnswerGeneration {
             engine: llm.engine(),
             planner: llm.planner(),
             turn: &request,
             plan: &planned.plan,
-            session: Some(self.state.engine_name()),
+            session: Some(&session),
             graceful: &self.ui.graceful,
         };
         let mut generated = generation.run(&mut screen)?;
@@ -141,7 +142,7 @@ impl Chat<'_> {
         Limits { max_tokens: Some(left), ..limits }
     }
 
-    /// How long the model's answers are at most, where the user has not said anything.
+    /// Returns the most tokens of an answer if the user sets no limit.
     fn own_limit(&self) -> Option<usize> {
         self.model.llm().engine().spec().config.answer_tokens
     }
@@ -216,7 +217,7 @@ impl Chat<'_> {
         }
     }
 
-    /// The last answer once more, or on from where it ended.
+    /// Generates the last answer again, or continues it.
     pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Effect, CommandError> {
         let turns = &self.state.session_chat.saved().turns;
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
@@ -227,7 +228,7 @@ impl Chat<'_> {
     }
 }
 
-/// What an answer ends besides itself.
+/// Returns the effect of an answer's end on the chat.
 fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
     match generated.signal {
         Some(number) if !is_interactive || i32::from(number) == super::SIGTERM => {
@@ -239,7 +240,7 @@ fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
     }
 }
 
-/// Whether the reader of stdout has gone away.
+/// Returns whether the reader of stdout has gone away.
 fn closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(false),

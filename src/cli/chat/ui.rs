@@ -17,12 +17,12 @@ pub struct Ui<'a> {
 }
 
 impl Ui<'_> {
-    /// Whether the user types at a terminal.
+    /// Returns whether the user types at a terminal.
     pub fn is_interactive(&self) -> bool {
         self.input.is_terminal()
     }
 
-    /// Whether answers are styled.
+    /// Returns whether answers are styled.
     pub fn is_styled(&self) -> bool {
         (self.terminal.colors_output() || std::io::stdout().is_terminal()) && !self.is_plain
     }

@@ -81,7 +81,7 @@ pub fn parse(path: &Path, text: &str, command: &Command) -> Result<ConfigFile, V
     if reader.problems.is_empty() { Ok(reader.file) } else { Err(reader.problems) }
 }
 
-/// The flag of `key` in `command` itself.
+/// Returns the flag of `key` in `command` itself.
 pub fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| flags::key(arg) == Some(key))
 }
@@ -91,12 +91,12 @@ fn with_all_below(command: &Command) -> Vec<&Command> {
     std::iter::once(command).chain(command.get_subcommands().flat_map(with_all_below)).collect()
 }
 
-/// The subcommand of `command` that has the flag of `key`.
+/// Returns the subcommand of `command` that has the flag of `key`.
 fn below_with<'a>(command: &'a Command, key: &str) -> Option<&'a str> {
     command.get_subcommands().find(|below| find(below, key).is_some()).map(Command::get_name)
 }
 
-/// The position of a byte offset: line and column from 1.
+/// Returns the position of a byte offset: line and column from 1.
 fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -212,7 +212,7 @@ impl<'a> FileReader<'a> {
 
 type Wrong = (Range<usize>, String);
 
-/// The value as command line words.
+/// Returns the value as command line words.
 fn values(arg: &Arg, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, Wrong> {
     let expected = |what: &str| {
         Err((value.span(), format!("expected {what}, found {}", article(value.get_ref().type_str()))))

@@ -134,7 +134,7 @@ impl Config {
         }
     }
 
-    /// The words of a global flag given on the command line.
+    /// Returns the words of a global flag given on the command line.
     pub fn flag(&self, id: &str) -> Option<&[String]> {
         self.flags.get(id).map(Vec::as_slice)
     }
@@ -148,7 +148,7 @@ impl Config {
         self.alias_origins().map(|(_, alias)| (alias.name.clone(), alias.reference.clone())).collect()
     }
 
-    /// The aliases in force with the files they are from.
+    /// Returns the aliases in force with the files they are from.
     pub fn alias_origins(&self) -> impl Iterator<Item = (&ConfigFile, &file::Alias)> {
         let mut seen = BTreeSet::new();
         let all = self.files.iter().flat_map(|file| file.aliases.iter().map(move |alias| (file, alias)));
@@ -179,7 +179,7 @@ impl Config {
         Ok(command.mut_args(|arg| with_default(arg, &root)))
     }
 
-    /// The subcommand `name` of `command`, and those below it that `matches` found, with the defaults from their own tables.
+    /// Returns the subcommand `name` of `command`, and those below it that `matches` found, with the defaults from their own tables.
     fn below(
         &self,
         command: Command,
@@ -200,7 +200,7 @@ impl Config {
         Ok(command.mut_subcommand(name, |_| found))
     }
 
-    /// What set the flags of this call that are not on the command line: variables, and these files.
+    /// Returns the origins of flags that are not on the command line: variables, and these files.
     pub fn origins(&self, command: &Command, given: &ArgMatches) -> Origins {
         let mut origins = Origins::default();
         self.collect_origins(command, given, &tables(given), &mut origins);
@@ -232,7 +232,7 @@ impl Config {
         }
     }
 
-    /// What the files say about the flags of `command`, in `tables` (the winning one first) or at the top.
+    /// Returns the values of the files for the flags of `command`, from `tables` (the winning one first) or the top level.
     ///
     /// # Errors
     /// [`Kind::Config`] when one file gives values that exclude each other.
@@ -288,7 +288,7 @@ impl Explicit {
     }
 }
 
-/// The tables of the subcommands that `matches` found: `bench.serve`, then `bench`.
+/// Returns the tables of the subcommands that `matches` found: `bench.serve`, then `bench`.
 fn tables(matches: &ArgMatches) -> Vec<String> {
     let (mut tables, mut matches) = (Vec::<String>::new(), matches);
     while let Some((name, below)) = matches.subcommand() {

@@ -4,12 +4,12 @@ use std::cell::OnceCell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::cli::terminal::Terminal;
-use crate::runtime::load::hub::Resolved;
-use crate::runtime::load::{self, GenerationDefaults, ModelTexts};
+use crate::runtime::load::hub::{ModelSource, Resolved};
+use crate::runtime::load::{self, GenerationDefaults, ModelTexts, model_facts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::turn::Planner;
-use crate::runtime::{ChatTokenizer, EngineClient, Error, Frontend, GrammarCompiler};
+use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName, Error, Frontend, GrammarCompiler};
 use crate::serve::ServedModel;
 use crate::template::DateTime;
 
@@ -36,6 +36,8 @@ pub struct PreparedTexts {
     pub(super) info: ModelInfo,
     pub(super) chat_tokenizer: ChatTokenizer,
     fingerprint: ModelFingerprint,
+    /// The model's files; `None` for a scripted model.
+    source: Option<ModelSource>,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
 }
@@ -61,7 +63,8 @@ impl PreparedTexts {
         let fingerprint = load::with_template(&identity, chat_tokenizer.template_source());
         let (name, reference) = (resolved.name.clone(), resolved.reference());
         let fingerprint = ModelFingerprint { name, fingerprint, reference };
-        Self { info, chat_tokenizer, fingerprint, now: OnceCell::new() }
+        let source = Some(resolved.source.clone());
+        Self { info, chat_tokenizer, fingerprint, source, now: OnceCell::new() }
     }
 
     pub fn info(&self) -> &ModelInfo {
@@ -76,12 +79,12 @@ impl PreparedTexts {
         &self.fingerprint
     }
 
-    /// The tokens as the engine's explanations read them.
+    /// Returns the tokens as the engine's explanations read them.
     pub fn vocabulary(&self) -> &dyn Vocabulary {
         &**self.chat_tokenizer.tokenizer()
     }
 
-    /// The time that chat templates see.
+    /// Returns the time that chat templates see.
     pub fn now(&self) -> DateTime {
         *self.now.get_or_init(DateTime::utc_now)
     }
@@ -94,10 +97,11 @@ impl PreparedTexts {
 
     /// Returns the model as a server offers it, under `id` or its own name.
     pub fn into_served(self, id: Option<String>) -> ServedModel {
-        let Self { info, chat_tokenizer, fingerprint, .. } = self;
+        let Self { info, chat_tokenizer, fingerprint, source, .. } = self;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let id = id.unwrap_or(info.name);
-        ServedModel { id, created, chat_tokenizer, fingerprint, defaults: info.defaults }
+        let facts = source.and_then(|source| model_facts(&source).ok());
+        ServedModel { id, created, chat_tokenizer, fingerprint, defaults: info.defaults, facts }
     }
 }
 
@@ -144,7 +148,7 @@ impl Loaded {
     ///
     /// # Errors
     /// [`Error::EngineGone`].
-    pub fn restore(&self, name: &str, saved: &SavedSession) -> Result<(), Error> {
+    pub fn restore(&self, name: &EngineSessionName, saved: &SavedSession) -> Result<(), Error> {
         match saved.tokens_of(&self.texts.fingerprint) {
             Some(tokens) => self.engine.restore_session(name, tokens),
             None => Ok(()),
@@ -168,7 +172,7 @@ mod scripted {
     use crate::runtime::client::script::Script;
 
     impl Loaded {
-        /// A model whose engine is `script`.
+        /// Returns a model whose engine is `script`.
         pub fn scripted(script: &Script) -> Self {
             let (chat_tokenizer, spec) = (script.chat_tokenizer(), script.spec());
             let info = ModelInfo {
@@ -182,7 +186,8 @@ mod scripted {
             let fingerprint =
                 ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
             let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
-            let texts = PreparedTexts { info, chat_tokenizer, fingerprint, now: OnceCell::new() };
+            let texts =
+                PreparedTexts { info, chat_tokenizer, fingerprint, source: None, now: OnceCell::new() };
             Self { texts, engine: EngineClient::new(script.clone()), compiler }
         }
     }

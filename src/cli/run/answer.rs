@@ -10,11 +10,12 @@ use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
 use crate::runtime::{
-    EngineClient, Error, Event, EventStream, Finish, Limits, NotYet, Outcome, Request, Started, Token, Usage,
+    EngineClient, EngineSessionName, Error, Event, EventStream, Finish, Limits, NotYet, Outcome, Request,
+    Started, Token, Usage,
 };
 use crate::template::ReasoningFormat;
 
-/// How often signals are looked for while the engine is silent.
+/// Interval at which signals are checked while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
 
 /// Where an answer goes while it is generated.
@@ -46,7 +47,7 @@ pub trait AnswerSink {
 /// Discards what comes, for callers that need the finished answer only.
 impl AnswerSink for () {}
 
-/// What an answer is generated from.
+/// Inputs of generating one answer.
 #[derive(Clone, Copy)]
 pub struct AnswerGeneration<'a> {
     pub engine: &'a EngineClient,
@@ -54,7 +55,7 @@ pub struct AnswerGeneration<'a> {
     pub turn: &'a TurnRequest,
     pub plan: &'a TurnPlan,
     /// The engine's session that the request is in.
-    pub session: Option<&'a str>,
+    pub session: Option<&'a EngineSessionName>,
     pub graceful: &'a Graceful,
 }
 
@@ -68,7 +69,7 @@ pub struct Generated {
     pub is_reader_gone: bool,
 }
 
-/// How one engine request ended.
+/// End of one engine request.
 enum Ending {
     Done {
         outcome: Outcome,
@@ -93,13 +94,12 @@ impl AnswerGeneration<'_> {
             stream,
             start,
             sink,
-            num_reasoning_tokens: 0,
             budget: self.turn.reasoning_budget.filter(|_| self.closing_markup().is_some()),
         };
         let ending = run.finish().inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
-            let _ = run.sink.answer(&deltas, &[], run.num_reasoning_tokens);
+            let _ = run.sink.answer(&deltas, &[], run.stream.num_reasoning_tokens());
         })?;
         let (outcome, signal, is_gone) = match ending {
             Ending::Done { outcome, signal } => (outcome, signal, false),
@@ -107,17 +107,18 @@ impl AnswerGeneration<'_> {
             Ending::ReaderGone { signal } => (run.stream.cancelled(), signal, true),
         };
         let (deltas, answer) = run.stream.finish(outcome);
-        let is_reader_gone = is_gone || is_closed(run.sink.answer(&deltas, &[], run.num_reasoning_tokens))?;
+        let is_reader_gone =
+            is_gone || is_closed(run.sink.answer(&deltas, &[], answer.num_reasoning_tokens))?;
         Ok(Generated { answer, signal, is_reader_gone })
     }
 
-    /// The text that ends the model's reasoning.
+    /// Returns the text that ends the model's reasoning.
     fn closing_markup(&self) -> Option<&'static str> {
         self.planner.chat_tokenizer.output_markup().reasoning.and_then(ReasoningFormat::closing)
     }
 
     fn request(&self) -> Request {
-        Request { session: self.session.map(str::to_owned), ..self.plan.request(self.turn) }
+        Request { session: self.session.cloned(), ..self.plan.request(self.turn) }
     }
 }
 
@@ -128,8 +129,6 @@ struct Run<'a> {
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
     sink: &'a mut dyn AnswerSink,
-    /// Tokens between the markup, which is what a budget limits. [`Answer`] counts the opening markup too, as reports do.
-    num_reasoning_tokens: usize,
     /// Tokens of reasoning; `None` without a limit, and once the reasoning was ended.
     budget: Option<usize>,
 }
@@ -232,20 +231,16 @@ impl Run<'_> {
 
     fn push(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
         let deltas = self.stream.push(text, tokens);
-        let is_all_reasoning = deltas.iter().all(|delta| matches!(delta, Delta::Reasoning(_)));
-        let has_begun = !deltas.is_empty() || self.num_reasoning_tokens > 0;
-        if is_all_reasoning && has_begun && self.stream.may_be_reasoning() {
-            self.num_reasoning_tokens += tokens.len();
-        }
-        self.sink.answer(&deltas, tokens, self.num_reasoning_tokens)
+        self.sink.answer(&deltas, tokens, self.stream.num_reasoning_tokens())
     }
 
     fn is_over_budget(&self) -> bool {
-        self.stream.may_be_reasoning() && self.budget.is_some_and(|most| self.num_reasoning_tokens >= most)
+        let is_used_up = |most| self.stream.num_reasoning_tokens() >= most;
+        self.stream.is_before_content() && self.budget.is_some_and(is_used_up)
     }
 }
 
-/// Whether the reader has left.
+/// Returns whether the reader has left.
 fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(false),

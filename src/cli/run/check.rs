@@ -1,4 +1,4 @@
-//! What can be known to be wrong with a run before anything is read or loaded, and what the built-in model is no good for.
+//! Checks of a run before anything is read or loaded, and warnings about uses that the built-in model is not made for.
 
 use super::{OutputFormat, RunArgs, flag_error, prompt};
 use crate::cli::error::CommandError;
@@ -6,7 +6,7 @@ use crate::cli::load;
 use crate::cli::terminal::Terminal;
 use crate::runtime::MAX_LOGPROBS;
 
-/// What can be known to be wrong before anything is read or loaded.
+/// Checks the flags before anything is read or loaded.
 pub fn flags(args: &RunArgs) -> Result<(), CommandError> {
     args.sampling.check().map_err(flag_error)?;
     stdin(args)?;
@@ -26,7 +26,7 @@ pub fn flags(args: &RunArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What the built-in model is no good for, and a model that was named where the prompt stands.
+/// Checks the use of the built-in model, and warns of a prompt that looks like the name of a model.
 pub fn model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
     if let Some(word) = args.words.first().filter(|_| args.model.model.is_none())
         && (args.model.aliases.contains_key(word) || looks_like_a_model(word))
@@ -42,7 +42,7 @@ pub fn model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
     }
 }
 
-/// What the built-in model is no good for.
+/// Refuses stored prompts with the built-in model, and warns of constraints: it knows only llmctl.
 pub fn built_in(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
     let asks_more = args.prompt.name.is_some() || args.constraint.is_given();
     if args.prompt.dry_run || !asks_more || !load::means_built_in(&args.model) {
@@ -63,7 +63,7 @@ pub fn built_in(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError>
     Ok(())
 }
 
-/// Whether other tools would take the word for a model: `llama3.2:1b`, `qwen3`, `org/repo:Q4_K_M`, `model.gguf`.
+/// Returns whether other tools would take the word for a model: `llama3.2:1b`, `qwen3`, `org/repo:Q4_K_M`, `model.gguf`.
 fn looks_like_a_model(word: &str) -> bool {
     const FAMILIES: [&str; 10] =
         ["llama", "qwen", "mistral", "mixtral", "gemma", "phi", "deepseek", "smollm", "tinyllama", "gpt-oss"];
@@ -86,7 +86,7 @@ fn looks_like_a_model(word: &str) -> bool {
     lower.ends_with(".gguf") || rest.is_some_and(is_version) || (has_tag && has_letters && tag != Some("80"))
 }
 
-/// Whoever names stdin wants it read. (`--batch -` is clap's to refuse.)
+/// Refuses `--no-stdin` beside a flag that names stdin. Clap refuses `--batch -`.
 fn stdin(args: &RunArgs) -> Result<(), CommandError> {
     let reader = match (&args.prompt.prompt_file, &args.constraint.schema) {
         _ if args.words == ["-"] => "the prompt -",

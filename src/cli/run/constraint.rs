@@ -1,4 +1,4 @@
-//! What the answer must keep to: `--schema`, `--grammar` and `--regex`, read before a model is loaded.
+//! Output constraints: `--schema`, `--grammar` and `--regex`, read before a model is loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::cli::terminal::Terminal;
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::turn::OutputConstraint;
 
-/// What the answer must keep to.
+/// Flags that constrain the answer.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Structured output")]
 pub struct ConstraintArgs {
@@ -39,7 +39,7 @@ pub struct ConstraintArgs {
     #[arg(long, value_name = "REGEX", conflicts_with = "prefill_response", hide_short_help = true)]
     pub regex: Option<String>,
 
-    /// What they say; filled in after the parse.
+    /// The constraint that they name; set after the parse.
     #[arg(skip)]
     pub source: Option<GrammarSource>,
 }
@@ -81,13 +81,13 @@ impl ConstraintArgs {
         self.schema.is_some() || self.grammar.is_some() || self.regex.is_some()
     }
 
-    /// The constraint of the flags, if any.
+    /// Returns the constraint of the flags, if any.
     pub fn constraint(&self) -> Option<OutputConstraint> {
         let source = self.source.clone()?;
         Some(OutputConstraint { source, param: self.flag() })
     }
 
-    /// The flag that was given.
+    /// Returns the flag that was given.
     pub fn flag(&self) -> &'static str {
         match (&self.grammar, &self.regex) {
             (Some(_), _) => "--grammar",

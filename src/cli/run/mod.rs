@@ -18,7 +18,6 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
 use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
-use super::batch;
 use super::error::{CommandError, Exit};
 use super::input::read_file;
 use super::load::{self, Loaded, ModelInfo};
@@ -26,7 +25,7 @@ use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
-use crate::runtime::{ChatTokenizer, Error, Finish, Outcome, Started};
+use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish, Outcome, Started};
 use answer::{AnswerGeneration, Generated};
 use constraint::ConstraintArgs;
 use report::{Report, ReportForm};
@@ -71,7 +70,7 @@ pub struct RunArgs {
     pub batch: BatchArgs,
 }
 
-/// What is asked.
+/// Flags of the prompt.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Prompt")]
 pub struct PromptArgs {
@@ -134,7 +133,7 @@ pub struct PromptArgs {
     pub dry_run: bool,
 }
 
-/// What the prompt goes on with.
+/// Flag of the session that the prompt continues.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Session")]
 pub struct SessionArgs {
@@ -146,7 +145,7 @@ pub struct SessionArgs {
     pub session: Option<String>,
 }
 
-/// How the answer comes out.
+/// Flags of the output.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
@@ -283,17 +282,19 @@ fn parse_variable(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Runs the subcommand.
+/// Checks the flags before the model is loaded, and reads the output constraint.
+pub fn prepare(args: &mut RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
+    check::flags(args)?;
+    check::model(args, terminal)?;
+    args.constraint.read(&mut args.prompt, &args.batch, terminal)
+}
+
+/// Runs the subcommand for one prompt; [`crate::cli::batch::run`] reads many.
 pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     if args.prompt.list_prompts {
         return list_prompts(args.output.output.unwrap_or_default());
     }
-    check::flags(&args)?;
-    check::model(&args, terminal)?;
-    args.constraint.read(&mut args.prompt, &args.batch, terminal)?;
-    if args.batch.batch.is_some() {
-        return batch::run(&args, terminal);
-    }
+    prepare(&mut args, terminal)?;
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
     if let Some(name) = &args.session.session {
@@ -311,7 +312,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let input = input(llm.texts(), &args, text, system, terminal)?;
     let turn = turn_request(&llm, &args, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
-    answer(&llm, &turn, &plan, &args, &mut |_| Ok(()), terminal)
+    answer(&llm, &turn, &plan, None, &args, &mut |_| Ok(()), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
@@ -325,7 +326,7 @@ fn load_model(args: &RunArgs, terminal: &Terminal) -> Result<Loaded, CommandErro
     load::load(&args.model, args.engine.resolve(args.session.session.is_some()), terminal)
 }
 
-/// The engine speaks of parameters, the command line of flags.
+/// Turns an error of a parameter into one of the flag.
 pub(super) fn flag_error(error: Error) -> CommandError {
     match error {
         Error::InvalidParameter { name, message } => {
@@ -345,7 +346,7 @@ fn late_flag_error(error: CommandError) -> CommandError {
     }
 }
 
-/// The system prompt, wherever it comes from.
+/// Returns the system prompt of `--system` or `--system-file`.
 pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> {
     match (&args.system, &args.system_file) {
         (Some(text), _) => Ok(Some(text.clone())),
@@ -359,6 +360,7 @@ fn answer(
     llm: &Loaded,
     turn: &TurnRequest,
     plan: &TurnPlan,
+    session: Option<&EngineSessionName>,
     args: &RunArgs,
     keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
@@ -373,7 +375,7 @@ fn answer(
     let mut report =
         Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&turn.sampling).prefill(prefill);
     let graceful = Graceful::begin();
-    let (engine, planner, session) = (llm.engine(), llm.planner(), args.session.session.as_deref());
+    let (engine, planner) = (llm.engine(), llm.planner());
     let generation = AnswerGeneration { engine, planner, turn, plan, session, graceful: &graceful };
     let generated = generation.run(&mut report).map_err(late_flag_error).and_then(|generated| {
         keep(&generated.answer)?;
@@ -393,7 +395,7 @@ fn answer(
     Ok(verdict(llm, &answer.outcome, signal, args, terminal))
 }
 
-/// What the exit code says of an answer, and stderr of one that was cut.
+/// Returns the exit code of an answer, and warns of one that was cut.
 fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
     if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
         let name = &llm.info().name;
@@ -415,7 +417,7 @@ fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, 
     }
 }
 
-/// What is said on stderr after the answer. A seed that was `drawn` and used is needed to repeat the run.
+/// Reports on stderr after the answer. If the seed was `drawn`, it is needed to repeat the run.
 fn conclude(
     llm: &Loaded,
     outcome: &Outcome,

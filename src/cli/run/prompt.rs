@@ -1,8 +1,8 @@
-//! What is asked: from the argument, a file, a stored prompt, its variables and stdin to one text.
+//! The prompt: one text from the argument, a file, a stored prompt, its variables and stdin.
 //!
-//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. A text is a
-//! template only where the user said so (a stored prompt, or a file with `--var`): braces in other files are just
-//! text. Nothing is dropped silently: a variable that fills nothing, or an input that is missing, is an error.
+//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. Only a stored
+//! prompt, or a file with `--var`, is a template; braces in other files are text. Nothing is dropped silently: an unused
+//! variable or a missing input is an error.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
@@ -33,13 +33,13 @@ pub const STORED: &[StoredPrompt] =
     stored!["summarize", "explain-code", "review-diff", "commit-message", "translate", "extract-json"];
 
 impl StoredPrompt {
-    /// The text of the comment that opens the file.
+    /// Returns the text of the comment that opens the file.
     pub fn description(&self) -> &'static str {
         let comment = self.text.strip_prefix("{#").and_then(|rest| rest.split_once("#}"));
         comment.map_or("", |(inner, _)| inner.trim_end_matches('-').trim())
     }
 
-    /// The template itself, without the describing comment.
+    /// Returns the template itself, without the describing comment.
     pub fn text(&self) -> &'static str {
         self.text.split_once("#}").map_or(self.text, |(_, rest)| rest.trim_start())
     }
@@ -66,7 +66,7 @@ struct Parts {
     stdin: Option<String>,
 }
 
-/// The text of the prompt, from all its sources; may wait for stdin.
+/// Returns the text of the prompt, from all its sources; may wait for stdin.
 pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Result<String, CommandError> {
     let from_stdin = args.prompt_file.as_deref() == Some(Path::new("-"));
     // `-` is what other tools call stdin, also a terminal's.
@@ -170,7 +170,7 @@ fn fill(
     Ok(join([Some(rendered.text), rest]).unwrap_or_default())
 }
 
-/// What `--var` gives, each key once.
+/// Returns the variables of `--var`; a key given twice is an error.
 fn variables(given: &[(String, String)]) -> Result<BTreeMap<String, String>, CommandError> {
     let mut variables = BTreeMap::new();
     for (key, value) in given {

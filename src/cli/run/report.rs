@@ -14,6 +14,7 @@ use super::OutputFormat;
 use super::answer::AnswerSink;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
+use crate::cli::report::{usage_json, used};
 use crate::cli::terminal::Terminal;
 use crate::runtime::turn::{Answer, Delta};
 use crate::runtime::{
@@ -23,7 +24,7 @@ use crate::serve::wire::answer::call_json;
 
 const SCHEMA: &str = "llmctl.run.v1";
 
-/// What decides the form of a report.
+/// Settings of a report's form.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportForm {
     pub format: OutputFormat,
@@ -43,7 +44,7 @@ pub struct Report<'a, W: Write> {
     prefill: &'a str,
     progress: Option<ProgressBar>,
     started: Option<Started>,
-    /// What an answer that is not streamed has so far, for jsonl.
+    /// The answer so far, if jsonl does not stream it.
     held: Held,
     /// The text written so far ends with a line end, or there is none.
     is_at_line_start: bool,
@@ -82,13 +83,13 @@ impl<'a, W: Write> Report<'a, W> {
         }
     }
 
-    /// The parameters in force, for the record.
+    /// Returns the parameters in force, for the record.
     pub fn sampling(mut self, sampling: &'a Sampling) -> Self {
         self.sampling = sampling;
         self
     }
 
-    /// What the answer begins with, before the model's first token.
+    /// Sets the given beginning of the answer.
     pub fn prefill(mut self, prefill: &'a str) -> Self {
         self.prefill = prefill;
         self
@@ -317,21 +318,7 @@ fn prefill_bar(total: usize) -> ProgressBar {
     ProgressBar::new(total as u64).with_style(style)
 }
 
-fn used(usage: &Usage) -> usize {
-    usage.prompt_tokens + usage.completion_tokens
-}
-
-/// OpenAI's usage object.
-pub fn usage_json(usage: &Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": used(usage),
-        "cached_tokens": usage.cached_tokens,
-    })
-}
-
-/// What of the prompt did not have to be computed, and why not more.
+/// Returns how much of the prompt was reused, and why not more.
 fn reuse_json(started: &Started, llm: &PreparedTexts) -> Value {
     let Started { reuse, difference, .. } = started;
     let difference = difference.as_ref().map(|difference| {
@@ -347,7 +334,7 @@ fn reuse_json(started: &Started, llm: &PreparedTexts) -> Value {
     })
 }
 
-/// The same in words: a line, and one more where session and prompt part.
+/// Describes the reuse in a line, and in one more where session and prompt differ.
 pub fn reuse(started: &Started, llm: &PreparedTexts) -> String {
     let Started { prompt_tokens, reuse, difference, .. } = started;
     let Reuse { cached_tokens, restored_tokens, reason, .. } = reuse;
@@ -414,7 +401,7 @@ fn token_json(llm: &PreparedTexts, token: &Token) -> Value {
     Value::Object(object)
 }
 
-/// A token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
+/// Returns a token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
 pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Value> {
     let bytes = llm.chat_tokenizer().token_bytes(id).into_owned();
     let mut object = Map::new();
@@ -425,7 +412,8 @@ pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Val
     object
 }
 
-/// The number a user would write: 0.6, not the nearest f32 in 17 digits. JSON has no infinities: they are null.
+/// Returns the number as a user would write it: 0.6, not the nearest f32 in 17 digits. Infinities become null, because JSON
+/// has none.
 fn decimal(value: f32) -> Value {
     value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).into()
 }
@@ -485,7 +473,7 @@ mod tests {
     use crate::runtime::client::script::{Script, saying};
     use crate::runtime::turn::{AnswerStart, TextPrompt, TurnRequest};
 
-    /// What goes to stdout when the model says `text` in this form.
+    /// Returns what is written to stdout for an answer of `text` in this form.
     fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
         let events = saying(text, 3, Finish::StopString("END".to_owned()));
         let llm = Loaded::scripted(&Script::default().answering(events));

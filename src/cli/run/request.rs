@@ -33,7 +33,7 @@ pub fn rendered(texts: &PreparedTexts, input: &TurnInput, prefill: &str) -> Resu
     Ok(Rendered { text, tokens })
 }
 
-/// What the flags ask of the answer.
+/// Builds the turn request from the flags.
 pub fn turn_request(llm: &Loaded, args: &RunArgs, terminal: &Terminal) -> Result<TurnRequest, CommandError> {
     let prefill = args.prompt.prefill_response.clone();
     let is_text = args.output.output.unwrap_or_default() != OutputFormat::Json;
@@ -51,20 +51,20 @@ pub fn turn_request(llm: &Loaded, args: &RunArgs, terminal: &Terminal) -> Result
 }
 
 impl PromptArgs {
-    /// The reasoning that `--think` asks for.
+    /// Returns the reasoning that `--think` asks for.
     pub fn think(&self) -> Result<Think, CommandError> {
         let think = self.think.as_deref().map_or(Ok(Think::default()), Think::parse);
         think.map_err(|reason| CommandError::usage(format!("--think: {reason}")))
     }
 
-    /// The template variables that `--think` sets.
+    /// Returns the template variables that `--think` sets.
     pub fn thinking_variables(&self, texts: &PreparedTexts) -> Result<Map<String, Value>, CommandError> {
         let (think, thinking) = (self.think()?, Thinking::of(texts.chat_tokenizer()));
         think.check(&thinking).map_err(|reason| CommandError::usage(format!("--think: {reason}")))?;
         Ok(think.variables(&thinking))
     }
 
-    /// The tools of `--tools`.
+    /// Returns the tools of `--tools`.
     fn tools(&self) -> Result<ToolUse, CommandError> {
         let Some(given) = &self.tools else { return Ok(ToolUse::default()) };
         let (name, text) = match given.trim_start().starts_with('[') {
@@ -81,7 +81,7 @@ impl PromptArgs {
     }
 }
 
-/// A conversation of one turn, or plain text if the user asks for it or the model has no template.
+/// Returns a conversation of one turn, or plain text if the user asks for it or the model has no template.
 pub fn input(
     texts: &PreparedTexts,
     args: &RunArgs,
@@ -103,7 +103,7 @@ pub fn input(
     Ok(TurnInput::Chat(Conversation { messages, ..context }))
 }
 
-/// A conversation without messages: the tools and template variables of the flags.
+/// Returns a conversation without messages: the tools and template variables of the flags.
 ///
 /// # Errors
 /// `Usage` for tools and reasoning that the model's template does not know.

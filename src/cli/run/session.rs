@@ -17,7 +17,7 @@ use crate::runtime::turn::{Answer, Finished, SessionChat};
 use crate::runtime::{ChatTokenizer, Error, Finish};
 use crate::template::{Conversation, Message, TemplateError};
 
-/// What is said next.
+/// The next turn's prompt.
 pub struct Next {
     pub text: String,
     pub system: Option<String>,
@@ -61,7 +61,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     exit
 }
 
-/// The flags with the session's own model, unless the user names one.
+/// Returns the flags with the session's own model, unless the user names one.
 fn with_model(
     args: &RunArgs,
     name: &SessionName,
@@ -96,7 +96,8 @@ fn take_turn(
         )),
     }
     session_chat.notices().iter().for_each(|notice| terminal.note(notice));
-    llm.restore(name.as_str(), session_chat.saved())?;
+    let engine_name = name.into();
+    llm.restore(&engine_name, session_chat.saved())?;
     let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
     let conversation = Conversation { messages, ..chat_context(llm.texts(), args)? };
     let turn = turn_request(llm, args, terminal)?;
@@ -117,7 +118,7 @@ fn take_turn(
         }
         Ok(())
     };
-    let exit = answer(llm, &turn, &plan, args, &mut keep, terminal);
+    let exit = answer(llm, &turn, &plan, Some(&engine_name), args, &mut keep, terminal);
     llm.settle(terminal);
     exit.map_err(|error| match error.runtime() {
         Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })
@@ -128,7 +129,7 @@ fn take_turn(
     })
 }
 
-/// What the next turn adds: the system prompt belongs to the first.
+/// Returns the messages that the next turn adds. The system prompt belongs to the first turn.
 fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
     let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
     system.into_iter().chain([Message::user(next.text)]).collect()

@@ -21,7 +21,7 @@ pub fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), Co
     Ok((columns(&rows_of(&listed)), object))
 }
 
-/// The list as a table, its head included.
+/// Returns the list as a table, its head included.
 pub fn rows(store: &SessionStore) -> Result<Vec<Vec<String>>, CommandError> {
     Ok(rows_of(&by_last_use(store)?))
 }
@@ -95,7 +95,7 @@ fn summary_json(listed: &Listed) -> Value {
     }
 }
 
-/// How long ago, in its largest whole unit.
+/// Describes how long ago it was, in the largest whole unit.
 pub fn age(ms: u64) -> String {
     let seconds = ms / 1000;
     let units = [("day", 86_400), ("hour", 3_600), ("minute", 60)];

@@ -51,7 +51,7 @@ pub fn remove(
     Ok((text, object))
 }
 
-/// A session's own branches; a branch has none. What cannot be read has none that are known.
+/// Returns a session's own branches. A branch has none, and an unreadable session has none that are known.
 fn branches_of(name: &SessionName, store: &SessionStore) -> Vec<SessionName> {
     let is_branch = store.read(name).map_or(true, |saved| saved.branch().is_some());
     let branches = if is_branch { Vec::new() } else { store.branches(name).unwrap_or_default() };
@@ -66,7 +66,7 @@ fn branches_text(branches: &[SessionName]) -> String {
     format!("branches that are kept: {}\n", names.join(", "))
 }
 
-/// Asks who sits at a terminal; a script has said what it wants.
+/// Asks the user at a terminal. Without one, as in a script, the removal is agreed.
 fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, CommandError> {
     let mut stderr = io::stderr();
     if !io::stdin().is_terminal() || !stderr.is_terminal() {
@@ -86,7 +86,7 @@ fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, Comman
     Ok(matches!(answer.trim(), "y" | "yes"))
 }
 
-/// What was removed, for people.
+/// Describes for people what was removed.
 pub fn removed_text(name: &SessionName, forgotten: &Forgotten) -> String {
     let removed = pages(forgotten.num_pages);
     format!("session {name} is removed, with {removed} of KV\n{}", kept_text(forgotten))

@@ -62,7 +62,7 @@ fn turn_text(number: usize, saved: &SavedTurn) -> String {
     text
 }
 
-/// A message for people: its reasoning and calls are named, its text is as it is.
+/// Formats a message for people: names its reasoning and calls, and prints its text unchanged.
 pub fn message_text(message: &Message) -> String {
     let reasoning = message.reasoning.as_ref().map(|text| format!("(reasoning) {text}"));
     let content = match &message.content {
@@ -80,7 +80,7 @@ fn turn_json(saved: &SavedTurn) -> Value {
         "messages": turn.messages.iter().map(message_json).collect::<Vec<_>>(),
         "model": saved.model.name,
         "finish_reason": turn.finish.reason(),
-        "usage": crate::cli::run::report::usage_json(&turn.usage),
+        "usage": crate::cli::report::usage_json(&turn.usage),
         "seed": turn.sampling.seed,
         "started_ms": turn.started_ms,
         "finished_ms": turn.finished_ms,

@@ -15,7 +15,10 @@ use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle}
 use crate::runtime::error::{Error, Result};
 use crate::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use crate::runtime::model::ModelSpec;
-use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
+use crate::runtime::notice::Notice;
+use crate::runtime::request::{
+    EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
+};
 use crate::runtime::spec::{EngineConfig, EngineSpec};
 use crate::runtime::text::{HfSettings, Tokenizer};
 
@@ -74,7 +77,7 @@ impl Script {
     }
 
     pub fn named(mut self, name: &str) -> Self {
-        self.name = name.to_owned();
+        self.name = name.to_string();
         self
     }
 
@@ -89,12 +92,12 @@ impl Script {
         self
     }
 
-    /// The requests so far, oldest first.
+    /// Returns the requests so far, oldest first.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.requests).clone()
     }
 
-    /// The text side that belongs to the script.
+    /// Returns the text side that belongs to the script.
     pub fn chat_tokenizer(&self) -> ChatTokenizer {
         let texts = ModelTexts {
             identity: "script".to_owned(),
@@ -118,7 +121,7 @@ impl Script {
     }
 }
 
-/// A byte-level tokenizer in which the id of every token is its byte.
+/// Returns a byte-level tokenizer in which the id of every token is its byte.
 fn letters() -> Tokenizer {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut substitutes = (256..).filter_map(char::from_u32);
@@ -179,7 +182,7 @@ impl EngineTransport for Script {
         Ok(())
     }
 
-    fn take_notices(&self) -> Result<Vec<String>> {
+    fn take_notices(&self) -> Result<Vec<Notice>> {
         Ok(Vec::new())
     }
 
@@ -187,24 +190,24 @@ impl EngineTransport for Script {
         Ok(true)
     }
 
-    fn reset_session(&self, name: &str) -> Result<()> {
-        Err(Error::SessionNotFound(name.to_owned()))
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
+        Err(Error::SessionNotFound(name.to_string()))
     }
 
-    fn close_session(&self, name: &str) -> Result<()> {
-        Err(Error::SessionNotFound(name.to_owned()))
+    fn close_session(&self, name: &EngineSessionName) -> Result<()> {
+        Err(Error::SessionNotFound(name.to_string()))
     }
 
-    fn fork_session(&self, from: &str, _to: &str) -> Result<()> {
-        Err(Error::SessionNotFound(from.to_owned()))
+    fn fork_session(&self, from: &EngineSessionName, _to: &EngineSessionName) -> Result<()> {
+        Err(Error::SessionNotFound(from.to_string()))
     }
 
-    fn restore_session(&self, _name: &str, _tokens: Vec<u32>) -> Result<()> {
+    fn restore_session(&self, _name: &EngineSessionName, _tokens: Vec<u32>) -> Result<()> {
         Ok(())
     }
 
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
-        Err(Error::SessionNotFound(name.to_owned()))
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
+        Err(Error::SessionNotFound(name.to_string()))
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
-use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel};
+use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
 use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
+use crate::runtime::notice::Notice;
 use crate::runtime::session::prefill::common_prefix;
 
 /// Bytes copied out per step while requests run; takes about a millisecond.
@@ -29,7 +30,7 @@ pub(super) struct KvDisk {
     store: DiskStore,
     saves: Saves,
     restoring: Vec<Restoring>,
-    notices: Vec<String>,
+    notices: Vec<Notice>,
 }
 
 /// Identity of a full page within a sequence.
@@ -154,14 +155,12 @@ impl Engine {
         let is_useless = store.is_saving() && limit < largest as u64;
         self.disk = self.pool.has_index().then(|| KvDisk::new(store));
         if is_useless {
-            self.note(format!(
-                "no KV is kept on disk: {limit} bytes are less than a page of this model, {largest}"
-            ));
+            self.note(Notice::KvLimitBelowPage { limit_bytes: limit, page_bytes: largest });
         }
     }
 
     /// Returns the disk's notices for the user, and clears them.
-    pub fn take_notices(&mut self) -> Vec<String> {
+    pub fn take_notices(&mut self) -> Vec<Notice> {
         self.poll_disk();
         self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
     }
@@ -216,7 +215,7 @@ impl Engine {
         }
     }
 
-    fn note(&mut self, notice: String) {
+    fn note(&mut self, notice: Notice) {
         if let Some(disk) = &mut self.disk {
             disk.notices.push(notice);
         }
@@ -315,7 +314,7 @@ impl Engine {
         match self.executor.import_page(&self.pool, page.page_ref(), bytes) {
             Ok(()) => self.pool.publish(&page, wanted.name, wanted.key()),
             Err(error) => {
-                self.note(format!("a KV page from disk cannot be used: {error}"));
+                self.note(Notice::KvPageUnusable(error.to_string()));
                 return None;
             }
         }
@@ -329,7 +328,7 @@ impl Engine {
         let ready: Vec<_> = disk.restoring.extract_if(.., is_ready).collect();
         for Restoring { request, arrived, _held, lost, num_indexed, .. } in ready {
             if let Some((count, reason)) = lost {
-                self.note(format!("{count} KV pages on disk cannot be used and are recomputed: {reason}"));
+                self.note(Notice::KvPagesRecomputed { count, reason });
             }
             // The sequence takes its own references to the pages here.
             self.begin(request.generation, (!arrived.0.is_empty()).then_some(num_indexed));
@@ -353,10 +352,12 @@ impl Engine {
         pages.sort_unstable_by_key(|&(group, number)| (number, group));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
-        // Touch pages that are already saved, so that a live conversation is evicted last.
+        // Touch pages that are already saved, so that a live conversation is evicted last, and pages that several
+        // sessions begin with after all others.
+        let num_shared = generation.num_shared() / PAGE_TOKENS;
         let is_new = |page: &PageAt| {
-            !disk.store.touch(page.disk_key(), page.number as u32)
-                && !disk.saves.keys.contains(&page.disk_key())
+            let page_use = PageUse { depth: page.number as u32, is_shared: page.number < num_shared };
+            !disk.store.touch(page.disk_key(), page_use) && !disk.saves.keys.contains(&page.disk_key())
         };
         let news: Vec<_> = pages.filter(is_new).collect(); // collected first, because pushing changes what is new
         news.into_iter().for_each(|page| disk.saves.push(page));
@@ -380,7 +381,7 @@ impl Engine {
             bytes.clear();
             match executor.export_page(held.page_ref(), &mut bytes) {
                 Ok(()) => drop(disk.store.save(page.label(), std::mem::take(&mut bytes))),
-                Err(error) => disk.notices.push(format!("a KV page is not saved: {error}")),
+                Err(error) => disk.notices.push(Notice::KvPageNotSaved(error.to_string())),
             }
         }
         left < num_bytes

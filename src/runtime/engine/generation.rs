@@ -13,7 +13,9 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::repetition::repeats;
-use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
+use crate::runtime::request::{
+    EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
+};
 use crate::runtime::sample::draw_seed;
 use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
 use crate::runtime::spec::EngineSpec;
@@ -44,6 +46,8 @@ pub struct Generation {
     answer: Vec<u32>,
     seed: u64,
     num_cached: usize,
+    /// Leading tokens of the prompt that another session computed.
+    num_shared: usize,
     num_generated: usize,
     last_scheduled: u64,
     /// State of the request's grammar; set when the request starts.
@@ -88,6 +92,7 @@ impl Generation {
             answer: Vec::new(),
             seed: request.sampling.seed.unwrap_or_else(draw_seed),
             num_cached: 0,
+            num_shared: 0,
             num_generated: 0,
             last_scheduled: 0,
             grammar: None,
@@ -159,8 +164,13 @@ impl Generation {
     }
 
     /// Returns the name of its session.
-    pub fn session(&self) -> Option<&str> {
-        self.request.session.as_deref()
+    pub fn session(&self) -> Option<&EngineSessionName> {
+        self.request.session.as_ref()
+    }
+
+    /// Returns how many leading tokens of the prompt another session has computed.
+    pub fn num_shared(&self) -> usize {
+        self.num_shared
     }
 
     pub fn sequence(&self) -> &Sequence {
@@ -169,7 +179,8 @@ impl Generation {
 
     /// Starts decoding from `resumed` KV and emits `Started`.
     pub fn start(&mut self, resumed: Resumed, events: &mut EngineEvents) {
-        let Resumed { sequence, reuse, states_at, difference } = resumed;
+        let Resumed { sequence, reuse, states_at, difference, num_shared } = resumed;
+        self.num_shared = num_shared;
         self.clock.started = Some(Instant::now());
         self.num_cached = reuse.cached_tokens;
         self.sequence = sequence;

@@ -249,7 +249,7 @@ impl Engine {
         if generation.scores_prompt() {
             let reuse = Reuse { reason: ReuseReason::PromptLogprobs, ..Reuse::default() };
             let sequence = Sequence::new(&self.pool);
-            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None, num_shared: 0 };
         }
         let checked_out = match generation.session() {
             Some(name) => self.sessions.check_out(name, &self.pool),
@@ -294,7 +294,7 @@ impl Engine {
 
     /// Returns the sequence of an ended request to its session, if it has one.
     fn retire(&mut self, generation: Generation) {
-        if let Some(name) = generation.session().map(str::to_owned) {
+        if let Some(name) = generation.session().cloned() {
             self.save_session(&generation);
             let can_rewind = self.spec().model.can_rewind;
             self.sessions.check_in(&name, generation.into_sequence(can_rewind));

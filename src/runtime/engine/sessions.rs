@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Engine;
 use crate::runtime::error::{Error, Result};
-use crate::runtime::request::Sampling;
+use crate::runtime::request::{EngineSessionName, Sampling};
 use crate::runtime::sequence::Sequence;
 use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 
@@ -23,7 +23,7 @@ pub struct SessionDetail {
 /// Named sessions. At most one request uses a session at a time.
 impl Engine {
     /// Finds or creates the session of a request. Returns true if it was created.
-    pub(super) fn enter_session(&mut self, name: &str) -> Result<bool> {
+    pub(super) fn enter_session(&mut self, name: &EngineSessionName) -> Result<bool> {
         let begins = match self.sessions.find_idle(name) {
             Ok(_) => false,
             Err(Error::SessionNotFound(_)) => {
@@ -59,13 +59,13 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::SessionNotFound`].
-    pub fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
+    pub fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
         let (info, tokens) = self.look_at(name)?;
         Ok(SessionDetail { info, tokens: tokens.to_vec() })
     }
 
     /// Returns a session's description and its tokens.
-    fn look_at(&self, name: &str) -> Result<(SessionInfo, &[u32])> {
+    fn look_at(&self, name: &EngineSessionName) -> Result<(SessionInfo, &[u32])> {
         let session = self.sessions.get(self.sessions.find(name)?)?;
         let running = self.running.iter().find(|generation| generation.session() == Some(name));
         let (tokens, num_resident) = match (session.state(), running) {
@@ -76,7 +76,7 @@ impl Engine {
             _ => (session.known_tokens(), session.position()),
         };
         let info = SessionInfo {
-            name: name.to_owned(),
+            name: name.clone(),
             state: session.state(),
             num_tokens: tokens.len(),
             num_resident,
@@ -88,7 +88,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] if the name is in use.
-    pub fn restore_session(&mut self, name: &str, tokens: Vec<u32>) -> Result<()> {
+    pub fn restore_session(&mut self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
         self.check_new_name(name)?;
         self.make_place(None)?;
         self.sessions.open(name, None, &self.pool)?;
@@ -97,9 +97,9 @@ impl Engine {
         Ok(())
     }
 
-    fn check_new_name(&self, name: &str) -> Result<()> {
-        if name.is_empty() || self.sessions.find(name).is_ok() {
-            let message = format!("a new session needs a new name, not {name:?}");
+    fn check_new_name(&self, name: &EngineSessionName) -> Result<()> {
+        if self.sessions.find(name).is_ok() {
+            let message = format!("a new session needs a new name, not {:?}", name.as_str());
             return Err(Error::InvalidParameter { name: "session", message });
         }
         Ok(())
@@ -109,7 +109,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
-    pub fn reset_session(&mut self, name: &str) -> Result<()> {
+    pub fn reset_session(&mut self, name: &EngineSessionName) -> Result<()> {
         let id = self.sessions.find_idle(name)?;
         self.reset(id)
     }
@@ -118,7 +118,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
-    pub fn close_session(&mut self, name: &str) -> Result<()> {
+    pub fn close_session(&mut self, name: &EngineSessionName) -> Result<()> {
         let id = self.sessions.find_idle(name)?;
         self.sessions.remove(id);
         Ok(())
@@ -128,9 +128,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::SessionNotFound`] and [`Error::SessionBusy`] for `from`; [`Error::SessionsFull`];
-    /// [`Error::InvalidParameter`] if `to` exists or is not a valid name; [`Error::NotSupported`] if the
+    /// [`Error::InvalidParameter`] if `to` exists; [`Error::NotSupported`] if the
     /// model keeps state outside pages.
-    pub fn fork_session(&mut self, from: &str, to: &str) -> Result<()> {
+    pub fn fork_session(&mut self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()> {
         let original = self.sessions.find_idle(from)?;
         self.check_new_name(to)?;
         self.check_fork()?;
@@ -217,7 +217,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The session's stop flag, for any thread.
+    /// Returns the session's stop flag, for any thread.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`].

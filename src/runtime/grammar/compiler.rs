@@ -13,17 +13,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use llguidance::ParserFactory;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
-use llguidance::{ParserFactory, TokenParser};
 
 use serde_json::Value;
 
-use super::GrammarSource;
-use super::schema;
+use super::compiled::Grammar;
 use super::state::{GrammarState, TokenMask, unsatisfiable};
 use super::vocabulary::token_environment;
+use super::{GrammarSource, schema};
 use crate::runtime::error::{Error, GrammarError, Result, panic_text};
 use crate::runtime::text::Tokenizer;
 
@@ -73,19 +73,6 @@ type Slot = Arc<OnceLock<Result<Grammar, GrammarError>>>;
 struct Cache {
     slots: HashMap<String, (Slot, u64)>,
     num_uses: u64,
-}
-
-/// A compiled grammar, the start state of every answer under it. Clones share it.
-#[derive(Clone)]
-pub struct Grammar {
-    inner: Arc<CompiledGrammar>,
-}
-
-struct CompiledGrammar {
-    source: GrammarSource,
-    vocab_size: usize,
-    /// Only cloned, never advanced.
-    start: Mutex<TokenParser>,
 }
 
 impl GrammarCompiler {
@@ -158,8 +145,7 @@ impl CompilerState {
             return Err(GrammarError::Invalid(warning));
         }
         parser.start_without_prompt();
-        let inner = CompiledGrammar { source, vocab_size: self.vocab_size, start: Mutex::new(parser) };
-        let grammar = Grammar { inner: Arc::new(inner) };
+        let grammar = Grammar::new(source, self.vocab_size, parser);
         check_beginning(&grammar)?;
         Ok(grammar)
     }
@@ -174,30 +160,6 @@ impl CompilerState {
         factory.quiet();
         *factory.limits_mut() = ParserLimits { verbose_errors: false, ..ParserLimits::default() };
         Ok(factory)
-    }
-}
-
-impl Grammar {
-    /// Returns the source, e.g. to compile it in another process.
-    pub fn source(&self) -> &GrammarSource {
-        &self.inner.source
-    }
-
-    /// Returns the number of logits that it masks.
-    pub fn vocab_size(&self) -> usize {
-        self.inner.vocab_size
-    }
-
-    /// Returns a parser with its own lexer: lexer tables grow with the text, and their limits must not depend
-    /// on other answers.
-    pub(super) fn start(&self) -> TokenParser {
-        lock(&self.inner.start).deep_clone()
-    }
-}
-
-impl fmt::Debug for Grammar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
     }
 }
 
@@ -407,17 +369,17 @@ mod tests {
     fn a_source_is_compiled_once_until_others_push_it_out() {
         let compiler = compiler();
         let first = compile(&compiler, "a");
-        assert!(Arc::ptr_eq(&first.inner, &compile(&compiler.clone(), "a").inner));
+        assert!(first.is_same(&compile(&compiler.clone(), "a")));
         for number in 0..MAX_CACHED - 1 {
             compile(&compiler, &format!("b{number}"));
         }
-        assert!(Arc::ptr_eq(&first.inner, &compile(&compiler, "a").inner), "used last");
+        assert!(first.is_same(&compile(&compiler, "a")), "used last");
         let second = compile(&compiler, "b0");
         for number in 0..MAX_CACHED {
             compile(&compiler, &format!("c{number}"));
         }
-        assert!(!Arc::ptr_eq(&first.inner, &compile(&compiler, "a").inner));
-        assert!(!Arc::ptr_eq(&second.inner, &compile(&compiler, "b0").inner));
+        assert!(!first.is_same(&compile(&compiler, "a")));
+        assert!(!second.is_same(&compile(&compiler, "b0")));
         assert_eq!(lock(&compiler.shared.cache).slots.len(), MAX_CACHED);
     }
 
@@ -443,7 +405,7 @@ mod tests {
             let asking: Vec<_> = (0..8).map(|_| scope.spawn(|| compile(&compiler, "[a-c]{3}"))).collect();
             asking.into_iter().map(|asking| asking.join().expect("no panic")).collect()
         });
-        assert!(grammars.iter().all(|grammar| Arc::ptr_eq(&grammar.inner, &grammars[0].inner)));
+        assert!(grammars.iter().all(|grammar| grammar.is_same(&grammars[0])));
         assert_eq!(*lock(&compiler.shared.num_compiling), 0);
     }
 

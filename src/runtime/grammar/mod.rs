@@ -7,16 +7,20 @@
 //! and a panic in the library becomes an error. Knows no request, sequence or model.
 
 mod closed;
+mod compiled;
 mod compiler;
 mod satisfiable;
 mod schema;
 mod state;
+mod text_grammar;
 mod vocabulary;
 
 pub use self::closed::closed;
-pub use self::compiler::{Grammar, GrammarCompiler};
+pub use self::compiled::Grammar;
+pub use self::compiler::GrammarCompiler;
 pub use self::schema::{prepare as prepare_schema, simplified};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
+pub use self::text_grammar::TextGrammar;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

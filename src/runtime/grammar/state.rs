@@ -9,7 +9,7 @@ use llguidance::api::StopReason;
 use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::SimpleVob;
 
-use super::compiler::Grammar;
+use super::compiled::Grammar;
 use crate::runtime::error::GrammarError;
 
 /// Tokens that may come next.

@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::prefix::{PageContent, PageName, PrefixIndex};
-use super::table::PageTable;
 use super::{KvGroup, PageRef};
 use crate::runtime::backend::PageId;
 
@@ -166,18 +165,13 @@ impl PagePool {
         state.forget(page_ref);
     }
 
-    /// Checks the bookkeeping, given that `tables` are all tables of this pool.
+    /// Checks the bookkeeping, given the number of holders of each held page.
     ///
     /// # Errors
     /// A sentence that describes the first inconsistency.
-    pub fn check<'a>(&self, tables: impl IntoIterator<Item = &'a PageTable>) -> Result<(), String> {
+    pub(super) fn check_holders(&self, num_held: &BTreeMap<PageRef, usize>) -> Result<(), String> {
         let state = self.state.borrow();
-        let mut num_held: BTreeMap<PageRef, usize> = BTreeMap::new();
-        for table in tables {
-            table.check()?;
-            table.page_refs().for_each(|page_ref| *num_held.entry(page_ref).or_default() += 1);
-        }
-        state.check_pages(&num_held)?;
+        state.check_pages(num_held)?;
         let names = state.groups.iter().flat_map(|group| &group.pages).filter(|page| page.name.is_some());
         let (num_named, num_indexed) = (names.count(), state.index.len());
         if num_named != num_indexed {

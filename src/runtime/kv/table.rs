@@ -12,7 +12,7 @@
 //! behind can be found by name until their memory is reused; a table can be truncated that far. Pages are released
 //! from the end.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::pool::{PageHold, PagePool};
 use super::prefix::{self, PageContent, PageName};
@@ -76,6 +76,21 @@ impl Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         while self.pages.pop_back().is_some() {}
+    }
+}
+
+impl PagePool {
+    /// Checks the bookkeeping, given that `tables` are all tables of this pool.
+    ///
+    /// # Errors
+    /// A sentence that describes the first inconsistency.
+    pub fn check<'a>(&self, tables: impl IntoIterator<Item = &'a PageTable>) -> Result<(), String> {
+        let mut num_held: BTreeMap<PageRef, usize> = BTreeMap::new();
+        for table in tables {
+            table.check()?;
+            table.page_refs().for_each(|page_ref| *num_held.entry(page_ref).or_default() += 1);
+        }
+        self.check_holders(&num_held)
     }
 }
 
@@ -367,7 +382,7 @@ impl PageTable {
         self.groups.iter().flat_map(|pages| pages.pages.iter().map(PageHold::page_ref))
     }
 
-    pub(super) fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), String> {
         for pages in &self.groups {
             let end = match pages.spec.kind {
                 KvKind::Recurrent => usize::from(self.len > 0),

@@ -9,6 +9,7 @@ use crate::runtime::kernel::Dtype;
 use crate::runtime::memory::Demand;
 use crate::runtime::model::Model;
 use crate::runtime::model::candle_models::{CandlePlan, Prefill};
+use crate::runtime::notice::Notice;
 
 /// Refuses options that candle-transformers cannot honour: weights and KV are f32. KV in f16 is the default, so it is
 /// not refused.
@@ -27,18 +28,13 @@ pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Re
 }
 
 /// Returns notices about models that candle-transformers computes.
-pub fn notices(plan: &CandlePlan) -> Vec<String> {
-    let name = plan.architecture;
+pub fn notices(plan: &CandlePlan) -> Vec<Notice> {
     let prompts = match plan.prefill {
         Prefill::Chunks => "prompts in chunks of 32 tokens",
         Prefill::Beginning => "prompts at once up to 512 tokens, and one by one beyond",
         Prefill::Single => "prompts one token at a time",
     };
-    let general = format!(
-        "{name} is not a native family of llmctl and runs through candle-transformers: slower, in f32, one sequence at a \
-         time, {prompts}; sessions only grow (no rewinding, no forks, no sharing) and their KV is not saved on disk; candle \
-         chooses its instruction set (--cpu has no effect)"
-    );
+    let general = Notice::CandleFamily { name: plan.architecture, prompts };
     [general].into_iter().chain(plan.notices.iter().cloned()).collect()
 }
 

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::GenerationDefaults;
 use crate::runtime::error::{Error, LoadError};
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{SAMPLING, SamplingNumbers};
 
 /// Size limit of a configuration file in bytes; real ones are below a megabyte, the index of a huge model below ten.
@@ -223,17 +224,11 @@ pub struct ChatTemplates {
 }
 
 impl ChatTemplates {
-    /// Returns a sentence for the user if the folder has templates that are not used.
-    pub fn notice(&self) -> Option<String> {
-        let names: Vec<&str> = self.others.iter().map(|(name, _)| name.as_str()).collect();
-        (!names.is_empty()).then(|| {
-            let used = if self.default.is_some() {
-                "the default one is used"
-            } else {
-                "none is marked as the default"
-            };
-            format!("the model has more chat templates ({}); {used}", names.join(", "))
-        })
+    /// Returns a notice if the folder has templates that are not used.
+    pub fn notice(&self) -> Option<Notice> {
+        let names: Vec<String> = self.others.iter().map(|(name, _)| name.clone()).collect();
+        let has_default = self.default.is_some();
+        (!names.is_empty()).then_some(Notice::UnusedChatTemplates { names, has_default })
     }
 }
 

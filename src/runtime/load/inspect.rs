@@ -9,8 +9,9 @@ use super::hub::{ModelKind, ModelSource, summary};
 use crate::runtime::backend::KvType;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::model::arch::{Description, Recognised, recognise};
+use crate::runtime::model::arch::Description;
 use crate::runtime::model::decoder::kv_bytes_per_token;
+use crate::runtime::model::recognise::{Recognised, recognise};
 
 /// Facts about a model that is not loaded.
 #[derive(Debug, Clone)]

@@ -44,14 +44,16 @@ use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
 use super::kv::KvKind;
 use super::memory::{Demand, fit};
-use super::model::arch::{Description, Recognised, recognise};
+use super::model::arch::Description;
 use super::model::config::DecoderConfig;
 use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
+use super::model::recognise::{Recognised, recognise};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
 use super::request::{Sampling, SamplingNumbers};
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
+use crate::runtime::notice::Notice;
 use hub::Resolved;
 
 /// A model ready for the engine, with the settings from its files.
@@ -62,7 +64,7 @@ pub struct LoadedModel {
     pub texts: ModelTexts,
     pub fingerprint: Fingerprint,
     /// Notices for the user that are not errors, one sentence each.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
 }
 
 /// The text side of a model, without its weights: all that converts a conversation to token ids and back.
@@ -226,15 +228,14 @@ pub fn load(
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
 /// padding added later): a prompt with such a token is refused when it is submitted, and no answer can end with one.
-fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>) {
+fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<Notice>) {
     let tokens = texts.tokenizer.vocab_size();
     if tokens > rows {
-        notices
-            .push(format!("the tokenizer has {tokens} tokens, but the model has only {rows} rows for them"));
+        notices.push(Notice::TokensWithoutRows { num_tokens: tokens, num_rows: rows });
     }
     let is_row = |id: &u32| (*id as usize) < rows;
     if let Some(id) = texts.end_of_generation.iter().find(|id| !is_row(id)) {
-        notices.push(format!("the end-of-generation id {id} is ignored: the model has no such token"));
+        notices.push(Notice::EndWithoutRow(*id));
         texts.end_of_generation.retain(is_row);
     }
 }
@@ -246,7 +247,7 @@ fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<String>
 pub fn context_length(
     files: &ModelFiles,
     options: &LoadOptions,
-    notices: &mut Vec<String>,
+    notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     context_of(files, &recognise(files.config_reader())?, options, notices)
 }
@@ -255,7 +256,7 @@ fn context_of(
     files: &ModelFiles,
     recognised: &Recognised,
     options: &LoadOptions,
-    notices: &mut Vec<String>,
+    notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     match recognised {
         Recognised::Native(description) => {
@@ -275,7 +276,7 @@ fn context(
     most: usize,
     demand: impl Fn(usize) -> Result<Demand, LoadError>,
     options: &LoadOptions,
-    notices: &mut Vec<String>,
+    notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     let wanted = match options.context {
         Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
@@ -293,7 +294,7 @@ fn context(
     match (options.context, fit.largest_context.filter(|largest| *largest >= 2)) {
         (None, Some(largest)) if !fit.fits() => {
             let by = if allowed.is_some() { "--kv-memory" } else { "the memory available" };
-            notices.push(format!("context limited to {largest} of {most} tokens by {by}"));
+            notices.push(Notice::ContextLimited { context: largest, most, by });
             Ok(largest)
         }
         _ => fit.check().map(|()| wanted),
@@ -403,7 +404,7 @@ fn decoder(
     options: &LoadOptions,
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
-    notices: &mut Vec<String>,
+    notices: &mut Vec<Notice>,
 ) -> Result<Box<dyn Model>, LoadError> {
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
@@ -432,11 +433,7 @@ fn decoder(
         }
     };
     for ((dtype, asked), count) in kept.into_inner() {
-        let matrices = if count == 1 { "matrix is" } else { "matrices are" };
-        notices.push(format!(
-            "{count} {matrices} in {dtype} instead of {asked}: token tables keep a finer type, rows that are not \
-             whole blocks get another type, quantised weights keep theirs"
-        ));
+        notices.push(Notice::WeightTypes { count, dtype, asked });
     }
     Ok(model)
 }

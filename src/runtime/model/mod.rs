@@ -6,6 +6,7 @@ pub mod arch;
 pub mod candle_models;
 pub mod config;
 pub mod decoder;
+pub mod recognise;
 pub mod rope;
 pub mod weights;
 

@@ -31,7 +31,7 @@ impl CheckedOut {
     ) -> Resumed {
         if !spec.config.warm_resume {
             let (sequence, reuse) = (Sequence::new(pool), Reuse::default());
-            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None };
+            return Resumed { sequence, reuse, states_at: Vec::new(), difference: None, num_shared: 0 };
         }
         let most = prompt.len() - 1;
         // State that cannot be truncated is not in pages alone.
@@ -50,11 +50,12 @@ impl CheckedOut {
         };
         let plan = plan_prefill(known, prompt);
         let difference = Difference::between(tokens, prompt);
+        let num_shared = if tokens.is_empty() && plan.from_index { plan.keep } else { 0 };
         let sequence = self.cut_to(plan, indexed, prompt);
         // Only if needed: chunks of the prompt end at these positions, and fewer chunks are faster.
         let has_state = sequence.resident().table().has_state();
         let states_at = if has_state { states_at(num_known, most, plan.keep) } else { Vec::new() };
-        Resumed { sequence, reuse: plan.reuse(), states_at, difference }
+        Resumed { sequence, reuse: plan.reuse(), states_at, difference, num_shared }
     }
 
     /// Returns how many of the `common` tokens the session can be truncated to.

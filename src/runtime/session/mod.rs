@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::kv::PageTable;
 use super::sequence::Sequence;
+use crate::runtime::request::EngineSessionName;
 
 pub use checkout::CheckedOut;
 pub use stepwise::DecodeOutcome;
@@ -61,7 +62,7 @@ pub enum SessionState {
 /// Description of a named session, for listings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionInfo {
-    pub name: String,
+    pub name: EngineSessionName,
     pub state: SessionState,
     pub num_tokens: usize,
     /// Tokens with KV in memory: all of them, or 0 after the pages were evicted.

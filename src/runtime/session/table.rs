@@ -10,6 +10,7 @@ use super::checkout::CheckedOut;
 use super::{Session, SessionId, SessionState};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::kv::{PagePool, PageTable};
+use crate::runtime::request::EngineSessionName;
 use crate::runtime::sequence::Sequence;
 
 /// The sessions of an engine.
@@ -17,7 +18,7 @@ use crate::runtime::sequence::Sequence;
 pub struct SessionTable {
     sessions: BTreeMap<SessionId, Session>,
     /// Ids of the named sessions.
-    names: BTreeMap<String, SessionId>,
+    names: BTreeMap<EngineSessionName, SessionId>,
     num_created: u64,
     clock: u64,
 }
@@ -75,32 +76,37 @@ impl SessionTable {
 
 /// Named sessions.
 impl SessionTable {
-    pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.names.keys().map(String::as_str)
+    pub fn names(&self) -> impl Iterator<Item = &EngineSessionName> {
+        self.names.keys()
     }
 
     /// Returns the id of a named session.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`].
-    pub fn find(&self, name: &str) -> Result<SessionId> {
-        self.names.get(name).copied().ok_or_else(|| Error::SessionNotFound(name.to_owned()))
+    pub fn find(&self, name: &EngineSessionName) -> Result<SessionId> {
+        self.names.get(name).copied().ok_or_else(|| Error::SessionNotFound(name.to_string()))
     }
 
     /// Returns the id of a named session that has no request.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
-    pub fn find_idle(&self, name: &str) -> Result<SessionId> {
+    pub fn find_idle(&self, name: &EngineSessionName) -> Result<SessionId> {
         let id = self.find(name)?;
         match self.get(id)?.state {
             SessionState::Idle => Ok(id),
-            SessionState::Waiting | SessionState::Running => Err(Error::SessionBusy(name.to_owned())),
+            SessionState::Waiting | SessionState::Running => Err(Error::SessionBusy(name.to_string())),
         }
     }
 
     /// Creates a named session, a copy of `original` if given. The name must be free.
-    pub fn open(&mut self, name: &str, original: Option<SessionId>, pool: &PagePool) -> Result<()> {
+    pub fn open(
+        &mut self,
+        name: &EngineSessionName,
+        original: Option<SessionId>,
+        pool: &PagePool,
+    ) -> Result<()> {
         let mut session = Session::new(Sequence::new(pool));
         if let Some(original) = original {
             let original = self.get(original)?;
@@ -110,21 +116,21 @@ impl SessionTable {
         }
         let id = self.create(Sequence::new(pool));
         self.sessions.insert(id, session);
-        self.names.insert(name.to_owned(), id);
+        self.names.insert(name.clone(), id);
         self.touch(id);
         Ok(())
     }
 
     /// Sets whether a request waits for the session. Here and below, unknown names change nothing: a session
     /// with a request in it cannot be closed.
-    pub fn set_waiting(&mut self, name: &str, waiting: bool) {
+    pub fn set_waiting(&mut self, name: &EngineSessionName, waiting: bool) {
         if let Some(session) = self.named_mut(name) {
             session.state = if waiting { SessionState::Waiting } else { SessionState::Idle };
         }
     }
 
     /// Hands the session's sequence to the request that starts in it.
-    pub fn check_out(&mut self, name: &str, pool: &PagePool) -> CheckedOut {
+    pub fn check_out(&mut self, name: &EngineSessionName, pool: &PagePool) -> CheckedOut {
         let mut checked_out = CheckedOut::nothing(pool);
         if let Some(session) = self.named_mut(name) {
             session.state = SessionState::Running;
@@ -137,7 +143,7 @@ impl SessionTable {
 
     /// Takes the sequence back from an ended request. A poisoned one is emptied. If the request stopped
     /// before it had recomputed the evicted tokens, the session stays evicted.
-    pub fn check_in(&mut self, name: &str, mut sequence: Sequence) {
+    pub fn check_in(&mut self, name: &EngineSessionName, mut sequence: Sequence) {
         let Ok(id) = self.find(name) else { return };
         self.touch(id);
         if let Some(session) = self.named_mut(name) {
@@ -174,7 +180,7 @@ impl SessionTable {
         oldest.is_some_and(|id| self.remove(id))
     }
 
-    fn named_mut(&mut self, name: &str) -> Option<&mut Session> {
+    fn named_mut(&mut self, name: &EngineSessionName) -> Option<&mut Session> {
         self.sessions.get_mut(self.names.get(name)?)
     }
 

@@ -42,7 +42,7 @@ pub struct Answer {
     pub content: String,
     pub reasoning: String,
     pub tool_calls: Vec<AnsweredCall>,
-    /// Tokens of the reasoning, including its markup.
+    /// Tokens of the reasoning, without the markup around it.
     pub num_reasoning_tokens: usize,
     /// All generated tokens except the end-of-generation token.
     pub tokens: Vec<Token>,
@@ -122,7 +122,7 @@ struct AnswerFormat {
 }
 
 impl ParserConfig {
-    /// All text is content. The answer begins with `start`.
+    /// Creates settings by which all text is content. The answer begins with `start`.
     pub fn plain(start: &str) -> Self {
         Self { format: None, start: (start.to_owned(), Vec::new()) }
     }
@@ -142,6 +142,19 @@ impl ParserConfig {
     /// Returns how many tokens of the given beginning were generated before.
     pub fn num_start_tokens(&self) -> usize {
         self.start.1.len()
+    }
+
+    /// Returns what was generated of an answer: its reasoning and content without the given beginning, for readers that know it.
+    pub fn generated(&self, answer: Answer) -> Answer {
+        let (mut reasoning, mut content) = (answer.reasoning.as_str(), answer.content.as_str());
+        for delta in self.stream().1 {
+            match delta {
+                Delta::Reasoning(text) => reasoning = reasoning.strip_prefix(&*text).unwrap_or(reasoning),
+                Delta::Content(text) => content = content.strip_prefix(&*text).unwrap_or(content),
+                _ => {} // a beginning has no calls
+            }
+        }
+        Answer { reasoning: reasoning.to_owned(), content: content.to_owned(), ..answer }
     }
 
     /// Begins one more answer. The deltas are those of its given beginning.
@@ -192,13 +205,13 @@ impl AnswerStream {
             None if text.is_empty() => Vec::new(),
             None => vec![Piece::Content(text.to_owned())],
         };
-        self.take(pieces)
+        self.take(pieces, tokens.len())
     }
 
     /// Ends the text and returns what was held back. `is_cut` if the model did not end it. Does nothing the second time.
     pub fn flush(&mut self, is_cut: bool) -> Vec<Delta> {
         let Some(parser) = self.parser.take() else { return Vec::new() };
-        let deltas = self.take(parser.finish(is_cut));
+        let deltas = self.take(parser.finish(is_cut), 0);
         if let Some(format) = self.format.clone().filter(|format| !format.is_streamed) {
             let AnswerFormat { output_markup, tools, prompt_tail, .. } = &*format;
             self.replace(parse_answer(output_markup, tools, prompt_tail, &self.text, is_cut));
@@ -206,7 +219,7 @@ impl AnswerStream {
         deltas
     }
 
-    /// Ends the answer with what the engine said of it; returns what was held back too.
+    /// Ends the answer with the engine's outcome. Also returns the deltas that were held back.
     pub fn finish(mut self, outcome: Outcome) -> (Vec<Delta>, Answer) {
         let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
         let deltas = self.flush(is_cut);
@@ -233,8 +246,14 @@ impl AnswerStream {
         &self.tokens
     }
 
-    /// Whether neither content nor a call has begun.
-    pub fn may_be_reasoning(&self) -> bool {
+    /// Returns the tokens of the reasoning so far, with those whose text the parser holds back.
+    pub fn num_reasoning_tokens(&self) -> usize {
+        let is_pending = !self.reasoning.is_empty() && self.is_before_content();
+        self.num_reasoning_tokens + if is_pending { self.num_pending_tokens } else { 0 }
+    }
+
+    /// Returns whether neither content nor a call has begun.
+    pub fn is_before_content(&self) -> bool {
         self.content.is_empty() && self.tool_calls.is_empty()
     }
 
@@ -249,11 +268,13 @@ impl AnswerStream {
         (self.content, self.reasoning) = (whole.content, whole.reasoning);
     }
 
-    fn take(&mut self, pieces: Vec<Piece>) -> Vec<Delta> {
+    /// Adds `pieces`, the last of which is of the text of `num_new` tokens.
+    fn take(&mut self, pieces: Vec<Piece>, num_new: usize) -> Vec<Delta> {
         if let Some(piece) = pieces.last() {
-            let num_tokens = std::mem::take(&mut self.num_pending_tokens);
+            let num_pending = std::mem::take(&mut self.num_pending_tokens);
             if matches!(piece, Piece::Reasoning(_)) {
-                self.num_reasoning_tokens += num_tokens;
+                // Tokens before the first piece are the markup that opens the reasoning.
+                self.num_reasoning_tokens += if self.reasoning.is_empty() { num_new } else { num_pending };
             }
         }
         pieces.into_iter().map(|piece| self.add(piece)).collect()

@@ -34,8 +34,16 @@ pub struct AnswerForm<'a> {
     pub chat_tokenizer: &'a ChatTokenizer,
     /// The markup that the model may write.
     pub output_markup: &'a OutputMarkup,
+    pub end: PromptEnd<'a>,
+}
+
+/// What comes before an answer.
+#[derive(Clone, Copy)]
+pub struct PromptEnd<'a> {
     /// The end of the rendered prompt, where the template may have begun the reasoning or ended it.
-    pub prompt_tail: &'a str,
+    pub text: &'a str,
+    /// The request switches reasoning off, so that a constrained answer has no room for it.
+    pub is_reasoning_off: bool,
 }
 
 impl AnswerForm<'_> {
@@ -69,7 +77,7 @@ impl AnswerForm<'_> {
 
     /// Returns Lark rules for the markup around the answer, which is their rule `answer`; `None` if there is no markup.
     fn frame(&self, is_own: bool) -> Result<Option<String>> {
-        let Self { chat_tokenizer, output_markup, prompt_tail } = *self;
+        let Self { chat_tokenizer, output_markup, end } = *self;
         if output_markup.reasoning == Some(ReasoningFormat::Harmony) {
             if is_own {
                 return Err(refusal(
@@ -81,7 +89,7 @@ impl AnswerForm<'_> {
                 .map(Some)
                 .ok_or_else(|| refusal("this model's messages have no tokens of their own"));
         }
-        if let Some(close) = output_markup.open_reasoning(prompt_tail) {
+        if let Some(close) = output_markup.open_reasoning(end.text) {
             if is_own {
                 return Err(refusal(
                     "it holds for the whole answer, and this prompt has begun with reasoning, which can be switched off",
@@ -92,7 +100,8 @@ impl AnswerForm<'_> {
                 thought_rules(chat_tokenizer, close)
             )));
         }
-        Ok(output_markup.may_reason(prompt_tail).map(|(open, close)| {
+        let may_reason = output_markup.may_reason(end.text).filter(|_| !end.is_reasoning_off);
+        Ok(may_reason.map(|(open, close)| {
             let open = match chat_tokenizer.special(open) {
                 Some(id) => format!("<[{id}]>"),
                 None => json!(open).to_string(),
@@ -106,7 +115,7 @@ fn refusal(message: &str) -> Error {
     Error::Grammar(GrammarError::Unsupported { keyword: "grammar".to_owned(), message: message.to_owned() })
 }
 
-/// A source as the right side of a Lark rule.
+/// Returns a source as the right side of a Lark rule.
 fn body(source: &GrammarSource) -> Result<String> {
     let json = |schema: &Value| Ok(format!("%json {}", prepare_schema(schema).map_err(Error::Grammar)?));
     match source {
@@ -144,7 +153,7 @@ fn escaped(text: &str) -> String {
     text.chars().flat_map(|c| is_meta(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// A regular expression for between slashes: those that are not escaped yet are.
+/// Returns a regular expression for between slashes: those that are not escaped yet are.
 fn slashed(regex: &str) -> String {
     let (mut text, mut is_escaped) = (String::with_capacity(regex.len()), false);
     for c in regex.chars() {

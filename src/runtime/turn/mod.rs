@@ -12,12 +12,16 @@ pub mod plan;
 pub mod session_chat;
 mod tool_grammar;
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::error::Error;
+use super::grammar::GrammarSource;
 use super::request::{Limits, Sampling};
-use crate::template::{Conversation, ToolChoice};
+use crate::template::{Conversation, OutputMarkup, ToolChoice};
 
+pub use super::infill::InfillPrompt;
 pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};
 pub use constraint::OutputConstraint;
 pub use plan::{Planner, TurnPlan};
@@ -57,11 +61,8 @@ pub enum TurnInput {
 pub enum TextPrompt {
     Text(String),
     Ids(Vec<u32>),
-    /// Asks for the text between the two, of a model that was trained for it.
-    Infill {
-        prefix: String,
-        suffix: String,
-    },
+    /// Asks for the text between two others, of a model that was trained for it.
+    Infill(InfillPrompt),
 }
 
 /// Given beginning of an answer.
@@ -73,6 +74,27 @@ pub enum AnswerStart {
     Text(String),
     /// Generated tokens of the answer that is continued.
     Tokens(Vec<u32>),
+    /// The answer to continue, as a client gives it; put into the model's markup.
+    Message { reasoning: String, content: String },
+}
+
+impl AnswerStart {
+    /// Returns the text behind a prompt that ends with `prompt_tail`; empty for generated tokens.
+    ///
+    /// # Errors
+    /// `continue_final_message` if answers are messages whose headers are not known.
+    pub fn in_markup(&self, markup: OutputMarkup, prompt_tail: &str) -> Result<String, TurnError> {
+        match self {
+            Self::Nothing | Self::Tokens(_) => Ok(String::new()),
+            Self::Text(text) => Ok(text.clone()),
+            Self::Message { reasoning, content } => {
+                markup.begun(prompt_tail, reasoning, content).ok_or(TurnError::Unsupported {
+                    param: "continue_final_message",
+                    message: "continue_final_message: this model's answers are messages with unknown headers",
+                })
+            }
+        }
+    }
 }
 
 /// The tools of a request.
@@ -85,15 +107,17 @@ pub struct ToolUse {
     pub is_parallel: bool,
     /// Arguments may have members that their schema does not name, unless the schema forbids them.
     pub schema_open: bool,
+    /// What the text in the argument `input` must follow, by the tool's name.
+    pub inputs: BTreeMap<String, GrammarSource>,
 }
 
 impl ToolUse {
-    /// Whether the answer may call any.
+    /// Returns whether the answer may call any.
     pub fn is_on(&self) -> bool {
         !self.definitions.is_empty() && self.choice != ToolChoice::None
     }
 
-    /// The tools that the model sees and may call.
+    /// Returns the tools that the model sees and may call.
     pub fn offered(&self) -> &[Value] {
         if self.is_on() { &self.definitions } else { &[] }
     }

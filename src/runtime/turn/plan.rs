@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use super::answer::ParserConfig;
-use super::constraint::AnswerForm;
+use super::constraint::{AnswerForm, PromptEnd};
 use super::tool_grammar::tool_grammar;
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler};
 use crate::runtime::request::Request;
-use crate::template::{Conversation, DateTime, OutputMarkup};
+use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning};
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ pub struct TurnPlan {
 }
 
 impl TurnPlan {
-    /// The engine's request, in no session.
+    /// Returns the engine's request, in no session.
     pub fn request(&self, turn: &TurnRequest) -> Request {
         Request {
             prompt: self.tokens.clone(),
@@ -79,7 +79,10 @@ impl Planner<'_> {
             text.push_str(start);
         }
         let tokens = self.chat_tokenizer.encode(&text)?;
-        let plan = self.plan_answer(tokens, &text[..num_prompt_bytes], turn)?;
+        let (text_of_prompt, is_reasoning_off) =
+            (&text[..num_prompt_bytes], Reasoning::is_off_in(&conversation.kwargs));
+        let end = PromptEnd { text: text_of_prompt, is_reasoning_off };
+        let plan = self.plan_answer(tokens, end, turn)?;
         Ok(TurnPlan { text, ..plan })
     }
 
@@ -99,10 +102,10 @@ impl Planner<'_> {
                 (tokenizer.encode(&text)?, text)
             }
             TextPrompt::Ids(ids) => (ids.clone(), tokenizer.tokenizer().decode(ids, true)),
-            TextPrompt::Infill { prefix, suffix } => {
+            TextPrompt::Infill(asked) => {
                 let message = "suffix: this model has no such tokens";
                 let infill = tokenizer.infill().ok_or(TurnError::Unsupported { param: "suffix", message })?;
-                (infill.prompt(tokenizer.tokenizer(), prefix, suffix)?, prefix.clone())
+                (infill.prompt(tokenizer.tokenizer(), asked)?, asked.prefix.clone())
             }
         };
         let compile = |constraint: &OutputConstraint| {
@@ -113,19 +116,18 @@ impl Planner<'_> {
         Ok(TurnPlan { tokens, text, grammar, markup: Arc::default(), parser })
     }
 
-    /// Plans the answer behind a rendered prompt that ends with `prompt_tail`. `tokens` contain [`AnswerStart::Text`] already,
-    /// and not [`AnswerStart::Tokens`].
+    /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already, and no other beginning.
     pub(super) fn plan_answer(
         &self,
         mut tokens: Vec<u32>,
-        prompt_tail: &str,
+        end: PromptEnd<'_>,
         turn: &TurnRequest,
     ) -> Result<TurnPlan, TurnError> {
         // Markup of calls that the request does not offer is text like any other, and must reach the reader.
         let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.output_markup());
-        let grammar = self.grammar_after(prompt_tail, turn)?;
+        let grammar = self.grammar(end, turn)?;
         let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
-        let parser = ParserConfig::chat(output_markup, tools, prompt_tail, turn.is_streamed);
+        let parser = ParserConfig::chat(output_markup, tools, end.text, turn.is_streamed);
         let parser = match &turn.answer_start {
             AnswerStart::Nothing => parser,
             AnswerStart::Text(text) => parser.starting_with(text, &[]),
@@ -133,23 +135,33 @@ impl Planner<'_> {
                 tokens.extend(ids);
                 parser.starting_with(&self.shown_text(ids, &markup), ids)
             }
+            start @ AnswerStart::Message { .. } => {
+                let text = start.in_markup(self.chat_tokenizer.output_markup(), end.text)?;
+                let ids = self.chat_tokenizer.encode_rest(&text)?;
+                tokens.extend(&ids);
+                parser.starting_with(&self.shown_text(&ids, &markup), &ids)
+            }
         };
         Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })
     }
 
-    /// The markup that the answer may use.
+    /// Returns the markup that the answer may use.
     fn output_markup(&self, turn: &TurnRequest) -> OutputMarkup {
         let output_markup = self.chat_tokenizer.output_markup();
         OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
     }
 
-    /// Compiles the grammar of the rest of an answer, behind a text that ends with `prompt_tail`.
+    /// Compiles the grammar of the rest of an answer whose reasoning was ended with `markup`.
     ///
     /// # Errors
     /// Errors of the tools and the constraint.
-    pub fn grammar_after(&self, prompt_tail: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
+    pub fn grammar_after(&self, markup: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
+        self.grammar(PromptEnd { text: markup, is_reasoning_off: false }, turn)
+    }
+
+    fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
         let output_markup = &self.output_markup(turn);
-        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, prompt_tail };
+        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, end };
         let constraint = turn.constraint.as_ref();
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
@@ -162,7 +174,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The text of generated tokens as the engine streams it: special tokens have none, unless they are markup.
+    /// Returns the text of generated tokens as the engine streams it: special tokens have none, unless they are markup.
     fn shown_text(&self, ids: &[u32], markup: &[u32]) -> String {
         let tokenizer = self.chat_tokenizer.tokenizer();
         let is_shown = |id: &&u32| !tokenizer.is_special(**id) || markup.contains(id);

@@ -8,18 +8,22 @@
 //! Knows no engine: the caller submits the prompt and collects the answer. The date that templates see is that of the
 //! conversation's first turn, because a later date would change every prompt of a resumed conversation.
 
+use serde_json::Value;
+
 use super::answer::Answer;
+use super::constraint::PromptEnd;
 use super::plan::{Planner, TurnPlan};
 use super::{AnswerStart, TurnError, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{Finish, Outcome, Sampling};
 use crate::runtime::session::prefill::common_prefix;
 use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
 };
 use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
-use crate::template::{Conversation, DateTime, Message};
+use crate::template::{Conversation, DateTime, Message, Reasoning};
 
 /// A conversation in progress.
 #[derive(Debug)]
@@ -38,6 +42,7 @@ pub struct PromptedTurn {
     tokens: Vec<u32>,
     /// All messages before the answer.
     messages: Vec<Message>,
+    is_reasoning_off: bool,
     /// Finished turns that this one follows; later ones it replaces.
     kept_turns: usize,
     /// Messages of those turns.
@@ -75,22 +80,22 @@ pub enum Finished {
 }
 
 impl SessionChat {
-    /// A new conversation that is not saved.
+    /// Creates a conversation that is not saved.
     pub fn new(model: ModelFingerprint) -> Self {
         Self::with(SavedSession::new(&model, now_ms()), None, model)
     }
 
-    /// Goes on with a saved session, be it an empty one; `model` gives the next answers.
+    /// Continues a saved session, which may be empty. `model` gives the next answers.
     pub fn resume(writer: SessionWriter, model: ModelFingerprint) -> Self {
         Self::with(writer.saved().clone(), Some(writer), model)
     }
 
-    /// As [`Self::resume`], without the right to write: nothing more is saved.
+    /// As [`Self::resume`], but saves nothing more.
     pub fn look_at(saved: SavedSession, model: ModelFingerprint) -> Self {
         Self::with(saved, None, model)
     }
 
-    /// The same conversation, whose next answers `model` gives. Whoever may write to it still may.
+    /// Changes the model of the next answers. The conversation stays open for writing.
     pub fn answered_by(self, model: ModelFingerprint) -> Self {
         Self::with(self.saved, self.writer, model)
     }
@@ -99,41 +104,35 @@ impl SessionChat {
         Self { transcript: saved.transcript(&model), model, saved, writer }
     }
 
-    /// Notices for the user before the conversation continues, one sentence each.
-    pub fn notices(&self) -> Vec<String> {
-        let mut notices: Vec<String> =
+    /// Returns what the user should know before the conversation continues.
+    pub fn notices(&self) -> Vec<Notice> {
+        let mut notices: Vec<Notice> =
             self.writer.as_ref().map(|writer| writer.notices().to_vec()).unwrap_or_default();
         let is_foreign = |saved: &&SavedTurn| !saved.model.is_same(&self.model);
         let foreign: Vec<&SavedTurn> =
             self.saved.turns.iter().map(|saved| &**saved).filter(is_foreign).collect();
         if let Some(last) = foreign.last() {
-            let (count, name) = (self.saved.turns.len(), &last.model.name);
-            let what = match foreign.len() {
-                all if all == count => "this session was started".to_owned(),
-                some => format!("{some} of {count} turns were answered"),
-            };
-            let changed = match *name == self.model.name {
-                true => " when it had other weights, another tokenizer or template",
-                false => "",
-            };
-            notices.push(format!(
-                "{what} with {name}{changed}; the text is kept, the cache cannot be used for it"
-            ));
+            notices.push(Notice::ForeignTurns {
+                model: last.model.name.clone(),
+                num_foreign: foreign.len(),
+                num_turns: self.saved.turns.len(),
+                is_same_name: last.model.name == self.model.name,
+            });
         }
         notices
     }
 
-    /// All finished turns.
+    /// Returns all finished turns.
     pub fn saved(&self) -> &SavedSession {
         &self.saved
     }
 
-    /// The messages so far.
+    /// Returns the messages so far.
     pub fn messages(&self) -> impl Iterator<Item = &Message> {
         self.saved.messages()
     }
 
-    /// The messages so far and `added`, for [`Self::prompt`]; tools and template variables are the caller's to add.
+    /// Returns the messages so far and `added`, for [`Self::prompt`]. The caller adds tools and template variables.
     pub fn followed_by(&self, added: Vec<Message>) -> Conversation {
         let messages = self.messages().cloned().chain(added).collect();
         Conversation { messages, ..Conversation::default() }
@@ -152,9 +151,10 @@ impl SessionChat {
             true => chat_tokenizer.encode(text),
             false => chat_tokenizer.encode_rest(text),
         })?;
+        let is_reasoning_off = Reasoning::is_off_in(&conversation.kwargs);
         let messages = conversation.messages;
         let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
-        Ok(PromptedTurn { prompt, tokens, messages, kept_turns, kept_messages, started_ms })
+        Ok(PromptedTurn { prompt, tokens, messages, is_reasoning_off, kept_turns, kept_messages, started_ms })
     }
 
     /// Plans the next turn. `conversation` is as for [`Self::prompt`].
@@ -176,9 +176,22 @@ impl SessionChat {
     /// # Errors
     /// As [`Self::record`].
     pub fn finish(&mut self, turn: PlannedTurn, answer: &Answer) -> Result<Finished> {
+        self.finish_noted(turn, answer, None)
+    }
+
+    /// As [`Self::finish`], with a note that the frontend keeps beside the turn.
+    ///
+    /// # Errors
+    /// As [`Self::record`].
+    pub fn finish_noted(
+        &mut self,
+        turn: PlannedTurn,
+        answer: &Answer,
+        note: Option<Value>,
+    ) -> Result<Finished> {
         let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
         let PlannedTurn { prompted, sampling, .. } = turn;
-        self.record(prompted, RecordedAnswer { message, generated, outcome, sampling })
+        self.record_noted(prompted, RecordedAnswer { message, generated, outcome, sampling }, note)
     }
 
     /// Returns the time that templates see; `now_ms` before the first turn.
@@ -187,7 +200,7 @@ impl SessionChat {
         DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
     }
 
-    /// The model that gives the next answers.
+    /// Returns the model of the next answers.
     pub fn model(&self) -> &ModelFingerprint {
         &self.model
     }
@@ -198,6 +211,15 @@ impl SessionChat {
     /// # Errors
     /// [`Error::Store`]: the turn is not part of the conversation.
     pub fn record(&mut self, turn: PromptedTurn, answer: RecordedAnswer) -> Result<Finished> {
+        self.record_noted(turn, answer, None)
+    }
+
+    fn record_noted(
+        &mut self,
+        turn: PromptedTurn,
+        answer: RecordedAnswer,
+        note: Option<Value>,
+    ) -> Result<Finished> {
         let RecordedAnswer { message, generated, outcome, sampling } = answer;
         if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && generated.is_empty() {
             return Ok(Finished::Empty);
@@ -219,7 +241,7 @@ impl SessionChat {
             started_ms: turn.started_ms,
             finished_ms: now_ms(),
         };
-        self.add(turn.kept_turns, record)?;
+        self.add(turn.kept_turns, record, note)?;
         let ids = is_shown_whole.then_some(generated.as_slice());
         self.transcript.record(&turn.messages, &message, after, ids);
         Ok(Finished::Kept)
@@ -232,22 +254,44 @@ impl SessionChat {
         common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
     }
 
-    fn add(&mut self, kept_turns: usize, turn: StoredTurn) -> Result<()> {
+    fn add(&mut self, kept_turns: usize, turn: StoredTurn, note: Option<Value>) -> Result<()> {
         if let Some(writer) = &mut self.writer {
-            writer.append_after(kept_turns, &self.model, &turn)?;
+            writer.append_noted(kept_turns, &self.model, &turn, note)?;
             self.saved = writer.saved().clone();
             return Ok(());
         }
         self.saved.turns.truncate(kept_turns);
         self.saved.last_used_ms = turn.finished_ms;
-        self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into() }.into());
+        self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into(), note }.into());
         Ok(())
     }
 
-    /// Goes back to the first `turns` turns: undo, or the beginning of an edit.
+    /// Replaces the note on a turn, which counts from 1.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] when there are fewer; [`Error::Store`].
+    /// [`Error::InvalidParameter`] if there is no such turn; [`Error::Store`].
+    pub fn set_note(&mut self, number: usize, note: Value) -> Result<()> {
+        if let Some(writer) = &mut self.writer {
+            writer.set_note(number, note)?;
+            self.saved = writer.saved().clone();
+            return Ok(());
+        }
+        let refuse = |message| Error::InvalidParameter { name: "turn", message };
+        self.saved.set_note(number, note).map_err(refuse)
+    }
+
+    /// Erases from the session's file what no turn holds any more.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub fn compact(&mut self) -> Result<()> {
+        self.writer.as_mut().map_or(Ok(()), SessionWriter::compact)
+    }
+
+    /// Removes all turns but the first `turns`, for an undo or an edit.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] if there are fewer; [`Error::Store`].
     pub fn rewind(&mut self, turns: usize) -> Result<()> {
         if turns > self.saved.turns.len() {
             let message = format!("the conversation has {} turns, not {turns}", self.saved.turns.len());
@@ -261,19 +305,20 @@ impl SessionChat {
         Ok(())
     }
 
-    /// Keeps all turns in a branch of the session, for a caller who is about to take some back or to replace them: the
-    /// branch's name. `None` when there are no turns, or nothing of the conversation is saved.
+    /// Copies all turns to a branch of the session, before the caller removes or replaces some. Returns the branch's name; `None`
+    /// if there are no turns or the conversation is not saved.
     ///
     /// # Errors
-    /// [`Error::Store`]: nothing may be taken back then.
+    /// [`Error::Store`]: the caller must not remove turns then.
     pub fn keep(&self, reason: BranchReason) -> Result<Option<SessionName>> {
         self.writer.as_ref().map_or(Ok(None), |writer| writer.keep(reason))
     }
 
-    /// Goes on with what a branch holds; what this session held becomes a branch (its name), unless the branch holds it.
+    /// Replaces the turns by those of a branch. Returns the name of the branch that the earlier turns become; `None` if `branch`
+    /// holds them.
     ///
     /// # Errors
-    /// [`Error::InvalidState`] when the conversation is not saved; as [`SessionWriter::restore`].
+    /// [`Error::InvalidState`] if the conversation is not saved; as [`SessionWriter::restore`].
     pub fn restore(&mut self, branch: &SessionName) -> Result<Option<SessionName>> {
         let Some(writer) = &mut self.writer else {
             return Err(Error::InvalidState("the conversation is not saved"));
@@ -284,8 +329,8 @@ impl SessionChat {
         Ok(kept)
     }
 
-    /// A branch of the session with its first `turns` turns (all when `None`), open for writing; `None` when the
-    /// conversation is not saved. This conversation stays as it is.
+    /// Creates a branch with the first `turns` turns (`None`: all) and opens it for writing. Returns `None` if the conversation
+    /// is not saved. This conversation does not change.
     ///
     /// # Errors
     /// As [`SessionWriter::branch`].
@@ -294,7 +339,7 @@ impl SessionChat {
         Ok(Some(Self::resume(writer.branch(turns, reason)?, self.model.clone())))
     }
 
-    /// Ends the conversation and removes its session, where it is saved.
+    /// Ends the conversation and removes its saved session.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -302,7 +347,7 @@ impl SessionChat {
         self.writer.map_or(Ok(()), |writer| writer.remove().map(drop))
     }
 
-    /// Ends the conversation. A session that never had a turn is removed: whether it was.
+    /// Ends the conversation and removes a session that never had a turn. Returns whether it did.
     ///
     /// # Errors
     /// [`Error::Store`].
@@ -311,7 +356,7 @@ impl SessionChat {
     }
 }
 
-/// How many turns of a conversation the messages begin with: all of them, where they continue it.
+/// Returns the number of turns that `messages` begins with: all of them if it continues the conversation.
 pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
     repeated(saved, messages).0
 }
@@ -331,7 +376,7 @@ fn repeated(saved: &SavedSession, messages: &[Message]) -> (usize, usize) {
     (num_turns, num_messages)
 }
 
-/// Whether two messages are the same turn of the same conversation, be they spelt differently.
+/// Returns whether two messages are the same turn of a conversation, in whatever spelling.
 fn says_the_same(a: &Message, b: &Message) -> bool {
     a.role == b.role && a.name == b.name && MessageFingerprint::of(a) == MessageFingerprint::of(b)
 }
@@ -346,33 +391,34 @@ impl PlannedTurn {
         if let AnswerStart::Text(start) = &turn.answer_start {
             tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
         }
-        let plan = planner.plan_answer(tokens, prompted.tail(), turn)?;
+        let end = PromptEnd { text: prompted.tail(), is_reasoning_off: prompted.is_reasoning_off };
+        let plan = planner.plan_answer(tokens, end, turn)?;
         Ok(Self { plan, prompted, sampling: turn.sampling.clone() })
     }
 }
 
 impl PromptedTurn {
-    /// The ids to ask the engine with.
+    /// Returns the ids of the prompt.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The end of the prompt's text, what the answer stands behind.
+    /// Returns the end of the prompt's text, which the answer follows.
     pub fn tail(&self) -> &str {
         self.prompt.splice_after()
     }
 
-    /// Earlier answers that are part of the prompt as they were generated.
+    /// Returns the number of earlier answers that the prompt contains as generated ids.
     pub fn num_spliced(&self) -> usize {
         self.prompt.num_spliced()
     }
 
-    /// Finished turns that the answer will follow; those after them it replaces.
+    /// Returns the number of finished turns that the answer follows. It replaces later ones.
     pub fn num_kept_turns(&self) -> usize {
         self.kept_turns
     }
 
-    /// The prompt as text, earlier answers as their tokens read.
+    /// Returns the prompt as text, with earlier answers decoded from their ids.
     pub fn text(&self, chat_tokenizer: &ChatTokenizer) -> String {
         let text = |segment: &SplicedSegment| match segment {
             SplicedSegment::Text(text) => text.clone(),

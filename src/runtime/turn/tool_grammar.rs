@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use super::constraint::AnswerForm;
 use super::{OutputConstraint, ToolUse, TurnError};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource};
-use crate::template::ToolChoice;
+use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource, TextGrammar};
+use crate::template::{TEXT_GRAMMAR, ToolChoice};
 
 /// Returns the grammar of an answer with tools; `None` if nothing constrains it. With a constraint, an answer that may leave the
 /// calls out satisfies the constraint instead.
@@ -16,14 +16,14 @@ pub fn tool_grammar(
     tools: &ToolUse,
     constraint: Option<&OutputConstraint>,
 ) -> Result<Option<Grammar>, TurnError> {
-    let AnswerForm { chat_tokenizer, output_markup, prompt_tail } = form;
+    let AnswerForm { chat_tokenizer, output_markup, end } = form;
     let special = |text: &str| chat_tokenizer.special(text);
     let constraint = constraint.filter(|_| tools.choice == ToolChoice::Auto);
     let choice = if constraint.is_some() { &ToolChoice::Required } else { &tools.choice };
     let lark = |constraint: &OutputConstraint| form.lark(&constraint.source).map_err(constraint.blamed());
     let otherwise = constraint.map(lark).transpose()?;
     let compile = |definitions: &[Value]| {
-        let calls = output_markup.tool_grammar(definitions, choice, tools.is_parallel, prompt_tail, &special);
+        let calls = output_markup.tool_grammar(definitions, choice, tools.is_parallel, end.text, &special);
         let whole = calls.map(|calls| match &otherwise {
             Some(form) => either(&calls, form),
             None => calls,
@@ -31,15 +31,16 @@ pub fn tool_grammar(
         whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
     let blamed = |error| TurnError::Param { param: "tools", error };
-    let simplified: Vec<Value> =
-        tools.definitions.iter().map(|tool| simplified(tool, tools.schema_open)).collect();
+    let simplified: Result<Vec<Value>> =
+        tools.definitions.iter().map(|tool| simplified(tool, tools)).collect();
+    let simplified = simplified.map_err(blamed)?;
     match compile(&simplified) {
         Ok(None) => match not_enforced(tools, constraint.is_some()) {
             Some(error) => Err(error),
             None => Ok(None),
         },
         // OpenAI promises arguments that follow their schema for strict tools alone.
-        Err(Error::Grammar(_)) if !tools.definitions.iter().all(is_strict) => {
+        Err(Error::Grammar(_)) if !simplified.iter().all(is_strict) => {
             let relaxed: Vec<Value> = simplified.iter().map(relaxed).collect();
             compile(&relaxed).map_err(blamed)
         }
@@ -50,6 +51,10 @@ pub fn tool_grammar(
 /// Returns what a request asks for that takes a grammar, if calls in this model's format have none.
 fn not_enforced(tools: &ToolUse, has_constraint: bool) -> Option<TurnError> {
     let (param, message) = match tools {
+        ToolUse { inputs, .. } if !inputs.is_empty() => (
+            "tools",
+            "tools: the grammar of a custom tool cannot be enforced, because calls in this model's format have none",
+        ),
         _ if has_constraint => (
             "response_format",
             "response_format beside tools: calls in this model's format cannot be enforced; tool_choice \"none\" \
@@ -81,14 +86,22 @@ fn is_strict(definition: &Value) -> bool {
     definition["function"]["strict"] == true
 }
 
-/// Removes from a tool's parameters what constrains nothing, and closes their objects unless they open them or `open` is set.
-fn simplified(definition: &Value, open: bool) -> Value {
+/// Removes from a tool's parameters what constrains nothing, and closes their objects unless they open them or the request leaves
+/// them open. Puts the grammar of the tool's text where the template crate looks for it.
+fn simplified(definition: &Value, tools: &ToolUse) -> Result<Value> {
     let mut definition = definition.clone();
     if let Some(parameters) = definition.pointer_mut("/function/parameters") {
         let simple = grammar::simplified(parameters);
-        *parameters = if open { simple } else { grammar::closed(&simple) };
+        *parameters = if tools.schema_open { simple } else { grammar::closed(&simple) };
     }
-    definition
+    let name = definition["function"]["name"].as_str().unwrap_or_default();
+    if let Some(source) = tools.inputs.get(name) {
+        let TextGrammar { in_json, between_tags } = TextGrammar::new(source).map_err(Error::Grammar)?;
+        let text = json!({"in_json": in_json, "between_tags": between_tags});
+        definition["function"]["parameters"]["properties"]["input"][TEXT_GRAMMAR] = text;
+        definition["function"]["strict"] = true.into(); // it is never relaxed
+    }
+    Ok(definition)
 }
 
 /// Reduces a tool's parameters to their names and types, unless the tool is strict. The names stay because some call formats

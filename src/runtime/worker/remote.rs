@@ -21,7 +21,8 @@ use super::protocol::{
 use crate::runtime::client::{EngineTransport, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{Event, Request};
+use crate::runtime::notice::Notice;
+use crate::runtime::request::{EngineSessionName, Event, Request};
 use crate::runtime::spec::EngineSpec;
 
 /// Interval of pings to a silent worker.
@@ -206,9 +207,9 @@ impl EngineTransport for RemoteEngine {
         Ok(())
     }
 
-    fn take_notices(&self) -> Result<Vec<String>> {
+    fn take_notices(&self) -> Result<Vec<Notice>> {
         match self.link.ask(Op::Notices(Nothing {}))? {
-            ReplyBody::Notices { notices } => Ok(notices),
+            ReplyBody::Notices { notices } => Ok(notices.into_iter().map(Notice::Remote).collect()),
             other => self.unexpected("notices", &other),
         }
     }
@@ -223,23 +224,23 @@ impl EngineTransport for RemoteEngine {
         }
     }
 
-    fn reset_session(&self, name: &str) -> Result<()> {
+    fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
         found(name, self.of_session(Op::Reset(named(name)))?)
     }
 
-    fn close_session(&self, name: &str) -> Result<()> {
+    fn close_session(&self, name: &EngineSessionName) -> Result<()> {
         found(name, self.of_session(Op::Close(named(name)))?)
     }
 
-    fn fork_session(&self, from: &str, to: &str) -> Result<()> {
-        self.of_session(Op::Fork(Fork { session_id: from.to_owned(), to: to.to_owned() })).map(drop)
+    fn fork_session(&self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()> {
+        self.of_session(Op::Fork(Fork { session_id: from.clone(), to: to.clone() })).map(drop)
     }
 
-    fn restore_session(&self, name: &str, tokens: Vec<u32>) -> Result<()> {
-        self.of_session(Op::Restore(Restore { session_id: name.to_owned(), tokens })).map(drop)
+    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
+        self.of_session(Op::Restore(Restore { session_id: name.clone(), tokens })).map(drop)
     }
 
-    fn inspect_session(&self, name: &str) -> Result<SessionDetail> {
+    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
         match self.link.ask(Op::Inspect(named(name)))? {
             ReplyBody::Session { session } => Ok(session),
             other => self.unexpected("inspect", &other),
@@ -254,14 +255,14 @@ impl EngineTransport for RemoteEngine {
     }
 }
 
-fn named(name: &str) -> Named {
-    Named { session_id: name.to_owned() }
+fn named(name: &EngineSessionName) -> Named {
+    Named { session_id: name.clone() }
 }
 
 /// Restores the engine's error: in the protocol, closing or resetting an unknown session succeeds.
-fn found(name: &str, existed: Option<bool>) -> Result<()> {
+fn found(name: &EngineSessionName, existed: Option<bool>) -> Result<()> {
     match existed {
-        Some(false) => Err(Error::SessionNotFound(name.to_owned())),
+        Some(false) => Err(Error::SessionNotFound(name.to_string())),
         _ => Ok(()),
     }
 }

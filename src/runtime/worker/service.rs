@@ -31,7 +31,8 @@ use crate::runtime::client::EngineClient;
 use crate::runtime::engine::StopHandle;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::request::{Event, Request};
+use crate::runtime::notice::Notice;
+use crate::runtime::request::{EngineSessionName, Event, Request};
 use crate::runtime::text::{Encode, Tokenizer};
 
 /// Open calls beyond those that the engine takes: questions, refusals, and replies that a slow reader has not
@@ -67,7 +68,7 @@ pub struct WorkerExit {
     /// False if saving the sessions' KV timed out.
     pub is_saved: bool,
     /// Notices for the user, one sentence each.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
 }
 
 #[derive(Debug)]
@@ -408,7 +409,7 @@ impl Dispatcher {
     /// Prepares and submits a generation. Its events arrive on the engine's thread.
     fn generate(&self, job: GenerateJob) {
         let GenerateJob { mut guard, generate, stop } = job;
-        guard.session = Some(generate.session_id.clone()).filter(|name| !name.is_empty());
+        guard.session.clone_from(&generate.session_id);
         let detail = Detail::of(guard.id.is_some(), generate.events);
         let request = match catch_unwind(AssertUnwindSafe(|| self.prepare(*generate))) {
             Ok(Ok(request)) => request,
@@ -452,7 +453,7 @@ impl Dispatcher {
 
     /// Answers all calls but generations.
     fn answer(&self, mut guard: CallGuard, op: Op) {
-        guard.session = op.session().map(str::to_owned);
+        guard.session = op.session().cloned();
         if let Op::Shutdown(_) = op {
             let why = ShutdownCause::Shutdown(guard.id.clone());
             guard.leave();
@@ -499,7 +500,10 @@ impl Dispatcher {
             }
             Op::Sessions(_) => ReplyBody::Sessions { sessions: engine.list_sessions()? },
             Op::Ping(_) => ReplyBody::Pong { pong: Yes, load: engine.load()? },
-            Op::Notices(_) => ReplyBody::Notices { notices: engine.take_notices()? },
+            Op::Notices(_) => {
+                let notices = engine.take_notices()?.iter().map(Notice::to_string).collect();
+                ReplyBody::Notices { notices }
+            }
             Op::Flush(Flush { timeout_ms }) => {
                 ReplyBody::Flushed { flushed: engine.flush_disk(Duration::from_millis(timeout_ms))? }
             }
@@ -528,7 +532,7 @@ impl Dispatcher {
 
     /// Saves KV. Returns whether all is saved, and notices; `None` if the engine does not answer in time, so
     /// that a hanging step does not keep the worker alive.
-    fn save(&self) -> Option<(bool, Vec<String>)> {
+    fn save(&self) -> Option<(bool, Vec<Notice>)> {
         let (sender, saved) = mpsc::channel();
         let engine = self.engine.clone();
         let save = move || {
@@ -553,7 +557,7 @@ fn existed(done: Result<()>) -> Result<bool> {
 struct CallGuard {
     id: Option<Id>,
     /// Session named in error lines.
-    session: Option<String>,
+    session: Option<EngineSessionName>,
     dispatcher: Arc<Dispatcher>,
     is_over: bool,
     /// Closed when the call is.

@@ -1,5 +1,7 @@
 //! Extractors of JSON bodies and of names in paths and headers, with refusals in OpenAI's envelope.
 
+use std::convert::Infallible;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
@@ -11,8 +13,10 @@ use tokio::task::spawn_blocking;
 use super::generate::{InSession, RequestSession};
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
 use crate::runtime::session::store::SessionName;
+use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+use crate::serve::request_id::HttpRequestId;
 use crate::serve::wire::json;
 
 /// Bytes that are parsed where they come in; more would hold up the requests of others.
@@ -80,6 +84,23 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         _ => format!("Content-Type is {given:?}, not application/json"),
     };
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message))
+}
+
+/// Everything about a request to generate besides its body.
+pub struct Incoming {
+    pub headers: HeaderMap,
+    pub caller: Caller,
+    pub request_id: String,
+}
+
+impl FromRequestParts<App> for Incoming {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Infallible> {
+        let caller = Caller::from_request_parts(parts, app).await?;
+        let HttpRequestId(request_id) = HttpRequestId::from_request_parts(parts, app).await?;
+        Ok(Self { headers: parts.headers.clone(), caller, request_id })
+    }
 }
 
 /// The session that a path names.

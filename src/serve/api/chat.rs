@@ -2,13 +2,12 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::body::JsonBody;
+use super::body::{Incoming, JsonBody};
 use super::generate::{FinishedChoice, Totals};
-use super::reply::{self, Head, Ignored, RunningUsage};
+use super::reply::{self, AnswerHeaders, Head, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive};
@@ -16,18 +15,14 @@ use crate::runtime::Token;
 use crate::runtime::turn::Delta;
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::serve::request_id::{HttpRequestId, X_TOOL_FORMAT};
 use crate::serve::wire::answer::message_json;
 
 pub async fn post(
     State(app): State<App>,
-    headers: HeaderMap,
-    caller: Caller,
-    HttpRequestId(request_id): HttpRequestId,
+    incoming: Incoming,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let chat = blocking(&app, move |app| request::chat(app, body, &headers, &caller, request_id)).await?;
+    let chat = blocking(&app, move |app| request::chat(app, body, incoming)).await?;
     let request::ChatBody { request, streaming, shows_reasoning, has_functions, ignored } = chat;
     let style = ChatStyle {
         num_choices: request.num_choices,
@@ -37,10 +32,10 @@ pub async fn post(
         has_functions,
     };
     let head = Head::new(&app, "chatcmpl");
-    let is_generic = request.turn.tools.is_on() && app.model().chat_tokenizer.spells_tools();
+    let mut headers = AnswerHeaders::new(&app, &request, ignored);
     let running = drive::begin(&app, request).await?;
-    let placed = reply::PlacedHeader(running.placed.clone());
-    let mut response = match streaming.is_on {
+    headers.placed = running.placed.clone();
+    let response = match streaming.is_on {
         true => {
             let chunks = ChatChunks::new(head, style, running.prompt_tokens());
             sse::response(running, chunks)
@@ -50,10 +45,7 @@ pub async fn post(
             Json(completion(&head, &style, &collected)).into_response()
         }
     };
-    if is_generic {
-        response.headers_mut().insert(X_TOOL_FORMAT, HeaderValue::from_static("generic"));
-    }
-    Ok((placed, Ignored(ignored), response).into_response())
+    Ok(headers.on(response))
 }
 
 /// Encoding of a chat completion.

@@ -2,11 +2,10 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::body::JsonBody;
+use super::body::{Incoming, JsonBody};
 use super::collect::{self, Collected};
 use super::generate::{FinishedChoice, Sent, Totals};
 use super::reply::{self, Echoed, Head, Ignored, RunningUsage};
@@ -17,20 +16,15 @@ use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::serve::request_id::HttpRequestId;
 
 const OBJECT: &str = "text_completion";
 
 pub async fn post(
     State(app): State<App>,
-    headers: HeaderMap,
-    caller: Caller,
-    HttpRequestId(request_id): HttpRequestId,
+    incoming: Incoming,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let asked =
-        blocking(&app, move |app| request::completion(app, body, &headers, &caller, request_id)).await?;
+    let asked = blocking(&app, move |app| request::completion(app, body, incoming)).await?;
     let request::Completion { request, streaming, echo, ignored } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let scores_prompt = request.turn.prompt_logprobs.is_some();

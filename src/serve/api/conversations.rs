@@ -20,7 +20,7 @@ use crate::runtime::session::store::{
     BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
 use crate::runtime::turn::{SessionChat, num_repeated};
-use crate::runtime::{Difference, Error, Result, Reuse, Started};
+use crate::runtime::{Difference, EngineSessionName, Error, Result, Reuse, Started};
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
 use crate::template::Message;
@@ -41,7 +41,7 @@ pub struct Conversations {
 #[derive(Debug)]
 struct ConversationTable {
     place: ConversationStore,
-    resumes: Mutex<HashMap<String, Resumes>>,
+    resumes: Mutex<HashMap<EngineSessionName, Resumes>>,
     /// Of a session, the branch that was gone on with last.
     last_branches: Mutex<HashMap<SessionKey, SessionKey>>,
 }
@@ -61,10 +61,10 @@ pub struct SessionKey {
 
 impl SessionKey {
     /// The engine's name of the session. A name alone contains no slash.
-    pub fn engine_name(&self) -> String {
+    pub fn engine_name(&self) -> EngineSessionName {
         match self.owner.stored() {
-            None => self.name.to_string(),
-            Some(owner) => format!("{owner}/{}", self.name),
+            None => EngineSessionName::from(&self.name),
+            Some(owner) => EngineSessionName::scoped(owner, &self.name),
         }
     }
 
@@ -88,6 +88,8 @@ pub struct Resumes {
     pub last: Option<Resume>,
     /// The last prompt that did not go on where the session ended.
     pub last_miss: Option<(Resume, Difference)>,
+    /// Changes that were made to what the last request said.
+    pub notices: Vec<String>,
     /// The engine that it was with.
     pub engine: Option<(usize, u64)>,
 }
@@ -149,6 +151,14 @@ impl Conversations {
             Some(branch) => Ok(self.open_known(&branch, model)?.branched(&key.name, false)),
             None if is_continued => Ok(main),
             None => self.begin_branch(&main, messages, model),
+        }
+    }
+
+    /// Returns whether another session can be kept.
+    pub fn has_room(&self) -> bool {
+        match &self.shared.place {
+            ConversationStore::Disk(_) => true,
+            ConversationStore::Memory(memory) => memory.has_room(),
         }
     }
 
@@ -347,8 +357,15 @@ impl Conversations {
         }
     }
 
-    /// Takes note of how a session's prompt began; of sessions that have not been used for long it is forgotten.
-    pub fn note(&self, engine_name: &str, started: &Started, engine: (usize, u64)) {
+    /// Records how a session's prompt began, and the changes that were made to its request. Sessions that have not been used for
+    /// long are forgotten.
+    pub fn note(
+        &self,
+        engine_name: &EngineSessionName,
+        started: &Started,
+        engine: (usize, u64),
+        notices: &[String],
+    ) {
         let Started { prompt_tokens, reuse, difference, .. } = started;
         let resume = Resume { prompt_tokens: *prompt_tokens, reuse: *reuse, at_ms: now_ms() };
         let mut all = locked(&self.shared.resumes);
@@ -357,19 +374,20 @@ impl Conversations {
             let oldest = all.iter().min_by_key(|(_, resumes)| at(resumes)).map(|(name, _)| name.clone());
             oldest.and_then(|oldest| all.remove(&oldest));
         }
-        let resumes = all.entry(engine_name.to_owned()).or_default();
+        let resumes = all.entry(engine_name.clone()).or_default();
         (resumes.last, resumes.engine) = (Some(resume), Some(engine));
+        resumes.notices = notices.to_vec();
         if let Some(difference) = difference {
             resumes.last_miss = Some((resume, difference.clone()));
         }
     }
 
-    pub fn resumes(&self, engine_name: &str) -> Resumes {
+    pub fn resumes(&self, engine_name: &EngineSessionName) -> Resumes {
         locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
     }
 
     /// There is no such session any more.
-    pub fn forget(&self, engine_name: &str) {
+    pub fn forget(&self, engine_name: &EngineSessionName) {
         locked(&self.shared.resumes).remove(engine_name);
     }
 }
@@ -383,7 +401,7 @@ pub struct Opened {
     /// Turns that it had then.
     num_turns: usize,
     /// The engine's session that it parts from, where it began with this opening.
-    parts_from: Option<String>,
+    parts_from: Option<EngineSessionName>,
     /// Always there until it is dropped.
     session_chat: Option<SessionChat>,
     /// Given up last.
@@ -424,7 +442,7 @@ impl Opened {
     /// A strand of a transient session.
     pub fn transient(held: HeldStrand, session_chat: SessionChat) -> Self {
         let num_turns = session_chat.saved().turns.len();
-        let parts_from = held.parts_from().map(str::to_owned);
+        let parts_from = held.parts_from().cloned();
         let home = Home::Transient(held);
         Self { home, is_new: false, num_turns, parts_from, session_chat: Some(session_chat), turn: None }
     }
@@ -443,16 +461,16 @@ impl Opened {
     }
 
     /// The engine's name of the session.
-    pub fn engine_name(&self) -> String {
+    pub fn engine_name(&self) -> EngineSessionName {
         match &self.home {
             Home::Stored { key, .. } => key.engine_name(),
-            Home::Transient(held) => held.name().to_owned(),
+            Home::Transient(held) => held.name().clone(),
         }
     }
 
     /// The engine's session that holds what this one begins with, where it has just parted from it.
-    pub fn parts_from(&self) -> Option<&str> {
-        self.parts_from.as_deref()
+    pub fn parts_from(&self) -> Option<&EngineSessionName> {
+        self.parts_from.as_ref()
     }
 
     pub fn is_transient(&self) -> bool {

@@ -28,7 +28,8 @@ use super::prepare::{Assignment, Prepared, assign, prepare};
 use super::session_queue::SessionTurn;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
 use crate::runtime::{
-    EngineClient, Error, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
+    EngineClient, EngineSessionName, Error, Event, Finish, Outcome, Request, ReuseReason, Started,
+    StopHandle, Token,
 };
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -168,7 +169,7 @@ struct InFlight {
     choices: Vec<Choice>,
     turn: Option<(Opened, PlannedTurn)>,
     /// The engine's session that the requests are in.
-    session: Option<String>,
+    session: Option<EngineSessionName>,
     placed: Option<Placed>,
     events: UnboundedReceiver<(usize, Event)>,
     /// Came before the answer's first byte.
@@ -206,7 +207,8 @@ impl InFlight {
             drop(place);
             request = back;
             match prepared {
-                Ok(prepared) => {
+                Ok(mut prepared) => {
+                    request.notices.append(&mut prepared.notices);
                     let mut run = Self::new(app, request, begun, prepared);
                     run.has_waited = patience.has_waited();
                     return Ok(run);
@@ -220,7 +222,7 @@ impl InFlight {
     }
 
     fn new(app: &App, request: GenerateRequest, begun: Instant, prepared: Prepared) -> Self {
-        let Prepared { assignment, plans, turn, session, placed } = prepared;
+        let Prepared { assignment, plans, turn, session, placed, .. } = prepared;
         Self {
             app: app.clone(),
             request,
@@ -404,7 +406,7 @@ impl InFlight {
         if let Some(assignment) = &self.assignment {
             self.app.engine_lost(&assignment.engine);
         }
-        let other = self.app.engine_of(self.session.as_deref());
+        let other = self.app.engine_of(self.session.as_ref());
         other.err().unwrap_or_else(ApiError::engine_down)
     }
 
@@ -472,7 +474,7 @@ impl InFlight {
         }
         if let (Some(session), Some(assignment)) = (&self.session, &self.assignment) {
             let engine = self.app.engines().instance(&assignment.engine);
-            self.app.conversations().note(session, &started, engine);
+            self.app.conversations().note(session, &started, engine, &self.request.notices);
         }
         let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
         let choice = &mut self.choices[index];
@@ -526,6 +528,7 @@ impl InFlight {
         if is_cut_short {
             return Err(cut_short(answer.outcome.usage.completion_tokens));
         }
+        let answer = self.plans[index / self.request.num_choices].parser.generated(answer);
         let finished = FinishedChoice { answer, placed: self.placed.clone() };
         Ok(Update::Finished { choice: index, finished })
     }
@@ -545,10 +548,11 @@ impl InFlight {
     /// Saves the turn and frees its session.
     async fn save(&mut self, answer: &Answer) -> Result<(), ApiError> {
         let Some((mut opened, turn)) = self.turn.take() else { return Ok(()) };
-        let answer = answer.clone();
+        let (answer, note) = (answer.clone(), self.request.note.clone());
         let app = self.app.clone();
         let save = move || {
-            let saved = opened.finish(turn, &answer).map(drop);
+            let note = note.map(|note| note.note(&answer));
+            let saved = opened.finish_noted(turn, &answer, note).map(drop);
             leave(&app, opened);
             saved
         };

@@ -3,14 +3,16 @@
 //! A wire format reads a [`GenerateRequest`] out of a body, hands it to [`drive::begin`](super::drive::begin) and writes the
 //! [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a file beside theirs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::conversations::Placed;
 use super::transient::TransientKey;
 use crate::runtime::session::store::SessionName;
-use crate::runtime::turn::{Answer, Delta, TextPrompt, TurnRequest};
+use crate::runtime::turn::{Answer, Delta, InfillPrompt, TextPrompt, TurnRequest};
 use crate::runtime::{Finish, Logprob, Outcome, Reuse, Timings, Token, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
@@ -29,6 +31,15 @@ pub struct GenerateRequest {
     pub session: Option<RequestSession>,
     /// The `x-request-id` in force.
     pub request_id: String,
+    /// Changes that were made to what the client sent, one sentence each.
+    pub notices: Vec<String>,
+    /// What is kept beside the turn; `None` if nothing is.
+    pub note: Option<Arc<dyn TurnNote>>,
+}
+
+/// Makes what a wire format keeps beside a turn that is saved.
+pub trait TurnNote: std::fmt::Debug + Send + Sync {
+    fn note(&self, answer: &Answer) -> Value;
 }
 
 /// Prompt of a request.
@@ -54,7 +65,10 @@ fn text_bytes(prompt: &TextPrompt) -> usize {
     match prompt {
         TextPrompt::Text(text) => text.len(),
         TextPrompt::Ids(ids) => ids.len(),
-        TextPrompt::Infill { prefix, suffix } => prefix.len() + suffix.len(),
+        TextPrompt::Infill(InfillPrompt { files, prefix, suffix, begun }) => {
+            let of_files: usize = files.iter().map(|(name, text)| name.len() + text.len()).sum();
+            of_files + prefix.len() + suffix.len() + begun.len()
+        }
     }
 }
 

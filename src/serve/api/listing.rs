@@ -17,7 +17,7 @@ use super::conversations::{Resume, Resumes, SessionKey};
 use super::drive::retriable;
 use super::transient::{StrandInfo, Transient};
 use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
-use crate::runtime::{EngineClient, Error, SessionInfo, SessionState};
+use crate::runtime::{EngineClient, EngineSessionName, Error, SessionInfo, SessionState};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
@@ -116,8 +116,8 @@ fn entries(app: &App, caller: &Caller) -> Result<(Vec<ListEntry>, HashMap<String
 }
 
 /// Sessions of all engines. An engine that went down meanwhile contributes none.
-fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
-    let mut known: HashMap<String, SessionInfo> = HashMap::new();
+fn in_engines(app: &App) -> Result<HashMap<EngineSessionName, SessionInfo>, ApiError> {
+    let mut known: HashMap<EngineSessionName, SessionInfo> = HashMap::new();
     for engine in app.engines().up() {
         match engine.list_sessions() {
             Ok(infos) => {
@@ -135,7 +135,7 @@ fn in_engines(app: &App) -> Result<HashMap<String, SessionInfo>, ApiError> {
     Ok(known)
 }
 
-fn is_with(app: &App, name: &str, engine: &EngineClient) -> bool {
+fn is_with(app: &App, name: &EngineSessionName, engine: &EngineClient) -> bool {
     app.engines().of(name).is_ok_and(|own| own.is_same(engine))
 }
 
@@ -200,7 +200,7 @@ fn look_at_transient(app: &App, transient: &Transient, with_messages: bool) -> R
     let looked = Looking { app, engine: &engine, in_engines: &in_engines };
     let mut session = looked.transient(transient);
     let strand = |strand: &StrandInfo| {
-        let mut one = looked.resident(&strand.name);
+        let mut one = looked.resident(Some(&strand.name));
         one["turns"] = strand.saved.turns.len().into();
         one["tokens"] = strand.saved.num_tokens().into();
         if with_messages {
@@ -241,7 +241,7 @@ fn branch_json(listed: &Listed) -> Value {
 struct Looking<'a> {
     app: &'a App,
     engine: &'a EngineClient,
-    in_engines: &'a HashMap<String, SessionInfo>,
+    in_engines: &'a HashMap<EngineSessionName, SessionInfo>,
 }
 
 impl Looking<'_> {
@@ -280,7 +280,7 @@ impl Looking<'_> {
             "tokens": summary.tokens,
             "bytes": summary.num_bytes,
         });
-        merge(&mut session, self.resident(&key.engine_name()));
+        merge(&mut session, self.resident(Some(&key.engine_name())));
         session
     }
 
@@ -299,14 +299,14 @@ impl Looking<'_> {
             "tokens": last.map_or(0, |strand| strand.saved.num_tokens()),
             "bytes": 0,
         });
-        merge(&mut session, self.resident(last.map_or("", |strand| &strand.name)));
+        merge(&mut session, self.resident(last.map(|strand| &strand.name)));
         session
     }
 
     /// Part of it in memory, and the start of its last prompt.
-    fn resident(&self, engine_name: &str) -> Value {
-        let info = self.in_engines.get(engine_name);
-        let Resumes { last, .. } = self.app.conversations().resumes(engine_name);
+    fn resident(&self, engine_name: Option<&EngineSessionName>) -> Value {
+        let info = engine_name.and_then(|name| self.in_engines.get(name));
+        let last = engine_name.and_then(|name| self.app.conversations().resumes(name).last);
         let num_resident = info.map_or(0, |info| info.num_resident);
         let state = info.map_or("idle", |info| match info.state {
             SessionState::Idle => "idle",
@@ -340,7 +340,7 @@ fn resume_json(resume: &Resume) -> Value {
 }
 
 /// Why the session's last prompt that did not simply go on was not resumed further: where the two part, and the text
-/// there.
+/// there. Also the changes that were made to the last request.
 pub async fn explain(
     State(app): State<App>,
     caller: Caller,
@@ -350,15 +350,14 @@ pub async fn explain(
     let explained = blocking(&app, move |app| {
         let key = app.conversations().find(&caller, &name);
         let engine_name = match transient(app, &caller, &key, only_transient) {
-            Some(transient) => {
-                transient.strands.first().map(|strand| strand.name.clone()).unwrap_or_default()
-            }
+            Some(transient) => transient.strands.first().map(|strand| strand.name.clone()),
             None => {
                 app.conversations().read(&key)?;
-                key.engine_name()
+                Some(key.engine_name())
             }
         };
-        let Resumes { last, last_miss, .. } = app.conversations().resumes(&engine_name);
+        let resumes = engine_name.map(|name| app.conversations().resumes(&name));
+        let Resumes { last, last_miss, notices, .. } = resumes.unwrap_or_default();
         let miss = last_miss.map(|(resume, difference)| {
             let explained = difference.explain(&**app.model().chat_tokenizer.tokenizer());
             let mut miss = resume_json(&resume);
@@ -369,7 +368,9 @@ pub async fn explain(
             miss
         });
         let last = last.map(|resume| resume_json(&resume));
-        Ok(json!({"session_id": name.as_str(), "last_resume": last, "last_miss": miss}))
+        Ok(json!({
+            "session_id": name.as_str(), "last_resume": last, "last_miss": miss, "notices": notices,
+        }))
     });
     Ok(Json(explained.await?))
 }

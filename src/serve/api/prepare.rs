@@ -8,7 +8,7 @@ use super::generate::{GenerateRequest, InSession, Prompt, RequestSession};
 use super::plain;
 use super::session_queue::SessionTurn;
 use crate::runtime::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
-use crate::runtime::{EngineClient, Error};
+use crate::runtime::{EngineClient, EngineSessionName, Error};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::template::{Conversation, DateTime};
@@ -21,9 +21,11 @@ pub struct Prepared {
     pub plans: Vec<TurnPlan>,
     pub turn: Option<(Opened, PlannedTurn)>,
     /// The engine's session that the requests are in.
-    pub session: Option<String>,
+    pub session: Option<EngineSessionName>,
     /// Where the turn is stored.
     pub placed: Option<Placed>,
+    /// Changes that the chat template needs.
+    pub notices: Vec<String>,
 }
 
 /// The engine that a request is assigned to, which knows its session.
@@ -55,7 +57,7 @@ pub fn prepare(
                 app.transients().note(key);
             }
             let assignment = Some(Assignment::of(app, engine));
-            Ok(Prepared { assignment, plans, turn: None, session: None, placed: None })
+            Ok(Prepared { assignment, plans, turn: None, session: None, placed: None, notices: Vec::new() })
         }
         Prompt::Chat(conversation) => prepare_chat(app, &engine, request, conversation, turn),
     }
@@ -79,23 +81,45 @@ fn prepare_chat(
     let Some(opened) = open(app, request, conversation, turn)? else {
         let plan = planner.plan_chat(conversation, DateTime::utc_now(), &request.turn)?;
         let assignment = assigned(app, None)?;
-        return Ok(Prepared { assignment, plans: vec![plan], turn: None, session: None, placed: None });
+        return Ok(Prepared {
+            assignment,
+            plans: vec![plan],
+            turn: None,
+            session: None,
+            placed: None,
+            notices: Vec::new(),
+        });
     };
     let conversation = match &request.session {
         Some(RequestSession::Stored(InSession { appends: true, .. })) => followed(&opened, conversation),
         _ => conversation.clone(),
     };
+    let notice = app.model().chat_tokenizer.notice_of_moved_system(&conversation.messages);
     let planned = opened.begin(planner, conversation, &request.turn)?;
     let plans = vec![planned.plan.clone()];
     // Several answers are no turn: the client's next request shows which of them the conversation continues.
     if request.num_choices > 1 {
         let assignment = assigned(app, None)?;
-        return Ok(Prepared { assignment, plans, turn: None, session: None, placed: None });
+        return Ok(Prepared {
+            assignment,
+            plans,
+            turn: None,
+            session: None,
+            placed: None,
+            notices: Vec::new(),
+        });
     }
     let assignment = assigned(app, Some(&opened))?;
     let session = Some(opened.engine_name());
     let placed = Some(opened.placed(planned.prompted.num_kept_turns()));
-    Ok(Prepared { assignment, plans, turn: Some((opened, planned)), session, placed })
+    Ok(Prepared {
+        assignment,
+        plans,
+        turn: Some((opened, planned)),
+        session,
+        placed,
+        notices: notice.iter().map(ToString::to_string).collect(),
+    })
 }
 
 /// As [`assign`]; `None` if the engine was lost meanwhile.

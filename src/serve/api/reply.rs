@@ -4,16 +4,17 @@ use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
 use axum::http::HeaderValue;
-use axum::response::{IntoResponseParts, ResponseParts};
+use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::conversations::Placed;
-use super::generate::Totals;
+use super::generate::{GenerateRequest, Totals};
 use super::request::Streaming;
 use crate::runtime::turn::Answer;
 use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
 use crate::serve::App;
+use crate::serve::request_id::X_TOOL_FORMAT;
 use crate::serve::wire::answer::{self, CompletionLogprobs};
 
 /// First members of every object of one answer; `created` is the same in all of them.
@@ -99,6 +100,33 @@ impl IntoResponseParts for Ignored {
     }
 }
 
+/// Headers of an answer of a chat that tell what became of its request.
+pub struct AnswerHeaders {
+    pub placed: Option<Placed>,
+    pub ignored: Vec<String>,
+    /// Calls are asked for in llmctl's own format.
+    pub is_generic: bool,
+}
+
+impl AnswerHeaders {
+    /// Headers that are known before the request runs; `placed` is not.
+    pub fn new(app: &App, request: &GenerateRequest, ignored: Vec<String>) -> Self {
+        let is_generic = request.turn.tools.is_on() && app.model().chat_tokenizer.spells_tools();
+        Self { placed: None, ignored, is_generic }
+    }
+
+    /// Adds the headers to a response.
+    pub fn on(self, response: impl IntoResponse) -> Response {
+        let Self { placed, ignored, is_generic } = self;
+        let format = is_generic.then(|| [(X_TOOL_FORMAT, HeaderValue::from_static("generic"))]);
+        let response = (PlacedHeader(placed), Ignored(ignored), response).into_response();
+        match format {
+            Some(format) => (format, response).into_response(),
+            None => response,
+        }
+    }
+}
+
 /// The usage so far, which each chunk of a stream tells where it is asked for.
 pub struct RunningUsage {
     streaming: Streaming,
@@ -149,7 +177,7 @@ pub fn placed(placed: &Placed) -> (String, Value) {
 }
 
 /// Tells clients that read headers that their turn went to a branch.
-pub struct PlacedHeader(pub Option<Placed>);
+struct PlacedHeader(Option<Placed>);
 
 impl IntoResponseParts for PlacedHeader {
     type Error = Infallible;

@@ -1,25 +1,21 @@
-//! From bodies to requests: which fields the two generating endpoints know, and what each means.
+//! From bodies to requests: which fields OpenAI's chat and completions know, and what all APIs share.
 //!
 //! Every field is honoured or refused here, before any work. What is checked where: the form and the ranges in `wire`,
 //! what depends on the model here, the context by the engine.
 
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use super::body::session_of;
+use super::body::{Incoming, session_of};
 use super::generate::{GenerateRequest, Prompt, RequestSession};
-use crate::runtime::turn::{OutputConstraint, TextPrompt, ToolUse, TurnRequest};
+use crate::runtime::turn::{AnswerStart, InfillPrompt, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
 use crate::serve::wire::fields::shown;
-use crate::serve::wire::switches::{Switches, Template, switches};
-use crate::serve::wire::{Fields, Problems, message, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
-
-/// The most answers that one request may ask for, as in OpenAI's API.
-const MAX_CHOICES: usize = 128;
+use crate::serve::wire::switches::{Switches, switches};
+use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
+use crate::template::{Conversation, Message, Role, TemplateVariables};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -55,87 +51,85 @@ pub struct Streaming {
     pub usage_in_all: bool,
 }
 
-/// Fields that both endpoints share.
-struct Common {
-    num_choices: usize,
-    sampling: Sampling,
-    limits: Limits,
-    logprobs: Option<usize>,
-    constraint: Option<OutputConstraint>,
-    streaming: Streaming,
+/// What every API asks of an answer, under field names of its own.
+pub struct AnswerParams {
+    /// Answers to each prompt.
+    pub num_choices: usize,
+    pub sampling: Sampling,
+    pub limits: Limits,
+    pub logprobs: Option<usize>,
+    pub constraint: Option<OutputConstraint>,
+    pub tools: ToolUse,
+    pub answer_start: AnswerStart,
+    pub streaming: Streaming,
 }
 
+/// Reads the body of a chat completion.
+///
 /// # Errors
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
-pub fn chat(
-    app: &App,
-    body: Map<String, Value>,
-    headers: &HeaderMap,
-    caller: &Caller,
-    request_id: String,
-) -> Result<ChatBody, ApiError> {
+pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<ChatBody, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
+    let answer_start = message::continued(&mut fields, &mut conversation.messages);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.offered().to_vec();
-    let common =
-        common(app, &engine, &mut fields, Limits::default(), Reading { schema_open, may_be_none: false });
+    let reading = Reading { schema_open, may_be_none: false };
+    let params =
+        AnswerParams { tools, answer_start, ..params(app, &engine, &mut fields, Limits::default(), reading) };
+    let has_constraint = params.constraint.is_some();
+    message::check_continued(&mut fields, "continue_final_message", &params.answer_start, has_constraint);
     fields.only("modalities", &[json!(["text"])]);
-    for (name, inert) in [
-        ("echo", false),
-        ("add_generation_prompt", true),
-        ("continue_final_message", false),
-        ("add_special_tokens", false),
-    ] {
+    for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
         fields.only(name, &[inert.into()]);
     }
-    fields.only("best_of", &[json!(common.num_choices)]);
     fields.only("suffix", &[json!("")]);
     let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
     fields.end();
     problems.check(model)?;
     let ignored = problems.take_ignored();
-    let session = session_of(in_body, appends, headers, caller)?;
-    check_session(session.as_ref(), appends, common.num_choices)?;
-    let streaming = common.streaming;
-    let mut request = common.request(Prompt::Chat(conversation), session, request_id);
-    request.turn.tools = tools;
+    let session = session_of(in_body, appends, &incoming.headers, &incoming.caller)?;
+    check_session(session.as_ref(), appends, params.num_choices)?;
+    let streaming = params.streaming;
+    let request = params.request(Prompt::Chat(conversation), session, incoming.request_id);
     Ok(ChatBody { request, streaming, shows_reasoning, has_functions, ignored })
 }
 
-/// Inputs of the chat template.
-pub fn conversation(app: &App, fields: &mut Fields<'_>) -> Conversation {
-    let (conversation, _) = conversation_without_tools(app, fields);
-    fields.only("add_generation_prompt", &[true.into()]);
-    fields.only("continue_final_message", &[false.into()]);
-    Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }
+/// Reads the inputs of the chat template, and how the answer begins.
+pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerStart) {
+    let (mut conversation, _) = conversation_without_tools(app, fields);
+    let answer_start = message::continued(fields, &mut conversation.messages);
+    (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
 }
 
-/// And whether its reasoning is to be shown.
+/// Returns the conversation, and whether its reasoning is to be shown.
 fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversation, bool) {
-    let chat_tokenizer = &app.model().chat_tokenizer;
-    let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
-    let messages = message::messages(fields, &says);
-    let template = Template { reads: &|name| chat_tokenizer.template_reads(name), says: &says };
-    let Switches { kwargs, shows_reasoning } = switches(fields, template, app.settings().enable_thinking);
-    let messages = messages.into_iter().map(|message| known_role(message, chat_tokenizer)).collect();
+    let (messages, switched) = with_template(app, |template| {
+        let messages = message::messages(fields, template.says);
+        (messages, switches(fields, template, app.settings().enable_thinking))
+    });
+    let Switches { kwargs, shows_reasoning } = switched;
+    let messages = with_known_roles(app, messages);
     (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
 }
 
+/// Calls `read` with what the served model's chat template knows.
+pub fn with_template<T>(app: &App, read: impl FnOnce(TemplateVariables<'_>) -> T) -> T {
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
+    read(TemplateVariables { reads: &|name| chat_tokenizer.template_reads(name), says: &says })
+}
+
+/// Reads the body of a completion.
+///
 /// # Errors
 /// As [`chat`].
-pub fn completion(
-    app: &App,
-    body: Map<String, Value>,
-    headers: &HeaderMap,
-    caller: &Caller,
-    request_id: String,
-) -> Result<Completion, ApiError> {
+pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Completion, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
@@ -145,88 +139,201 @@ pub fn completion(
     let echo = fields.flag("echo").unwrap_or(false);
     let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let common = common(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
+    let params = params(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
     let most = most_answers(&engine);
-    if prompts.len() * common.num_choices > most {
+    if prompts.len() * params.num_choices > most {
         fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
     }
-    fields.only("best_of", &[json!(common.num_choices)]);
     fields.only("add_special_tokens", &[json!(true)]);
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
     let ignored = problems.take_ignored();
-    let session = session_of(in_body, false, headers, caller)?;
+    let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
     if matches!(session, Some(RequestSession::Stored(_))) {
         let message = "a session is a conversation: it is gone on with through /v1/chat/completions";
         return Err(ApiError::unsupported("session_id", message));
     }
-    let streaming = common.streaming;
+    let streaming = params.streaming;
     // An answer of no tokens is what is said of the prompt, be it nothing.
-    let asks_for_none = common.limits.max_tokens == Some(0);
-    let prompt_logprobs = if asks_for_none { common.logprobs.or(Some(0)) } else { common.logprobs };
+    let asks_for_none = params.limits.max_tokens == Some(0);
+    let prompt_logprobs = if asks_for_none { params.logprobs.or(Some(0)) } else { params.logprobs };
     let prompt_logprobs = prompt_logprobs.filter(|_| echo);
     // They take computing the prompt anew, which a client's hint is no reason against.
     let session = session.filter(|_| prompt_logprobs.is_none());
-    let mut request = common.request(Prompt::Texts(prompts), session, request_id);
+    let mut request = params.request(Prompt::Texts(prompts), session, incoming.request_id);
     request.turn.prompt_logprobs = prompt_logprobs;
     Ok(Completion { request, streaming, echo, ignored })
 }
 
-impl Common {
-    fn request(self, prompt: Prompt, session: Option<RequestSession>, request_id: String) -> GenerateRequest {
-        let Self { num_choices, sampling, limits, logprobs, constraint, streaming } = self;
+/// A request for the text between two others.
+pub struct InfillBody {
+    pub request: GenerateRequest,
+    pub streaming: Streaming,
+    /// The members of the response that the client wants; empty for all.
+    pub wanted: Vec<String>,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
+}
+
+/// Reads llama.cpp's request for the text between two others.
+///
+/// # Errors
+/// As [`chat`].
+pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<InfillBody, ApiError> {
+    let engine = app.engine()?;
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let prompt = infill_prompt(&mut fields);
+    if app.model().chat_tokenizer.infill().is_none() {
+        fields.unsupported("input_prefix", "is not supported: this model has no fill-in-the-middle tokens");
+    }
+    let wanted = fields.list("response_fields").unwrap_or_default();
+    let wanted = wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+    // What editors send with each request: limits of time, indentation, and the order of samplers, which is fixed here.
+    for name in ["samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
+        fields.hint(name);
+    }
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let reading = Reading { schema_open, may_be_none: false };
+    let params = params(app, &engine, &mut fields, Limits::default(), reading);
+    if params.num_choices > 1 {
+        fields.unsupported("n", "is not supported: the response holds one text");
+    }
+    if params.logprobs.is_some() {
+        fields.unsupported("logprobs", "is not supported: the response holds text alone");
+    }
+    fields.end();
+    problems.check(model)?;
+    let ignored = problems.take_ignored();
+    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
+    let session = session.filter(|session| matches!(session, RequestSession::Transient(_)));
+    let streaming = params.streaming;
+    let prompt = Prompt::Texts(vec![TextPrompt::Infill(prompt)]);
+    Ok(InfillBody {
+        request: params.request(prompt, session, incoming.request_id),
+        streaming,
+        wanted,
+        ignored,
+    })
+}
+
+fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
+    let mut files = Vec::new();
+    for (index, file) in fields.list("input_extra").unwrap_or_default().into_iter().enumerate() {
+        let at = format!("input_extra[{index}]");
+        let Value::Object(members) = file else {
+            fields.wrong(&at, "is not an object");
+            continue;
+        };
+        let mut file = fields.inside(&at, members);
+        let name = file.text("filename").unwrap_or_default();
+        match file.text("text") {
+            Some(text) => files.push((name, text)),
+            None => file.wrong("text", "is missing"),
+        }
+        file.end();
+    }
+    for name in ["input_prefix", "input_suffix"] {
+        if !fields.has(name) {
+            fields.wrong(name, "is missing");
+        }
+    }
+    let mut text = |name: &str| fields.text(name).unwrap_or_default();
+    InfillPrompt { files, prefix: text("input_prefix"), suffix: text("input_suffix"), begun: text("prompt") }
+}
+
+impl AnswerParams {
+    /// Makes the request of a prompt.
+    pub fn request(
+        self,
+        prompt: Prompt,
+        session: Option<RequestSession>,
+        request_id: String,
+    ) -> GenerateRequest {
+        let Self { num_choices, sampling, limits, logprobs, constraint, tools, answer_start, streaming } =
+            self;
         let is_streamed = streaming.is_on;
-        let turn =
-            TurnRequest { sampling, limits, logprobs, constraint, is_streamed, ..TurnRequest::default() };
-        GenerateRequest { prompt, turn, num_choices, session, request_id }
+        let turn = TurnRequest {
+            sampling,
+            limits,
+            logprobs,
+            constraint,
+            tools,
+            answer_start,
+            is_streamed,
+            ..TurnRequest::default()
+        };
+        GenerateRequest { prompt, turn, num_choices, session, request_id, notices: Vec::new(), note: None }
     }
 }
 
 /// Settings for reading the shared fields.
 #[derive(Clone, Copy)]
-struct Reading {
+pub struct Reading {
     /// Schemas as their standard has it.
-    schema_open: bool,
+    pub schema_open: bool,
     /// `max_tokens` may be 0.
-    may_be_none: bool,
+    pub may_be_none: bool,
 }
 
-fn common(
+/// Reads the fields that OpenAI's endpoints share, all but the tools.
+pub fn params(
     app: &App,
     engine: &EngineClient,
     fields: &mut Fields<'_>,
     limits: Limits,
     reading: Reading,
-) -> Common {
-    let settings = app.settings();
-    let overflow = if settings.strict_limits { Overflow::Refuse } else { Overflow::Clamp };
-    let limits = Limits { deadline: settings.deadline, overflow, ..limits };
-    let common = Common {
-        num_choices: num_choices(fields, most_answers(engine)),
-        sampling: params::sampling(fields, &app.model().defaults.sampling()),
-        limits: params::limits(fields, &limits, reading.may_be_none),
+) -> AnswerParams {
+    let limits = with_settings(app, limits);
+    let defaults = app.model().defaults.sampling();
+    let (sampling, limits) = options::generation(fields, &defaults, &limits, reading.may_be_none);
+    let params = AnswerParams {
+        num_choices: params::num_choices(fields, most_answers(engine)),
+        sampling,
+        limits,
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
+        tools: ToolUse::default(),
+        answer_start: AnswerStart::Nothing,
         streaming: streaming(fields),
     };
     params::labels(fields);
-    check_ranges(&common.sampling, engine.spec().vocab_size(), fields.problems());
-    common
+    check_ranges(&params.sampling, engine.spec().vocab_size(), fields.problems());
+    params
 }
 
-/// `tools` with how they may be called.
-fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
+/// Returns limits with what the server's settings say of all requests.
+pub fn with_settings(app: &App, limits: Limits) -> Limits {
+    let settings = app.settings();
+    let overflow = if settings.strict_limits { Overflow::Refuse } else { Overflow::Clamp };
+    Limits { deadline: settings.deadline, overflow, ..limits }
+}
+
+/// Reads the sampling and checks the engine's ranges.
+pub fn sampling(app: &App, engine: &EngineClient, fields: &mut Fields<'_>) -> Sampling {
+    let sampling = params::sampling(fields, &app.model().defaults.sampling());
+    check_ranges(&sampling, engine.spec().vocab_size(), fields.problems());
+    sampling
+}
+
+/// Reads `tools` with how they may be called.
+pub fn tools(app: &App, fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let tools = tools::tools(fields, schema_open);
-    let chat_tokenizer = &app.model().chat_tokenizer;
-    if tools.is_on() && !chat_tokenizer.shows_tools() {
-        let why = "are not shown to the model by its chat template (--tool-format generic describes them)";
-        fields.unsupported("tools", why);
-    }
+    check_tools(app, fields, &tools);
     tools
 }
 
-/// The engine's own ranges, told before the engine is asked.
+/// Refuses tools that the chat template does not show to the model.
+pub fn check_tools(app: &App, fields: &mut Fields<'_>, tools: &ToolUse) {
+    if tools.is_on() && !app.model().chat_tokenizer.shows_tools() {
+        let why = "are not shown to the model by its chat template (--tool-format generic describes them)";
+        fields.unsupported("tools", why);
+    }
+}
+
+/// Checks the ranges of the engine before the engine is asked.
 fn check_ranges(sampling: &Sampling, vocab_size: usize, problems: &mut Problems) {
     match sampling.validate(vocab_size) {
         Ok(()) => {}
@@ -244,25 +351,17 @@ pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
 }
 
 pub fn model_not_found(model: &str, served: &str) -> ApiError {
-    let message = format!("the model {:?} does not exist here; {served:?} does", shown(model));
+    let message = format!(
+        "the model {:?} does not exist here; {served:?} does (serve --alias accepts other names)",
+        shown(model)
+    );
     ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
 }
 
 /// More than may run and wait could never be admitted together.
 fn most_answers(engine: &EngineClient) -> usize {
     let config = &engine.spec().config;
-    config.max_running.saturating_add(config.max_waiting).min(MAX_CHOICES)
-}
-
-fn num_choices(fields: &mut Fields<'_>, most: usize) -> usize {
-    match fields.size("n") {
-        None => 1,
-        Some(n) if (1..=most).contains(&n) => n,
-        Some(_) => {
-            fields.out_of_range("n", &format!("is not in [1, {most}]"));
-            1
-        }
-    }
+    config.max_running.saturating_add(config.max_waiting).min(params::MAX_CHOICES)
 }
 
 fn streaming(fields: &mut Fields<'_>) -> Streaming {
@@ -278,16 +377,21 @@ fn streaming(fields: &mut Fields<'_>) -> Streaming {
     Streaming { is_on, includes_usage, usage_in_all: includes_usage && usage_in_all }
 }
 
-/// Templates that do not know `developer` print nothing for it; it is OpenAI's newer word for `system`.
-fn known_role(message: Message, chat_tokenizer: &ChatTokenizer) -> Message {
-    let is_known = chat_tokenizer.template_knows_role(Role::Developer.as_str()).unwrap_or(true);
-    match message.role {
-        Role::Developer if !is_known => Message { role: Role::System, ..message },
-        _ => message,
+/// Replaces `developer`, OpenAI's newer word for `system`, for templates that do not know it and would print nothing.
+pub fn with_known_roles(app: &App, mut messages: Vec<Message>) -> Vec<Message> {
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    if !chat_tokenizer.template_knows_role(Role::Developer.as_str()).unwrap_or(true) {
+        let unknown = messages.iter_mut().filter(|message| message.role == Role::Developer);
+        unknown.for_each(|message| message.role = Role::System);
     }
+    messages
 }
 
-fn check_session(
+/// Checks a session against the rest of its request.
+///
+/// # Errors
+/// `session_append` without a stored session; several answers in one.
+pub fn check_session(
     session: Option<&RequestSession>,
     appends: bool,
     num_choices: usize,
@@ -344,8 +448,11 @@ fn between(
         fields.unsupported("suffix", "is not supported: this model has no fill-in-the-middle tokens");
     }
     let texts = prompts.into_iter().map(|prompt| match prompt {
-        TextPrompt::Text(prefix) => Some(TextPrompt::Infill { prefix, suffix: suffix.clone() }),
-        TextPrompt::Ids(_) | TextPrompt::Infill { .. } => None,
+        TextPrompt::Text(prefix) => {
+            let suffix = suffix.clone();
+            Some(TextPrompt::Infill(InfillPrompt { prefix, suffix, ..InfillPrompt::default() }))
+        }
+        TextPrompt::Ids(_) | TextPrompt::Infill(_) => None,
     });
     let texts: Option<Vec<TextPrompt>> = texts.collect();
     if texts.is_none() {

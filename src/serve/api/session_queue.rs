@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::runtime::{Error, Result};
+use crate::runtime::{EngineSessionName, Error, Result};
 
 /// The lines of all sessions. Clones are the same ones.
 #[derive(Debug, Clone, Default)]
@@ -19,7 +19,7 @@ pub struct SessionQueues {
 
 #[derive(Debug, Default)]
 struct QueueTable {
-    lines: HashMap<String, SessionQueue>,
+    lines: HashMap<EngineSessionName, SessionQueue>,
     num_waiting: usize,
 }
 
@@ -57,7 +57,7 @@ pub struct SessionWait {
 #[derive(Debug)]
 struct QueuePlace {
     lines: SessionQueues,
-    name: String,
+    name: EngineSessionName,
 }
 
 /// One of those who wait.
@@ -69,17 +69,17 @@ impl SessionQueues {
     ///
     /// # Errors
     /// [`Error::QueueFull`].
-    pub fn enter(&self, name: &str, most_waiting: usize) -> Result<Entered> {
+    pub fn enter(&self, name: &EngineSessionName, most_waiting: usize) -> Result<Entered> {
         let mut shared = self.shared();
         let num_waiting = shared.num_waiting;
-        let line = shared.lines.entry(name.to_owned()).or_insert_with(SessionQueue::new);
+        let line = shared.lines.entry(name.clone()).or_insert_with(SessionQueue::new);
         let session = Arc::clone(&line.session);
         let free = Arc::clone(&session).try_acquire_owned().ok();
         if free.is_none() && num_waiting >= most_waiting {
             return Err(Error::QueueFull { waiting: num_waiting });
         }
         line.num_places += 1;
-        let place = QueuePlace { lines: self.clone(), name: name.to_owned() };
+        let place = QueuePlace { lines: self.clone(), name: name.clone() };
         Ok(match free {
             Some(permit) => Entered::Turn(SessionTurn { _session: permit, _place: place }),
             None => {
@@ -110,7 +110,7 @@ impl SessionWait {
         let Self { session, place, count } = self;
         let permit = session.acquire_owned().await;
         drop(count);
-        let permit = permit.map_err(|_| Error::SessionBusy(place.name.clone()))?;
+        let permit = permit.map_err(|_| Error::SessionBusy(place.name.to_string()))?;
         Ok(SessionTurn { _session: permit, _place: place })
     }
 }
@@ -139,6 +139,10 @@ mod tests {
 
     use super::*;
 
+    fn named(name: &str) -> EngineSessionName {
+        EngineSessionName::parse(name).expect("not empty")
+    }
+
     fn turn(entered: Result<Entered>) -> SessionTurn {
         match entered {
             Ok(Entered::Turn(turn)) => turn,
@@ -163,11 +167,11 @@ mod tests {
     #[test]
     fn first_come_first_served_and_who_leaves_frees_the_place() {
         let lines = SessionQueues::default();
-        let first = turn(lines.enter("a", 9));
-        let _other = turn(lines.enter("b", 9));
-        let mut second = pin!(waiting(lines.enter("a", 9)).turn());
-        let mut third = Box::pin(waiting(lines.enter("a", 9)).turn());
-        let mut fourth = pin!(waiting(lines.enter("a", 9)).turn());
+        let first = turn(lines.enter(&named("a"), 9));
+        let _other = turn(lines.enter(&named("b"), 9));
+        let mut second = pin!(waiting(lines.enter(&named("a"), 9)).turn());
+        let mut third = Box::pin(waiting(lines.enter(&named("a"), 9)).turn());
+        let mut fourth = pin!(waiting(lines.enter(&named("a"), 9)).turn());
         assert!(is_ready(second.as_mut()).is_none());
         assert!(is_ready(third.as_mut()).is_none());
         assert!(is_ready(fourth.as_mut()).is_none());
@@ -180,19 +184,19 @@ mod tests {
         assert_eq!(lines.shared().num_waiting, 0);
         assert_eq!(lines.shared().lines.len(), 2);
         drop(fourth);
-        assert_eq!(lines.shared().lines.keys().collect::<Vec<_>>(), ["b"]);
+        assert_eq!(lines.shared().lines.keys().collect::<Vec<_>>(), [&named("b")]);
     }
 
     #[test]
     fn only_so_many_wait_for_all_sessions_together() {
         let lines = SessionQueues::default();
-        let (first, _second) = (turn(lines.enter("a", 1)), turn(lines.enter("b", 1)));
-        let third = waiting(lines.enter("a", 1));
-        assert!(matches!(lines.enter("b", 1), Err(Error::QueueFull { waiting: 1 })));
-        drop(turn(lines.enter("c", 1)));
+        let (first, _second) = (turn(lines.enter(&named("a"), 1)), turn(lines.enter(&named("b"), 1)));
+        let third = waiting(lines.enter(&named("a"), 1));
+        assert!(matches!(lines.enter(&named("b"), 1), Err(Error::QueueFull { waiting: 1 })));
+        drop(turn(lines.enter(&named("c"), 1)));
         drop(third);
-        let _third = waiting(lines.enter("b", 1));
+        let _third = waiting(lines.enter(&named("b"), 1));
         drop(first);
-        turn(lines.enter("a", 0));
+        turn(lines.enter(&named("a"), 0));
     }
 }

@@ -83,7 +83,11 @@ fn branches_of(app: &App, key: &SessionKey) -> Vec<SessionName> {
     branches.into_iter().map(|listed| listed.name).collect()
 }
 
-fn remove(app: &App, key: &SessionKey) -> Result<(), ApiError> {
+/// Removes a session, also from the engines and their pages on disk.
+///
+/// # Errors
+/// `session_busy`; storage errors; 503 without an engine.
+pub fn remove(app: &App, key: &SessionKey) -> Result<(), ApiError> {
     let engine_name = key.engine_name();
     in_each(app, |engine| engine.close_session(&engine_name))?;
     // What waits to be saved is on disk before it is looked for there.
@@ -191,7 +195,10 @@ pub async fn restore(
 
 /// Asks every engine that is up: a session that has moved may have left something behind. There must be one; what goes down
 /// meanwhile takes its sessions with it.
-fn in_each(app: &App, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
+///
+/// # Errors
+/// 503 without an engine; what an engine refuses with.
+pub fn in_each(app: &App, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
     app.engine()?;
     let mut refusal = Ok(());
     for engine in app.engines().up() {

@@ -11,6 +11,7 @@ use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};
 use crate::runtime::ChatTokenizer;
 use crate::runtime::text::Encode;
+use crate::runtime::turn::AnswerStart;
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::preparing::bytes_of;
@@ -23,14 +24,14 @@ const MAX_PIECES: usize = 1 << 18;
 /// Input to tokenize.
 enum TextSource {
     Text { text: String, options: Encode },
-    Chat(Conversation),
+    Chat(Conversation, AnswerStart),
 }
 
 impl TextSource {
     fn num_bytes(&self) -> usize {
         match self {
             TextSource::Text { text, .. } => text.len(),
-            TextSource::Chat(conversation) => bytes_of(conversation),
+            TextSource::Chat(conversation, _) => bytes_of(conversation),
         }
     }
 }
@@ -66,7 +67,8 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
 
 fn source(app: &App, fields: &mut Fields<'_>) -> TextSource {
     if fields.has("messages") {
-        return TextSource::Chat(conversation(app, fields));
+        let (conversation, start) = conversation(app, fields);
+        return TextSource::Chat(conversation, start);
     }
     let from_llama_cpp = fields.text("content");
     let adds_special = from_llama_cpp.is_none();
@@ -88,16 +90,23 @@ fn encode(chat_tokenizer: &ChatTokenizer, source: TextSource) -> Result<Vec<u32>
     match source {
         TextSource::Text { text, options } => Ok(chat_tokenizer.tokenizer().encode(&text, options)?),
         // Counted whole, however far it is beyond the context.
-        TextSource::Chat(conversation) => {
-            Ok(chat_tokenizer.tokenizer().encode_chat(&render(chat_tokenizer, &conversation)?)?)
+        TextSource::Chat(conversation, start) => {
+            let prompt = render(chat_tokenizer, &conversation, &start)?;
+            Ok(chat_tokenizer.tokenizer().encode_chat(&prompt)?)
         }
     }
 }
 
-fn render(chat_tokenizer: &ChatTokenizer, conversation: &Conversation) -> Result<String, ApiError> {
-    chat_tokenizer
-        .render(conversation, DateTime::utc_now())
-        .map_err(|error| crate::runtime::Error::from(error).into())
+/// Renders a prompt with the given beginning of its answer.
+fn render(
+    chat_tokenizer: &ChatTokenizer,
+    conversation: &Conversation,
+    start: &AnswerStart,
+) -> Result<String, ApiError> {
+    let rendered = chat_tokenizer.render(conversation, DateTime::utc_now());
+    let prompt = rendered.map_err(crate::runtime::Error::from)?;
+    let start = start.in_markup(chat_tokenizer.output_markup(), &prompt)?;
+    Ok(prompt + &start)
 }
 
 /// Tokenizer configuration with vLLM's field names.
@@ -152,11 +161,11 @@ pub async fn apply_template(
     State(app): State<App>,
     JsonBody(body): JsonBody,
 ) -> Result<TextResponse, ApiError> {
-    let (ignored, conversation) = read(&app, body, conversation).await?;
+    let (ignored, (conversation, start)) = read(&app, body, conversation).await?;
     let place = app.preparing().enter(bytes_of(&conversation)).await?;
     let rendered = blocking(&app, move |app| {
         let _place = place;
-        render(&app.model().chat_tokenizer, &conversation)
+        render(&app.model().chat_tokenizer, &conversation, &start)
     });
     let prompt = rendered.await?;
     Ok((ignored, Json(json!({"prompt": prompt}))))
@@ -165,8 +174,19 @@ pub async fn apply_template(
 /// Response of these endpoints.
 type TextResponse = (Ignored, Json<Value>);
 
-/// Reads a body whole.
-async fn read<T: Send + 'static>(
+/// Counts the tokens of a conversation's prompt, however far it is beyond the context.
+pub async fn count_of(app: &App, conversation: Conversation, start: AnswerStart) -> Result<usize, ApiError> {
+    let source = TextSource::Chat(conversation, start);
+    let place = app.preparing().enter(source.num_bytes()).await?;
+    let counted = blocking(app, move |app| {
+        let _place = place;
+        Ok(encode(&app.model().chat_tokenizer, source)?.len())
+    });
+    counted.await
+}
+
+/// Reads a body whole, all fields of which mean something for the prompt.
+pub async fn read<T: Send + 'static>(
     app: &App,
     body: Map<String, Value>,
     read: impl FnOnce(&App, &mut Fields<'_>) -> T + Send + 'static,

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 
+use crate::runtime::EngineSessionName;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName, now_ms};
 use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::serve::owner::{Caller, Owner};
@@ -87,7 +88,7 @@ struct Bundle {
 
 #[derive(Debug)]
 struct Strand {
-    name: String,
+    name: EngineSessionName,
     /// As it was when it last came back.
     saved: SavedSession,
     /// `None` while a request holds it.
@@ -108,7 +109,7 @@ pub struct Transient {
 #[derive(Debug, Clone)]
 pub struct StrandInfo {
     /// Its session in the engine.
-    pub name: String,
+    pub name: EngineSessionName,
     pub saved: SavedSession,
 }
 
@@ -117,12 +118,12 @@ pub struct StrandInfo {
 pub struct HeldStrand {
     transients: Transients,
     key: TransientKey,
-    name: String,
-    parts_from: Option<String>,
+    name: EngineSessionName,
+    parts_from: Option<EngineSessionName>,
 }
 
 /// A strand for a request: its name, what was said, and the strand that it parts from.
-type TakenStrand = (String, SessionChat, Option<String>);
+type TakenStrand = (EngineSessionName, SessionChat, Option<EngineSessionName>);
 
 impl Transients {
     /// `max_strands` is what is worth keeping: as many sessions as the engine keeps.
@@ -213,8 +214,8 @@ impl TransientTable {
             parts_from = Some(name);
         }
         let session_chat = SessionChat::look_at(kept, model.clone());
-        // No name of a stored session has a slash in it.
-        let name = format!("affinity/{}/{}/{}", key.owner, key.id, self.num_begun);
+        let scope = format_args!("affinity/{}/{}", key.owner, key.id);
+        let name = EngineSessionName::scoped(scope, self.num_begun);
         let (saved, last_used) = (session_chat.saved().clone(), self.clock);
         let strand = Strand { name: name.clone(), saved, session_chat: None, last_used };
         self.sessions.get_mut(key)?.strands.push(strand);
@@ -250,7 +251,7 @@ impl Bundle {
     }
 
     /// The longest idle strand of which the messages repeat all turns.
-    fn take_continued(&mut self, messages: &[Message], now: u64) -> Option<(String, SessionChat)> {
+    fn take_continued(&mut self, messages: &[Message], now: u64) -> Option<(EngineSessionName, SessionChat)> {
         let is_continued = |strand: &Strand| {
             strand.session_chat.is_some() && num_repeated(&strand.saved, messages) == strand.saved.turns.len()
         };
@@ -261,7 +262,7 @@ impl Bundle {
     }
 
     /// The conversation that has most turns in common with the messages, and how many; nothing where none has any.
-    fn nearest(&self, messages: &[Message]) -> Option<(String, SavedSession, usize)> {
+    fn nearest(&self, messages: &[Message]) -> Option<(EngineSessionName, SavedSession, usize)> {
         let common = self.strands.iter().map(|strand| (num_repeated(&strand.saved, messages), strand));
         let (turns, strand) = common.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > 0)?;
         Some((strand.name.clone(), strand.saved.clone(), turns))
@@ -287,7 +288,7 @@ impl Bundle {
 
 impl HeldStrand {
     /// Its session in the engine.
-    pub fn name(&self) -> &str {
+    pub fn name(&self) -> &EngineSessionName {
         &self.name
     }
 
@@ -296,8 +297,8 @@ impl HeldStrand {
     }
 
     /// The strand that this one has just parted from.
-    pub fn parts_from(&self) -> Option<&str> {
-        self.parts_from.as_deref()
+    pub fn parts_from(&self) -> Option<&EngineSessionName> {
+        self.parts_from.as_ref()
     }
 
     /// Whether it has been removed meanwhile.

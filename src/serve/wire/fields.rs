@@ -32,6 +32,7 @@ pub struct Problems {
     /// Some of those would be passed over by a lenient reader.
     is_optional: bool,
     ignored: BTreeSet<String>,
+    notices: Vec<String>,
 }
 
 /// Problems of one kind: the first few whole, the others counted.
@@ -99,6 +100,18 @@ impl Problems {
         std::mem::take(&mut self.ignored).into_iter().collect()
     }
 
+    /// Notes a change that was made to what the body says, in one sentence.
+    pub fn notice(&mut self, notice: impl Into<String>) {
+        if self.notices.len() < MAX_IGNORED {
+            self.notices.push(notice.into());
+        }
+    }
+
+    /// Returns the changes that were made to what the body says.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
     fn is_lenient(&self) -> bool {
         self.lenient == Some(true)
     }
@@ -119,8 +132,17 @@ impl Problems {
     }
 }
 
-/// `messages[3].audio` as `messages[].audio`.
+/// `messages[3].audio` and `messages.3.audio` as `messages[].audio`.
 fn without_indices(path: &str) -> String {
+    let is_index = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let mut parts = path.split('.');
+    let mut path = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match is_index(part) {
+            true => path.push_str("[]"),
+            false => path.extend([".", part]),
+        }
+    }
     let mut is_inside = false;
     let kept = path.chars().filter(|c| {
         is_inside = *c == '[' || (is_inside && *c != ']');
@@ -201,6 +223,11 @@ impl<'p> Fields<'p> {
         self.left.shift_remove(name).filter(|value| !value.is_null())
     }
 
+    /// Puts a member in, for a reader of another form of the same field.
+    pub fn put(&mut self, name: &str, value: Value) {
+        self.left.insert(name.to_owned(), value);
+    }
+
     /// The name under which one of several spellings of the same field is given, the first of them counts. Another one that says
     /// something else is a contradiction.
     pub fn spelled(&mut self, names: &[&'static str]) -> &'static str {
@@ -249,6 +276,10 @@ impl<'p> Fields<'p> {
             Some(number) => Some(number as f32),
             None => self.none(name, "is not a number"),
         }
+    }
+
+    pub fn is_text(&self, name: &str) -> bool {
+        self.left.get(name).is_some_and(Value::is_string)
     }
 
     pub fn is_number(&self, name: &str, number: f64) -> bool {
@@ -309,6 +340,15 @@ impl<'p> Fields<'p> {
         let accepted: Vec<String> = inert.iter().map(Value::to_string).collect();
         let what = format!("= {} is not supported, only {}", brief(&value), accepted.join(" or "));
         self.unsupported(name, &what);
+    }
+
+    /// Reports what is left as without effect, in objects whose members differ between versions of an API.
+    pub fn ignore_rest(mut self) {
+        for (name, value) in std::mem::take(&mut self.left) {
+            if !value.is_null() {
+                self.ignored(&name);
+            }
+        }
     }
 
     /// Ends the object: members that are left must be hints, unless the reader is lenient.

@@ -1,13 +1,13 @@
 //! Fields of other servers that this one need not act on: hints, on which no answer depends, and settings whose usual value
 //! asks for what is so anyway.
 //!
-//! The two tables are the whole of it: [`HINTS`] are taken whatever they say and reported as without effect, [`INERT`] are
-//! taken with the values that are listed, which count as absent, and refused by name with any other.
+//! Invariants: [`HINTS`] are taken whatever they say and reported as without effect; those of [`inert_settings`] are taken with
+//! the values that are listed, which count as absent, and refused by name with any other.
 
 use serde_json::{Value, json};
 
 /// Hints and labels at the top level of a request, by name.
-pub const HINTS: [&str; 37] = [
+pub const HINTS: [&str; 47] = [
     // OpenAI: labels, storage and price; nothing is stored here beyond sessions.
     "metadata",
     "prediction",
@@ -18,8 +18,9 @@ pub const HINTS: [&str; 37] = [
     "service_tier",
     "store",
     "user",
-    // llama.cpp: slots, timings (always there) and context shifting (never done).
+    // llama.cpp and LM Studio: slots, timings (always there), context shifting (never done), drafts (no answer depends on them).
     "cache_prompt",
+    "draft_model",
     "id_slot",
     "n_cache_reuse",
     "n_discard",
@@ -27,6 +28,7 @@ pub const HINTS: [&str; 37] = [
     "return_progress",
     "slot_id",
     "timings_per_token",
+    "ttl",
     // Parameters of samplers that are off unless another field, which is refused, switches them on.
     "dry_allowed_length",
     "dry_base",
@@ -37,19 +39,27 @@ pub const HINTS: [&str; 37] = [
     "mirostat_tau",
     "xtc_threshold",
     // vLLM and SGLang: scheduling and names.
+    "cache_salt",
+    "kv_transfer_params",
     "priority",
     "request_id",
     "rid",
     "spaces_between_special_tokens",
     "stream_reasoning",
-    // Ollama, OpenRouter, LiteLLM and others.
+    // Ollama, OpenRouter, LiteLLM, the AI SDK and others.
     "allowed_openai_params",
     "caching",
     "client_metadata",
     "keep_alive",
     "litellm_metadata",
+    "num_ctx",
+    "provider",
+    "providerOptions",
+    "provider_options",
+    "route",
     "trace",
     "usage",
+    "vl_high_resolution_images",
 ];
 
 /// Whether a field at the top level of a request is a hint.
@@ -89,6 +99,10 @@ pub fn inert_settings() -> Vec<(&'static str, Vec<Value>)> {
         ("documents", none()),
         ("transforms", none()),
         ("separate_reasoning", vec![json!(true)]),
+        ("enable_search", off()),
+        ("parse_tool_calls", vec![json!(true)]),
+        ("reasoning_format", vec![json!("auto"), json!("deepseek")]),
+        ("truncate_prompt_tokens", vec![json!(-1)]),
         ("safe_prompt", off()),
     ]
 }

@@ -3,10 +3,11 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
+use crate::runtime::turn::AnswerStart;
 use crate::template::{Content, Message, Role, ToolCall};
 
 /// Members that clients keep of an answer and send back, on which nothing depends.
-const ECHOED: [&str; 9] = [
+const ECHOED: [&str; 15] = [
     "provider_specific_fields",
     "parsed",
     "annotations",
@@ -16,6 +17,12 @@ const ECHOED: [&str; 9] = [
     "stop_reason",
     "citations",
     "metadata",
+    "cache_control",
+    "id",
+    "providerMetadata",
+    "providerOptions",
+    "provider_options",
+    "timestamp",
 ];
 
 /// The same in a tool call and its function.
@@ -62,8 +69,8 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
-/// A member of an answer that came back: taken, and reported unless it is empty.
-fn echoed(fields: &mut Fields<'_>, name: &str) {
+/// Takes a member of an answer that came back, and reports it unless it is empty.
+pub fn echoed(fields: &mut Fields<'_>, name: &str) {
     let is_empty = |value: &Value| match value {
         Value::Array(items) => items.is_empty(),
         Value::Object(members) => members.values().all(Value::is_null),
@@ -193,7 +200,7 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<ContentPart> {
     }
     let text = part.text(member);
     part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
-    for name in ["annotations", "signature", "id"] {
+    for name in ["annotations", "signature", "id", "providerOptions", "provider_options"] {
         echoed(&mut part, name);
     }
     part.end();
@@ -232,6 +239,11 @@ fn is_within(value: &Value, levels: usize) -> bool {
     }
 }
 
+/// Returns a value as arguments of a call: as it is, or as text if it lies too deep.
+pub fn as_arguments(value: Value) -> Value {
+    if is_within(&value, MAX_DEPTH) { value } else { Value::String(value.to_string()) }
+}
+
 fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     let id = fields.text("id");
     fields.only("type", &[json!("function")]);
@@ -261,6 +273,14 @@ fn function_call(fields: &mut Fields<'_>) -> Option<ToolCall> {
     Some(ToolCall { id: None, name, arguments })
 }
 
+/// Returns the value of arguments that are JSON text; other text stays a string.
+pub fn arguments_of(text: String) -> Value {
+    match serde_json::from_str(&text) {
+        Ok(value) if is_within(&value, MAX_DEPTH) => value,
+        _ => Value::String(text),
+    }
+}
+
 /// The name and the arguments of a call.
 fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     if !function.has("name") {
@@ -270,15 +290,63 @@ fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     // OpenAI sends arguments as a string of JSON; templates want the value.
     let arguments = match function.take("arguments") {
         None => Value::Object(Map::new()),
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(value) if is_within(&value, MAX_DEPTH) => value,
-            _ => Value::String(text),
-        },
+        Some(Value::String(text)) => arguments_of(text),
         Some(other) => other,
     };
     ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut function, name));
     function.end();
     Some((name?, arguments))
+}
+
+/// Takes the last message as the beginning of the answer if the request says so: with `continue_final_message`, or by asking
+/// for no header of another answer.
+pub fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    const CONTINUES: &str = "continue_final_message";
+    const ADDS: &str = "add_generation_prompt";
+    let (continues, adds) = (fields.flag(CONTINUES), fields.flag(ADDS));
+    let name = match (continues, adds) {
+        (Some(true), Some(true)) => {
+            fields.out_of_range(CONTINUES, "and add_generation_prompt exclude each other");
+            return AnswerStart::Nothing;
+        }
+        (Some(true), _) => CONTINUES,
+        (None, Some(false)) => ADDS,
+        (Some(false), Some(false)) => {
+            fields.unsupported(ADDS, "= false is supported only where the last message is continued");
+            return AnswerStart::Nothing;
+        }
+        _ => return AnswerStart::Nothing,
+    };
+    let begun = messages.last().and_then(begun);
+    match &begun {
+        Some(_) => drop(messages.pop()),
+        None => fields.unsupported(name, "needs an answer without tool calls as the last message"),
+    }
+    begun.unwrap_or_default()
+}
+
+/// Returns a message as the beginning of an answer; `None` unless it is one of the assistant's without calls.
+pub fn begun(message: &Message) -> Option<AnswerStart> {
+    let content = match &message.content {
+        Some(Content::Text(text)) => text.clone(),
+        None => String::new(),
+        Some(Content::Parts(_)) => return None,
+    };
+    let reasoning = message.reasoning.clone().unwrap_or_default();
+    let is_answer = message.role == Role::Assistant && message.tool_calls.is_empty();
+    is_answer.then_some(AnswerStart::Message { reasoning, content })
+}
+
+/// Refuses to continue an answer under a constraint, which holds for whole answers. `param` is the field that begins it.
+pub fn check_continued(
+    fields: &mut Fields<'_>,
+    param: &str,
+    answer_start: &AnswerStart,
+    has_constraint: bool,
+) {
+    if has_constraint && *answer_start != AnswerStart::Nothing {
+        fields.unsupported(param, "has no place beside a constraint, which holds for the whole answer");
+    }
 }
 
 /// A message as OpenAI's API shows it.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Fields, hints};
-use crate::runtime::{Limits, MAX_LOGPROBS, SAMPLING, Sampling};
+use crate::runtime::{Limits, MAX_LOGPROBS, Overflow, SAMPLING, Sampling};
 
 /// Returns the sampling that the fields ask for, with `defaults` where they are silent.
 pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
@@ -42,25 +42,61 @@ fn logit_bias(fields: &mut Fields<'_>) -> Option<BTreeMap<u32, f32>> {
     Some(read)
 }
 
-/// `max_completion_tokens` is what counts beside `max_tokens`, its older name, and that beside llama.cpp's. With `may_be_none`
-/// a prompt may be asked about without an answer.
+/// Names of the most tokens of an answer: Ollama's, llama.cpp's and OpenAI's three. The last that is given counts.
+pub const LIMIT_NAMES: [&str; 5] =
+    ["num_predict", "n_predict", "max_tokens", "max_output_tokens", "max_completion_tokens"];
+
+/// Reads when an answer ends. With `may_be_none` a request may ask about its prompt without an answer.
 pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> Limits {
-    let mut max_tokens = None;
-    for name in ["n_predict", "max_tokens", "max_completion_tokens"] {
-        match fields.size_or_off(name) {
+    Limits {
+        max_tokens: max_tokens(fields, &LIMIT_NAMES, defaults, may_be_none),
+        stop: stop(fields, "stop").unwrap_or_else(|| defaults.stop.clone()),
+        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
+        ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
+        ..defaults.clone()
+    }
+}
+
+/// Reads the most tokens of an answer, the last of the names counts; `None` is as many as the context holds, which -1 asks for.
+/// Strict limits know no -1, as the reference.
+pub fn max_tokens(
+    fields: &mut Fields<'_>,
+    names: &[&str],
+    defaults: &Limits,
+    may_be_none: bool,
+) -> Option<usize> {
+    let mut max_tokens = defaults.max_tokens;
+    for name in names {
+        if defaults.overflow != Overflow::Refuse && fields.is_number(name, -1.0) {
+            fields.take(name);
+            max_tokens = None;
+            continue;
+        }
+        match fields.size(name) {
             Some(0) if !may_be_none => {
                 fields.out_of_range(name, "must be at least 1; leave it out to use the whole context")
             }
             count => max_tokens = count.or(max_tokens),
         }
     }
-    Limits {
-        max_tokens: max_tokens.or(defaults.max_tokens),
-        stop: stop(fields).unwrap_or_else(|| defaults.stop.clone()),
-        stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
-        ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
-        ..defaults.clone()
-    }
+    max_tokens
+}
+
+/// The most answers that one request may ask for, as in OpenAI's API.
+pub const MAX_CHOICES: usize = 128;
+
+/// Reads `n`, the number of answers to one prompt, and `best_of`, which must agree with it.
+pub fn num_choices(fields: &mut Fields<'_>, most: usize) -> usize {
+    let count = match fields.size("n") {
+        None => 1,
+        Some(n) if (1..=most).contains(&n) => n,
+        Some(_) => {
+            fields.out_of_range("n", &format!("is not in [1, {most}]"));
+            1
+        }
+    };
+    fields.only("best_of", &[count.into()]);
+    count
 }
 
 /// The most tokens of a request that end its answer.
@@ -85,9 +121,9 @@ fn stop_ids(fields: &mut Fields<'_>) -> Option<Vec<u32>> {
 const MAX_STOPS: usize = 64;
 const MAX_STOP_BYTES: usize = 1024;
 
-/// One string or several.
-fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
-    let values = match fields.take("stop")? {
+/// Reads stop strings: one string or several.
+pub fn stop(fields: &mut Fields<'_>, name: &str) -> Option<Vec<String>> {
+    let values = match fields.take(name)? {
         text @ Value::String(_) => vec![text],
         Value::Array(values) => values,
         _ => Vec::from([Value::Null]), // refused below
@@ -95,13 +131,13 @@ fn stop(fields: &mut Fields<'_>) -> Option<Vec<String>> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let texts: Option<Vec<String>> = values.iter().map(text).collect();
     if texts.is_none() {
-        fields.wrong("stop", "is neither a string nor an array of strings");
+        fields.wrong(name, "is neither a string nor an array of strings");
     }
     if texts.iter().flatten().any(|text| text.len() > MAX_STOP_BYTES)
         || texts.iter().flatten().count() > MAX_STOPS
     {
         let message = format!("is more than {MAX_STOPS} strings, or one of more than {MAX_STOP_BYTES} bytes");
-        fields.out_of_range("stop", &message);
+        fields.out_of_range(name, &message);
         return None;
     }
     texts
@@ -142,6 +178,11 @@ pub fn labels(fields: &mut Fields<'_>) {
     if fields.object("metadata").is_some() {
         fields.ignored("metadata");
     }
+    inert(fields);
+}
+
+/// Takes settings of other servers that ask for nothing; with any other value they are refused.
+pub fn inert(fields: &mut Fields<'_>) {
     for (name, values) in hints::inert_settings() {
         fields.only(name, &values);
     }

@@ -43,11 +43,13 @@ pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint>
     if let [_, second, ..] = &constraints[..] {
         fields.out_of_range(second.param, "is a second form, and an answer has one");
     }
-    let constraint = constraints.into_iter().next()?;
-    Some(OutputConstraint {
-        source: if is_open { constraint.source } else { constraint.source.closed() },
-        ..constraint
-    })
+    constraints.into_iter().next().map(|constraint| closed(constraint, is_open))
+}
+
+/// Closes the objects of a constraint's schema unless `is_open`.
+pub fn closed(constraint: OutputConstraint, is_open: bool) -> OutputConstraint {
+    let source = if is_open { constraint.source } else { constraint.source.closed() };
+    OutputConstraint { source, ..constraint }
 }
 
 /// OpenAI's three forms, and the schema within `json_object` that llama.cpp and Hugging Face write. A schema is enforced

@@ -7,25 +7,13 @@
 use serde_json::{Map, Value};
 
 use super::Fields;
-use crate::template::THINKING_SWITCHES;
+use crate::template::{Effort, Reasoning, TemplateVariables};
 
-/// Variables that a chat template knows.
-#[derive(Clone, Copy)]
-pub struct Template<'a> {
-    /// Whether it reads a variable of this name.
-    pub reads: &'a dyn Fn(&str) -> bool,
-    /// Whether this word is written out in it.
-    pub says: &'a dyn Fn(&str) -> bool,
-}
-
-/// `reasoning_effort`, the least first; the first two ask for none.
-const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-
-/// Reasoning that a request asks for.
-#[derive(Default)]
-struct Wish {
-    thinks: Option<bool>,
-    effort: Option<&'static str>,
+/// Reasoning that a request asks for, each part with the field that says so.
+#[derive(Debug, Default, PartialEq)]
+pub struct Wish {
+    pub thinks: Option<(bool, &'static str)>,
+    pub effort: Option<(Effort, &'static str)>,
 }
 
 /// Template variables of a request, and whether its reasoning is shown.
@@ -35,7 +23,11 @@ pub struct Switches {
 }
 
 /// All fields that set variables. `default_thinks` is what holds where the request says nothing.
-pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks: Option<bool>) -> Switches {
+pub fn switches(
+    fields: &mut Fields<'_>,
+    template: TemplateVariables<'_>,
+    default_thinks: Option<bool>,
+) -> Switches {
     let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
     let mut shows_reasoning = shown_reasoning(fields, &mut kwargs, template);
     for unread in unread(&kwargs, template) {
@@ -43,26 +35,41 @@ pub fn switches(fields: &mut Fields<'_>, template: Template<'_>, default_thinks:
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
     let wish = wish(fields, &mut shows_reasoning);
-    set_thinking(fields, &mut kwargs, template, wish.thinks, "enable_thinking");
-    if let Some(effort) = wish.effort {
-        set_effort(fields, &mut kwargs, template, effort);
-    }
+    fulfil(fields, &mut kwargs, template, wish, default_thinks);
     verbosity(fields, &mut kwargs, template);
-    if let Some(thinks) = default_thinks {
-        for name in THINKING_SWITCHES.into_iter().filter(|name| (template.reads)(name)) {
-            kwargs.entry(name).or_insert(thinks.into());
-        }
-    }
     Switches { kwargs, shows_reasoning }
 }
 
-fn unread(kwargs: &Map<String, Value>, template: Template<'_>) -> Vec<String> {
+/// Sets the variables that a wish asks for, unless `kwargs` has them. Fields that set none are reported as without effect.
+pub fn fulfil(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: TemplateVariables<'_>,
+    wish: Wish,
+    default_thinks: Option<bool>,
+) {
+    let (is_on, effort) = (wish.thinks.map(|(thinks, _)| thinks), wish.effort.map(|(effort, _)| effort));
+    let unexpressed = Reasoning { is_on, effort }.set(template, kwargs);
+    if let Some((_, name)) = wish.thinks.filter(|_| unexpressed.switch) {
+        fields.ignored(name);
+    }
+    if let Some((_, name)) = wish.effort.filter(|_| unexpressed.effort) {
+        fields.ignored(name);
+    }
+    Reasoning { is_on: default_thinks, effort: None }.set(template, kwargs);
+}
+
+fn unread(kwargs: &Map<String, Value>, template: TemplateVariables<'_>) -> Vec<String> {
     let is_unread = |name: &&String| !(template.reads)(name);
     kwargs.keys().filter(is_unread).cloned().collect()
 }
 
 /// The reference's switch, which it keeps among the template's variables, and vLLM's beside them.
-fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) -> bool {
+fn shown_reasoning(
+    fields: &mut Fields<'_>,
+    kwargs: &mut Map<String, Value>,
+    template: TemplateVariables<'_>,
+) -> bool {
     const NAME: &str = "return_reasoning";
     let beside = fields.flag("include_reasoning").unwrap_or(true);
     if !kwargs.contains_key(NAME) || (template.reads)(NAME) {
@@ -79,12 +86,15 @@ fn shown_reasoning(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, tem
 
 /// Reads the fields of several vendors.
 fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
-    let mut wish =
-        Wish { effort: effort(fields, "reasoning_effort"), thinks: fields.flag("enable_thinking") };
+    let mut wish = Wish {
+        effort: effort(fields, "reasoning_effort").map(|effort| (effort, "reasoning_effort")),
+        thinks: fields.flag("enable_thinking").map(|thinks| (thinks, "enable_thinking")),
+    };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
-        wish.effort = wish.effort.or(effort(&mut inner, "effort"));
-        wish.thinks = wish.thinks.or(inner.flag("enabled"));
+        let effort = effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort"));
+        let thinks = inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled"));
+        (wish.effort, wish.thinks) = (wish.effort.or(effort), wish.thinks.or(thinks));
         if inner.flag("exclude") == Some(true) {
             *shows_reasoning = false;
         }
@@ -96,77 +106,39 @@ fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
     if let Some(members) = fields.object("thinking") {
         let mut inner = fields.inside("thinking", members);
         match inner.text("type").as_deref() {
-            Some("disabled") => wish.thinks = wish.thinks.or(Some(false)),
-            Some("enabled") => wish.thinks = wish.thinks.or(Some(true)),
+            Some("disabled") => wish.thinks = wish.thinks.or(Some((false, "thinking"))),
+            Some("enabled") => wish.thinks = wish.thinks.or(Some((true, "thinking"))),
             Some("adaptive" | "auto") | None => {}
             Some(_) => inner.out_of_range("type", "is none of enabled, disabled, adaptive and auto"),
         }
         inner.end();
     }
+    ollama(fields, &mut wish);
     wish
 }
 
-fn effort(fields: &mut Fields<'_>, name: &str) -> Option<&'static str> {
+/// Reads Ollama's `think`: whether to think, or how much.
+fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
+    const NAME: &str = "think";
+    if fields.is_text(NAME) {
+        wish.effort = wish.effort.or(effort(fields, NAME).map(|effort| (effort, NAME)));
+    } else if let Some(thinks) = fields.flag(NAME) {
+        wish.thinks = wish.thinks.or(Some((thinks, NAME)));
+    }
+}
+
+/// Reads an effort by its name.
+pub fn effort(fields: &mut Fields<'_>, name: &str) -> Option<Effort> {
     let given = fields.text(name)?;
-    let known = EFFORTS.into_iter().find(|known| *known == given);
+    let known = Effort::ALL.into_iter().find(|known| known.as_str() == given);
     if known.is_none() {
-        fields.out_of_range(name, &format!("is none of {}", EFFORTS.join(", ")));
+        fields.out_of_range(name, &format!("is none of {}", Effort::ALL.map(Effort::as_str).join(", ")));
     }
     known
 }
 
-/// Sets what switches reasoning. `name` is the field to report where nothing does.
-fn set_thinking(
-    fields: &mut Fields<'_>,
-    kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
-    thinks: Option<bool>,
-    name: &str,
-) {
-    let Some(thinks) = thinks else { return };
-    let mut is_heard = false;
-    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
-        kwargs.entry(variable).or_insert(thinks.into());
-        is_heard = true;
-    }
-    if !is_heard && thinks {
-        fields.ignored(name);
-    }
-}
-
-fn set_effort(
-    fields: &mut Fields<'_>,
-    kwargs: &mut Map<String, Value>,
-    template: Template<'_>,
-    effort: &'static str,
-) {
-    let asks_for_none = EFFORTS[..2].contains(&effort);
-    let mut is_heard = asks_for_none;
-    for variable in THINKING_SWITCHES.into_iter().filter(|variable| (template.reads)(variable)) {
-        kwargs.entry(variable).or_insert((!asks_for_none).into());
-        is_heard = true;
-    }
-    if (template.reads)("reasoning_effort") {
-        kwargs.entry("reasoning_effort").or_insert(known_effort(effort, template).into());
-        is_heard = true;
-    }
-    if !is_heard {
-        fields.ignored("reasoning_effort");
-    }
-}
-
-/// The effort in words that the model knows: those that its template writes out, or the three that all know.
-fn known_effort(effort: &'static str, template: Template<'_>) -> &'static str {
-    match effort {
-        known if (template.says)(known) => known,
-        "none" | "minimal" => "low",
-        "xhigh" | "max" => "high",
-        other => other,
-    }
-}
-
 /// OpenAI's wish for short or long answers, for the templates that know it.
-fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: Template<'_>) {
+fn verbosity(fields: &mut Fields<'_>, kwargs: &mut Map<String, Value>, template: TemplateVariables<'_>) {
     const NAME: &str = "verbosity";
     let Some(value) = fields.text(NAME) else { return };
     if !["low", "medium", "high"].contains(&value.as_str()) {

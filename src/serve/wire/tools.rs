@@ -28,14 +28,17 @@ pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
     let name = if fields.has("function_call") { "function_call" } else { "tool_choice" };
     let choice = choice(fields, name, &mut definitions);
     // The older form has place for one call.
-    ToolUse { definitions, choice, is_parallel: parallel && !has_functions, schema_open }
+    let is_parallel = parallel && !has_functions;
+    ToolUse { definitions, choice, is_parallel, schema_open, ..ToolUse::default() }
 }
 
 fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
     let mut tool = fields.inside(at, members.clone());
     tool.only("type", &[json!("function")]);
-    tool.take("cache_control"); // a hint: what a prompt begins with is kept anyway
+    for name in ["cache_control", "providerOptions", "provider_options"] {
+        tool.hint(name);
+    }
     let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
     let mut function = tool.inside("function", function);
     match function.text("name") {
@@ -66,7 +69,13 @@ fn choice(fields: &mut Fields<'_>, param: &str, definitions: &mut Vec<Value>) ->
         Some(Value::Object(choice)) => object_choice(fields, param, choice, definitions),
         Some(_) => return not_a_choice(fields, param),
     };
-    let is_known = match &choice {
+    check_choice(fields, param, &choice, definitions);
+    choice
+}
+
+/// Refuses a choice that no tool of the request fits.
+pub fn check_choice(fields: &mut Fields<'_>, param: &str, choice: &ToolChoice, definitions: &[Value]) {
+    let is_known = match choice {
         ToolChoice::Named(name) => definitions.iter().any(|tool| name_of(tool) == Some(name)),
         ToolChoice::Auto | ToolChoice::None => true,
         ToolChoice::Required => !definitions.is_empty(),
@@ -74,7 +83,6 @@ fn choice(fields: &mut Fields<'_>, param: &str, definitions: &mut Vec<Value>) ->
     if !is_known {
         fields.out_of_range(param, "asks for a tool that is not among the tools");
     }
-    choice
 }
 
 fn not_a_choice(fields: &mut Fields<'_>, param: &str) -> ToolChoice {

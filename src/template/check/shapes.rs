@@ -74,16 +74,21 @@ fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> Ch
 }
 
 pub fn system_prompt(subject: &Subject) -> CheckResult {
-    let way = match subject.shown.system {
+    let finding = printed_system(subject)?;
+    Ok(with_change(finding, subject.shown.system, "puts it in front of the question"))
+}
+
+/// Warns of what llmctl does for a template that does not print a system message itself.
+fn with_change(finding: Finding, system: SystemMessages, change: &str) -> Finding {
+    let way = match system {
         SystemMessages::Printed => None,
         SystemMessages::Dropped => Some("left out by the template"),
         SystemMessages::Refused => Some("refused by the template"),
     };
-    let finding = printed_system(subject)?;
-    Ok(match way.filter(|_| finding.verdict == CheckVerdict::Ok) {
-        Some(way) => Finding::warning(format!("{way}; llmctl puts it in front of the question")),
+    match way.filter(|_| finding.verdict == CheckVerdict::Ok) {
+        Some(way) => Finding::warning(format!("{way}; llmctl {change}")),
         None => finding,
-    })
+    }
 }
 
 fn printed_system(subject: &Subject) -> CheckResult {
@@ -100,7 +105,8 @@ pub fn developer_role(subject: &Subject) -> CheckResult {
 
 pub fn late_system_prompt(subject: &Subject) -> CheckResult {
     let messages = [question(0), answer(0), Message::system(SYSTEM), question(1)];
-    printed(subject, &talk(messages), &[QUESTIONS[0], ANSWERS[0], SYSTEM, QUESTIONS[1]])
+    let finding = printed(subject, &talk(messages), &[QUESTIONS[0], ANSWERS[0], SYSTEM, QUESTIONS[1]])?;
+    Ok(with_change(finding, subject.shown.later_system, "puts it into the user turn beside it"))
 }
 
 pub fn two_questions(subject: &Subject) -> CheckResult {

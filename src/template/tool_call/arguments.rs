@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::ToolDefinition;
 use super::coerce::{ArgumentSchema, Types};
-use super::writer::Writer;
+use super::writer::{Writer, escaped};
+use super::{TAGGED_TEXT, ToolDefinition};
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 pub const MAX_DEPTH: usize = 6;
@@ -49,6 +49,10 @@ impl Writer<'_> {
     }
 
     pub fn json_arguments(&mut self, tool: &ToolDefinition) -> String {
+        let text = ArgumentSchema::new(&tool.parameters).property("input");
+        if let Some(text) = self.text_in_json(text) {
+            return self.rule(&format!("\"{{\\\"input\\\": \" {text} \"}}\""));
+        }
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
@@ -125,8 +129,22 @@ impl Writer<'_> {
         format!("{value} {}", self.literal(end))
     }
 
-    /// Text with the lengths and the pattern of a schema, and the mark that ends it, which the text cannot contain.
+    /// A JSON string whose text follows the schema's grammar; `None` if it has none.
+    pub fn text_in_json(&mut self, schema: ArgumentSchema<'_>) -> Option<String> {
+        let grammar = schema.text_grammar("in_json")?;
+        Some(format!("\"\\\"\" %lark {{\n{grammar}}} \"\\\"\""))
+    }
+
+    /// Text with the lengths and the pattern of a schema, or with its grammar, and the mark that ends it, which the text cannot
+    /// contain.
     pub fn text_until(&mut self, schema: ArgumentSchema<'_>, end: &str) -> String {
+        if let Some(grammar) = schema.text_grammar("between_tags") {
+            let text = match self.before_special(end) {
+                Some("") => "/(?s:.*)/".to_owned(),
+                _ => format!("/(?s:.*)/ & ~/(?s:.*){}(?s:.*)/", escaped(end.trim())),
+            };
+            return format!("%lark {{\n{TAGGED_TEXT}: {text}\n{grammar}}} {}", self.literal(end));
+        }
         let node = schema.node();
         let length = |key: &str| node.and_then(|node| node.get(key)).and_then(Value::as_u64);
         let min = length("minLength").unwrap_or(0);

@@ -6,6 +6,7 @@
 
 use serde_json::Value;
 
+use super::TEXT_GRAMMAR;
 use super::json_text::{is_json_number, quoted, whole_value};
 use super::python_literal;
 
@@ -121,6 +122,11 @@ impl<'a> ArgumentSchema<'a> {
             None => node.get("enum")?.as_array()?.iter().collect(),
         };
         Some(values.into_iter().filter_map(|value| value.as_str().map(str::to_owned)).collect())
+    }
+
+    /// The grammar of a string's text, of one kind.
+    pub fn text_grammar(self, kind: &str) -> Option<&'a str> {
+        self.resolved()?.get(TEXT_GRAMMAR)?.get(kind)?.as_str()
     }
 
     fn resolved(self) -> Option<&'a Value> {

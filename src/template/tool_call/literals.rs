@@ -111,6 +111,9 @@ impl Writer<'_> {
             };
             return format!("({})", choices.iter().map(quote).collect::<Vec<_>>().join(" | "));
         }
+        if let Some(text) = self.text_in_json(schema).filter(|_| self.style == ValueStyle::Python) {
+            return text;
+        }
         match self.style {
             ValueStyle::Python => {
                 let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);

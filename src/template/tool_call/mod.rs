@@ -33,6 +33,14 @@ pub(super) use harmony::{Harmony, Protocol};
 use json_text::Malformed;
 pub(super) use spec::{Messages, ToolCallSpec};
 
+/// The member of a string's schema that holds the grammar of its text, as it stands `in_json` and `between_tags`: items of a Lark
+/// grammar. Grammars for calls follow it; templates never see it.
+pub const TEXT_GRAMMAR: &str = "x-llmctl-text";
+
+/// The terminal that every terminal of a text between tags follows too. The grammar of the call defines it, so that the text
+/// cannot contain the tag that ends it.
+pub const TAGGED_TEXT: &str = "LLMCTL_TEXT";
+
 /// The tools that an answer may call, by name.
 #[derive(Debug, Default)]
 pub(super) struct ToolDefinitions {

@@ -136,6 +136,21 @@ pub struct TimedAnswer {
     pub usage: Option<ChunkUsage>,
 }
 
+/// A model in a server's list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedModel {
+    pub id: String,
+    /// `None` if the server does not say.
+    pub context_tokens: Option<usize>,
+}
+
+impl ListedModel {
+    fn read(model: &Value) -> Option<Self> {
+        let context_tokens = model["max_model_len"].as_u64().and_then(|count| usize::try_from(count).ok());
+        Some(Self { id: model["id"].as_str()?.to_owned(), context_tokens })
+    }
+}
+
 /// A server and its connections.
 pub struct LoadClient {
     endpoint: Endpoint,
@@ -149,11 +164,11 @@ impl LoadClient {
         Self { endpoint, key, timeout, idle: Mutex::new(Vec::new()) }
     }
 
-    /// Returns the models that the server lists, and its `Server` header.
+    /// Returns the models that the server lists, each as it describes it, and its `Server` header.
     ///
     /// # Errors
     /// [`RequestFailure`].
-    pub async fn models(&self) -> Result<(Vec<String>, Option<String>), RequestFailure> {
+    pub async fn models(&self) -> Result<(Vec<ListedModel>, Option<String>), RequestFailure> {
         self.in_time(async {
             let (response, connection) = self.send(Method::GET, "/models", None).await?;
             let software = response.headers().get(SERVER).and_then(|value| value.to_str().ok());
@@ -162,8 +177,8 @@ impl LoadClient {
             self.put_back(connection);
             let value: Value =
                 serde_json::from_str(&text).map_err(|error| RequestFailure::Malformed(error.to_string()))?;
-            let ids = value["data"].as_array().into_iter().flatten();
-            Ok((ids.filter_map(|model| model["id"].as_str().map(str::to_owned)).collect(), software))
+            let models = value["data"].as_array().into_iter().flatten();
+            Ok((models.filter_map(ListedModel::read).collect(), software))
         })
         .await
     }

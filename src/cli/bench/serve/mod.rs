@@ -60,7 +60,7 @@ pub struct BenchServeArgs {
     pub aliases: Aliases,
 }
 
-/// Which server.
+/// Flags that choose the server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct TargetArgs {
@@ -111,7 +111,7 @@ pub struct TargetArgs {
     pub cpu: Option<CpuSet>,
 }
 
-/// How requests come; lists are separated by commas.
+/// Flags for the arrival of requests; lists are separated by commas.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load")]
 pub struct LoadArgs {
@@ -148,7 +148,7 @@ pub struct LoadArgs {
     pub timeout: TimeSpan,
 }
 
-/// What is asked.
+/// Flags for the content of requests.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Requests")]
 pub struct WorkloadArgs {
@@ -160,7 +160,7 @@ pub struct WorkloadArgs {
     #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub n_gen: Option<usize>,
 
-    /// Turns of a conversation, each with all that was said before
+    /// Turns of a conversation, each with all earlier turns before it
     #[arg(long, value_name = "N", default_value = "1", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1000))]
     pub turns: usize,
 
@@ -370,7 +370,8 @@ async fn meet(
         }
         listed => listed?,
     };
-    let Some(model) = args.target.served_model.clone().or_else(|| models.first().cloned()) else {
+    let listed = || models.first().map(|model| model.id.clone());
+    let Some(model) = args.target.served_model.clone().or_else(listed) else {
         return Err(CommandError::usage("the server lists no model").hint("name one with --served-model"));
     };
     let load = &args.workload;

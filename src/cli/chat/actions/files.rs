@@ -54,7 +54,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.ui.terminal.report("nothing was written");
         return Ok(Effect::Prompt);
     }
-    // What is said here is private, as the session is.
+    // The conversation is private, as the session's file is.
     let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;
@@ -85,7 +85,7 @@ fn markdown(saved: &SavedSession) -> String {
     std::iter::once(model).chain(saved.messages().map(section)).collect::<Vec<_>>().join("\n")
 }
 
-/// The same object as `llmctl sessions show --output json`.
+/// Returns the same object as `llmctl sessions show --output json`.
 fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, CommandError> {
     let unnamed = SessionName::new("unsaved")?;
     let (_, mut object) = shared::show(name.unwrap_or(&unnamed), saved);
@@ -95,7 +95,7 @@ fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, Com
     Ok(format!("{object:#}\n"))
 }
 
-/// The terminal's own clipboard, by its escape sequence OSC 52: the one way that works over ssh too.
+/// Copies to the terminal's own clipboard with the escape sequence OSC 52, which works over ssh too.
 pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(answer) =
         chat.state.session_chat.messages().filter(|message| message.role == Role::Assistant).last()

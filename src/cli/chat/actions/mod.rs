@@ -77,7 +77,7 @@ fn no_argument(name: &str, argument: &str) -> Result<(), CommandError> {
     }
 }
 
-/// A count that may be left out.
+/// Parses a count that may be left out.
 fn count(name: &str, argument: &str, otherwise: usize) -> Result<usize, CommandError> {
     match argument {
         "" => Ok(otherwise),

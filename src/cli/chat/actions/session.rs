@@ -16,7 +16,7 @@ use crate::runtime::session::store::{
 };
 use crate::runtime::turn::session_chat::SessionChat;
 
-/// How long a removal waits for KV that is being saved.
+/// Longest wait of a removal for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Another conversation; the one before stays where it is saved.
@@ -37,7 +37,7 @@ pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// The session keeps its name and loses its turns, which stay as a branch.
+/// Removes the session's turns, which stay as a branch. The session keeps its name.
 pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("reset", argument)?;
     let turns = chat.state.session_chat.saved().turns.len();
@@ -50,7 +50,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
         None => format!("empty this conversation with {turns}? /undo would bring it back. y(es), n(o): "),
     };
     match chat.ui.input.ask(&question)?.as_deref() {
-        // A script has said what it wants.
+        // `None`: a script is not asked.
         None | Some("y" | "yes") => {}
         Some(_) => {
             chat.ui.terminal.report("nothing was changed");
@@ -60,7 +60,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     let branch = chat.state.set_aside(BranchReason::Reset)?;
     chat.state.keep_system();
     chat.state.session_chat.rewind(0)?;
-    match chat.model.llm().engine().reset_session(chat.state.engine_name()) {
+    match chat.model.llm().engine().reset_session(&chat.state.engine_name()) {
         Ok(()) | Err(Error::SessionNotFound(_)) => {}
         Err(error) => return Err(error.into()),
     }
@@ -74,7 +74,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// A conversation has one system prompt, the one it began with: another one is another conversation.
+/// Changes the system prompt, which begins another conversation: a conversation has one system prompt.
 pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     let has_begun = !chat.state.session_chat.saved().turns.is_empty();
     let now = if has_begun {
@@ -107,7 +107,7 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// How a new conversation of this chat is kept.
+/// Returns where a new conversation of this chat is saved.
 fn planned(chat: &Chat<'_>) -> SavePlace {
     if chat.state.is_ephemeral { SavePlace::Nowhere } else { SavePlace::Planned }
 }
@@ -135,7 +135,7 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             let model = chat.model.fingerprint();
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
-            let _ = chat.model.llm().engine().close_session(chat.state.engine_name()); // there is none before the first turn
+            let _ = chat.model.llm().engine().close_session(&chat.state.engine_name()); // there is none before the first turn
             let is_fresh = turns.is_empty();
             chat.state.keeping = SavePlace::Saved { name: new.clone(), is_automatic: false, is_fresh };
             chat.state.session_chat = SessionChat::resume(writer, model);
@@ -224,7 +224,7 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// The open session is let go of for as long as it takes: a name is changed by whoever holds the lock.
+/// Closes the open session while it is renamed, because renaming takes its lock.
 fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Result<(), CommandError> {
     let model = chat.model.fingerprint();
     let unsaved = chat.state.session_chat.saved().clone();
@@ -242,7 +242,7 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
     };
     chat.state.session_chat = SessionChat::resume(writer, model);
     renamed?;
-    let _ = chat.model.llm().engine().close_session(from.as_str()); // there is none before the first turn
+    let _ = chat.model.llm().engine().close_session(&from.into()); // there is none before the first turn
     let is_fresh = matches!(chat.state.keeping, SavePlace::Saved { is_fresh: true, .. });
     chat.state.keeping = SavePlace::Saved { name: to.clone(), is_automatic: false, is_fresh };
     chat.tell_engine()?;
@@ -264,7 +264,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()), "turn");
     let question = format!("remove session {name} with {turns}? y(es), n(o): ");
     match chat.ui.input.ask(&question)?.as_deref() {
-        // A script has said what it wants.
+        // `None`: a script is not asked.
         None | Some("y" | "yes") => {}
         Some(_) => {
             chat.ui.terminal.report("nothing was removed");
@@ -345,7 +345,7 @@ fn origin(summary: &SessionSummary, depth: usize) -> String {
     }
 }
 
-/// The session that another comes from, where it is still there: a branch is found by id, a fork by name.
+/// Returns the session that another comes from, where it is still there: a branch is found by id, a fork by name.
 fn parent_of<'a>(
     summary: &SessionSummary,
     all: &[(&'a SessionName, &SessionSummary)],
@@ -358,7 +358,7 @@ fn parent_of<'a>(
     all.iter().find(is_parent).map(|(name, _)| *name)
 }
 
-/// The session that this one comes from in the end.
+/// Returns the session that this one comes from in the end.
 fn root_of(open: &SessionName, all: &[(&SessionName, &SessionSummary)]) -> SessionName {
     let mut name = open;
     // A renamed session may seem to come from itself: no chain is longer than the list.

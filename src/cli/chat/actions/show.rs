@@ -88,7 +88,7 @@ fn model(chat: &Chat<'_>) -> String {
     ])
 }
 
-/// The conversation as the model got it last, up to the last answer.
+/// Returns the conversation as the model got it last, up to the last answer.
 fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
     let turns = &chat.state.session_chat.saved().turns;
     let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };

@@ -55,7 +55,7 @@ pub fn redo(chat: &mut Chat<'_>, argument: &str) -> Done {
     }
 }
 
-/// What was taken away last: by this chat, else by whoever had the session before.
+/// Returns the turns that were removed last, by this chat or by an earlier user of the session.
 fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, CommandError> {
     if let Some(taken) = chat.state.taken.clone() {
         return Ok(Some(taken));
@@ -69,7 +69,7 @@ fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, Com
     Ok(by_user.into_iter().find(|(_, reason)| *reason != BranchReason::Request))
 }
 
-/// The conversation as it was before; what it is now is what /redo brings back next.
+/// Restores the conversation as it was before, and keeps the present one for /redo.
 fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
     let before = chat.state.session_chat.saved().clone();
     chat.state.taken = match taken {
@@ -84,7 +84,7 @@ fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
         }
     };
     (chat.state.last, chat.state.has_warned) = (None, false);
-    let _ = chat.model.llm().engine().close_session(chat.state.engine_name()); // there is none before the first turn
+    let _ = chat.model.llm().engine().close_session(&chat.state.engine_name()); // there is none before the first turn
     chat.tell_engine()?;
     let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
     chat.ui.terminal.report(&format!("brought back: the conversation has {turns}"));

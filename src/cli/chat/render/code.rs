@@ -74,7 +74,7 @@ impl Code {
         }
     }
 
-    /// What is held back.
+    /// Writes the text that is held back.
     pub fn finish(&mut self, out: &mut Styled) {
         self.print(self.line.len(), out);
     }
@@ -132,7 +132,7 @@ fn class(c: char) -> Class {
     }
 }
 
-/// The colour of the innermost scope that has one.
+/// Returns the colour of the innermost scope that has one.
 fn style_of(stack: &ScopeStack) -> TextStyle {
     let color =
         |scope: &Scope| COLORS.iter().find(|(known, _)| known.is_prefix_of(*scope)).map(|(_, style)| *style);

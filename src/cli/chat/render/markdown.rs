@@ -43,7 +43,7 @@ struct Fence {
     code: Code,
 }
 
-/// What of a line's text is in force.
+/// Styles in force within a line.
 #[derive(Default)]
 struct MarkdownLine {
     base: TextStyle,
@@ -94,7 +94,7 @@ impl MarkdownLine {
     }
 }
 
-/// What a line turns out to be.
+/// Kind of a line.
 #[derive(Debug, PartialEq, Eq)]
 enum MarkdownBlock {
     Text,
@@ -128,7 +128,7 @@ impl Markdown {
         self.out.take()
     }
 
-    /// The rest, with all attributes off.
+    /// Returns the rest, with all attributes off.
     pub fn finish(&mut self) -> String {
         match &self.place {
             MarkdownPlace::Start if self.closes_code() => {
@@ -272,7 +272,7 @@ impl Markdown {
         self.line.previous = Some(mark);
     }
 
-    /// Whether the line, if it ends here, closes the block of code.
+    /// Returns whether the line, if it ends here, closes the block of code.
     fn closes_code(&self) -> bool {
         let Some(fence) = &self.code else { return false };
         let marks = self.held.trim();
@@ -316,7 +316,7 @@ impl Markdown {
     }
 }
 
-/// What the line is, when its beginning tells.
+/// Returns the kind of the line; `None` if its beginning does not decide it.
 fn block(line: &str) -> Option<MarkdownBlock> {
     let body = line.trim_start_matches(' ');
     let first = body.chars().next()?;

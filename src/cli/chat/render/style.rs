@@ -3,7 +3,7 @@
 use crate::cli::output::visible;
 use crate::cli::wrap::Wrap;
 
-/// What text looks like. The terminal's own sixteen colours, so that any theme stays readable.
+/// Style of text. Uses the terminal's sixteen colours, so that any theme stays readable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TextStyle {
     pub bold: bool,
@@ -40,7 +40,7 @@ pub struct Styled {
     is_verbatim: bool,
 }
 
-/// What can be printed.
+/// Text with attributes, ready to print.
 #[derive(Debug)]
 struct StyledText {
     text: String,
@@ -78,12 +78,12 @@ impl Styled {
         self.is_verbatim = is_verbatim;
     }
 
-    /// What has come together, the attributes as they are.
+    /// Takes the collected text and keeps the attributes.
     pub fn take(&mut self) -> String {
         std::mem::take(&mut self.out.text)
     }
 
-    /// What is held back; then attributes off.
+    /// Writes the text that is held back, and turns the attributes off.
     pub fn reset(&mut self) {
         let out = &mut self.out;
         self.wrap.flush(&mut |c, style| out.push(c, style));

@@ -1,4 +1,4 @@
-//! What is found and said of a conversation before its first message.
+//! The greeting before the first message: what is saved of the conversation, and what of it is in the cache.
 
 use std::time::Instant;
 
@@ -42,7 +42,7 @@ impl Chat<'_> {
             return Ok(None);
         }
         let said = if cached * 2 < num_tokens {
-            // What is left is said, and computed with the first message.
+            // Report the rest, which is computed with the first message.
             let time = estimate(num_tokens - cached).map_or(String::new(), |time| format!(", about {time}"));
             let missing = grouped(num_tokens - cached);
             match cached {
@@ -63,7 +63,7 @@ impl Chat<'_> {
         Ok(Some(said))
     }
 
-    /// What the engine finds of these tokens.
+    /// Asks the engine how many of these tokens it can reuse.
     fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
         let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
         let mut events =

@@ -5,7 +5,7 @@
 //! under a checksum (a torn page is computed again), the conversation they belong to is synced elsewhere, and syncing
 //! half a gigabyte per turn would keep the disk busy for seconds. Only files whose folder and name follow this layout
 //! are counted or removed, so other files below the root are safe. A file's modification time is the time of its last
-//! use by any process that shares the root.
+//! use by any process that shares the root, and a month later for a page that several sessions begin with.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirEntry, File, FileTimes, OpenOptions};
@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 
 use super::page::{self, FORMAT_VERSION};
-use super::{DiskPageKey, MissingReason, PageLabel, PageName};
+use super::{DiskPageKey, MissingReason, PageLabel, PageName, PageUse};
 use crate::runtime::private_files::{private_file, private_folder};
 
 const MANIFEST: &str = "manifest.json";
@@ -30,6 +30,10 @@ const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 /// Uses within this time count as one use, so that within it the pages deepest in their sequences are removed first:
 /// without the pages before it a page is worth nothing.
 const SAME_USE: Duration = Duration::from_secs(60);
+
+/// How much later than its last use the last use of a shared page counts, so that it is removed after all others. It ends
+/// the protection of prefixes that nobody uses any more.
+const SHARED_BONUS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The folder with the pages of one fingerprint.
 #[derive(Debug)]
@@ -183,7 +187,7 @@ impl Folder {
         }
         replace(fan_out, &path, |file| {
             page::write(file, label, payload)?;
-            file.set_times(used_now(label.depth))
+            file.set_times(used_now(label.depth, Duration::ZERO))
         })
     }
 
@@ -204,14 +208,15 @@ impl Folder {
         let mut file = File::open(&path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
         let payload = page::read(&mut file, len, label, num_bytes)?;
-        drop(file.set_times(used_now(label.depth))); // a failure is harmless: such a folder is not cleaned up either
+        note_use(&file, PageUse { depth: label.depth, is_shared: false });
         Ok(payload)
     }
 
-    /// Sets a page's time of last use. On failure the page is only evicted earlier.
-    pub fn touch(&self, key: DiskPageKey, depth: u32) {
-        let file = File::open(self.page_path(key));
-        drop(file.and_then(|file| file.set_times(used_now(depth))));
+    /// Sets a page's time of last use.
+    pub fn touch(&self, key: DiskPageKey, page_use: PageUse) {
+        if let Ok(file) = File::open(self.page_path(key)) {
+            note_use(&file, page_use);
+        }
     }
 
     /// Removes a page's file. Returns false if the file still exists.
@@ -277,11 +282,19 @@ fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Sets the time of last use of an open page; a shared page stays shared. On failure the page is only removed earlier.
+fn note_use(file: &File, page_use: PageUse) {
+    let now = SystemTime::now();
+    let was_shared = || file.metadata().and_then(|metadata| metadata.modified()).is_ok_and(|time| time > now);
+    let bonus = if page_use.is_shared || was_shared() { SHARED_BONUS } else { Duration::ZERO };
+    drop(file.set_times(used_now(page_use.depth, bonus)));
+}
+
 /// Returns the file times of a page used now by a sequence with `depth` pages before it.
-fn used_now(depth: u32) -> FileTimes {
+fn used_now(depth: u32, bonus: Duration) -> FileTimes {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let use_number = since_1970.as_secs() / SAME_USE.as_secs();
-    let time = Duration::from_secs(use_number * SAME_USE.as_secs());
+    let time = Duration::from_secs(use_number * SAME_USE.as_secs()).saturating_add(bonus);
     let time = time.saturating_sub(Duration::from_millis(u64::from(depth)));
     FileTimes::new().set_modified(SystemTime::UNIX_EPOCH + time)
 }
@@ -318,6 +331,11 @@ impl FoundPage {
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
         let last_use = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         Some(Self { path: entry.path(), key, num_bytes: metadata.len(), last_use })
+    }
+
+    /// Returns whether several sessions begin with the page, and one of them was used within the last month.
+    pub fn is_shared(&self, now: SystemTime) -> bool {
+        self.last_use > now
     }
 }
 
@@ -444,7 +462,7 @@ mod tests {
         let modified = |depth| {
             let path = folder.path().join("file");
             let file = File::create(&path).expect("created");
-            file.set_times(used_now(depth)).expect("ours");
+            file.set_times(used_now(depth, Duration::ZERO)).expect("ours");
             fs::metadata(&path).and_then(|metadata| metadata.modified()).expect("known")
         };
         assert!(modified(1) < modified(0) && modified(100) < modified(2));

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, Saving};
+use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, PageUse, Saving};
+use crate::runtime::notice::Notice;
 
 #[derive(Debug)]
 pub struct IoQueue {
@@ -29,9 +30,9 @@ pub enum IoJob {
     Write(Arc<WriteJob>),
     Touch {
         key: DiskPageKey,
-        depth: u32,
+        page_use: PageUse,
     },
-    /// Nothing is queued: look for leftovers and pages over the limit.
+    /// Remove leftovers and pages over the limit, because nothing else is queued.
     Tidy,
     Stop,
 }
@@ -61,7 +62,7 @@ struct IoState {
     writes: HashMap<DiskPageKey, Arc<WriteJob>>,
     write_order: VecDeque<DiskPageKey>,
     write_bytes: u64,
-    touches: HashMap<DiskPageKey, u32>,
+    touches: HashMap<DiskPageKey, PageUse>,
     events: VecDeque<DiskEvent>,
     event_bytes: u64,
     /// Requested pages whose answers have not been polled.
@@ -91,18 +92,18 @@ impl IoQueue {
     }
 
     /// Records a use of a page that is saved or queued. Returns false if it is neither.
-    pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
+    pub fn touch(&self, key: DiskPageKey, page_use: PageUse) -> bool {
         let mut state = self.state();
         let is_known = state.contains(key);
         if is_known {
-            state.touches.insert(key, depth);
+            state.touches.entry(key).or_insert(page_use).is_shared |= page_use.is_shared;
             self.work.notify_one();
         }
         is_known
     }
 
     pub fn save(&self, label: PageLabel, bytes: Vec<u8>) -> Saving {
-        if self.touch(label.key, label.depth) {
+        if self.touch(label.key, PageUse { depth: label.depth, is_shared: false }) {
             return Saving::Known;
         }
         let mut state = self.state();
@@ -276,9 +277,15 @@ impl IoQueue {
         let mut state = self.state();
         if !state.is_saving_off {
             state.is_saving_off = true;
-            state.events.push_back(DiskEvent::Notice(format!("saving of KV pages is off: {reason}")));
+            state.events.push_back(DiskEvent::Notice(Notice::KvSavingOff(reason.to_owned())));
         }
         state.drop_writes();
+        self.done.notify_all();
+    }
+
+    /// Reports a fact to the user.
+    pub fn note(&self, notice: Notice) {
+        self.state().events.push_back(DiskEvent::Notice(notice));
         self.done.notify_all();
     }
 
@@ -324,8 +331,8 @@ impl IoState {
                 return Some(IoJob::Write(Arc::clone(write)));
             }
         }
-        if let Some((&key, &depth)) = self.touches.iter().next() {
-            return Some(IoJob::Touch { key, depth });
+        if let Some((&key, &page_use)) = self.touches.iter().next() {
+            return Some(IoJob::Touch { key, page_use });
         }
         let is_untidy = !std::mem::replace(&mut self.is_tidy, true);
         is_untidy.then_some(IoJob::Tidy)
@@ -499,7 +506,7 @@ mod tests {
         save(&queue, 1, 10);
         queue.stop_saving("the disk is full");
         queue.stop_saving("the disk is full");
-        let notice = "saving of KV pages is off: the disk is full".to_owned();
+        let notice = Notice::KvSavingOff("the disk is full".to_owned());
         assert_eq!(queue.poll(), [DiskEvent::Notice(notice)]);
         assert!(queue.flush(Duration::ZERO) && !queue.contains(label(1).key));
         assert_eq!((save(&queue, 1, 10), queue.is_saving()), (Saving::Dropped, false));

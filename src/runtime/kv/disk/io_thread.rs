@@ -5,11 +5,13 @@
 //! the least recently used files are removed until seven eighths of the limit are used, so that walks stay rare.
 
 use std::io;
+use std::time::SystemTime;
 
 use super::MissingReason;
 use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
+use crate::runtime::notice::Notice;
 
 /// Processes jobs until the queue returns `Stop`.
 pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
@@ -20,8 +22,8 @@ pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
         match queue.next_job() {
             IoJob::Read(read) => thread.read(&read),
             IoJob::Write(write) => thread.write(&write),
-            IoJob::Touch { key, depth } => {
-                folder.touch(key, depth);
+            IoJob::Touch { key, page_use } => {
+                folder.touch(key, page_use);
                 queue.finish_touch(key);
             }
             IoJob::Tidy => thread.tidy(),
@@ -131,18 +133,24 @@ impl IoThread<'_> {
         Ok(Some(found))
     }
 
-    /// Removes the least recently used pages until at most `target` bytes are left.
+    /// Removes the least recently used pages until at most `target` bytes are left, shared ones last.
     fn remove_oldest(&mut self, mut found: Vec<FoundPage>, target: u64) -> io::Result<()> {
         found.sort_unstable_by_key(|page| page.last_use);
         let mut left: u64 = found.iter().map(|page| page.num_bytes).sum();
+        let (now, mut num_shared) = (SystemTime::now(), 0);
         for page in found {
             if left <= target {
                 break;
             }
             self.folder.remove_found(&page)?;
             left -= page.num_bytes;
+            num_shared += usize::from(page.is_shared(now));
             self.space.used_bytes = Some(left);
             self.queue.count_removed(self.folder.is_ours(&page).then_some(page.key));
+        }
+        if num_shared > 0 {
+            let limit_bytes = self.space.limit_bytes;
+            self.queue.note(Notice::KvSharedPagesRemoved { count: num_shared, limit_bytes });
         }
         Ok(())
     }

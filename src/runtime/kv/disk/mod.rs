@@ -26,6 +26,7 @@ use serde_json::Value;
 use self::folder::Folder;
 use self::io_queue::IoQueue;
 use crate::runtime::error::{Error, Result};
+use crate::runtime::notice::Notice;
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
@@ -52,6 +53,16 @@ pub struct PageLabel {
     /// Number of pages before this one in its sequence. Among pages last used together, the deepest are removed
     /// first.
     pub depth: u32,
+}
+
+/// A use of a page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageUse {
+    /// See [`PageLabel::depth`].
+    pub depth: u32,
+    /// Another session than the one that computed it begins with the page. It is then evicted after all pages of single
+    /// sessions, unless a month passes without a use.
+    pub is_shared: bool,
 }
 
 /// Location, limit and fingerprint of a page store.
@@ -99,16 +110,9 @@ pub enum MissingReason {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskEvent {
-    Loaded {
-        key: DiskPageKey,
-        bytes: Vec<u8>,
-    },
-    Missing {
-        key: DiskPageKey,
-        reason: MissingReason,
-    },
-    /// One sentence for the user.
-    Notice(String),
+    Loaded { key: DiskPageKey, bytes: Vec<u8> },
+    Missing { key: DiskPageKey, reason: MissingReason },
+    Notice(Notice),
 }
 
 /// Counts since the store was opened.
@@ -175,10 +179,10 @@ impl DiskStore {
         self.queue.contains(key)
     }
 
-    /// Records that a page is still in use, so that other pages are evicted first. `depth` is that of its label.
-    /// Returns false if the page is not on disk.
-    pub fn touch(&self, key: DiskPageKey, depth: u32) -> bool {
-        self.thread.is_some() && self.queue.touch(key, depth)
+    /// Records that a page is still in use, so that other pages are evicted first. Returns false if the page is not on
+    /// disk.
+    pub fn touch(&self, key: DiskPageKey, page_use: PageUse) -> bool {
+        self.thread.is_some() && self.queue.touch(key, page_use)
     }
 
     /// Queues a page to be written.

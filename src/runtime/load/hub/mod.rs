@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::error::LoadError;
 use super::builtin::BuiltIn;
+use crate::runtime::notice::Notice;
 pub use cache::{CachedModel, ModelKind, Summary, list, summary};
 use cache::{Repo, Snapshot};
 use quant_tag::{GgufGroup, group_shards};
@@ -69,7 +70,7 @@ pub struct Resolved {
     pub name: String,
     pub source: ModelSource,
     /// Choices made for the user, one sentence each.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
     /// Snapshot of the cache that the files belong to.
     pub snapshot: Option<SnapshotRef>,
 }
@@ -129,7 +130,7 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
                 return Ok(resolved);
             }
             LookupStep::Alias(target) => {
-                notices.push(format!("{} is an alias of {target}", reference.text()));
+                notices.push(Notice::Alias { name: reference.text().to_string(), target: target.to_owned() });
                 reference = ModelRef::parse(target)?;
             }
         }
@@ -289,9 +290,9 @@ impl<'a> ReferenceLookup<'a> {
         };
         let mut resolved = gguf_in(&snapshot.dir, best, display_name(repo, best))?;
         if files.len() > 1 {
-            let tags: Vec<&str> = files.iter().map(|f| f.tag.as_deref().unwrap_or(&f.first)).collect();
-            let chosen = best.tag.as_deref().unwrap_or(&best.first);
-            resolved.notices.push(format!("{} is cached as {}; using {chosen}", repo.id, tags.join(", ")));
+            let tag = |f: &GgufGroup| f.tag.as_ref().unwrap_or(&f.first).clone();
+            let (cached, chosen) = (files.iter().map(tag).collect(), tag(best));
+            resolved.notices.push(Notice::Quantisation { repo: repo.id.clone(), cached, chosen });
         }
         Ok(resolved)
     }

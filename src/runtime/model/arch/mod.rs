@@ -28,8 +28,6 @@ pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 
-#[cfg(feature = "candle-families")]
-use super::candle_models;
 use super::config::{DecoderConfig, Naming};
 use crate::runtime::error::LoadError;
 
@@ -71,62 +69,24 @@ pub const FAMILIES: &[Family] = &[
     smollm3::FAMILY,
 ];
 
-/// The implementation that computes a model.
-pub enum Recognised {
-    /// Our decoder.
-    Native(Description),
-    /// candle-transformers.
-    #[cfg(feature = "candle-families")]
-    CandleModel(candle_models::CandlePlan),
-}
-
-/// Finds the model's family and the implementation that computes it.
+/// Parses the configuration with the model's native family; `None` if it has none.
 ///
 /// # Errors
-/// Errors of [`parse_config`] and `candle_models::find`.
-pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
-    #[cfg(feature = "candle-families")]
-    if let Some(plan) = candle_models::find(reader)? {
-        return Ok(Recognised::CandleModel(plan));
+/// [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
+pub fn parse_config(reader: &ConfigReader) -> Result<Option<Description>, LoadError> {
+    let (name, format) = (reader.architecture()?, reader.format());
+    let family = FAMILIES.iter().find(|family| family.names(format).contains(&name.as_str()));
+    family.map(|family| (family.parse_config)(reader)).transpose()
+}
+
+impl Family {
+    /// Returns the names of the family in files of this format.
+    pub fn names(&self, format: ModelFormat) -> &'static [&'static str] {
+        match format {
+            ModelFormat::HuggingFace => self.model_types,
+            ModelFormat::Gguf => self.gguf_names,
+        }
     }
-    parse_config(reader).map(Recognised::Native)
-}
-
-/// Finds the model's native family and parses the configuration with it.
-///
-/// # Errors
-/// [`LoadError::UnknownArchitecture`] with the known names and the nearest one; [`LoadError::Malformed`] naming a key that is
-/// missing or has a value out of range.
-pub fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let name = reader.architecture()?;
-    let names = |family: &Family| match reader.format() {
-        ModelFormat::HuggingFace => family.model_types,
-        ModelFormat::Gguf => family.gguf_names,
-    };
-    if let Some(family) = FAMILIES.iter().find(|family| names(family).contains(&name.as_str())) {
-        return (family.parse_config)(reader);
-    }
-    let known: Vec<&str> =
-        FAMILIES.iter().flat_map(names).copied().chain(candle_names(reader.format())).collect();
-    let similarity = |known: &&&str| (strsim::jaro_winkler(known, &name) * 1000.0) as u32;
-    let nearest = known.iter().max_by_key(similarity).filter(|name| similarity(name) > 700);
-    Err(LoadError::UnknownArchitecture {
-        nearest: nearest.map(|name| name.to_string()),
-        known: known.iter().map(|name| name.to_string()).collect(),
-        name,
-    })
-}
-
-/// Returns the names of the families that candle-transformers computes from files of this format. It reads no GGUF.
-#[cfg(feature = "candle-families")]
-fn candle_names(format: ModelFormat) -> Vec<&'static str> {
-    let families = candle_models::FAMILIES.iter().filter(|_| format == ModelFormat::HuggingFace);
-    families.flat_map(|family| family.model_types.iter().copied()).collect()
-}
-
-#[cfg(not(feature = "candle-families"))]
-fn candle_names(_format: ModelFormat) -> Vec<&'static str> {
-    Vec::new()
 }
 
 #[cfg(test)]
@@ -135,7 +95,8 @@ mod tests {
     use serde_json::json;
 
     fn description(config: serde_json::Value) -> Result<Description, LoadError> {
-        parse_config(&ConfigReader::hugging_face("config.json".into(), config))
+        let description = parse_config(&ConfigReader::hugging_face("config.json".into(), config))?;
+        Ok(description.expect("a native family"))
     }
 
     fn small(model_type: &str) -> serde_json::Value {
@@ -143,16 +104,6 @@ mod tests {
             "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 100, "max_position_embeddings": 512,
         })
-    }
-
-    #[test]
-    fn an_unknown_architecture_lists_the_known_and_the_nearest() {
-        let error = description(small("qwen4")).expect_err("unknown");
-        let LoadError::UnknownArchitecture { name, known, nearest } = error else { panic!("{error}") };
-        assert_eq!(name, "qwen4");
-        assert!(known.contains(&"llama".to_owned()));
-        assert_eq!(known.contains(&"falcon".to_owned()), cfg!(feature = "candle-families"));
-        assert!(nearest.is_some_and(|nearest| nearest.starts_with("qwen")));
     }
 
     #[test]

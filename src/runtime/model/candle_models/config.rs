@@ -9,6 +9,7 @@ use crate::runtime::error::LoadError;
 use crate::runtime::model::arch::rope::{partial_factor, rope};
 use crate::runtime::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use crate::runtime::model::config::RopeScaling;
+use crate::runtime::notice::Notice;
 
 /// The config under construction, key by key.
 pub struct CandleConfig<'a> {
@@ -182,7 +183,7 @@ impl<'a> CandleConfig<'a> {
         &mut self,
         context: usize,
         is_used: bool,
-    ) -> Result<(usize, Option<String>), LoadError> {
+    ) -> Result<(usize, Option<Notice>), LoadError> {
         let window = self.reader.count("sliding_window")?.filter(|window| is_used && *window < context);
         let Some(window) = window else { return Ok((context, None)) };
         if window < 2 {
@@ -190,10 +191,7 @@ impl<'a> CandleConfig<'a> {
                 .reader
                 .error("sliding_window", format!("{window} tokens have no room for an answer")));
         }
-        let notice = format!(
-            "the context is {window} tokens instead of {context}: candle-transformers does not apply this family's sliding window"
-        );
-        Ok((window, Some(notice)))
+        Ok((window, Some(Notice::NoSlidingWindow { window, context })))
     }
 }
 

@@ -18,6 +18,7 @@ use super::weights::WeightAdaptation;
 use super::{CandleFamily, CandlePlan, Sizes};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
+use crate::runtime::notice::Notice;
 
 /// Constructor of candle-transformers' model from a config and tensors.
 pub type OpenModel = fn(Map<String, Value>, VarBuilder<'static>) -> candle_core::Result<Begin>;
@@ -148,11 +149,9 @@ fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
         Ok(cloned(model, |model, tokens, _| model.forward(tokens)))
     };
     let table = tied.then_some("transformer.word_embeddings.weight");
-    let notice =
-        "candle-transformers approximates the GELU of falcon models, so their logits differ slightly";
     Ok(CandlePlan {
         prefill: Prefill::Beginning,
-        notices: vec![notice.to_owned()],
+        notices: vec![Notice::ApproximateGelu],
         weights: WeightAdaptation { tied: table, ..WeightAdaptation::default() },
         ..plan::<falcon::Config>("falcon", config, sizes, context, open)?
     })

@@ -26,6 +26,7 @@ use super::{Batch, Logits, Model, ModelSpec, Row};
 use crate::runtime::backend::cpu::{BATCH_ROWS, CpuOptions};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageId, PageRef, PageTable};
+use crate::runtime::notice::Notice;
 use crate::runtime::tensor::TensorSource;
 use sequence::{CHUNK, CandleSequence, LONGEST_BEGINNING, ModelParts};
 use weights::{CandleWeights, WeightAdaptation};
@@ -54,7 +55,7 @@ pub struct CandlePlan {
     /// Bytes of a recurrent model's state per sequence; `None` if all tokens are kept.
     pub state_bytes: Option<usize>,
     /// Notices about this family, besides the general one.
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
     /// The config for candle-transformers.
     config: Map<String, Value>,
     weights: WeightAdaptation,

@@ -1,7 +1,7 @@
 //! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
 use super::StoreIndex;
-use super::layer::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};

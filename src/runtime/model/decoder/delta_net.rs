@@ -3,7 +3,7 @@
 //! form in GGUF, where value heads may be ordered differently and the factors of decay are `-exp(A_log)`.
 
 use super::StoreIndex;
-use super::layer::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
 use crate::runtime::error::{LoadError, Result};

@@ -1,6 +1,6 @@
 //! Loads the parts of one layer onto a backend.
 
-use super::layer::Projection;
+use super::buffers::Projection;
 use super::{Convert, Matrix};
 use crate::runtime::backend::Backend;
 use crate::runtime::error::LoadError;

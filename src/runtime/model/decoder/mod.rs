@@ -5,14 +5,17 @@
 //! depends on its own sequence only.
 
 mod attention;
+mod buffers;
 mod delta_net;
 mod feed_forward;
 mod layer;
 mod load;
 mod per_layer;
+mod routing;
 mod short_conv;
 
-use layer::{DecoderLayer, LayerBuffers, LayerContext, Stream};
+use buffers::{LayerBuffers, LayerContext};
+use layer::{DecoderLayer, Stream};
 use load::Loader;
 use per_layer::PerLayer;
 

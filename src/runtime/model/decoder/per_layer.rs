@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::layer::{LayerBuffers, Projection};
+use super::buffers::{LayerBuffers, Projection};
 use super::load::Loader;
 use super::{Convert, Matrix};
 use crate::runtime::backend::{Activation, Backend};

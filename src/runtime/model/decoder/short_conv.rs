@@ -2,7 +2,7 @@
 //! transformers `Lfm2ShortConv`.
 
 use super::StoreIndex;
-use super::layer::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, Backend, ConvSpec};
 use crate::runtime::error::{LoadError, Result};

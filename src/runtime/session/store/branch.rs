@@ -8,8 +8,9 @@ use std::fs;
 
 use super::folder::io_error;
 use super::name::MAX_BRANCHED_BYTES;
+use super::record::BranchReason;
 use super::record::{LogRecord, StoredTurnRecord};
-use super::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
+use super::saved::{Branch, ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
 use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
 use crate::runtime::error::{Error, Result};
@@ -168,14 +169,14 @@ impl SessionWriter {
         let common = common_turns(self.saved(), other);
         let mut records = vec![LogRecord::Truncate { turns: common, time_ms: now_ms() }];
         let mut model = &self.saved().model;
-        for (at, SavedTurn { turn, model: own }) in
-            other.turns.iter().map(|saved| &**saved).enumerate().skip(common)
-        {
+        for (at, saved) in other.turns.iter().enumerate().skip(common) {
+            let SavedTurn { turn, model: own, .. } = &**saved;
             if own != model {
                 model = own;
                 records.push(LogRecord::Model { model: (&**model).into() });
             }
             records.push(LogRecord::Turn { number: at + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
+            records.extend(saved.note_record(at + 1));
         }
         if *model != other.model {
             records.push(LogRecord::Model { model: (&*other.model).into() });

@@ -211,7 +211,7 @@ mod tests {
         }
     }
 
-    /// How a request without a turn removes its empty session.
+    /// Removal of the empty session of a request without a turn.
     type Leave = fn(&FolderModel, LockGuard<FolderModel>, usize);
 
     fn leave(_: &FolderModel, held: LockGuard<FolderModel>, number: usize) {

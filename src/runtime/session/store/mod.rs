@@ -36,14 +36,16 @@ use self::saved::{Contradiction, replay};
 use self::writer::OpenedSession;
 use super::super::error::{Error, Result, StoreError};
 use super::super::request::{Finish, Sampling, Usage};
+use crate::runtime::notice::Notice;
 use crate::runtime::private_files;
 use crate::template::message::Message;
 
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};
 use self::owners::Owners;
+pub use self::record::BranchReason;
 pub use self::removal::{Forgotten, Purged};
-pub use self::saved::{Branch, BranchReason, ForkOf, SavedSession, SavedTurn};
+pub use self::saved::{Branch, ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";
@@ -408,8 +410,10 @@ fn load<'a>(path: &Path, bytes: &'a [u8]) -> ScannedTranscript<'a> {
     let problem = match (contradiction, &scan.damage) {
         (Some(Contradiction::Line { line, message }), _) => Some(damaged(line, message)),
         (Some(Contradiction::Schema(schema)), _) => {
-            let message =
-                format!("written by a newer llmctl: the schema is {schema:?}, not {:?}", record::SCHEMA);
+            let message = format!(
+                "written by a newer llmctl: the schema is {schema:?}, not {:?}",
+                record::NEWEST_SCHEMA
+            );
             Some(StoreError::Unsupported { path: path.into(), message })
         }
         (None, Some(damage)) => Some(damaged(damage.line, damage.message.clone())),
@@ -423,15 +427,12 @@ fn read_transcript(path: &Path, name: &SessionName) -> Result<Vec<u8>> {
     folder::read_file(path)?.ok_or_else(|| Error::SessionNotFound(name.to_string()))
 }
 
-fn end_notice(name: &SessionName, end: LogEnd) -> Option<String> {
+fn end_notice(name: &SessionName, end: LogEnd) -> Option<Notice> {
+    let session = name.to_string();
     match end {
         LogEnd::Clean => None,
-        LogEnd::Torn { num_bytes } => Some(format!(
-            "session {name}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
-        )),
-        LogEnd::NoLineFeed => {
-            Some(format!("session {name}: the end of the last line was missing and was restored"))
-        }
+        LogEnd::Torn { num_bytes } => Some(Notice::TornTurn { session, num_bytes }),
+        LogEnd::NoLineFeed => Some(Notice::LineEndRestored { session }),
     }
 }
 

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use crate::runtime::error::{Error, Result};
+use crate::runtime::request::EngineSessionName;
 
 /// Most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 128;
@@ -79,6 +80,12 @@ impl SessionName {
     }
 }
 
+impl From<&SessionName> for EngineSessionName {
+    fn from(name: &SessionName) -> Self {
+        Self::of_valid(&name.0)
+    }
+}
+
 impl fmt::Display for SessionName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -88,6 +95,12 @@ impl fmt::Display for SessionName {
 /// Returns the folder of an owner's sessions.
 pub(super) fn owner_folder(owner: &str) -> String {
     percent_encoded(owner)
+}
+
+/// Parses the name of an owner's folder; `None` if it is not one.
+pub(super) fn owner_of_folder(folder: &str) -> Option<String> {
+    let owner = String::from_utf8(percent_decoded(folder)?).ok()?;
+    (owner_folder(&owner) == folder).then_some(owner)
 }
 
 fn percent_encoded(name: &str) -> String {

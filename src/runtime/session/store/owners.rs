@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::SessionStore;
 use super::listing::Summaries;
-use super::name::owner_folder;
+use super::name::{owner_folder, owner_of_folder};
 
 /// Folder of the owners' folders; no session's folder has this name.
 const FOLDER: &str = ".owners";
@@ -28,12 +28,24 @@ impl Owners {
 
     /// Returns all folders that hold sessions.
     pub fn roots(&self) -> Vec<PathBuf> {
+        std::iter::once(self.root.clone()).chain(self.folders()).collect()
+    }
+
+    fn folders(&self) -> impl Iterator<Item = PathBuf> {
         let owners = fs::read_dir(self.root.join(FOLDER)).into_iter().flatten().flatten();
-        std::iter::once(self.root.clone()).chain(owners.map(|entry| entry.path())).collect()
+        owners.map(|entry| entry.path())
     }
 }
 
 impl SessionStore {
+    /// Returns the owners of API keys who have sessions, or had some, in alphabetical order.
+    pub fn owners(&self) -> Vec<String> {
+        let name = |folder: PathBuf| owner_of_folder(folder.file_name()?.to_str()?);
+        let mut owners: Vec<String> = self.owners.folders().filter_map(name).collect();
+        owners.sort();
+        owners
+    }
+
     /// Returns the store of an API key's owner.
     pub fn of_owner(&self, owner: &str) -> Self {
         let mut summaries = self.owners.summaries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,6 +77,7 @@ mod tests {
             assert_eq!(own.list().expect("a list").len(), 1);
         }
         let inside = owners[0].1.owners.roots();
+        assert_eq!(store.owners(), ["..", "Anna", "a.b@c", "anna"]);
         assert_eq!(inside.len(), 5, "the root and each owner's: {inside:?}");
         assert!(inside.iter().all(|root| root.starts_with(folder.path()) && !root.ends_with("..")));
     }

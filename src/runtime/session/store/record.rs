@@ -1,19 +1,21 @@
-//! The format of a saved session's lines, `llmctl.session.v2`: types of their own, converted both ways.
+//! The format of a saved session's lines, up to `llmctl.session.v3`: types of their own, converted both ways.
 //!
 //! The types here are the format: a field is never renamed, and a new field means a new schema. Records that
-//! an older llmctl would not understand are refused, not skipped. The second schema extends the first; a file
+//! an older llmctl would not understand are refused, not skipped. Each schema extends the one before it; a file
 //! has the schema that its header names and contains nothing of a later one. Knows no file, no checksum and
 //! no other record.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{BranchReason, ModelFingerprint, StoredTurn};
+use super::{ModelFingerprint, StoredTurn};
 use crate::runtime::request::{Finish, Sampling, SamplingNumbers, Usage};
 use crate::template::message::{Content, Message, Role, ToolCall};
 
 /// Schema of new files.
-pub const SCHEMA: &str = "llmctl.session.v2";
+const SCHEMA: &str = "llmctl.session.v2";
+/// Schema of files with notes, the newest one.
+pub const NEWEST_SCHEMA: &str = "llmctl.session.v3";
 const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
 
@@ -23,6 +25,8 @@ pub enum Version {
     V1,
     /// Adds references of models, owners, ids and branches.
     V2,
+    /// Adds notes on turns.
+    V3,
 }
 
 impl Version {
@@ -30,7 +34,17 @@ impl Version {
         match schema {
             FIRST_SCHEMA => Some(Self::V1),
             SCHEMA => Some(Self::V2),
+            NEWEST_SCHEMA => Some(Self::V3),
             _ => None,
+        }
+    }
+
+    /// Returns the name in a header.
+    pub fn schema(self) -> &'static str {
+        match self {
+            Self::V1 => FIRST_SCHEMA,
+            Self::V2 => SCHEMA,
+            Self::V3 => NEWEST_SCHEMA,
         }
     }
 }
@@ -61,6 +75,8 @@ pub enum LogRecord {
     Model { model: ModelRecord },
     /// A finished turn. `number` counts from 1; it replaces turns from that number on.
     Turn { number: usize, turn: Box<StoredTurnRecord> },
+    /// What a frontend keeps beside a turn, counted from 1; replaces an earlier note.
+    Note { number: usize, note: Value },
     /// Only the first `turns` turns remain valid.
     Truncate { turns: usize, time_ms: u64 },
     /// The session was renamed.
@@ -83,6 +99,41 @@ pub struct BranchRecord {
     /// Id of the session that the branch belongs to.
     pub of: String,
     pub reason: BranchReason,
+}
+
+/// Reason for creating a branch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BranchReason {
+    /// An earlier message was edited.
+    Edit,
+    /// An answer was regenerated.
+    Retry,
+    /// The last turns were undone.
+    Undo,
+    /// The conversation was emptied.
+    Reset,
+    /// An HTTP request did not continue the session.
+    Request,
+    /// Another branch replaced the session's conversation.
+    Restore,
+}
+
+impl BranchReason {
+    pub const ALL: [Self; 6] =
+        [Self::Edit, Self::Retry, Self::Undo, Self::Reset, Self::Request, Self::Restore];
+
+    /// Returns the reason's name in the file and in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Edit => "edit",
+            Self::Retry => "retry",
+            Self::Undo => "undo",
+            Self::Reset => "reset",
+            Self::Request => "request",
+            Self::Restore => "restore",
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -196,6 +247,7 @@ impl LogRecord {
             Self::Header { schema, .. } => return Version::of(schema).unwrap_or(Version::V2),
             Self::Model { model } => model.reference.is_some(),
             Self::ForkOf { branch, .. } => branch.is_some(),
+            Self::Note { .. } => return Version::V3,
             Self::Turn { .. } | Self::Truncate { .. } | Self::Rename { .. } => false,
         };
         if is_second { Version::V2 } else { Version::V1 }
@@ -207,7 +259,7 @@ impl LogRecord {
             Version::V1 if id.is_some() || owner.is_some() || model.reference.is_some() => {
                 Err(format!("a header of {FIRST_SCHEMA} with fields of a later schema"))
             }
-            Version::V2 if id.is_none() => Err("a header without an id".to_owned()),
+            Version::V2 | Version::V3 if id.is_none() => Err("a header without an id".to_owned()),
             _ => Ok(()),
         }
     }
@@ -477,6 +529,7 @@ mod tests {
             header(SCHEMA.into(), &old, Some("i"), Some("anna")),
             LogRecord::Model { model },
             LogRecord::Model { model: old },
+            LogRecord::Note { number: 1, note: json!({"a": [null, "b"]}) },
             LogRecord::Truncate { turns: 0, time_ms: 2 },
             LogRecord::Rename { to: "b".into(), time_ms: 3 },
             LogRecord::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch: None },
@@ -530,8 +583,8 @@ mod tests {
     fn what_another_version_wrote_is_refused() {
         let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
         assert_eq!(
-            LogRecord::from_body(&header("llmctl.session.v3")),
-            Err(Unreadable::Schema("llmctl.session.v3".into()))
+            LogRecord::from_body(&header("llmctl.session.v4")),
+            Err(Unreadable::Schema("llmctl.session.v4".into()))
         );
         for malformed in [
             &*header("other.v1"),

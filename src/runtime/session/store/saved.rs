@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use uuid::Uuid;
 
-use super::record::{BranchRecord, LogRecord, SCHEMA, StoredTurnRecord, Unreadable, Version};
+use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
 use super::{ModelFingerprint, SessionName, StoredTurn};
 use crate::runtime::session::transcript::Transcript;
 use crate::template::message::{Content, Message, Role};
@@ -18,6 +18,15 @@ use crate::template::message::{Content, Message, Role};
 pub struct SavedTurn {
     pub turn: StoredTurn,
     pub model: Arc<ModelFingerprint>,
+    /// What a frontend keeps beside the turn; no part of the conversation.
+    pub note: Option<Value>,
+}
+
+impl SavedTurn {
+    /// Returns the record of the note, if there is one; the turn counts from 1.
+    pub(super) fn note_record(&self, number: usize) -> Option<LogRecord> {
+        self.note.clone().map(|note| LogRecord::Note { number, note })
+    }
 }
 
 /// Origin of a forked session.
@@ -38,41 +47,6 @@ pub struct Branch {
     /// branch.
     pub of: String,
     pub reason: BranchReason,
-}
-
-/// Reason for creating a branch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BranchReason {
-    /// An earlier message was edited.
-    Edit,
-    /// An answer was regenerated.
-    Retry,
-    /// The last turns were undone.
-    Undo,
-    /// The conversation was emptied.
-    Reset,
-    /// An HTTP request did not continue the session.
-    Request,
-    /// Another branch replaced the session's conversation.
-    Restore,
-}
-
-impl BranchReason {
-    pub const ALL: [Self; 6] =
-        [Self::Edit, Self::Retry, Self::Undo, Self::Reset, Self::Request, Self::Restore];
-
-    /// Returns the reason's name in the file and in JSON.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Edit => "edit",
-            Self::Retry => "retry",
-            Self::Undo => "undo",
-            Self::Reset => "reset",
-            Self::Request => "request",
-            Self::Restore => "restore",
-        }
-    }
 }
 
 /// A conversation from disk. Clones share the turns.
@@ -194,6 +168,7 @@ impl SavedSession {
             LogRecord::Header { .. } => return Err("a second header".to_owned()),
             LogRecord::Model { model } => self.model = Arc::new(model.into()),
             LogRecord::Turn { number, turn } => self.add_turn(number, *turn)?,
+            LogRecord::Note { number, note } => self.set_note(number, note)?,
             LogRecord::Truncate { turns, time_ms } => {
                 if turns > self.turns.len() {
                     return Err(format!("a return to turn {turns} of {}", self.turns.len()));
@@ -232,16 +207,31 @@ impl SavedSession {
         }
         self.turns.truncate(number - 1);
         self.last_used_ms = self.last_used_ms.max(turn.finished_ms);
-        self.turns.push(Arc::new(SavedTurn { turn, model: self.model.clone() }));
+        self.turns.push(Arc::new(SavedTurn { turn, model: self.model.clone(), note: None }));
         self.had_turns = true;
         Ok(())
+    }
+
+    /// Replaces the note on a turn, which counts from 1. `Err` if there is no such turn.
+    pub fn set_note(&mut self, number: usize, note: Value) -> Result<(), String> {
+        let num_turns = self.turns.len();
+        let turn = number.checked_sub(1).and_then(|at| self.turns.get_mut(at));
+        let turn = turn.ok_or_else(|| format!("a note on turn {number} of {num_turns}"))?;
+        Arc::make_mut(turn).note = Some(note);
+        Ok(())
+    }
+
+    /// Returns the schema of a new file with this session's content.
+    fn needed_version(&self) -> Version {
+        let has_notes = self.turns.iter().any(|saved| saved.note.is_some());
+        if has_notes { Version::V3 } else { Version::V2 }
     }
 
     /// Returns the records that rebuild this session, without rewound turns.
     pub(super) fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
         let mut model = self.turns.first().map_or(&self.model, |saved| &saved.model);
         let mut records = vec![LogRecord::Header {
-            schema: SCHEMA.to_owned(),
+            schema: self.version.max(self.needed_version()).schema().to_owned(),
             name: name.to_string(),
             created_ms: self.created_ms,
             model: (&**model).into(),
@@ -263,6 +253,7 @@ impl SavedSession {
             }
             let turn = Box::new(StoredTurnRecord::from(&saved.turn));
             records.push(LogRecord::Turn { number: at + 1, turn });
+            records.extend(saved.note_record(at + 1));
         }
         if self.model != *model {
             records.push(LogRecord::Model { model: (&*self.model).into() });

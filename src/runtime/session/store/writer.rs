@@ -7,13 +7,16 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
 use super::log::Log;
-use super::record::{LogRecord, SCHEMA, StoredTurnRecord};
+use super::record::{LogRecord, StoredTurnRecord, Version};
 use super::removal::Forgotten;
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
 use crate::runtime::error::{Error, Result, StoreError};
+use crate::runtime::notice::Notice;
 use crate::runtime::private_files;
 
 /// Size in bytes from which a file is rewritten when most of it is replaced turns.
@@ -27,7 +30,7 @@ pub struct SessionWriter {
     folder: PathBuf,
     log: Log<File>,
     saved: SavedSession,
-    notices: Vec<String>,
+    notices: Vec<Notice>,
     /// Smallest file that is compacted automatically, in bytes.
     compact_bytes: u64,
     /// File size at which compaction is considered next.
@@ -43,7 +46,7 @@ pub(super) struct OpenedSession {
     pub folder: PathBuf,
     pub log: Log<File>,
     pub saved: SavedSession,
-    pub notices: Vec<String>,
+    pub notices: Vec<Notice>,
     pub lock: Lock,
 }
 
@@ -76,7 +79,7 @@ impl SessionWriter {
     }
 
     /// Returns notices about the file for the user, one sentence each.
-    pub fn notices(&self) -> &[String] {
+    pub fn notices(&self) -> &[Notice] {
         &self.notices
     }
 
@@ -95,12 +98,36 @@ impl SessionWriter {
     /// # Errors
     /// Errors of [`Self::append`]; [`Error::InvalidParameter`] if there are fewer turns.
     pub fn append_after(&mut self, turns: usize, model: &ModelFingerprint, turn: &StoredTurn) -> Result<()> {
+        self.append_noted(turns, model, turn, None)
+    }
+
+    /// As [`Self::append_after`], with a note on the turn. A crash may leave the turn without its note.
+    ///
+    /// # Errors
+    /// Errors of [`Self::append_after`].
+    pub fn append_noted(
+        &mut self,
+        turns: usize,
+        model: &ModelFingerprint,
+        turn: &StoredTurn,
+        note: Option<Value>,
+    ) -> Result<()> {
         let mut records = Vec::new();
         if *model != *self.saved.model {
             records.push(LogRecord::Model { model: model.into() });
         }
-        records.push(LogRecord::Turn { number: turns + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
+        let number = turns + 1;
+        records.push(LogRecord::Turn { number, turn: Box::new(StoredTurnRecord::from(turn)) });
+        records.extend(note.map(|note| LogRecord::Note { number, note }));
         self.write(records)
+    }
+
+    /// Replaces the note on a turn, which counts from 1.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] if there is no such turn; [`Error::Store`].
+    pub fn set_note(&mut self, number: usize, note: Value) -> Result<()> {
+        self.write(vec![LogRecord::Note { number, note }])
     }
 
     /// Rewinds to the first `turns` turns, for undo and edits.
@@ -165,8 +192,8 @@ impl SessionWriter {
         Ok(log::scan(&bytes).bodies.into_iter().map(str::to_owned).collect())
     }
 
-    /// Rewrites a file of an older schema with a header of the current one.
-    fn upgrade(&mut self) -> Result<()> {
+    /// Rewrites a file of an older schema with a header of a later one.
+    fn upgrade(&mut self, version: Version) -> Result<()> {
         let mut bodies = self.bodies()?;
         let header = bodies.first().and_then(|body| LogRecord::from_body(body).ok());
         let Some(LogRecord::Header { name, created_ms, model, .. }) = header else {
@@ -175,17 +202,22 @@ impl SessionWriter {
             return Err(StoreError::Damaged { path, line: 1, message }.into());
         };
         let (id, owner) = (Some(self.saved.id.clone()), self.saved.owner.clone());
-        let header = LogRecord::Header { schema: SCHEMA.to_owned(), name, created_ms, model, id, owner };
+        let header =
+            LogRecord::Header { schema: version.schema().to_owned(), name, created_ms, model, id, owner };
         self.saved.version = header.version();
         bodies[0] = header.to_body();
         self.rewrite(&bodies)
     }
 
+    /// Upgrades the file if its schema cannot express one of the records.
+    fn upgrade_for(&mut self, records: &[LogRecord]) -> Result<()> {
+        let needed = records.iter().map(LogRecord::version).max();
+        needed.filter(|needed| *needed > self.saved.version).map_or(Ok(()), |needed| self.upgrade(needed))
+    }
+
     /// Rewrites the file with `records` appended. A crash leaves all of them or none.
     pub(super) fn rewrite_with(&mut self, records: Vec<LogRecord>) -> Result<()> {
-        if records.iter().any(|record| record.version() > self.saved.version) {
-            self.upgrade()?;
-        }
+        self.upgrade_for(&records)?;
         let saved = self.replayed(&records)?;
         let mut bodies = self.bodies()?;
         bodies.extend(records.iter().map(LogRecord::to_body));
@@ -214,9 +246,7 @@ impl SessionWriter {
     }
 
     fn write(&mut self, records: Vec<LogRecord>) -> Result<()> {
-        if records.iter().any(|record| record.version() > self.saved.version) {
-            self.upgrade()?;
-        }
+        self.upgrade_for(&records)?;
         let saved = self.replayed(&records)?;
         self.compact_if_long()?;
         let bodies: Vec<String> = records.iter().map(LogRecord::to_body).collect();
@@ -312,5 +342,36 @@ mod tests {
         let turns = store.read(&name).expect("reads").turns;
         assert_eq!(turns.len(), 1);
         assert_eq!(turns[0].turn, turn(&format!("199 {}", "x".repeat(300))));
+    }
+
+    #[test]
+    fn a_note_stays_with_its_turn() {
+        let folder = tempfile::TempDir::new().expect("a scratch folder");
+        let store = SessionStore::new(folder.path());
+        let name = SessionName::new("a").expect("a name");
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
+        let mut writer = store.create(&name, &model).expect("created");
+        writer.append(&model, &turn("plain")).expect("saved");
+        let transcript =
+            |name: &SessionName| fs::read_to_string(store.path(name).join(TRANSCRIPT)).expect("there");
+        assert!(transcript(&name).contains("llmctl.session.v2"), "older readers read it");
+        writer.append_noted(1, &model, &turn("noted"), Some("first".into())).expect("saved");
+        writer.set_note(2, "second".into()).expect("saved");
+        assert!(writer.set_note(3, "none".into()).is_err(), "there is no such turn");
+        assert!(transcript(&name).contains("llmctl.session.v3"), "older readers refuse it");
+        let notes = |name: &SessionName| -> Vec<Option<Value>> {
+            store.read(name).expect("reads").turns.iter().map(|saved| saved.note.clone()).collect()
+        };
+        let expected = [None, Some(Value::from("second"))];
+        assert_eq!(notes(&name), expected);
+        writer.compact().expect("compacted");
+        assert_eq!(notes(&name), expected);
+        assert!(!transcript(&name).contains("first"), "what it replaces is gone");
+        let branch = writer.branch(None, super::super::BranchReason::Undo).expect("a branch");
+        assert_eq!(notes(branch.name()), expected);
+        writer.truncate(1).expect("truncated");
+        writer.compact().expect("compacted");
+        writer.append_noted(1, &model, &turn("again"), Some("third".into())).expect("saved");
+        assert_eq!(notes(&name), [None, Some(Value::from("third"))]);
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::pieces::{Table, byte_level_char};
-use super::pipeline::{Added, Speller};
+use super::speller::{Added, Speller};
 
 /// Most bytes that a normal form makes from one: three bytes of a singleton from one of ASCII, three of a
 /// composed character from nine of its parts, four of a mathematical letter from one.

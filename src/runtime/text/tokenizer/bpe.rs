@@ -12,8 +12,9 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
 use super::pieces::Spelling;
-use super::pipeline::{Speller, guarded};
+use super::pipeline::guarded;
 use super::pretokenize::PreRule;
+use super::speller::Speller;
 use super::vocab::{TokenKind, VocabSpec};
 
 /// Parts of a tokenizer made from a vocabulary, without its added tokens.

@@ -10,8 +10,8 @@
 use serde_json::Value;
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
-use super::pipeline::{Added, Speller};
 use super::pretokenize;
+use super::speller::{Added, Speller};
 
 /// Most words before the end of a window that may change with more text behind them; a generous bound.
 const UNCERTAIN_WORDS: usize = 16;

@@ -14,7 +14,8 @@ use tokenizers::{
 };
 
 use super::pieces::{Spelling, Table};
-use super::pipeline::{Added, guarded};
+use super::pipeline::guarded;
+use super::speller::Added;
 
 /// Settings beside tokenizer.json (tokenizer_config.json, special_tokens_map.json).
 #[derive(Debug, Clone, Default)]

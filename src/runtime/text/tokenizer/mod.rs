@@ -12,6 +12,7 @@ mod hf;
 mod pieces;
 mod pipeline;
 mod pretokenize;
+mod speller;
 mod spm;
 mod terminators;
 mod vocab;
@@ -25,7 +26,8 @@ use tokenizers::AddedToken;
 use self::bound::Bound;
 use self::bpe::TokenizerParts;
 use self::pieces::{Spelling, Table};
-use self::pipeline::{Added, Failure, Pipeline, Speller};
+use self::pipeline::{Failure, Pipeline};
+use self::speller::{Added, Speller};
 use self::terminators::turn_terminators;
 use crate::runtime::error::{Error, LoadError, Result};
 

@@ -10,46 +10,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::{
-    AddedToken, AddedVocabulary, Model, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizer, PreTokenizerWrapper, Token,
+    AddedVocabulary, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer, PreTokenizerWrapper,
+    Token,
 };
 
 use super::bound::Bound;
 use super::cuts::{Cuts, SafeCut, Word};
 use super::pieces::Table;
-use super::spm::Spm;
+use super::speller::{Added, Speller};
 use crate::runtime::error::panic_text;
-
-/// Model that encodes a word.
-pub(super) enum Speller {
-    Crate(Box<ModelWrapper>),
-    Spm(Spm),
-}
-
-impl Speller {
-    pub fn token_to_id(&self, text: &str) -> Option<u32> {
-        match self {
-            Speller::Crate(model) => model.token_to_id(text),
-            Speller::Spm(spm) => spm.token_to_id(text),
-        }
-    }
-
-    /// Encodes a word; `is_rest` if an earlier part of it was encoded before.
-    fn spell(&self, word: &str, is_rest: bool, ids: &mut Vec<u32>) -> tokenizers::Result<()> {
-        match self {
-            Speller::Crate(model) => ids.extend(model.tokenize(word)?.iter().map(|token| token.id)),
-            Speller::Spm(spm) => ids.extend(spm.encode(word, is_rest)?),
-        }
-        Ok(())
-    }
-}
-
-/// A token that is searched in the text before anything else.
-#[derive(Debug, Clone)]
-pub(super) struct Added {
-    pub id: u32,
-    pub token: AddedToken,
-}
 
 pub(super) struct Pipeline {
     normalizer: Option<NormalizerWrapper>,

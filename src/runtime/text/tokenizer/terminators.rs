@@ -31,7 +31,7 @@ const HARMONY: &[&str] = &["<|return|>", "<|call|>"];
 /// Registered as special by Harmony vocabularies and no others.
 const HARMONY_MARK: &str = "<|channel|>";
 
-/// The ids among `special` (id, text) that end a turn, ascending.
+/// Returns the ids among `special` (id, text) that end a turn, ascending.
 pub(super) fn turn_terminators<'a>(special: impl Iterator<Item = (u32, &'a str)> + Clone) -> Vec<u32> {
     let harmony = special.clone().any(|(_, text)| text == HARMONY_MARK);
     let by_dialect = if harmony { HARMONY } else { UNLESS_HARMONY };

@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::events::{duration, ms};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarSource};
-use crate::runtime::request::{Limits, Overflow, Request, Sampling, SamplingNumbers};
+use crate::runtime::request::{EngineSessionName, Limits, Overflow, Request, Sampling, SamplingNumbers};
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -36,9 +36,9 @@ pub struct Generate {
     pub exact_seed: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop: Vec<String>,
-    /// Empty for no session.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub session_id: String,
+    /// Absent or empty for no session.
+    #[serde(deserialize_with = "name_or_empty", skip_serializing_if = "Option::is_none")]
+    pub session_id: Option<EngineSessionName>,
     pub ignore_eos: bool,
     pub render_special: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -58,6 +58,10 @@ pub struct Generate {
     pub deadline_ms: Option<f64>,
     /// Send every [`Event`] in full.
     pub events: bool,
+}
+
+fn name_or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EngineSessionName>, D::Error> {
+    Ok(EngineSessionName::parse(String::deserialize(deserializer)?).ok())
 }
 
 fn is_false(flag: &bool) -> bool {
@@ -87,7 +91,7 @@ impl Default for Generate {
             seed: 0,
             exact_seed: None,
             stop: Vec::new(),
-            session_id: String::new(),
+            session_id: None,
             ignore_eos: false,
             render_special: false,
             markup: Vec::new(),
@@ -128,7 +132,7 @@ impl From<&Request> for Generate {
             seed: 0,
             exact_seed: sampling.seed,
             stop: limits.stop.clone(),
-            session_id: session.clone().unwrap_or_default(),
+            session_id: session.clone(),
             ignore_eos: limits.ignore_eos,
             render_special: *render_special,
             markup: markup.to_vec(),
@@ -193,7 +197,7 @@ impl Generate {
             render_special: self.render_special,
             markup: self.markup.into(),
             grammar: self.grammar.as_ref().map(compile).transpose()?,
-            session: Some(self.session_id).filter(|name| !name.is_empty()),
+            session: self.session_id,
         })
     }
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{Finish, Logprob, ReuseReason, Started, Token};
+use crate::runtime::request::{EngineSessionName, Finish, Logprob, ReuseReason, Started, Token};
 use crate::runtime::spec::EngineSpec;
 
 pub use events::{Detail, EventEncoder};
@@ -78,20 +78,20 @@ pub enum Op {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Named {
-    pub session_id: String,
+    pub session_id: EngineSessionName,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fork {
-    pub session_id: String,
-    pub to: String,
+    pub session_id: EngineSessionName,
+    pub to: EngineSessionName,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Restore {
-    pub session_id: String,
+    pub session_id: EngineSessionName,
     pub tokens: Vec<u32>,
 }
 
@@ -153,30 +153,30 @@ pub enum ReplyBody {
     /// Here and below, `existed` tells whether the session existed. It is omitted for calls without an id.
     Opened {
         opened: Yes,
-        session_id: String,
+        session_id: EngineSessionName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         existed: Option<bool>,
     },
     Closed {
         closed: Yes,
-        session_id: String,
+        session_id: EngineSessionName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         existed: Option<bool>,
     },
     Reset {
         reset: Yes,
-        session_id: String,
+        session_id: EngineSessionName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         existed: Option<bool>,
     },
     Forked {
         forked: Yes,
-        session_id: String,
-        to: String,
+        session_id: EngineSessionName,
+        to: EngineSessionName,
     },
     Restored {
         restored: Yes,
-        session_id: String,
+        session_id: EngineSessionName,
     },
     Session {
         session: SessionDetail,
@@ -266,7 +266,7 @@ pub struct ErrorLine {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub session_id: Option<String>,
+    pub session_id: Option<EngineSessionName>,
 }
 
 /// First line of a worker whose model is loaded.
@@ -371,9 +371,9 @@ impl Op {
     }
 
     /// Returns the name of the session that the operation uses.
-    pub fn session(&self) -> Option<&str> {
+    pub fn session(&self) -> Option<&EngineSessionName> {
         match self {
-            Op::Generate(generate) => Some(&generate.session_id).filter(|name| !name.is_empty()),
+            Op::Generate(generate) => generate.session_id.as_ref(),
             Op::Open(named) | Op::Close(named) | Op::Reset(named) | Op::Inspect(named) => {
                 Some(&named.session_id)
             }
@@ -381,7 +381,6 @@ impl Op {
             Op::Restore(restore) => Some(&restore.session_id),
             _ => None,
         }
-        .map(String::as_str)
     }
 }
 

@@ -4,7 +4,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{ErrorCode, Id, MAX_ID_BYTES, Named, OPS, Op, Refusal, WorkerCall};
+use super::{ErrorCode, Id, MAX_ID_BYTES, OPS, Op, Refusal, WorkerCall};
 
 impl WorkerCall {
     /// Parses a line without its line feed.
@@ -53,12 +53,12 @@ fn read_id(id: Value) -> Result<Id, String> {
 fn read_op(name: &str, fields: Map<String, Value>) -> Result<Option<Op>, String> {
     let op = match name {
         "generate" => Op::Generate(Box::new(read(fields)?)),
-        "open" => Op::Open(read_named(fields)?),
-        "close" => Op::Close(read_named(fields)?),
-        "reset" => Op::Reset(read_named(fields)?),
+        "open" => Op::Open(read(fields)?),
+        "close" => Op::Close(read(fields)?),
+        "reset" => Op::Reset(read(fields)?),
         "fork" => Op::Fork(read(fields)?),
         "restore" => Op::Restore(read(fields)?),
-        "inspect" => Op::Inspect(read_named(fields)?),
+        "inspect" => Op::Inspect(read(fields)?),
         "sessions" => Op::Sessions(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         "ping" => Op::Ping(read(fields)?),
@@ -70,14 +70,6 @@ fn read_op(name: &str, fields: Map<String, Value>) -> Result<Option<Op>, String>
     Ok(Some(op))
 }
 
-fn read_named(fields: Map<String, Value>) -> Result<Named, String> {
-    let named: Named = read(fields)?;
-    match named.session_id.is_empty() {
-        true => Err("session_id: must not be empty".to_owned()),
-        false => Ok(named),
-    }
-}
-
 /// Deserializes the fields. The error names the field that is wrong.
 fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
     let names: Vec<String> = fields.keys().cloned().collect();
@@ -87,12 +79,17 @@ fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
         let is_wrong = |name: &&String| {
             let alone = Map::from_iter([((*name).clone(), values[name.as_str()].clone())]);
             let error = serde_json::from_value::<T>(Value::Object(alone)).err();
-            error.is_some_and(|error| error.to_string().starts_with("invalid "))
+            error.is_some_and(|error| is_of_value(&error.to_string()))
         };
         let message = error.to_string();
-        match names.iter().find(is_wrong).filter(|_| message.starts_with("invalid ")) {
+        match names.iter().find(is_wrong).filter(|_| is_of_value(&message)) {
             Some(name) => format!("{name}: {message}"),
             None => message,
         }
     })
+}
+
+/// Returns whether serde's message is about a value, not about a field that is missing or unknown.
+fn is_of_value(message: &str) -> bool {
+    message.starts_with("invalid ") || message.starts_with("must ")
 }

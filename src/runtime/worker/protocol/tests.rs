@@ -26,6 +26,10 @@ fn line(value: &impl Serialize) -> Vec<u8> {
     bytes
 }
 
+fn named(name: &str) -> EngineSessionName {
+    EngineSessionName::parse(name).expect("not empty")
+}
+
 fn no_text(text: &str, _: bool) -> Result<Vec<u32>> {
     panic!("{text:?} should be ids")
 }
@@ -79,7 +83,7 @@ fn a_request_comes_out_as_it_went_in() {
         render_special: true,
         markup: vec![5, 6].into(),
         grammar: None,
-        session: Some("a b/\u{1F600}".to_owned()),
+        session: Some(named("a b/\u{1F600}")),
     });
     let seeded = Sampling { seed: Some(u64::MAX), ..Sampling::default() };
     assert_same(&Request { sampling: seeded, ..Request::default() });
@@ -124,7 +128,7 @@ proptest! {
     }
 }
 
-/// An event as it is at the other end.
+/// Returns an event as it is at the other end.
 fn round_trip(event: Event) -> String {
     let answer = EventEncoder::new(Detail::Events).encode(event).expect("all are told");
     let reply = Reply { id: Some(Id::Text("x".to_owned())), answer };
@@ -242,9 +246,8 @@ fn errors_come_out_as_they_went_in() {
 
 #[test]
 fn every_answer_is_told_from_the_others() {
-    let info =
-        SessionInfo { name: "s".to_owned(), state: SessionState::Waiting, num_tokens: 2, num_resident: 0 };
-    let session_id = "s".to_owned();
+    let info = SessionInfo { name: named("s"), state: SessionState::Waiting, num_tokens: 2, num_resident: 0 };
+    let session_id = named("s");
     let load = EngineLoad {
         num_waiting: 1,
         num_running: 2,
@@ -257,7 +260,7 @@ fn every_answer_is_told_from_the_others() {
         ReplyBody::Opened { opened: Yes, session_id: session_id.clone(), existed: Some(false) },
         ReplyBody::Closed { closed: Yes, session_id: session_id.clone(), existed: None },
         ReplyBody::Reset { reset: Yes, session_id: session_id.clone(), existed: Some(true) },
-        ReplyBody::Forked { forked: Yes, session_id: session_id.clone(), to: "t".to_owned() },
+        ReplyBody::Forked { forked: Yes, session_id: session_id.clone(), to: named("t") },
         ReplyBody::Restored { restored: Yes, session_id },
         ReplyBody::Session { session: SessionDetail { info: info.clone(), tokens: vec![1, 2] } },
         ReplyBody::Sessions { sessions: vec![info] },
@@ -282,15 +285,15 @@ fn every_answer_is_told_from_the_others() {
 
 #[test]
 fn calls_come_out_as_they_went_in() {
-    let named = || Named { session_id: "s".to_owned() };
+    let of_session = || Named { session_id: named("s") };
     let ops = vec![
         Op::Generate(Box::default()),
-        Op::Open(named()),
-        Op::Close(named()),
-        Op::Reset(named()),
-        Op::Fork(Fork { session_id: "s".to_owned(), to: "t".to_owned() }),
-        Op::Restore(Restore { session_id: "s".to_owned(), tokens: vec![1, 2] }),
-        Op::Inspect(named()),
+        Op::Open(of_session()),
+        Op::Close(of_session()),
+        Op::Reset(of_session()),
+        Op::Fork(Fork { session_id: named("s"), to: named("t") }),
+        Op::Restore(Restore { session_id: named("s"), tokens: vec![1, 2] }),
+        Op::Inspect(of_session()),
         Op::Sessions(Nothing {}),
         Op::Cancel(Cancel { request: Some(Id::Text("a".to_owned())) }),
         Op::Ping(Nothing {}),
@@ -348,6 +351,7 @@ fn what_is_no_call_is_refused_with_its_id_and_the_field() {
         (br#"{"id":1,"grammar":{"type":"poem"}}"#, "poem"),
         (br#"{"id":1,"op":"open"}"#, "missing field `session_id`"),
         (br#"{"id":1,"op":"open","session_id":""}"#, "session_id: must not be empty"),
+        (br#"{"id":1,"op":"fork","session_id":"s","to":""}"#, "to: must not be empty"),
         (br#"{"id":1,"op":"open","session_id":7}"#, "session_id: invalid type"),
         (br#"{"id":1,"op":"ping","x":1}"#, "unknown field `x`"),
     ] {

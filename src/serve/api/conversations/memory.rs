@@ -35,6 +35,10 @@ struct MemorySession {
 type All = BTreeMap<SessionKey, MemorySession>;
 
 impl MemoryStore {
+    pub fn has_room(&self) -> bool {
+        locked(&self.kept).len() < MAX_CONVERSATIONS
+    }
+
     /// # Errors
     /// [`Error::SessionBusy`] when another was quicker; [`Error::SessionsFull`].
     pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<SessionChat> {

@@ -1,0 +1,65 @@
+//! What the parts of a layer share: products with a matrix, the current step, and buffers for temporary values.
+
+use super::StepBuffers;
+use super::routing::Routing;
+use crate::runtime::backend::{Backend, Product};
+use crate::runtime::error::Result;
+
+/// A product with a matrix, and its optional bias.
+pub struct Projection<B: Backend> {
+    pub weight: B::Weight,
+    pub bias: Option<B::Vector>,
+}
+
+impl<B: Backend> Projection<B> {
+    pub fn onto<'a>(&'a self, out: &'a mut B::Buffer) -> Product<'a, B> {
+        Product { weight: &self.weight, bias: self.bias.as_ref(), out }
+    }
+
+    pub fn apply(&self, backend: &B, x: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        backend.matmul(x, &self.weight, self.bias.as_ref(), out)
+    }
+}
+
+/// Inputs of a part: the current step, and buffers for temporary values.
+pub struct LayerContext<'a, B: Backend> {
+    pub backend: &'a B,
+    pub step: &'a StepBuffers<B>,
+    pub kv: &'a mut B::Kv,
+    /// Per-layer inputs of all layers, in families that have them.
+    pub per_layer: Option<&'a B::Buffer>,
+    pub work: &'a mut LayerBuffers<B>,
+}
+
+/// Buffers of a part, kept between layers and steps.
+pub struct LayerBuffers<B: Backend> {
+    pub q: B::Buffer,
+    pub k: B::Buffer,
+    pub v: B::Buffer,
+    pub mixed: B::Buffer,
+    pub gate: B::Buffer,
+    pub up: B::Buffer,
+    /// Rows gathered for one expert, and the expert's results.
+    pub sent: B::Buffer,
+    pub returned: B::Buffer,
+    pub scores: B::Buffer,
+    pub routing: Routing,
+}
+
+impl<B: Backend> LayerBuffers<B> {
+    pub fn new(backend: &B) -> Self {
+        let buffer = || backend.buffer();
+        Self {
+            q: buffer(),
+            k: buffer(),
+            v: buffer(),
+            mixed: buffer(),
+            gate: buffer(),
+            up: buffer(),
+            sent: buffer(),
+            returned: buffer(),
+            scores: buffer(),
+            routing: Routing::default(),
+        }
+    }
+}

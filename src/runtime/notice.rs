@@ -1,0 +1,98 @@
+//! What the user should know about a model, a session or the engine, as data.
+//!
+//! Every notice is worded here, by thiserror, although none is ever an error. Each frontend shows it in its way: a line on
+//! stderr, a log entry, a line in chat.
+
+use thiserror::Error;
+
+/// A fact that the user should know and that stops nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum Notice {
+    #[error("{name} is an alias of {target}")]
+    Alias { name: String, target: String },
+    #[error("{repo} is cached as {}; using {chosen}", .cached.join(", "))]
+    Quantisation { repo: String, cached: Vec<String>, chosen: String },
+    #[error(
+        "the model has more chat templates ({}); {}", .names.join(", "),
+        if *.has_default { "the default one is used" } else { "none is marked as the default" }
+    )]
+    UnusedChatTemplates { names: Vec<String>, has_default: bool },
+    #[error("the tokenizer has {num_tokens} tokens, but the model has only {num_rows} rows for them")]
+    TokensWithoutRows { num_tokens: usize, num_rows: usize },
+    #[error("the end-of-generation id {0} is ignored: the model has no such token")]
+    EndWithoutRow(u32),
+    #[error("context limited to {context} of {most} tokens by {by}")]
+    ContextLimited { context: usize, most: usize, by: &'static str },
+    #[error(
+        "{count} {} in {dtype} instead of {asked}: token tables keep a finer type, rows that are not whole blocks get another \
+         type, quantised weights keep theirs",
+        if *.count == 1 { "matrix is" } else { "matrices are" }
+    )]
+    WeightTypes { count: usize, dtype: &'static str, asked: &'static str },
+    /// `prompts` describes how candle-transformers computes prompts of the family.
+    #[error(
+        "{name} is not a native family of llmctl and runs through candle-transformers: slower, in f32, one sequence at a \
+         time, {prompts}; sessions only grow (no rewinding, no forks, no sharing) and their KV is not saved on disk; candle \
+         chooses its instruction set (--cpu has no effect)"
+    )]
+    CandleFamily { name: &'static str, prompts: &'static str },
+    #[error(
+        "the context is {window} tokens instead of {context}: candle-transformers does not apply this family's sliding window"
+    )]
+    NoSlidingWindow { window: usize, context: usize },
+    #[error("candle-transformers approximates the GELU of falcon models, so their logits differ slightly")]
+    ApproximateGelu,
+    #[error(
+        "the chat template shows no {}: tools are described in the system prompt, and calls asked for in a generic JSON format",
+        if *.shows_tools { "format of calls that is known" } else { "tools" }
+    )]
+    GenericTools { shows_tools: bool },
+    #[error(
+        "the chat template {} system prompts: they go in front of the first question",
+        if *.is_refused { "refuses" } else { "drops" }
+    )]
+    FoldedSystem { is_refused: bool },
+    #[error(
+        "{count} system {} put into the user turn beside: the chat template takes {}",
+        if *.count == 1 { "message is" } else { "messages are" },
+        if *.takes_none { "none" } else { "one at the start only" }
+    )]
+    MovedSystem { count: usize, takes_none: bool },
+    #[error(
+        "session {session}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
+    )]
+    TornTurn { session: String, num_bytes: usize },
+    #[error("session {session}: the end of the last line was missing and was restored")]
+    LineEndRestored { session: String },
+    /// Turns that another model answered. With `is_same_name`, it has other weights, another tokenizer or template.
+    #[error(
+        "{} with {model}{}; the text is kept, the cache cannot be used for it", answered(*.num_foreign, *.num_turns),
+        if *.is_same_name { " when it had other weights, another tokenizer or template" } else { "" }
+    )]
+    ForeignTurns { model: String, num_foreign: usize, num_turns: usize, is_same_name: bool },
+    #[error("no KV is kept on disk: {limit_bytes} bytes are less than a page of this model, {page_bytes}")]
+    KvLimitBelowPage { limit_bytes: u64, page_bytes: usize },
+    #[error("saving of KV pages is off: {0}")]
+    KvSavingOff(String),
+    #[error(
+        "{count} KV pages that several sessions begin with were removed from disk: all others are gone, and the limit is \
+         {limit_bytes} bytes"
+    )]
+    KvSharedPagesRemoved { count: usize, limit_bytes: u64 },
+    #[error("a KV page is not saved: {0}")]
+    KvPageNotSaved(String),
+    #[error("a KV page from disk cannot be used: {0}")]
+    KvPageUnusable(String),
+    #[error("{count} KV pages on disk cannot be used and are recomputed: {reason}")]
+    KvPagesRecomputed { count: usize, reason: String },
+    /// A notice of an engine in another process, which sends it in words.
+    #[error("{0}")]
+    Remote(String),
+}
+
+fn answered(num_foreign: usize, num_turns: usize) -> String {
+    match num_foreign {
+        all if all == num_turns => "this session was started".to_owned(),
+        some => format!("{some} of {num_turns} turns were answered"),
+    }
+}

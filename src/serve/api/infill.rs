@@ -1,0 +1,125 @@
+//! `POST /infill`, in llama.cpp's form: the text between a prefix and a suffix, for editors that complete code.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use super::body::{Incoming, JsonBody};
+use super::generate::{FinishedChoice, Totals};
+use super::reply::Ignored;
+use super::sse::{self, StreamFormat};
+use super::{blocking, collect, drive, request};
+use crate::runtime::turn::Delta;
+use crate::runtime::{Finish, Outcome, Token};
+use crate::serve::App;
+use crate::serve::error::ApiError;
+
+pub async fn post(
+    State(app): State<App>,
+    incoming: Incoming,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let read = blocking(&app, move |app| request::infill(app, body, incoming)).await?;
+    let request::InfillBody { request, streaming, wanted, ignored } = read;
+    let running = drive::begin(&app, request).await?;
+    let chunks = InfillChunks { model: app.model().id.clone(), wanted };
+    if streaming.is_on {
+        return Ok((Ignored(ignored), sse::response(running, chunks)).into_response());
+    }
+    let collected = collect::all(running).await?;
+    let whole: Value = collected.choices.first().map_or(Value::Null, |choice| {
+        let mut members = chunks.end(choice);
+        members.insert("content".to_owned(), choice.answer.content.as_str().into());
+        chunks.wanted(members)
+    });
+    Ok((Ignored(ignored), Json(whole)).into_response())
+}
+
+/// Writes the text as it comes, and last the facts about it.
+struct InfillChunks {
+    model: String,
+    /// The members of the last object that the client wants; empty for all.
+    wanted: Vec<String>,
+}
+
+impl InfillChunks {
+    /// Returns the members behind the text: why it ended, counts and times.
+    fn end(&self, finished: &FinishedChoice) -> Map<String, Value> {
+        let Outcome { finish, usage, .. } = &finished.answer.outcome;
+        let (stop_type, word) = match finish {
+            Finish::StopString(word) => ("word", word.as_str()),
+            Finish::Eos(_) | Finish::Complete => ("eos", ""),
+            _ => ("limit", ""),
+        };
+        let members = json!({
+            "index": 0,
+            "content": "",
+            "model": self.model,
+            "stop": true,
+            "stop_type": stop_type,
+            "stopping_word": word,
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "tokens_cached": usage.cached_tokens,
+            "truncated": false,
+            "timings": timings(&finished.answer.outcome),
+        });
+        let Value::Object(members) = members else { unreachable!("written as an object above") };
+        members
+    }
+
+    /// Leaves the members that the client wants. `timings/prompt_n` is a member of a member, under its own name.
+    fn wanted(&self, members: Map<String, Value>) -> Value {
+        if self.wanted.is_empty() {
+            return members.into();
+        }
+        let members = Value::Object(members);
+        let find = |path: &String| {
+            let value = members.pointer(&format!("/{path}"))?;
+            Some((path.rsplit('/').next().unwrap_or_default().to_owned(), value.clone()))
+        };
+        self.wanted.iter().filter_map(find).collect::<Map<_, _>>().into()
+    }
+}
+
+/// Returns llama.cpp's counts and times.
+fn timings(outcome: &Outcome) -> Value {
+    let Outcome { usage, timings, .. } = outcome;
+    let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+    let num_computed = usage.prompt_tokens.saturating_sub(usage.cached_tokens);
+    json!({
+        "prompt_n": num_computed,
+        "prompt_ms": ms(timings.prefill),
+        "prompt_per_second": timings.prefill_rate(usage),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": ms(timings.decode),
+        "predicted_per_second": timings.decode_rate(usage),
+    })
+}
+
+impl StreamFormat for InfillChunks {
+    const ENDS_WITH_DONE: bool = false;
+
+    fn opening(&mut self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn deltas(&mut self, _choice: usize, deltas: Vec<Delta>, _tokens: Vec<Token>) -> Vec<Value> {
+        let chunk = |delta: Delta| match delta {
+            Delta::Content(text) => Some(json!({"index": 0, "content": text, "stop": false})),
+            _ => None, // a text without a template has no other parts
+        };
+        deltas.into_iter().filter_map(chunk).collect()
+    }
+
+    fn finished(&mut self, _choice: usize, finished: &FinishedChoice) -> Vec<Value> {
+        vec![self.wanted(self.end(finished))]
+    }
+
+    fn ending(&mut self, _totals: &Totals) -> Vec<Value> {
+        Vec::new()
+    }
+}

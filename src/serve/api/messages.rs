@@ -1,0 +1,316 @@
+//! Anthropic's `POST /v1/messages` and `/v1/messages/count_tokens`.
+//!
+//! Invariants: the blocks of a stream follow each other strictly, and each is closed before the next; a stream ends with
+//! `message_stop` or with an error.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::body::{Incoming, JsonBody, session_of};
+use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
+use super::reply::{AnswerHeaders, Ignored};
+use super::request::{
+    AnswerParams, Streaming, check_model, check_tools, sampling, with_settings, with_template,
+};
+use super::sse::{self, StreamFormat};
+use super::{blocking, collect, drive, text};
+use crate::runtime::turn::{AnswerStart, Delta, OutputConstraint, ToolUse};
+use crate::runtime::{Limits, Token, Usage};
+use crate::serve::App;
+use crate::serve::error::ApiError;
+use crate::serve::wire::anthropic::output::{OutputWishes, output};
+use crate::serve::wire::anthropic::tools::tools;
+use crate::serve::wire::anthropic::{answer, error, hints, messages};
+use crate::serve::wire::message::{begun, check_continued};
+use crate::serve::wire::switches::fulfil;
+use crate::serve::wire::{Fields, Problems, params, shape};
+use crate::template::{Conversation, Message, Role};
+
+pub async fn post(
+    State(app): State<App>,
+    incoming: Incoming,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
+    let MessagesBody { request, is_streamed, shows_thinking, ignored } = asked;
+    let head = MessageHead::new(&app, &request.request_id, shows_thinking);
+    let mut headers = AnswerHeaders::new(&app, &request, ignored);
+    let running = drive::begin(&app, request).await?;
+    headers.placed = running.placed.clone();
+    let response = match is_streamed {
+        true => {
+            let events = MessageEvents::new(head, running.prompt_tokens());
+            sse::response(running, events)
+        }
+        false => {
+            let collected = collect::all(running).await?;
+            Json(head.whole(&collected)).into_response()
+        }
+    };
+    Ok(headers.on(response))
+}
+
+/// Counts the tokens of the prompt that the same body would have at [`post`].
+pub async fn count_tokens(
+    State(app): State<App>,
+    JsonBody(body): JsonBody,
+) -> Result<(Ignored, Json<Value>), ApiError> {
+    let (ignored, asked) = text::read(&app, body, |app, fields| {
+        // Members of the same request that say nothing of its prompt.
+        for name in ["max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"] {
+            fields.hint(name);
+        }
+        prompt_fields(app, fields)
+    })
+    .await?;
+    let count = text::count_of(&app, asked.conversation, asked.answer_start).await?;
+    Ok((ignored, Json(json!({"input_tokens": count}))))
+}
+
+/// The body of a message that is asked for.
+struct MessagesBody {
+    request: GenerateRequest,
+    is_streamed: bool,
+    shows_thinking: bool,
+    /// Fields that have no effect.
+    ignored: Vec<String>,
+}
+
+/// Reads the body of a message.
+///
+/// # Errors
+/// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
+fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<MessagesBody, ApiError> {
+    let engine = app.engine()?;
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let asked = prompt_fields(app, &mut fields);
+    let limits = with_settings(app, Limits::default());
+    let limits = Limits {
+        max_tokens: params::max_tokens(&mut fields, &["max_tokens"], &limits, false),
+        stop: params::stop(&mut fields, "stop_sequences").unwrap_or_default(),
+        ..limits
+    };
+    let is_streamed = fields.flag("stream").unwrap_or(false);
+    let params = AnswerParams {
+        num_choices: 1,
+        sampling: sampling(app, &engine, &mut fields),
+        limits,
+        logprobs: None,
+        constraint: asked.constraint,
+        tools: asked.tools,
+        answer_start: asked.answer_start,
+        streaming: Streaming { is_on: is_streamed, ..Streaming::default() },
+    };
+    let has_constraint = params.constraint.is_some();
+    check_continued(&mut fields, "messages", &params.answer_start, has_constraint);
+    let in_body = fields.text("session_id");
+    fields.end();
+    problems.check(model)?;
+    let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
+    let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
+    let request = params.request(Prompt::Chat(asked.conversation), session, incoming.request_id);
+    let request = GenerateRequest { notices, ..request };
+    Ok(MessagesBody { request, is_streamed, shows_thinking: asked.shows_thinking, ignored })
+}
+
+/// What the prompt depends on, and what is read beside it.
+struct PromptFields {
+    conversation: Conversation,
+    tools: ToolUse,
+    constraint: Option<OutputConstraint>,
+    answer_start: AnswerStart,
+    shows_thinking: bool,
+}
+
+/// Reads the fields that both endpoints know.
+fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
+    let mut messages = messages::conversation(fields);
+    let answer_start = answer_start(fields, &mut messages);
+    let schema_open = shape::is_open(fields, app.settings().schema_open);
+    let tools = tools(fields, schema_open);
+    check_tools(app, fields, &tools);
+    let OutputWishes { wish, shows_thinking, constraint } = output(fields, schema_open);
+    let mut kwargs = Map::new();
+    with_template(app, |template| {
+        fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking);
+    });
+    hints(fields);
+    params::inert(fields);
+    let conversation =
+        Conversation { messages, tools: tools.offered().to_vec(), kwargs, ..Conversation::default() };
+    PromptFields { conversation, tools, constraint, answer_start, shows_thinking }
+}
+
+/// Takes a last message of the assistant as the beginning of the answer, as Anthropic's API does.
+fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    let is_begun = messages.last().is_some_and(|last| last.role == Role::Assistant);
+    let Some(last) = is_begun.then(|| messages.pop()).flatten() else { return AnswerStart::Nothing };
+    begun(&last).unwrap_or_else(|| {
+        fields.unsupported("messages", "ends with calls of tools, whose results must follow");
+        AnswerStart::Nothing
+    })
+}
+
+/// What the objects of one answer share.
+struct MessageHead {
+    id: String,
+    model: String,
+    request_id: String,
+    shows_thinking: bool,
+}
+
+impl MessageHead {
+    fn new(app: &App, request_id: &str, shows_thinking: bool) -> Self {
+        let id = format!("msg_{}", Uuid::new_v4().simple());
+        Self { id, model: app.model().id.clone(), request_id: request_id.to_owned(), shows_thinking }
+    }
+
+    fn whole(&self, collected: &collect::Collected) -> Value {
+        let answer = collected.choices.first().map(|choice| &choice.answer);
+        let content = answer.map(|answer| answer::content(answer, self.shows_thinking)).unwrap_or_default();
+        let usage = answer::usage(&collected.totals.usage, collected.totals.num_reasoning_tokens);
+        answer::message(&self.id, &self.model, content, answer.map(answer::stop), usage)
+    }
+}
+
+/// A block that has begun in a stream.
+enum OpenBlock {
+    Text,
+    /// With all its text.
+    Thinking(String),
+    /// The call of this index.
+    Call(usize),
+}
+
+/// Writes the events of a stream.
+struct MessageEvents {
+    head: MessageHead,
+    prompt_tokens: usize,
+    open: Option<OpenBlock>,
+    num_blocks: usize,
+    /// Why the answer ended, once it has.
+    stop: Option<(&'static str, Option<String>)>,
+}
+
+impl MessageEvents {
+    fn new(head: MessageHead, prompt_tokens: usize) -> Self {
+        Self { head, prompt_tokens, open: None, num_blocks: 0, stop: None }
+    }
+
+    fn block_delta(&self, delta: Value) -> Value {
+        json!({"type": "content_block_delta", "index": self.num_blocks - 1, "delta": delta})
+    }
+
+    /// Ends the block that is open.
+    fn close(&mut self, events: &mut Vec<Value>) {
+        let Some(open) = self.open.take() else { return };
+        if let OpenBlock::Thinking(text) = open {
+            let signature = answer::signature(&text);
+            events.push(self.block_delta(json!({"type": "signature_delta", "signature": signature})));
+        }
+        events.push(json!({"type": "content_block_stop", "index": self.num_blocks - 1}));
+    }
+
+    /// Begins a block behind the one that is open.
+    fn begin(&mut self, events: &mut Vec<Value>, open: OpenBlock, block: &Value) {
+        self.close(events);
+        events.push(json!({"type": "content_block_start", "index": self.num_blocks, "content_block": block}));
+        self.num_blocks += 1;
+        self.open = Some(open);
+    }
+
+    fn text(&mut self, events: &mut Vec<Value>, text: &str) {
+        if !matches!(self.open, Some(OpenBlock::Text)) {
+            self.begin(events, OpenBlock::Text, &answer::text_block(""));
+        }
+        events.push(self.block_delta(json!({"type": "text_delta", "text": text})));
+    }
+
+    fn thinking(&mut self, events: &mut Vec<Value>, text: &str) {
+        if !matches!(self.open, Some(OpenBlock::Thinking(_))) {
+            let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+            self.begin(events, OpenBlock::Thinking(String::new()), &block);
+        }
+        if let Some(OpenBlock::Thinking(all)) = &mut self.open {
+            all.push_str(text);
+        }
+        if self.head.shows_thinking {
+            events.push(self.block_delta(json!({"type": "thinking_delta", "thinking": text})));
+        }
+    }
+
+    fn delta(&mut self, delta: Delta, events: &mut Vec<Value>) {
+        match delta {
+            Delta::Content(text) if text.is_empty() => {}
+            Delta::Content(text) => self.text(events, &text),
+            Delta::Reasoning(text) if text.is_empty() => {}
+            Delta::Reasoning(text) => self.thinking(events, &text),
+            Delta::Call { index, id, name } => {
+                self.begin(events, OpenBlock::Call(index), &answer::call_block(&id, &name, &json!({})));
+            }
+            // Calls come one after another: what belongs to no open one cannot be written any more.
+            Delta::Arguments { index, fragment } if self.is_open_call(index) => {
+                events.push(self.block_delta(json!({"type": "input_json_delta", "partial_json": fragment})));
+            }
+            Delta::CallEnd { index } if self.is_open_call(index) => self.close(events),
+            Delta::Arguments { .. } | Delta::CallEnd { .. } => {}
+        }
+    }
+
+    fn is_open_call(&self, index: usize) -> bool {
+        matches!(self.open, Some(OpenBlock::Call(open)) if open == index)
+    }
+}
+
+impl StreamFormat for MessageEvents {
+    const NAMES_EVENTS: bool = true;
+    const ENDS_WITH_DONE: bool = false;
+
+    fn opening(&mut self) -> Vec<Value> {
+        // How much of the prompt is reused is told in the end.
+        let usage = Usage { prompt_tokens: self.prompt_tokens, ..Usage::default() };
+        let usage = answer::usage(&usage, 0);
+        let message = answer::message(&self.head.id, &self.head.model, Vec::new(), None, usage);
+        vec![json!({"type": "message_start", "message": message})]
+    }
+
+    fn deltas(&mut self, _choice: usize, deltas: Vec<Delta>, _tokens: Vec<Token>) -> Vec<Value> {
+        let mut events = Vec::new();
+        deltas.into_iter().for_each(|delta| self.delta(delta, &mut events));
+        events
+    }
+
+    fn finished(&mut self, _choice: usize, finished: &FinishedChoice) -> Vec<Value> {
+        let (reason, sequence) = answer::stop(&finished.answer);
+        self.stop = Some((reason, sequence.map(str::to_owned)));
+        let mut events = Vec::new();
+        self.close(&mut events);
+        events
+    }
+
+    fn ending(&mut self, totals: &Totals) -> Vec<Value> {
+        let (reason, sequence) = self.stop.take().unzip();
+        let delta = json!({
+            "stop_reason": reason, "stop_sequence": sequence.flatten(),
+            "stop_details": null, "container": null,
+        });
+        let usage = answer::usage(&totals.usage, totals.num_reasoning_tokens);
+        vec![
+            json!({"type": "message_delta", "delta": delta, "usage": usage}),
+            json!({"type": "message_stop"}),
+        ]
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Vec<Value> {
+        vec![error::body(error, &self.head.request_id)]
+    }
+
+    fn keep_alive(&mut self) -> Option<Value> {
+        Some(json!({"type": "ping"}))
+    }
+}

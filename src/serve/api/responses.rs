@@ -1,0 +1,116 @@
+//! `/v1/responses`: OpenAI's Responses API.
+//!
+//! A stored response is a turn of a stored session. Its id is `SESSION_TURN` (`resp_SESSION_TURN` for a session with another name than
+//! this API gives), where TURN is random and stands in the note that the session keeps beside the turn, together with the
+//! response object. So a response outlives the server, belongs to the session's owner, and is found without an index. A request
+//! with `previous_response_id` repeats the conversation up to that turn: at the session's end it appends a turn, anywhere else
+//! it begins a branch, so that a response can be continued any number of times.
+//!
+//! Invariants: a refusal comes before the first byte, except that a stream whose prompt is too long begins and fails, because
+//! agents compact their conversation only then; `store: false` stores nothing; deleting a response erases no other one.
+
+mod body;
+mod events;
+mod stored;
+mod writer;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::body::{Incoming, JsonBody};
+use super::generate::{Prompt, Running, Update};
+use super::reply::{AnswerHeaders, Ignored};
+use super::{blocking, collect, drive, sse, text};
+use crate::serve::App;
+use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
+use body::ResponsesBody;
+use events::ResponseEvents;
+
+pub async fn post(
+    State(app): State<App>,
+    incoming: Incoming,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let read = blocking(&app, move |app| body::read(app, body, incoming)).await?;
+    let ResponsesBody { request, is_streamed, writer, ignored } = read;
+    let mut headers = AnswerHeaders::new(&app, &request, ignored);
+    let running = match drive::begin(&app, request).await {
+        Err(error) if is_streamed && error.code == Some("context_length_exceeded") => failed(error),
+        begun => begun?,
+    };
+    headers.placed = running.placed.clone();
+    let response = match is_streamed {
+        true => sse::response(running, ResponseEvents::new(writer)),
+        false => {
+            let collected = collect::all(running).await?;
+            let finished = collected.choices.first();
+            let finished = finished.ok_or_else(|| ApiError::internal("the answer is missing"))?;
+            Json(writer.finished(finished)).into_response()
+        }
+    };
+    Ok(headers.on(response))
+}
+
+/// Returns an answer that fails at once.
+fn failed(error: ApiError) -> Running {
+    let (sender, updates) = mpsc::unbounded_channel();
+    let _ = sender.send(Update::Failed(error)); // the receiver is beside it
+    Running { prompts: Vec::new(), placed: None, updates }
+}
+
+/// Counts the tokens of a request's prompt.
+pub async fn input_tokens(
+    State(app): State<App>,
+    incoming: Incoming,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let ResponsesBody { request, ignored, .. } =
+        blocking(&app, move |app| body::read(app, body, incoming)).await?;
+    let Prompt::Chat(conversation) = request.prompt else {
+        return Err(ApiError::internal("a response without a conversation"));
+    };
+    let count = text::count_of(&app, conversation, request.turn.answer_start).await?;
+    let object = json!({"object": "response.input_tokens", "input_tokens": count});
+    Ok((Ignored(ignored), Json(object)).into_response())
+}
+
+/// Returns a stored response.
+pub async fn get(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
+    if uri.query().unwrap_or_default().split('&').any(|pair| pair == "stream=true") {
+        return Err(ApiError::unsupported("stream", "stream: a stored response is not streamed again"));
+    }
+    let object = blocking(&app, move |app| {
+        let found = stored::find(app, &caller, &id)?;
+        found.map(|response| response.object().clone()).ok_or_else(|| not_found(&id))
+    });
+    Ok(Json(object.await?))
+}
+
+/// Removes a stored response.
+pub async fn delete(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let deleted = blocking(&app, move |app| {
+        let found = stored::find(app, &caller, &id)?.ok_or_else(|| not_found(&id))?;
+        stored::delete(app, found)?;
+        Ok(json!({"id": id, "object": "response", "deleted": true}))
+    });
+    Ok(Json(deleted.await?))
+}
+
+fn not_found(id: &str) -> ApiError {
+    let message = format!("there is no response {id:?} here");
+    ApiError::new(StatusCode::NOT_FOUND, Some("response_not_found"), message).param("response_id")
+}

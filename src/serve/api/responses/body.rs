@@ -1,0 +1,341 @@
+//! The body of a response: which fields the Responses API has, and what each means here.
+//!
+//! A response is stored unless `store` is false: in the session of `previous_response_id`, in one that the client names, or in one of
+//! its own. What is not stored may be in a transient session, as headers or `prompt_cache_key` name it.
+
+use std::sync::Arc;
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value, json};
+
+use super::super::body::{Incoming, session_of};
+use super::super::generate::{GenerateRequest, InSession, Prompt, RequestSession, TurnNote};
+use super::super::reply::Head;
+use super::super::request::{self, AnswerParams, Reading, with_known_roles, with_template};
+use super::super::transient::TransientKey;
+use super::stored::{self, StoredResponse};
+use super::writer::ResponseWriter;
+use crate::runtime::grammar::GrammarSource;
+use crate::runtime::session::store::{SessionName, now_ms};
+use crate::runtime::turn::{OutputConstraint, ToolUse};
+use crate::runtime::{Limits, MAX_LOGPROBS};
+use crate::serve::App;
+use crate::serve::error::ApiError;
+use crate::serve::owner::Caller;
+use crate::serve::wire::fields::shown;
+use crate::serve::wire::responses::input;
+use crate::serve::wire::responses::items::response_of_item;
+use crate::serve::wire::responses::object::{ResponseShape, repeated, sampling_members};
+use crate::serve::wire::responses::tools::{ResponseTools, ToolNames, tools};
+use crate::serve::wire::switches::{Switches, switches};
+use crate::serve::wire::{Fields, Problems, shape};
+use crate::template::{Conversation, Message};
+
+/// The field that constrains the text.
+const FORMAT: &str = "text.format";
+
+/// A request for a response.
+pub struct ResponsesBody {
+    pub request: GenerateRequest,
+    pub is_streamed: bool,
+    pub writer: ResponseWriter,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
+}
+
+/// What a body says of storing.
+struct Storing {
+    store: Option<bool>,
+    previous: Option<String>,
+    session: Option<String>,
+    cache_key: Option<String>,
+}
+
+/// What a body asks for beside the text.
+struct Outputs {
+    logprobs: Option<usize>,
+    seals_reasoning: bool,
+}
+
+/// The fields of a body, read and checked.
+struct AskedResponse {
+    params: AnswerParams,
+    storing: Storing,
+    instructions: Option<String>,
+    input: Vec<Message>,
+    kwargs: Map<String, Value>,
+    names: ToolNames,
+    /// Members of the response that repeat the request.
+    repeated: Map<String, Value>,
+    shows_reasoning: bool,
+    seals_reasoning: bool,
+    ignored: Vec<String>,
+}
+
+/// Reads the body of a response.
+///
+/// # Errors
+/// All that is wrong with the body, the first kind of it; 404 for a response or an item that is not stored; 503 without an engine.
+pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Result<ResponsesBody, ApiError> {
+    resolve_references(app, &incoming.caller, &mut body)?;
+    let asked = ask(app, body)?;
+    let previous = asked.storing.previous(app, &incoming.caller)?;
+    let session = asked.storing.session(app, previous.as_ref(), &incoming)?;
+    let is_stored = matches!(session, Some(RequestSession::Stored(_)));
+    let mut repeated = asked.repeated;
+    repeated.insert("store".to_owned(), is_stored.into());
+    let shape = ResponseShape {
+        id: stored::new_id(&session_name(session.as_ref())),
+        created_ms: now_ms(),
+        repeated,
+        names: asked.names,
+        shows_reasoning: asked.shows_reasoning,
+        seals_reasoning: asked.seals_reasoning,
+    };
+    let writer = ResponseWriter::new(Head::new(app, "resp"), shape, asked.params.logprobs.is_some());
+    let instructions = asked.instructions.map(Message::system).into_iter();
+    let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
+    let messages = with_known_roles(app, instructions.chain(earlier).chain(asked.input).collect());
+    let tools = asked.params.tools.offered().to_vec();
+    let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
+    let is_streamed = asked.params.streaming.is_on;
+    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming.request_id);
+    request.notices = left_out(&asked.ignored);
+    request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
+    Ok(ResponsesBody { request, is_streamed, writer, ignored: asked.ignored })
+}
+
+/// Reads the fields of a body.
+fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
+    let engine = app.engine()?;
+    let mut repeated = repeated(&body);
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = request::check_model(app, &mut fields);
+    let storing = Storing::read(&mut fields);
+    let instructions = fields.text("instructions");
+    let input = read_input(&mut fields, storing.previous.is_some());
+    let ResponseTools { repeated: repeated_tools, names, inputs, .. } = tools(&mut fields);
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let format = text_format(&mut fields, schema_open);
+    let outputs = Outputs::read(&mut fields);
+    labels_and_refusals(&mut fields);
+    let Switches { kwargs, shows_reasoning } =
+        with_template(app, |template| switches(&mut fields, template, app.settings().enable_thinking));
+    let tools = ToolUse { inputs, ..request::tools(app, &mut fields, schema_open) };
+    let reading = Reading { schema_open, may_be_none: false };
+    let params = request::params(app, &engine, &mut fields, Limits::default(), reading);
+    if params.constraint.is_some() && format.is_some() {
+        fields.out_of_range(FORMAT, "is a second form, and an answer has one");
+    }
+    fields.end();
+    problems.check(model)?;
+    repeated.insert("tools".to_owned(), repeated_tools.into());
+    repeated.insert("model".to_owned(), app.model().id.as_str().into());
+    repeated.extend(sampling_members(&params.sampling));
+    let logprobs = outputs.logprobs.or(params.logprobs);
+    let constraint = format.or(params.constraint.clone());
+    Ok(AskedResponse {
+        params: AnswerParams { tools, logprobs, constraint, ..params },
+        storing,
+        instructions,
+        input,
+        kwargs,
+        names,
+        repeated,
+        shows_reasoning,
+        seals_reasoning: outputs.seals_reasoning,
+        ignored: problems.take_ignored(),
+    })
+}
+
+/// Returns a notice for each type of items and tools that the request has for nothing.
+fn left_out(ignored: &[String]) -> Vec<String> {
+    let kinds = ignored.iter().filter(|path| path.starts_with("input[].") || path.starts_with("tools[]."));
+    kinds.map(|path| format!("{path} was left out, because this server has no use for it")).collect()
+}
+
+/// Reads `input`, which a request needs unless it continues a response.
+fn read_input(fields: &mut Fields<'_>, continues: bool) -> Vec<Message> {
+    if !fields.has("input") && !continues {
+        fields.wrong("input", "is missing");
+        return Vec::new();
+    }
+    let has_input = fields.has("input");
+    let messages = input::input(fields);
+    if messages.is_empty() && has_input && !continues {
+        fields.out_of_range("input", "has no item that this server can use");
+    }
+    messages
+}
+
+impl Storing {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        Self {
+            store: fields.flag("store"),
+            previous: fields.text("previous_response_id"),
+            session: fields.text("session_id"),
+            cache_key: fields.text("prompt_cache_key").filter(|key| !key.is_empty()),
+        }
+    }
+
+    /// Finds the response that the request continues.
+    fn previous(&self, app: &App, caller: &Caller) -> Result<Option<StoredResponse>, ApiError> {
+        let Some(id) = &self.previous else { return Ok(None) };
+        if self.session.is_some() {
+            let message = "session_id: previous_response_id names the session already";
+            return Err(ApiError::invalid("session_id", message));
+        }
+        let found = stored::find(app, caller, id)?.ok_or_else(|| {
+            let message = format!("Previous response with id {:?} not found.", shown(id));
+            let code = Some("previous_response_not_found");
+            ApiError::new(StatusCode::NOT_FOUND, code, message).param("previous_response_id")
+        });
+        found.map(Some)
+    }
+
+    /// Returns the session that the request is in.
+    fn session(
+        &self,
+        app: &App,
+        previous: Option<&StoredResponse>,
+        incoming: &Incoming,
+    ) -> Result<Option<RequestSession>, ApiError> {
+        let caller = &incoming.caller;
+        let named = session_of(self.session.clone(), false, &incoming.headers, caller)?;
+        // Who does not ask for storing is answered where there is no room for it.
+        let is_stored = self.store.unwrap_or_else(|| previous.is_some() || app.conversations().has_room());
+        if !is_stored {
+            if self.session.is_some() {
+                let message = "session_id: a response that is not stored (store: false) is in no session";
+                return Err(ApiError::invalid("session_id", message));
+            }
+            let hint = |key: &String| TransientKey::new(caller.owner().clone(), key.as_bytes());
+            let hint = self.cache_key.as_ref().map(hint).map(RequestSession::Transient);
+            return Ok(named.filter(|named| matches!(named, RequestSession::Transient(_))).or(hint));
+        }
+        let name = match (previous, named) {
+            (Some(previous), _) => previous.session.clone(),
+            (None, Some(RequestSession::Stored(InSession { name, .. }))) => name,
+            _ => SessionName::new(&stored::new_session())?,
+        };
+        Ok(Some(RequestSession::Stored(InSession { caller: caller.clone(), name, appends: false })))
+    }
+}
+
+/// Returns the name that a response's id begins with.
+fn session_name(session: Option<&RequestSession>) -> String {
+    match session {
+        Some(RequestSession::Stored(session)) => session.name.to_string(),
+        _ => stored::new_session(),
+    }
+}
+
+impl Outputs {
+    fn read(fields: &mut Fields<'_>) -> Self {
+        let top = fields.size("top_logprobs");
+        if top.is_some_and(|top| top > MAX_LOGPROBS) {
+            fields.out_of_range("top_logprobs", &format!("is not in [0, {MAX_LOGPROBS}]"));
+        }
+        let mut outputs = Self { logprobs: top.filter(|top| *top > 0), seals_reasoning: false };
+        for included in fields.list("include").unwrap_or_default() {
+            match included.as_str() {
+                Some("reasoning.encrypted_content") => outputs.seals_reasoning = true,
+                Some("message.output_text.logprobs") => outputs.logprobs = Some(top.unwrap_or(0)),
+                Some(other) => fields.ignored(&format!("include.{}", shown(other))),
+                None => fields.wrong("include", "is not an array of strings"),
+            }
+        }
+        outputs
+    }
+}
+
+/// Reads `text`: its verbosity goes where the chat template's switches are read.
+fn text_format(fields: &mut Fields<'_>, schema_open: bool) -> Option<OutputConstraint> {
+    let members = fields.object("text")?;
+    let mut text = fields.inside("text", members);
+    let format = text.object("format");
+    let verbosity = text.take("verbosity");
+    let source = format.and_then(|members| format_source(text.inside("format", members)));
+    text.end();
+    if let Some(verbosity) = verbosity {
+        fields.put("verbosity", verbosity);
+    }
+    let constraint = OutputConstraint { source: source?, param: FORMAT };
+    Some(shape::closed(constraint, schema_open))
+}
+
+fn format_source(mut format: Fields<'_>) -> Option<GrammarSource> {
+    let source = match format.text("type").as_deref() {
+        None | Some("text") => None,
+        Some("json_object") => Some(GrammarSource::JsonObject),
+        Some("json_schema") => {
+            ["name", "description"].iter().for_each(|label| drop(format.text(label)));
+            format.flag("strict");
+            let schema = format.object("schema");
+            if schema.is_none() {
+                format.wrong("schema", "is missing");
+            }
+            schema.map(|schema| GrammarSource::JsonSchema(Value::Object(schema)))
+        }
+        Some(_) => {
+            format.unsupported("type", "is none of text, json_object and json_schema");
+            None
+        }
+    };
+    format.end();
+    source
+}
+
+/// Takes the labels that the response repeats, and refuses by name what is not done here.
+fn labels_and_refusals(fields: &mut Fields<'_>) {
+    ["user", "safety_identifier"].iter().for_each(|name| drop(fields.text(name)));
+    fields.object("metadata");
+    // It limits tools that a server calls by itself, of which there are none here.
+    fields.count("max_tool_calls");
+    if fields.flag("background") == Some(true) {
+        fields.unsupported("background", "= true is not supported: the response comes with its request");
+    }
+    fields.only("n", &[json!(1)]);
+    for (name, instead) in [
+        ("conversation", "is not supported: previous_response_id continues a response"),
+        ("prompt", "is not supported: this server stores no prompts"),
+    ] {
+        if fields.take(name).is_some() {
+            fields.unsupported(name, instead);
+        }
+    }
+    match fields.text("truncation").as_deref() {
+        None | Some("disabled") => {}
+        // Nothing is dropped: a prompt that is too long is refused.
+        Some("auto") => fields.ignored("truncation"),
+        Some(_) => fields.out_of_range("truncation", "is neither auto nor disabled"),
+    }
+    fields.hint("context_management");
+}
+
+/// Puts stored items in the places of references to them.
+///
+/// # Errors
+/// 404 for an item that is not stored; storage errors.
+fn resolve_references(app: &App, caller: &Caller, body: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let Some(Value::Array(items)) = body.get_mut("input") else { return Ok(()) };
+    for (index, item) in items.iter_mut().enumerate() {
+        if item["type"] != "item_reference" {
+            continue;
+        }
+        let id = item["id"].as_str().unwrap_or_default();
+        let stored = match response_of_item(id) {
+            Some((response, at)) => {
+                stored::find(app, caller, response)?.map(|found| found.object()["output"][at].clone())
+            }
+            None => None,
+        };
+        *item = stored.filter(|stored| stored["id"] == id).ok_or_else(|| {
+            let param = format!("input[{index}].id");
+            let message = format!("{param}: there is no stored item {:?}", shown(id));
+            ApiError::new(StatusCode::NOT_FOUND, Some("item_not_found"), message).param(param)
+        })?;
+    }
+    Ok(())
+}

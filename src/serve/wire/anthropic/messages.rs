@@ -1,0 +1,417 @@
+//! The system prompt and the messages of a body.
+//!
+//! Invariants: a turn of the user becomes the results of tools, in their order, and the text behind them; text blocks of the
+//! assistant are joined without anything between, so that an answer that comes back is the text that was generated; turns of
+//! one role that follow each other are one turn, as in Anthropic's API. Thinking is the reasoning of its message, and its
+//! signature means nothing here.
+
+use serde_json::Value;
+
+use super::super::Fields;
+use super::super::fields::shown;
+use super::super::message::{as_arguments, echoed};
+use crate::template::{Content, Message, Role, ToolCall};
+
+/// The most messages of a request, as in Anthropic's API.
+const MAX_MESSAGES: usize = 100_000;
+
+/// Beginning of a system block that Claude Code sends for its bill. It may differ in every request, so that no prompt that
+/// holds it can be resumed.
+const BILLING: &str = "x-anthropic-billing-header:";
+
+/// Reads `system` and `messages`.
+pub fn conversation(fields: &mut Fields<'_>) -> Vec<Message> {
+    let mut read: Vec<Message> = system(fields).into_iter().collect();
+    if !fields.has("messages") {
+        fields.wrong("messages", "is missing");
+    }
+    let values = fields.list("messages").unwrap_or_default();
+    match values.len() {
+        0 => fields.out_of_range("messages", "is empty"),
+        MAX_MESSAGES.. => fields.out_of_range("messages", &format!("are {MAX_MESSAGES} or more")),
+        _ => {
+            for (index, value) in values.into_iter().enumerate() {
+                for message in turn(fields, &format!("messages.{index}"), value) {
+                    push(&mut read, message);
+                }
+            }
+        }
+    }
+    read
+}
+
+/// Reads the system prompt without the block for the bill.
+fn system(fields: &mut Fields<'_>) -> Option<Message> {
+    let mut texts = match fields.take("system")? {
+        // A bill in one text is its first line.
+        Value::String(text) if text.starts_with(BILLING) => {
+            let (bill, rest) = text.split_once('\n').unwrap_or((&text, ""));
+            vec![bill.to_owned(), rest.trim_start().to_owned()]
+        }
+        Value::String(text) => vec![text],
+        Value::Array(blocks) => texts(fields, "system", blocks),
+        _ => {
+            fields.wrong("system", "is neither a string nor an array of text blocks");
+            return None;
+        }
+    };
+    let num_blocks = texts.len();
+    texts.retain(|text| !text.starts_with(BILLING));
+    if texts.len() < num_blocks {
+        let dropped = format!("the part of the system prompt that begins with {BILLING} was left out");
+        fields.problems().notice(dropped);
+    }
+    let text = texts.join("\n");
+    (!text.is_empty()).then(|| Message::system(text))
+}
+
+/// Joins a message to the one before it where both are one turn.
+fn push(messages: &mut Vec<Message>, message: Message) {
+    match messages.last_mut() {
+        Some(last) if last.role == message.role && last.role == Role::User => {
+            last.content = joined(last.content.take(), message.content, "\n");
+        }
+        Some(last) if last.role == message.role && last.role == Role::Assistant => {
+            last.content = joined(last.content.take(), message.content, "");
+            let reasoning = last.reasoning.take().into_iter().chain(message.reasoning).collect::<String>();
+            last.reasoning = Some(reasoning).filter(|text| !text.is_empty());
+            last.tool_calls.extend(message.tool_calls);
+        }
+        _ => messages.push(message),
+    }
+}
+
+fn joined(first: Option<Content>, second: Option<Content>, between: &str) -> Option<Content> {
+    match (first, second) {
+        (Some(Content::Text(first)), Some(Content::Text(second))) => {
+            Some(Content::Text(format!("{first}{between}{second}")))
+        }
+        (first, second) => first.or(second),
+    }
+}
+
+/// Reads one message.
+fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
+    let Value::Object(members) = value else {
+        fields.wrong(at, "is not an object");
+        return Vec::new();
+    };
+    let mut fields = fields.inside(at, members);
+    if !fields.has("role") {
+        fields.wrong("role", "is missing");
+    }
+    let role = fields.text("role");
+    let blocks = match fields.take("content") {
+        Some(Value::String(text)) => vec![Block::Text(text)],
+        Some(Value::Array(blocks)) => {
+            let read = |(index, block)| self::block(&mut fields, &format!("content.{index}"), block);
+            blocks.into_iter().enumerate().filter_map(read).collect()
+        }
+        None => {
+            fields.wrong("content", "is missing");
+            Vec::new()
+        }
+        Some(_) => {
+            fields.wrong("content", "is neither a string nor an array of blocks");
+            Vec::new()
+        }
+    };
+    let messages = match role.as_deref() {
+        Some("user") => user(&mut fields, blocks),
+        Some("assistant") => vec![assistant(&mut fields, blocks)],
+        Some("system") => vec![Message::system(only_texts(&mut fields, blocks, "system").join("\n"))],
+        Some(other) => {
+            fields
+                .unsupported("role", &format!("= {:?} is none of user, assistant and system", shown(other)));
+            Vec::new()
+        }
+        None => Vec::new(),
+    };
+    fields.end();
+    messages
+}
+
+/// A block of content.
+enum Block {
+    Text(String),
+    Thinking(String),
+    Call(ToolCall),
+    Result(Message),
+}
+
+impl Block {
+    fn name(&self) -> &'static str {
+        match self {
+            Block::Text(_) => "text",
+            Block::Thinking(_) => "thinking",
+            Block::Call(_) => "tool_use",
+            Block::Result(_) => "tool_result",
+        }
+    }
+}
+
+/// Reads one block. `None` if it is left out or refused.
+fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
+    let Value::Object(members) = value else {
+        fields.wrong(at, "is not an object");
+        return None;
+    };
+    let mut block = fields.inside(at, members);
+    block.hint("cache_control");
+    if !block.has("type") {
+        block.wrong("type", "is missing");
+    }
+    let read = match block.text("type")?.as_str() {
+        "text" => text(&mut block).map(Block::Text),
+        "thinking" => {
+            block.take("signature");
+            required(&mut block, "thinking").map(Block::Thinking)
+        }
+        "redacted_thinking" => {
+            block.take("data");
+            block.ignored("redacted_thinking");
+            None
+        }
+        "tool_use" => tool_use(&mut block).map(Block::Call),
+        "tool_result" => tool_result(&mut block).map(Block::Result),
+        kind if is_of_server(kind) => {
+            let notice =
+                format!("a block of type {} was left out: tools of Anthropic's servers", shown(kind));
+            block.problems().notice(notice);
+            block.ignored(kind);
+            return None;
+        }
+        kind => {
+            let known = "text, thinking, redacted_thinking, tool_use and tool_result";
+            block.unsupported("type", &format!("= {:?} is not supported, only {known}", shown(kind)));
+            return None;
+        }
+    };
+    block.end();
+    read
+}
+
+/// Whether a block tells of a tool that Anthropic's servers have run.
+fn is_of_server(kind: &str) -> bool {
+    matches!(kind, "server_tool_use" | "mcp_tool_use" | "container_upload") || kind.ends_with("_tool_result")
+}
+
+fn required(fields: &mut Fields<'_>, name: &str) -> Option<String> {
+    if !fields.has(name) {
+        fields.wrong(name, "is missing");
+    }
+    fields.text(name)
+}
+
+fn text(block: &mut Fields<'_>) -> Option<String> {
+    echoed(block, "citations");
+    required(block, "text")
+}
+
+fn tool_use(block: &mut Fields<'_>) -> Option<ToolCall> {
+    let id = required(block, "id");
+    let name = required(block, "name");
+    for name in ["caller", "toolset_name"] {
+        block.take(name); // who may call and which set a tool is of: the answers say what the client said
+    }
+    let arguments = block.object("input").unwrap_or_default();
+    Some(ToolCall { id: Some(id?), name: name?, arguments: as_arguments(Value::Object(arguments)) })
+}
+
+/// Reads the result of a tool. The text of a failure begins with a word that says so, because templates have no place for it.
+fn tool_result(block: &mut Fields<'_>) -> Option<Message> {
+    let id = required(block, "tool_use_id");
+    block.take("toolset_name");
+    let text = match block.take("content") {
+        None => String::new(),
+        Some(Value::String(text)) => text,
+        Some(Value::Array(blocks)) => texts(block, "content", blocks).join("\n"),
+        Some(_) => {
+            block.wrong("content", "is neither a string nor an array of text blocks");
+            String::new()
+        }
+    };
+    let is_told = text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error"));
+    let text = match block.flag("is_error") {
+        Some(true) if !is_told => format!("Error: {text}"),
+        _ => text,
+    };
+    Some(Message { tool_call_id: Some(id?), ..Message::new(Role::Tool, text) })
+}
+
+/// Reads a list of text blocks at `at`.
+fn texts(fields: &mut Fields<'_>, at: &str, values: Vec<Value>) -> Vec<String> {
+    let read = |(index, value)| match block(fields, &format!("{at}.{index}"), value)? {
+        Block::Text(text) => Some(text),
+        other => {
+            misplaced(fields, &format!("{at}.{index}"), &other, "here");
+            None
+        }
+    };
+    values.into_iter().enumerate().filter_map(read).collect()
+}
+
+fn misplaced(fields: &mut Fields<'_>, at: &str, block: &Block, place: &str) {
+    fields.out_of_range(at, &format!("is of type {}, which has no place {place}", block.name()));
+}
+
+fn only_texts(fields: &mut Fields<'_>, blocks: Vec<Block>, role: &str) -> Vec<String> {
+    let read = |block| match block {
+        Block::Text(text) => Some(text),
+        other => {
+            misplaced(fields, "content", &other, &format!("in a message of role {role}"));
+            None
+        }
+    };
+    blocks.into_iter().filter_map(read).collect()
+}
+
+/// Results come first: they answer the calls right before them.
+fn user(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Vec<Message> {
+    let (results, others): (Vec<Block>, Vec<Block>) =
+        blocks.into_iter().partition(|block| matches!(block, Block::Result(_)));
+    let texts = only_texts(fields, others, "user");
+    let is_text_wanted = !texts.is_empty() || results.is_empty();
+    let result = |block| match block {
+        Block::Result(message) => Some(message),
+        _ => None,
+    };
+    let results = results.into_iter().filter_map(result);
+    results.chain(is_text_wanted.then(|| Message::user(texts.join("\n")))).collect()
+}
+
+fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
+    let (mut content, mut reasoning, mut tool_calls) = (None::<String>, String::new(), Vec::new());
+    for block in blocks {
+        match block {
+            Block::Text(text) => content.get_or_insert_default().push_str(&text),
+            Block::Thinking(text) => reasoning.push_str(&text),
+            Block::Call(call) => tool_calls.push(call),
+            result @ Block::Result(_) => {
+                misplaced(fields, "content", &result, "in a message of role assistant");
+            }
+        }
+    }
+    let content = content.or_else(|| tool_calls.is_empty().then(String::new));
+    Message {
+        content: content.map(Content::Text),
+        reasoning: Some(reasoning).filter(|text| !text.is_empty()),
+        tool_calls,
+        ..Message::new(Role::Assistant, "")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::super::Problems;
+    use super::*;
+    use crate::serve::error::ApiError;
+
+    fn read(body: Value) -> (Vec<Message>, Result<(), ApiError>, Problems) {
+        let Value::Object(members) = body else { panic!("an object") };
+        let mut problems = Problems::default();
+        let mut fields = Fields::new(members, &mut problems);
+        let messages = conversation(&mut fields);
+        fields.end();
+        let checked = problems.check(Ok(()));
+        (messages, checked, problems)
+    }
+
+    fn messages(values: Value) -> Vec<Message> {
+        let (messages, checked, _) = read(json!({"messages": values}));
+        assert_eq!(checked, Ok(()));
+        messages
+    }
+
+    #[test]
+    fn blocks_of_an_answer_are_the_message_that_was_generated() {
+        let call = json!({"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}});
+        let read = messages(json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "h", "signature": "x"},
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "thinking", "thinking": "m", "signature": ""},
+                {"type": "text", "text": "a\n", "citations": null},
+                {"type": "text", "text": "b"},
+                call,
+            ]},
+            {"role": "user", "content": [
+                {"type": "text", "text": "and"},
+                {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "r"}, {"type": "text", "text": "s"}]},
+                {"type": "text", "text": "then"},
+            ]},
+        ]));
+        let call = ToolCall { id: Some("c".to_owned()), name: "f".to_owned(), arguments: json!({"a": 1}) };
+        let answer = Message {
+            reasoning: Some("hm".to_owned()),
+            tool_calls: vec![call],
+            ..Message::assistant("a\nb")
+        };
+        let result = Message { tool_call_id: Some("c".to_owned()), ..Message::new(Role::Tool, "r\ns") };
+        assert_eq!(read, [Message::user("q"), answer, result, Message::user("and\nthen")]);
+    }
+
+    #[test]
+    fn an_answer_of_calls_alone_has_no_content() {
+        let call = json!({"type": "tool_use", "id": "c", "name": "f", "input": {}});
+        let read =
+            messages(json!([{"role": "assistant", "content": [call]}, {"role": "user", "content": "x"}]));
+        assert_eq!((&read[0].content, read[0].tool_calls.len()), (&None, 1));
+    }
+
+    #[test]
+    fn a_failure_begins_with_a_word_that_says_so() {
+        let result = |content: Value, is_error: bool| {
+            let block =
+                json!({"type": "tool_result", "tool_use_id": "c", "content": content, "is_error": is_error});
+            messages(json!([{"role": "user", "content": [block]}])).remove(0).content
+        };
+        let text = |text: &str| Some(Content::Text(text.to_owned()));
+        assert_eq!(result(json!("no such file"), true), text("Error: no such file"));
+        assert_eq!(result(json!("ERROR 5"), true), text("ERROR 5"));
+        assert_eq!(result(Value::Null, true), text("Error: "));
+        assert_eq!(result(json!("fine"), false), text("fine"));
+    }
+
+    #[test]
+    fn turns_of_one_role_are_one() {
+        let read = messages(json!([
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": "c"},
+            {"role": "assistant", "content": "d"},
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "e"},
+        ]));
+        let expected =
+            [Message::user("a\nb"), Message::assistant("cd"), Message::system("s"), Message::user("e")];
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn the_bill_is_no_part_of_the_prompt() {
+        let system = |system: Value| {
+            let (mut messages, checked, mut problems) =
+                read(json!({"system": system, "messages": [{"role": "user", "content": "q"}]}));
+            assert_eq!(checked, Ok(()));
+            let first = messages.remove(0);
+            (first, problems.take_notices().len())
+        };
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let bill = "x-anthropic-billing-header: cch=1;";
+        assert_eq!(system(json!([text(bill), text("a"), text("b")])), (Message::system("a\nb"), 1));
+        assert_eq!(system(json!([text(bill)])), (Message::user("q"), 1));
+        assert_eq!(system(json!(format!("{bill}\n\na"))), (Message::system("a"), 1));
+        assert_eq!(system(json!("a")), (Message::system("a"), 0));
+    }
+
+    #[test]
+    fn there_may_be_only_so_many_messages() {
+        let many = vec![json!({"role": "user", "content": "x"}); MAX_MESSAGES];
+        let (messages, checked, _) = read(json!({"messages": many}));
+        assert!(messages.is_empty() && checked.is_err());
+    }
+}

@@ -1,0 +1,76 @@
+//! `thinking` and `output_config`: how much the model is to reason, and the form of its answer.
+
+use serde_json::{Map, Value};
+
+use super::super::Fields;
+use super::super::shape::closed;
+use super::super::switches::{Wish, effort};
+use crate::runtime::grammar::GrammarSource;
+use crate::runtime::turn::OutputConstraint;
+
+/// What a body asks of the answer besides the sampling.
+#[derive(Debug, Default)]
+pub struct OutputWishes {
+    pub wish: Wish,
+    /// Thinking blocks hold their text. Otherwise they are empty.
+    pub shows_thinking: bool,
+    pub constraint: Option<OutputConstraint>,
+}
+
+/// Reads the fields. Objects of a schema are closed unless `schema_open`.
+pub fn output(fields: &mut Fields<'_>, schema_open: bool) -> OutputWishes {
+    let mut output = OutputWishes { shows_thinking: true, ..OutputWishes::default() };
+    if let Some(members) = fields.object("thinking") {
+        thinking(fields.inside("thinking", members), &mut output);
+    }
+    // The name of the format before it was released.
+    let mut format = fields.object("output_format").and_then(|members| {
+        schema(fields.inside("output_format", members)).map(|source| (source, "output_format"))
+    });
+    if let Some(members) = fields.object("output_config") {
+        let mut config = fields.inside("output_config", members);
+        output.wish.effort = effort(&mut config, "effort").map(|effort| (effort, "output_config.effort"));
+        if let Some(members) = config.object("format") {
+            let source = schema(config.inside("format", members));
+            format = source.map(|source| (source, "output_config.format")).or(format);
+        }
+        config.hint("task_budget");
+        config.end();
+    }
+    let constraint = format.map(|(source, param)| OutputConstraint { source, param });
+    output.constraint = constraint.map(|constraint| closed(constraint, schema_open));
+    output
+}
+
+fn thinking(mut fields: Fields<'_>, output: &mut OutputWishes) {
+    match fields.text("type").as_deref() {
+        Some("enabled") => output.wish.thinks = Some((true, "thinking")),
+        Some("disabled") => output.wish.thinks = Some((false, "thinking")),
+        // The model decides, as it does where nothing is asked.
+        Some("adaptive" | "between_tools") => {}
+        _ => fields.wrong("type", "is none of enabled, adaptive, between_tools and disabled"),
+    }
+    if fields.count("budget_tokens").is_some() {
+        fields.ignored("budget_tokens");
+    }
+    match fields.text("display").as_deref() {
+        None | Some("summarized") => {}
+        Some("omitted") => output.shows_thinking = false,
+        Some(_) => fields.out_of_range("display", "is neither summarized nor omitted"),
+    }
+    fields.end();
+}
+
+/// Reads the one kind of format.
+fn schema(mut format: Fields<'_>) -> Option<GrammarSource> {
+    match format.text("type").as_deref() {
+        Some("json_schema") => {}
+        _ => format.wrong("type", "is not json_schema"),
+    }
+    if !format.has("schema") {
+        format.wrong("schema", "is missing");
+    }
+    let schema: Option<Map<String, Value>> = format.object("schema");
+    format.end();
+    schema.map(|schema| GrammarSource::JsonSchema(Value::Object(schema)))
+}

@@ -1,0 +1,52 @@
+//! Ollama's `options`: sampling and limits in an object of their own.
+//!
+//! Invariants: a field of the request itself counts before the same one within `options`; settings of the machine are hints,
+//! because the server was started with its own; any other member is refused by its path.
+
+use super::{Fields, params};
+use crate::runtime::{Limits, Sampling};
+
+const NAME: &str = "options";
+
+/// Settings of the context's length, devices and memory, which requests do not change here.
+const MACHINE: [&str; 14] = [
+    "num_ctx",
+    "num_keep",
+    "num_batch",
+    "num_gpu",
+    "main_gpu",
+    "num_thread",
+    "low_vram",
+    "f16_kv",
+    "logits_all",
+    "vocab_only",
+    "use_mmap",
+    "use_mlock",
+    "numa",
+    "embedding_only",
+];
+
+/// Reads how tokens are chosen and when an answer ends. The defaults count where neither the fields nor `options` say
+/// anything; `may_be_none` as in [`params::limits`].
+pub fn generation(
+    fields: &mut Fields<'_>,
+    sampling: &Sampling,
+    limits: &Limits,
+    may_be_none: bool,
+) -> (Sampling, Limits) {
+    let members = fields.object(NAME).unwrap_or_default();
+    let mut options = fields.inside(NAME, members);
+    let sampling = params::sampling(&mut options, sampling);
+    let limits = params::limits(&mut options, limits, may_be_none);
+    for name in MACHINE {
+        options.hint(name);
+    }
+    params::inert(&mut options);
+    options.end();
+    (params::sampling(fields, &sampling), params::limits(fields, &limits, may_be_none))
+}
+
+/// Whether a request limits its answer itself, in one spelling or another.
+pub fn has_limit(fields: &Fields<'_>) -> bool {
+    params::LIMIT_NAMES.iter().any(|name| fields.has(name)) || fields.has(NAME)
+}

@@ -1,0 +1,95 @@
+//! `llmctl launch`: an agent's settings, its server and its exit code. The agent is a script that uses what it is given.
+
+use llmctl::cli::launch::agents::{AGENTS, LaunchTarget};
+use llmctl::cli::launch::described;
+
+use super::{Place, finish};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/qwen3");
+
+/// Asks the server of pi's settings for its models, with and without the key.
+const AGENT: &str = r#"#!/bin/bash
+file=$PI_CODING_AGENT_DIR/models.json
+address=$(sed -n 's|.*"http://\(.*\)/v1",|\1|p' "$file")
+ask() {
+    exec 3<> "/dev/tcp/${address%:*}/${address#*:}"
+    printf 'GET /v1/models HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nConnection: close\r\n\r\n' "$address" "$1" >&3
+    head -1 <&3
+    exec 3>&-
+}
+echo "arguments: $*"
+ask "$LLMCTL_API_KEY"
+ask wrong
+exit 7
+"#;
+
+#[test]
+fn the_manual_has_the_settings_of_every_agent() {
+    let manual = include_str!("../../docs/agents.md");
+    for agent in AGENTS {
+        let target = LaunchTarget {
+            url: "http://127.0.0.1:8484".to_owned(),
+            key: "none".to_owned(),
+            model: "my-model".to_owned(),
+            context_tokens: 65_536,
+        };
+        let folder = format!("/home/you/.local/share/llmctl/agents/{}", agent.name);
+        let settings = described(agent, &agent.settings(&target, folder.as_ref()));
+        assert!(manual.contains(&format!("```sh\n{settings}```")), "docs/agents.md lacks {settings}");
+        assert!(manual.contains(&format!("`{}`", agent.install_command())), "{}", agent.name);
+        assert!(manual.contains(&format!("Its endpoint is `{}`", agent.endpoint)), "{}", agent.name);
+    }
+}
+
+#[test]
+fn help_is_as_written() {
+    insta::assert_snapshot!("help_launch", Place::new().run(&["launch", "--help"]).check(0, "").stdout);
+    insta::assert_snapshot!("help_launch_short", Place::new().run(&["launch", "-h"]).check(0, "").stdout);
+}
+
+#[test]
+fn settings_are_printed_and_nothing_is_written() {
+    let place = Place::new();
+    let ran = place.run(&["launch", "codex", "--print", "--model", MODEL]);
+    let printed = &ran.check(0, "").stdout;
+    for expected in
+        ["model_context_window = 2048", "base_url = \"http://127.0.0.1:8484/v1\"", "export CODEX_HOME="]
+    {
+        assert!(printed.contains(expected), "{expected} is not in {printed}");
+    }
+    assert_eq!(std::fs::read_dir(place.folder.path()).expect("a folder").count(), 0);
+}
+
+#[test]
+fn what_is_missing_is_an_error_before_a_model_is_loaded() {
+    let place = Place::new();
+    let mut command = place.command(&["launch", "pi", "--model", "/no/such/model"]);
+    command.env("PATH", place.folder.path());
+    finish(command, "").check(66, "npm install -g @earendil-works/pi-coding-agent");
+    place.run(&["launch", "pi", "--endpoint", "http://127.0.0.1:1"]).check(69, "cannot connect to");
+    place.run(&["launch", "vi"]).check(2, "possible values: claude, codex, opencode, pi, qwen");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_agent_gets_a_server_of_its_own_and_its_exit_code_is_passed_on() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    std::fs::create_dir(place.path("bin")).expect("a folder");
+    let program = place.write("bin/pi", AGENT);
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("ours");
+    let mut command = place.command(&["launch", "pi", "--model", MODEL, "--", "-p", "a question"]);
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", place.path("bin").display()));
+    let ran = finish(command, "");
+    let said = &ran.check(7, "listening on http://127.0.0.1:").stdout;
+    let lines: Vec<&str> = said.lines().map(str::trim_end).collect();
+    let expected = [
+        "arguments: --provider llmctl --model qwen3 -p a question",
+        "HTTP/1.1 200 OK",
+        "HTTP/1.1 401 Unauthorized",
+    ];
+    assert_eq!(lines, expected, "{ran:?}");
+    assert!(place.path(".local/share/llmctl/agents/pi/models.json").is_file());
+    assert!(!place.path(".pi").exists());
+}
