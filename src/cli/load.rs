@@ -163,7 +163,7 @@ fn shared_kv(
     let left = usize::try_from(available / 4 * 3).unwrap_or(usize::MAX);
     let granted = wanted.min(left).max(one);
     if granted < wanted {
-        terminal.note(&format!(
+        terminal.note(format!(
             "KV memory limited to {} by the memory available: {:.1} full contexts of {context_tokens} tokens instead of {max_running}",
             bytes(granted as u64),
             granted as f64 / one as f64,
@@ -198,7 +198,7 @@ pub fn load_texts(
     let mut notices = Vec::new();
     let context_tokens = match load::context_length(&files, &options, &mut notices) {
         Err(error @ LoadError::TooBig { .. }) => {
-            terminal.warn(&error.to_string());
+            terminal.warn(error.to_string());
             args.ctx.unwrap_or(facts.context_length)
         }
         context => context?,
@@ -348,7 +348,7 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
             match open_device(kind) {
                 Ok(_) => Ok(Device::Candle(kind)),
                 Err(error) => {
-                    terminal.note(&format!("no GPU ({error}): computing on the CPU"));
+                    terminal.note(format!("no GPU ({error}): computing on the CPU"));
                     Ok(cpu())
                 }
             }

@@ -384,8 +384,8 @@ impl RunningServer {
     /// Takes requests from now on.
     pub fn open(&self, terminal: &Terminal) {
         self.server.open(self.app.clone());
-        terminal.note(&format!("serving {} at {}", self.app.model().id, self.server.address().base_url()));
-        terminal.note(&format!("listening on {}", self.server.address()));
+        terminal.note(format!("serving {} at {}", self.app.model().id, self.server.address().base_url()));
+        terminal.note(format!("listening on {}", self.server.address()));
     }
 
     pub fn address(&self) -> &Address {
@@ -416,7 +416,7 @@ fn finish(server: Server, app: &App, timeout: Duration, terminal: &Terminal) {
     match drained.num_cancelled {
         0 => {}
         1 => terminal.warn("--drain-timeout was over: one request was cancelled"),
-        many => terminal.warn(&format!("--drain-timeout was over: {many} requests were cancelled")),
+        many => terminal.warn(format!("--drain-timeout was over: {many} requests were cancelled")),
     }
     for engine in engines {
         if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
@@ -438,7 +438,7 @@ fn load_app(
     let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
     if let Err(obstacle) = places.check(KeptFiles::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
-        terminal.warn(&format!("{obstacle}; {end}"));
+        terminal.warn(format!("{obstacle}; {end}"));
     }
     let (texts, engines) = match args.isolation.num_workers()? {
         None => load_engine(args, stop, terminal)?,
@@ -447,7 +447,7 @@ fn load_app(
     let texts = texts.for_frontend(Frontend::Http);
     if !texts.info().has_chat_template {
         let name = &texts.info().name;
-        terminal.warn(&format!("{name} has no chat template: chat needs --chat-template FILE"));
+        terminal.warn(format!("{name} has no chat template: chat needs --chat-template FILE"));
     }
     if args.answers.tool_format.is_none()
         && let Some(notice) = texts.chat_tokenizer().notice_of_tools()
@@ -553,7 +553,7 @@ fn keys(file: Option<&Path>, terminal: &Terminal) -> Result<ApiKeys, CommandErro
     if let Some(path) = file {
         lines = key_lines(path)?;
         if let Some(mode) = private_files::mode_for_others(path) {
-            terminal.warn(&format!(
+            terminal.warn(format!(
                 "{}: other users of this machine can read these API keys (mode {mode:03o}); chmod 600 keeps them private",
                 path.display()
             ));
@@ -639,9 +639,8 @@ fn connection_limits(args: &ServeLimitArgs, num_workers: usize, terminal: &Termi
     let room = descriptors::raise_limit().map(|limit| limit.saturating_sub(others).max(1));
     let max_connections = room.map_or(asked, |room| asked.min(room));
     if max_connections < asked {
-        terminal.warn(&format!(
-            "connections limited to {max_connections} by the limit on open files (ulimit -n)"
-        ));
+        terminal
+            .warn(format!("connections limited to {max_connections} by the limit on open files (ulimit -n)"));
     }
     let time = |given: Option<TimeSpan>, default| given.map_or(default, |span: TimeSpan| span.0);
     ConnectionLimits {

@@ -56,7 +56,7 @@ impl Terminal {
         let filter = std::env::var("LLMCTL_LOG").ok().filter(|filter| !filter.is_empty());
         let filter = filter.as_deref().unwrap_or(level);
         let Ok(filter) = tracing_subscriber::EnvFilter::try_new(filter) else {
-            self.warn(&format!("LLMCTL_LOG: {filter:?} is not a log filter; ignored"));
+            self.warn(format!("LLMCTL_LOG: {filter:?} is not a log filter; ignored"));
             return;
         };
         let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(self.color);

@@ -173,7 +173,7 @@ pub fn start(
             max_attempts: RELOAD_ATTEMPTS,
             gave_up: Box::new(move |why| match num_left.fetch_sub(1, Ordering::SeqCst) {
                 1 => gave_up(why),
-                _ => terminal.warn(&format!("{why}; the others go on without it")),
+                _ => terminal.warn(format!("{why}; the others go on without it")),
             }),
         };
         let slot = EngineSlot::with_recovery(engine, recovery);
@@ -193,7 +193,7 @@ fn warn_of_kv(kv_memory: u64, args: &WorkerFlags<'_>, count: usize, terminal: &T
         && !is_chosen
         && count > 1
     {
-        terminal.warn(&format!(
+        terminal.warn(format!(
             "the KV of {count} workers may come to {}, and {} are free: --kv-memory limits that of each",
             bytes(kv_memory),
             bytes(available)
@@ -255,7 +255,7 @@ fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result
                 start: time(isolation.worker_start_timeout, DEFAULT_START),
                 answer: time(isolation.worker_timeout, DEFAULT_ANSWER),
             },
-            on_stderr_line: Arc::new(move |line| terminal.note(&format!("worker {number}: {line}"))),
+            on_stderr_line: Arc::new(move |line| terminal.note(format!("worker {number}: {line}"))),
         }
     };
     Ok((0..count).map(launch).collect())

@@ -56,11 +56,11 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     if earlier.torn_bytes > 0 {
         let torn = earlier.torn_bytes;
         terminal
-            .note(&format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
+            .note(format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
     }
     if earlier.retried > 0 {
         let rows = counted(earlier.retried, "row");
-        terminal.note(&format!("{rows} of a previous run failed: tried again"));
+        terminal.note(format!("{rows} of a previous run failed: tried again"));
     }
     let system = system_prompt(&args.prompt)?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
@@ -83,7 +83,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let stopped = batch.answer_all(rows, &progress, terminal);
     progress.finish_and_clear();
     let counts = &batch.counts;
-    terminal.note(&format!(
+    terminal.note(format!(
         "batch: {} answered, {} failed, {} skipped as finished before",
         counts.answered, counts.failed, counts.skipped
     ));

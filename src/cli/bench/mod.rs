@@ -340,7 +340,7 @@ impl<'a> Outlook<'a> {
         print(&report::render(document, self.args.output))?;
         if let Some(folder) = &self.args.plot {
             for name in plot::write(document, folder)? {
-                self.terminal.note(&format!("wrote {name}"));
+                self.terminal.note(format!("wrote {name}"));
             }
         }
         match &self.baseline {
@@ -513,7 +513,7 @@ impl BenchRun<'_> {
             Ok(engines) => self.take_turns(engines, cases),
             Err(Halt::Interrupted(signal)) => Ok(Some(signal)),
             Err(Halt::Failed(error)) if error.kind == Kind::Temporary && recipes.len() > 1 => {
-                around.terminal.note(&format!(
+                around.terminal.note(format!(
                     "the engines do not fit into memory together ({error}): they are measured one after the other"
                 ));
                 self.one_after_the_other(recipes, cases, around)

@@ -47,7 +47,7 @@ impl Chat<'_> {
         let (used, size) = (self.state.session_chat.saved().num_tokens(), self.model.context());
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.state.has_warned {
-            self.ui.terminal.warn(&format!(
+            self.ui.terminal.warn(format!(
                 "{}% of the context is used ({} of {} tokens); /compact summarises it, /context shows what fills it",
                 used * 100 / size,
                 grouped(used),
@@ -237,7 +237,7 @@ impl Chat<'_> {
         asked.kept = rest.len() + 1;
         asked.replaces = None; // the copy has it all
         let (turns, tokens) = (counted(count, "turn"), counted(summary.generated.len(), "token"));
-        self.ui.terminal.note(&format!("{turns} became a summary of {tokens}"));
+        self.ui.terminal.note(format!("{turns} became a summary of {tokens}"));
         Ok(())
     }
 
@@ -363,7 +363,7 @@ impl Chat<'_> {
         let SavePlace::Saved { name, .. } = &self.state.keeping else { return Ok(()) };
         let copy = self.free_name(&format!("{name}-whole"))?;
         drop(self.store()?.fork(name, &copy, None)?);
-        self.ui.terminal.note(&format!("the whole conversation is kept as session {copy}"));
+        self.ui.terminal.note(format!("the whole conversation is kept as session {copy}"));
         Ok(())
     }
 }

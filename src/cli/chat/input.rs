@@ -127,7 +127,7 @@ impl LineInput {
         if let Some(path) = &path
             && let Err(error) = editor.load_history(path).and_then(|()| added.load(path))
         {
-            terminal.warn(&format!("{}: cannot read the history: {error}", path.display()));
+            terminal.warn(format!("{}: cannot read the history: {error}", path.display()));
         }
         let history = path.map(|path| HistoryFile { path, added });
         let (typed, has_colors) = (Typed::default(), terminal.colors_notices());
@@ -187,7 +187,7 @@ impl LineInput {
         if entry.len() > MAX_ENTRY_BYTES {
             let most = bytes(MAX_ENTRY_BYTES as u64);
             terminal
-                .note(&format!("(longer than {most}: in the history of this chat, not in the history file)"));
+                .note(format!("(longer than {most}: in the history of this chat, not in the history file)"));
         } else {
             let _ = added.add(entry).and_then(|_| added.append(path));
         }
@@ -215,7 +215,7 @@ fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     let path = folder.join("history");
     if path.is_symlink() {
         // Messages are private, and another user may have created the link.
-        terminal.warn(&format!("{}: is a symbolic link; no history is kept", path.display()));
+        terminal.warn(format!("{}: is a symbolic link; no history is kept", path.display()));
         return None;
     }
     let made = private_folder(folder, true)
@@ -223,7 +223,7 @@ fn history_file(folder: &Path, terminal: &Terminal) -> Option<PathBuf> {
     match made {
         Ok(_) => Some(path),
         Err(error) => {
-            terminal.warn(&format!("{}: {error}; no history is kept", path.display()));
+            terminal.warn(format!("{}: {error}; no history is kept", path.display()));
             None
         }
     }

@@ -246,7 +246,7 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
     chat.ui.input.remember(line, chat.ui.terminal);
     if chat.ui.is_interactive() && matches!(line.trim_end(), "exit" | "quit") {
         let word = line.trim_end();
-        chat.ui.terminal.note(&format!(
+        chat.ui.terminal.note(format!(
             "(/exit or Ctrl-D leaves the chat; a blank before \u{201c}{word}\u{201d} sends it to the model)"
         ));
         return Ok(Effect::Prompt);

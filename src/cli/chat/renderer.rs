@@ -177,7 +177,7 @@ impl<'a> Renderer<'a> {
     fn note_hidden(&self) {
         if self.num_reasoning_tokens > 0 && !self.manner.think.is_shown {
             let count = grouped(self.num_reasoning_tokens);
-            self.terminal.note(&format!("(thought for {count} tokens; /show thinking)"));
+            self.terminal.note(format!("(thought for {count} tokens; /show thinking)"));
         }
     }
 

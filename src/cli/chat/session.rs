@@ -297,7 +297,7 @@ impl Chat<'_> {
     pub fn carry_over(&mut self) -> Result<(), CommandError> {
         if let Err(reason) = self.state.think.check(&self.model.thinking()) {
             self.state.think = Think::default();
-            self.ui.terminal.warn(&format!("{reason}: /think is as it was at the beginning"));
+            self.ui.terminal.warn(format!("{reason}: /think is as it was at the beginning"));
         }
         if let Some(AnswerSchema { name, source }) = self.state.schema.take() {
             self.state.schema = Some(self.compiled(name, source)?);

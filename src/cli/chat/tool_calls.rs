@@ -23,7 +23,7 @@ impl Chat<'_> {
         }
         if to_run.is_empty() {
             let cut = calls.iter().find(|call| !call.is_whole).unwrap_or(&calls[0]);
-            self.ui.terminal.warn(&format!("the call of {} was cut off; nothing was run", cut.name));
+            self.ui.terminal.warn(format!("the call of {} was cut off; nothing was run", cut.name));
             return Ok(None);
         }
         let results = to_run.iter().map(|call| {

@@ -77,7 +77,7 @@ impl Chat<'_> {
         }
         self.ui
             .terminal
-            .warn(&format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
+            .warn(format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
         Ok(Effect::Prompt)
     }
 
@@ -172,7 +172,7 @@ impl Chat<'_> {
         }
         self.note_finish(&outcome.finish, is_kept);
         if let Some(branch) = branch {
-            self.ui.terminal.note(&format!("(what this replaced is kept as {branch}; /redo brings it back)"));
+            self.ui.terminal.note(format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
         let terminal = self.ui.terminal;
         self.model.throughput.note(&outcome.usage, &outcome.timings);
@@ -200,7 +200,7 @@ impl Chat<'_> {
             (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
             (Finish::MaxTokens, _) if self.own_limit().is_some() => {
                 let most = counted(self.own_limit().unwrap_or_default(), "token");
-                terminal.note(&format!("(cut: this model's answers have at most {most}, and end when they repeat)"));
+                terminal.note(format!("(cut: this model's answers have at most {most}, and end when they repeat)"));
             }
             (Finish::MaxTokens, _) => terminal.warn(
                 "the answer was cut to leave room for your next message; /continue resumes it, /compact makes room",
@@ -209,7 +209,7 @@ impl Chat<'_> {
             (Finish::ContextFull, _) => {
                 self.state.has_warned = true; // this says it
                 let size = grouped(self.model.context());
-                terminal.warn(&format!(
+                terminal.warn(format!(
                     "the answer was cut: the context of {size} tokens is full; /compact makes room, /undo takes the turn back"
                 ));
             }

@@ -31,7 +31,7 @@ pub fn model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
     if let Some(word) = args.words.first().filter(|_| args.model.model.is_none())
         && (args.model.aliases.contains_key(word) || looks_like_a_model(word))
     {
-        terminal.warn(&format!(
+        terminal.warn(format!(
             "{word:?} looks like a model, and is taken as part of the prompt; a model is named with --model {word}"
         ));
     }
@@ -56,7 +56,7 @@ pub fn built_in(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError>
             CommandError::usage(message).hint("name one with --model REF; `llmctl help models` says how")
         );
     }
-    terminal.warn(&format!(
+    terminal.warn(format!(
         "guide, the built-in model, knows only llmctl: its answer keeps to {}, and means nothing beyond that",
         args.constraint.flag()
     ));

@@ -399,7 +399,7 @@ fn answer(
 fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
     if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
         let name = &llm.info().name;
-        terminal.warn(&format!(
+        terminal.warn(format!(
             "the answer was cut: {name}'s answers are short, and this one was long or went round in circles; \
              --max-tokens N takes more"
         ));
@@ -409,7 +409,7 @@ fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, 
         Some(number) => Exit::Signal(number),
         None if is_cut && args.constraint.source.is_some() => {
             let flag = args.constraint.flag();
-            terminal.warn(&format!("the answer was cut before it satisfied {flag}"));
+            terminal.warn(format!("the answer was cut before it satisfied {flag}"));
             Exit::Cut
         }
         None if is_cut && args.output.fail_on_length => Exit::Cut,
@@ -428,7 +428,7 @@ fn conclude(
 ) {
     let info = llm.info();
     if outcome.finish == Finish::ContextFull {
-        terminal.warn(&format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
+        terminal.warn(format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
     }
     if args.stats {
         terminal.report(&report::stats(outcome, started, llm.texts()));

@@ -87,7 +87,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     let begun = if skip_stdin || words.is_empty() { None } else { position_in_file() };
     let stdin = if skip_stdin { None } else { read_all_stdin(terminal)? };
     if let (Some(_), Some(text)) = (begun, &stdin) {
-        terminal.warn(&format!(
+        terminal.warn(format!(
             "the rest of the file on stdin ({}) became part of the prompt, and another command was reading it; \
              --no-stdin leaves it alone",
             counted(text.lines().count(), "line")
@@ -106,7 +106,7 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     {
         let braces: String = text[text.find("{{").unwrap_or(0)..].chars().take(24).collect();
         let shown = braces.lines().next().unwrap_or("{{");
-        terminal.note(&format!("{name}: {shown:?} is passed on as it is; --var KEY=VALUE fills variables"));
+        terminal.note(format!("{name}: {shown:?} is passed on as it is; --var KEY=VALUE fills variables"));
     }
     assemble(parts)
 }

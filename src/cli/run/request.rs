@@ -95,7 +95,7 @@ pub fn input(
         return Ok(TurnInput::Text(TextPrompt::Text(text)));
     }
     if !info.has_chat_template && system.is_none() {
-        terminal.note(&format!("{} has no chat template: the prompt is completed as plain text", info.name));
+        terminal.note(format!("{} has no chat template: the prompt is completed as plain text", info.name));
         return Ok(TurnInput::Text(TextPrompt::Text(text)));
     }
     let system = system.map(Message::system);

@@ -88,8 +88,8 @@ fn take_turn(
 ) -> Result<Exit, CommandError> {
     check_system(session_chat.saved(), &next)?;
     match session_chat.saved() {
-        saved if saved.turns.is_empty() => terminal.note(&format!("new session {name}")),
-        saved => terminal.note(&format!(
+        saved if saved.turns.is_empty() => terminal.note(format!("new session {name}")),
+        saved => terminal.note(format!(
             "continuing session {name} ({}, {})",
             counted(saved.turns.len(), "turn"),
             counted(saved.num_tokens(), "token")
@@ -109,11 +109,11 @@ fn take_turn(
         let is_cut = finished.outcome.finish == Finish::Cancelled;
         match session_chat.finish(planned, finished)? {
             Finished::Kept if is_cut => {
-                terminal.note(&format!("session {name}: the answer so far is kept as a cancelled turn"));
+                terminal.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
             }
             Finished::Kept => {}
             Finished::Empty => {
-                terminal.note(&format!("session {name}: nothing was answered, so no turn is kept"));
+                terminal.note(format!("session {name}: nothing was answered, so no turn is kept"));
             }
         }
         Ok(())

@@ -167,7 +167,7 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let model = chat.state.session_chat.saved().model.clone();
     if chat.model.args.is_named && !model.is_same(&chat.model.fingerprint()) {
         let reference = model.reference.as_deref().unwrap_or(&model.name);
-        chat.ui.terminal.note(&format!("(/model {reference} continues it with its own model)"));
+        chat.ui.terminal.note(format!("(/model {reference} continues it with its own model)"));
     }
     Ok(Effect::Prompt)
 }
@@ -183,7 +183,7 @@ fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) 
             let context = grouped(info.context_tokens);
             chat.ui
                 .terminal
-                .note(&format!("model {}, context {context}, as session {name} was started with", info.name));
+                .note(format!("model {}, context {context}, as session {name} was started with", info.name));
             Ok(())
         }
         _ => Ok(()),

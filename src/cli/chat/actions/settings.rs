@@ -144,7 +144,7 @@ fn note_recomputed(chat: &Chat<'_>) -> Result<(), CommandError> {
     let same = turn.tokens().iter().zip(&before).take_while(|(a, b)| a == b).count();
     if same * 2 < before.len() {
         let tokens = counted(before.len(), "token");
-        chat.ui.terminal.note(&format!(
+        chat.ui.terminal.note(format!(
             "(this template puts tools before the conversation: its {tokens} will be recomputed with the next message)"
         ));
     }

@@ -89,7 +89,7 @@ fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
     let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
     chat.ui.terminal.report(&format!("brought back: the conversation has {turns}"));
     if let Some((TakenTurns::Branch(kept), _)) = &chat.state.taken {
-        chat.ui.terminal.note(&format!("(what stood instead is kept as {kept}; /redo swaps them again)"));
+        chat.ui.terminal.note(format!("(what stood instead is kept as {kept}; /redo swaps them again)"));
     }
     Ok(Effect::Prompt)
 }
@@ -157,7 +157,7 @@ pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
         _ => format!("turns {number} to {}", turns.len()),
     };
     if !given.is_empty() {
-        chat.ui.terminal.note(&format!("(this replaces {replaced})"));
+        chat.ui.terminal.note(format!("(this replaces {replaced})"));
         return chat.say_instead(number - 1, given.to_owned());
     }
     if !chat.ui.is_interactive() {
@@ -166,7 +166,7 @@ pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
     }
     let message = question(&saved.turn.messages).map(text).unwrap_or_default().to_owned();
     chat.state.editing = Some(number - 1);
-    chat.ui.terminal.note(&format!("(Enter replaces {replaced}; Ctrl-C changes nothing)"));
+    chat.ui.terminal.note(format!("(Enter replaces {replaced}; Ctrl-C changes nothing)"));
     Ok(Effect::Edit(message))
 }
 

@@ -96,6 +96,6 @@ impl Chat<'_> {
         let help = self.ui.is_interactive().then(|| "/help".to_owned());
         let parts =
             [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
-        self.ui.terminal.note(&parts.collect::<Vec<_>>().join(" \u{b7} "));
+        self.ui.terminal.note(parts.collect::<Vec<_>>().join(" \u{b7} "));
     }
 }
