@@ -382,6 +382,11 @@ async fn unknown_responses_are_not_found() {
     let reference = json!([{"type": "item_reference", "id": "msg_1"}]);
     let expected = (404, "item_not_found".to_owned(), "input[0].id".to_owned());
     assert_eq!(server.post(PATH, json!({"input": reference})).await.error(), expected);
+    // Each would be read from disk.
+    let many: Vec<Value> =
+        (0..300).map(|n| json!({"type": "item_reference", "id": format!("msg_resp_{n}_0")})).collect();
+    let expected = (400, "invalid_value".to_owned(), "input".to_owned());
+    assert_eq!(server.post(PATH, json!({"input": many})).await.error(), expected);
 }
 
 async fn a_response_is_its_owners() {

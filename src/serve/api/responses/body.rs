@@ -1,8 +1,9 @@
-//! The body of a response: which fields the Responses API has, and what each means here.
+//! Body of a response: the fields of the Responses API, and their meaning here.
 //!
 //! A response is stored unless `store` is false: in the session of `previous_response_id`, in one that the client names, or in one of
 //! its own. What is not stored may be in a transient session, as headers or `prompt_cache_key` name it.
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use axum::http::StatusCode;
@@ -31,6 +32,9 @@ use crate::serve::wire::switches::{Switches, switches};
 use crate::serve::wire::{Fields, Problems, shape};
 use crate::template::{Conversation, Message};
 
+/// Most stored responses that the item references of a request may be of. Each is read from disk with its session.
+const MAX_REFERENCED: usize = 256;
+
 /// The field that constrains the text.
 const FORMAT: &str = "text.format";
 
@@ -43,7 +47,7 @@ pub struct ResponsesBody {
     pub ignored: Vec<String>,
 }
 
-/// What a body says of storing.
+/// Fields about storing.
 struct Storing {
     store: Option<bool>,
     previous: Option<String>,
@@ -51,7 +55,7 @@ struct Storing {
     cache_key: Option<String>,
 }
 
-/// What a body asks for beside the text.
+/// Parts of the output that a body asks for besides the text.
 struct Outputs {
     logprobs: Option<usize>,
     seals_reasoning: bool,
@@ -203,7 +207,7 @@ impl Storing {
     ) -> Result<Option<RequestSession>, ApiError> {
         let caller = &incoming.caller;
         let named = session_of(self.session.clone(), false, &incoming.headers, caller)?;
-        // Who does not ask for storing is answered where there is no room for it.
+        // Without room for more sessions, only a request that asks for storing is refused.
         let is_stored = self.store.unwrap_or_else(|| previous.is_some() || app.conversations().has_room());
         if !is_stored {
             if self.session.is_some() {
@@ -287,7 +291,7 @@ fn format_source(mut format: Fields<'_>) -> Option<GrammarSource> {
     source
 }
 
-/// Takes the labels that the response repeats, and refuses by name what is not done here.
+/// Takes the labels that the response repeats, and refuses by name the fields that this server does not support.
 fn labels_and_refusals(fields: &mut Fields<'_>) {
     ["user", "safety_identifier"].iter().for_each(|name| drop(fields.text(name)));
     fields.object("metadata");
@@ -314,28 +318,43 @@ fn labels_and_refusals(fields: &mut Fields<'_>) {
     fields.hint("context_management");
 }
 
-/// Puts stored items in the places of references to them.
+/// Puts stored items in the places of references to them. Reads each stored response once, however many items are of it.
 ///
 /// # Errors
-/// 404 for an item that is not stored; storage errors.
+/// 404 for an item that is not stored; 400 for items of too many responses; storage errors.
 fn resolve_references(app: &App, caller: &Caller, body: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(Value::Array(items)) = body.get_mut("input") else { return Ok(()) };
-    for (index, item) in items.iter_mut().enumerate() {
-        if item["type"] != "item_reference" {
-            continue;
-        }
+    let mut outputs = HashMap::new();
+    for response in referenced(items)? {
+        let found = stored::find(app, caller, &response)?;
+        let output = found.map_or(Value::Null, |found| found.object()["output"].clone());
+        outputs.insert(response, output);
+    }
+    for (index, item) in items.iter_mut().enumerate().filter(|(_, item)| is_reference(item)) {
         let id = item["id"].as_str().unwrap_or_default();
-        let stored = match response_of_item(id) {
-            Some((response, at)) => {
-                stored::find(app, caller, response)?.map(|found| found.object()["output"][at].clone())
-            }
-            None => None,
-        };
-        *item = stored.filter(|stored| stored["id"] == id).ok_or_else(|| {
+        let stored = response_of_item(id).and_then(|(response, at)| outputs.get(response)?.get(at));
+        let stored = stored.filter(|stored| stored["id"] == id).cloned();
+        *item = stored.ok_or_else(|| {
             let param = format!("input[{index}].id");
             let message = format!("{param}: there is no stored item {:?}", shown(id));
             ApiError::new(StatusCode::NOT_FOUND, Some("item_not_found"), message).param(param)
         })?;
     }
     Ok(())
+}
+
+fn is_reference(item: &Value) -> bool {
+    item["type"] == "item_reference"
+}
+
+/// Returns the ids of the responses whose items are referred to.
+fn referenced(items: &[Value]) -> Result<BTreeSet<String>, ApiError> {
+    let ids = items.iter().filter(|item| is_reference(item)).filter_map(|item| item["id"].as_str());
+    let responses: BTreeSet<String> =
+        ids.filter_map(response_of_item).map(|(response, _)| response.to_owned()).collect();
+    if responses.len() > MAX_REFERENCED {
+        let message = format!("input refers to items of more than {MAX_REFERENCED} stored responses");
+        return Err(ApiError::invalid("input", message));
+    }
+    Ok(responses)
 }
