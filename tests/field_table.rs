@@ -24,10 +24,19 @@ mod responses;
 pub struct Table {
     title: &'static str,
     endpoints: &'static [Endpoint],
-    /// Name, example as JSON, note.
-    examples: &'static [(&'static str, &'static str, &'static str)],
+    /// In groups, some of which several tables share.
+    examples: &'static [&'static [Example]],
     /// Notes on hints and on settings that ask for nothing, whose names and values are the program's.
     notes: &'static [(&'static str, &'static str)],
+}
+
+/// Name of a field, example as JSON, note.
+pub type Example = (&'static str, &'static str, &'static str);
+
+impl Table {
+    fn examples(&self) -> impl Iterator<Item = &'static Example> {
+        self.examples.iter().copied().flatten()
+    }
 }
 
 pub struct Endpoint {
@@ -121,9 +130,9 @@ async fn treatment(server: &Server, endpoint: &Endpoint, name: &str, value: &Val
 fn rows(table: &Table) -> Vec<(&'static str, Value, &'static str)> {
     let note = |name: &str| table.notes.iter().find(|(noted, _)| *noted == name).map_or("", |(_, note)| note);
     let parse = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
-    let with_example = table.examples.iter().map(|&(name, example, note)| (name, parse(example), note));
+    let with_example = table.examples().map(|&(name, example, note)| (name, parse(example), note));
     let mut rows: Vec<_> = with_example.collect();
-    let has = |name: &str| table.examples.iter().any(|(known, ..)| *known == name);
+    let has = |name: &str| table.examples().any(|(known, ..)| *known == name);
     rows.extend(HINTS.into_iter().filter(|name| !has(name)).map(|name| (name, json!("any"), note(name))));
     let inert = inert_settings().into_iter();
     rows.extend(inert.map(|(name, values)| (name, values[0].clone(), note(name))));
@@ -277,6 +286,6 @@ async fn no_field_that_the_readers_know_is_missing() {
 fn the_model_of_the_examples_is_the_one_that_is_served() {
     let served = json!(MODEL).to_string();
     for table in TABLES {
-        assert!(table.examples.iter().any(|(name, example, _)| *name == "model" && *example == served));
+        assert!(table.examples().any(|(name, example, _)| *name == "model" && *example == served));
     }
 }

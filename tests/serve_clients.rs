@@ -82,15 +82,20 @@ fn given(variable: &str) -> Option<OsString> {
 
 fn python(script: &str) {
     let Some(python) = given("LLMCTL_TEST_PYTHON") else { return };
-    check(Command::new(python).arg(in_repository(&format!("tests/clients/{script}"))));
+    let script = in_repository(&format!("tests/clients/{script}"));
+    check(Command::new(python).arg(script).env("PYTHONDONTWRITEBYTECODE", "1"));
 }
 
 fn node(script: &str) {
     let Some(folder) = given("LLMCTL_TEST_NODE").map(PathBuf::from) else { return };
-    // Node looks for modules beside the script.
-    let copy = folder.join(script);
-    std::fs::copy(in_repository(&format!("tests/clients/{script}")), &copy).expect("the folder is writable");
-    check(Command::new("node").arg(copy));
+    // Node looks for modules beside the script. Each script has a folder of its own, because tests run at the same time.
+    let own = folder.join(script.trim_end_matches(".mjs"));
+    std::fs::create_dir_all(&own).expect("the folder is writable");
+    for file in [script, "checks.mjs"] {
+        std::fs::copy(in_repository(&format!("tests/clients/{file}")), own.join(file))
+            .expect("it is writable");
+    }
+    check(Command::new("node").arg(own.join(script)));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 import assert from "node:assert/strict";
 import Anthropic from "@anthropic-ai/sdk";
+import { run } from "./checks.mjs";
 
 const [url, apiKey] = process.argv.slice(2);
 const baseURL = url.replace(/\/v1$/, "");
@@ -109,9 +110,5 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  await check();
-  console.log(`ok ${name}`);
-}
-console.log(`${Object.keys(checks).length} passed`);
+await run(checks);
 process.exit(0);

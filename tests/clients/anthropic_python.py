@@ -10,6 +10,8 @@ import anthropic
 from anthropic import Anthropic
 from pydantic import BaseModel
 
+from checks import check, run
+
 BASE_URL, API_KEY = sys.argv[1].removesuffix("/v1"), sys.argv[2]
 client = Anthropic(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
 MODEL = client.models.list().data[0].id
@@ -31,14 +33,6 @@ WEATHER = {
 class Light(BaseModel):
     colour: Literal["red", "green"]
     is_on: bool
-
-
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
 
 
 @check
@@ -163,7 +157,4 @@ def errors_name_the_place():
         raise AssertionError("an image was taken")
 
 
-for function in CHECKS:
-    function()
-    print(f"ok {function.__name__}")
-print(f"{len(CHECKS)} passed")
+run()

@@ -3,6 +3,7 @@
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { run } from "./checks.mjs";
 
 const [baseURL, apiKey] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey, maxRetries: 0, timeout: 120_000 });
@@ -82,8 +83,4 @@ const checks = {
   },
 };
 
-for (const [name, check] of Object.entries(checks)) {
-  await check();
-  console.log("ok", name);
-}
-console.log(`${Object.keys(checks).length} passed`);
+await run(checks);

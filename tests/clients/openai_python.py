@@ -12,6 +12,8 @@ import openai
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
+from checks import check, run
+
 BASE_URL, API_KEY = sys.argv[1:3]
 client = OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
 MODEL = client.models.list().data[0].id
@@ -37,14 +39,6 @@ WEATHER = {
 class Light(BaseModel):
     colour: Literal["red", "green"]
     seconds: int = Field(ge=0, le=99)
-
-
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
 
 
 @check
@@ -188,7 +182,4 @@ def errors_are_the_clients_own():
         raise AssertionError("a wrong key was taken")
 
 
-for function in CHECKS:
-    function()
-    print("ok", function.__name__)
-print(f"{len(CHECKS)} passed")
+run()

@@ -16,6 +16,8 @@ import openresponses_types.types as published
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
+from checks import check, run
+
 BASE_URL, API_KEY = sys.argv[1:3]
 client = OpenAI(base_url=BASE_URL, api_key=API_KEY, max_retries=0, timeout=120)
 MODEL = client.models.list().data[0].id
@@ -57,14 +59,6 @@ UNPUBLISHED = {"response.custom_tool_call_input.delta", "response.custom_tool_ca
 class Light(BaseModel):
     colour: Literal["red", "green"]
     seconds: int = Field(ge=0, le=99)
-
-
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
 
 
 def published_form(response):
@@ -211,7 +205,4 @@ def refusals_name_the_item():
         raise AssertionError("an image was taken")
 
 
-for function in CHECKS:
-    function()
-    print("ok", function.__name__)
-print(f"{len(CHECKS)} passed")
+run()

@@ -11,7 +11,7 @@ pub const ANTHROPIC: Table = Table {
         Endpoint { column: "messages", path: "/v1/messages", body: BODY },
         Endpoint { column: "count_tokens", path: "/v1/messages/count_tokens", body: BODY },
     ],
-    examples: &[
+    examples: &[&[
         (
             "messages",
             r#"[{"role": "user", "content": "hi"}]"#,
@@ -85,6 +85,6 @@ pub const ANTHROPIC: Table = Table {
         ("stop", r#"["END"]"#, "`stop_sequences` here"),
         ("n", "2", ""),
         ("response_format", r#"{"type": "json_object"}"#, "`output_config` here"),
-    ],
+    ]],
     notes: &[],
 };
