@@ -20,7 +20,7 @@ pub use self::compiled::Grammar;
 pub use self::compiler::GrammarCompiler;
 pub use self::schema::{prepare as prepare_schema, simplified};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
-pub use self::text_grammar::TextGrammar;
+pub use self::text_grammar::{TextGrammar, between_slashes};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -375,7 +375,8 @@ fn plain(token: &LarkToken) -> String {
     }
 }
 
-fn between_slashes(regex: &str) -> String {
+/// Returns a regular expression for between slashes: those that are not escaped yet are.
+pub fn between_slashes(regex: &str) -> String {
     let (mut text, mut is_escaped) = (String::with_capacity(regex.len()), false);
     for c in regex.chars() {
         if c == '/' && !is_escaped {
@@ -445,7 +446,7 @@ mod tests {
         TextGrammar::new(&GrammarSource::Lark(lark.to_owned())).expect("a grammar")
     }
 
-    /// Whether the library that enforces grammars takes the whole text for the JSON form of what the expression matches.
+    /// Returns whether llguidance accepts `text` under the rewritten expression, from the first byte to the last.
     fn matches(regex: &str, text: &str) -> bool {
         let hir = regex_syntax::parse(regex).expect("an expression");
         let rewritten = hir_in_json(&hir).expect("rewritten").to_string();
@@ -455,6 +456,13 @@ mod tests {
         let is_taken =
             |byte: u8| matcher.try_consume_tokens(&[u32::from(byte)]).is_ok_and(|count| count == 1);
         text.bytes().all(is_taken) && matcher.is_accepting().expect("no error")
+    }
+
+    #[test]
+    fn a_slash_in_a_regular_expression_is_escaped_once() {
+        for (given, expected) in [("a/b", "a\\/b"), ("a\\/b", "a\\/b"), ("\\\\/", "\\\\\\/"), ("ab", "ab")] {
+            assert_eq!(between_slashes(given), expected, "{given}");
+        }
     }
 
     #[test]

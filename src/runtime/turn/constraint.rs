@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::TurnError;
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, GrammarError, Result};
-use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, prepare_schema};
+use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, between_slashes, prepare_schema};
 use crate::template::{OutputMarkup, ReasoningFormat};
 
 /// Constraint on an answer.
@@ -37,7 +37,7 @@ pub struct AnswerForm<'a> {
     pub end: PromptEnd<'a>,
 }
 
-/// What comes before an answer.
+/// End of the prompt, behind which the answer begins.
 #[derive(Clone, Copy)]
 pub struct PromptEnd<'a> {
     /// The end of the rendered prompt, where the template may have begun the reasoning or ended it.
@@ -121,7 +121,7 @@ fn body(source: &GrammarSource) -> Result<String> {
     match source {
         GrammarSource::JsonObject => json(&json!({"type": "object"})),
         GrammarSource::JsonSchema(schema) => json(schema),
-        GrammarSource::Regex(regex) => Ok(format!("/{}/", slashed(regex))),
+        GrammarSource::Regex(regex) => Ok(format!("/{}/", between_slashes(regex))),
         GrammarSource::Lark(_) => Err(refusal("it cannot be part of another one")),
     }
 }
@@ -142,40 +142,10 @@ fn harmony_rules(chat_tokenizer: &ChatTokenizer) -> Option<String> {
 fn thought_rules(chat_tokenizer: &ChatTokenizer, close: &str) -> String {
     let thought = match chat_tokenizer.special(close) {
         Some(id) => format!("thought: TEXT? <[{id}]>\nTEXT: /(?s:.+)/\n"),
-        None => format!("thought[lazy]: THOUGHT\nTHOUGHT: /(?s:.*){}/\n", escaped(close)),
+        None => format!(
+            "thought[lazy]: THOUGHT\nTHOUGHT: /(?s:.*){}/\n",
+            between_slashes(&regex_syntax::escape(close))
+        ),
     };
     format!("{thought}SPACE: /[ \\t\\r\\n]{{1,4}}/\n")
-}
-
-/// For a regular expression between slashes.
-fn escaped(text: &str) -> String {
-    let is_meta = |c: char| "\\.+*?()|[]{}^$#&-~/".contains(c);
-    text.chars().flat_map(|c| is_meta(c).then_some('\\').into_iter().chain([c])).collect()
-}
-
-/// Returns a regular expression for between slashes: those that are not escaped yet are.
-fn slashed(regex: &str) -> String {
-    let (mut text, mut is_escaped) = (String::with_capacity(regex.len()), false);
-    for c in regex.chars() {
-        if c == '/' && !is_escaped {
-            text.push('\\');
-        }
-        is_escaped = c == '\\' && !is_escaped;
-        text.push(c);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_slash_in_a_regular_expression_is_escaped_once() {
-        for (given, between_slashes) in
-            [("a/b", "a\\/b"), ("a\\/b", "a\\/b"), ("\\\\/", "\\\\\\/"), ("ab", "ab")]
-        {
-            assert_eq!(slashed(given), between_slashes, "{given}");
-        }
-    }
 }

@@ -79,9 +79,10 @@ impl Planner<'_> {
             text.push_str(start);
         }
         let tokens = self.chat_tokenizer.encode(&text)?;
-        let (text_of_prompt, is_reasoning_off) =
-            (&text[..num_prompt_bytes], Reasoning::is_off_in(&conversation.kwargs));
-        let end = PromptEnd { text: text_of_prompt, is_reasoning_off };
+        let end = PromptEnd {
+            text: &text[..num_prompt_bytes],
+            is_reasoning_off: Reasoning::is_off_in(&conversation.kwargs),
+        };
         let plan = self.plan_answer(tokens, end, turn)?;
         Ok(TurnPlan { text, ..plan })
     }

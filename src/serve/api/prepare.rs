@@ -28,6 +28,13 @@ pub struct Prepared {
     pub notices: Vec<String>,
 }
 
+impl Prepared {
+    /// Creates the plan of a request that belongs to no session.
+    fn without_session(assignment: Option<Assignment>, plans: Vec<TurnPlan>) -> Self {
+        Self { assignment, plans, turn: None, session: None, placed: None, notices: Vec::new() }
+    }
+}
+
 /// The engine that a request is assigned to, which knows its session.
 #[derive(Clone)]
 pub struct Assignment {
@@ -57,7 +64,7 @@ pub fn prepare(
                 app.transients().note(key);
             }
             let assignment = Some(Assignment::of(app, engine));
-            Ok(Prepared { assignment, plans, turn: None, session: None, placed: None, notices: Vec::new() })
+            Ok(Prepared::without_session(assignment, plans))
         }
         Prompt::Chat(conversation) => prepare_chat(app, &engine, request, conversation, turn),
     }
@@ -81,14 +88,7 @@ fn prepare_chat(
     let Some(opened) = open(app, request, conversation, turn)? else {
         let plan = planner.plan_chat(conversation, DateTime::utc_now(), &request.turn)?;
         let assignment = assigned(app, None)?;
-        return Ok(Prepared {
-            assignment,
-            plans: vec![plan],
-            turn: None,
-            session: None,
-            placed: None,
-            notices: Vec::new(),
-        });
+        return Ok(Prepared::without_session(assignment, vec![plan]));
     };
     let conversation = match &request.session {
         Some(RequestSession::Stored(InSession { appends: true, .. })) => followed(&opened, conversation),
@@ -100,14 +100,7 @@ fn prepare_chat(
     // Several answers are no turn: the client's next request shows which of them the conversation continues.
     if request.num_choices > 1 {
         let assignment = assigned(app, None)?;
-        return Ok(Prepared {
-            assignment,
-            plans,
-            turn: None,
-            session: None,
-            placed: None,
-            notices: Vec::new(),
-        });
+        return Ok(Prepared::without_session(assignment, plans));
     }
     let assignment = assigned(app, Some(&opened))?;
     let session = Some(opened.engine_name());

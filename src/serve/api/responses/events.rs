@@ -76,7 +76,7 @@ impl ResponseEvents {
         self.event(kind, json!({"response": response}))
     }
 
-    /// An event of the open item; those of a part name it.
+    /// Returns an event of `item`, with the index of its part if it has one.
     fn of_item(&mut self, kind: &str, item: &OpenItem, members: Value) -> Value {
         let mut all = json!({"item_id": item.id, "output_index": self.output.len()});
         if matches!(item.kind, ItemKind::Message | ItemKind::Reasoning) {
@@ -111,7 +111,7 @@ impl ResponseEvents {
         item
     }
 
-    /// The item as it is added.
+    /// Returns the item as `output_item.added` shows it.
     fn empty(&self, item: &OpenItem) -> Value {
         let mut value = self.whole(item, "in_progress");
         if item.part().is_some() {
@@ -207,7 +207,7 @@ impl ResponseEvents {
 }
 
 impl OpenItem {
-    /// The part of an item that has one.
+    /// Returns the item's content part; `None` for calls.
     fn part(&self) -> Option<Value> {
         match self.kind {
             ItemKind::Message => Some(text_part(&self.text, &Value::Array(self.logprobs.clone()))),
@@ -239,14 +239,14 @@ impl StreamFormat for ResponseEvents {
     fn finished(&mut self, _choice: usize, finished: &FinishedChoice) -> Vec<Value> {
         let mut events = Vec::new();
         let answer = &finished.answer;
-        let state = |output| ResponseState::ended(answer, self.writer.shape.created_ms, output);
-        let is_complete = state(Vec::new()).status == "completed";
+        let ended = ResponseState::ended(answer, self.writer.shape.created_ms, Vec::new());
+        let is_complete = ended.status == "completed";
         if self.open.is_none() && answer.content.is_empty() && has_message(answer) {
             self.open = Some(self.begin(ItemKind::Message, None, &mut events));
         }
         let is_open_call = self.open.as_ref().is_some_and(|item| item.call.is_some());
         self.close(is_complete && !is_open_call, &mut events);
-        let state = ResponseState::ended(answer, self.writer.shape.created_ms, self.output.clone());
+        let state = ResponseState { output: self.output.clone(), ..ended };
         let kind = if is_complete { "completed" } else { "incomplete" };
         let response = ResponseWriter::with_report(self.writer.shape.object(state), finished);
         events.push(self.of_response(kind, &response));
