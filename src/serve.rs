@@ -86,7 +86,7 @@ pub struct ServedModel {
     pub fingerprint: ModelFingerprint,
     /// The model's recommended sampling; requests override it.
     pub defaults: GenerationDefaults,
-    /// What clients may read about the weights; `None` if the headers cannot be read again.
+    /// Facts about the weights that clients may read; `None` if the headers cannot be read again.
     pub facts: Option<ModelFacts>,
 }
 

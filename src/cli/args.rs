@@ -220,7 +220,7 @@ pub enum DeviceArg {
 pub struct EngineArgs {
     /// Compute every prompt from its first token, for comparison
     ///
-    /// What a session or an earlier prompt has computed is not used. The answer is the same.
+    /// KV of a session or of an earlier prompt is not used. The answer is the same.
     #[arg(long, hide_short_help = true)]
     pub no_warm_resume: bool,
 

@@ -120,7 +120,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
 }
 
-/// Whether a request is Anthropic's, and its answer of that form: by its path, or by the header that its clients send.
+/// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.
 pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
     path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version")
 }

@@ -1,4 +1,4 @@
-//! How a request switches reasoning, and the template variables that tell the model.
+//! The reasoning that a request asks for, and the template variables that tell the model.
 //!
 //! Invariant: a variable that is set already keeps its value, because the client may set variables by name.
 
@@ -18,7 +18,7 @@ pub struct Reasoning {
     pub effort: Option<Effort>,
 }
 
-/// How much a model is to reason, the least first.
+/// Amount of reasoning, the least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
     None,

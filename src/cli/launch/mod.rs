@@ -155,7 +155,7 @@ fn find_server(args: &LaunchArgs) -> Result<Option<LaunchTarget>, CommandError> 
     let usual = format!("http://{DEFAULT_HOST}:{DEFAULT_PORT}");
     match &args.endpoint {
         Some(url) => Ok(Some(ask(url)?)),
-        // Nothing there, or not a server of ours, is no error: then one is started.
+        // Without a usable server at the default address, the caller starts one.
         None if !args.model.is_named => Ok(ask(&usual).ok()),
         None => Ok(None),
     }

@@ -1,4 +1,4 @@
-//! Which implementation computes a model: the decoder, or candle-transformers.
+//! Chooses the implementation that computes a model: the decoder, or candle-transformers.
 
 use super::arch::{self, ConfigReader, Description, ModelFormat};
 #[cfg(feature = "candle-families")]

@@ -107,7 +107,7 @@ pub struct ToolUse {
     pub is_parallel: bool,
     /// Arguments may have members that their schema does not name, unless the schema forbids them.
     pub schema_open: bool,
-    /// What the text in the argument `input` must follow, by the tool's name.
+    /// Grammars of the argument `input`, by the tool's name.
     pub inputs: BTreeMap<String, GrammarSource>,
 }
 

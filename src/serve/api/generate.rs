@@ -33,11 +33,11 @@ pub struct GenerateRequest {
     pub request_id: String,
     /// Changes that were made to what the client sent, one sentence each.
     pub notices: Vec<String>,
-    /// What is kept beside the turn; `None` if nothing is.
+    /// Note to save beside the turn; `None` without one.
     pub note: Option<Arc<dyn TurnNote>>,
 }
 
-/// Makes what a wire format keeps beside a turn that is saved.
+/// Writes the note that a wire format saves beside a turn.
 pub trait TurnNote: std::fmt::Debug + Send + Sync {
     fn note(&self, answer: &Answer) -> Value;
 }

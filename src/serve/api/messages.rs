@@ -70,7 +70,7 @@ pub async fn count_tokens(
     Ok((ignored, Json(json!({"input_tokens": count}))))
 }
 
-/// The body of a message that is asked for.
+/// Body of a request for a message.
 struct MessagesBody {
     request: GenerateRequest,
     is_streamed: bool,
@@ -118,7 +118,7 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
     Ok(MessagesBody { request, is_streamed, shows_thinking: asked.shows_thinking, ignored })
 }
 
-/// What the prompt depends on, and what is read beside it.
+/// Fields that the prompt depends on, and those that are read beside them.
 struct PromptFields {
     conversation: Conversation,
     tools: ToolUse,
@@ -156,7 +156,7 @@ fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerS
     })
 }
 
-/// What the objects of one answer share.
+/// Members that all objects of one answer share.
 struct MessageHead {
     id: String,
     model: String,
@@ -193,7 +193,7 @@ struct MessageEvents {
     prompt_tokens: usize,
     open: Option<OpenBlock>,
     num_blocks: usize,
-    /// Why the answer ended, once it has.
+    /// Reason of the end and stop string; `None` while the answer goes on.
     stop: Option<(&'static str, Option<String>)>,
 }
 
@@ -272,7 +272,7 @@ impl StreamFormat for MessageEvents {
     const ENDS_WITH_DONE: bool = false;
 
     fn opening(&mut self) -> Vec<Value> {
-        // How much of the prompt is reused is told in the end.
+        // The engine reports the reused tokens later: `message_delta` has them.
         let usage = Usage { prompt_tokens: self.prompt_tokens, ..Usage::default() };
         let usage = answer::usage(&usage, 0);
         let message = answer::message(&self.head.id, &self.head.model, Vec::new(), None, usage);

@@ -1,4 +1,4 @@
-//! What clients discover before they ask: `GET /v1/models` and `/models`, one model by its id, and `GET /props`.
+//! Discovery: `GET /v1/models` and `/models`, one model by its id, and `GET /props`.
 //!
 //! Invariant: one length of context stands under every name that some client reads; null while no engine runs.
 

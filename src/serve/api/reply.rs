@@ -154,7 +154,7 @@ impl RunningUsage {
         if streaming.usage_in_all {
             let usage = Usage { prompt_tokens, completion_tokens, cached_tokens: 0 };
             let mut usage = answer::usage(&usage);
-            // How much of it was cached is told in the end.
+            // The last chunk has the cached tokens.
             usage.as_object_mut().map(|members| members.shift_remove("prompt_tokens_details"));
             chunk.insert("usage".to_owned(), usage);
         } else if streaming.includes_usage {

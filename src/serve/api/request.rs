@@ -51,7 +51,7 @@ pub struct Streaming {
     pub usage_in_all: bool,
 }
 
-/// What every API asks of an answer, under field names of its own.
+/// Parameters of an answer that every API has, under field names of its own.
 pub struct AnswerParams {
     /// Answers to each prompt.
     pub num_choices: usize,
@@ -151,15 +151,15 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let ignored = problems.take_ignored();
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
     if matches!(session, Some(RequestSession::Stored(_))) {
-        let message = "a session is a conversation: it is gone on with through /v1/chat/completions";
+        let message = "a session is a conversation, which /v1/chat/completions continues";
         return Err(ApiError::unsupported("session_id", message));
     }
     let streaming = params.streaming;
-    // An answer of no tokens is what is said of the prompt, be it nothing.
+    // A request for no tokens is a request for the prompt's log-probabilities.
     let asks_for_none = params.limits.max_tokens == Some(0);
     let prompt_logprobs = if asks_for_none { params.logprobs.or(Some(0)) } else { params.logprobs };
     let prompt_logprobs = prompt_logprobs.filter(|_| echo);
-    // They take computing the prompt anew, which a client's hint is no reason against.
+    // Log-probabilities of a prompt need it computed in full, so a transient session is ignored.
     let session = session.filter(|_| prompt_logprobs.is_none());
     let mut request = params.request(Prompt::Texts(prompts), session, incoming.request_id);
     request.turn.prompt_logprobs = prompt_logprobs;
@@ -191,7 +191,7 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     }
     let wanted = fields.list("response_fields").unwrap_or_default();
     let wanted = wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    // What editors send with each request: limits of time, indentation, and the order of samplers, which is fixed here.
+    // Editors send these with each request: limits of time, indentation, and the order of samplers, which is fixed here.
     for name in ["samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
         fields.hint(name);
     }

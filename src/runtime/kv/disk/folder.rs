@@ -31,8 +31,8 @@ const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 /// without the pages before it a page is worth nothing.
 const SAME_USE: Duration = Duration::from_secs(60);
 
-/// How much later than its last use the last use of a shared page counts, so that it is removed after all others. It ends
-/// the protection of prefixes that nobody uses any more.
+/// A shared page counts as used this much later than it was, so that it is removed after all others. The time is limited, so
+/// that prefixes without any use lose their protection.
 const SHARED_BONUS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The folder with the pages of one fingerprint.

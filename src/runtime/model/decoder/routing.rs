@@ -1,4 +1,4 @@
-//! Which experts compute which rows of a step.
+//! Routing: assigns the rows of a step to experts.
 
 use crate::runtime::kernel::math;
 use crate::runtime::model::config::{ExpertWeights, ExpertsConfig};

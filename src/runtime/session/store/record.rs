@@ -75,7 +75,7 @@ pub enum LogRecord {
     Model { model: ModelRecord },
     /// A finished turn. `number` counts from 1; it replaces turns from that number on.
     Turn { number: usize, turn: Box<StoredTurnRecord> },
-    /// What a frontend keeps beside a turn, counted from 1; replaces an earlier note.
+    /// A frontend's note beside a turn, which counts from 1. It replaces an earlier note.
     Note { number: usize, note: Value },
     /// Only the first `turns` turns remain valid.
     Truncate { turns: usize, time_ms: u64 },

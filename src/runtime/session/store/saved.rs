@@ -18,7 +18,7 @@ use crate::template::message::{Content, Message, Role};
 pub struct SavedTurn {
     pub turn: StoredTurn,
     pub model: Arc<ModelFingerprint>,
-    /// What a frontend keeps beside the turn; no part of the conversation.
+    /// A frontend's note beside the turn, which is no part of the conversation.
     pub note: Option<Value>,
 }
 

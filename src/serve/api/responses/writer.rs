@@ -38,7 +38,7 @@ impl ResponseWriter {
         Self::with_report(object, finished)
     }
 
-    /// Adds what this server tells of every answer.
+    /// Adds the timings and the session, as in every answer of this server.
     pub fn with_report(mut object: Value, finished: &FinishedChoice) -> Value {
         object["timings"] = reply::choice_timings(&finished.answer);
         if let Some((name, placed)) = finished.placed.as_ref().map(reply::placed) {

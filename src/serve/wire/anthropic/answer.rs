@@ -41,7 +41,7 @@ pub fn content(answer: &Answer, shows_thinking: bool) -> Vec<Value> {
     thinking.into_iter().chain(text).chain(calls).collect()
 }
 
-/// Why an answer ended, and the stop string that ended it.
+/// Returns the stop reason of an answer, and the stop string that ended it.
 pub fn stop(answer: &Answer) -> (&'static str, Option<&str>) {
     match &answer.outcome.finish {
         _ if !answer.calls_to_run().is_empty() => ("tool_use", None),

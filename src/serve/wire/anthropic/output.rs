@@ -8,7 +8,7 @@ use super::super::switches::{Wish, effort};
 use crate::runtime::grammar::GrammarSource;
 use crate::runtime::turn::OutputConstraint;
 
-/// What a body asks of the answer besides the sampling.
+/// Wishes for the answer besides the sampling.
 #[derive(Debug, Default)]
 pub struct OutputWishes {
     pub wish: Wish,

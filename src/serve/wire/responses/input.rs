@@ -53,7 +53,7 @@ pub fn input(fields: &mut Fields<'_>) -> Vec<Message> {
     messages.done
 }
 
-/// InputMessages so far.
+/// Messages that were read so far.
 #[derive(Default)]
 struct InputMessages {
     done: Vec<Message>,

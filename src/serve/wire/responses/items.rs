@@ -44,7 +44,7 @@ pub fn response_of_item(id: &str) -> Option<(&str, usize)> {
     Some((response_id, index.parse().ok()?)).filter(|_| is_known)
 }
 
-/// `completed` or `incomplete`.
+/// Returns `completed` or `incomplete`.
 pub fn status(is_whole: bool) -> &'static str {
     if is_whole { "completed" } else { "incomplete" }
 }
@@ -53,7 +53,7 @@ pub fn reasoning_part(text: &str) -> Value {
     json!({"type": "reasoning_text", "text": text})
 }
 
-/// A reasoning item. With `is_sealed` it also holds the text in the form that clients keep without reading it.
+/// Returns a reasoning item. With `is_sealed` it also holds the text in the form that clients keep without reading it.
 pub fn reasoning(id: &str, text: &str, is_sealed: bool, status: &str) -> Value {
     json!({
         "id": id,
@@ -73,7 +73,7 @@ pub fn message(id: &str, parts: &[Value], status: &str) -> Value {
     json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": parts})
 }
 
-/// A call: `text` is the arguments of a function, or the input of a custom tool.
+/// Returns a call. `text` is the arguments of a function, or the input of a custom tool.
 pub fn call(id: &str, call_id: &str, tool: &ToolName, text: &str, status: &str) -> Value {
     let (kind, member) = match tool.is_custom {
         true => ("custom_tool_call", INPUT),
@@ -87,7 +87,7 @@ pub fn call(id: &str, call_id: &str, tool: &ToolName, text: &str, status: &str) 
     item
 }
 
-/// The item of a call that an answer holds.
+/// Returns the item of an answer's call.
 pub fn answered_call(names: &ToolNames, response_id: &str, index: usize, answered: &AnsweredCall) -> Value {
     let tool = names.called(&answered.name);
     let id = item_id(ItemKind::of_call(&tool), response_id, index);

@@ -1,4 +1,4 @@
-//! The response object: what repeats the request, what the answer adds, and how it ended.
+//! The response object: members that repeat the request, the answer's items, and the end.
 //!
 //! All members that OpenAI and Open Responses require are always there, `null` where they do not apply.
 
@@ -40,7 +40,7 @@ impl ResponseState {
         Self { status: "in_progress", ..Self::default() }
     }
 
-    /// The state at the end of an answer.
+    /// Returns the state at the end of an answer.
     pub fn ended(answer: &Answer, created_ms: u64, output: Vec<Value>) -> Self {
         let incomplete_reason = incomplete_reason(answer);
         let status = match answer.outcome.finish {

@@ -26,11 +26,11 @@ pub struct ResponseTools {
     /// As the response repeats them.
     pub repeated: Vec<Value>,
     pub names: ToolNames,
-    /// What the text of a custom tool must match, by the name that the model sees.
+    /// Grammars of the text of custom tools, by the name that the model sees.
     pub inputs: BTreeMap<String, GrammarSource>,
 }
 
-/// What the client knows of the tools, by the names that the model sees.
+/// The client's names of the tools, by the names that the model sees.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ToolNames {
     tools: BTreeMap<String, ToolName>,
@@ -180,7 +180,7 @@ fn add_namespace(mut tool: Fields<'_>, read: &mut ResponseTools) {
     tool.ignore_rest();
 }
 
-/// What the text of a custom tool must match; `None` for any text.
+/// Returns the grammar of a custom tool's text; `None` for any text.
 struct InputFormat(Option<GrammarSource>);
 
 impl InputFormat {
