@@ -113,13 +113,16 @@ pub fn counting_engine() -> EngineClient {
     EngineClient::spawn(|| Ok(Setup::default().engine(counting(64)))).expect("an engine")
 }
 
+/// Longest wait for a permit. A test that fails drops its server, which waits for the engine's step, before its gate.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// Counts, a token for each permit; when the gate is dropped all pass.
 pub fn gated_engine() -> (EngineClient, mpsc::Sender<()>) {
     let (gate, permits) = mpsc::channel::<()>();
     let permits: Arc<Mutex<Receiver<()>>> = Arc::new(Mutex::new(permits));
     let mut count = counting(64);
     let rule = move |history: &[u32]| {
-        let _ = permits.lock().expect("one engine").recv(); // fails when the gate is open for good
+        let _ = permits.lock().expect("one engine").recv_timeout(PERMIT_TIMEOUT); // fails at once when the gate is open
         count(history)
     };
     let build = move || {
