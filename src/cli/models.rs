@@ -1,5 +1,7 @@
 //! `llmctl models`: lists the cache and the aliases. Also resolves `--model` to files, for all commands.
 
+use std::path::Path;
+
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -10,7 +12,7 @@ use super::places::Places;
 use super::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::runtime::LoadError;
 use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, ModelSource, Resolved};
+use crate::runtime::load::hub::{self, Aliases, CachedModel, HubRef, ModelRef, ModelSource, Resolved};
 use crate::runtime::load::model_facts;
 
 /// List the models: the built-in one, those in the Hugging Face cache, and the aliases
@@ -41,7 +43,6 @@ const LONG_HELP: &str = "\
 Examples:
   llmctl models
   llmctl models show org/repo:Q4_K_M
-  hf download org/repo && llmctl chat --model org/repo
 
 Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
   ./model.gguf, ./folder       a GGUF file, whatever its name; a folder with config.json and safetensors files
@@ -50,10 +51,10 @@ Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the config
   guide                        the demo model inside llmctl, which knows only llmctl; also without --model
 
 Getting a model:
-  llmctl does not download yet: `hf download ORG/REPO` (from `pip install huggingface_hub`) or any other tool that fills the \
-cache does. For a first try, a small one:
-    hf download Qwen/Qwen2.5-0.5B-Instruct-GGUF qwen2.5-0.5b-instruct-q4_k_m.gguf
+  A repository that is not here is downloaded when it is first used, after a question on a terminal; `llmctl pull REF` does it \
+beforehand. For a first try, a small one:
     llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
+  Other tools that fill the cache, such as `hf download`, do as well.
   What ollama has on disk are GGUF files without the ending, too: --model ~/.ollama/models/blobs/sha256-... (the largest ones).
 
 Exit codes:
@@ -74,22 +75,51 @@ pub fn run(args: ModelsArgs, config: &Config, places: &Places) -> Result<Exit, C
 /// Resolves `reference` to files.
 ///
 /// # Errors
-/// See [`hub::resolve`]. The error for a missing model says that this build does not download.
+/// See [`hub::resolve`].
 pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, CommandError> {
-    let resolved = ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases));
-    resolved.map_err(|error| {
-        let hint = match &error {
-            LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
-            LoadError::AmbiguousModel { candidates, .. } => {
-                candidates.first().map(|first| format!("name one of them exactly, e.g. --model {first}"))
-            }
-            _ => None,
-        };
-        match hint {
-            Some(hint) => CommandError::from(error).hint(hint),
-            None => CommandError::from(error),
+    look_up(reference, places, aliases).map_err(not_found)
+}
+
+/// Resolves `reference` to files.
+///
+/// # Errors
+/// See [`hub::resolve`].
+pub fn look_up(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, LoadError> {
+    ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases))
+}
+
+/// Returns the repository to download if `reference` was not found because of `error`. A name without an owner is
+/// more likely a slip than a repository.
+pub fn downloadable(
+    reference: &str,
+    error: &LoadError,
+    places: &Places,
+    aliases: &Aliases,
+) -> Option<HubRef> {
+    let is_cached = |path: &Path| places.hub.as_ref().is_some_and(|cache| path.starts_with(cache));
+    let is_missing = match error {
+        LoadError::UnknownModel { .. } => true,
+        // A repository of which only a part was downloaded.
+        LoadError::NotFound(path) | LoadError::Unsupported { path, .. } => is_cached(path),
+        _ => false,
+    };
+    let hub = hub::remote_form(&ModelRef::parse(reference).ok()?, aliases).ok()?;
+    (is_missing && (hub.org.is_some() || reference.starts_with("hf:"))).then_some(hub)
+}
+
+/// Adds advice to an error of [`look_up`].
+pub fn not_found(error: LoadError) -> CommandError {
+    let hint = match &error {
+        LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
+        LoadError::AmbiguousModel { candidates, .. } => {
+            candidates.first().map(|first| format!("name one of them exactly, e.g. --model {first}"))
         }
-    })
+        _ => None,
+    };
+    match hint {
+        Some(hint) => CommandError::from(error).hint(hint),
+        None => CommandError::from(error),
+    }
 }
 
 fn not_cached(reference: &str, candidates: &[String]) -> String {

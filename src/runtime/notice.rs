@@ -12,6 +12,10 @@ pub enum Notice {
     Alias { name: String, target: String },
     #[error("{repo} is cached as {}; using {chosen}", .cached.join(", "))]
     Quantisation { repo: String, cached: Vec<String>, chosen: String },
+    #[error("{repo} offers {}; using {chosen}", .offered.join(", "))]
+    RemoteQuantisation { repo: String, offered: Vec<String>, chosen: String },
+    #[error("{repo} is now {name} on the hub; it stays {repo} in the cache")]
+    Renamed { repo: String, name: String },
     #[error(
         "the model has more chat templates ({}); {}", .names.join(", "),
         if *.has_default { "the default one is used" } else { "none is marked as the default" }

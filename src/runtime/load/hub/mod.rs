@@ -2,12 +2,12 @@
 //!
 //! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
 //! an error that lists the candidates. The only choice made for the user is the quantisation of a repository that has
-//! several, in the order of [`quant_tag::PREFERENCE`], with a notice. This module only reads: it downloads, writes
-//! and repairs nothing. The caller reads environment variables and fills in [`HubPaths`].
+//! several, in the order of [`quant_tag::PREFERENCE`], with a notice. This module only reads; `remote` downloads. The caller reads environment variables and fills in [`HubPaths`].
 
 pub mod cache;
 pub mod quant_tag;
 pub mod reference;
+mod remote;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,6 +22,10 @@ use cache::{Repo, Snapshot};
 use quant_tag::{GgufGroup, group_shards};
 use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
+pub use remote::{
+    FileHash, HubClient, HubError, HubProxies, HubSettings, HubToken, PullEvent, PullObserver, PullPlan,
+    RemoteFile, RetrySettings,
+};
 
 /// Names that the configuration gives to model references.
 pub type Aliases = BTreeMap<String, String>;
@@ -133,6 +137,30 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
                 notices.push(Notice::Alias { name: reference.text().to_string(), target: target.to_owned() });
                 reference = ModelRef::parse(target)?;
             }
+        }
+    }
+    let message = format!("its aliases form a loop (more than {MAX_ALIAS_DEPTH} steps)");
+    Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
+}
+
+/// Returns the repository of the hub that `reference` means if no file has that name.
+///
+/// # Errors
+/// [`LoadError::InvalidReference`] for a path, and for a text without the form of a repository.
+pub fn remote_form(reference: &ModelRef, aliases: &Aliases) -> Result<HubRef, LoadError> {
+    let mut reference = reference.clone();
+    for _ in 0..MAX_ALIAS_DEPTH {
+        let text = reference.text().to_owned();
+        let invalid = |message: String| LoadError::InvalidReference { reference: text.clone(), message };
+        match reference.form() {
+            ReferenceForm::Path(_) => {
+                return Err(invalid("it is a path, not a repository org/name".to_owned()));
+            }
+            ReferenceForm::Hub(hub) => return Ok(hub.clone()),
+            ReferenceForm::Open(hub) => match aliases.get(&text) {
+                Some(target) => reference = ModelRef::parse(target)?,
+                None => return hub.clone().map_err(invalid),
+            },
         }
     }
     let message = format!("its aliases form a loop (more than {MAX_ALIAS_DEPTH} steps)");
