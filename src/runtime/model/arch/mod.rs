@@ -17,6 +17,7 @@ mod granite;
 mod lfm2;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -64,6 +65,7 @@ pub const FAMILIES: &[Family] = &[
     lfm2::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
+    mixtral::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
