@@ -42,8 +42,7 @@ impl<'a> WeightFile<'a> {
     ) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
         let names = self.source.names();
         let ours = move |name: &str| {
-            let is_decoders =
-                self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+            let is_decoders = self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
             is_decoders && self.layer_of(name).is_none_or(|layer| layer < num_layers)
         };
         names.into_iter().filter(move |name| ours(name)).filter_map(|name| {

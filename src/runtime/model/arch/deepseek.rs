@@ -68,7 +68,8 @@ fn parse_config(name: &'static str, reader: &ConfigReader) -> Result<Description
     }
     let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
     let num_layers = description.config.layers.len();
-    for (layer, _) in description.config.layers.iter_mut().zip(sparse_layers(reader, num_layers)?).filter(|(_, is)| *is)
+    for (layer, _) in
+        description.config.layers.iter_mut().zip(sparse_layers(reader, num_layers)?).filter(|(_, is)| *is)
     {
         if let Some(dense) = layer.feed_forward.dense.take() {
             layer.feed_forward = feed_forward(reader, dense, shared)?;
@@ -118,7 +119,9 @@ fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> Result<(usize, us
     let value = reader.size(key("attention.value_length_mla", "attention.value_length"), MAX_WIDTH)?;
     match whole.checked_sub(rotary_dim).filter(|plain| *plain > 0) {
         Some(plain) => Ok((plain, value)),
-        None => Err(reader.error(key_name, format!("{whole} leaves nothing beside {rotary_dim} rotated values"))),
+        None => {
+            Err(reader.error(key_name, format!("{whole} leaves nothing beside {rotary_dim} rotated values")))
+        }
     }
 }
 
@@ -225,7 +228,9 @@ fn groups(
         return Ok(None);
     }
     if !count.is_multiple_of(groups) {
-        return Err(reader.error(count_key, format!("{count} experts cannot be divided into {groups} groups")));
+        return Err(
+            reader.error(count_key, format!("{count} experts cannot be divided into {groups} groups"))
+        );
     }
     let used = reader.size(used_key, groups)?;
     if used * (count / groups) < num_used {
