@@ -14,7 +14,8 @@ use crate::cli::finish;
 use crate::common::fake_hub::{Access, FakeHub, Faults, sha256};
 use crate::hub_download::{Downloader, content};
 use llmctl::runtime::load::hub::{
-    HubClient, HubError, HubSettings, ModelRef, PullEvent, PullObserver, PullPlan, RetrySettings, remote_form,
+    HubClient, HubError, HubPaths, HubSettings, ModelRef, PullEvent, PullObserver, PullPlan, RetrySettings,
+    remote_form,
 };
 
 /// Counts events, and never stops.
@@ -52,12 +53,16 @@ fn settings(hub: &FakeHub) -> HubSettings {
     }
 }
 
+fn paths(cache: &Path) -> HubPaths {
+    HubPaths { cache: Some(cache.to_path_buf()), ..HubPaths::default() }
+}
+
 /// Pulls `org/m` into `cache` with a fresh client.
 fn pull(hub: &FakeHub, cache: &Path, observer: &Quiet) -> Result<PullPlan, HubError> {
     let client = HubClient::new(settings(hub))?;
     let reference =
         remote_form(&ModelRef::parse("org/m").expect("a name"), &Default::default()).expect("a repository");
-    let plan = PullPlan::new(&client, &reference, cache, false, observer)?;
+    let plan = PullPlan::new(&client, &reference, &paths(cache), false, observer)?;
     plan.run(&client, observer).map(|()| plan)
 }
 
@@ -223,7 +228,8 @@ fn a_full_disk_is_seen_before_the_download() {
     let client = HubClient::new(settings(&case.hub)).expect("a client");
     let reference =
         remote_form(&ModelRef::parse("org/m").expect("a name"), &Default::default()).expect("a repository");
-    let plan = PullPlan::new(&client, &reference, case.cache.path(), false, &case.observer).expect("a plan");
+    let plan =
+        PullPlan::new(&client, &reference, &paths(case.cache.path()), false, &case.observer).expect("a plan");
     assert_eq!((plan.total_bytes, plan.missing_bytes()), (300_000, 300_000));
     let error = plan.check_space(Some(299_999)).expect_err("too little");
     assert!(matches!(error, HubError::DiskFull { needed: 300_000, free: Some(299_999), .. }), "{error:?}");

@@ -64,7 +64,13 @@ impl<'a> Downloads<'a> {
             return Err(CommandError::new(Kind::Config, error).hint("set HOME or HF_HUB_CACHE"));
         };
         self.terminal.status(&format!("asking {} for {}", self.host(), hub.repo_id()));
-        let plan = PullPlan::new(&self.client, hub, cache, only_texts, &Display::new(self, &[], None));
+        let plan = PullPlan::new(
+            &self.client,
+            hub,
+            &self.places.hub_paths(),
+            only_texts,
+            &Display::new(self, &[], None),
+        );
         self.terminal.status("");
         let plan = plan.map_err(|error| self.failure(error, &hub.repo_id()))?;
         plan.notices.iter().for_each(|notice| self.terminal.note(notice));

@@ -111,9 +111,9 @@ pub fn downloadable(
 pub fn not_found(error: LoadError) -> CommandError {
     let hint = match &error {
         LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
-        LoadError::AmbiguousModel { candidates, .. } => {
-            candidates.first().map(|first| format!("name one of them exactly, e.g. --model {first}"))
-        }
+        LoadError::AmbiguousModel { candidates, .. } => candidates
+            .first()
+            .map(|first| format!("name one of them exactly, e.g. --model {}", first.reference)),
         _ => None,
     };
     match hint {

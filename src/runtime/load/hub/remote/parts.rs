@@ -36,14 +36,14 @@ const MAX_SMALL_BYTES: u64 = 64 << 20;
 
 /// The address of a file at a commit, with what its answers must say.
 #[derive(Debug, Clone)]
-struct FileRequest {
+struct BlobRequest {
     url: String,
     repo: String,
     commit: String,
     file: RemoteFile,
 }
 
-impl FileRequest {
+impl BlobRequest {
     fn new(client: &HubClient, listing: &RemoteListing, file: &RemoteFile) -> Self {
         let repo = listing.renamed.as_ref().unwrap_or(&listing.repo);
         let path = format!("{repo}/resolve/{}/{}", listing.commit, encoded(&file.path, true));
@@ -124,7 +124,7 @@ pub(super) fn small_file(
     file: &RemoteFile,
     observer: &dyn PullObserver,
 ) -> Result<Vec<u8>, HubError> {
-    let request = FileRequest::new(client, listing, file);
+    let request = BlobRequest::new(client, listing, file);
     if file.size > MAX_SMALL_BYTES {
         let message = format!("the file has {} bytes, more than {MAX_SMALL_BYTES}", file.size);
         return Err(HubError::Unexpected { url: request.url, message });
@@ -168,7 +168,7 @@ pub(super) fn download(
         let partial = PartialFile::open(store.partial(file), file, observer)?;
         let resumed = partial.len();
         observer.event(PullEvent::Started { path: file.path.clone(), have: resumed, total: file.size });
-        let request = FileRequest::new(client, listing, file);
+        let request = BlobRequest::new(client, listing, file);
         let partial = Transfer::new(client, request, partial, connections, observer).run()?;
         match partial.finish(&store.blob(file)) {
             Ok(()) => break,
@@ -194,7 +194,7 @@ struct Part {
 /// The transfer of one file into its partial file.
 struct Transfer<'a> {
     client: &'a Arc<HubClient>,
-    request: Arc<FileRequest>,
+    request: Arc<BlobRequest>,
     partial: PartialFile<'a>,
     observer: &'a dyn PullObserver,
     connections: usize,
@@ -211,7 +211,7 @@ struct Transfer<'a> {
 impl<'a> Transfer<'a> {
     fn new(
         client: &'a Arc<HubClient>,
-        request: FileRequest,
+        request: BlobRequest,
         partial: PartialFile<'a>,
         connections: usize,
         observer: &'a dyn PullObserver,
@@ -339,7 +339,7 @@ impl<'a> Transfer<'a> {
 /// Sends the bytes `first..end` of the file, then nothing more; or the failure.
 fn send_pieces(
     client: &HubClient,
-    request: &FileRequest,
+    request: &BlobRequest,
     first: u64,
     end: u64,
     pieces: &SyncSender<Result<Vec<u8>, RequestFailure>>,

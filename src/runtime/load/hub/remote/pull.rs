@@ -3,11 +3,12 @@
 //! Invariant: a snapshot gets its links only when every file of the plan is complete and checked; config.json and the
 //! first part of a split file come last, so that a set that is cut off even then is seen as incomplete.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
+use super::super::HubPaths;
 use super::super::reference::HubRef;
 use super::client::HubClient;
 use super::error::HubError;
@@ -42,22 +43,25 @@ pub struct PullPlan {
 }
 
 impl PullPlan {
-    /// Asks the hub what `hub` needs. `only_texts` leaves the weights out.
+    /// Asks the hub what `hub` needs, to be written to the cache of `paths`. `only_texts` leaves the weights out.
     ///
     /// # Errors
     /// The hub's refusal; a reference that fits no file, or several; [`HubError::Cancelled`].
     pub fn new(
         client: &HubClient,
         hub: &HubRef,
-        cache: &Path,
+        paths: &HubPaths,
         only_texts: bool,
         observer: &dyn PullObserver,
     ) -> Result<Self, HubError> {
+        let no_cache =
+            || HubError::Setting { name: "HF_HUB_CACHE", message: "there is no cache folder".to_owned() };
+        let cache = paths.cache.as_deref().ok_or_else(no_cache)?;
         let revision = hub.revision.as_deref().unwrap_or(DEFAULT_REVISION);
         let listing = list_remote(client, &hub.repo_id(), revision, observer)?;
         let store = RepoStore::new(cache, &listing.repo);
-        let selection = select(&listing, hub.selector.as_ref(), only_texts);
-        let RemoteSelection { mut files, absent, needs_index, selector, mut notices } = selection?;
+        let selection = select(&listing, hub, paths.memory, only_texts)?;
+        let RemoteSelection { mut files, absent, needs_index, reference, notice } = selection;
         if needs_index && let Some(index) = listing.file(INDEX) {
             let index = match std::fs::read(store.blob(index)) {
                 Ok(bytes) if store.has(index) => bytes,
@@ -65,12 +69,9 @@ impl PullPlan {
             };
             files.extend(indexed_weights(&listing, &index)?);
         }
-        if let Some(name) = &listing.renamed {
-            notices.insert(0, Notice::Renamed { repo: listing.repo.clone(), name: name.clone() });
-        }
-        let at = hub.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
-        let selector = selector.map(|selector| format!(":{selector}")).unwrap_or_default();
-        let reference = format!("{}{at}{selector}", listing.repo);
+        let renamed = listing.renamed.clone();
+        let renamed = renamed.map(|name| Notice::Renamed { repo: listing.repo.clone(), name });
+        let notices = renamed.into_iter().chain(notice).collect();
         let total_bytes = files.iter().map(|file| file.size).sum();
         let present_bytes = files.iter().map(|file| store.bytes_of(file)).sum();
         Ok(Self { listing, store, files, absent, reference, notices, total_bytes, present_bytes })

@@ -1,192 +1,145 @@
-//! Chooses the files of a repository that a reference needs. Pure: decides over a listing.
+//! Finds the files of a repository that a reference needs, by the rule for snapshots: [`choose`].
 //!
-//! A repository in transformers' form needs its configuration, its tokenizer, its templates and the weights that its
-//! index names; one in GGUF form needs one model, with all its parts.
+//! Pure: decides over a listing. The weights of a checkpoint with an index are those that the index names, which the
+//! caller downloads first.
 
 use std::collections::BTreeSet;
 
-use super::super::quant_tag::{self, GgufGroup, group_shards};
-use super::super::reference::Selector;
+use super::super::choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, gguf_reference};
+use super::super::quant_tag::group_shards;
+use super::super::reference::HubRef;
+use super::super::repo_files::{ListedFile, text_files};
 use super::error::HubError;
 use super::listing::{RemoteFile, RemoteListing};
 use crate::runtime::notice::Notice;
 
-/// Text files that llmctl reads, and those by which it recognises quantised weights.
-const TEXTS: [&str; 10] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "quantize_config.json",
-    "hf_quant_config.json",
-];
-
 /// Folder of further chat templates.
 const TEMPLATE_FOLDER: &str = "additional_chat_templates/";
 
-/// Weights in one file, and the index of weights in several.
-const SINGLE: &str = "model.safetensors";
+/// The index of weights in several files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// Files that transformers looks for and that many repositories lack.
+const OPTIONAL: [&str; 4] =
+    ["generation_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json"];
 
 /// The files to download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemoteSelection {
     pub files: Vec<RemoteFile>,
-    /// Files that were looked for and that the commit does not have.
+    /// Files that others look for and that the commit does not have.
     pub absent: Vec<String>,
     /// The weights are those that the index names.
     pub needs_index: bool,
-    /// What to write after `--model`: the repository, with a tag or a file if there are several.
-    pub selector: Option<String>,
-    pub notices: Vec<Notice>,
+    /// What to write after `--model`.
+    pub reference: String,
+    pub notice: Option<Notice>,
 }
 
-/// Chooses the files that `selector` needs; with `only_texts` no weights.
+/// Chooses the files that `hub` needs; with `only_texts` no weights. `memory` is the machine's, in bytes.
 ///
 /// # Errors
 /// [`HubError::FileNotFound`], [`HubError::SeveralFiles`] or [`HubError::NoModel`].
 pub(super) fn select(
     listing: &RemoteListing,
-    selector: Option<&Selector>,
+    hub: &HubRef,
+    memory: Option<u64>,
     only_texts: bool,
 ) -> Result<RemoteSelection, HubError> {
-    let is_checkpoint = listing.file("config.json").is_some() && listing.files.iter().any(is_root_weight);
+    let at = hub.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
+    let id = format!("{}{at}", listing.repo);
+    let listed = |file: &RemoteFile| ListedFile { path: file.path.clone(), bytes: file.size };
+    let files: Vec<ListedFile> = listing.files.iter().map(listed).collect();
     if only_texts {
-        return texts_alone(listing);
+        return texts_alone(listing, &files, id);
     }
-    if selector.is_none() && is_checkpoint {
-        return Ok(checkpoint(listing));
+    let request =
+        FileRequest { id: &id, files: &files, selector: hub.selector.as_ref(), memory, is_cached: false };
+    let choice = choose(&request).map_err(|error| refusal(error, listing, hub))?;
+    let reference = match (&hub.selector, &choice.first) {
+        (Some(selector), _) => format!("{id}:{selector}"),
+        (None, None) => id,
+        (None, Some(first)) => {
+            let groups = group_shards(&files);
+            let group = groups.iter().find(|group| group.first == *first);
+            group.map_or_else(|| id.clone(), |group| gguf_reference(&id, group, &groups))
+        }
+    };
+    match choice.kind {
+        ModelKind::Gguf => gguf(listing, choice, reference),
+        ModelKind::Safetensors => checkpoint(listing, &files, choice, reference),
     }
-    let names: Vec<String> = listing.files.iter().map(|file| file.path.clone()).collect();
-    let names: Vec<String> = names.into_iter().filter(|name| name.ends_with(".gguf")).collect();
-    let groups = group_shards(&names);
-    let (group, notices) = choose(listing, &groups, selector)?;
-    if let Some(missing) = group.missing_part() {
+}
+
+fn refusal(error: FileChoiceError, listing: &RemoteListing, hub: &HubRef) -> HubError {
+    let repo = listing.repo.clone();
+    let shown = |candidates: Vec<crate::runtime::error::ModelCandidate>| -> Vec<String> {
+        candidates.iter().map(ToString::to_string).collect()
+    };
+    match error {
+        FileChoiceError::NoModel(message) => HubError::NoModel { repo, message },
+        FileChoiceError::Ambiguous(candidates) => {
+            HubError::SeveralFiles { reference: repo, candidates: shown(candidates) }
+        }
+        FileChoiceError::Unknown(candidates) => {
+            let wanted = hub.selector.as_ref().map_or_else(|| "model".to_owned(), ToString::to_string);
+            HubError::FileNotFound { repo, wanted, candidates: shown(candidates) }
+        }
+    }
+}
+
+fn gguf(listing: &RemoteListing, choice: FileChoice, reference: String) -> Result<RemoteSelection, HubError> {
+    if let Some(missing) = choice.missing {
         let message = format!("lacks a part of a split model: {missing}");
         return Err(HubError::NoModel { repo: listing.repo.clone(), message });
     }
-    let files = group.parts.iter().filter_map(|path| listing.file(path)).cloned().collect();
-    let selector = Some(reference_part(group, &groups));
-    Ok(RemoteSelection { files, absent: Vec::new(), needs_index: false, selector, notices })
+    let files = choice.files.iter().filter_map(|path| listing.file(path)).cloned().collect();
+    let notice = choice.notice;
+    Ok(RemoteSelection { files, absent: Vec::new(), needs_index: false, reference, notice })
 }
 
-/// Chooses one GGUF model.
-fn choose<'a>(
+/// Chooses the texts of a checkpoint, and its weights or the index that names them.
+fn checkpoint(
     listing: &RemoteListing,
-    groups: &'a [GgufGroup],
-    selector: Option<&Selector>,
-) -> Result<(&'a GgufGroup, Vec<Notice>), HubError> {
-    let shown = |groups: Vec<&GgufGroup>| candidates(listing, &groups);
-    let missing = |wanted: &str| HubError::FileNotFound {
-        repo: listing.repo.clone(),
-        wanted: wanted.to_owned(),
-        candidates: shown(groups.iter().collect()),
-    };
-    let several = |matches: Vec<&GgufGroup>| HubError::SeveralFiles {
-        reference: listing.repo.clone(),
-        candidates: shown(matches),
-    };
-    match selector {
-        Some(Selector::File(file)) => {
-            let found = groups.iter().find(|group| group.parts.contains(file));
-            found.map(|group| (group, Vec::new())).ok_or_else(|| missing(file))
-        }
-        Some(Selector::Quant(tag)) => {
-            let mut matches: Vec<&GgufGroup> = groups.iter().filter(|group| group.has_tag(tag)).collect();
-            if matches.is_empty() {
-                matches = groups.iter().filter(|group| group.ends_with_tag(tag)).collect();
-            }
-            match matches[..] {
-                [] => Err(missing(&format!("{tag} file"))),
-                [only] => Ok((only, Vec::new())),
-                _ => Err(several(matches)),
-            }
-        }
-        None => match groups {
-            [] => Err(HubError::NoModel { repo: listing.repo.clone(), message: what_it_holds(listing) }),
-            [only] => Ok((only, Vec::new())),
-            _ => {
-                let best = quant_tag::preferred(groups).ok_or_else(|| several(groups.iter().collect()))?;
-                Ok((best, vec![chosen_notice(listing, groups, best)]))
-            }
-        },
-    }
+    listed: &[ListedFile],
+    choice: FileChoice,
+    reference: String,
+) -> Result<RemoteSelection, HubError> {
+    let mut files = texts(listing, listed);
+    let needs_index = choice.files.iter().any(|path| path == INDEX);
+    let is_weight = |path: &&String| path.ends_with(".safetensors") && !needs_index;
+    let weights = choice.files.iter().filter(|path| *path == INDEX || is_weight(path));
+    files.extend(weights.filter_map(|path| listing.file(path)).cloned());
+    let notice = choice.notice;
+    Ok(RemoteSelection { files, absent: absent(listing), needs_index, reference, notice })
 }
 
-fn chosen_notice(listing: &RemoteListing, groups: &[GgufGroup], best: &GgufGroup) -> Notice {
-    let tag = |group: &GgufGroup| group.tag.as_ref().unwrap_or(&group.first).clone();
-    let mut offered: Vec<String> = groups.iter().map(tag).collect();
-    offered.dedup();
-    Notice::RemoteQuantisation { repo: listing.repo.clone(), offered, chosen: tag(best) }
-}
-
-/// Formats references to models, each with its size.
-fn candidates(listing: &RemoteListing, groups: &[&GgufGroup]) -> Vec<String> {
-    let size = |group: &GgufGroup| -> u64 {
-        group.parts.iter().filter_map(|path| listing.file(path)).map(|file| file.size).sum()
-    };
-    let all: Vec<GgufGroup> = groups.iter().map(|group| (*group).clone()).collect();
-    let name = |group: &GgufGroup| format!("{}:{}", listing.repo, reference_part(group, &all));
-    groups.iter().map(|group| format!("{} ({:.1} GB)", name(group), size(group) as f64 / 1e9)).collect()
-}
-
-/// Returns the tag of a model if no other one has it, else its first file.
-fn reference_part(group: &GgufGroup, groups: &[GgufGroup]) -> String {
-    match &group.tag {
-        Some(tag) if groups.iter().filter(|other| other.has_tag(tag)).count() == 1 => tag.clone(),
-        _ => group.first.clone(),
-    }
-}
-
-/// Says why a repository has no model.
-fn what_it_holds(listing: &RemoteListing) -> String {
-    let has = |ending: &str| listing.files.iter().any(|file| file.path.ends_with(ending));
-    if listing.file("adapter_config.json").is_some() {
-        "holds a LoRA adapter, which llmctl does not support: use its base model, or a merged one"
-    } else if has(".bin") || has(".pth") || has(".pt") {
-        "holds PyTorch weights, which llmctl does not read; look for its safetensors or GGUF form"
-    } else if has(".onnx") {
-        "holds ONNX files, which llmctl does not read; look for its safetensors or GGUF form"
-    } else {
-        "holds neither a GGUF file nor config.json with safetensors"
-    }
-    .to_owned()
-}
-
-fn is_root_weight(file: &RemoteFile) -> bool {
-    file.path == SINGLE || file.path == INDEX
-}
-
-/// Chooses the texts and the weights of a repository in transformers' form.
-fn checkpoint(listing: &RemoteListing) -> RemoteSelection {
-    let (mut files, absent) = texts(listing);
-    let single = listing.file(SINGLE);
-    files.extend(single.or_else(|| listing.file(INDEX)).cloned());
-    let needs_index = single.is_none();
-    RemoteSelection { files, absent, needs_index, selector: None, notices: Vec::new() }
-}
-
-fn texts_alone(listing: &RemoteListing) -> Result<RemoteSelection, HubError> {
-    let (files, absent) = texts(listing);
+fn texts_alone(
+    listing: &RemoteListing,
+    listed: &[ListedFile],
+    reference: String,
+) -> Result<RemoteSelection, HubError> {
+    let files = texts(listing, listed);
     if files.is_empty() {
         let message =
             "has no text files of its own: a GGUF file holds its tokenizer and its template".to_owned();
         return Err(HubError::NoModel { repo: listing.repo.clone(), message });
     }
-    Ok(RemoteSelection { files, absent, needs_index: false, selector: None, notices: Vec::new() })
+    Ok(RemoteSelection { files, absent: absent(listing), needs_index: false, reference, notice: None })
 }
 
-/// Returns the text files that exist, and the names of those that do not.
-fn texts(listing: &RemoteListing) -> (Vec<RemoteFile>, Vec<String>) {
-    let mut files: Vec<RemoteFile> = TEXTS.iter().filter_map(|name| listing.file(name)).cloned().collect();
-    let templates = listing.files.iter().filter(|file| file.path.starts_with(TEMPLATE_FOLDER));
-    files.extend(templates.filter(|file| file.path.ends_with(".jinja")).cloned());
-    let absent = TEXTS.iter().filter(|name| listing.file(name).is_none()).map(|name| (*name).to_owned());
-    (files, absent.collect())
+fn texts(listing: &RemoteListing, listed: &[ListedFile]) -> Vec<RemoteFile> {
+    let texts = text_files(listed);
+    let is_text = |file: &&RemoteFile| {
+        let is_template = file.path.starts_with(TEMPLATE_FOLDER) && file.path.ends_with(".jinja");
+        is_template || texts.iter().any(|text| text.path == file.path)
+    };
+    listing.files.iter().filter(is_text).cloned().collect()
+}
+
+fn absent(listing: &RemoteListing) -> Vec<String> {
+    let is_absent = |name: &&&str| listing.is_whole && listing.file(name).is_none();
+    OPTIONAL.iter().filter(is_absent).map(|name| (*name).to_owned()).collect()
 }
 
 /// Returns the files of weights that an index names.
@@ -208,8 +161,18 @@ pub(super) fn indexed_weights(listing: &RemoteListing, index: &[u8]) -> Result<V
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::reference::Selector;
     use super::super::listing::FileHash;
     use super::*;
+
+    fn chosen(
+        listing: &RemoteListing,
+        selector: Option<Selector>,
+        only_texts: bool,
+    ) -> Result<RemoteSelection, HubError> {
+        let hub = HubRef { org: Some("o".to_owned()), repo: "m".to_owned(), revision: None, selector };
+        select(listing, &hub, None, only_texts)
+    }
 
     fn listing(paths: &[&str]) -> RemoteListing {
         let file = |path: &&str| RemoteFile {
@@ -233,30 +196,23 @@ mod tests {
         selection.files.iter().map(|file| file.path.as_str()).collect()
     }
 
-    const CHECKPOINT: [&str; 9] = [
-        "README.md",
-        "config.json",
-        "tokenizer.json",
-        "additional_chat_templates/rag.jinja",
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-        "consolidated.safetensors",
-        "model.safetensors.index.json",
-        "onnx/model.onnx",
-    ];
-
     #[test]
     fn a_checkpoint_needs_its_texts_and_what_the_index_names() {
-        let listing = listing(&CHECKPOINT);
-        let chosen = select(&listing, None, false).expect("a model");
-        let expected = [
+        let listing = listing(&[
+            "README.md",
             "config.json",
             "tokenizer.json",
             "additional_chat_templates/rag.jinja",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "consolidated.safetensors",
             "model.safetensors.index.json",
-        ];
-        assert_eq!(paths(&chosen), expected);
-        assert!(chosen.needs_index && chosen.absent.contains(&"generation_config.json".to_owned()));
+        ]);
+        let found = chosen(&listing, None, false).expect("a model");
+        let texts = ["config.json", "tokenizer.json", "additional_chat_templates/rag.jinja"];
+        assert_eq!(paths(&found), [&texts[..], &["model.safetensors.index.json"]].concat());
+        assert!(found.needs_index && found.absent.contains(&"generation_config.json".to_owned()));
+        assert_eq!(found.reference, "o/m");
         let index = br#"{"weight_map": {"a": "model-00002-of-00002.safetensors", "b": "model-00001-of-00002.safetensors",
             "c": "model-00001-of-00002.safetensors"}}"#;
         let weights = indexed_weights(&listing, index).expect("complete");
@@ -265,45 +221,44 @@ mod tests {
         let error =
             indexed_weights(&listing, br#"{"weight_map": {"a": "../../x"}}"#).expect_err("not in the commit");
         assert!(error.to_string().contains("../../x"), "{error}");
-        let texts = select(&listing, None, true).expect("texts");
-        assert_eq!(paths(&texts), ["config.json", "tokenizer.json", "additional_chat_templates/rag.jinja"]);
+        assert_eq!(paths(&chosen(&listing, None, true).expect("texts")), texts);
     }
 
     #[test]
     fn a_gguf_with_all_its_parts() {
         let names = [
-            "config.json",
             "m-Q8_0.gguf",
             "Q4/m-Q4_K_M-00001-of-00002.gguf",
             "Q4/m-Q4_K_M-00002-of-00002.gguf",
+            "mmproj-F16.gguf",
         ];
         let listing = listing(&names);
-        let chosen = |selector: Option<&Selector>| select(&listing, selector, false);
-        let parts = &names[2..];
-        let preferred = chosen(None).expect("a model");
+        let parts = &names[1..3];
+        let preferred = chosen(&listing, None, false).expect("a model");
         assert_eq!(paths(&preferred), parts);
-        assert_eq!((preferred.selector.as_deref(), preferred.notices.len()), (Some("Q4_K_M"), 1));
+        assert!(preferred.reference == "o/m:Q4_K_M" && preferred.notice.is_some(), "{preferred:?}");
         let file = Selector::File("Q4/m-Q4_K_M-00002-of-00002.gguf".to_owned());
-        assert_eq!(paths(&chosen(Some(&file)).expect("a part names all")), parts);
-        assert_eq!(
-            paths(&chosen(Some(&Selector::Quant("q8_0".to_owned()))).expect("a tag")),
-            ["m-Q8_0.gguf"]
+        assert_eq!(paths(&chosen(&listing, Some(file), false).expect("a part names all")), parts);
+        let tag = |tag: &str| chosen(&listing, Some(Selector::Quant(tag.to_owned())), false);
+        assert_eq!(paths(&tag("q8_0").expect("a tag")), ["m-Q8_0.gguf"]);
+        let Err(HubError::FileNotFound { wanted, candidates, .. }) = tag("Q5_K_M") else {
+            panic!("no such file")
+        };
+        assert!(
+            wanted == "Q5_K_M" && candidates.len() == 2 && candidates[0].contains("GiB"),
+            "{candidates:?}"
         );
-        let error = chosen(Some(&Selector::Quant("Q5_K_M".to_owned()))).expect_err("no such file");
-        let HubError::FileNotFound { candidates, .. } = error else { panic!("{error:?}") };
-        assert_eq!(candidates, ["o/m:Q4_K_M (3.0 GB)", "o/m:Q8_0 (1.5 GB)"]);
     }
 
     #[test]
     fn a_repository_without_a_model_says_what_it_holds() {
         let message =
-            |paths: &[&str]| select(&listing(paths), None, false).expect_err("no model").to_string();
+            |paths: &[&str]| chosen(&listing(paths), None, false).expect_err("no model").to_string();
         assert!(message(&["config.json", "pytorch_model.bin"]).contains("PyTorch"));
         assert!(message(&["adapter_config.json", "adapter_model.safetensors"]).contains("LoRA"));
-        assert!(message(&["README.md"]).contains("neither a GGUF"));
-        let error = select(&listing(&["m-Q8_0.gguf"]), None, true).expect_err("no texts").to_string();
+        assert!(message(&["README.md"]).contains("neither config.json"));
+        let error = chosen(&listing(&["m-Q8_0.gguf"]), None, true).expect_err("no texts").to_string();
         assert!(error.contains("a GGUF file holds its tokenizer"), "{error}");
-        let halves = ["m-Q8_0-00001-of-00002.gguf"];
-        assert!(message(&halves).contains("m-Q8_0-00002-of-00002.gguf"));
+        assert!(message(&["m-Q8_0-00001-of-00002.gguf"]).contains("m-Q8_0-00002-of-00002.gguf"));
     }
 }
