@@ -340,5 +340,5 @@ fn commands_download_at_first_use_and_work_offline_afterwards() {
         "csv",
     ];
     user.run(&bench).check(0, "");
-    user.run(&["run", "--model", "org/othr", "hi"]).check(66, "did you mean org/other?");
+    user.run(&["run", "--model", "org/othr", "hi"]).check(66, "did you mean org/other");
 }

@@ -78,6 +78,18 @@ impl<'a> Downloads<'a> {
         Ok(plan)
     }
 
+    /// Asks on the terminal; an empty line means yes. An interrupt ends the command.
+    fn is_agreed(&self, question: &str) -> bool {
+        self.graceful.wait(false);
+        let mut stderr = std::io::stderr();
+        // The question goes to the stream that was checked to be a terminal; it cannot fail usefully.
+        let _ = write!(stderr, "{} [Y/n] ", visible(question)).and_then(|()| stderr.flush());
+        let mut answer = String::new();
+        let num_read = std::io::stdin().lock().read_line(&mut answer).unwrap_or(0);
+        self.graceful.work();
+        num_read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "" | "y" | "yes")
+    }
+
     /// Runs a plan with progress on the terminal; `watch` gets every event with the number of bytes that are here.
     ///
     /// # Errors
@@ -135,7 +147,7 @@ pub fn first_use(
         let is_asked = !fetch.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
         if !is_asked {
             terminal.note(format!("downloading {what} from {from}"));
-        } else if !is_agreed(&format!("{what} is not here. Download it from {from}?")) {
+        } else if !downloads.is_agreed(&format!("{what} is not here. Download it from {from}?")) {
             let error = anyhow!("{} is not downloaded", plan.reference);
             let hint = format!("`llmctl pull {}` downloads it", plan.reference);
             return Err(CommandError::new(Kind::NotFound, error).hint(hint));
@@ -151,16 +163,6 @@ pub fn size(plan: &PullPlan) -> String {
         0 => format!("{}, {files}", bytes(plan.total_bytes)),
         _ => format!("{} of {}, {files}", bytes(plan.missing_bytes()), bytes(plan.total_bytes)),
     }
-}
-
-/// Asks on the terminal; an empty line means yes.
-fn is_agreed(question: &str) -> bool {
-    let mut stderr = std::io::stderr();
-    // The question goes to the stream that was checked to be a terminal; it cannot fail usefully.
-    let _ = write!(stderr, "{} [Y/n] ", visible(question)).and_then(|()| stderr.flush());
-    let mut answer = String::new();
-    let num_read = std::io::stdin().lock().read_line(&mut answer).unwrap_or(0);
-    num_read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "" | "y" | "yes")
 }
 
 /// A receiver of events beside the terminal. Gets the bytes that are here, of all files.

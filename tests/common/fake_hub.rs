@@ -53,8 +53,16 @@ pub struct Faults {
 #[derive(Debug, Clone)]
 struct FakeRepo {
     commit: String,
-    files: BTreeMap<String, Vec<u8>>,
+    files: BTreeMap<String, FakeFile>,
     access: Access,
+}
+
+/// A file, with its hashes computed once.
+#[derive(Debug, Clone)]
+struct FakeFile {
+    bytes: Arc<Vec<u8>>,
+    git: String,
+    sha256: String,
 }
 
 /// A request that came.
@@ -109,10 +117,14 @@ impl FakeHub {
 
     /// Adds a repository, or a commit to it that becomes `main`. Returns the commit.
     pub fn publish(&self, repo: &str, access: Access, files: &[(&str, &[u8])]) -> String {
-        let files: BTreeMap<_, _> =
-            files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.to_vec())).collect();
         let all: Vec<u8> = files.iter().flat_map(|(path, bytes)| [path.as_bytes(), bytes].concat()).collect();
         let commit = hex(&Sha1::digest(&all));
+        let file = |bytes: &[u8]| FakeFile {
+            bytes: Arc::new(bytes.to_vec()),
+            git: git_hash(bytes),
+            sha256: sha256(bytes),
+        };
+        let files = files.iter().map(|(path, bytes)| ((*path).to_owned(), file(bytes))).collect();
         self.state().repos.insert(repo.to_owned(), FakeRepo { commit: commit.clone(), files, access });
         commit
     }
@@ -208,10 +220,7 @@ impl FakeHub {
         let name = decoded(seen.target.trim_start_matches('/').split('?').next().unwrap_or_default());
         let found =
             name.split_once('|').and_then(|(repo, path)| state.repos.get(repo)?.files.get(path)).cloned();
-        let Some(mut body) = found else { return Reply::new(404) };
-        if state.faults.corrupt {
-            body.iter_mut().for_each(|byte| *byte ^= 0x55);
-        }
+        let Some(file) = found else { return Reply::new(404) };
         let cut = (state.faults.cuts.0 > 0).then_some(state.faults.cuts.1);
         if cut.is_some() && seen.method == "GET" {
             state.faults.cuts.0 -= 1;
@@ -220,15 +229,23 @@ impl FakeHub {
             let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
             Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()))
         });
-        let total = body.len();
+        let total = file.bytes.len();
+        let is_corrupt = state.faults.corrupt;
+        // The copy is made without the lock, so that connections do not wait for each other.
+        drop(state);
+        let sent = |first: usize, end: usize| {
+            let mut body = file.bytes[first..end].to_vec();
+            body.iter_mut().filter(|_| is_corrupt).for_each(|byte| *byte ^= 0x55);
+            body
+        };
         match range {
             Some((first, _)) if first >= total => Reply::new(416),
             Some((first, last)) => {
                 let end = last.map_or(total, |last| (last + 1).min(total));
-                let reply = Reply { body: body[first..end].to_vec(), cut, ..Reply::new(206) };
+                let reply = Reply { body: sent(first, end), cut, ..Reply::new(206) };
                 reply.with("Content-Range", format!("bytes {first}-{}/{total}", end - 1))
             }
-            None => Reply { body, cut, ..Reply::new(200) },
+            None => Reply { body: sent(0, total), cut, ..Reply::new(200) },
         }
     }
 
@@ -308,7 +325,7 @@ impl FakeHub {
             }
             (false, "resolve", Some(revision), Some(file)) if is_known(revision) => {
                 match found.files.get(&decoded(file)) {
-                    Some(bytes) => self.file(&repo, found, &decoded(file), bytes, &state.faults),
+                    Some(bytes) => self.file(&repo, &found.commit, &decoded(file), bytes, &state.faults),
                     None => refused(404, "EntryNotFound", "Entry not found")
                         .with("X-Repo-Commit", found.commit.clone()),
                 }
@@ -321,12 +338,12 @@ impl FakeHub {
         let cursor =
             query.split('&').find_map(|part| part.strip_prefix("cursor=")?.parse().ok()).unwrap_or(0);
         let page = page.unwrap_or(usize::MAX);
-        let entry = |(path, bytes): (&String, &Vec<u8>)| {
-            let oid = git_hash(bytes);
+        let entry = |(path, file): (&String, &FakeFile)| {
+            let size = file.bytes.len();
             match is_large(path) {
-                true => serde_json::json!({"type": "file", "path": path, "size": bytes.len(), "oid": oid,
-                    "lfs": {"oid": hex(&Sha256::digest(bytes)), "size": bytes.len(), "pointerSize": 130}}),
-                false => serde_json::json!({"type": "file", "path": path, "size": bytes.len(), "oid": oid}),
+                true => serde_json::json!({"type": "file", "path": path, "size": size, "oid": file.git,
+                    "lfs": {"oid": file.sha256, "size": size, "pointerSize": 130}}),
+                false => serde_json::json!({"type": "file", "path": path, "size": size, "oid": file.git}),
             }
         };
         let entries: Vec<_> = repo.files.iter().skip(cursor).take(page).map(entry).collect();
@@ -335,20 +352,20 @@ impl FakeHub {
     }
 
     /// Answers with a small file itself, and with a redirect and facts for a large one.
-    fn file(&self, repo: &str, found: &FakeRepo, path: &str, bytes: &[u8], faults: &Faults) -> Reply {
-        let commit = found.commit.clone();
+    fn file(&self, repo: &str, commit: &str, path: &str, file: &FakeFile, faults: &Faults) -> Reply {
+        let commit = commit.to_owned();
         if !is_large(path) {
-            let reply = Reply { body: bytes.to_vec(), ..Reply::new(200) };
-            return reply.with("ETag", format!("\"{}\"", git_hash(bytes))).with("X-Repo-Commit", commit);
+            let reply = Reply { body: file.bytes.to_vec(), ..Reply::new(200) };
+            return reply.with("ETag", format!("\"{}\"", file.git)).with("X-Repo-Commit", commit);
         }
-        let hash = faults.other_etag.clone().unwrap_or_else(|| hex(&Sha256::digest(bytes)));
+        let hash = faults.other_etag.as_ref().unwrap_or(&file.sha256);
         Reply::new(302)
             .with(
                 "Location",
                 format!("{}/{repo}|{}?signature=secret", self.storage, path.replace('/', "%2F")),
             )
             .with("X-Linked-Etag", format!("\"{hash}\""))
-            .with("X-Linked-Size", bytes.len().to_string())
+            .with("X-Linked-Size", file.bytes.len().to_string())
             .with("X-Repo-Commit", commit)
     }
 }
