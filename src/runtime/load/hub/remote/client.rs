@@ -16,7 +16,7 @@ use ureq::http::{HeaderMap, Response, Uri, header};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
-use super::error::{HubError, RequestFailure};
+use super::error::{AttemptFailure, HubError};
 use super::observer::{PullEvent, PullObserver, pause};
 use super::settings::HubSettings;
 
@@ -100,7 +100,7 @@ impl HubClient {
         url: &str,
         subject: RequestSubject<'_>,
         range: Option<(u64, Option<u64>)>,
-    ) -> Result<HubAnswer, RequestFailure> {
+    ) -> Result<HubAnswer, AttemptFailure> {
         let hub = HostAndPort::of(&self.settings.endpoint);
         let (mut at, mut hub_url, mut facts) = (url.to_owned(), url.to_owned(), HeaderMap::new());
         for _ in 0..=MAX_REDIRECTS {
@@ -123,7 +123,7 @@ impl HubClient {
         url: &str,
         is_hub: bool,
         range: Option<(u64, Option<u64>)>,
-    ) -> Result<Response<Body>, RequestFailure> {
+    ) -> Result<Response<Body>, AttemptFailure> {
         let agent = if url.starts_with("https:") { &self.https } else { &self.http };
         // A compressed body would have other sizes and offsets.
         let mut request = agent.get(url).header(header::ACCEPT_ENCODING, "identity");
@@ -144,7 +144,7 @@ impl HubClient {
         is_hub: bool,
         url: &str,
         subject: RequestSubject<'_>,
-    ) -> RequestFailure {
+    ) -> AttemptFailure {
         let status = response.status().as_u16();
         let text = |name: &str| response.headers().get(name).and_then(|value| value.to_str().ok());
         let message = text("x-error-message").unwrap_or_default().to_owned();
@@ -156,10 +156,10 @@ impl HubClient {
                 429 => HubError::RateLimited { endpoint, seconds: wait.unwrap_or_default() },
                 _ => HubError::Unreachable { host: host_of(url), message: format!("status {status}") },
             };
-            return RequestFailure::Transient { error, wait, is_unconnected: false };
+            return AttemptFailure::Transient { error, wait, is_unconnected: false };
         }
         let code = text("x-error-code").unwrap_or_default();
-        RequestFailure::Final(self.meaning(status, code, message, url, subject))
+        AttemptFailure::Final(self.meaning(status, code, message, url, subject))
     }
 
     fn meaning(
@@ -235,18 +235,18 @@ impl HubClient {
         &self,
         what: &str,
         observer: &dyn PullObserver,
-        mut attempt: impl FnMut() -> Result<T, RequestFailure>,
+        mut attempt: impl FnMut() -> Result<T, AttemptFailure>,
     ) -> Result<T, HubError> {
         let mut num_failures = 0;
         loop {
             match attempt() {
                 Ok(value) => return Ok(value),
-                Err(RequestFailure::Final(error)) => return Err(error),
-                Err(RequestFailure::NoRanges) => {
+                Err(AttemptFailure::Final(error)) => return Err(error),
+                Err(AttemptFailure::NoRanges) => {
                     let message = "the server ignores the requested range".to_owned();
                     return Err(HubError::Unexpected { url: without_query(what), message });
                 }
-                Err(RequestFailure::Transient { error, wait, is_unconnected }) => {
+                Err(AttemptFailure::Transient { error, wait, is_unconnected }) => {
                     num_failures += 1;
                     let most = if is_unconnected { CONNECT_ATTEMPTS } else { self.settings.retry.attempts };
                     if num_failures >= most {
@@ -351,12 +351,12 @@ fn without_query(url: &str) -> String {
     url.split(['?', '#']).next().unwrap_or(url).to_owned()
 }
 
-fn unexpected(url: &str, message: impl Into<String>) -> RequestFailure {
+fn unexpected(url: &str, message: impl Into<String>) -> AttemptFailure {
     HubError::Unexpected { url: without_query(url), message: message.into() }.into()
 }
 
 /// Returns the address that a redirect leads to.
-fn redirected(from: &str, response: &Response<Body>) -> Result<String, RequestFailure> {
+fn redirected(from: &str, response: &Response<Body>) -> Result<String, AttemptFailure> {
     let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
     let location = location.ok_or_else(|| unexpected(from, "a redirect without an address"))?;
     let host_end = from.find("://").map_or(0, |at| at + 3);
@@ -400,7 +400,7 @@ fn next_page(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Maps a failure below HTTP: only those are final that a second attempt meets again.
-pub(super) fn connection_failure(url: &str, error: ureq::Error) -> RequestFailure {
+pub(super) fn connection_failure(url: &str, error: ureq::Error) -> AttemptFailure {
     use std::io::ErrorKind;
     let host = host_of(url);
     let is_unconnected = match &error {
@@ -427,8 +427,8 @@ pub(super) fn connection_failure(url: &str, error: ureq::Error) -> RequestFailur
     };
     let error = HubError::Unreachable { host, message };
     match is_final {
-        true => RequestFailure::Final(error),
-        false => RequestFailure::Transient { error, wait: None, is_unconnected },
+        true => AttemptFailure::Final(error),
+        false => AttemptFailure::Transient { error, wait: None, is_unconnected },
     }
 }
 

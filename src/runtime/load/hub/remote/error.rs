@@ -93,7 +93,7 @@ impl HubError {
 
 /// A failure of one request.
 #[derive(Debug)]
-pub(super) enum RequestFailure {
+pub(super) enum AttemptFailure {
     /// Repeating the request may help: the connection broke, or the server is busy.
     Transient {
         error: HubError,
@@ -108,8 +108,8 @@ pub(super) enum RequestFailure {
     NoRanges,
 }
 
-impl From<HubError> for RequestFailure {
+impl From<HubError> for AttemptFailure {
     fn from(error: HubError) -> Self {
-        RequestFailure::Final(error)
+        AttemptFailure::Final(error)
     }
 }

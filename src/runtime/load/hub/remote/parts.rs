@@ -16,7 +16,7 @@ use ureq::Body;
 use ureq::http::{HeaderMap, Response, header};
 
 use super::client::{HubClient, RequestSubject, connection_failure};
-use super::error::{HubError, RequestFailure};
+use super::error::{AttemptFailure, HubError};
 use super::listing::{RemoteFile, RemoteListing, encoded};
 use super::observer::{PullEvent, PullObserver};
 use super::partial::{PartialFile, hash_of};
@@ -55,12 +55,12 @@ impl BlobRequest {
         RequestSubject { repo: &self.repo, revision: &self.commit, path: Some(&self.file.path) }
     }
 
-    fn changed(&self, message: String) -> RequestFailure {
+    fn changed(&self, message: String) -> AttemptFailure {
         HubError::Changed { path: self.file.path.clone(), message }.into()
     }
 
     /// Requests bytes `first..end` and checks that the answer is about this file and these bytes.
-    fn open(&self, client: &HubClient, first: u64, end: u64) -> Result<Response<Body>, RequestFailure> {
+    fn open(&self, client: &HubClient, first: u64, end: u64) -> Result<Response<Body>, AttemptFailure> {
         let is_all = first == 0 && end == self.file.size;
         let range = (!is_all).then(|| (first, (end < self.file.size).then(|| end - 1)));
         let answer = client.get(&self.url, self.subject(), range)?;
@@ -72,12 +72,12 @@ impl BlobRequest {
                 let size = number(header::CONTENT_LENGTH).unwrap_or(self.file.size);
                 self.check_size(size)?;
             }
-            (200, false) => return Err(RequestFailure::NoRanges),
+            (200, false) => return Err(AttemptFailure::NoRanges),
             _ => {
                 let text = headers.get(header::CONTENT_RANGE).and_then(|value| value.to_str().ok());
                 let (begin, total) = text.and_then(content_range).unwrap_or((first, None));
                 if begin != first {
-                    return Err(RequestFailure::NoRanges);
+                    return Err(AttemptFailure::NoRanges);
                 }
                 self.check_size(total.unwrap_or(self.file.size))?;
             }
@@ -85,7 +85,7 @@ impl BlobRequest {
         Ok(answer.response)
     }
 
-    fn check_size(&self, size: u64) -> Result<(), RequestFailure> {
+    fn check_size(&self, size: u64) -> Result<(), AttemptFailure> {
         match size == self.file.size {
             true => Ok(()),
             false => Err(self.changed(format!("{size} bytes instead of {}", self.file.size))),
@@ -93,7 +93,7 @@ impl BlobRequest {
     }
 
     /// Compares what the hub says of the file it sends with the listing.
-    fn check_facts(&self, facts: &HeaderMap) -> Result<(), RequestFailure> {
+    fn check_facts(&self, facts: &HeaderMap) -> Result<(), AttemptFailure> {
         let text =
             |name: &str| Some(facts.get(name)?.to_str().ok()?.trim_start_matches("W/").trim_matches('"'));
         if let Some(size) = text("x-linked-size").and_then(|size| size.parse().ok()) {
@@ -188,7 +188,7 @@ pub(super) fn download(
 /// Bytes `first..end` on their way.
 struct Part {
     end: u64,
-    pieces: Receiver<Result<Vec<u8>, RequestFailure>>,
+    pieces: Receiver<Result<Vec<u8>, AttemptFailure>>,
 }
 
 /// The transfer of one file into its partial file.
@@ -273,7 +273,7 @@ impl<'a> Transfer<'a> {
         let reader = thread::Builder::new().name("download".to_owned());
         if let Err(error) = reader.spawn(move || send_pieces(&client, &request, first, end, &sender)) {
             let error = HubError::Unreachable { host: "no thread".to_owned(), message: error.to_string() };
-            let _ = failed.send(Err(RequestFailure::Final(error)));
+            let _ = failed.send(Err(AttemptFailure::Final(error)));
         }
         Part { end, pieces }
     }
@@ -299,15 +299,15 @@ impl<'a> Transfer<'a> {
     }
 
     /// Requests the rest of the first part again, after a pause, unless that cannot help.
-    fn failed(&mut self, failure: RequestFailure) -> Result<(), HubError> {
+    fn failed(&mut self, failure: AttemptFailure) -> Result<(), HubError> {
         let Some(part) = self.parts.pop_front() else { return Ok(()) };
         match failure {
-            RequestFailure::Final(error) => return Err(error),
-            RequestFailure::NoRanges => {
+            AttemptFailure::Final(error) => return Err(error),
+            AttemptFailure::NoRanges => {
                 self.restart("the server sends no parts of files")?;
                 self.has_ranges = false;
             }
-            RequestFailure::Transient { error, wait, .. } => {
+            AttemptFailure::Transient { error, wait, .. } => {
                 self.num_failures += 1;
                 if self.num_failures >= self.client.settings().retry.attempts {
                     return Err(error);
@@ -342,7 +342,7 @@ fn send_pieces(
     request: &BlobRequest,
     first: u64,
     end: u64,
-    pieces: &SyncSender<Result<Vec<u8>, RequestFailure>>,
+    pieces: &SyncSender<Result<Vec<u8>, AttemptFailure>>,
 ) {
     let response = match request.open(client, first, end) {
         Ok(response) => response,
@@ -376,7 +376,7 @@ fn send_pieces(
     }
 }
 
-fn cut(url: &str) -> RequestFailure {
+fn cut(url: &str) -> AttemptFailure {
     let closed = std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "the connection was closed early");
     connection_failure(url, ureq::Error::Io(closed))
 }
