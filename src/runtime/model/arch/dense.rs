@@ -31,6 +31,7 @@ pub struct ConfigDefaults {
     /// Whether the family parses experts itself; other families refuse a file with experts.
     pub experts: bool,
     pub intermediate_size: Option<usize>,
+    pub num_layers: Option<usize>,
     /// The rotated fraction of a head.
     pub rotated: f32,
 }
@@ -49,6 +50,7 @@ impl Default for ConfigDefaults {
             tied: None,
             experts: false,
             intermediate_size: None,
+            num_layers: None,
             rotated: 1.0,
         }
     }
@@ -65,7 +67,10 @@ pub fn dense(
         refuse_experts(reader)?;
     }
     let hidden_size = width(reader, reader.pick("hidden_size", "embedding_length"), None)?;
-    let num_layers = reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
+    let num_layers = match (reader.is_gguf(), defaults.num_layers) {
+        (false, Some(num_layers)) => num_layers,
+        _ => reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?,
+    };
     let attention = attention(reader, hidden_size, num_layers, defaults)?;
     let vocab_size = match (reader.count("vocab_size")?, defaults.vocab_size) {
         (None, Some(default)) => default,
@@ -101,6 +106,7 @@ fn layer(
     let mlp = MlpConfig {
         intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
         activation: activation(reader, defaults.activation)?,
+        is_gated: true,
     };
     Ok(LayerConfig {
         mixer: MixerConfig::Attention(attention),
@@ -109,7 +115,7 @@ fn layer(
         norm_eps,
         pre_norms: true,
         post_norms: false,
-        residual_scale: 1.0,
+        residual_scales: [1.0; 2],
     })
 }
 
@@ -121,6 +127,7 @@ fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<Naming, Loa
         tied: if gguf { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
         norm_offset: 0.0,
         interleaved_qk: false,
+        embedding: "embed_tokens",
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,

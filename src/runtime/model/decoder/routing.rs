@@ -55,7 +55,7 @@ mod tests {
     use crate::runtime::model::config::{Activation, MlpConfig};
 
     fn choose(weights: ExpertWeights, scores: &[f32]) -> Vec<(Vec<usize>, Vec<f32>)> {
-        let mlp = MlpConfig { intermediate_size: 1, activation: Activation::Silu };
+        let mlp = MlpConfig { intermediate_size: 1, activation: Activation::Silu, is_gated: true };
         let config = ExpertsConfig { count: 3, used: 2, mlp, weights, has_norms: false };
         let mut routing = Routing { scores: vec![7.0; 9], ..Routing::default() };
         routing.choose(&config); // left by another step; must be replaced
