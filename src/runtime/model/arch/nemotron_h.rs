@@ -34,9 +34,9 @@ const KEYS: SsmKeys = SsmKeys {
     kernel: "conv_kernel",
 };
 
-/// Kind of a layer.
+/// BlockKind of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum BlockKind {
     Ssm,
     Attention,
     Mlp,
@@ -73,9 +73,9 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
             (mlp.activation, mlp.is_gated) = (activation(reader)?, false);
         }
         match kind {
-            Kind::Ssm => (layer.mixer, layer.feed_forward) = (ssm.clone(), FeedForwardConfig::NONE),
-            Kind::Attention => layer.feed_forward = FeedForwardConfig::NONE,
-            Kind::Mlp => layer.mixer = MixerConfig::None,
+            BlockKind::Ssm => (layer.mixer, layer.feed_forward) = (ssm.clone(), FeedForwardConfig::NONE),
+            BlockKind::Attention => layer.feed_forward = FeedForwardConfig::NONE,
+            BlockKind::Mlp => layer.mixer = MixerConfig::None,
         }
     }
     Ok(description)
@@ -103,13 +103,13 @@ fn activation(reader: &ConfigReader) -> Result<Activation, LoadError> {
 }
 
 /// Parses the kinds of layers from a list or, in older files, a text with a letter for each layer.
-fn hugging_face_kinds(reader: &ConfigReader) -> Result<Vec<Kind>, LoadError> {
+fn hugging_face_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError> {
     const LIST: &str = "layers_block_type";
     const PATTERN: &str = "hybrid_override_pattern";
     let kind = |key, name: &str| match name {
-        "M" | "linear_attention" | "mamba" => Ok(Kind::Ssm),
-        "*" | "full_attention" | "attention" => Ok(Kind::Attention),
-        "-" | "mlp" => Ok(Kind::Mlp),
+        "M" | "linear_attention" | "mamba" => Ok(BlockKind::Ssm),
+        "*" | "full_attention" | "attention" => Ok(BlockKind::Attention),
+        "-" | "mlp" => Ok(BlockKind::Mlp),
         "E" | "moe" => Err(reader.error(key, "layers of experts are not supported")),
         other => Err(reader.error(key, format!("{other:?} is not a known kind of layer"))),
     };
@@ -122,14 +122,14 @@ fn hugging_face_kinds(reader: &ConfigReader) -> Result<Vec<Kind>, LoadError> {
 }
 
 /// Derives the kinds of layers: attention has heads for keys and values, a network has a width, a mixer neither.
-fn gguf_kinds(reader: &ConfigReader) -> Result<Vec<Kind>, LoadError> {
+fn gguf_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError> {
     let num_layers = reader.size("block_count", MAX_LAYERS)?;
     let list = |key| Ok::<_, LoadError>(reader.counts(key, num_layers)?.unwrap_or(vec![0; num_layers]));
     let (heads, widths) = (list("attention.head_count_kv")?, list("feed_forward_length")?);
     let kind = |(heads, width): (&usize, &usize)| match (heads, width) {
-        (0, 0) => Kind::Ssm,
-        (_, 0) => Kind::Attention,
-        _ => Kind::Mlp,
+        (0, 0) => BlockKind::Ssm,
+        (_, 0) => BlockKind::Attention,
+        _ => BlockKind::Mlp,
     };
     Ok(heads.iter().zip(&widths).map(kind).collect())
 }
