@@ -4,6 +4,7 @@ use super::StoreIndex;
 use super::attention::Attention;
 use super::buffers::LayerContext;
 use super::delta_net::DeltaNet;
+use super::latent::LatentAttention;
 use super::load::Loader;
 use super::short_conv::ShortConv;
 use super::ssm::Ssm;
@@ -13,6 +14,7 @@ use crate::runtime::model::config::{LayerConfig, MixerConfig};
 
 pub enum Mixer<B: Backend> {
     Attention(Attention<B>),
+    Latent(LatentAttention<B>),
     ShortConv(ShortConv<B>),
     DeltaNet(DeltaNet<B>),
     Ssm(Ssm<B>),
@@ -39,6 +41,9 @@ impl<B: Backend> Mixer<B> {
             (MixerConfig::None, _) => None,
             (MixerConfig::Attention(attention), [store]) => {
                 Some(Mixer::Attention(Attention::load(loader, attention, eps, *store)?))
+            }
+            (MixerConfig::Latent(latent), [store]) => {
+                Some(Mixer::Latent(LatentAttention::load(loader, latent, *store)?))
             }
             (MixerConfig::ShortConv(conv), [store]) => {
                 Some(Mixer::ShortConv(ShortConv::load(loader, conv, *store)?))
@@ -69,6 +74,7 @@ impl<B: Backend> Mixer<B> {
     ) -> Result<()> {
         match self {
             Mixer::Attention(attention) => attention.apply(context, input, out),
+            Mixer::Latent(attention) => attention.apply(context, input, out),
             Mixer::DeltaNet(net) => net.apply(context, input, out),
             Mixer::ShortConv(conv) => conv.apply(context, input, out),
             Mixer::Ssm(ssm) => ssm.apply(context, input, out),

@@ -8,6 +8,7 @@ mod attention;
 mod buffers;
 mod delta_net;
 mod feed_forward;
+mod latent;
 mod layer;
 mod load;
 mod mixer;
@@ -27,7 +28,7 @@ use super::config::{
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
 use super::{Batch, Logits, Model, ModelSpec};
-use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, RowSpan, Store, StoreShape};
+use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Store, StoreShape};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::{isa, math};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
@@ -346,7 +347,7 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
     let state = |len| (KvKind::Recurrent, StoreShape::State(len));
     let rows = |attention: &AttentionConfig| {
         let AttentionConfig { num_kv_heads, head_dim, window, .. } = *attention;
-        let shape = StoreShape::Rows(KvShape { num_kv_heads, head_dim });
+        let shape = StoreShape::Rows(KvShape { num_kv_heads, head_dim, values: KvValues::Own });
         (window.map_or(KvKind::Full, KvKind::SlidingWindow), shape)
     };
     let of_ssm = |SsmConfig { shape, kernel, .. }: &SsmConfig| {
@@ -355,6 +356,11 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
     match mixer {
         MixerConfig::None => vec![],
         MixerConfig::Attention(attention) => vec![rows(attention)],
+        MixerConfig::Latent(latent) => {
+            let values = KvValues::InKeys(latent.kv_rank);
+            let shape = KvShape { num_kv_heads: 1, head_dim: latent.key_dim(), values };
+            vec![(KvKind::Full, StoreShape::Rows(shape))]
+        }
         MixerConfig::ShortConv(conv) => vec![state((conv.kernel - 1) * hidden_size)],
         MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
             vec![state((kernel - 1) * shape.conv_width()), state(shape.state_len())]
