@@ -6,6 +6,8 @@ use std::process::Command;
 
 use crate::cli::{Place, Ran, finish};
 use crate::common::fake_hub::{Access, FakeHub, Faults, TOKEN, sha256};
+#[cfg(unix)]
+use crate::common::terminal;
 
 /// A user with an empty cache and a hub.
 pub struct Downloader {
@@ -341,4 +343,35 @@ fn commands_download_at_first_use_and_work_offline_afterwards() {
     ];
     user.run(&bench).check(0, "");
     user.run(&["run", "--model", "org/othr", "hi"]).check(66, "did you mean org/other");
+}
+
+#[cfg(unix)]
+#[test]
+fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
+    use expectrl::Expect;
+    let user = Downloader::new();
+    let guide =
+        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/guide/guide.gguf")).expect("the guide");
+    user.hub.publish("org/guide", Access::Open, &[("guide.gguf", &guide)]);
+    let start = |args: &[&str]| {
+        let mut session = terminal::spawn(user.command(args), 200).expect("a terminal");
+        session.set_expect_timeout(Some(std::time::Duration::from_secs(60)));
+        session
+    };
+    let mut declined = start(&["chat", "--model", "org/guide"]);
+    declined.expect("guide.gguf (5.7 MiB, 1 file) is not here. Download it from").expect("the question");
+    declined.send("n\r").expect("typed");
+    declined.expect("is not downloaded").expect("the refusal");
+    assert!(user.hub.transfers().is_empty());
+
+    let mut agreed = start(&["chat", "--model", "org/guide"]);
+    agreed.expect("[Y/n]").expect("the question");
+    agreed.send("\r").expect("typed");
+    agreed.expect("downloaded 5.7 MiB").expect("the download");
+    agreed.expect("/2,048 > ").expect("the chat has started");
+    drop(agreed);
+    user.hub.forget();
+    let mut quick = start(&["chat", "--yes", "--model", "org/guide"]);
+    quick.expect("/2,048 > ").expect("no question");
+    assert!(user.hub.seen().is_empty());
 }

@@ -20,6 +20,7 @@ use super::places::{Places, free_bytes};
 use super::report::{bytes, counted};
 use super::signal::Graceful;
 use super::terminal::Terminal;
+use super::tty;
 use crate::runtime::load::hub::{HubClient, HubError, HubRef, PullEvent, PullObserver, PullPlan};
 
 /// Returns the setting that forbids downloading, if any.
@@ -81,6 +82,7 @@ impl<'a> Downloads<'a> {
     /// Asks on the terminal; an empty line means yes. An interrupt ends the command.
     fn is_agreed(&self, question: &str) -> bool {
         self.graceful.wait(false);
+        let _modes = tty::LineModes::begin();
         let mut stderr = std::io::stderr();
         // The question goes to the stream that was checked to be a terminal; it cannot fail usefully.
         let _ = write!(stderr, "{} [Y/n] ", visible(question)).and_then(|()| stderr.flush());
