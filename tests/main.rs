@@ -33,6 +33,7 @@ mod kv_restore;
 mod kv_types;
 mod load_options;
 mod loading;
+mod mamba_gguf;
 mod model_serving;
 mod number_types;
 mod oracle;
