@@ -51,6 +51,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["sessions"],
     &["load"],
     &["doctor", "resume"],
+    &["quantize"],
     &["config_cmd", "man", "models", "workers"],
     &["config"],
     &["explain", "input", "think", "variables"],

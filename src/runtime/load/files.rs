@@ -73,6 +73,14 @@ impl ModelFiles {
         }
     }
 
+    /// Returns the GGUF file; `None` for a folder.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.files {
+            Files::Gguf(gguf) => Some(gguf),
+            Files::Folder { .. } => None,
+        }
+    }
+
     /// Returns the weight files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> Vec<(&Path, &[u8], usize)> {
         match &self.files {

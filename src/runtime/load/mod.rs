@@ -4,9 +4,12 @@
 //! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] combines them. Files are
 //! untrusted: sizes and offsets are checked before use, and no allocation exceeds what the file's size can justify.
 
+mod blocks;
 pub mod builtin;
 #[cfg(feature = "candle-families")]
 mod candle_models;
+pub mod divergence;
+pub mod export;
 pub mod files;
 pub mod fingerprint;
 pub mod gguf;
@@ -15,11 +18,12 @@ pub mod hf;
 pub mod hub;
 pub mod inspect;
 pub mod metadata;
-mod q4_k;
 pub mod quantize;
 pub mod safetensors;
+mod sentencepiece;
 pub mod texts;
 pub mod tokenizer;
+pub mod tokenizer_files;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
