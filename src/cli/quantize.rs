@@ -72,7 +72,7 @@ Types, largest first:
   Q4_K_S, Q4_1, Q4_0
   Q3_K_L, Q3_K_M, Q3_K_S, Q2_K
   Q2_K_S                  needs --imatrix
-  The mixes are llama.cpp's. Rows that are not whole blocks of 256 values get a type with blocks of 32.
+  The mixes are llama.cpp's (-v lists each tensor's type). Rows that are not whole blocks of 256 values get a type with blocks of 32.
 
 Memory holds one tensor at a time. OUT appears when it is complete; Ctrl-C leaves nothing behind.
 --check loads IN, then OUT. It prints the mean divergence of the next token's probabilities in nats (KL, 0 is equal) and how \
@@ -110,6 +110,7 @@ pub fn run(
     let export = Export::plan(&files, &options)?;
     let sizes = export.sizes();
     warn_of_losses(&sizes, terminal);
+    export.types().for_each(|(tensor, dtype)| terminal.detail(&format!("{tensor}: {}", dtype.name())));
     check_space(&args.out, sizes.bytes_after)?;
     if let Some(stopped) = write(&export, &args.out, terminal)? {
         return Ok(stopped);

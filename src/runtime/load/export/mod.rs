@@ -123,6 +123,11 @@ impl<'a> Export<'a> {
         Ok(export)
     }
 
+    /// Iterates over the tensors' names with their types, in the order of the file.
+    pub fn types(&self) -> impl Iterator<Item = (&str, Dtype)> {
+        self.tensors.iter().map(|planned| (planned.tensor.name.as_str(), planned.dtype))
+    }
+
     /// Returns the sizes of the weights.
     pub fn sizes(&self) -> ExportSizes {
         let mut sizes = ExportSizes::default();
