@@ -18,6 +18,7 @@ pub mod hf;
 pub mod hub;
 pub mod inspect;
 pub mod metadata;
+mod packed;
 pub mod quantize;
 pub mod safetensors;
 mod sentencepiece;
