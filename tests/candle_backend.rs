@@ -20,8 +20,8 @@ use llmctl::runtime::tensor::HostTensor;
 
 use crate::common;
 use crate::common::golden::{
-    Fed, GoldenPrompt, RECURRENT, exact, feed, golden_prompts, largest_difference, load_model, page_pool,
-    parity_folder, parity_gguf, without_states, worst_difference,
+    Fed, GoldenPrompt, checkpoint, exact, families, feed, golden_prompts, is_recurrent, largest_difference,
+    load_model, page_pool, parity_folder, parity_gguf, without_states, worst_difference,
 };
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
@@ -54,7 +54,7 @@ fn load_candle(path: &Path, dtype: Option<Dtype>) -> Box<dyn Model> {
 #[test]
 fn candle_reproduces_the_reference_in_any_chunks() {
     for family in without_states() {
-        let folder = parity_folder().join(family);
+        let folder = checkpoint(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let mut line = format!("{family:<13}");
         for prompt in golden_prompts(&folder) {
@@ -74,7 +74,7 @@ fn candle_reproduces_the_reference_in_any_chunks() {
 #[test]
 fn candle_keeps_the_sequences_of_a_batch_apart() {
     for family in without_states() {
-        let folder = parity_folder().join(family);
+        let folder = checkpoint(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let prompts = golden_prompts(&folder);
         let prompts = [2, 1, 0, 2, 2].map(|index| &prompts[index]);
@@ -87,9 +87,9 @@ fn candle_keeps_the_sequences_of_a_batch_apart() {
 
 #[test]
 fn candle_refuses_recurrent_layers_and_says_where_they_run() {
-    for family in RECURRENT {
+    for family in families().filter(|family| is_recurrent(family)) {
         let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), ..exact() };
-        let error = load_model(&parity_folder().join(family), &options).err().expect("refused").to_string();
+        let error = load_model(&checkpoint(family), &options).err().expect("refused").to_string();
         assert!(error.contains("recurrent") && error.contains("CPU"), "{family}: {error}");
     }
 }
@@ -173,7 +173,7 @@ fn candle_reads_gguf_as_the_cpu_backend_does() {
         let mut line = format!("{family:<13} {dtype:<4}");
         let mut expected = load_model(&path, &exact()).unwrap().model;
         let (mut widened, mut model) = (load_candle(&path, Some(Dtype::F32)), load_candle(&path, None));
-        for prompt in golden_prompts(&parity_folder().join(family)) {
+        for prompt in golden_prompts(&checkpoint(family)) {
             let expected = Fed::new(&mut *expected).feed(&prompt.tokens, usize::MAX);
             let exact = largest_difference(&Fed::new(&mut *widened).feed(&prompt.tokens, 7), &expected);
             let rounded = relative_distance(&Fed::new(&mut *model).feed(&prompt.tokens, 7), &expected);

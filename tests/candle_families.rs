@@ -407,7 +407,7 @@ fn a_file_that_would_be_computed_wrongly_is_refused_and_names_what_is_wrong() {
         ("stablelm", "use_parallel_residual", json!(true), "use_parallel_residual"),
         ("stablelm", "use_qkv_bias", json!(false), "bias"),
         ("starcoder2", "sliding_window", json!(1), "sliding_window"),
-        ("mixtral", "num_experts_per_tok", json!(5), "num_experts_per_tok"),
+        ("qwen2_moe", "num_experts_per_tok", json!(5), "num_experts_per_tok"),
         ("qwen2_moe", "mlp_only_layers", json!([0]), "mlp_only_layers"),
         ("mamba", "state_size", json!(32), "state_size"),
         ("mamba", "conv_kernel", json!(3), "conv_kernel"),

@@ -8,7 +8,7 @@ use std::path::Path;
 use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS};
 use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Request, Sampling};
 
-use crate::common::golden::{FAMILIES, RECURRENT, exact, golden_prompts, load_model, parity_folder};
+use crate::common::golden::{checkpoint, exact, families, golden_prompts, is_recurrent, load_model};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
 
 const NEW_TOKENS: usize = 24;
@@ -45,8 +45,8 @@ fn requests(checkpoint: &Path) -> Vec<Request> {
 
 #[test]
 fn company_chunks_and_used_pages_change_no_bit() {
-    for family in FAMILIES {
-        let checkpoint = parity_folder().join(family);
+    for family in families() {
+        let checkpoint = checkpoint(family);
         let mut engine_alone = engine(&checkpoint, 512);
         let alone = requests(&checkpoint).into_iter().map(|request| run_one(&mut engine_alone, request));
         let alone: Vec<_> = alone.map(|answer| answer.tokens()).collect();
@@ -64,8 +64,8 @@ fn company_chunks_and_used_pages_change_no_bit() {
 
 #[test]
 fn sessions_interleaved_token_by_token_equal_requests_and_rewind_replays() {
-    for family in FAMILIES {
-        let checkpoint = parity_folder().join(family);
+    for family in families() {
+        let checkpoint = checkpoint(family);
         let mut engine = engine(&checkpoint, 31);
         let greedy = Sampling::default();
         let requests = &requests(&checkpoint)[..3];
@@ -77,7 +77,7 @@ fn sessions_interleaved_token_by_token_equal_requests_and_rewind_replays() {
                 let mut keep = if round == 0 { 0 } else { request.prompt.len() / 2 };
                 match engine.seek(session, keep) {
                     Ok(()) => {}
-                    Err(Error::NotSupported(_)) if RECURRENT.contains(&family) => {
+                    Err(Error::NotSupported(_)) if is_recurrent(family) => {
                         engine.reset(session).expect("open");
                         keep = 0;
                     }
@@ -106,8 +106,8 @@ fn within(session: &str, request: &Request) -> Request {
 /// The prompt of 150 tokens is longer than every sliding window here (32); all turns go on from it.
 #[test]
 fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
-    for family in FAMILIES {
-        let checkpoint = parity_folder().join(family);
+    for family in families() {
+        let checkpoint = checkpoint(family);
         let first = requests(&checkpoint).into_iter().nth(2).expect("the long prompt");
         let (mut engine_cold, mut engine) = (engine_without_reuse(&checkpoint), engine(&checkpoint, 29));
         let mut cold = |request: &Request| {
@@ -132,7 +132,7 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
             let together = run_all(&mut engine, vec![within("a", &in_a), within("b", &in_b)]);
             // A recurrent layer goes back only to where a turn has left a state.
             let found = together[0].outcome().usage.cached_tokens;
-            let goes_back = name.starts_with("edited") && RECURRENT.contains(&family);
+            let goes_back = name.starts_with("edited") && is_recurrent(family);
             assert!(found == cached || goes_back && found < cached, "{family}, {name}: {found}");
             assert!(together[1].outcome().usage.cached_tokens >= cached, "{family}, {name}");
             let together: Vec<_> = together.iter().map(Answer::tokens).collect();
@@ -157,8 +157,8 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
 
 #[test]
 fn the_engine_gives_the_reference_continuations() {
-    for family in FAMILIES {
-        let checkpoint = parity_folder().join(family);
+    for family in families() {
+        let checkpoint = checkpoint(family);
         let mut engine = engine(&checkpoint, 64);
         let prompts = golden_prompts(&checkpoint);
         let answers = run_all(&mut engine, requests(&checkpoint));
@@ -181,8 +181,8 @@ fn the_engine_gives_the_reference_continuations() {
 /// whole page of the prompt, and strangers from the end of what they have in common, once two have met there.
 #[test]
 fn hybrids_resume_from_the_states_that_turns_leave() {
-    for family in RECURRENT {
-        let checkpoint = parity_folder().join(family);
+    for family in families().filter(|family| is_recurrent(family)) {
+        let checkpoint = checkpoint(family);
         let (mut engine_cold, mut engine) = (engine_without_reuse(&checkpoint), engine(&checkpoint, 29));
         let mut turn = |session: Option<&str>, prompt: &[u32]| {
             let request = limited(prompt, NEW_TOKENS);

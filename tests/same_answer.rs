@@ -15,7 +15,7 @@ use llmctl::runtime::{DecodeOutcome, Engine, Error, Request, RequestId, Sampling
 use tempfile::TempDir;
 
 use crate::common::cpu;
-use crate::common::golden::{FAMILIES, Fed, exact, golden_prompts, parity_folder, parity_gguf};
+use crate::common::golden::{Fed, checkpoint, exact, families, golden_prompts, parity_gguf};
 use crate::common::k_quants::{VOCAB, write_k_quants};
 use crate::common::named;
 use crate::common::toy::{Answer, drain, limited, run_all, run_one, seeded, step};
@@ -43,7 +43,7 @@ struct Conversation {
 
 impl Subject {
     fn family(family: &str) -> Self {
-        let path = parity_folder().join(family);
+        let path = checkpoint(family);
         let long = golden_prompts(&path).pop().expect("the long prompt").tokens;
         let prompt = long[..PROMPT_TOKENS].to_vec();
         // As the file has it: bf16, multiplied in integers.
@@ -325,7 +325,7 @@ fn check_other_loads(subject: &Subject) {
 
 #[test]
 fn every_family_as_stored_in_every_way() {
-    for family in FAMILIES {
+    for family in families() {
         for kv_type in KvType::ALL {
             check_all_ways(&Subject::family(family).with(kv_type, None));
         }
@@ -334,7 +334,7 @@ fn every_family_as_stored_in_every_way() {
 
 #[test]
 fn every_family_on_any_threads_with_any_instructions() {
-    for (family, kv_type) in FAMILIES.into_iter().zip(KvType::ALL.into_iter().cycle()) {
+    for (family, kv_type) in families().zip(KvType::ALL.into_iter().cycle()) {
         check_other_loads(&Subject::family(family).with(kv_type, None));
     }
 }
@@ -404,7 +404,7 @@ fn evict_one(subject: &Subject, engine: &mut Engine) {
 
 #[test]
 fn no_session_bleeds_into_another() {
-    for family in FAMILIES {
+    for family in families() {
         for step_tokens in [1, 3] {
             check_no_bleed(&Subject::family(family).with(KvType::F16, None), step_tokens);
         }

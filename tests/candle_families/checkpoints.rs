@@ -21,13 +21,12 @@ pub struct Checkpoint {
 }
 
 /// Names of all families, as their config.json says them.
-pub const FAMILIES: [&str; 13] = [
+pub const FAMILIES: [&str; 12] = [
     "falcon",
     "gemma",
     "helium",
     "mamba",
     "mamba2",
-    "mixtral",
     "olmo",
     "phi",
     "qwen2_moe",
@@ -209,7 +208,6 @@ fn llama_like(family: &str) -> Checkpoint {
             json!({"model_type": "gemma", "head_dim": 8, "hidden_act": "gelu", "hidden_activation": null})
         }
         "helium" => json!({"model_type": "helium", "head_dim": 8, "rms_norm_eps": 1e-8}),
-        "mixtral" => json!({"model_type": "mixtral", "num_local_experts": 4, "sliding_window": null}),
         "olmo" => json!({"model_type": "olmo", "clip_qkv": 0.9}),
         "qwen2_moe" => json!({
             "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
@@ -227,16 +225,6 @@ fn llama_like(family: &str) -> Checkpoint {
         }
         made.attention(&layer, QKVO, [matches!(family, "stablelm" | "qwen2_moe"), false]);
         match family {
-            "mixtral" => {
-                made.weight(&format!("{layer}.block_sparse_moe.gate"), &[4, HIDDEN]);
-                for expert in 0..4 {
-                    made.gated_mlp(
-                        &format!("{layer}.block_sparse_moe.experts.{expert}"),
-                        ["w1", "w3", "w2"],
-                        48,
-                    );
-                }
-            }
             "qwen2_moe" => {
                 made.weight(&format!("{layer}.mlp.gate"), &[4, HIDDEN]);
                 made.weight(&format!("{layer}.mlp.shared_expert_gate"), &[1, HIDDEN]);

@@ -14,7 +14,7 @@ use safetensors::tensor::TensorView;
 
 use super::cpu;
 
-/// The checkpoints whose families run natively, by folder.
+/// The checkpoints in the repository whose families run natively, by folder.
 pub const FAMILIES: [&str; 19] = [
     "gemma2",
     "gemma3",
@@ -37,15 +37,33 @@ pub const FAMILIES: [&str; 19] = [
     "smollm3",
 ];
 
-/// Those of which some layers keep a state: for the CPU only, and sequences go back only to where a state was left.
-pub const RECURRENT: [&str; 3] = ["lfm2", "qwen3.5", "qwen3.5-moe"];
+/// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
+pub const NEXT: &[&str] = &["mixtral"];
 
-/// Those with experts: where a router is undecided, a rounding sends a token elsewhere.
-pub const WITH_EXPERTS: [&str; 4] = ["gemma4-moe", "gpt-oss", "qwen3-moe", "qwen3.5-moe"];
+/// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
+const RECURRENT: &[&str] = &["lfm2", "qwen3.5", "qwen3.5-moe"];
 
-/// Those that candle's devices run.
+/// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
+const WITH_EXPERTS: &[&str] = &["gemma4-moe", "gpt-oss", "mixtral", "qwen3-moe", "qwen3.5-moe"];
+
+/// Iterates over the checkpoints of native families that this machine has.
+pub fn families() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().chain(NEXT.iter().copied().filter(|family| checkpoint(family).is_dir()))
+}
+
+/// Returns whether a checkpoint is one of those with recurrent layers.
+pub fn is_recurrent(family: &str) -> bool {
+    RECURRENT.contains(&family)
+}
+
+/// Returns whether a checkpoint is one of those with experts.
+pub fn has_experts(family: &str) -> bool {
+    WITH_EXPERTS.contains(&family)
+}
+
+/// Iterates over the checkpoints that candle's devices run.
 pub fn without_states() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| !RECURRENT.contains(family))
+    families().filter(|family| !is_recurrent(family))
 }
 
 /// One prompt with what the reference computed.
@@ -65,6 +83,19 @@ pub fn parity_folder() -> PathBuf {
         Some(fixtures) => fixtures.join("parity"),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity"),
     }
+}
+
+/// Returns the folder of a checkpoint of [`families`].
+pub fn checkpoint(family: &str) -> PathBuf {
+    match next_folder() {
+        Some(next) if NEXT.contains(&family) => next.join(family),
+        _ => parity_folder().join(family),
+    }
+}
+
+/// Returns the folder of the checkpoints that are not in the repository; `None` (with a note) without shared fixtures.
+pub fn next_folder() -> Option<PathBuf> {
+    crate::common::fixtures().map(|fixtures| fixtures.join("parity-next")).filter(|folder| folder.is_dir())
 }
 
 /// The GGUF form of a checkpoint, where there is one: in the shared fixtures, or the copy in the repository.

@@ -309,6 +309,8 @@ pub struct PartNames {
     pub dense_gate: Names,
     /// The experts of a layer. Hugging Face has modules, or tensors for all experts, under this name.
     pub experts: Names,
+    /// Gate, up and down within an expert's module (Hugging Face only).
+    pub expert_mlp: [&'static str; 3],
 }
 
 impl PartNames {
@@ -318,5 +320,14 @@ impl PartNames {
         router: ["mlp.gate", "ffn_gate_inp"],
         dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
         experts: ["mlp.experts", "ffn"],
+        expert_mlp: ["gate_proj", "up_proj", "down_proj"],
+    };
+
+    /// Mixtral's names.
+    pub const MIXTRAL: PartNames = PartNames {
+        router: ["block_sparse_moe.gate", "ffn_gate_inp"],
+        experts: ["block_sparse_moe.experts", "ffn"],
+        expert_mlp: ["w1", "w3", "w2"],
+        ..PartNames::LLAMA
     };
 }

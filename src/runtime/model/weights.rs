@@ -284,11 +284,12 @@ impl<'a> WeightFile<'a> {
             let name = format!("{name}.{expert}.{part}");
             self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
         };
+        let [gate, up, down] = self.naming.parts.expert_mlp;
         let expert = |expert| {
             Ok([
-                module(expert, "gate_proj", [inner, hidden])?,
-                module(expert, "up_proj", [inner, hidden])?,
-                module(expert, "down_proj", [hidden, inner])?,
+                module(expert, gate, [inner, hidden])?,
+                module(expert, up, [inner, hidden])?,
+                module(expert, down, [hidden, inner])?,
             ])
         };
         (0..count).map(expert).collect()

@@ -15,21 +15,25 @@ pub struct ExpertKeys {
     pub intermediate_size: &'static str,
 }
 
-/// Parses experts with the activation of the given network and these `weights`.
+/// Parses experts with the activation of the given network and these `weights`. GGUF names their width only if it
+/// differs from that of a dense network.
 pub fn experts(
     reader: &ConfigReader,
     keys: &ExpertKeys,
-    MlpConfig { activation, .. }: &MlpConfig,
+    dense: &MlpConfig,
     weights: ExpertWeights,
 ) -> Result<ExpertsConfig, LoadError> {
     let count = reader.size(reader.pick(keys.count, "expert_count"), MAX_EXPERTS)?;
     let used = reader.size(reader.pick(keys.used, "expert_used_count"), count)?;
     let inner_key = reader.pick(keys.intermediate_size, "expert_feed_forward_length");
-    let intermediate_size = reader.size(inner_key, MAX_WIDTH)?;
+    let intermediate_size = match reader.is_gguf() && reader.is_absent(inner_key) {
+        true => dense.intermediate_size,
+        false => reader.size(inner_key, MAX_WIDTH)?,
+    };
     Ok(ExpertsConfig {
         count,
         used,
-        mlp: MlpConfig { intermediate_size, activation: *activation },
+        mlp: MlpConfig { intermediate_size, activation: dense.activation },
         weights,
         has_norms: false,
     })

@@ -16,6 +16,7 @@ mod granite;
 mod lfm2;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -59,6 +60,7 @@ pub const FAMILIES: &[Family] = &[
     lfm2::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
+    mixtral::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models::{
-    falcon, gemma, helium, mamba, mamba2, mixtral, olmo, phi, qwen2_moe, rwkv_v5, rwkv_v6, stable_lm,
-    starcoder2,
+    falcon, gemma, helium, mamba, mamba2, olmo, phi, qwen2_moe, rwkv_v5, rwkv_v6, stable_lm, starcoder2,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -35,7 +34,6 @@ pub const FAMILIES: &[CandleFamily] = &[
     CandleFamily { name: "helium", model_types: &["helium"], gguf_names: &[], plan: helium },
     CandleFamily { name: "mamba", model_types: &["mamba"], gguf_names: &["mamba"], plan: mamba },
     CandleFamily { name: "mamba2", model_types: &["mamba2"], gguf_names: &["mamba2"], plan: mamba2 },
-    CandleFamily { name: "mixtral", model_types: &["mixtral"], gguf_names: &[], plan: mixtral },
     CandleFamily { name: "olmo", model_types: &["olmo"], gguf_names: &["olmo"], plan: olmo },
     CandleFamily { name: "phi", model_types: &["phi"], gguf_names: &["phi2"], plan: phi },
     CandleFamily {
@@ -343,29 +341,6 @@ fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let values = inner.saturating_mul(state).saturating_add(4 * conv);
     let sizes = Sizes { widest: inner.saturating_add(conv), ..body };
     recurrent::<mamba2::Config>("mamba2", config, sizes, values, weights, open)
-}
-
-fn mixtral(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
-    let mut config = CandleConfig::new(reader);
-    let sizes = config.transformer(Usual { num_kv_heads: Some(8), ..Usual::default() })?;
-    config.rope(1e6, sizes.head_dim)?;
-    config.positive(&["rms_norm_eps"], 1e-5)?;
-    config.text("hidden_act", "silu")?;
-    experts(&mut config, "num_local_experts", 8, 2)?;
-    let tied = tied(&mut config, false, EMBEDDINGS)?;
-    let most = config.context(131_072)?;
-    let (context, notice) = config.within_window(most, true)?;
-    config.put("sliding_window", context);
-    config.put("use_flash_attn", false);
-    let open: OpenModel = |config, weights| {
-        let model = mixtral::Model::new(&read(config)?, weights)?;
-        Ok(cloned(model, mixtral::Model::forward))
-    };
-    Ok(CandlePlan {
-        notices: notice.into_iter().collect(),
-        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
-        ..plan::<mixtral::Config>("mixtral", config, sizes, context, open)?
-    })
 }
 
 /// Reads the number of experts, and the number used per token.

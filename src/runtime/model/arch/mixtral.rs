@@ -1,0 +1,46 @@
+//! Mixtral: a Llama with experts in every layer. As GGUF it is published as `llama` with an `expert_count`.
+//! Source: transformers `MixtralConfig`; llama.cpp for what GGUF fixes: weights that sum to 1.
+
+use super::dense::{ConfigDefaults, dense};
+use super::experts::{ExpertKeys, experts};
+use super::{ConfigReader, Description, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{ExpertWeights, FeedForwardConfig, PartNames};
+
+pub const FAMILY: Family =
+    Family { name: "mixtral", model_types: &["mixtral"], gguf_names: &[], parse_config };
+
+const KEYS: ExpertKeys = ExpertKeys {
+    count: "num_local_experts",
+    used: "num_experts_per_tok",
+    intermediate_size: "intermediate_size",
+};
+
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let defaults = ConfigDefaults {
+        num_kv_heads: Some(8),
+        context_length: 131_072,
+        rope_theta: 1e6,
+        norm_eps: 1e-5,
+        experts: true,
+        ..ConfigDefaults::default()
+    };
+    let mut description = dense("mixtral", reader, defaults)?;
+    set_experts(&mut description, reader)?;
+    let window = reader.count("sliding_window")?.filter(|window| *window > 0);
+    description.slide(window, |_| true);
+    Ok(description)
+}
+
+/// Replaces the dense part of every layer by experts.
+pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    description.naming.parts = PartNames::MIXTRAL;
+    for layer in &mut description.config.layers {
+        if let Some(dense) = &layer.feed_forward.dense {
+            let experts = experts(reader, &KEYS, dense, ExpertWeights::OfUsed)?;
+            layer.feed_forward =
+                FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
+        }
+    }
+    Ok(())
+}
