@@ -24,8 +24,18 @@ use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folde
 
 /// Families whose folders can be written, by folder of the parity table.
 const FAMILIES: [&str; 12] = [
-    "gemma2", "gemma3", "granite", "llama", "llama-untied", "mistral", "olmo2", "phi3", "qwen2", "qwen3",
-    "qwen3-moe", "smollm3",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "llama",
+    "llama-untied",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+    "smollm3",
 ];
 
 fn mix(name: &str) -> Mix {
@@ -159,8 +169,8 @@ fn a_folder_written_in_f32_has_the_same_logits_to_the_bit() {
         let mut before = load_model(&checkpoint, &exact()).expect(name);
         let mut after = load_model(&path, &exact()).unwrap_or_else(|error| panic!("{name}: {error}"));
         for prompt in golden_prompts(&checkpoint) {
-            let [from_folder, from_gguf] = [&mut before, &mut after]
-                .map(|loaded| Fed::new(&mut *loaded.model).feed(&prompt.tokens, 64));
+            let [from_folder, from_gguf] =
+                [&mut before, &mut after].map(|loaded| Fed::new(&mut *loaded.model).feed(&prompt.tokens, 64));
             assert!(same_bits(&from_folder, &from_gguf), "{name} {}", prompt.name);
         }
         let text = "I'LL say: na\u{ef}ve \u{6f22}\u{5b57} 12345 <|im_end|>\n\t  x";

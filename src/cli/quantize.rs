@@ -168,8 +168,7 @@ fn check_space(out: &Path, needed: u64) -> Result<(), CommandError> {
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match free_bytes(folder) {
         Some(free) if free < needed => {
-            let message =
-                format!("{} needs {}, but {} are free", out.display(), bytes(needed), bytes(free));
+            let message = format!("{} needs {}, but {} are free", out.display(), bytes(needed), bytes(free));
             Err(CommandError::new(Kind::Io, anyhow::anyhow!(message)))
         }
         _ => Ok(()),

@@ -86,7 +86,12 @@ impl Predictions {
             num_tokens += 1;
         }
         let count = num_tokens.max(1) as f64;
-        Ok(Divergence { num_tokens, mean_kl: sum / count, largest_kl: largest, same_top: same as f64 / count })
+        Ok(Divergence {
+            num_tokens,
+            mean_kl: sum / count,
+            largest_kl: largest,
+            same_top: same as f64 / count,
+        })
     }
 }
 

@@ -12,7 +12,7 @@ use super::gguf_config::gguf_config_reader;
 use super::hf::{self, ChatTemplates, GenerationConfig};
 use super::hub::ModelSource;
 use super::metadata::Metadata;
-use super::packed::PackedTensors;
+use super::packed::{PackedFacts, PackedTensors};
 use super::safetensors::Safetensors;
 use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
@@ -94,9 +94,12 @@ impl ModelFiles {
         }
     }
 
-    /// Returns whether the folder holds floats of 8 or 4 bits, which take four bytes each when they are read exactly.
-    pub fn has_small_floats(&self) -> bool {
-        matches!(&self.files, Files::Folder { tensors: FolderTensors::Packed(packed), .. } if packed.are_floats())
+    /// Returns the facts about a folder's packed matrices; `None` if it has none.
+    pub fn packed(&self) -> Option<PackedFacts> {
+        match &self.files {
+            Files::Folder { tensors: FolderTensors::Packed(packed), .. } => Some(packed.facts()),
+            _ => None,
+        }
     }
 
     /// Returns the GGUF file; `None` for a folder.

@@ -18,11 +18,7 @@ const FILE: &str = "tokenizer.model";
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a damaged file, [`LoadError::Tokenizer`] for a kind that llmctl does not run.
-pub(super) fn vocab_spec(
-    folder: &Path,
-    bytes: &[u8],
-    settings: &HfSettings,
-) -> Result<VocabSpec, LoadError> {
+pub(super) fn vocab_spec(folder: &Path, bytes: &[u8], settings: &HfSettings) -> Result<VocabSpec, LoadError> {
     let path = folder.join(FILE);
     let malformed = |message: String| LoadError::malformed(&path, "SentencePiece model", message);
     let model = PieceModel::parse(bytes).map_err(malformed)?;
@@ -328,7 +324,9 @@ mod tests {
 
     #[test]
     fn other_kinds_are_refused_by_name() {
-        for (kind, normalizer, word) in [(1, &[][..], "unigram"), (3, &[], "word"), (2, &[2 << 3 | 2, 1, 7], "normalises")] {
+        for (kind, normalizer, word) in
+            [(1, &[][..], "unigram"), (3, &[], "word"), (2, &[2 << 3 | 2, 1, 7], "normalises")]
+        {
             let error = read(&file(kind, normalizer), None).unwrap_err();
             let message = error.to_string();
             assert!(message.contains(word) && message.contains("tokenizer.json"), "{message}");

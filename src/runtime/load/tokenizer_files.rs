@@ -65,9 +65,7 @@ impl RankError {
     fn at(self, path: &Path) -> LoadError {
         match self {
             RankError::Damaged(message) => LoadError::malformed(path, "vocabulary", message),
-            RankError::Unsupported(message) => {
-                LoadError::Tokenizer(format!("{}: {message}", path.display()))
-            }
+            RankError::Unsupported(message) => LoadError::Tokenizer(format!("{}: {message}", path.display())),
         }
     }
 }
@@ -117,7 +115,9 @@ fn tiktoken(bytes: &[u8], settings: &HfSettings) -> Result<VocabSpec, RankError>
 fn tekken(json: &Value, settings: &HfSettings) -> Result<VocabSpec, RankError> {
     let count = |key: &str| {
         let value = json["config"][key].as_u64().and_then(|count| usize::try_from(count).ok());
-        value.filter(|count| *count < 1 << 24).ok_or_else(|| damaged(format!("key \"config.{key}\" is not a count")))
+        value
+            .filter(|count| *count < 1 << 24)
+            .ok_or_else(|| damaged(format!("key \"config.{key}\" is not a count")))
     };
     let (size, num_special) = (count("default_vocab_size")?, count("default_num_special_tokens")?);
     let listed = json["vocab"].as_array().ok_or_else(|| damaged("key \"vocab\" is not a list"))?;
@@ -128,8 +128,7 @@ fn tekken(json: &Value, settings: &HfSettings) -> Result<VocabSpec, RankError> {
             .filter(|_| entry["rank"].as_u64() == Some(index as u64))
             .ok_or_else(|| damaged(format!("token {index} is not of this rank, or not in base64")))
     };
-    let tokens: Vec<Vec<u8>> =
-        listed.iter().take(most).enumerate().map(token).collect::<Result<_, _>>()?;
+    let tokens: Vec<Vec<u8>> = listed.iter().take(most).enumerate().map(token).collect::<Result<_, _>>()?;
     let ranked = ranked(&tokens, "tekken")?;
     let mut special: Vec<String> = (0..num_special).map(|id| format!("<SPECIAL_{id}>")).collect();
     for (slot, text) in special.iter_mut().zip(TEKKEN_SPECIAL) {

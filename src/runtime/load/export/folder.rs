@@ -29,7 +29,8 @@ pub(super) fn tensors(
 ) -> Result<Vec<ExportTensor>, LoadError> {
     let file = WeightFile::new(source, &description.naming)?;
     let num_layers = description.config.layers.len();
-    let mut list = FolderTensors { family, description, experts: BTreeMap::new(), found: computed(description) };
+    let mut list =
+        FolderTensors { family, description, experts: BTreeMap::new(), found: computed(description) };
     for (name, shape, dtype) in file.decoder_tensors(num_layers) {
         if !COMPUTED.iter().any(|part| name.ends_with(part)) {
             list.add(file.prefix(), name, shape, dtype)?;
@@ -93,13 +94,7 @@ struct ExpertStack {
 }
 
 impl FolderTensors<'_> {
-    fn add(
-        &mut self,
-        prefix: &str,
-        name: String,
-        shape: Vec<usize>,
-        stored: Dtype,
-    ) -> Result<(), LoadError> {
+    fn add(&mut self, prefix: &str, name: String, shape: Vec<usize>, stored: Dtype) -> Result<(), LoadError> {
         if name.contains("lm_head.") {
             // A stored copy of a tied matrix is the embedding table again.
             if self.description.naming.tied != Some(true) {
@@ -199,7 +194,8 @@ impl FolderTensors<'_> {
             return Some(());
         }
         let (number, module) = part.split_once('.')?;
-        let kind = module.strip_suffix("_proj.weight").filter(|kind| ["gate", "up", "down"].contains(kind))?;
+        let kind =
+            module.strip_suffix("_proj.weight").filter(|kind| ["gate", "up", "down"].contains(kind))?;
         let stack = self.experts.entry(stacked(kind)).or_insert_with(|| ExpertStack {
             members: BTreeMap::new(),
             shape: shape.clone(),

@@ -160,8 +160,7 @@ fn tokens_of(json: &Value, folder: &Path) -> Result<Option<VocabSpec>, LoadError
         return Ok(None);
     }
     for id in 0..size {
-        let (text, kind) =
-            texts.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), TokenKind::Unused));
+        let (text, kind) = texts.remove(&id).unwrap_or_else(|| (format!("[PAD{id}]"), TokenKind::Unused));
         if kind == TokenKind::Unknown {
             spec.unk = Some(id);
         }
@@ -244,9 +243,7 @@ fn write_ends(
 ) -> Result<(), LoadError> {
     let known = reference.turn_terminators();
     let mut others = files.generation()?.eos_token_ids;
-    others.retain(|id| {
-        Some(*id) != spec.eos && !known.contains(id) && (*id as usize) < spec.tokens.len()
-    });
+    others.retain(|id| Some(*id) != spec.eos && !known.contains(id) && (*id as usize) < spec.tokens.len());
     others.sort_unstable();
     others.dedup();
     for (key, id) in ["eot", "eom"].into_iter().zip(others) {

@@ -30,8 +30,9 @@ impl Imatrix {
         let bytes = SharedBytes::map_file(path)?;
         let columns = match bytes.starts_with(b"GGUF") {
             true => read_gguf(path)?,
-            false => read_list(&bytes)
-                .map_err(|(what, message)| LoadError::malformed(path, what, message))?,
+            false => {
+                read_list(&bytes).map_err(|(what, message)| LoadError::malformed(path, what, message))?
+            }
         };
         let bad = columns.iter().find(|(_, values)| values.iter().any(|v| !v.is_finite() || *v < 0.0));
         match bad {

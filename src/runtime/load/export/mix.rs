@@ -93,7 +93,10 @@ fn role(name: &str) -> TensorRole {
     match name {
         "output.weight" => TensorRole::Output,
         "token_embd.weight" | "per_layer_token_embd.weight" => TensorRole::Embedding,
-        _ if ["attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight"].iter().any(|part| name.contains(part)) => {
+        _ if ["attn_qkv.weight", "attn_kv_b.weight", "attn_v.weight"]
+            .iter()
+            .any(|part| name.contains(part)) =>
+        {
             TensorRole::Value
         }
         _ if name.contains("attn_k.weight") => TensorRole::Key,
@@ -269,9 +272,19 @@ impl MixPass<'_> {
             (Dtype::Q2K, Small) if is_early => Dtype::Q4K,
             (Dtype::Q3K, Medium) if layer < count / 16 => Dtype::Q5K,
             (Dtype::Q3K, Medium) if !self.is_falcon() || wants_more => Dtype::Q4K,
-            (Dtype::Q3K, Large) => if self.is_falcon() { Dtype::Q4K } else { Dtype::Q5K },
+            (Dtype::Q3K, Large) => {
+                if self.is_falcon() {
+                    Dtype::Q4K
+                } else {
+                    Dtype::Q5K
+                }
+            }
             (Dtype::Q4K, Medium) if self.is_falcon() && layer >= count / 16 => {
-                if wants_more { Dtype::Q5K } else { Dtype::Q4K }
+                if wants_more {
+                    Dtype::Q5K
+                } else {
+                    Dtype::Q4K
+                }
             }
             (Dtype::Q4K, Medium) if self.is_falcon() || wants_more => Dtype::Q6K,
             (Dtype::Q5K, Medium) if wants_more => Dtype::Q6K,

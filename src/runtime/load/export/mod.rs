@@ -73,11 +73,21 @@ struct PlannedTensor {
 enum Origin {
     Whole(String),
     /// A norm with a number added to each weight.
-    Offset { name: String, offset: f32 },
+    Offset {
+        name: String,
+        offset: f32,
+    },
     /// A projection whose rotary pairs are put side by side.
-    Interleaved { name: String, head_dim: usize },
+    Interleaved {
+        name: String,
+        head_dim: usize,
+    },
     /// These rows of each matrix of a stack.
-    Rows { name: String, start: usize, end: usize },
+    Rows {
+        name: String,
+        start: usize,
+        end: usize,
+    },
     /// Matrices to be stacked.
     Stack(Vec<String>),
     Values(Vec<f32>),
@@ -207,7 +217,8 @@ fn gguf_tensors(gguf: &Gguf) -> Result<Vec<ExportTensor>, LoadError> {
 fn folder_plan(files: &ModelFiles, name: &str) -> Result<(GgufHead, Vec<ExportTensor>), LoadError> {
     let reader = files.config_reader();
     let Some(description) = parse_config(reader)? else {
-        let message = format!("a folder of the family {:?} cannot be written as GGUF", reader.architecture()?);
+        let message =
+            format!("a folder of the family {:?} cannot be written as GGUF", reader.architecture()?);
         return Err(reader.unsupported(message));
     };
     let family = ExportFamily::of(reader, &description.config)?;

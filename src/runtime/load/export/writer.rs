@@ -152,9 +152,7 @@ impl Export<'_> {
                 let bytes = parts.iter().flat_map(|part| part.bytes.to_vec()).collect();
                 tensor(&names[0], parts[0].dtype, shape, bytes)
             }
-            Origin::Values(values) => {
-                tensor("values", Dtype::F32, vec![values.len()], float_bytes(values))
-            }
+            Origin::Values(values) => tensor("values", Dtype::F32, vec![values.len()], float_bytes(values)),
         }
     }
 }

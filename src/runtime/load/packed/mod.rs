@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::safetensors::{RawTensor, Safetensors};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
-use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource, byte_len};
 use scheme::Scheme;
 use values::{FP4, PackedValues, fp8, unpack};
 
@@ -26,7 +26,19 @@ pub struct PackedTensors {
     scheme: Scheme,
 }
 
-/// Columns of the four halves of a word of AutoAWQ.
+/// The packed matrices of a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackedFacts {
+    /// Name of the form.
+    pub form: &'static str,
+    pub count: usize,
+    /// Values that no block type holds exactly, so that they are read as f32.
+    pub floats: u64,
+    /// Bytes of the others in their block types.
+    pub bytes: u64,
+}
+
+/// Columns of the eight numbers in a word of AutoAWQ.
 const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
 /// Columns that share a scale in NVFP4.
@@ -66,7 +78,9 @@ impl PackedTensors {
         files: Safetensors,
     ) -> Result<Result<Self, Safetensors>, LoadError> {
         let Some(scheme) = Scheme::of(config_path, config)? else { return Ok(Err(files)) };
-        if matches!(scheme, Scheme::Mlx { .. }) && files.names().iter().any(|name| name.contains(".switch_mlp.")) {
+        if matches!(scheme, Scheme::Mlx { .. })
+            && files.names().iter().any(|name| name.contains(".switch_mlp."))
+        {
             let message = "MLX stacks the experts of this model, which llmctl does not read; a GGUF file or the \
                            unquantised folder works";
             return Err(LoadError::Unsupported { path: config_path.into(), message: message.to_owned() });
@@ -78,16 +92,20 @@ impl PackedTensors {
         &self.files
     }
 
-    /// Returns whether matrices are floats of 8 or 4 bits, which become f32 here.
-    pub fn are_floats(&self) -> bool {
-        let is_float = |name: &Cow<'_, str>| {
-            self.describe(name).is_some_and(|(shape, dtype)| shape.len() > 1 && dtype == Dtype::F32)
-        };
-        self.names().iter().any(|name| name.ends_with(".weight") && is_float(name) && self.is_packed(name))
-    }
-
-    fn is_packed(&self, name: &str) -> bool {
-        name.strip_suffix(".weight").is_some_and(|stem| self.parts(stem).is_some())
+    /// Sums up the packed matrices, from the headers alone.
+    pub fn facts(&self) -> PackedFacts {
+        let mut facts = PackedFacts { form: self.scheme.name(), count: 0, floats: 0, bytes: 0 };
+        for name in self.names() {
+            let parts = name.strip_suffix(".weight").and_then(|stem| self.parts(stem));
+            let Some((shape, dtype)) = parts.and_then(|parts| parts.describe()) else { continue };
+            let values = shape.iter().product::<usize>() as u64;
+            facts.count += 1;
+            match dtype {
+                Dtype::F32 => facts.floats += values,
+                _ => facts.bytes += byte_len(dtype, &shape).unwrap_or(0) as u64,
+            }
+        }
+        facts
     }
 
     fn part(&self, stem: &str, part: &str) -> Option<RawTensor<'_>> {
@@ -140,7 +158,14 @@ impl PackedTensors {
                 return Some(MatrixParts::Nvfp4 { codes: words, scales, global });
             }
             let (zeros, order) = (part("weight_zero_point"), part("weight_g_idx"));
-            return Some(MatrixParts::Packed { words, scales, zeros, order, shape: part("weight_shape")?, bits });
+            return Some(MatrixParts::Packed {
+                words,
+                scales,
+                zeros,
+                order,
+                shape: part("weight_shape")?,
+                bits,
+            });
         }
         let numbers = part("weight").filter(|raw| raw.dtype == FileDtype::I8);
         match numbers {
@@ -187,9 +212,21 @@ impl TensorSource for PackedTensors {
 
 /// The stored tensors of one matrix.
 enum MatrixParts<'a> {
-    Fp8 { codes: RawTensor<'a>, scales: RawTensor<'a>, block: Option<[usize; 2]> },
-    Nvfp4 { codes: RawTensor<'a>, scales: RawTensor<'a>, global: RawTensor<'a> },
-    Bytes { numbers: RawTensor<'a>, scales: RawTensor<'a>, zeros: Option<RawTensor<'a>> },
+    Fp8 {
+        codes: RawTensor<'a>,
+        scales: RawTensor<'a>,
+        block: Option<[usize; 2]>,
+    },
+    Nvfp4 {
+        codes: RawTensor<'a>,
+        scales: RawTensor<'a>,
+        global: RawTensor<'a>,
+    },
+    Bytes {
+        numbers: RawTensor<'a>,
+        scales: RawTensor<'a>,
+        zeros: Option<RawTensor<'a>>,
+    },
     Packed {
         words: RawTensor<'a>,
         scales: RawTensor<'a>,
@@ -198,7 +235,12 @@ enum MatrixParts<'a> {
         shape: RawTensor<'a>,
         bits: u32,
     },
-    Awq { words: RawTensor<'a>, zeros: Option<RawTensor<'a>>, scales: RawTensor<'a>, group: usize },
+    Awq {
+        words: RawTensor<'a>,
+        zeros: Option<RawTensor<'a>>,
+        scales: RawTensor<'a>,
+        group: usize,
+    },
     Gptq {
         words: RawTensor<'a>,
         zeros: Option<RawTensor<'a>>,
@@ -207,7 +249,13 @@ enum MatrixParts<'a> {
         bits: u32,
         zero_offset: i16,
     },
-    Mlx { words: RawTensor<'a>, scales: RawTensor<'a>, mins: RawTensor<'a>, group: usize, bits: u32 },
+    Mlx {
+        words: RawTensor<'a>,
+        scales: RawTensor<'a>,
+        mins: RawTensor<'a>,
+        group: usize,
+        bits: u32,
+    },
 }
 
 impl MatrixParts<'_> {
@@ -219,7 +267,9 @@ impl MatrixParts<'_> {
             MatrixParts::Fp8 { .. } | MatrixParts::Nvfp4 { .. } => Dtype::F32,
             MatrixParts::Bytes { scales, zeros: None, .. } if is_half(scales) => Dtype::Q8_0,
             MatrixParts::Packed { scales, zeros: None, bits: 4, .. } if is_half(scales) => Dtype::Q4_0,
-            MatrixParts::Packed { scales, bits: 4, .. } | MatrixParts::Awq { scales, .. } if is_half(scales) => {
+            MatrixParts::Packed { scales, bits: 4, .. } | MatrixParts::Awq { scales, .. }
+                if is_half(scales) =>
+            {
                 Dtype::Q5_0
             }
             MatrixParts::Packed { scales, bits: 8, .. } if is_half(scales) => Dtype::Q8_0,
@@ -269,7 +319,8 @@ impl MatrixParts<'_> {
             MatrixParts::Nvfp4 { codes, scales, global } => read_nvfp4(codes, scales, global, [rows, cols]),
             MatrixParts::Bytes { numbers, scales, zeros } => {
                 let numbers = numbers.bytes.iter().map(|&byte| i16::from(byte as i8)).collect();
-                let zeros = zeros.as_ref().map(|zeros| zeros.integers().ok_or("has zero points of no integer type"));
+                let zeros =
+                    zeros.as_ref().map(|zeros| zeros.integers().ok_or("has zero points of no integer type"));
                 let zeros = zeros.transpose()?.map(|all| all.into_iter().map(|zero| zero as i16).collect());
                 grouped(numbers, scales, zeros, None, [rows, cols])
             }
@@ -366,7 +417,11 @@ fn group_of_columns(
 }
 
 /// Reads zero points that are packed along the rows, `[rows / numbers per word, groups]`, as `[rows, groups]`.
-fn packed_zeros(zeros: &RawTensor<'_>, bits: u32, [rows, num_groups]: [usize; 2]) -> Result<Vec<i16>, String> {
+fn packed_zeros(
+    zeros: &RawTensor<'_>,
+    bits: u32,
+    [rows, num_groups]: [usize; 2],
+) -> Result<Vec<i16>, String> {
     let per_word = 32 / bits as usize;
     check_len(zeros.bytes.len(), 4 * rows.div_ceil(per_word) * num_groups, "bytes of zero points")?;
     let zero = |at: usize| {
@@ -469,9 +524,8 @@ fn read_nvfp4(
     let global = *global.values()?.first().ok_or("has no global scale")?;
     check_len(scales.bytes.len(), rows * cols / NVFP4_GROUP, "scales")?;
     let numbers = unpack(&codes.bytes, 4, rows * cols);
-    let value = |(at, code): (usize, i16)| {
-        FP4[code as usize] * (fp8(scales.bytes[at / NVFP4_GROUP]) / global)
-    };
+    let value =
+        |(at, code): (usize, i16)| FP4[code as usize] * (fp8(scales.bytes[at / NVFP4_GROUP]) / global);
     floats(numbers.enumerate().map(value), [rows, cols])
 }
 
@@ -499,7 +553,9 @@ impl RawTensor<'_> {
     fn integers(&self) -> Option<Vec<i64>> {
         let all = match self.dtype {
             FileDtype::I8 => self.bytes.iter().map(|&byte| i64::from(byte as i8)).collect(),
-            FileDtype::I32 => self.bytes.as_chunks().0.iter().map(|raw| i32::from_le_bytes(*raw).into()).collect(),
+            FileDtype::I32 => {
+                self.bytes.as_chunks().0.iter().map(|raw| i32::from_le_bytes(*raw).into()).collect()
+            }
             FileDtype::I64 => self.bytes.as_chunks().0.iter().map(|raw| i64::from_le_bytes(*raw)).collect(),
             _ => return None,
         };

@@ -28,6 +28,17 @@ const INSTEAD: &str = "these forms work: FP8 (e4m3), compressed-tensors (int4, i
                        (affine), MXFP4 of gpt-oss; so does a GGUF file or the unquantised folder";
 
 impl Scheme {
+    /// Returns the name of the form for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Scheme::Fp8 { .. } => "FP8",
+            Scheme::Compressed { .. } => "compressed-tensors",
+            Scheme::Awq { .. } => "AWQ",
+            Scheme::Gptq { .. } => "GPTQ",
+            Scheme::Mlx { .. } => "MLX",
+        }
+    }
+
     /// Reads the form from config.json; `None` for a folder that is not quantised, or in MXFP4, whose tensors tell.
     ///
     /// # Errors
@@ -92,12 +103,17 @@ fn compressed(value: &Value) -> Result<Scheme, String> {
     let mut bits_of_all = 4;
     for group in groups.values() {
         let weights = &group["weights"];
-        let form = format!("compressed-tensors of the kind {}", weights["type"].as_str().unwrap_or("unknown"));
+        let form =
+            format!("compressed-tensors of the kind {}", weights["type"].as_str().unwrap_or("unknown"));
         bits_of_all = bits(weights, "num_bits", &[4, 8], &form)?;
     }
     match value["format"].as_str() {
         Some(
-            "pack-quantized" | "int-quantized" | "float-quantized" | "naive-quantized" | "nvfp4-pack-quantized",
+            "pack-quantized"
+            | "int-quantized"
+            | "float-quantized"
+            | "naive-quantized"
+            | "nvfp4-pack-quantized",
         ) => Ok(Scheme::Compressed { bits: bits_of_all }),
         other => Err(format!("compressed-tensors in the format {:?}", other.unwrap_or("none"))),
     }

@@ -293,7 +293,8 @@ pub fn candidates(pre_tokenizer: &serde_json::Value) -> Vec<&'static str> {
     let text = pre_tokenizer.to_string();
     let has = |pattern: &str| text.contains(&serde_json::Value::from(pattern).to_string());
     let fit = |rule: &PreRule| {
-        let patterns = rule.cuts.iter().filter_map(|cut| if let Regex(pattern) = cut { Some(*pattern) } else { None });
+        let patterns =
+            rule.cuts.iter().filter_map(|cut| if let Regex(pattern) = cut { Some(*pattern) } else { None });
         let (mut known, mut unknown) = (0, 0);
         patterns.for_each(|pattern| if has(pattern) { known += 1 } else { unknown += 1 });
         let splits_words = matches!(rule.cuts, [Gpt2Words]) && !text.contains("\"Regex\"");
