@@ -21,6 +21,7 @@ use crate::cli::{Place, finish};
 use crate::common::fixtures;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf};
+use crate::common::k_quants::write_k_quants;
 
 /// Families whose folders can be written, by folder of the parity table.
 const FAMILIES: [&str; 12] = [
@@ -313,8 +314,10 @@ fn what_cannot_be_written_is_refused_by_name() {
     let parity = parity_folder();
     let other = refusal(&parity.join("gpt-oss"), "Q8_0", None);
     assert!(other.contains("\"gpt-oss\"") && other.contains("smollm3"), "{other}");
-    let needy = refusal(&parity.join("llama"), "Q2_K_S", None);
-    assert!(!path.exists() && needy.is_empty() || needy.contains("--imatrix"), "{needy}");
+    let wide = folder.path().join("wide.gguf");
+    write_k_quants(&wide);
+    let needy = refusal(&wide, "Q2_K_S", None);
+    assert!(needy.contains("--imatrix") && needy.contains("blk.0."), "{needy}");
     let imatrix = Imatrix::open(&data("babyllama.gguf")).expect("opens");
     let foreign = refusal(&parity.join("llama"), "Q8_0", Some(&imatrix));
     assert!(foreign.contains("blk.0.attn_") && foreign.contains("another model"), "{foreign}");
@@ -325,7 +328,7 @@ fn what_cannot_be_written_is_refused_by_name() {
         assert!(error.contains("bad.dat"), "{error}");
     }
     assert!(!path.exists());
-    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1, "only the damaged matrix");
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 2, "only what this test wrote");
 }
 
 #[test]
@@ -360,8 +363,13 @@ fn the_command_writes_a_file_that_runs_and_prints_sizes_and_agreement() {
     assert!(again.stderr.contains("--force"), "{again:?}");
     place.run(&["quantize", &model, "out.gguf", "--type", "F16", "--force"]).check(0, "");
     place.run(&["run", "--model", "./out.gguf", "--raw", "--max-tokens", "3", "once"]).check(0, "");
-    let kept = place.run(&["quantize", "./out.gguf", "small.gguf", "--type", "Q4_K_M", "--check=text.txt"]);
-    kept.check(66, "text.txt");
+    let missing = place.run(&["quantize", "./out.gguf", "a.gguf", "--type", "Q4_K_M", "--check=text.txt"]);
+    missing.check(66, "text.txt");
+    place.write("text.txt", "Once upon a time there was a little dog.");
+    let checked = place.run(&["quantize", "./out.gguf", "b.gguf", "--type", "Q4_K_M", "--check=text.txt"]);
+    assert!(checked.check(0, "").stdout.contains("same top token"), "{checked:?}");
+    let again = place.run(&["quantize", "./b.gguf", "c.gguf", "--type", "Q8_0"]);
+    again.check(0, "a second time");
     place.run(&["quantize", &model, "x.gguf", "--type", "Q9"]).check(2, "Q4_K_M");
     place.run(&["quantize", &model, ".", "--type", "F16", "--force"]).check(2, "folder");
     place.run(&["quantize", "./no.gguf", "x.gguf", "--type", "F16"]).check(66, "no.gguf");

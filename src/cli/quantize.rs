@@ -54,8 +54,8 @@ pub struct QuantizeArgs {
     pub force: bool,
 
     /// Compare the predictions of IN and OUT over a text, that of FILE or a short one inside llmctl
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "", require_equals = true)]
-    pub check: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    pub check: Option<Option<PathBuf>>,
 }
 
 const LONG_HELP: &str = "\
@@ -117,10 +117,10 @@ pub fn run(
     }
     print(&summary(&args, &sizes))?;
     drop(files);
-    if let Some(text) = &args.check {
-        let text = match text.as_os_str().is_empty() {
-            true => CHECK_TEXT.to_owned(),
-            false => read_file(text)?,
+    if let Some(file) = &args.check {
+        let text = match file {
+            None => CHECK_TEXT.to_owned(),
+            Some(file) => read_file(file)?,
         };
         let divergence = compare(&resolved, &args.out, &text, terminal)?;
         print(&agreement(&divergence))?;
