@@ -35,6 +35,7 @@ mod loading;
 mod model_serving;
 mod number_types;
 mod oracle;
+mod packed;
 mod parity_table;
 mod phi3_gguf;
 mod quantize;
