@@ -114,6 +114,8 @@ const RUNTIME_FACADES: &[&str] = &[
     "kv::disk",
     "load",
     "load::builtin",
+    "load::divergence",
+    "load::export",
     "load::hub",
     "machine",
     "memory",

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use llmctl::runtime::LoadError;
 use llmctl::runtime::load::divergence::{Divergence, Predictions};
-use llmctl::runtime::load::export::{Export, ExportOptions, Imatrix, MIXES, Mix, WriteEnd};
+use llmctl::runtime::load::export::{Export, ExportOptions, Imatrix, MIXES, QuantMix, WriteEnd};
 use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{LoadOptions, ModelFiles};
@@ -39,7 +39,7 @@ const FAMILIES: [&str; 12] = [
     "smollm3",
 ];
 
-fn mix(name: &str) -> Mix {
+fn mix(name: &str) -> QuantMix {
     MIXES.into_iter().find(|mix| mix.name == name).expect(name)
 }
 

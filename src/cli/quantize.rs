@@ -16,7 +16,7 @@ use super::report::{bytes, print};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::load::divergence::{Divergence, Predictions};
-use crate::runtime::load::export::{Export, ExportOptions, ExportSizes, Imatrix, MIXES, Mix, WriteEnd};
+use crate::runtime::load::export::{Export, ExportOptions, ExportSizes, Imatrix, MIXES, QuantMix, WriteEnd};
 use crate::runtime::load::hub::{ModelSource, Resolved};
 use crate::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, ModelFiles};
 use crate::runtime::machine::default_threads;
@@ -43,7 +43,7 @@ pub struct QuantizeArgs {
 
     /// Type of the weights; a mix gives sensitive matrices more bits
     #[arg(long = "type", value_name = "TYPE", ignore_case = true, value_parser = mix_parser())]
-    pub mix: Mix,
+    pub mix: QuantMix,
 
     /// Importance matrix of llama.cpp, GGUF or .dat: errors where the model is sensitive weigh more
     #[arg(long, value_name = "FILE")]
@@ -86,7 +86,7 @@ Exit codes:
   74   OUT cannot be written, e.g. the disk is full
   130  interrupted; OUT is not written";
 
-fn mix_parser() -> impl TypedValueParser<Value = Mix> {
+fn mix_parser() -> impl TypedValueParser<Value = QuantMix> {
     let find = |name: String| {
         let mix = MIXES.into_iter().find(|mix| mix.name.eq_ignore_ascii_case(&name));
         mix.ok_or_else(|| format!("no type {name:?}"))

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::ExportTensor;
-use super::Origin;
+use super::TensorOrigin;
 use super::folder_keys::ExportFamily;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
@@ -29,8 +29,7 @@ pub(super) fn tensors(
 ) -> Result<Vec<ExportTensor>, LoadError> {
     let file = WeightFile::new(source, &description.naming)?;
     let num_layers = description.config.layers.len();
-    let mut list =
-        FolderTensors { family, description, experts: BTreeMap::new(), found: computed(description) };
+    let mut list = TensorList { family, description, experts: BTreeMap::new(), found: computed(description) };
     for (name, shape, dtype) in file.decoder_tensors(num_layers) {
         if !COMPUTED.iter().any(|part| name.ends_with(part)) {
             list.add(file.prefix(), name, shape, dtype)?;
@@ -46,7 +45,7 @@ fn computed(description: &Description) -> Vec<ExportTensor> {
         name: name.to_owned(),
         shape: vec![values.len()],
         stored: Dtype::F32,
-        origin: Origin::Values(values),
+        origin: TensorOrigin::Values(values),
     };
     match &rope.scaling {
         RopeScaling::Llama3 { .. } => {
@@ -79,7 +78,7 @@ fn llama3_divisor(frequency: f32, scaling: &RopeScaling) -> f32 {
     }
 }
 
-struct FolderTensors<'a> {
+struct TensorList<'a> {
     family: &'a ExportFamily,
     description: &'a Description,
     /// Modules of experts by the stacked tensor's name, each with its number.
@@ -93,12 +92,12 @@ struct ExpertStack {
     stored: Dtype,
 }
 
-impl FolderTensors<'_> {
+impl TensorList<'_> {
     fn add(&mut self, prefix: &str, name: String, shape: Vec<usize>, stored: Dtype) -> Result<(), LoadError> {
         if name.contains("lm_head.") {
             // A stored copy of a tied matrix is the embedding table again.
             if self.description.naming.tied != Some(true) {
-                self.push("output.weight".to_owned(), shape, stored, Origin::Whole(name));
+                self.push("output.weight".to_owned(), shape, stored, TensorOrigin::Whole(name));
             }
             return Ok(());
         }
@@ -115,14 +114,14 @@ impl FolderTensors<'_> {
         })
     }
 
-    fn push(&mut self, name: String, shape: Vec<usize>, stored: Dtype, origin: Origin) {
+    fn push(&mut self, name: String, shape: Vec<usize>, stored: Dtype, origin: TensorOrigin) {
         self.found.push(ExportTensor { name, shape, stored, origin });
     }
 
     fn add_global(&mut self, within: &str, name: String, shape: Vec<usize>, stored: Dtype) -> Option<()> {
         let (stem, part) = within.rsplit_once('.')?;
         if stem == "embed_tokens" {
-            self.push("token_embd.weight".to_owned(), shape, stored, Origin::Whole(name));
+            self.push("token_embd.weight".to_owned(), shape, stored, TensorOrigin::Whole(name));
             return Some(());
         }
         let [hf, gguf] = self.description.naming.norms.last;
@@ -132,10 +131,10 @@ impl FolderTensors<'_> {
         })
     }
 
-    fn norm(&self, name: String) -> Origin {
+    fn norm(&self, name: String) -> TensorOrigin {
         match self.description.naming.norm_offset {
-            0.0 => Origin::Whole(name),
-            offset => Origin::Offset { name, offset },
+            0.0 => TensorOrigin::Whole(name),
+            offset => TensorOrigin::Offset { name, offset },
         }
     }
 
@@ -154,9 +153,9 @@ impl FolderTensors<'_> {
         let (stem, part) = rest.rsplit_once('.').filter(|(_, part)| ["weight", "bias"].contains(part))?;
         let gguf = layer_names(&self.description.naming).find(|[hf, _]| *hf == stem)?[1];
         let origin = match self.head_dim(layer, stem) {
-            Some(head_dim) => Origin::Interleaved { name: name.to_owned(), head_dim },
+            Some(head_dim) => TensorOrigin::Interleaved { name: name.to_owned(), head_dim },
             None if stem.ends_with("norm") => self.norm(name.to_owned()),
-            None => Origin::Whole(name.to_owned()),
+            None => TensorOrigin::Whole(name.to_owned()),
         };
         self.push(format!("blk.{layer}.{gguf}.{part}"), shape, stored, origin);
         Some(())
@@ -184,13 +183,13 @@ impl FolderTensors<'_> {
         if part == "gate_up_proj" {
             let [count, rows, cols] = shape.try_into().ok()?;
             for (kind, start) in [("gate", 0), ("up", rows / 2)] {
-                let origin = Origin::Rows { name: name.to_owned(), start, end: start + rows / 2 };
+                let origin = TensorOrigin::Rows { name: name.to_owned(), start, end: start + rows / 2 };
                 self.push(stacked(kind), vec![count, rows / 2, cols], stored, origin);
             }
             return Some(());
         }
         if part == "down_proj" {
-            self.push(stacked("down"), shape, stored, Origin::Whole(name.to_owned()));
+            self.push(stacked("down"), shape, stored, TensorOrigin::Whole(name.to_owned()));
             return Some(());
         }
         let (number, module) = part.split_once('.')?;
@@ -212,7 +211,7 @@ impl FolderTensors<'_> {
                 return Err(LoadError::Tensor { tensor: name, message });
             }
             let shape = [vec![members.len()], shape].concat();
-            self.push(name, shape, stored, Origin::Stack(members.into_values().collect()));
+            self.push(name, shape, stored, TensorOrigin::Stack(members.into_values().collect()));
         }
         Ok(self.found)
     }

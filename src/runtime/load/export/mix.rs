@@ -8,7 +8,7 @@ use crate::runtime::kernel::Dtype;
 
 /// One way to quantise a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mix {
+pub struct QuantMix {
     pub name: &'static str,
     /// `general.file_type`.
     pub file_type: u32,
@@ -29,7 +29,7 @@ enum MixSize {
 use MixSize::{Large, Medium, Only, Small};
 
 /// Every mix. `Q2_K` is the medium one of its base type.
-pub const MIXES: [Mix; 18] = [
+pub const MIXES: [QuantMix; 18] = [
     mix("F32", 0, Dtype::F32, Only),
     mix("F16", 1, Dtype::F16, Only),
     mix("BF16", 32, Dtype::Bf16, Only),
@@ -50,8 +50,8 @@ pub const MIXES: [Mix; 18] = [
     mix("Q2_K_S", 21, Dtype::Q2K, Small),
 ];
 
-const fn mix(name: &'static str, file_type: u32, base: Dtype, size: MixSize) -> Mix {
-    Mix { name, file_type, base, size }
+const fn mix(name: &'static str, file_type: u32, base: Dtype, size: MixSize) -> QuantMix {
+    QuantMix { name, file_type, base, size }
 }
 
 /// Facts about a model that the rules ask for.
@@ -155,7 +155,7 @@ fn is_converted(tensor: &MixTensor<'_>) -> bool {
 
 /// State of one pass over the tensors.
 struct MixPass<'a> {
-    mix: Mix,
+    mix: QuantMix,
     facts: &'a MixFacts,
     has_output: bool,
     num_values: usize,
@@ -165,7 +165,7 @@ struct MixPass<'a> {
 }
 
 /// Returns the type of each tensor.
-pub fn types(mix: Mix, facts: &MixFacts, tensors: &[MixTensor<'_>]) -> Vec<Dtype> {
+pub fn types(mix: QuantMix, facts: &MixFacts, tensors: &[MixTensor<'_>]) -> Vec<Dtype> {
     let mut pass = MixPass {
         mix,
         facts,
@@ -188,7 +188,7 @@ pub fn types(mix: Mix, facts: &MixFacts, tensors: &[MixTensor<'_>]) -> Vec<Dtype
 
 /// Returns the tensors' names that must have an importance matrix in this mix: at two bits the result would be
 /// useless without one.
-pub fn needs_importance(mix: Mix, name: &str, dtype: Dtype) -> bool {
+pub fn needs_importance(mix: QuantMix, name: &str, dtype: Dtype) -> bool {
     let is_table = matches!(role(name), TensorRole::Output | TensorRole::Embedding);
     (mix.base, mix.size, dtype) == (Dtype::Q2K, Small, Dtype::Q2K) && !is_table
 }

@@ -14,7 +14,7 @@ mod mix;
 mod writer;
 
 pub use imatrix::Imatrix;
-pub use mix::{MIXES, Mix};
+pub use mix::{MIXES, QuantMix};
 pub use writer::WriteEnd;
 
 use folder_keys::ExportFamily;
@@ -35,7 +35,7 @@ const QUANTIZATION_VERSION: u32 = 2;
 /// Choices for a new file.
 #[derive(Debug, Clone)]
 pub struct ExportOptions<'a> {
-    pub mix: Mix,
+    pub mix: QuantMix,
     pub imatrix: Option<&'a Imatrix>,
     /// `general.name` of a file that is made from a folder.
     pub name: &'a str,
@@ -58,7 +58,7 @@ struct ExportTensor {
     shape: Vec<usize>,
     /// Type in the source.
     stored: Dtype,
-    origin: Origin,
+    origin: TensorOrigin,
 }
 
 /// A tensor with its type in the new file.
@@ -70,7 +70,7 @@ struct PlannedTensor {
 
 /// Where a tensor's values come from; names are those of the source.
 #[derive(Debug, Clone)]
-enum Origin {
+enum TensorOrigin {
     Whole(String),
     /// A norm with a number added to each weight.
     Offset {
@@ -155,7 +155,7 @@ impl<'a> Export<'a> {
     }
 
     /// Checks that every tensor of two bits that needs importance has it, and that what is given fits.
-    fn check_importance(&self, mix: Mix) -> Result<(), LoadError> {
+    fn check_importance(&self, mix: QuantMix) -> Result<(), LoadError> {
         for PlannedTensor { tensor, dtype } in &self.tensors {
             let columns = self.imatrix.map(|imatrix| imatrix.columns(&tensor.name, &tensor.shape));
             let has_importance = columns.transpose()?.flatten().is_some();
@@ -180,7 +180,7 @@ impl ExportTensor {
     /// Returns the type of a tensor that no mix converts. From a folder, vectors and routers become f32, as
     /// llama.cpp's converter writes them.
     fn kept_dtype(&self) -> Dtype {
-        let is_copied = matches!(&self.origin, Origin::Whole(name) if *name == self.name);
+        let is_copied = matches!(&self.origin, TensorOrigin::Whole(name) if *name == self.name);
         let is_small = self.shape.len() == 1 || self.name.ends_with("ffn_gate_inp.weight");
         if is_small && !is_copied { Dtype::F32 } else { self.stored }
     }
@@ -207,7 +207,7 @@ fn gguf_tensors(gguf: &Gguf) -> Result<Vec<ExportTensor>, LoadError> {
             let missing = || LoadError::Tensor { tensor: name.to_owned(), message: "cannot be read".into() };
             return Err(error.unwrap_or_else(missing));
         };
-        let origin = Origin::Whole(name.to_owned());
+        let origin = TensorOrigin::Whole(name.to_owned());
         Ok(ExportTensor { name: name.to_owned(), shape, stored, origin })
     };
     gguf.names().iter().map(|name| tensor(name)).collect()

@@ -7,7 +7,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::head::ALIGNMENT;
-use super::{Export, Origin, PlannedTensor};
+use super::{Export, PlannedTensor, TensorOrigin};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::load::quantize::convert_exactly;
@@ -125,34 +125,38 @@ impl Export<'_> {
     }
 
     /// Reads a tensor, rearranged.
-    fn read(&self, origin: &Origin) -> Result<HostTensor, LoadError> {
+    fn read(&self, origin: &TensorOrigin) -> Result<HostTensor, LoadError> {
         let tensor = |name: &str, dtype, shape, bytes: Vec<u8>| {
             HostTensor::new(dtype, shape, SharedBytes::from(bytes))
                 .map_err(|message| LoadError::Tensor { tensor: name.to_owned(), message })
         };
         match origin {
-            Origin::Whole(name) => self.find(name),
-            Origin::Offset { name, offset } => {
+            TensorOrigin::Whole(name) => self.find(name),
+            TensorOrigin::Offset { name, offset } => {
                 let stored = self.find(name)?;
                 let values: Vec<f32> = to_f32(&stored).iter().map(|value| value + offset).collect();
                 tensor(name, Dtype::F32, stored.shape, float_bytes(&values))
             }
-            Origin::Interleaved { name, head_dim } => Ok(interleaved(name, self.find(name)?, *head_dim)),
-            Origin::Rows { name, start, end } => {
+            TensorOrigin::Interleaved { name, head_dim } => {
+                Ok(interleaved(name, self.find(name)?, *head_dim))
+            }
+            TensorOrigin::Rows { name, start, end } => {
                 let stack = self.find(name)?;
                 let (count, cols) = (stack.shape[0], stack.rows_cols().1);
                 let parts = (0..count).map(|index| stack.slice_outer(index).slice_rows(*start, *end));
                 let bytes = parts.flat_map(|part| part.bytes.to_vec()).collect();
                 tensor(name, stack.dtype, vec![count, end - start, cols], bytes)
             }
-            Origin::Stack(names) => {
+            TensorOrigin::Stack(names) => {
                 let parts: Vec<HostTensor> =
                     names.iter().map(|name| self.find(name)).collect::<Result<_, _>>()?;
                 let shape = [vec![parts.len()], parts[0].shape.clone()].concat();
                 let bytes = parts.iter().flat_map(|part| part.bytes.to_vec()).collect();
                 tensor(&names[0], parts[0].dtype, shape, bytes)
             }
-            Origin::Values(values) => tensor("values", Dtype::F32, vec![values.len()], float_bytes(values)),
+            TensorOrigin::Values(values) => {
+                tensor("values", Dtype::F32, vec![values.len()], float_bytes(values))
+            }
         }
     }
 }
