@@ -196,7 +196,7 @@ fn window(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
 fn granite(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
     keys.set("attention.scale", keys.attention.scale);
     keys.set("embedding_scale", keys.config.embedding_scale);
-    keys.set("residual_scale", keys.config.layers[0].residual_scale);
+    keys.set("residual_scale", keys.config.layers[0].residual_scales[0]);
     let logits = keys.reader.number("logits_scaling")?.unwrap_or(1.0);
     keys.set("logit_scale", logits);
     Ok(())
