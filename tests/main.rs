@@ -21,6 +21,7 @@ mod field_table;
 mod fingerprint;
 mod formats;
 mod fuzzing;
+mod gemma3n_gguf;
 mod gpt_oss_files;
 mod grammar;
 mod grammar_engine;

@@ -38,7 +38,8 @@ pub const FAMILIES: [&str; 19] = [
 ];
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
-pub const NEXT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite", "mixtral", "qwen3-next"];
+pub const NEXT: &[&str] =
+    &["deepseek2-lite", "deepseek3", "gemma3n", "glm4-moe-lite", "mixtral", "qwen3-next"];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
 const RECURRENT: &[&str] = &["lfm2", "qwen3-next", "qwen3.5", "qwen3.5-moe"];

@@ -11,6 +11,7 @@ pub(super) mod rope;
 
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod gpt_oss;
 mod granite;
@@ -59,6 +60,7 @@ pub const FAMILIES: &[Family] = &[
     deepseek::GLM_FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
+    gemma3n::FAMILY,
     gemma4::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
