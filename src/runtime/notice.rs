@@ -29,6 +29,12 @@ pub enum Notice {
         if *.count == 1 { "matrix is" } else { "matrices are" }
     )]
     WeightTypes { count: usize, dtype: &'static str, asked: &'static str },
+    #[error(
+        "weights in {} take {mebibytes} MiB more in memory than in the file: indices of groups of values become a number for \
+         each value",
+        .types.join(", ")
+    )]
+    WidenedTypes { types: Vec<&'static str>, mebibytes: usize },
     /// `prompts` describes how candle-transformers computes prompts of the family.
     #[error(
         "{name} is not a native family of llmctl and runs through candle-transformers: slower, in f32, one sequence at a \

@@ -2,13 +2,14 @@
 //!
 //! Block layouts and formulas: ggml's `ggml-common.h` and `dequantize_row_*` in `ggml-quants.c`; results equal
 //! candle's to the bit. Each function converts one block of fixed size to a fixed number of values, so that the
-//! compiler knows every bound and can vectorise. Blocks need no alignment. No `unsafe`, and no imports from the crate
-//! except type names.
+//! compiler knows every bound and can vectorise. Blocks need no alignment. [`blocks`] decodes codebook types. No
+//! `unsafe`.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::Dtype;
+use super::blocks::{self, Codebook};
 
 /// Dequantises a row, or several whole rows.
 ///
@@ -17,26 +18,44 @@ use super::Dtype;
 pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(dtype.row_bytes(out.len()), Some(bytes.len()), "{} row of {} values", dtype.name(), out.len());
     match dtype {
-        Dtype::F32 => blocks(bytes, out, |block, [value]| *value = f32::from_le_bytes(*block)),
+        Dtype::F32 => each_block(bytes, out, |block, [value]| *value = f32::from_le_bytes(*block)),
         Dtype::F16 => f16_values(bytes, out),
-        Dtype::Bf16 => blocks(bytes, out, bf16_value),
-        Dtype::Q4_0 => blocks(bytes, out, q4_0),
-        Dtype::Q4_1 => blocks(bytes, out, q4_1),
-        Dtype::Q5_0 => blocks(bytes, out, q5_0),
-        Dtype::Q5_1 => blocks(bytes, out, q5_1),
-        Dtype::Q8_0 => blocks(bytes, out, q8_0),
-        Dtype::Q2K => blocks(bytes, out, q2_k),
-        Dtype::Q3K => blocks(bytes, out, q3_k),
-        Dtype::Q4K => blocks(bytes, out, q4_k),
-        Dtype::Q5K => blocks(bytes, out, q5_k),
-        Dtype::Q6K => blocks(bytes, out, q6_k),
-        Dtype::Mxfp4 => blocks(bytes, out, mxfp4),
+        Dtype::Bf16 => each_block(bytes, out, bf16_value),
+        Dtype::Q4_0 => each_block(bytes, out, q4_0),
+        Dtype::Q4_1 => each_block(bytes, out, q4_1),
+        Dtype::Q5_0 => each_block(bytes, out, q5_0),
+        Dtype::Q5_1 => each_block(bytes, out, q5_1),
+        Dtype::Q8_0 => each_block(bytes, out, q8_0),
+        Dtype::Q2K => each_block(bytes, out, q2_k),
+        Dtype::Q3K => each_block(bytes, out, q3_k),
+        Dtype::Q4K => each_block(bytes, out, q4_k),
+        Dtype::Q5K => each_block(bytes, out, q5_k),
+        Dtype::Q6K => each_block(bytes, out, q6_k),
+        Dtype::Mxfp4 => coded(dtype, &blocks::MXFP4, bytes, out),
+        Dtype::Nvfp4 => coded(dtype, &blocks::NVFP4, bytes, out),
+        Dtype::Iq4Nl => coded(dtype, &blocks::IQ4_NL, bytes, out),
+        Dtype::Iq4Xs => coded(dtype, &blocks::IQ4_XS, bytes, out),
+        Dtype::Iq3S => coded(dtype, &blocks::IQ3_S, bytes, out),
+        Dtype::Iq3Xxs => coded(dtype, &blocks::IQ3_XXS, bytes, out),
+        Dtype::Iq2S => coded(dtype, &blocks::IQ2_S, bytes, out),
+        Dtype::Iq2Xs => coded(dtype, &blocks::IQ2_XS, bytes, out),
+        Dtype::Iq2Xxs => coded(dtype, &blocks::IQ2_XXS, bytes, out),
+        Dtype::Iq1M => coded(dtype, &blocks::IQ1_M, bytes, out),
+        Dtype::Iq1S => coded(dtype, &blocks::IQ1_S, bytes, out),
+        Dtype::Tq2_0 => coded(dtype, &blocks::TQ2_0, bytes, out),
+        Dtype::Tq1_0 => coded(dtype, &blocks::TQ1_0, bytes, out),
+        Dtype::Q2_0 => coded(dtype, &blocks::Q2_0, bytes, out),
+        Dtype::Q1_0 => coded(dtype, &blocks::Q1_0, bytes, out),
     }
+}
+
+fn coded(dtype: Dtype, codebook: &Codebook, bytes: &[u8], out: &mut [f32]) {
+    codebook.dequantize(bytes, dtype.block_bytes(), out, dtype.block_len());
 }
 
 /// Calls `block` for the bytes and the output of each block.
 #[inline(always)]
-fn blocks<const BYTES: usize, const VALUES: usize>(
+fn each_block<const BYTES: usize, const VALUES: usize>(
     bytes: &[u8],
     out: &mut [f32],
     block: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
@@ -253,25 +272,6 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// Twice the values of 4-bit floats, which have a sign, two bits of exponent and one of mantissa.
-pub const MXFP4_CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// Returns the factor of [`MXFP4_CODES`]: half of the power of two with this biased exponent.
-pub fn mxfp4_scale(exponent: u8) -> f32 {
-    2f64.powi(i32::from(exponent) - 128) as f32
-}
-
-/// Block layout: exponent, 16 bytes with value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
-#[inline(always)]
-fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
-    let scale = mxfp4_scale(block[0]);
-    let (low, high) = out.split_at_mut(16);
-    for ((low, high), &q) in low.iter_mut().zip(high).zip(&block[1..]) {
-        *low = f32::from(MXFP4_CODES[usize::from(q & 15)]) * scale;
-        *high = f32::from(MXFP4_CODES[usize::from(q >> 4)]) * scale;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
@@ -281,6 +281,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::blocks::mxfp4_scale;
 
     /// Each type, candle's name for it, and the offsets of the half-precision numbers in its block.
     const TYPES: [(Dtype, GgmlDType, &[usize]); 13] = [

@@ -126,7 +126,7 @@ fn ggml_dtype(dtype: Dtype) -> Option<GgmlDType> {
         Dtype::Q4K => GgmlDType::Q4K,
         Dtype::Q5K => GgmlDType::Q5K,
         Dtype::Q6K => GgmlDType::Q6K,
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::Mxfp4 => return None,
+        _ => return None,
     })
 }
 
