@@ -39,6 +39,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["memory"],
     &["tensor"],
     &["error", "hints", "kernel", "machine", "notice", "private_files", "repetition"],
+    &["units"],
 ];
 
 /// Inside cli, as inside runtime.
@@ -128,6 +129,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "thread",
     "turn",
     "turn::session_chat",
+    "units",
     "worker::process",
     "worker::protocol",
     "worker::remote",
@@ -141,6 +143,7 @@ const LEAVES: &[&str] = &[
     "runtime::repetition",
     "runtime::text::stop",
     "runtime::text::utf8",
+    "runtime::units",
 ];
 
 /// Leaves that may still use plain data.

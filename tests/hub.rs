@@ -52,7 +52,7 @@ impl Home {
     }
 
     fn paths(&self) -> HubPaths {
-        HubPaths { cache: Some(self.path("hub")), home: Some(self.dir.path().to_path_buf()) }
+        HubPaths { cache: Some(self.path("hub")), home: Some(self.dir.path().to_path_buf()), memory: None }
     }
 
     fn resolve(&self, text: &str) -> Result<Resolved, LoadError> {
@@ -66,9 +66,10 @@ impl Home {
 
     fn candidates(&self, text: &str) -> Vec<String> {
         match self.resolve(text) {
-            Err(
-                LoadError::UnknownModel { candidates, .. } | LoadError::AmbiguousModel { candidates, .. },
-            ) => candidates,
+            Err(LoadError::UnknownModel { candidates, .. }) => candidates,
+            Err(LoadError::AmbiguousModel { candidates, .. }) => {
+                candidates.into_iter().map(|candidate| candidate.reference).collect()
+            }
             other => panic!("{text}: {other:?}"),
         }
     }
@@ -360,7 +361,7 @@ fn a_reference_finds_the_same_files_from_anywhere() {
     for (text, expected) in [
         ("o/m:Q4_0", format!("hf:o/m@{COMMIT_A}:m-Q4_0.gguf")),
         ("short", format!("hf:o/m@{COMMIT_A}:sub/m-Q8_0.gguf")),
-        ("o/check", format!("hf:o/check@{COMMIT_B}")),
+        ("o/check", format!("hf:o/check@{COMMIT_B}:safetensors")),
         (&file, file.clone()),
         ("guide", "guide".to_owned()),
     ] {

@@ -80,9 +80,9 @@ pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resol
     resolved.map_err(|error| {
         let hint = match &error {
             LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
-            LoadError::AmbiguousModel { candidates, .. } => {
-                candidates.first().map(|first| format!("name one of them exactly, e.g. --model {first}"))
-            }
+            LoadError::AmbiguousModel { candidates, .. } => candidates
+                .first()
+                .map(|first| format!("name one of them exactly, e.g. --model {}", first.reference)),
             _ => None,
         };
         match hint {

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::{CommandError, Kind};
 use crate::runtime::load::hub::HubPaths;
+use crate::runtime::memory::{LimitKind, memory_limits};
 
 /// Bytes that a probe writes: a block, which a full disk refuses.
 const PROBE_BYTES: usize = 4096;
@@ -131,7 +132,11 @@ impl Places {
     }
 
     pub fn hub_paths(&self) -> HubPaths {
-        HubPaths { cache: self.hub.clone(), home: self.home.clone() }
+        // Mapped weights do not count as data. The total, because free memory differs from minute to minute and the same
+        // reference should mean the same file.
+        let limits = memory_limits(Path::new("/")).into_iter();
+        let memory = limits.filter(|limit| limit.kind != LimitKind::Data).map(|limit| limit.total).min();
+        HubPaths { cache: self.hub.clone(), home: self.home.clone(), memory }
     }
 
     /// Formats a path with `~` for the home directory.

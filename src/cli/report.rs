@@ -10,6 +10,7 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
 use crate::runtime::Usage;
+pub use crate::runtime::units::bytes;
 
 /// `--output` of helper subcommands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -31,21 +32,6 @@ pub fn print(text: &str) -> Result<Exit, CommandError> {
 pub fn print_json(value: &Value) -> Result<Exit, CommandError> {
     let text = serde_json::to_string_pretty(value).map_err(|error| CommandError::new(Kind::Bug, error))?;
     print(&(text + "\n"))
-}
-
-/// Formats bytes in binary units, as tools that show memory do: `1.5 GiB`.
-pub fn bytes(count: u64) -> String {
-    let units = ["KiB", "MiB", "GiB", "TiB"];
-    let mut value = count as f64;
-    let mut unit = "B";
-    for next in units {
-        if value < 1024.0 {
-            break;
-        }
-        value /= 1024.0;
-        unit = next;
-    }
-    if unit == "B" { format!("{count} B") } else { format!("{value:.1} {unit}") }
 }
 
 /// Formats a number with its noun: `1 turn`, `2 turns`, `1,000 rows`.
@@ -142,19 +128,6 @@ pub fn usage_json(usage: &Usage) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes() {
-        for (count, expected) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (1536 << 20, "1.5 GiB"),
-            (u64::MAX, "16777216.0 TiB"),
-        ] {
-            assert_eq!(bytes(count), expected);
-        }
-    }
 
     #[test]
     fn a_table_that_is_too_wide_is_a_list() {

@@ -5,12 +5,14 @@
 
 use std::any::Any;
 use std::collections::BTreeSet;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::units::bytes;
 use crate::template::TemplateError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -209,6 +211,33 @@ impl StoreError {
     }
 }
 
+/// A model that a reference may mean.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelCandidate {
+    /// What to write after `--model`.
+    pub reference: String,
+    /// Size of its weights, if it is known.
+    pub bytes: Option<u64>,
+}
+
+impl From<String> for ModelCandidate {
+    fn from(reference: String) -> Self {
+        Self { reference, bytes: None }
+    }
+}
+
+impl fmt::Display for ModelCandidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reference)?;
+        self.bytes.map_or(Ok(()), |count| write!(f, " ({})", bytes(count)))
+    }
+}
+
+fn list(candidates: &[ModelCandidate]) -> String {
+    let all: Vec<String> = candidates.iter().map(ToString::to_string).collect();
+    all.join(", ")
+}
+
 /// Error of loading a model. Every message names the file, and the tensor or key at fault.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "type", content = "value", rename_all = "snake_case")]
@@ -221,8 +250,8 @@ pub enum LoadError {
     UnknownModel { reference: String, candidates: Vec<String> },
 
     /// The reference fits several models; `candidates` lists them.
-    #[error("{reference:?} could be any of: {}", candidates.join(", "))]
-    AmbiguousModel { reference: String, candidates: Vec<String> },
+    #[error("{reference:?} could be any of: {}", list(candidates))]
+    AmbiguousModel { reference: String, candidates: Vec<ModelCandidate> },
 
     /// The reference is neither a path nor a repository; nothing was looked up.
     #[error("{reference:?} is not a model reference: {message}")]

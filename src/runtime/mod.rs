@@ -31,6 +31,7 @@ pub mod tensor;
 pub mod text;
 pub mod thread;
 pub mod turn;
+pub mod units;
 pub mod worker;
 
 pub use chat_tokenizer::ChatTokenizer;
@@ -40,7 +41,7 @@ pub use engine::{
     StopHandle,
 };
 pub(crate) use error::panic_text;
-pub use error::{Error, GrammarError, LoadError, Result, StoreCause, StoreError};
+pub use error::{Error, GrammarError, LoadError, ModelCandidate, Result, StoreCause, StoreError};
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use hints::Frontend;
 pub use llmctl_kernel as kernel;

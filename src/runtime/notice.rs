@@ -5,13 +5,18 @@
 
 use thiserror::Error;
 
+use super::units;
+
 /// A fact that the user should know and that stops nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum Notice {
     #[error("{name} is an alias of {target}")]
     Alias { name: String, target: String },
-    #[error("{repo} is cached as {}; using {chosen}", .cached.join(", "))]
-    Quantisation { repo: String, cached: Vec<String>, chosen: String },
+    /// Several models of one repository, of which the user named none.
+    #[error(
+        "{repo} {} {}; using {chosen}{reason}", if *.is_cached { "is cached as" } else { "has" }, shortened(.names)
+    )]
+    FileChoice { repo: String, is_cached: bool, names: Vec<String>, chosen: String, reason: ChoiceReason },
     #[error(
         "the model has more chat templates ({}); {}", .names.join(", "),
         if *.has_default { "the default one is used" } else { "none is marked as the default" }
@@ -94,6 +99,35 @@ pub enum Notice {
     /// A notice of an engine in another process, which sends it in words.
     #[error("{0}")]
     Remote(String),
+}
+
+/// Reason for choosing a file. Sizes are in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ChoiceReason {
+    /// It is the usual choice.
+    #[error("")]
+    Preferred,
+    /// The usual choice does not fit the machine's memory.
+    #[error(
+        " ({}), because {wanted} ({}) does not fit this machine's memory ({})",
+        units::bytes(*.chosen_bytes), units::bytes(*.bytes), units::bytes(*.memory)
+    )]
+    Smaller { wanted: String, bytes: u64, chosen_bytes: u64, memory: u64 },
+    /// It is the smallest one.
+    #[error(
+        " ({}), the smallest, although it does not fit this machine's memory ({})",
+        units::bytes(*.chosen_bytes), units::bytes(*.memory)
+    )]
+    NoneFits { chosen_bytes: u64, memory: u64 },
+}
+
+/// Lists the first names, and the number of the others.
+fn shortened(names: &[String]) -> String {
+    const SHOWN: usize = 8;
+    match names.len().checked_sub(SHOWN + 1) {
+        None => names.join(", "),
+        Some(more) => format!("{} and {} others", names[..SHOWN].join(", "), more + 1),
+    }
 }
 
 fn answered(num_foreign: usize, num_turns: usize) -> String {

@@ -8,12 +8,12 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// The most lines of code of each module, by the beginning of a file's path; the first that fits counts. Set at what was
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 18_400),
+    ("src/cli/", 20_000),      // room for `pull`, `models` and `quantize`: lower it after them
     ("src/serve", 11_400),     // four APIs
     ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
     ("src/runtime/kernel/", 5_800),
-    ("src/runtime/", 25_800),
-    ("src/", 10), // lib.rs and main.rs
+    ("src/runtime/", 32_000), // room for the downloads, types and families of November 2026: lower it after them
+    ("src/", 10),             // lib.rs and main.rs
 ];
 
 /// The most lines of a function, and of nine in ten functions of a module.

@@ -9,8 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::ModelSource;
-use super::quant_tag::{GgufGroup, group_shards};
+use super::choice::{CHECKPOINT_TAG, ModelKind, gguf_reference};
+use super::quant_tag::group_shards;
 use super::reference::{ModelRef, ReferenceForm};
+use super::repo_files::{Checkpoint, ListedFile};
 
 /// Folder depth of models inside a snapshot: publishers put large quantisations into folders of their own.
 pub(super) const SNAPSHOT_DEPTH: usize = 2;
@@ -139,33 +141,16 @@ fn file_names(dir: &Path, depth: usize) -> Vec<String> {
     names
 }
 
-/// Lists the GGUF files below `dir`, including projectors, sorted.
-pub(super) fn gguf_names(dir: &Path, depth: usize) -> Vec<String> {
+/// Lists the files below `dir` with their sizes, by name.
+pub(super) fn listing(dir: &Path, depth: usize) -> Vec<ListedFile> {
     let mut names = file_names(dir, depth);
-    names.retain(|name| name.ends_with(".gguf"));
     names.sort();
-    names
+    names.into_iter().map(|path| ListedFile { bytes: size(&dir.join(&path)), path }).collect()
 }
 
 /// Returns whether `dir` is a folder with config.json and safetensors weights.
 pub(super) fn is_checkpoint(dir: &Path) -> bool {
     dir.join("config.json").is_file() && file_names(dir, 0).iter().any(|name| name.ends_with(".safetensors"))
-}
-
-/// Storage format of a model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelKind {
-    Gguf,
-    Safetensors,
-}
-
-impl ModelKind {
-    pub const fn name(self) -> &'static str {
-        match self {
-            ModelKind::Gguf => "gguf",
-            ModelKind::Safetensors => "safetensors",
-        }
-    }
 }
 
 /// A model in the cache.
@@ -198,29 +183,27 @@ fn models_in(repo: &Repo, snapshot: &Snapshot) -> Vec<CachedModel> {
     let is_default = repo.snapshot(None).is_ok_and(|default| default == *snapshot);
     let revision = if is_default { String::new() } else { format!("@{}", repo.revision_name(snapshot)) };
     let id = format!("{}{revision}", repo.id);
-    let files = group_shards(&gguf_names(&snapshot.dir, SNAPSHOT_DEPTH));
-    let mut models: Vec<CachedModel> = Vec::new();
-    if is_checkpoint(&snapshot.dir) {
-        models.push(CachedModel {
-            reference: id.clone(),
-            commit: snapshot.commit.clone(),
-            kind: ModelKind::Safetensors,
-            quantization: checkpoint_dtype(&snapshot.dir),
-            bytes: checkpoint_bytes(&snapshot.dir),
-            path: snapshot.dir.clone(),
-            missing: None,
-        });
-    }
-    models.extend(files.iter().map(|file| CachedModel {
+    let listing = listing(&snapshot.dir, SNAPSHOT_DEPTH);
+    let files = group_shards(&listing);
+    let checkpoint = Checkpoint::find(&listing).map(|checkpoint| CachedModel {
+        reference: if files.is_empty() { id.clone() } else { format!("{id}:{CHECKPOINT_TAG}") },
+        commit: snapshot.commit.clone(),
+        kind: ModelKind::Safetensors,
+        quantization: checkpoint_dtype(&snapshot.dir),
+        bytes: checkpoint.bytes(),
+        path: snapshot.dir.clone(),
+        missing: checkpoint.missing.map(|shard| snapshot.dir.join(shard)),
+    });
+    let of_group = files.iter().map(|file| CachedModel {
         reference: gguf_reference(&id, file, &files),
         commit: snapshot.commit.clone(),
         kind: ModelKind::Gguf,
         quantization: file.tag.clone(),
-        bytes: file.parts.iter().map(|part| size(&snapshot.dir.join(part))).sum(),
+        bytes: file.bytes,
         path: snapshot.dir.join(&file.first),
         missing: file.missing_part().map(|part| snapshot.dir.join(part)),
-    }));
-    models
+    });
+    checkpoint.into_iter().chain(of_group).collect()
 }
 
 /// Facts from the names and sizes of a model's files alone.
@@ -249,22 +232,13 @@ pub fn summary(source: &ModelSource) -> Summary {
         ModelSource::Gguf(path) => {
             let dir = path.parent().unwrap_or(Path::new("."));
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-            let group = group_shards(&gguf_names(dir, 0)).into_iter().find(|file| file.first == name);
-            let parts = group.as_ref().map_or(vec![name.clone()], |file| file.parts.clone());
+            let group = group_shards(&listing(dir, 0)).into_iter().find(|file| file.first == name);
             Summary {
                 kind: ModelKind::Gguf,
+                bytes: group.as_ref().map_or_else(|| size(path), |file| file.bytes),
                 quantization: group.and_then(|file| file.tag),
-                bytes: parts.iter().map(|part| size(&dir.join(part))).sum(),
             }
         }
-    }
-}
-
-/// Refers to a file by its tag if that is unambiguous, else by its name.
-fn gguf_reference(id: &str, file: &GgufGroup, files: &[GgufGroup]) -> String {
-    match &file.tag {
-        Some(tag) if files.iter().filter(|other| other.has_tag(tag)).count() == 1 => format!("{id}:{tag}"),
-        _ => format!("hf:{id}:{}", file.first),
     }
 }
 

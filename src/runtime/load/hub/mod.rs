@@ -1,27 +1,32 @@
 //! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
 //!
 //! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
-//! an error that lists the candidates. The only choice made for the user is the quantisation of a repository that has
-//! several, in the order of [`quant_tag::PREFERENCE`], with a notice. This module only reads: it downloads, writes
+//! an error that lists the candidates. The only choice made for the user is the file of a repository that has several
+//! ([`choice`]), with a notice. This module only reads: it downloads, writes
 //! and repairs nothing. The caller reads environment variables and fills in [`HubPaths`].
 
 pub mod cache;
+pub mod choice;
 pub mod quant_tag;
 pub mod reference;
+pub mod repo_files;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::super::error::LoadError;
+use super::super::error::{LoadError, ModelCandidate};
 use super::builtin::BuiltIn;
 use crate::runtime::notice::Notice;
-pub use cache::{CachedModel, ModelKind, Summary, list, summary};
+pub use cache::{CachedModel, Summary, list, summary};
 use cache::{Repo, Snapshot};
+use choice::{CHECKPOINT_TAG, why_no_model};
+pub use choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, fits};
 use quant_tag::{GgufGroup, group_shards};
 use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
+pub use repo_files::{ListedFile, text_files};
 
 /// Names that the configuration gives to model references.
 pub type Aliases = BTreeMap<String, String>;
@@ -33,6 +38,8 @@ pub struct HubPaths {
     pub cache: Option<PathBuf>,
     /// Folder for `~/` in a path that no shell has expanded (one in a config file).
     pub home: Option<PathBuf>,
+    /// The machine's memory in bytes, for the choice among several quantisations; `None` if it is unknown.
+    pub memory: Option<u64>,
 }
 
 /// The files that the loader opens.
@@ -92,8 +99,8 @@ impl Resolved {
         Self { name, source, notices: Vec::new(), snapshot: None }
     }
 
-    /// Returns a reference that finds the same files from any directory: `hf:org/repo@revision:file` for files of the
-    /// cache, a name for a built-in model, else an absolute path. `None` if the path is not UTF-8.
+    /// Returns a reference that finds the same files from any directory: `hf:org/repo@revision:file` for GGUF files of the
+    /// cache, `:safetensors` instead of a file for a checkpoint, a name for a built-in model, else an absolute path. `None` if the path is not UTF-8.
     pub fn reference(&self) -> Option<String> {
         let path = match &self.source {
             ModelSource::BuiltIn(model) => return Some(model.name.to_owned()),
@@ -102,9 +109,12 @@ impl Resolved {
         let Some(SnapshotRef { repo, revision, folder }) = &self.snapshot else {
             return Some(std::path::absolute(path).ok()?.to_str()?.to_owned());
         };
-        let inside = path.strip_prefix(folder).ok()?.to_str()?;
-        let file = if inside.is_empty() { String::new() } else { format!(":{inside}") };
-        Some(format!("hf:{repo}@{revision}{file}"))
+        // The tag of a checkpoint keeps the reference unambiguous when a GGUF file is added to the snapshot.
+        let file = match path.strip_prefix(folder).ok()?.to_str()? {
+            "" => CHECKPOINT_TAG,
+            inside => inside,
+        };
+        Some(format!("hf:{repo}@{revision}:{file}"))
     }
 }
 
@@ -206,13 +216,16 @@ impl<'a> ReferenceLookup<'a> {
         if cache::is_checkpoint(path) {
             return Ok(Resolved::new(name, ModelSource::Folder(path.to_path_buf())));
         }
-        let mut files = group_shards(&cache::gguf_names(path, 0));
+        let listing = cache::listing(path, 0);
+        let mut files = group_shards(&listing);
+        let candidate = |file: &GgufGroup| ModelCandidate {
+            reference: path.join(&file.first).display().to_string(),
+            bytes: Some(file.bytes),
+        };
         match files.len() {
-            0 => Err(no_model_in(path)),
+            0 => Err(LoadError::Unsupported { path: path.to_path_buf(), message: why_no_model(&listing) }),
             1 => gguf_in(path, &files.remove(0), name),
-            _ => {
-                Err(self.ambiguous(files.iter().map(|f| path.join(&f.first).display().to_string()).collect()))
-            }
+            _ => Err(self.ambiguous(files.iter().map(candidate).collect())),
         }
     }
 
@@ -222,16 +235,27 @@ impl<'a> ReferenceLookup<'a> {
             Ok(snapshot) => snapshot,
             Err(candidates) if candidates.is_empty() => return Err(self.unknown(Vec::new())),
             Err(candidates) if hub.revision.is_some() => return Err(self.unknown(candidates)),
-            Err(candidates) => return Err(self.ambiguous(candidates)),
+            Err(candidates) => {
+                return Err(self.ambiguous(candidates.into_iter().map(ModelCandidate::from).collect()));
+            }
         };
-        let mut resolved = match &hub.selector {
-            Some(Selector::File(file)) => self.cached_file(&repo, &snapshot, file),
-            Some(Selector::Quant(tag)) => self.cached_quant(&repo, &snapshot, tag),
-            None => self.cached_default(&repo, &snapshot),
-        }?;
-        let revision = snapshot.dir.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-        resolved.snapshot =
-            revision.map(|revision| SnapshotRef { repo: repo.id, revision, folder: snapshot.dir });
+        let id = match &hub.revision {
+            Some(revision) => format!("{}@{revision}", repo.id),
+            None => repo.id.clone(),
+        };
+        let listing = cache::listing(&snapshot.dir, cache::SNAPSHOT_DEPTH);
+        let request = FileRequest {
+            id: &id,
+            files: &listing,
+            selector: hub.selector.as_ref(),
+            memory: self.paths.memory,
+            is_cached: true,
+        };
+        let chosen =
+            choose(&request).map_err(|error| error.into_load_error(self.reference.text(), &snapshot.dir))?;
+        let mut resolved = found(&repo, &snapshot, chosen)?;
+        let revision = snapshot.commit.clone();
+        resolved.snapshot = Some(SnapshotRef { repo: repo.id, revision, folder: snapshot.dir });
         Ok(resolved)
     }
 
@@ -250,60 +274,32 @@ impl<'a> ReferenceLookup<'a> {
         match matches.len() {
             0 => Err(self.unknown(resembling(&wanted, &repos, self.aliases))),
             1 => Ok(matches.remove(0).clone()),
-            _ => Err(self.ambiguous(matches.iter().map(|repo| repo.id.clone()).collect())),
+            _ => Err(self.ambiguous(matches.iter().map(|repo| repo.id.clone().into()).collect())),
         }
-    }
-
-    fn cached_file(&self, repo: &Repo, snapshot: &Snapshot, file: &str) -> Result<Resolved, LoadError> {
-        let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
-        match files.iter().find(|f| f.parts.iter().any(|part| part == file)) {
-            Some(found) => gguf_in(&snapshot.dir, found, display_name(repo, found)),
-            None => Err(self.unknown(files.iter().map(|f| format!("hf:{}:{}", repo.id, f.first)).collect())),
-        }
-    }
-
-    fn cached_quant(&self, repo: &Repo, snapshot: &Snapshot, tag: &str) -> Result<Resolved, LoadError> {
-        let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
-        let mut matches: Vec<&GgufGroup> = files.iter().filter(|f| f.has_tag(tag)).collect();
-        if matches.is_empty() {
-            matches = files.iter().filter(|f| f.ends_with_tag(tag)).collect();
-        }
-        match matches[..] {
-            [] => Err(self.unknown(files.iter().map(|f| display_name(repo, f)).collect())),
-            [found] => gguf_in(&snapshot.dir, found, display_name(repo, found)),
-            _ => Err(self.ambiguous(matches.iter().map(|f| format!("hf:{}:{}", repo.id, f.first)).collect())),
-        }
-    }
-
-    fn cached_default(&self, repo: &Repo, snapshot: &Snapshot) -> Result<Resolved, LoadError> {
-        if cache::is_checkpoint(&snapshot.dir) {
-            return Ok(Resolved::new(repo.id.clone(), ModelSource::Folder(snapshot.dir.clone())));
-        }
-        let files = group_shards(&cache::gguf_names(&snapshot.dir, cache::SNAPSHOT_DEPTH));
-        let best = match &files[..] {
-            [] => return Err(no_model_in(&snapshot.dir)),
-            [only] => Some(only),
-            _ => quant_tag::preferred(&files),
-        };
-        let Some(best) = best else {
-            return Err(self.ambiguous(files.iter().map(|f| format!("hf:{}:{}", repo.id, f.first)).collect()));
-        };
-        let mut resolved = gguf_in(&snapshot.dir, best, display_name(repo, best))?;
-        if files.len() > 1 {
-            let tag = |f: &GgufGroup| f.tag.as_ref().unwrap_or(&f.first).clone();
-            let (cached, chosen) = (files.iter().map(tag).collect(), tag(best));
-            resolved.notices.push(Notice::Quantisation { repo: repo.id.clone(), cached, chosen });
-        }
-        Ok(resolved)
     }
 
     fn unknown(&self, candidates: Vec<String>) -> LoadError {
         LoadError::UnknownModel { reference: self.reference.text().to_owned(), candidates }
     }
 
-    fn ambiguous(&self, candidates: Vec<String>) -> LoadError {
+    fn ambiguous(&self, candidates: Vec<ModelCandidate>) -> LoadError {
         LoadError::AmbiguousModel { reference: self.reference.text().to_owned(), candidates }
     }
+}
+
+/// Returns the chosen model of a snapshot, after checking that all its files exist.
+fn found(repo: &Repo, snapshot: &Snapshot, chosen: FileChoice) -> Result<Resolved, LoadError> {
+    if let Some(missing) = &chosen.missing {
+        return Err(LoadError::NotFound(snapshot.dir.join(missing)));
+    }
+    let (name, source) = match (&chosen.first, &chosen.tag) {
+        (None, _) => (repo.id.clone(), ModelSource::Folder(snapshot.dir.clone())),
+        (Some(first), None) => (format!("{}:{first}", repo.id), ModelSource::Gguf(snapshot.dir.join(first))),
+        (Some(first), Some(tag)) => {
+            (format!("{}:{tag}", repo.id), ModelSource::Gguf(snapshot.dir.join(first)))
+        }
+    };
+    Ok(Resolved { notices: chosen.notice.into_iter().collect(), ..Resolved::new(name, source) })
 }
 
 /// Resolves a file by path: GGUF by its magic or its name, or a part of a checkpoint folder.
@@ -312,9 +308,9 @@ fn local_file(path: &Path) -> Result<Resolved, LoadError> {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if extension.eq_ignore_ascii_case("gguf") || has_gguf_magic(path)? {
-        let siblings = cache::gguf_names(parent, 0);
-        let group =
-            group_shards(&siblings).into_iter().find(|f| f.parts.iter().any(|part| part == file_name));
+        let group = group_shards(&cache::listing(parent, 0))
+            .into_iter()
+            .find(|f| f.parts.iter().any(|part| part == file_name));
         let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         return match group {
             Some(file) => gguf_in(parent, &file, file.stem.clone()),
@@ -346,31 +342,10 @@ fn gguf_in(folder: &Path, file: &GgufGroup, name: String) -> Result<Resolved, Lo
     Ok(Resolved::new(name, ModelSource::Gguf(folder.join(&file.first))))
 }
 
-fn display_name(repo: &Repo, file: &GgufGroup) -> String {
-    match &file.tag {
-        Some(tag) => format!("{}:{tag}", repo.id),
-        None => format!("{}:{}", repo.id, file.first),
-    }
-}
-
 /// Returns a folder's own name, also for `.` and `..`.
 fn folder_name(path: &Path) -> String {
     let absolute = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     absolute.file_name().unwrap_or(absolute.as_os_str()).to_string_lossy().into_owned()
-}
-
-fn no_model_in(path: &Path) -> LoadError {
-    let message = if path.join("config.json").is_file() {
-        "has a config.json but no .safetensors weights (PyTorch .bin files are not read)"
-    } else if ["adapter_config.json", "adapter_model.safetensors"]
-        .iter()
-        .any(|name| path.join(name).is_file())
-    {
-        "is a LoRA adapter, which llmctl does not support: use its base model, or a model with the adapter merged"
-    } else {
-        "holds neither config.json with safetensors nor a GGUF file"
-    };
-    LoadError::Unsupported { path: path.to_path_buf(), message: message.to_owned() }
 }
 
 /// Returns aliases and cached repositories with names similar to `wanted`, closest first, at most five.

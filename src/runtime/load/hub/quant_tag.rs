@@ -2,33 +2,32 @@
 //!
 //! Names are a convention, not a format (ggml's `docs/gguf.md`, "GGUF Naming Convention", and the practice of
 //! publishers): `Name-1B-Q4_K_M.gguf`, `name.q8_0.gguf`, `Name-UD-Q4_K_XL.gguf`,
-//! `BF16/Name-BF16-00001-of-00002.gguf`. Pure functions. Vision projectors (`mmproj`) are not models and are left
-//! out.
+//! `BF16/Name-BF16-00001-of-00002.gguf`. Pure functions. Files that accompany models (`mmproj`, `imatrix`, draft models)
+//! are left out.
 
 use std::collections::BTreeMap;
 
-/// Preference among several quantisations if the user names none: the usual compromise between size and quality
-/// first, then its neighbours, then the large ones. Contains only types that llmctl runs.
-pub const PREFERENCE: [&str; 18] = [
-    "Q4_K_M",
-    "Q4_K_S",
-    "Q5_K_M",
-    "Q5_K_S",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q6_K",
-    "Q8_0",
-    "Q3_K_L",
-    "Q3_K_M",
-    "Q3_K_S",
-    "Q2_K",
-    "F16",
-    "BF16",
-    "F32",
-    "UD-Q4_K_XL",
+use super::repo_files::ListedFile;
+
+/// Preference among several quantisations if the user names none: Q4_K_M, the usual compromise between size and quality,
+/// then other types of four bits, then the nearest larger ones, the nearest smaller ones, floats, and one bit last. A
+/// publisher's dynamic mix (`UD-`) follows the plain type of its name.
+#[rustfmt::skip]
+pub const PREFERENCE: [&str; 55] = [
+    "Q4_K_M", "Q4_K_XL", "Q4_K_L", "Q4_K_S", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4_MOE", "MXFP4", "NVFP4", "Q4_1", "Q4_0",
+    "Q5_K_M", "Q5_K_XL", "Q5_K_L", "Q5_K_S", "Q5_K", "Q5_1", "Q5_0",
+    "Q6_K", "Q6_K_L", "Q6_K_XL", "Q8_0", "Q8_0_L", "Q8_K_XL",
+    "Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "Q3_K_S", "IQ3_S", "IQ3_XS", "Q3_K", "IQ3_XXS",
+    "Q2_K_XL", "Q2_K_L", "Q2_K", "IQ2_M", "Q2_K_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "TQ2_0", "Q2_0", "TQ1_0", "Q1_0",
+    "F16", "FP16", "BF16", "F32", "FP32",
+    "IQ1_M", "IQ1_S", "IQ1_XS", "IQ1_XXS",
 ];
+
+/// Words in the names of GGUF files that accompany a model: vision projectors, importance matrices.
+const COMPANION_WORDS: [&str; 2] = ["mmproj", "imatrix"];
+
+/// Beginnings of names of GGUF files, or of their folders, that hold a draft model for another one.
+const DRAFT_PREFIXES: [&str; 6] = ["mtp", "eagle3", "eagle", "dflash", "dspark", "draft"];
 
 /// One model in GGUF form: a file, or all parts of a split one. Paths are relative to the listed folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +42,8 @@ pub struct GgufGroup {
     pub stem: String,
     /// Quantisation in upper case.
     pub tag: Option<String>,
+    /// Size of the existing parts.
+    pub bytes: u64,
 }
 
 impl GgufGroup {
@@ -56,6 +57,21 @@ impl GgufGroup {
         let (stem, wanted) = (self.stem.to_ascii_lowercase(), wanted.to_ascii_lowercase());
         stem.strip_suffix(&wanted)
             .is_some_and(|before| before.chars().next_back().is_none_or(|c| !c.is_ascii_alphanumeric()))
+    }
+
+    /// Returns whether the path has `wanted` between a separator and one of `.`, `-`, as llama.cpp searches for a tag.
+    pub fn contains_tag(&self, wanted: &str) -> bool {
+        let (path, wanted) = (self.first.to_ascii_lowercase(), wanted.to_ascii_lowercase());
+        path.match_indices(&wanted).any(|(at, found)| {
+            let before = path[..at].chars().next_back();
+            path[at + found.len()..].starts_with(['.', '-'])
+                && before.is_none_or(|c| !c.is_ascii_alphanumeric())
+        })
+    }
+
+    /// Returns the quantisation, or the path if it has none.
+    pub fn name(&self) -> &str {
+        self.tag.as_deref().unwrap_or(&self.first)
     }
 
     /// Returns the first missing part.
@@ -86,35 +102,66 @@ fn split_part(name: &str) -> Option<(&str, usize, usize)> {
     (1..=count).contains(&index).then_some((base, index, count))
 }
 
-/// Groups the parts of split files, sorted by name. `names` may contain folders (`BF16/x.gguf`).
-pub fn group_shards(names: &[String]) -> Vec<GgufGroup> {
+/// Returns whether a GGUF file accompanies a model instead of being one: a projector, an importance matrix, a draft
+/// model. The names are llama.cpp's (`common/download.cpp`), which knows draft models by lower case; in upper case in the
+/// middle of a name, `MTP` marks a whole model that has such layers.
+pub fn is_companion(path: &str) -> bool {
+    let mut parts: Vec<&str> = path.split('/').collect();
+    let name = parts.pop().unwrap_or_default();
+    let begins = |part: &str, prefix: &str| {
+        let rest = part.get(..prefix.len()).filter(|start| start.eq_ignore_ascii_case(prefix));
+        rest.is_some_and(|_| part[prefix.len()..].starts_with(['-', '_', '.']) || part.len() == prefix.len())
+    };
+    let is_draft = |part: &str| DRAFT_PREFIXES.iter().any(|prefix| begins(part, prefix));
+    let lower = path.to_ascii_lowercase();
+    let inside =
+        |prefix: &&str| name.contains(&format!("-{prefix}-")) || name.contains(&format!(".{prefix}-"));
+    COMPANION_WORDS.iter().any(|word| lower.contains(word))
+        || parts.into_iter().chain([name]).any(is_draft)
+        || DRAFT_PREFIXES.iter().any(|prefix| inside(&prefix))
+}
+
+/// Groups the parts of split files, sorted by name. Paths may contain folders (`BF16/x.gguf`). Other files than GGUF,
+/// and companions of models, are left out.
+pub fn group_shards(files: &[ListedFile]) -> Vec<GgufGroup> {
     let mut groups: BTreeMap<String, GgufGroup> = BTreeMap::new();
-    for path in names {
-        let (folder, name) =
-            path.rsplit_once('/').map_or(("", path.as_str()), |(folder, name)| (folder, name));
-        if name.to_ascii_lowercase().contains("mmproj") {
+    for ListedFile { path, bytes } in files {
+        if !path.ends_with(".gguf") || is_companion(path) {
             continue;
         }
+        let (folder, name) =
+            path.rsplit_once('/').map_or(("", path.as_str()), |(folder, name)| (folder, name));
         let whole = name.get(..name.len().saturating_sub(5)).unwrap_or(name);
         let (stem, num_parts) = split_part(name).map_or((whole, 1), |(stem, _, count)| (stem, count));
         let split = split_part(name).is_some();
         let prefix = path.strip_suffix(name).unwrap_or_default();
         let first = if split { format!("{prefix}{stem}{}", part_suffix(1, num_parts)) } else { path.clone() };
         let tag = quant_tag(stem).or_else(|| quant_tag(folder.rsplit('/').next().unwrap_or_default()));
-        let file =
-            GgufGroup { first: first.clone(), parts: Vec::new(), num_parts, stem: stem.to_owned(), tag };
-        groups.entry(first).or_insert(file).parts.push(path.clone());
+        let group = groups.entry(first.clone()).or_insert_with(|| GgufGroup {
+            first,
+            parts: Vec::new(),
+            num_parts,
+            stem: stem.to_owned(),
+            tag,
+            bytes: 0,
+        });
+        group.parts.push(path.clone());
+        group.bytes = group.bytes.saturating_add(*bytes);
     }
     let mut files: Vec<GgufGroup> = groups.into_values().collect();
     files.iter_mut().for_each(|file| file.parts.sort());
     files
 }
 
-/// Returns the file that [`PREFERENCE`] puts first; `None` if no file has a known tag, or two share the best one.
-pub fn preferred(files: &[GgufGroup]) -> Option<&GgufGroup> {
-    let with = |tag: &str| files.iter().filter(|f| f.has_tag(tag)).collect::<Vec<_>>();
-    let best = PREFERENCE.iter().map(|tag| with(tag)).find(|found| !found.is_empty())?;
-    if best.len() == 1 { best.first().copied() } else { None }
+/// Returns the place of a quantisation in [`PREFERENCE`], with 1 for a dynamic mix; `None` if it has none.
+pub fn rank(tag: &str) -> Option<(usize, usize)> {
+    let (plain, is_dynamic) = tag.strip_prefix("UD-").map_or((tag, 0), |plain| (plain, 1));
+    Some((PREFERENCE.iter().position(|known| *known == plain)?, is_dynamic))
+}
+
+/// Returns whether the tag names a type below 16 bits.
+pub fn is_quantised(tag: &str) -> bool {
+    rank(tag).is_some_and(|(place, _)| !matches!(PREFERENCE[place], "F16" | "FP16" | "BF16" | "F32" | "FP32"))
 }
 
 /// Returns the quantisation in a file's stem, in upper case, with the `UD-` that marks a dynamic mix of types.
@@ -135,12 +182,15 @@ pub fn quant_tag(stem: &str) -> Option<String> {
     Some(format!("{}{}", if dynamic { "UD-" } else { "" }, tag.to_ascii_uppercase()))
 }
 
-/// Matches `F32 F16 BF16 FP16 FP32 MXFP4 MXFP4_MOE`, or `Q|IQ|TQ` + digit + `_` words as in `Q4_K_M`, `IQ3_XXS`,
-/// `Q8_0`.
+/// Matches `F32 F16 BF16 FP16 FP32 MXFP4 MXFP4_MOE NVFP4`, or `Q|IQ|TQ` + digit + `_` words as in `Q4_K_M`, `IQ3_XXS`,
+/// `Q8_0` and ik_llama.cpp's `IQ4_KSS`, or Meta's `kquant-` + word.
 fn has_tag_shape(text: &str) -> bool {
     let upper = text.to_ascii_uppercase();
-    if matches!(&*upper, "F32" | "F16" | "BF16" | "FP16" | "FP32" | "MXFP4" | "MXFP4_MOE") {
+    if matches!(&*upper, "F32" | "F16" | "BF16" | "FP16" | "FP32" | "MXFP4" | "MXFP4_MOE" | "NVFP4") {
         return true;
+    }
+    if let Some(mix) = upper.strip_prefix("KQUANT-") {
+        return !mix.is_empty() && mix.bytes().all(|b| b.is_ascii_alphanumeric());
     }
     let Some(rest) = ["IQ", "TQ", "Q"].iter().find_map(|prefix| upper.strip_prefix(prefix)) else {
         return false;
@@ -149,7 +199,8 @@ fn has_tag_shape(text: &str) -> bool {
     let bits =
         words.next().is_some_and(|word| word.len() == 1 && word.bytes().all(|b| (b'1'..=b'8').contains(&b)));
     bits && words.all(|word| {
-        matches!(word, "K" | "0" | "1" | "4" | "8" | "XXS" | "XS" | "S" | "M" | "L" | "XL" | "NL")
+        let is_size = matches!(word, "XXS" | "XS" | "S" | "M" | "L" | "XL" | "NL");
+        is_size || matches!(word, "K" | "KS" | "KSS" | "KT" | "KL" | "0" | "1" | "4" | "8" | "R4" | "R8")
     })
 }
 
@@ -158,7 +209,8 @@ mod tests {
     use super::*;
 
     fn group(names: &[&str]) -> Vec<GgufGroup> {
-        group_shards(&names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>())
+        let file = |path: &&str| ListedFile { path: (*path).to_owned(), bytes: 10 };
+        group_shards(&names.iter().map(file).collect::<Vec<_>>())
     }
 
     #[test]
@@ -175,6 +227,12 @@ mod tests {
             ("Name-Q4_K_M-imat", Some("Q4_K_M")),
             ("phi-4-BF16", Some("BF16")),
             ("BF16", Some("BF16")),
+            ("gpt-oss-20b-MXFP4_MOE", Some("MXFP4_MOE")),
+            ("Nemotron-NVFP4", Some("NVFP4")),
+            ("Bonsai-8B-Q1_0", Some("Q1_0")),
+            ("Qwen3-UD-TQ1_0", Some("UD-TQ1_0")),
+            ("GLM-smol-IQ4_KSS", Some("IQ4_KSS")),
+            ("Llama-5-kquant-17gb", Some("KQUANT-17GB")),
             ("model", None),
             ("qwen2-7b", None),
             ("Q4K-9", None),
@@ -191,7 +249,7 @@ mod tests {
         assert_eq!(files.len(), 2);
         assert_eq!(files[1].first, "b-Q8_0-00001-of-00002.gguf");
         assert_eq!((files[1].stem.as_str(), files[1].tag.as_deref()), ("b-Q8_0", Some("Q8_0")));
-        assert_eq!(files[1].missing_part(), None);
+        assert_eq!((files[1].missing_part(), files[1].bytes, files[0].bytes), (None, 20, 10));
     }
 
     #[test]
@@ -219,17 +277,79 @@ mod tests {
     }
 
     #[test]
-    fn projectors_are_no_models() {
-        assert!(group(&["mmproj-F16.gguf", "x-mmproj-model.gguf"]).is_empty());
+    fn companions_of_a_model_are_left_out() {
+        for name in [
+            "mmproj-F16.gguf",
+            "x-mmproj-model.gguf",
+            "MMPROJ-x.gguf",
+            "Qwen3-imatrix.gguf",
+            "imatrix_unsloth.gguf",
+            "mtp-Qwen3-Q8_0.gguf",
+            "MTP/Qwen3-Q8_0.gguf",
+            "Qwen3-mtp-Q8_0.gguf",
+            "eagle3-x-BF16.gguf",
+            "Eagle3/x-BF16.gguf",
+            "dflash-x.gguf",
+            "dspark-x.gguf",
+            "draft-x.gguf",
+            "mmproj/F16.gguf",
+            "config.json",
+        ] {
+            assert!(group(&[name]).is_empty(), "{name}");
+        }
+        for name in ["Qwen3-Next-MTP-Q4_K_M.gguf", "Smtp-1B-Q8_0.gguf", "drafting-Q8_0.gguf"] {
+            assert_eq!(group(&[name]).len(), 1, "{name}");
+        }
     }
 
     #[test]
-    fn preference() {
-        let choice = |names: &[&str]| preferred(&group(names)).map(|f| f.first.clone());
-        assert_eq!(choice(&["m-F16.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]).as_deref(), Some("m-Q4_K_M.gguf"));
-        assert_eq!(choice(&["m-F16.gguf", "m-Q8_0.gguf"]).as_deref(), Some("m-Q8_0.gguf"));
-        assert_eq!(choice(&["a-Q8_0.gguf", "b-Q8_0.gguf"]), None);
-        assert_eq!(choice(&["m-IQ1_S.gguf", "m-IQ2_XS.gguf"]), None);
+    fn every_type_that_llama_cpp_writes_has_a_rank() {
+        for tag in [
+            "F32",
+            "F16",
+            "BF16",
+            "Q4_0",
+            "Q4_1",
+            "Q5_0",
+            "Q5_1",
+            "Q8_0",
+            "Q2_K",
+            "Q2_K_S",
+            "Q3_K_S",
+            "Q3_K_M",
+            "Q3_K_L",
+            "Q4_K_S",
+            "Q4_K_M",
+            "Q5_K_S",
+            "Q5_K_M",
+            "Q6_K",
+            "IQ1_S",
+            "IQ1_M",
+            "IQ2_XXS",
+            "IQ2_XS",
+            "IQ2_S",
+            "IQ2_M",
+            "IQ3_XXS",
+            "IQ3_XS",
+            "IQ3_S",
+            "IQ3_M",
+            "IQ4_NL",
+            "IQ4_XS",
+            "TQ1_0",
+            "TQ2_0",
+            "MXFP4_MOE",
+            "NVFP4",
+            "Q1_0",
+            "Q2_0",
+            "UD-Q4_K_XL",
+            "UD-IQ1_S",
+        ] {
+            assert!(rank(tag).is_some(), "{tag}");
+            assert!(has_tag_shape(tag.trim_start_matches("UD-")), "{tag}");
+        }
+        assert_eq!((rank("IQ4_KSS"), rank("KQUANT-17GB")), (None, None));
+        assert!(rank("Q4_K_M") < rank("UD-Q4_K_M") && rank("UD-Q4_K_M") < rank("UD-Q4_K_XL"));
+        assert!(is_quantised("UD-Q8_K_XL") && is_quantised("MXFP4") && !is_quantised("BF16"));
     }
 
     #[test]
@@ -241,5 +361,8 @@ mod tests {
                 && files[0].has_tag("ud-q4_k_xl")
         );
         assert!(!group(&["m-IQ4_XS.gguf"])[0].ends_with_tag("Q4_XS"));
+        let file = &group(&["Qwen3-8B-Instruct-Q4_K_M-imat.gguf"])[0];
+        assert!(file.contains_tag("instruct-q4_k_m") && file.contains_tag("8B"), "as llama.cpp");
+        assert!(!file.contains_tag("struct") && !file.contains_tag("q4_k"));
     }
 }
