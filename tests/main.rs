@@ -37,6 +37,7 @@ mod number_types;
 mod oracle;
 mod parity_table;
 mod phi3_gguf;
+mod quant_types;
 mod quantized_products;
 mod qwen3_5_gguf;
 mod real_models;

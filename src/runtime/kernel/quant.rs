@@ -335,6 +335,98 @@ mod tests {
         }
     }
 
+    /// Hashes (FNV-1a) of the bits of eight blocks of random bytes, as llama.cpp 0.3.36's `to_float` dequantises them, and the
+    /// first value. `tests/quant_types/make.py golden` prints the table.
+    const GOLDEN: [(Dtype, u64, f32); 15] = [
+        (Dtype::Iq4Xs, 0xa3a6_319f_5cdf_6393, 298.73047),
+        (Dtype::Iq4Nl, 0x6f00_c35d_42cb_2a0a, -0.280_761_72),
+        (Dtype::Iq3S, 0x7c27_6511_1fd6_f663, 17.687_988),
+        (Dtype::Iq3Xxs, 0x220f_4053_8f69_bbd9, 33.410_645),
+        (Dtype::Iq2S, 0xa955_3a87_12a4_d877, 4.211_426),
+        (Dtype::Iq2Xs, 0x97f6_ccfa_53a7_a2ef, -22.636_414),
+        (Dtype::Iq2Xxs, 0x5c78_afae_a08d_18e7, 6.457_519_5),
+        (Dtype::Iq1M, 0xa5f8_a75e_f4be_061b, -0.000_970_959_66),
+        (Dtype::Iq1S, 0x4f2a_21d6_c382_1e25, 3.193_664_6),
+        (Dtype::Tq2_0, 0x8d27_8752_2b38_b85e, 0.006_275_177),
+        (Dtype::Tq1_0, 0x2927_626a_c580_ed95, 0.0),
+        (Dtype::Q2_0, 0x5a76_9357_1ebe_f973, 0.280_761_72),
+        (Dtype::Q1_0, 0x40f1_3fd3_2aef_2a25, 0.280_761_72),
+        (Dtype::Nvfp4, 0xf2ec_a98a_01d0_ca75, 896.0),
+        (Dtype::Mxfp4, 0xbc9d_ba64_48be_7ab1, 1.0),
+    ];
+
+    /// Returns bytes of a linear congruential generator, and its state.
+    fn random_bytes(state: u64) -> impl Iterator<Item = u8> {
+        std::iter::successors(Some(state), |state| {
+            Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
+        })
+        .skip(1)
+        .map(|state| (state >> 56) as u8)
+    }
+
+    #[test]
+    fn codebook_types_equal_llama_cpp_to_the_bit() {
+        for (dtype, hash, first) in GOLDEN {
+            // The factor of NVFP4 is not in llama.cpp's block.
+            let (prefix, scale_at) = match dtype {
+                Dtype::Nvfp4 => (4, None),
+                Dtype::Mxfp4 => (0, None),
+                Dtype::Tq2_0 => (0, Some(64)),
+                Dtype::Tq1_0 => (0, Some(52)),
+                Dtype::Iq1M => (0, Some(54)),
+                _ => (0, Some(0)),
+            };
+            let mut random = random_bytes(7);
+            let mut bytes = Vec::new();
+            for _ in 0..8 {
+                let start = bytes.len();
+                bytes.extend(&1f32.to_le_bytes()[..prefix]);
+                bytes.extend(random.by_ref().take(dtype.block_bytes() - prefix));
+                if let Some(at) = scale_at {
+                    bytes[start + at + 1] &= 0xbf;
+                }
+            }
+            let mut values = vec![f32::NAN; 8 * dtype.block_len()];
+            dequantize_row(dtype, &bytes, &mut values);
+            assert_eq!(values[0], first, "{}", dtype.name());
+            let bits = values.iter().flat_map(|value| value.to_le_bytes());
+            let got = bits.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+            assert_eq!(got, hash, "{}: {values:?}", dtype.name());
+        }
+    }
+
+    /// A scale that is no number makes its values so; every other block is finite, whatever its bytes.
+    #[test]
+    fn random_blocks_of_codebook_types_are_finite_unless_their_scale_is_not() {
+        for (dtype, ..) in GOLDEN {
+            let bytes: Vec<u8> = random_bytes(99).take(2000 * dtype.block_bytes()).collect();
+            let mut values = vec![0.0; 2000 * dtype.block_len()];
+            dequantize_row(dtype, &bytes, &mut values);
+            let blocks = values.chunks(dtype.block_len()).zip(bytes.chunks(dtype.block_bytes()));
+            let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
+            let mut broken = 0;
+            for (values, block) in blocks {
+                let is_finite = match dtype {
+                    Dtype::Mxfp4 => block[0] < 252,
+                    Dtype::Nvfp4 => f32::from_le_bytes(*block.first_chunk().unwrap()).abs() < 1e34,
+                    Dtype::Tq2_0 => f16_at(block, 64),
+                    Dtype::Tq1_0 => f16_at(block, 52),
+                    Dtype::Iq1M => block[55] & 0x70 != 0x70 || block[53] & 0xc0 != 0xc0,
+                    _ => f16_at(block, 0),
+                };
+                broken += usize::from(!is_finite);
+                assert!(
+                    !is_finite || values.iter().all(|value| value.is_finite()),
+                    "{} {block:?}",
+                    dtype.name()
+                );
+            }
+            assert!(broken < 2000 / 8, "{}", dtype.name());
+        }
+    }
+
     #[test]
     fn a_row_need_not_fill_a_group_and_its_bytes_need_no_alignment() {
         let values: Vec<f32> = (0..67).map(|i| i as f32 / 8.0 - 4.0).collect();
