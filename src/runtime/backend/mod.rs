@@ -10,7 +10,7 @@ pub mod cpu;
 use std::ops::Range;
 
 use super::error::{LoadError, Result};
-pub use super::kernel::attention::{KvType, PAGE_TOKENS, ScoreRule};
+pub use super::kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use super::kernel::math::Activation;
 use super::tensor::HostTensor;
 
@@ -24,7 +24,16 @@ pub const NO_PAGE: PageId = PageId::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     pub num_kv_heads: usize,
+    /// Width of a head's keys.
     pub head_dim: usize,
+    pub values: KvValues,
+}
+
+impl KvShape {
+    /// Returns the number of values of a head.
+    pub fn value_dim(self) -> usize {
+        self.values.dim(self.head_dim)
+    }
 }
 
 /// Layout of the KV pages. Stores that are kept equally long form a group; a page holds the rows of [`PAGE_TOKENS`]
@@ -54,8 +63,8 @@ impl StoreShape {
     /// Returns the bytes of the store in a page.
     pub fn bytes(self, kv_type: KvType) -> usize {
         match self {
-            StoreShape::Rows(KvShape { num_kv_heads, head_dim }) => {
-                2 * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
+            StoreShape::Rows(KvShape { num_kv_heads, head_dim, values }) => {
+                values.num_rows() * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
             }
             StoreShape::State(len) => len * size_of::<f32>(),
         }
@@ -91,6 +100,8 @@ pub struct ConvSpec<'a, V> {
     pub store: usize,
     /// `[taps, channels]`, the oldest tap first.
     pub kernel: &'a V,
+    /// `[channels]`.
+    pub bias: Option<&'a V>,
     /// Whether SiLU is applied to the result.
     pub silu: bool,
 }
@@ -138,6 +149,50 @@ pub struct DeltaSpec<'a, V> {
     /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`.
     pub fading: &'a V,
     pub decay_bias: &'a V,
+}
+
+/// The heads of a Mamba-2 mixer. Consecutive heads share a group's key and query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SsmShape {
+    pub heads: usize,
+    pub head_dim: usize,
+    pub groups: usize,
+    /// Length of a key and of a query.
+    pub state_dim: usize,
+}
+
+impl SsmShape {
+    /// Returns the number of values of a row's heads.
+    pub fn inner(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Returns the number of values of a row's heads, keys and queries.
+    pub fn conv_width(self) -> usize {
+        self.inner() + 2 * self.groups * self.state_dim
+    }
+
+    /// Returns the number of values in all heads' states.
+    pub fn state_len(self) -> usize {
+        self.inner() * self.state_dim
+    }
+}
+
+/// One Mamba-2 mixer's part of a step; `V` is the backend's vector. Its state is `[heads, state_dim, head_dim]`, zeros
+/// before the first token of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct SsmSpec<'a, V> {
+    /// Index into [`KvLayout::stores`].
+    pub store: usize,
+    pub shape: SsmShape,
+    /// `[heads]`: at each token a state is multiplied by `exp(-fading * step)`, where `step` is `softplus(given step +
+    /// step_bias)`, limited to `step_limits`.
+    pub fading: &'a V,
+    pub step_bias: &'a V,
+    /// In ascending order.
+    pub step_limits: [f32; 2],
+    /// `[heads]`: factors of a head's values in its output.
+    pub skip: &'a V,
 }
 
 /// Consecutive rows of a step that belong to one sequence.
@@ -219,6 +274,16 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Normalises each of `groups` equal runs of a row by its root mean square, then multiplies the row by `weight`.
+    fn rms_norm_groups(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        groups: usize,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// Normalises as `rms_norm`, for rows that are inputs of products; a backend may prepare them.
     fn rms_norm_into_products(
         &self,
@@ -256,13 +321,21 @@ pub trait Backend: Send + 'static {
         feed_forward_in_steps(self, x, activation, inner, down)
     }
 
+    /// Computes a product of each head's part of the input with a matrix of its own: `x` is `[rows, heads * in]`, the
+    /// weights `[out, in]` by head, `out` is `[rows, heads * out]`.
+    fn matmul_heads(&self, x: &Self::Buffer, weights: &[Self::Weight], out: &mut Self::Buffer) -> Result<()>;
+
+    /// Joins the parts of each of `num_heads` heads, the first before the second.
+    fn join_heads(&self, parts: [&Self::Buffer; 2], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
+
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;
 
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
 
-    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, to the pages of the store's group.
+    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, to the pages of the store's group. A store whose keys hold
+    /// the values does not read `v`.
     fn store_kv(
         &self,
         kv: &mut Self::Kv,
@@ -284,7 +357,8 @@ pub trait Backend: Send + 'static {
     /// Fills a page with the bytes that `export_page` wrote. Returns an error for any other number of bytes.
     fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
 
-    /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions.
+    /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions. `q` is `[rows,
+    /// num_heads * head_dim]`, `out` is `[rows, num_heads * value_dim]`.
     fn attend(
         &self,
         kv: &Self::Kv,
@@ -316,8 +390,22 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Computes the recurrence of Mamba-2, and updates the states of the sequences: `[xbc, step]` are
+    /// [`SsmShape::conv_width`] and `heads` wide, `out` is `[rows, heads * head_dim]`.
+    fn ssm_scan(
+        &self,
+        kv: &mut Self::Kv,
+        spec: &SsmSpec<'_, Self::Vector>,
+        inputs: [&Self::Buffer; 2],
+        spans: &[RowSpan],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// Computes `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;
+
+    /// Computes `x = activation(x)`.
+    fn activate(&self, activation: Activation, x: &mut Self::Buffer) -> Result<()>;
 
     /// Computes `x += scale * y`.
     fn add_scaled(&self, x: &mut Self::Buffer, y: &Self::Buffer, scale: f32) -> Result<()>;

@@ -2,7 +2,7 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads no other configuration.
 
-pub use crate::runtime::backend::{Activation, DeltaShape};
+pub use crate::runtime::backend::{Activation, DeltaShape, SsmShape};
 
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,21 +38,26 @@ impl DecoderConfig {
     /// Iterates over the attention layers.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
-            MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
+            MixerConfig::Attention(attention) | MixerConfig::AttentionAndSsm { attention, .. } => {
+                Some(attention)
+            }
+            _ => None,
         })
     }
 
     /// Iterates over the attention layers with their indices.
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionConfig)> {
         self.layers.iter_mut().enumerate().filter_map(|(index, layer)| match &mut layer.mixer {
-            MixerConfig::Attention(attention) => Some((index, attention)),
-            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
+            MixerConfig::Attention(attention) | MixerConfig::AttentionAndSsm { attention, .. } => {
+                Some((index, attention))
+            }
+            _ => None,
         })
     }
 }
 
-/// One layer: a mixer and a feed-forward part, each between norms, each added to the residual stream.
+/// One layer: a mixer and a feed-forward part, each between norms, each added to the residual stream. A layer may lack
+/// either (Nemotron-H).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerConfig {
     pub mixer: MixerConfig,
@@ -62,8 +67,8 @@ pub struct LayerConfig {
     pub pre_norms: bool,
     /// Whether the outputs of the mixer and of the feed-forward part are normalised (Gemma 2 and 3, OLMo 2).
     pub post_norms: bool,
-    /// Factor of what a layer adds to the residual stream (Granite).
-    pub residual_scale: f32,
+    /// Factors of what the mixer and the feed-forward part add to the residual stream (Granite, Falcon-H1).
+    pub residual_scales: [f32; 2],
     /// Whether the file has a factor of the residual stream after the layer (Gemma 4).
     pub has_output_scale: bool,
 }
@@ -73,8 +78,13 @@ impl LayerConfig {
     pub fn mixer_width(&self) -> usize {
         match &self.mixer {
             MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
-            MixerConfig::ShortConv(_) => 0,
+            MixerConfig::None | MixerConfig::ShortConv(_) => 0,
             MixerConfig::DeltaNet(net) => net.shape.conv_width(),
+            MixerConfig::Ssm(ssm) => ssm.shape.conv_width(),
+            MixerConfig::AttentionAndSsm { attention, ssm, .. } => {
+                ssm.shape.conv_width().max(attention.num_heads * attention.head_dim)
+            }
+            MixerConfig::Latent(latent) => latent.num_heads * latent.key_dim(),
         }
     }
 }
@@ -83,8 +93,18 @@ impl LayerConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub enum MixerConfig {
     Attention(AttentionConfig),
+    Latent(LatentConfig),
     ShortConv(ShortConvConfig),
     DeltaNet(DeltaNetConfig),
+    Ssm(SsmConfig),
+    /// Both read the layer's input, and the outputs are added, each multiplied by its factor in `scales` (Falcon-H1).
+    AttentionAndSsm {
+        attention: AttentionConfig,
+        ssm: SsmConfig,
+        scales: [f32; 2],
+    },
+    /// The layer has only a feed-forward part.
+    None,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -149,6 +169,72 @@ pub struct DeltaNetConfig {
     pub kernel: usize,
 }
 
+/// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
+#[derive(Debug, Clone, PartialEq)]
+pub struct SsmConfig {
+    pub shape: SsmShape,
+    /// Tokens in the convolution before it, its own included.
+    pub kernel: usize,
+    pub norm: SsmNorm,
+    /// Least and greatest time step.
+    pub step_limits: [f32; 2],
+    pub factors: SsmFactors,
+}
+
+/// Norm of a Mamba-2 mixer's output, over each group of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SsmNorm {
+    None,
+    AfterGate,
+    BeforeGate,
+    /// After the gate if the file has its weights, else none (GGUF, which does not say).
+    IfStored,
+}
+
+/// Factors of the parts of a Mamba-2 mixer's input projection (Falcon-H1).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SsmFactors {
+    pub gate: f32,
+    pub values: f32,
+    pub key: f32,
+    pub query: f32,
+    pub step: f32,
+}
+
+impl SsmFactors {
+    pub const ONES: SsmFactors = SsmFactors { gate: 1.0, values: 1.0, key: 1.0, query: 1.0, step: 1.0 };
+}
+
+/// Attention whose keys and values are projections of one latent row per token (DeepSeek V2 and V3). A head's query and key
+/// have a plain part and a rotated one; all heads share the rotated key.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentConfig {
+    pub num_heads: usize,
+    /// Width of the queries' own latent row; `None` if queries are projections of the layer's input.
+    pub query_rank: Option<usize>,
+    /// Width of the latent row of keys and values.
+    pub kv_rank: usize,
+    /// Width of the plain part of a head's query.
+    pub plain_dim: usize,
+    /// Width of the rotated part; even.
+    pub rotary_dim: usize,
+    /// Width of a head's value.
+    pub value_dim: usize,
+    /// Factor of q . k.
+    pub scale: f32,
+    /// Index into [`DecoderConfig::ropes`].
+    pub rope: usize,
+    /// Whether the file stores rotary pairs side by side.
+    pub interleaved: bool,
+}
+
+impl LatentConfig {
+    /// Returns the number of values that are kept per token.
+    pub fn key_dim(&self) -> usize {
+        self.kv_rank + self.rotary_dim
+    }
+}
+
 /// A dense part, experts, or the sum of both.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeedForwardConfig {
@@ -160,6 +246,13 @@ pub struct FeedForwardConfig {
 }
 
 impl FeedForwardConfig {
+    /// No feed-forward part: the layer has only a mixer.
+    pub const NONE: FeedForwardConfig = FeedForwardConfig { dense: None, experts: None, gates_dense: false };
+
+    pub fn is_none(&self) -> bool {
+        self.dense.is_none() && self.experts.is_none()
+    }
+
     /// Returns the width of a row within it: each row passes its experts in turn.
     pub fn width(&self) -> usize {
         let dense = self.dense.iter().map(|mlp| mlp.intermediate_size);
@@ -167,11 +260,12 @@ impl FeedForwardConfig {
     }
 }
 
-/// `down(activation(gate(x)) * up(x))`.
+/// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpConfig {
     pub intermediate_size: usize,
     pub activation: Activation,
+    pub is_gated: bool,
 }
 
 /// Networks of which each token uses those that its router scores highest; their results are weighted and added.
@@ -183,19 +277,38 @@ pub struct ExpertsConfig {
     /// Configuration of each expert.
     pub mlp: MlpConfig,
     pub weights: ExpertWeights,
+    /// Factor of the weights.
+    pub weight_scale: f32,
+    /// Whether the file has a bias of each expert, which is added to the scores for the choice of experts alone.
+    pub has_bias: bool,
+    pub groups: Option<ExpertGroups>,
     /// Gemma 4: experts and router each read the residual stream through a norm of their own, the outputs of the
     /// experts and of the dense part are normalised before they are added, and the file has a factor for each
     /// expert's weights.
     pub has_norms: bool,
 }
 
-/// Weights of a token's experts: the softmax of its router's scores.
+/// Weights of a token's experts, computed from its router's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertWeights {
-    /// Over all experts: the weights of the used ones sum to less than 1.
+    /// Softmax over all experts: the weights of the used ones sum to less than 1.
     OfAll,
-    /// Over the used experts.
+    /// Softmax over the used experts.
     OfUsed,
+    /// Sigmoid of each (DeepSeek V3).
+    Sigmoid,
+    /// Sigmoid of each, divided by the sum over the used experts (DeepSeek V3).
+    SigmoidOfUsed,
+}
+
+/// Groups of consecutive experts. A token uses experts of its best groups only: those with the highest score (softmax), or
+/// with the highest sum of two scores (sigmoid).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups; divides that of the experts.
+    pub count: usize,
+    /// Number of groups used per token.
+    pub used: usize,
 }
 
 /// Rotary positions: pairs are (i, i + dim/2) of the first `dim` values of a head.
@@ -254,6 +367,8 @@ pub struct Naming {
     /// Whether q and k rows are stored with rotary pairs side by side (llama.cpp's converter, for llama and related
     /// families).
     pub interleaved_qk: bool,
+    /// Hugging Face's name of the embedding table.
+    pub embedding: &'static str,
     pub norms: NormNames,
     pub parts: PartNames,
     /// Whether rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in, out]`
@@ -302,25 +417,50 @@ impl NormNames {
 /// Names of the projections that differ between families, without `.weight` and `.bias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartNames {
+    /// Projections of queries, keys and values.
+    pub attention_inputs: [Names; 3],
     pub attention_output: Names,
+    /// Hugging Face's module of a Mamba-2 mixer.
+    pub ssm: &'static str,
     /// Gate, up and down.
     pub mlp: [Names; 3],
+    /// Gate and up in one matrix.
+    pub mlp_fused: Names,
+    /// Gate, up and down of the dense part in layers with experts.
+    pub mlp_beside_experts: [Names; 3],
     pub router: Names,
+    /// Full name of the experts' biases.
+    pub expert_bias: Names,
     pub dense_gate: Names,
     /// The experts of a layer. Hugging Face has modules, or tensors for all experts, under this name.
     pub experts: Names,
     /// Gate, up and down within an expert's module (Hugging Face only).
     pub expert_mlp: [&'static str; 3],
+    /// Gate and up in one tensor for all experts, and down (Hugging Face only).
+    pub expert_stacks: [&'static str; 2],
 }
 
 impl PartNames {
+    const MLP: [Names; 3] =
+        [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]];
+
     pub const LLAMA: PartNames = PartNames {
+        attention_inputs: [
+            ["self_attn.q_proj", "attn_q"],
+            ["self_attn.k_proj", "attn_k"],
+            ["self_attn.v_proj", "attn_v"],
+        ],
         attention_output: ["self_attn.o_proj", "attn_output"],
-        mlp: [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]],
+        ssm: "mamba",
+        mlp: PartNames::MLP,
+        mlp_fused: ["mlp.gate_up_proj", "ffn_up"],
+        mlp_beside_experts: PartNames::MLP,
         router: ["mlp.gate", "ffn_gate_inp"],
+        expert_bias: ["mlp.gate.e_score_correction_bias", "exp_probs_b.bias"],
         dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
         experts: ["mlp.experts", "ffn"],
         expert_mlp: ["gate_proj", "up_proj", "down_proj"],
+        expert_stacks: ["gate_up_proj", "down_proj"],
     };
 
     /// Mixtral's names.

@@ -3,6 +3,8 @@
 //! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here against
 //! the description, so that the decoder never meets a wrong one.
 
+use half::f16;
+
 use super::config::{Names, Naming};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, quant};
@@ -17,7 +19,7 @@ pub struct WeightFile<'a> {
 }
 
 /// Prefixes of the text decoder in Hugging Face checkpoints, most common first.
-const PREFIXES: [&str; 4] = ["model.", "model.language_model.", "language_model.model.", ""];
+const PREFIXES: [&str; 5] = ["model.", "model.language_model.", "language_model.model.", "backbone.", ""];
 
 impl<'a> WeightFile<'a> {
     pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> Result<Self, LoadError> {
@@ -25,8 +27,8 @@ impl<'a> WeightFile<'a> {
             true => String::new(),
             false => PREFIXES
                 .iter()
-                .find(|prefix| source.describe(&format!("{prefix}embed_tokens.weight")).is_some())
-                .ok_or_else(|| missing("model.embed_tokens.weight"))?
+                .find(|prefix| source.describe(&format!("{prefix}{}.weight", naming.embedding)).is_some())
+                .ok_or_else(|| missing(&format!("model.{}.weight", naming.embedding)))?
                 .to_string(),
         };
         Ok(Self { source, naming, prefix })
@@ -39,9 +41,9 @@ impl<'a> WeightFile<'a> {
         num_layers: usize,
     ) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
         let names = self.source.names();
-        let ours = move |name: &str| match self.naming.gguf {
-            true => self.layer_of(name).is_none_or(|layer| layer < num_layers),
-            false => name.starts_with(&self.prefix) || name.contains("lm_head."),
+        let ours = move |name: &str| {
+            let is_decoders = self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+            is_decoders && self.layer_of(name).is_none_or(|layer| layer < num_layers)
         };
         names.into_iter().filter(move |name| ours(name)).filter_map(|name| {
             let (shape, dtype) = self.source.describe(&name)?;
@@ -101,7 +103,7 @@ impl<'a> WeightFile<'a> {
 
     /// Reads the embedding table, `[vocab, hidden]`.
     pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
-        let name = self.global_name("embed_tokens.weight", "token_embd.weight");
+        let name = self.global_name(&format!("{}.weight", self.naming.embedding), "token_embd.weight");
         let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
         Ok(Linear { name, weight, bias: None })
     }
@@ -133,7 +135,12 @@ impl<'a> WeightFile<'a> {
     }
 
     fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
-        let tensor = self.find(name, &[len])?.ok_or_else(|| missing(name))?;
+        let tensor = match self.find(name, &[len])? {
+            // llama.cpp's converter leaves the ending out for Falcon-H1's second norm.
+            None if self.naming.gguf => self.find(name.trim_end_matches(".weight"), &[len])?,
+            found => found,
+        };
+        let tensor = tensor.ok_or_else(|| missing(name))?;
         let mut values = to_f32(&tensor);
         if self.naming.norm_offset != 0.0 {
             values.iter_mut().for_each(|value| *value += self.naming.norm_offset);
@@ -158,14 +165,32 @@ impl<'a> WeightFile<'a> {
         Ok(Some(Linear { name: format!("{name}.weight"), weight, bias }))
     }
 
-    pub fn has_linear(&self, layer: usize, names: Names) -> bool {
+    pub fn has_linear(&self, layer: usize, names: [&str; 2]) -> bool {
         self.source.describe(&format!("{}.weight", self.layer_name(layer, names))).is_some()
     }
 
     /// Reads the values of a layer's small tensor by its full name.
-    pub fn values(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn values(&self, layer: usize, names: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
+        self.optional_values(layer, names, len)?.ok_or_else(|| missing(&self.layer_name(layer, names)))
+    }
+
+    /// Reads values as [`Self::values`] does; `None` if the file lacks them.
+    pub fn optional_values(
+        &self,
+        layer: usize,
+        names: [&str; 2],
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        Ok(self.find(&self.layer_name(layer, names), &[len])?.map(|tensor| to_f32(&tensor)))
+    }
+
+    /// Reads values as [`Self::values`] does, from a tensor of any shape: llama.cpp's converter stores the vectors of
+    /// state spaces as matrices.
+    pub fn flat_values(&self, layer: usize, names: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
         let name = self.layer_name(layer, names);
-        Ok(to_f32(&self.find(&name, &[len])?.ok_or_else(|| missing(&name))?))
+        let shape = self.source.describe(&name).map(|(shape, _)| shape);
+        let shape = shape.filter(|shape| shape.iter().product::<usize>() == len).unwrap_or(vec![len]);
+        Ok(to_f32(&self.find(&name, &shape)?.ok_or_else(|| missing(&name))?))
     }
 
     /// Reads a matrix outside the layers.
@@ -244,12 +269,12 @@ impl<'a> WeightFile<'a> {
         if self.naming.alternating_experts {
             return self.alternating_experts(&name, count, [inner, hidden]);
         }
-        let (part, ending) = if self.naming.gguf {
-            (["_gate_exps", "_up_exps", "_down_exps", "_gate_up_exps"], ".weight")
+        let [gate, up, down, both] = if self.naming.gguf {
+            ["gate", "up", "down", "gate_up"].map(|part| format!("{name}_{part}_exps.weight"))
         } else {
-            (["", "", ".down_proj", ".gate_up_proj"], "")
+            let [both, down] = self.naming.parts.expert_stacks;
+            ["", "", down, both].map(|part| format!("{name}.{part}"))
         };
-        let [gate, up, down, both] = part.map(|part| format!("{name}{part}{ending}"));
         if self.source.describe(&both).is_some() {
             let both = self.stack(&both, [count, 2 * inner, hidden])?;
             let down = self.stack(&down, [count, hidden, inner])?;
@@ -314,6 +339,16 @@ impl<'a> WeightFile<'a> {
         Ok(both.into_iter().zip(down).map(pair).collect())
     }
 
+    /// Reads a matrix `[rows, cols]` for each of `heads` heads from one tensor.
+    pub fn stacked_heads(
+        &self,
+        layer: usize,
+        names: Names,
+        shape: [usize; 3],
+    ) -> Result<Vec<Linear>, LoadError> {
+        self.stack(&format!("{}.weight", self.layer_name(layer, names)), shape)
+    }
+
     /// Splits a tensor `[count, rows, cols]` into matrices, with the biases of the same name if there are some.
     fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
         let all = self.find(name, &[count, rows, cols])?.ok_or_else(|| missing(name))?;
@@ -356,7 +391,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    fn slice_rows(&self, start: usize, end: usize) -> Linear {
+    pub fn slice_rows(&self, start: usize, end: usize) -> Linear {
         let bias = self.bias.as_ref().map(|bias| bias[start..end].to_vec());
         Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
     }
@@ -390,10 +425,12 @@ impl Linear {
         Linear { name: self.name.clone(), weight, bias }
     }
 
-    /// Transposes `[in, out]` to `[out, in]`. Panics for block-quantised values.
-    fn transposed(&self) -> Linear {
+    /// Transposes `[in, out]` to `[out, in]`. Block-quantised values become F16: their blocks lie along rows.
+    pub fn transposed(&self) -> Linear {
+        if self.weight.dtype.is_quantized() {
+            return self.widened().transposed();
+        }
         let (rows, cols) = self.weight.rows_cols();
-        assert!(!self.weight.dtype.is_quantized(), "blocks of values lie along rows");
         let size = self.weight.dtype.block_bytes();
         let mut bytes = Vec::with_capacity(self.weight.bytes.len());
         for column in 0..cols {
@@ -402,6 +439,17 @@ impl Linear {
             }
         }
         let weight = HostTensor { dtype: self.weight.dtype, shape: vec![cols, rows], bytes: bytes.into() };
+        Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
+    }
+}
+
+impl Linear {
+    /// Converts the values to F16.
+    fn widened(&self) -> Linear {
+        let (rows, cols) = self.weight.rows_cols();
+        let halves = to_f32(&self.weight).into_iter().map(f16::from_f32);
+        let bytes: Vec<u8> = halves.flat_map(f16::to_le_bytes).collect();
+        let weight = HostTensor { dtype: Dtype::F16, shape: vec![rows, cols], bytes: bytes.into() };
         Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
     }
 }

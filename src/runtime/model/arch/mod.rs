@@ -4,25 +4,31 @@
 //! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
 mod config_reader;
+mod deepseek;
 mod dense;
 mod experts;
 pub(super) mod rope;
+mod ssm;
 
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod gemma4;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 
 pub use config_reader::{ConfigReader, ModelFormat};
@@ -52,15 +58,22 @@ pub struct Family {
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
+    deepseek::V2_FAMILY,
+    deepseek::V3_FAMILY,
+    deepseek::GLM_FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
     gemma4::FAMILY,
     gpt_oss::FAMILY,
+    falcon_h1::FAMILY,
     granite::FAMILY,
+    granite_hybrid::FAMILY,
+    granite_hybrid::MOE_FAMILY,
     lfm2::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
     mixtral::FAMILY,
+    nemotron_h::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
@@ -68,6 +81,7 @@ pub const FAMILIES: &[Family] = &[
     qwen3_5::FAMILY,
     qwen3_5::MOE_FAMILY,
     qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
     smollm3::FAMILY,
 ];
 
