@@ -94,7 +94,13 @@ fn weights(dtype: Dtype, values: usize) -> Vec<u8> {
         match dtype {
             Dtype::Q6K | Dtype::Q3K => block[len - 2..].copy_from_slice(&scale),
             Dtype::Q2K => block[len - 4..].as_chunks_mut::<2>().0.fill(scale),
-            Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 | Dtype::Iq4Xs | Dtype::Iq4Nl | Dtype::Iq3S | Dtype::Iq2S => {
+            Dtype::Q4_0
+            | Dtype::Q5_0
+            | Dtype::Q8_0
+            | Dtype::Iq4Xs
+            | Dtype::Iq4Nl
+            | Dtype::Iq3S
+            | Dtype::Iq2S => {
                 block[..2].copy_from_slice(&scale);
             }
             _ => block[..4].as_chunks_mut::<2>().0.fill(scale),
