@@ -258,6 +258,7 @@ fn factors_of_nvfp4_are_checked() {
     dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
     // 0x38 is 1 as a scale; as two codes it is 0 (sign set) and 1.5.
     assert_eq!((values[0], values[8]), (0.0, 0.75));
+    assert_eq!(open(nvfp4(&[1], F32, 0.5)).names(), ["a.weight"], "the factor is part of the matrix");
     for (file, words) in [
         (nvfp4(&[3], F32, 1.0), "3 values"),
         (nvfp4(&[1], 1, 1.0), "type 1 (F16)"),

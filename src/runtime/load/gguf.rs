@@ -96,16 +96,30 @@ impl Gguf {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
-    /// Returns the factors of a matrix in NVFP4: one, or one for each expert.
+    /// Finds the tensor with the factors of a matrix in NVFP4.
     ///
     /// Gemma 4 has a tensor of this name for its experts whatever their type, and applies it itself.
+    fn factors_of(&self, matrix: &GgufTensor) -> Option<&GgufTensor> {
+        let is_gemma4 = self.metadata.get("general.architecture").ok().flatten() == Some("gemma4");
+        let stem = matrix.name.strip_suffix(".weight").filter(|_| matrix.kind == gguf_types::NVFP4)?;
+        let index = self.by_name.get(&*format!("{stem}.scale"))?;
+        (!is_gemma4 || !stem.ends_with("ffn_down_exps")).then(|| &self.tensors[*index])
+    }
+
+    /// Returns whether a tensor is part of a matrix in NVFP4: its factors, or the scale of 4-bit activations.
+    fn is_beside_nvfp4(&self, entry: &GgufTensor) -> bool {
+        let scale = entry.name.strip_suffix(".scale");
+        let Some(stem) = scale.or_else(|| entry.name.strip_suffix(".input_scale")) else { return false };
+        let matrix = self.by_name.get(&*format!("{stem}.weight")).map(|index| &self.tensors[*index]);
+        matrix.is_some_and(|matrix| match scale {
+            Some(_) => self.factors_of(matrix).is_some(),
+            None => matrix.kind == gguf_types::NVFP4,
+        })
+    }
+
+    /// Returns the factors of a matrix in NVFP4: one, or one for each expert.
     fn factors(&self, matrix: &GgufTensor) -> Result<Vec<f32>, LoadError> {
-        let name = matrix.name.strip_suffix(".weight").map(|stem| format!("{stem}.scale"));
-        let is_gemma4 = self.metadata.get("general.architecture")? == Some("gemma4");
-        let is_applied = is_gemma4 && matrix.name.ends_with("ffn_down_exps.weight");
-        let scale = name.filter(|_| !is_applied).and_then(|name| self.by_name.get(&*name));
-        let Some(&scale) = scale else { return Ok(vec![1.0]) };
-        let entry = &self.tensors[scale];
+        let Some(entry) = self.factors_of(matrix) else { return Ok(vec![1.0]) };
         let error = |message| LoadError::Tensor { tensor: entry.name.to_string(), message };
         let count: usize = entry.shape.iter().product();
         if entry.kind != gguf_types::F32
@@ -165,7 +179,8 @@ impl TensorSource for Gguf {
     }
 
     fn names(&self) -> Vec<Cow<'_, str>> {
-        self.tensors.iter().map(|entry| Cow::Borrowed(&*entry.name)).collect()
+        let named = self.tensors.iter().filter(|entry| !self.is_beside_nvfp4(entry));
+        named.map(|entry| Cow::Borrowed(&*entry.name)).collect()
     }
 }
 

@@ -53,6 +53,13 @@ pub fn dtype(kind: u32) -> Option<Dtype> {
     TYPES.iter().find(|(number, ..)| *number == kind)?.2
 }
 
+/// Returns the type number that a tensor of this storage type can be written as; `None` for NVFP4, whose factors have no
+/// place in a file's blocks.
+pub fn number(dtype: Dtype) -> Option<u32> {
+    let numbers = TYPES.iter().filter(|(number, ..)| *number != NVFP4);
+    numbers.filter(|(.., stored)| *stored == Some(dtype)).map(|(number, ..)| *number).next()
+}
+
 /// Returns the number with the name, if it has one: `type 23 (IQ4_XS)`.
 pub fn kind_name(kind: u32) -> String {
     match TYPES.iter().find(|(number, ..)| *number == kind) {
@@ -100,6 +107,7 @@ mod tests {
             }
         }
         assert_eq!(seen.len(), 28, "one number for each type");
+        assert_eq!([Dtype::Iq4Xs, Dtype::F32, Dtype::Nvfp4].map(number), [Some(23), Some(0), None]);
         assert_eq!((kind_name(23), kind_name(31)), ("23 (IQ4_XS)".into(), "number 31".into()));
     }
 
