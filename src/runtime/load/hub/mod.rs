@@ -1,4 +1,5 @@
-//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
+//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache, ollama's
+//! store.
 //!
 //! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
 //! an error that lists the candidates. The only choice made for the user is the file of a repository that has several
@@ -7,6 +8,7 @@
 
 pub mod cache;
 pub mod choice;
+pub mod ollama;
 pub mod quant_tag;
 pub mod reference;
 pub mod repo_files;
@@ -38,6 +40,8 @@ pub struct HubPaths {
     pub cache: Option<PathBuf>,
     /// Folder for `~/` in a path that no shell has expanded (one in a config file).
     pub home: Option<PathBuf>,
+    /// Ollama's stores, in the order in which they are searched.
+    pub ollama: Vec<PathBuf>,
     /// The machine's memory in bytes, for the choice among several quantisations; `None` if it is unknown.
     pub memory: Option<u64>,
 }
@@ -166,6 +170,7 @@ impl<'a> ReferenceLookup<'a> {
         match self.reference.form() {
             ReferenceForm::Path(path) => self.local(&self.expand_home(path)).map(LookupStep::Found),
             ReferenceForm::Hub(hub) => self.cached(hub).map(LookupStep::Found),
+            ReferenceForm::Ollama(name) => ollama::find(name, &self.paths.ollama).map(LookupStep::Found),
             ReferenceForm::Open(hub) => self.open(hub),
         }
     }
