@@ -219,7 +219,7 @@ fn dispatch(
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places, terminal)),
         CliCommand::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
         CliCommand::Template(args) => {
             config.check().and_then(|()| template_cmd::run(args, config, places, terminal))

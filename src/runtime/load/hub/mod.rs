@@ -12,6 +12,7 @@ pub mod ollama;
 pub mod quant_tag;
 pub mod reference;
 pub mod repo_files;
+pub mod upkeep;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,8 +22,7 @@ use std::path::{Path, PathBuf};
 use super::super::error::{LoadError, ModelCandidate};
 use super::builtin::BuiltIn;
 use crate::runtime::notice::Notice;
-pub use cache::{CachedModel, Summary, list, summary};
-use cache::{Repo, Snapshot};
+pub use cache::{CachedModel, Repo, Snapshot, Summary, list, repos, summary};
 use choice::{CHECKPOINT_TAG, why_no_model};
 pub use choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, fits};
 use quant_tag::{GgufGroup, group_shards};
@@ -153,6 +153,46 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
+/// Returns the repository of the hub that `reference` means if no file has that name.
+///
+/// # Errors
+/// [`LoadError::InvalidReference`] for a path, and for a text without the form of a repository.
+pub fn remote_form(reference: &ModelRef, aliases: &Aliases) -> Result<HubRef, LoadError> {
+    let mut reference = reference.clone();
+    for _ in 0..MAX_ALIAS_DEPTH {
+        let text = reference.text().to_owned();
+        let invalid = |message: String| LoadError::InvalidReference { reference: text.clone(), message };
+        match reference.form() {
+            ReferenceForm::Path(_) => {
+                return Err(invalid("it is a path, not a repository org/name".to_owned()));
+            }
+            ReferenceForm::Ollama(_) => {
+                return Err(invalid("it is a model of ollama, not a repository org/name".to_owned()));
+            }
+            ReferenceForm::Hub(hub) => return Ok(hub.clone()),
+            ReferenceForm::Open(hub) => match aliases.get(&text) {
+                Some(target) => reference = ModelRef::parse(target)?,
+                None => return hub.clone().map_err(invalid),
+            },
+        }
+    }
+    let message = format!("its aliases form a loop (more than {MAX_ALIAS_DEPTH} steps)");
+    Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
+}
+
+/// Finds the cached repository that `hub`, the meaning of `reference`, names.
+///
+/// # Errors
+/// [`LoadError::UnknownModel`] with similar names, [`LoadError::AmbiguousModel`] for a bare name of several owners.
+pub fn cached_repo(
+    reference: &ModelRef,
+    hub: &HubRef,
+    paths: &HubPaths,
+    aliases: &Aliases,
+) -> Result<Repo, LoadError> {
+    ReferenceLookup { reference, paths, aliases }.find_repo(hub)
+}
+
 enum LookupStep<'a> {
     Found(Resolved),
     Alias(&'a str),
@@ -266,7 +306,7 @@ impl<'a> ReferenceLookup<'a> {
 
     /// Finds the cached repository of that name; a bare name may be the end of a single `org/name`.
     fn find_repo(&self, hub: &HubRef) -> Result<Repo, LoadError> {
-        let repos = cache::repos(self.paths.cache.as_deref());
+        let repos = repos(self.paths.cache.as_deref());
         let wanted = hub.repo_id();
         if let Some(exact) = repos.iter().find(|repo| repo.id == wanted) {
             return Ok(exact.clone());
