@@ -114,6 +114,8 @@ const RUNTIME_FACADES: &[&str] = &[
     "load",
     "load::builtin",
     "load::hub",
+    "load::hub::ollama",
+    "load::hub::upkeep",
     "machine",
     "memory",
     "model",

@@ -176,6 +176,7 @@ fn other_references_are_refused_with_advice() {
     for (reference, code, word) in [
         ("./m.gguf", 2, "path"),
         ("ollama:llama3.2", 2, "ollama rm"),
+        ("guide", 2, "part of llmctl"),
         ("o/x", 66, "llmctl models"),
         ("o/m@v2", 66, "no such revision"),
         ("o/m:Q8_0", 66, "o/m"),
@@ -254,7 +255,9 @@ fn prune_erases_what_no_revision_has() {
     let blobs = home.repo("o/m").join("blobs");
     let (orphan, partial, fresh) =
         (blobs.join("a".repeat(64)), blobs.join("b.llmctl.incomplete"), blobs.join("c.00000000.incomplete"));
-    [&orphan, &partial, &fresh].map(|path| home.write(path, "1234"));
+    for path in [&orphan, &partial, &fresh] {
+        home.write(path, "1234");
+    }
     let old_time = SystemTime::now() - Duration::from_secs(3600);
     File::options().write(true).open(&partial).and_then(|file| file.set_modified(old_time)).expect("older");
     // Only an unpinned repository has replaced revisions.

@@ -24,7 +24,7 @@ use crate::runtime::load::hub::{self, Aliases, ModelRef, Resolved};
 
 pub use self::last_use::record as record_use;
 
-/// List and manage models: the built-in one, those in the Hugging Face cache and in ollama's store, and the aliases
+/// List, check and erase the models of the Hugging Face cache, and list ollama's
 #[derive(Debug, Clone, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub struct ModelsArgs {
@@ -125,7 +125,7 @@ pub fn run(
     let format = args.output;
     match args.command.unwrap_or(ModelsCommand::List) {
         ModelsCommand::List => listing::list(config, places, format),
-        ModelsCommand::Show { reference } => show::show(&reference, config, places, format),
+        ModelsCommand::Show { reference } => show::show(&reference, config, places, terminal, format),
         ModelsCommand::Rm { references, yes } => {
             let consent = if yes { Consent::Given } else { Consent::Ask };
             removal::remove(&references, consent, (config, places), format)

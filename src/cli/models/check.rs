@@ -11,7 +11,7 @@ use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
 use crate::cli::report::{ReportFormat, bytes, counted, print, print_json};
 use crate::cli::terminal::Terminal;
-use crate::runtime::load::hub::upkeep::{BlobCheck, BlobState, RepoScan, check};
+use crate::runtime::load::hub::upkeep::{BlobCheck, BlobState, RepoScan, check_blob};
 use crate::runtime::load::hub::{self, ModelRef, Repo};
 
 /// Result of checking the cache or some of its repositories.
@@ -83,7 +83,7 @@ fn checked(repos: &[Repo], cache: &Path, terminal: &Terminal) -> CacheReport {
                 report.unchecked.push(blob.path.clone());
                 continue;
             }
-            let result = check(blob, &mut |count| bar.inc(count));
+            let result = check_blob(blob, &mut |count| bar.inc(count));
             match result.state {
                 BlobState::Good => {
                     report.num_good += 1;

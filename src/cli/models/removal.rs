@@ -14,6 +14,7 @@ use crate::cli::config::Config;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
 use crate::cli::report::{ReportFormat, bytes, columns, counted, print, print_json};
+use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::upkeep::{
     BlobFile, DownloadLocks, Erasure, RemovalScope, RepoScan, SnapshotScan, mapping_processes,
 };
@@ -37,7 +38,7 @@ type Context<'a> = (&'a Config, &'a Places);
 type SessionModel = (String, PathBuf);
 
 /// A part of the cache that a user named.
-struct Target {
+struct CacheTarget {
     reference: String,
     repo: Repo,
     /// The commit; `None` for all revisions.
@@ -45,10 +46,13 @@ struct Target {
     selector: Option<Selector>,
 }
 
-impl Target {
+impl CacheTarget {
     /// Finds what a reference means in the cache. Unlike `--model`, a repository alone means all that is cached of it.
     fn of(reference: &str, places: &Places, aliases: &Aliases) -> Result<Self, CommandError> {
         let parsed = ModelRef::parse(reference)?;
+        if reference == GUIDE.name && !aliases.contains_key(reference) {
+            return Err(CommandError::usage(format!("{reference} is a part of llmctl and cannot be erased")));
+        }
         let of_hub = hub::remote_form(&parsed, aliases).map_err(|error| {
             CommandError::from(error)
                 .hint("`models rm` erases models of the Hugging Face cache; `ollama rm` those of ollama")
@@ -94,7 +98,7 @@ pub fn remove(
     let aliases = config.aliases();
     let targets = references
         .iter()
-        .map(|reference| Target::of(reference, places, &aliases))
+        .map(|reference| CacheTarget::of(reference, places, &aliases))
         .collect::<Result<Vec<_>, _>>()?;
     let plans = targets.iter().map(|target| target.plan(&cache)).collect::<Result<Vec<_>, _>>()?;
     for (target, (scan, plan)) in targets.iter().zip(&plans) {
@@ -122,8 +126,8 @@ pub fn remove(
 }
 
 /// Lists what a question is about.
-fn described(targets: &[Target], plans: &[(RepoScan, Erasure)]) -> String {
-    let row = |(target, (_, plan)): (&Target, &(RepoScan, Erasure))| {
+fn described(targets: &[CacheTarget], plans: &[(RepoScan, Erasure)]) -> String {
+    let row = |(target, (_, plan)): (&CacheTarget, &(RepoScan, Erasure))| {
         let revisions = if target.commit.is_none() { ", all revisions" } else { "" };
         let files = counted(plan.blobs.len(), "file");
         format!("{} ({}, {files}{revisions}){}\n", target.reference, bytes(plan.bytes), kept(plan))
@@ -156,8 +160,11 @@ fn is_agreed(consent: Consent, described: &str, total: u64) -> Result<bool, Comm
     }
     let mut stderr = io::stderr();
     if !io::stdin().is_terminal() || !stderr.is_terminal() {
-        let error =
-            anyhow!("this would erase {} and there is no terminal to ask on:\n{described}", bytes(total));
+        let error = anyhow!(
+            "this would erase {} and there is no terminal to ask on:\n{}",
+            bytes(total),
+            described.trim_end()
+        );
         return Err(CommandError::new(Kind::Usage, error).hint("--yes erases without a question"));
     }
     let failed = |error: io::Error| CommandError::new(Kind::Io, error);

@@ -7,6 +7,7 @@ use crate::cli::config::Config;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::places::Places;
 use crate::cli::report::{ReportFormat, bytes, columns, print, print_json};
+use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::model_facts;
 
@@ -15,9 +16,11 @@ pub fn show(
     reference: &str,
     config: &Config,
     places: &Places,
+    terminal: &Terminal,
     format: ReportFormat,
 ) -> Result<Exit, CommandError> {
     let resolved = find(reference, places, &config.aliases())?;
+    resolved.notices.iter().for_each(|notice| terminal.note(notice));
     let mut facts = facts(&resolved)?;
     let last_used = last_use::last_used_ms(resolved.source.path(), places);
     facts.push(("last_used_ms", last_used.into()));

@@ -139,10 +139,15 @@ pub fn list(stores: &[PathBuf]) -> Vec<OllamaModel> {
 }
 
 fn describe(store: &Path, name: &OllamaName, reference: String) -> OllamaModel {
+    // A list shows the reference, so the manifest's path is left out where it is not at fault.
+    let reason = |error: LoadError| match error {
+        LoadError::Unsupported { message, .. } => message,
+        error => error.to_string(),
+    };
     let manifest = match read_manifest(store, name) {
         Ok(manifest) => manifest,
         Err(error) => {
-            return OllamaModel { reference, quantization: None, bytes: 0, file: Err(error.to_string()) };
+            return OllamaModel { reference, quantization: None, bytes: 0, file: Err(reason(error)) };
         }
     };
     let weights = manifest.layers.iter().filter(|layer| matches!(layer.kind(), "model" | "tensor"));
@@ -151,7 +156,7 @@ fn describe(store: &Path, name: &OllamaName, reference: String) -> OllamaModel {
         reference,
         quantization: config.and_then(|config| config.file_type),
         bytes: weights.fold(0, |sum, layer| sum.saturating_add(layer.size)),
-        file: weights_of(&manifest, store, name).map_err(|error| error.to_string()),
+        file: weights_of(&manifest, store, name).map_err(reason),
     }
 }
 

@@ -32,7 +32,7 @@ pub struct BlobCheck {
 }
 
 /// Reads a blob and compares it with its name. `progress` gets the number of bytes of each chunk.
-pub fn check(blob: &BlobFile, progress: &mut dyn FnMut(u64)) -> BlobCheck {
+pub fn check_blob(blob: &BlobFile, progress: &mut dyn FnMut(u64)) -> BlobCheck {
     let is_hex = blob.name.bytes().all(|b| b.is_ascii_hexdigit());
     let hash = match blob.name.len() {
         64 if is_hex => hash::<Sha256>(&blob.path, None, progress),

@@ -14,7 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-pub use self::check::{BlobCheck, BlobState, check};
+pub use self::check::{BlobCheck, BlobState, check_blob};
 pub use self::holders::{DownloadLocks, mapping_processes};
 use super::cache::{Repo, SNAPSHOT_DEPTH, Snapshot, is_commit, listing};
 use super::choice::{FileRequest, choose};
