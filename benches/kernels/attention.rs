@@ -2,7 +2,8 @@
 
 use llmctl::runtime::backend::cpu::{Cpu, CpuBuffer, CpuKv};
 use llmctl::runtime::backend::{
-    AttentionSpec, Backend, KvLayout, KvShape, KvType, PAGE_TOKENS, RowSpan, ScoreRule, Store, StoreShape,
+    AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, RowSpan, ScoreRule, Store,
+    StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::tensor::HostTensor;
@@ -10,7 +11,7 @@ use llmctl::runtime::tensor::HostTensor;
 use super::{SWEEP_BYTES, median, seconds};
 
 const HEADS: usize = 16;
-const SHAPE: KvShape = KvShape { num_kv_heads: 8, head_dim: 128 };
+const SHAPE: KvShape = KvShape { num_kv_heads: 8, head_dim: 128, values: KvValues::Own };
 
 /// Positions of a history that one row looks back on.
 const DEPTH: usize = 2048;

@@ -38,13 +38,26 @@ pub const FAMILIES: [&str; 19] = [
 ];
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
-pub const NEXT: &[&str] = &["mixtral"];
+pub const NEXT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite", "mixtral", "qwen3-next"];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
-const RECURRENT: &[&str] = &["lfm2", "qwen3.5", "qwen3.5-moe"];
+const RECURRENT: &[&str] = &["lfm2", "qwen3-next", "qwen3.5", "qwen3.5-moe"];
+
+/// Checkpoints with latent attention: for the CPU only.
+const LATENT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite"];
 
 /// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
-const WITH_EXPERTS: &[&str] = &["gemma4-moe", "gpt-oss", "mixtral", "qwen3-moe", "qwen3.5-moe"];
+const WITH_EXPERTS: &[&str] = &[
+    "deepseek2-lite",
+    "deepseek3",
+    "gemma4-moe",
+    "glm4-moe-lite",
+    "gpt-oss",
+    "mixtral",
+    "qwen3-moe",
+    "qwen3-next",
+    "qwen3.5-moe",
+];
 
 /// Iterates over the checkpoints of native families that this machine has.
 pub fn families() -> impl Iterator<Item = &'static str> {
@@ -61,9 +74,14 @@ pub fn has_experts(family: &str) -> bool {
     WITH_EXPERTS.contains(&family)
 }
 
+/// Returns whether a checkpoint is one of those with latent attention.
+pub fn is_latent(family: &str) -> bool {
+    LATENT.contains(&family)
+}
+
 /// Iterates over the checkpoints that candle's devices run.
 pub fn without_states() -> impl Iterator<Item = &'static str> {
-    families().filter(|family| !is_recurrent(family))
+    families().filter(|family| !is_recurrent(family) && !is_latent(family))
 }
 
 /// One prompt with what the reference computed.
