@@ -38,10 +38,29 @@ pub const FAMILIES: [&str; 19] = [
 ];
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
-pub const NEXT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite", "mixtral", "qwen3-next"];
+pub const NEXT: &[&str] = &[
+    "deepseek2-lite",
+    "deepseek3",
+    "falcon-h1",
+    "glm4-moe-lite",
+    "granite4-h",
+    "granite4-h-dense",
+    "mixtral",
+    "nemotron-h",
+    "qwen3-next",
+];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
-const RECURRENT: &[&str] = &["lfm2", "qwen3-next", "qwen3.5", "qwen3.5-moe"];
+const RECURRENT: &[&str] = &[
+    "falcon-h1",
+    "granite4-h",
+    "granite4-h-dense",
+    "lfm2",
+    "nemotron-h",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
+];
 
 /// Checkpoints with latent attention: for the CPU only.
 const LATENT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite"];
@@ -53,6 +72,7 @@ const WITH_EXPERTS: &[&str] = &[
     "gemma4-moe",
     "glm4-moe-lite",
     "gpt-oss",
+    "granite4-h",
     "mixtral",
     "qwen3-moe",
     "qwen3-next",
@@ -109,6 +129,31 @@ pub fn checkpoint(family: &str) -> PathBuf {
         Some(next) if NEXT.contains(&family) => next.join(family),
         _ => parity_folder().join(family),
     }
+}
+
+/// Numbers in config.json by which a reference differed from the model, by checkpoint, key and value: transformers to
+/// 5.23 takes Nemotron-H's least time step from `time_step_min` (its pull request 48989 corrects that).
+const OF_REFERENCE: [(&str, &str, [Option<f32>; 2]); 1] =
+    [("nemotron-h", "time_step_limit", [Some(0.001), None])];
+
+/// Returns a checkpoint as its reference computed it, with the folder that holds a changed copy.
+pub fn reference_checkpoint(family: &str) -> (PathBuf, Option<tempfile::TempDir>) {
+    let original = checkpoint(family);
+    let Some((_, key, value)) = OF_REFERENCE.iter().find(|(name, ..)| *name == family) else {
+        return (original, None);
+    };
+    let copy = tempfile::tempdir().expect("tempdir");
+    for entry in std::fs::read_dir(&original).expect("checkpoint") {
+        let path = entry.expect("entry").path();
+        std::fs::copy(&path, copy.path().join(path.file_name().expect("name"))).expect("copied");
+    }
+    let json = std::fs::read(original.join("config.json")).expect("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&json).expect("config.json");
+    config[*key] = serde_json::json!(value);
+    let path = copy.path().join("config.json");
+    std::fs::remove_file(&path).expect("a copy of a read-only file");
+    std::fs::write(path, config.to_string()).expect("written");
+    (copy.path().to_owned(), Some(copy))
 }
 
 /// Returns the folder of the checkpoints that are not in the repository; `None` (with a note) without shared fixtures.

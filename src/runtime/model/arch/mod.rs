@@ -8,16 +8,20 @@ mod deepseek;
 mod dense;
 mod experts;
 pub(super) mod rope;
+mod ssm;
 
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod gemma4;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod lfm2;
 mod llama;
 mod mistral;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod phi3;
 mod qwen2;
@@ -61,11 +65,15 @@ pub const FAMILIES: &[Family] = &[
     gemma3::FAMILY,
     gemma4::FAMILY,
     gpt_oss::FAMILY,
+    falcon_h1::FAMILY,
     granite::FAMILY,
+    granite_hybrid::FAMILY,
+    granite_hybrid::MOE_FAMILY,
     lfm2::FAMILY,
     llama::FAMILY,
     mistral::FAMILY,
     mixtral::FAMILY,
+    nemotron_h::FAMILY,
     olmo2::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
