@@ -27,6 +27,7 @@ mod grammar_engine;
 mod guide;
 mod http_reference;
 mod hub;
+mod hub_upkeep;
 mod kv;
 mod kv_disk;
 mod kv_restore;

@@ -17,6 +17,9 @@ pub enum Notice {
         "{repo} {} {}; using {chosen}{reason}", if *.is_cached { "is cached as" } else { "has" }, shortened(.names)
     )]
     FileChoice { repo: String, is_cached: bool, names: Vec<String>, chosen: String, reason: ChoiceReason },
+    /// Parts of a model in ollama's store beside its weights.
+    #[error("of {model} only the weights are used, not ollama's {}", .kinds.join(", "))]
+    UnusedLayers { model: String, kinds: Vec<String> },
     #[error(
         "the model has more chat templates ({}); {}", .names.join(", "),
         if *.has_default { "the default one is used" } else { "none is marked as the default" }
