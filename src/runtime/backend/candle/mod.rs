@@ -25,7 +25,7 @@ use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
 
 pub use kv::CandleKv;
-pub use weight::CandleWeight;
+pub use weight::{CandleWeight, is_widened};
 
 /// The device of a [`Candle`] backend; the number distinguishes several of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
