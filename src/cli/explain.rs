@@ -86,7 +86,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["ps", "stop"], "there is no background service: a model is loaded as long as its run, chat or serve"),
     (
         &["rm", "delete", "remove"],
-        "'llmctl sessions remove NAME' removes a session; models are files, removed with rm or 'hf cache delete'",
+        "'llmctl models rm REF' erases a model, 'llmctl sessions remove NAME' a session",
     ),
     (&["show", "info"], "'llmctl models show REF'"),
     (&["generate", "ask", "complete", "prompt"], "'llmctl run PROMPT'"),
@@ -234,7 +234,7 @@ mod tests {
         );
         check(&["install", "llama3"], "'llmctl pull ORG/REPO' downloads a model");
         check(&["models", "pull", "o/m"], "'llmctl pull o/m' downloads it");
-        check(&["models", "rm", "llama3"], "'llmctl sessions remove NAME'");
+        check(&["rm", "llama3"], "'llmctl models rm REF' erases a model, 'llmctl sessions remove NAME'");
         check(&["ps"], "there is no background service");
         check(&["version"], "'llmctl --version'");
         check(&["update"], "llmctl does not update itself");

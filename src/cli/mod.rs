@@ -29,6 +29,7 @@ pub mod origin;
 pub mod output;
 pub mod places;
 pub mod pull;
+pub mod quantize;
 pub mod report;
 pub mod resume;
 pub mod run;
@@ -92,6 +93,7 @@ pub enum CliCommand {
     Pull(pull::PullArgs),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
+    Quantize(quantize::QuantizeArgs),
     Sessions(sessions::SessionsArgs),
     Template(template_cmd::TemplateArgs),
     Config(config_cmd::ConfigArgs),
@@ -226,7 +228,10 @@ fn dispatch(
             bench::run(*args, terminal)
         }
         CliCommand::Pull(args) => config.check().and_then(|()| pull::run(args, config, places, terminal)),
-        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places, terminal)),
+        CliCommand::Quantize(args) => {
+            config.check().and_then(|()| quantize::run(args, config, places, terminal))
+        }
         CliCommand::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
         CliCommand::Template(args) => {
             config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
