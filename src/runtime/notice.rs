@@ -37,6 +37,12 @@ pub enum Notice {
         if *.count == 1 { "matrix is" } else { "matrices are" }
     )]
     WeightTypes { count: usize, dtype: &'static str, asked: &'static str },
+    #[error(
+        "weights in {} take {mebibytes} MiB more in memory than in the file: indices of groups of values become a number for \
+         each value",
+        .types.join(", ")
+    )]
+    WidenedTypes { types: Vec<&'static str>, mebibytes: usize },
     /// `rounded` is set if some of them are kept in bf16.
     #[error(
         "{count} matrices in {form} are converted on load and take {} MiB{}", .bytes >> 20,
