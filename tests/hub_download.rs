@@ -368,10 +368,10 @@ fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
     agreed.expect("[Y/n]").expect("the question");
     agreed.send("\r").expect("typed");
     agreed.expect("downloaded 5.7 MiB").expect("the download");
-    agreed.expect("/2,048 > ").expect("the chat has started");
+    agreed.expect("/4,096 > ").expect("the chat has started");
     drop(agreed);
     user.hub.forget();
     let mut quick = start(&["chat", "--yes", "--model", "org/guide"]);
-    quick.expect("/2,048 > ").expect("no question");
+    quick.expect("/4,096 > ").expect("no question");
     assert!(user.hub.seen().is_empty());
 }
