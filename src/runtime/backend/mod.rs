@@ -325,6 +325,9 @@ pub trait Backend: Send + 'static {
     /// Computes `x *= scale`.
     fn scale(&self, x: &mut Self::Buffer, scale: f32) -> Result<()>;
 
+    /// Computes `x[i] *= factors[i]` for each row.
+    fn scale_rows(&self, x: &mut Self::Buffer, factors: &[f32]) -> Result<()>;
+
     /// Computes `out = x[.., columns]`.
     fn select_columns(&self, x: &Self::Buffer, columns: Range<usize>, out: &mut Self::Buffer) -> Result<()>;
 

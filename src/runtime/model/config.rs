@@ -101,6 +101,7 @@ pub struct AttentionConfig {
     /// Index into [`DecoderConfig::ropes`]; `None` for layers without positions.
     pub rope: Option<usize>,
     pub qk_norm: QkNorm,
+    pub temperature: Option<AttentionTemperature>,
     pub kv: KvSource,
     /// Whether each head's value is normalised, without weights (Gemma 4).
     pub value_norm: bool,
@@ -123,12 +124,22 @@ pub enum KvSource {
     Layer(usize),
 }
 
-/// Normalisation of q and k before the rotary embedding.
+/// Growth of q with the position p: its factor is `1 + scale * ln(1 + floor(p / interval))` (Llama 4, Ministral 3).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionTemperature {
+    pub scale: f32,
+    /// Number of positions with the same factor.
+    pub interval: usize,
+}
+
+/// Normalisation of q and k, before the rotary embedding unless a variant says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     None,
     /// Each head separately (Qwen 3, Gemma 3).
     PerHead,
+    /// Each head separately, after the rotary embedding (Hunyuan).
+    PerHeadAfterRope,
     /// All heads together (OLMo 2).
     Whole,
 }

@@ -263,6 +263,12 @@ impl Backend for Candle {
         x.fill(scaled)
     }
 
+    fn scale_rows(&self, x: &mut CandleBuffer, factors: &[f32]) -> Result<()> {
+        let scaled =
+            x.get().and_then(|x| x.broadcast_mul(&Tensor::new(factors, &self.device)?.unsqueeze(1)?));
+        x.fill(scaled)
+    }
+
     fn select_columns(&self, x: &CandleBuffer, columns: Range<usize>, out: &mut CandleBuffer) -> Result<()> {
         out.fill(x.get().and_then(|x| x.narrow(1, columns.start, columns.len())?.contiguous()))
     }

@@ -501,6 +501,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn scale_rows(&self, x: &mut CpuBuffer, factors: &[f32]) -> Result<()> {
+        let width = x.width();
+        for (row, factor) in x.values_mut().chunks_exact_mut(width).zip(factors) {
+            row.iter_mut().for_each(|value| *value *= factor);
+        }
+        Ok(())
+    }
+
     fn select_columns(&self, x: &CpuBuffer, columns: Range<usize>, out: &mut CpuBuffer) -> Result<()> {
         out.resize(x.num_rows(), columns.len());
         for (row, out) in out.values_mut().chunks_exact_mut(columns.len()).enumerate() {

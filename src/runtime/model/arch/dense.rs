@@ -154,6 +154,7 @@ fn attention(
         softcap: None,
         rope: Some(0),
         qk_norm: QkNorm::None,
+        temperature: None,
         kv: KvSource::Own,
         value_norm: false,
         has_sinks: false,

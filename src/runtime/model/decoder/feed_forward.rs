@@ -66,15 +66,11 @@ impl<B: Backend> FeedForward<B> {
         work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, mixed, .. } = work;
+        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, .. } = work;
         gate.apply(backend, input, scores)?;
         backend.read(scores, weights)?;
         weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
-        let rows: Vec<usize> = (0..weights.len()).collect();
-        backend.zeros(weights.len(), self.hidden, mixed)?;
-        backend.add_rows(mixed, out, &rows, weights)?;
-        std::mem::swap(out, mixed);
-        Ok(())
+        backend.scale_rows(out, weights)
     }
 }
 
