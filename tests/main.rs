@@ -39,6 +39,7 @@ mod parity_table;
 mod phi3_gguf;
 mod quantized_products;
 mod qwen3_5_gguf;
+mod qwen3_next_gguf;
 mod real_models;
 mod same_answer;
 mod serve_chat;

@@ -3,38 +3,19 @@
 //! block behind the others that predicts further tokens.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use llmctl::runtime::LoadError;
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::model::weights::to_f32;
-use llmctl::runtime::tensor::TensorSource;
 
-use crate::common::gguf::{F32, GgufBuilder};
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
+use crate::common::convert::{Tensor, checkpoint, stack_experts, with_tokens, worst, write};
+use crate::common::gguf::GgufBuilder;
+use crate::common::golden::{exact, load_model, parity_folder};
 
 const KEY_HEADS: usize = 2;
 const VALUE_HEADS: usize = 4;
 /// Of a head of keys and of values alike.
 const HEAD: usize = 16;
 const EXPERTS: usize = 8;
-
-/// Shape and values.
-type Tensor = (Vec<usize>, Vec<f32>);
-
-/// The checkpoint's tensors under their names within the decoder.
-fn checkpoint(folder: &Path) -> BTreeMap<String, Tensor> {
-    let file = Safetensors::open(folder).expect("opens");
-    let ours =
-        |name: &str| name.starts_with("model.") && !name.contains("vision") || name.starts_with("lm_head");
-    let tensors = file.names().into_iter().filter(|name| ours(name)).map(|name| {
-        let tensor = file.tensor(&name).expect("reads").expect("is there");
-        let name = name.replace("language_model.", "");
-        let name = name.strip_prefix("model.").unwrap_or(&name).to_owned();
-        (name, (tensor.shape.clone(), to_f32(&tensor)))
-    });
-    tensors.collect()
-}
 
 /// Heads of `len` values each, from groups that share a head of keys to turns.
 fn in_turns(values: &[f32], len: usize) -> Vec<f32> {
@@ -89,27 +70,12 @@ fn converted(part: &str, (shape, values): &Tensor) -> (&'static str, Tensor) {
     }
 }
 
-/// The experts of a layer in one tensor each for gate, up and down.
-fn stack_experts(tensors: &mut BTreeMap<String, Tensor>, layer: usize) -> Vec<(String, Tensor)> {
-    let mut stack = |part: &str| {
-        let (mut shape, mut all) = (Vec::new(), Vec::new());
-        for expert in 0..EXPERTS {
-            let name = format!("layers.{layer}.mlp.experts.{expert}.{part}_proj.weight");
-            let (of_one, values) = tensors.remove(&name).unwrap_or_else(|| panic!("no {name}"));
-            shape = [vec![EXPERTS], of_one].concat();
-            all.extend(values);
-        }
-        (format!("blk.{layer}.ffn_{part}_exps.weight"), (shape, all))
-    };
-    ["gate", "up", "down"].map(&mut stack).into()
-}
-
 /// All tensors of the checkpoint in `folder` as the converter has them.
 fn tensors(folder: &Path, has_experts: bool) -> Vec<(String, Tensor)> {
     let mut tensors = checkpoint(folder);
     let mut found = Vec::new();
     for layer in (0..4).filter(|_| has_experts) {
-        found.extend(stack_experts(&mut tensors, layer));
+        found.extend(stack_experts(&mut tensors, layer, EXPERTS));
     }
     for (name, tensor) in tensors {
         found.push(match name.as_str() {
@@ -153,14 +119,7 @@ const COUNTS: [(&str, u32); 14] = [
 /// The counts, of which `others` are others or more.
 fn facts(arch: &str, others: &[(&str, u32)]) -> GgufBuilder {
     let counts: BTreeMap<&str, u32> = COUNTS.iter().chain(others).copied().collect();
-    let tokens: Vec<String> = (0..384).map(|id| format!("<{id}>")).collect();
-    let file = GgufBuilder::new()
-        .text("general.architecture", arch)
-        .text("tokenizer.ggml.model", "llama")
-        .texts("tokenizer.ggml.tokens", &tokens)
-        .f32s("tokenizer.ggml.scores", &[0.0; 384])
-        .u32("tokenizer.ggml.unknown_token_id", 0)
-        .u32("tokenizer.ggml.eos_token_id", 1)
+    let file = with_tokens(arch)
         .f32(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-6)
         .f32(&format!("{arch}.rope.freq_base"), 10_000.0)
         .u32s(&format!("{arch}.rope.dimension_sections"), &[1, 1, 0, 0]);
@@ -179,34 +138,6 @@ fn with_experts() -> GgufBuilder {
         ("expert_shared_feed_forward_length", 32),
     ];
     facts("qwen35moe", &counts)
-}
-
-struct Written {
-    _folder: tempfile::TempDir,
-    path: PathBuf,
-}
-
-fn write(facts: GgufBuilder, tensors: &[(String, Tensor)]) -> Written {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let path = folder.path().join("model.gguf");
-    let add = |file: GgufBuilder, (name, (shape, values)): &(String, Tensor)| {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        file.tensor(name, shape, F32, &bytes)
-    };
-    std::fs::write(&path, tensors.iter().fold(facts, add).build()).expect("write");
-    Written { _folder: folder, path }
-}
-
-/// The worst difference from the reference's logits, whatever the prompts' chunks.
-fn worst(folder: &Path, written: &Written) -> f32 {
-    let mut loaded = load_model(&written.path, &exact()).unwrap_or_else(|error| panic!("{error}"));
-    let mut worst = 0f32;
-    for prompt in golden_prompts(folder) {
-        let whole = Fed::new(&mut *loaded.model).feed(&prompt.tokens, usize::MAX);
-        assert!(whole == Fed::new(&mut *loaded.model).feed(&prompt.tokens, 7), "{} in chunks", prompt.name);
-        worst = worst.max(worst_difference(&prompt, &whole));
-    }
-    worst
 }
 
 fn refusal(facts: GgufBuilder, tensors: &[(String, Tensor)]) -> LoadError {

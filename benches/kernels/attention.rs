@@ -10,7 +10,7 @@ use llmctl::runtime::tensor::HostTensor;
 use super::{SWEEP_BYTES, median, seconds};
 
 const HEADS: usize = 16;
-const SHAPE: KvShape = KvShape { num_kv_heads: 8, head_dim: 128 };
+const SHAPE: KvShape = KvShape { num_kv_heads: 8, head_dim: 128, values: KvValues::Own };
 
 /// Positions of a history that one row looks back on.
 const DEPTH: usize = 2048;

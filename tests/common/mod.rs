@@ -1,6 +1,7 @@
 //! Shared by test modules: fixtures, writers of small model files.
 
 pub mod alloc;
+pub mod convert;
 pub mod gguf;
 pub mod golden;
 pub mod k_quants;

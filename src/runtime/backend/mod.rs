@@ -10,7 +10,7 @@ pub mod cpu;
 use std::ops::Range;
 
 use super::error::{LoadError, Result};
-pub use super::kernel::attention::{KvType, PAGE_TOKENS, ScoreRule};
+pub use super::kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use super::kernel::math::Activation;
 use super::tensor::HostTensor;
 
@@ -24,7 +24,16 @@ pub const NO_PAGE: PageId = PageId::MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     pub num_kv_heads: usize,
+    /// Width of a head's keys.
     pub head_dim: usize,
+    pub values: KvValues,
+}
+
+impl KvShape {
+    /// Returns the number of values of a head.
+    pub fn value_dim(self) -> usize {
+        self.values.dim(self.head_dim)
+    }
 }
 
 /// Layout of the KV pages. Stores that are kept equally long form a group; a page holds the rows of [`PAGE_TOKENS`]
@@ -54,8 +63,8 @@ impl StoreShape {
     /// Returns the bytes of the store in a page.
     pub fn bytes(self, kv_type: KvType) -> usize {
         match self {
-            StoreShape::Rows(KvShape { num_kv_heads, head_dim }) => {
-                2 * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
+            StoreShape::Rows(KvShape { num_kv_heads, head_dim, values }) => {
+                values.num_rows() * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
             }
             StoreShape::State(len) => len * size_of::<f32>(),
         }
@@ -256,13 +265,21 @@ pub trait Backend: Send + 'static {
         feed_forward_in_steps(self, x, activation, inner, down)
     }
 
+    /// Computes a product of each head's part of the input with a matrix of its own: `x` is `[rows, heads * in]`, the
+    /// weights `[out, in]` by head, `out` is `[rows, heads * out]`.
+    fn matmul_heads(&self, x: &Self::Buffer, weights: &[Self::Weight], out: &mut Self::Buffer) -> Result<()>;
+
+    /// Joins the parts of each of `num_heads` heads, the first before the second.
+    fn join_heads(&self, parts: [&Self::Buffer; 2], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
+
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;
 
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
 
-    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, to the pages of the store's group.
+    /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, to the pages of the store's group. A store whose keys hold
+    /// the values does not read `v`.
     fn store_kv(
         &self,
         kv: &mut Self::Kv,
@@ -284,7 +301,8 @@ pub trait Backend: Send + 'static {
     /// Fills a page with the bytes that `export_page` wrote. Returns an error for any other number of bytes.
     fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
 
-    /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions.
+    /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions. `q` is `[rows,
+    /// num_heads * head_dim]`, `out` is `[rows, num_heads * value_dim]`.
     fn attend(
         &self,
         kv: &Self::Kv,

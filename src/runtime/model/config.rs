@@ -39,7 +39,7 @@ impl DecoderConfig {
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
             MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
+            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
         })
     }
 
@@ -47,7 +47,7 @@ impl DecoderConfig {
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionConfig)> {
         self.layers.iter_mut().enumerate().filter_map(|(index, layer)| match &mut layer.mixer {
             MixerConfig::Attention(attention) => Some((index, attention)),
-            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) => None,
+            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
         })
     }
 }
@@ -75,6 +75,7 @@ impl LayerConfig {
             MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
             MixerConfig::ShortConv(_) => 0,
             MixerConfig::DeltaNet(net) => net.shape.conv_width(),
+            MixerConfig::Latent(latent) => latent.num_heads * latent.key_dim(),
         }
     }
 }
@@ -83,6 +84,7 @@ impl LayerConfig {
 #[derive(Debug, Clone, PartialEq)]
 pub enum MixerConfig {
     Attention(AttentionConfig),
+    Latent(LatentConfig),
     ShortConv(ShortConvConfig),
     DeltaNet(DeltaNetConfig),
 }
@@ -160,6 +162,36 @@ pub struct DeltaNetConfig {
     pub kernel: usize,
 }
 
+/// Attention whose keys and values are projections of one latent row per token (DeepSeek V2 and V3). A head's query and key
+/// have a plain part and a rotated one; all heads share the rotated key.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LatentConfig {
+    pub num_heads: usize,
+    /// Width of the queries' own latent row; `None` if queries are projections of the layer's input.
+    pub query_rank: Option<usize>,
+    /// Width of the latent row of keys and values.
+    pub kv_rank: usize,
+    /// Width of the plain part of a head's query.
+    pub plain_dim: usize,
+    /// Width of the rotated part; even.
+    pub rotary_dim: usize,
+    /// Width of a head's value.
+    pub value_dim: usize,
+    /// Factor of q . k.
+    pub scale: f32,
+    /// Index into [`DecoderConfig::ropes`].
+    pub rope: usize,
+    /// Whether the file stores rotary pairs side by side.
+    pub interleaved: bool,
+}
+
+impl LatentConfig {
+    /// Returns the number of values that are kept per token.
+    pub fn key_dim(&self) -> usize {
+        self.kv_rank + self.rotary_dim
+    }
+}
+
 /// A dense part, experts, or the sum of both.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FeedForwardConfig {
@@ -194,19 +226,38 @@ pub struct ExpertsConfig {
     /// Configuration of each expert.
     pub mlp: MlpConfig,
     pub weights: ExpertWeights,
+    /// Factor of the weights.
+    pub weight_scale: f32,
+    /// Whether the file has a bias of each expert, which is added to the scores for the choice of experts alone.
+    pub has_bias: bool,
+    pub groups: Option<ExpertGroups>,
     /// Gemma 4: experts and router each read the residual stream through a norm of their own, the outputs of the
     /// experts and of the dense part are normalised before they are added, and the file has a factor for each
     /// expert's weights.
     pub has_norms: bool,
 }
 
-/// Weights of a token's experts: the softmax of its router's scores.
+/// Weights of a token's experts, computed from its router's outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertWeights {
-    /// Over all experts: the weights of the used ones sum to less than 1.
+    /// Softmax over all experts: the weights of the used ones sum to less than 1.
     OfAll,
-    /// Over the used experts.
+    /// Softmax over the used experts.
     OfUsed,
+    /// Sigmoid of each (DeepSeek V3).
+    Sigmoid,
+    /// Sigmoid of each, divided by the sum over the used experts (DeepSeek V3).
+    SigmoidOfUsed,
+}
+
+/// Groups of consecutive experts. A token uses experts of its best groups only: those with the highest score (softmax), or
+/// with the highest sum of two scores (sigmoid).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups; divides that of the experts.
+    pub count: usize,
+    /// Number of groups used per token.
+    pub used: usize,
 }
 
 /// Rotary positions: pairs are (i, i + dim/2) of the first `dim` values of a head.
@@ -316,7 +367,11 @@ pub struct PartNames {
     pub attention_output: Names,
     /// Gate, up and down.
     pub mlp: [Names; 3],
+    /// Gate, up and down of the dense part in layers with experts.
+    pub mlp_beside_experts: [Names; 3],
     pub router: Names,
+    /// Full name of the experts' biases.
+    pub expert_bias: Names,
     pub dense_gate: Names,
     /// The experts of a layer. Hugging Face has modules, or tensors for all experts, under this name.
     pub experts: Names,
@@ -325,10 +380,15 @@ pub struct PartNames {
 }
 
 impl PartNames {
+    const MLP: [Names; 3] =
+        [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]];
+
     pub const LLAMA: PartNames = PartNames {
         attention_output: ["self_attn.o_proj", "attn_output"],
-        mlp: [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]],
+        mlp: PartNames::MLP,
+        mlp_beside_experts: PartNames::MLP,
         router: ["mlp.gate", "ffn_gate_inp"],
+        expert_bias: ["mlp.gate.e_score_correction_bias", "exp_probs_b.bias"],
         dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
         experts: ["mlp.experts", "ffn"],
         expert_mlp: ["gate_proj", "up_proj", "down_proj"],

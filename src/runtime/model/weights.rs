@@ -3,6 +3,8 @@
 //! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here against
 //! the description, so that the decoder never meets a wrong one.
 
+use half::f16;
+
 use super::config::{Names, Naming};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, quant};
@@ -39,9 +41,10 @@ impl<'a> WeightFile<'a> {
         num_layers: usize,
     ) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
         let names = self.source.names();
-        let ours = move |name: &str| match self.naming.gguf {
-            true => self.layer_of(name).is_none_or(|layer| layer < num_layers),
-            false => name.starts_with(&self.prefix) || name.contains("lm_head."),
+        let ours = move |name: &str| {
+            let is_decoders =
+                self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+            is_decoders && self.layer_of(name).is_none_or(|layer| layer < num_layers)
         };
         names.into_iter().filter(move |name| ours(name)).filter_map(|name| {
             let (shape, dtype) = self.source.describe(&name)?;
@@ -314,6 +317,16 @@ impl<'a> WeightFile<'a> {
         Ok(both.into_iter().zip(down).map(pair).collect())
     }
 
+    /// Reads a matrix `[rows, cols]` for each of `heads` heads from one tensor.
+    pub fn stacked_heads(
+        &self,
+        layer: usize,
+        names: Names,
+        shape: [usize; 3],
+    ) -> Result<Vec<Linear>, LoadError> {
+        self.stack(&format!("{}.weight", self.layer_name(layer, names)), shape)
+    }
+
     /// Splits a tensor `[count, rows, cols]` into matrices, with the biases of the same name if there are some.
     fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
         let all = self.find(name, &[count, rows, cols])?.ok_or_else(|| missing(name))?;
@@ -356,7 +369,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    fn slice_rows(&self, start: usize, end: usize) -> Linear {
+    pub fn slice_rows(&self, start: usize, end: usize) -> Linear {
         let bias = self.bias.as_ref().map(|bias| bias[start..end].to_vec());
         Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
     }
@@ -391,10 +404,12 @@ impl Linear {
         Linear { name: self.name.clone(), weight, bias }
     }
 
-    /// Transposes `[in, out]` to `[out, in]`. Panics for block-quantised values.
-    fn transposed(&self) -> Linear {
+    /// Transposes `[in, out]` to `[out, in]`. Block-quantised values become F16: their blocks lie along rows.
+    pub fn transposed(&self) -> Linear {
+        if self.weight.dtype.is_quantized() {
+            return self.widened().transposed();
+        }
         let (rows, cols) = self.weight.rows_cols();
-        assert!(!self.weight.dtype.is_quantized(), "blocks of values lie along rows");
         let size = self.weight.dtype.block_bytes();
         let mut bytes = Vec::with_capacity(self.weight.bytes.len());
         for column in 0..cols {
@@ -403,6 +418,17 @@ impl Linear {
             }
         }
         let weight = HostTensor { dtype: self.weight.dtype, shape: vec![cols, rows], bytes: bytes.into() };
+        Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
+    }
+}
+
+impl Linear {
+    /// Converts the values to F16.
+    fn widened(&self) -> Linear {
+        let (rows, cols) = self.weight.rows_cols();
+        let halves = to_f32(&self.weight).into_iter().map(f16::from_f32);
+        let bytes: Vec<u8> = halves.flat_map(f16::to_le_bytes).collect();
+        let weight = HostTensor { dtype: Dtype::F16, shape: vec![rows, cols], bytes: bytes.into() };
         Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
     }
 }

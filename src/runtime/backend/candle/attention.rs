@@ -17,7 +17,7 @@ pub fn attend(
     q: &Tensor,
     spans: &[RowSpan],
 ) -> Result<Tensor> {
-    let KvShape { num_kv_heads, head_dim } = kv.shape(spec.store);
+    let KvShape { num_kv_heads, head_dim, .. } = kv.shape(spec.store);
     let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
     let groups = kv.step(spec.store, spans).reads(kv.device(), shape)?;
     let stores = kv.stores(spec.store)?;

@@ -11,13 +11,16 @@ use half::f16;
 
 use super::step::StepIndex;
 use super::{KvLayout, KvShape, KvType, RowSpan};
-use crate::runtime::backend::{PAGE_TOKENS, PageId, StoreShape};
+use crate::runtime::backend::{KvValues, PAGE_TOKENS, PageId, StoreShape};
 
 /// Least growth of the storage, in pages.
 const MIN_GROWTH: usize = 8;
 
 /// Reason why a model with recurrent layers is refused.
 pub const NO_STATES: &str = "models with recurrent layers run on the CPU only";
+
+/// Reason why a model with latent attention is refused.
+pub const NO_LATENT: &str = "models with latent attention run on the CPU only";
 
 /// Keys and values of all layers, and the indices of the present step.
 #[derive(Debug)]
@@ -42,7 +45,7 @@ impl CandleKv {
     /// Creates storage of a type that candle has tensors of.
     ///
     /// # Errors
-    /// [`LoadError`] for block-quantised rows, and for recurrent states.
+    /// [`LoadError`] for block-quantised rows, for recurrent states, and for keys that hold the values.
     pub fn new(device: &Device, layout: &KvLayout, kv_type: KvType) -> Result<Self> {
         let dtype = match kv_type {
             KvType::F32 => DType::F32,
@@ -52,6 +55,9 @@ impl CandleKv {
         let mut layers = Vec::with_capacity(layout.stores.len());
         for store in &layout.stores {
             let StoreShape::Rows(shape) = store.shape else { candle_core::bail!("{NO_STATES}") };
+            if shape.values != KvValues::Own {
+                candle_core::bail!("{NO_LATENT}");
+            }
             layers.push(KvLayer { shape, group: store.group, stores: None });
         }
         let steps = (0..layout.num_groups).map(|_| RefCell::default()).collect();
@@ -81,7 +87,7 @@ impl CandleKv {
 
     /// Writes rows of keys and values, `[rows, kv_heads * head_dim]`, to the slots of their spans.
     pub fn write(&mut self, layer: usize, rows: [&Tensor; 2], spans: &[RowSpan]) -> Result<()> {
-        let KvShape { num_kv_heads, head_dim } = self.shape(layer);
+        let KvShape { num_kv_heads, head_dim, .. } = self.shape(layer);
         let writes = self.step(layer, spans).writes(&self.device, [num_kv_heads, head_dim])?;
         self.reserve(layer, writes.num_slots)?;
         for (store, rows) in self.stores(layer)?.iter().zip(rows) {
@@ -129,7 +135,7 @@ impl CandleKv {
     pub fn import_page(&mut self, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
         let layers = self.layers_of(group);
         let len = |layer: &usize| {
-            let KvShape { num_kv_heads, head_dim } = self.shape(*layer);
+            let KvShape { num_kv_heads, head_dim, .. } = self.shape(*layer);
             num_kv_heads * PAGE_TOKENS * head_dim * self.dtype.size_in_bytes()
         };
         let lens: Vec<usize> = layers.iter().map(len).collect();
@@ -140,7 +146,7 @@ impl CandleKv {
         let (start, mut rest) = (page as usize * PAGE_TOKENS, bytes);
         for (layer, len) in layers.into_iter().zip(lens) {
             self.reserve(layer, start + PAGE_TOKENS)?;
-            let KvShape { num_kv_heads, head_dim } = self.shape(layer);
+            let KvShape { num_kv_heads, head_dim, .. } = self.shape(layer);
             for store in self.stores(layer)? {
                 let (part, more) = rest.split_at(len);
                 let shape = [num_kv_heads, PAGE_TOKENS, head_dim];

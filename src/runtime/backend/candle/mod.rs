@@ -224,6 +224,16 @@ impl Backend for Candle {
         out.fill(q.get().and_then(|q| attention::attend(kv, spec, q, spans)))
     }
 
+    /// Unreachable: [`CandleKv::new`] refuses latent attention.
+    fn matmul_heads(&self, _: &CandleBuffer, _: &[CandleWeight], _: &mut CandleBuffer) -> Result<()> {
+        Err(Error::Backend(kv::NO_LATENT.to_owned()))
+    }
+
+    /// Unreachable, as [`Self::matmul_heads`].
+    fn join_heads(&self, _: [&CandleBuffer; 2], _: usize, _: &mut CandleBuffer) -> Result<()> {
+        Err(Error::Backend(kv::NO_LATENT.to_owned()))
+    }
+
     /// Unreachable: [`CandleKv::new`] refuses models with states.
     fn convolve(
         &self,

@@ -78,6 +78,7 @@ impl AttentionJob<'_> {
             kv_heads: block.kv_heads,
             heads: self.group,
             head_dim,
+            values: self.shape.values,
             start: span.start + block.rows.start - span.rows.start,
             window: self.spec.window,
             rule: self.spec.rule,
@@ -87,7 +88,7 @@ impl AttentionJob<'_> {
 
     fn slot_len(&self, plan: &AttentionPlan) -> usize {
         let rows = plan.blocks.iter().map(|block| block.rows.len() * block.kv_heads).max().unwrap_or(0);
-        rows * self.group * partial_len(self.shape.head_dim)
+        rows * self.group * partial_len(self.shape.value_dim())
     }
 
     /// Returns the KV heads per task if `blocks` single rows are cut into runs.
@@ -113,7 +114,7 @@ impl AttentionPlan {
             }
         }
         let num_kv_heads = job.shape.num_kv_heads;
-        let single = |block: &QueryBlock| block.rows.len() == 1;
+        let single = |block: &QueryBlock| job.spans[block.span].rows.len() == 1;
         let num_runs = self.blocks.iter().filter(|block| single(block)).map(|block| block.runs.len()).sum();
         let kv_heads = job.kv_heads_of_a_run(num_runs, threads);
         let few = self.blocks.len() * num_kv_heads < TASKS_PER_THREAD * threads;
@@ -154,7 +155,7 @@ impl Cpu {
         self.for_chunks(partials, slot_len, seen * q.width(), |index, slot| {
             run_task(isa, &job, blocks, &tasks[index], slot);
         });
-        let (width, work) = (q.width(), tasks.len() * slot_len);
+        let (width, work) = (out.width(), tasks.len() * slot_len);
         self.for_chunks(out.values_mut(), width, work, |row, out| {
             finish_row(isa, &job, blocks, (partials, slot_len), row, out);
         });
@@ -167,7 +168,7 @@ fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &Atte
     let span = &job.spans[block.span];
     let kv_heads = task.kv_head..task.kv_head + block.kv_heads;
     let page = |number: usize| job.kv.head_pages(job.spec.store, kv_heads.clone(), span.pages[number]);
-    let len = block.kv_heads * queries.rows * queries.heads * partial_len(queries.head_dim);
+    let len = block.kv_heads * queries.rows * queries.heads * partial_len(job.shape.value_dim());
     SCRATCH.with_borrow_mut(|scratch| {
         attention::attend(isa, &queries, task.runs.clone(), &page, scratch, &mut slot[..len]);
     });
@@ -186,9 +187,9 @@ fn finish_row(
     let Some(block) = blocks.get(index).filter(|block| block.rows.contains(&row)) else {
         return; // spans cover the rows of a step
     };
-    let KvShape { num_kv_heads, head_dim } = job.shape;
-    let (len, stride) = (partial_len(head_dim), num_kv_heads / block.kv_heads * slot_len);
-    for (head, out) in out.chunks_exact_mut(head_dim).enumerate() {
+    let (num_kv_heads, value_dim) = (job.shape.num_kv_heads, job.shape.value_dim());
+    let (len, stride) = (partial_len(value_dim), num_kv_heads / block.kv_heads * slot_len);
+    for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
         let (kv_head, within_group) = (head / job.group, head % job.group);
         let (task, kv_head) = (block.first_task + kv_head / block.kv_heads, kv_head % block.kv_heads);
         let row = kv_head * block.rows.len() + row - block.rows.start;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::runtime::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, RowSpan, StoreShape};
+use crate::runtime::backend::{KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, PageId, RowSpan, StoreShape};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::attention::{self, HeadPage, KvPart};
 use crate::runtime::kernel::memory::{Arena, ArenaMemory};
@@ -156,23 +156,25 @@ impl CpuKv {
         Ok(())
     }
 
-    /// Writes rows of keys and of values, `[rows of the step][num_kv_heads * head_dim]` each, to their pages.
+    /// Writes rows of keys and of values, `[rows of the step][num_kv_heads * head_dim]` each, to their pages. Keys that hold
+    /// the values are written alone, in the layout of values.
     ///
     /// # Errors
     /// [`Error::Backend`] if there is no memory for a page.
     pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[RowSpan], pool: &Pool) -> Result<()> {
-        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
+        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) = self.rows(store);
         self.find_runs(group, spans)?;
         let (kv_type, width) = (self.kv_type, num_kv_heads * head_dim);
         let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
         let page_bytes = self.groups[group].page_bytes;
-        let count = 2 * num_kv_heads;
+        let count = values.num_rows() * num_kv_heads;
+        let key_layout = if values == KvValues::Own { KvPart::Keys } else { KvPart::Values };
         assert!(offset + count * block_bytes <= page_bytes, "a layer's blocks lie in its page");
         // One block at a time, so that it is in the cache while its tokens are scattered over it. Keys first, as in
         // the page.
         let task = |block: usize| {
             let (part, rows) =
-                if block < num_kv_heads { (KvPart::Keys, rows[0]) } else { (KvPart::Values, rows[1]) };
+                if block < num_kv_heads { (key_layout, rows[0]) } else { (KvPart::Values, rows[1]) };
             let first_column = block % num_kv_heads * head_dim;
             for run in &self.runs {
                 let page = run.page.load(Ordering::Relaxed);
@@ -213,11 +215,12 @@ impl CpuKv {
 
     /// Returns keys and values of some heads in a page that has been written.
     pub fn head_pages(&self, store: usize, heads: Range<usize>, id: PageId) -> HeadPage<'_> {
-        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim }) = self.rows(store);
+        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) = self.rows(store);
         let page = self.page(group, id).expect("a covered position has been written");
         let block_bytes = PAGE_TOKENS * self.kv_type.row_bytes(head_dim);
         let blocks = |first: usize| &page[offset + first * block_bytes..][..heads.len() * block_bytes];
-        HeadPage { keys: blocks(heads.start), values: blocks(num_kv_heads + heads.start) }
+        let first_values = if values == KvValues::Own { num_kv_heads } else { 0 };
+        HeadPage { keys: blocks(heads.start), values: blocks(first_values + heads.start) }
     }
 }
 
@@ -226,7 +229,7 @@ mod tests {
     use super::*;
     use crate::runtime::backend::Store;
 
-    const SHAPE: KvShape = KvShape { num_kv_heads: 2, head_dim: 64 };
+    const SHAPE: KvShape = KvShape { num_kv_heads: 2, head_dim: 64, values: KvValues::Own };
 
     /// Returns rows of 2 heads with the values `first`, `first + 1`, ... in order.
     fn rows(count: usize, first: f32) -> Vec<f32> {

@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+mod heads;
 mod kv;
 mod recurrent;
 
@@ -63,6 +64,8 @@ pub struct Cpu {
     threads: [usize; 2],
     pool: Pool,
     scratch: RefCell<CpuScratch>,
+    /// Input and output of one head's product.
+    head: RefCell<[CpuBuffer; 2]>,
     /// Memory of packed weights.
     weights: Arena,
     /// Whether any weights were packed.
@@ -105,6 +108,7 @@ impl Cpu {
             threads: [threads, threads_batch],
             pool,
             scratch: RefCell::default(),
+            head: RefCell::default(),
             weights: Arena::default(),
             has_packed: Cell::new(false),
         })
@@ -394,6 +398,15 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn matmul_heads(&self, x: &CpuBuffer, weights: &[CpuWeight], out: &mut CpuBuffer) -> Result<()> {
+        self.multiply_heads(x, weights, out)
+    }
+
+    fn join_heads(&self, parts: [&CpuBuffer; 2], num_heads: usize, out: &mut CpuBuffer) -> Result<()> {
+        heads::join(parts, num_heads, out);
+        Ok(())
+    }
+
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut CpuAngles) -> Result<()> {
         out.cos.clear();
         out.cos.extend_from_slice(cos);
@@ -451,7 +464,7 @@ impl Backend for Cpu {
         spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        out.resize(q.num_rows(), q.width());
+        out.resize(q.num_rows(), spec.num_heads * kv.shape(spec.store).value_dim());
         self.attend_rows(kv, spec, q, spans, out);
         Ok(())
     }

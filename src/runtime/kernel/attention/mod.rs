@@ -4,7 +4,8 @@
 //!
 //! ```text
 //! for each run of 256 positions, counted from position 0, in ascending order, over the positions j that the query sees:
-//!     score[j] = rule(sum over coordinates, ascending, of q * key[j])      8-bit keys: by block, times its scale
+//!     score[j] = rule(sum over coordinates, ascending, of q * key[j])      8-bit keys: by block, times its scale;
+//!                values in keys: coordinate d in lane d % 16, lanes in the order of `dot`
 //!     max = largest score; weight[j] = exp(score[j] - max)
 //!     sum = the weights, position j in lane j % 16, lanes in the order of `dot`
 //!     mixed = sum over j, ascending, of weight[j] * value[j]               8-bit values: weight times scale first
@@ -24,9 +25,9 @@ mod tile;
 use std::ops::Range;
 
 use lanes::VectorLanes;
-pub use stored::{BLOCK, KvPart, KvType, PAGE_TOKENS, read_row, write_row};
+pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};
-use tile::{KvBlock, mix_page, score_page};
+use tile::{KvBlock, mix_page, score_page, score_rows};
 
 use super::dot::sum_body;
 use super::isa::{self, Isa, dispatch};
@@ -47,7 +48,8 @@ pub struct ScoreRule {
     pub softcap: Option<f32>,
 }
 
-/// Keys and values of a page, one block of [`PAGE_TOKENS`] rows per KV head in the layout of [`write_row`].
+/// Keys and values of a page, one block of [`PAGE_TOKENS`] rows per KV head in the layout of [`write_row`]. If the keys hold
+/// the values, both are the same block, in the layout of values.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadPage<'a> {
     pub keys: &'a [u8],
@@ -65,6 +67,7 @@ pub struct Queries<'a> {
     /// Query heads per KV head.
     pub heads: usize,
     pub head_dim: usize,
+    pub values: KvValues,
     /// Position of the first row.
     pub start: usize,
     /// Number of positions that a row sees, including its own; `None` for all.
@@ -81,6 +84,11 @@ impl Queries<'_> {
 
     fn count(&self) -> usize {
         self.kv_heads * self.per_kv_head()
+    }
+
+    /// Returns the number of values of a head's output.
+    fn value_dim(&self) -> usize {
+        self.values.dim(self.head_dim)
     }
 
     /// Returns the bytes of one KV head's keys or values of a page.
@@ -112,10 +120,10 @@ fn within(range: Range<usize>, run: usize) -> Range<usize> {
     place(range.start)..place(range.end)
 }
 
-/// Returns the length of a query's partial result: `head_dim` mixed values, the largest score, the sum of the
+/// Returns the length of a query's partial result: `value_dim` mixed values, the largest score, the sum of the
 /// weights.
-pub const fn partial_len(head_dim: usize) -> usize {
-    head_dim + 2
+pub const fn partial_len(value_dim: usize) -> usize {
+    value_dim + 2
 }
 
 /// Least distance in bytes between the block being read and the block being prefetched; measured.
@@ -150,10 +158,12 @@ pub fn attend<'a>(
     partials: &mut [f32],
 ) {
     let Queries { rows, kv_heads, heads, head_dim, row_stride, .. } = *queries;
-    assert_eq!(partials.len(), queries.count() * partial_len(head_dim), "a partial result for each query");
-    for partial in partials.chunks_exact_mut(partial_len(head_dim)) {
-        partial[..head_dim].fill(0.0);
-        partial[head_dim..].copy_from_slice(&EMPTY);
+    let value_dim = queries.value_dim();
+    assert!(value_dim <= head_dim, "values lie within their keys or are as wide");
+    assert_eq!(partials.len(), queries.count() * partial_len(value_dim), "a partial result for each query");
+    for partial in partials.chunks_exact_mut(partial_len(value_dim)) {
+        partial[..value_dim].fill(0.0);
+        partial[value_dim..].copy_from_slice(&EMPTY);
     }
     scratch.q.clear();
     for (kv_head, row) in (0..kv_heads).flat_map(|kv_head| (0..rows).map(move |row| (kv_head, row))) {
@@ -161,7 +171,7 @@ pub fn attend<'a>(
         scratch.q.extend_from_slice(&queries.q[start..][..heads * head_dim]);
     }
     scratch.scores.resize(queries.count() * RUN_TOKENS, 0.0);
-    scratch.mixed.resize(queries.count() * mixed_stride(head_dim), 0.0);
+    scratch.mixed.resize(queries.count() * mixed_stride(value_dim), 0.0);
     scratch.stats.resize(queries.count(), EMPTY);
     for run in runs {
         let visible = within(queries.all_visible(), run);
@@ -179,8 +189,8 @@ pub fn attend<'a>(
 const EMPTY: [f32; 2] = [f32::NEG_INFINITY, 0.0];
 
 /// Returns the length of mixed values, padded to whole registers.
-fn mixed_stride(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(LANES)
+fn mixed_stride(value_dim: usize) -> usize {
+    value_dim.next_multiple_of(LANES)
 }
 
 /// Merges the result of later positions into that of earlier ones.
@@ -204,8 +214,8 @@ fn merge(values: &mut [f32], state: &mut [f32; 2], mixed: &[f32], stats: [f32; 2
 
 /// Splits a partial result into mixed values, largest score and sum of weights.
 #[inline(always)]
-fn parts(partial: &[f32], head_dim: usize) -> (&[f32], [f32; 2]) {
-    (&partial[..head_dim], [partial[head_dim], partial[head_dim + 1]])
+fn parts(partial: &[f32], value_dim: usize) -> (&[f32], [f32; 2]) {
+    (&partial[..value_dim], [partial[value_dim], partial[value_dim + 1]])
 }
 
 #[inline(always)]
@@ -227,7 +237,7 @@ fn finish_body(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f3
 
 dispatch! {
     /// Merges the partial results of one query, which begin `stride` apart, earlier runs first, into `out`,
-    /// `[head_dim]`.
+    /// `[value_dim]`.
     ///
     /// A sink is a score that takes part in the softmax without a value (gpt-oss).
     pub fn finish(partials: &[f32], stride: usize, sink: Option<f32>, out: &mut [f32]) = finish_body
@@ -340,12 +350,12 @@ unsafe fn reduce_body<V: VectorLanes, S: Stored>(
         }
         mix::<V, S>(run, scratch);
     }
-    let head_dim = run.queries.head_dim;
-    let mixed = scratch.mixed.chunks_exact(mixed_stride(head_dim)).zip(&scratch.stats);
-    for (partial, (mixed, stats)) in partials.chunks_exact_mut(partial_len(head_dim)).zip(mixed) {
-        let (values, state) = partial.split_at_mut(head_dim);
+    let value_dim = run.queries.value_dim();
+    let mixed = scratch.mixed.chunks_exact(mixed_stride(value_dim)).zip(&scratch.stats);
+    for (partial, (mixed, stats)) in partials.chunks_exact_mut(partial_len(value_dim)).zip(mixed) {
+        let (values, state) = partial.split_at_mut(value_dim);
         let state = state.first_chunk_mut().expect("two numbers after the values");
-        merge(values, state, &mixed[..head_dim], *stats);
+        merge(values, state, &mixed[..value_dim], *stats);
     }
 }
 
@@ -400,7 +410,14 @@ unsafe fn score<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scra
                 let scores = &mut scratch.scores[query * RUN_TOKENS..][..size * RUN_TOKENS];
                 let scores = (scores[page * PAGE_TOKENS..].as_mut_ptr(), RUN_TOKENS);
                 // SAFETY: by this function's contract; the slices hold `size` rows.
-                unsafe { with_tile!(size, score_page::<V, S>(head_dim, q, keys, scores)) };
+                unsafe {
+                    match run.queries.values {
+                        KvValues::Own => with_tile!(size, score_page::<V, S>(head_dim, q, keys, scores)),
+                        KvValues::InKeys(_) => {
+                            with_tile!(size, score_rows::<V, S>(head_dim, q, keys, scores));
+                        }
+                    }
+                };
             }
         }
     }
@@ -517,12 +534,12 @@ unsafe fn mix_tile<V: VectorLanes, S: Stored>(
     if tokens.is_empty() {
         return;
     }
-    let head_dim = run.queries.head_dim;
-    let stride = mixed_stride(head_dim);
+    let dims = [run.queries.head_dim, run.queries.value_dim()];
+    let stride = mixed_stride(dims[1]);
     let mixed = (scratch.mixed[query * stride..][..size * stride].as_mut_ptr(), stride);
     let weights = &scratch.scores[query * RUN_TOKENS..][..size * RUN_TOKENS];
     let weights = (weights[page * PAGE_TOKENS..].as_ptr(), RUN_TOKENS);
     let tokens = (tokens.start, tokens.end);
     // SAFETY: by this function's contract; the slices hold `size` rows.
-    unsafe { with_tile!(size, mix_page::<V, S>(head_dim, values, tokens, weights, mixed)) };
+    unsafe { with_tile!(size, mix_page::<V, S>(dims, values, tokens, weights, mixed)) };
 }

@@ -1,7 +1,7 @@
 //! Layout of a KV head's rows in a page, and conversion of rows to it.
 //!
 //! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score needs no
-//! sum across lanes; values are `[PAGE_TOKENS][head_dim]`. In [`KvType::Q8_0`] both are signed bytes, followed by the
+//! sum across lanes; values are `[PAGE_TOKENS][head_dim]`, and so are keys that hold the values. In [`KvType::Q8_0`] both are signed bytes, followed by the
 //! scales in f16, `[block][PAGE_TOKENS]`: a token's row is cut into blocks of [`BLOCK`] values, the last of which may
 //! be shorter.
 
@@ -45,6 +45,33 @@ impl KvType {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::Q8_0 => "q8_0",
+        }
+    }
+}
+
+/// Place of a KV head's values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvValues {
+    /// In rows of their own, as wide as the keys.
+    Own,
+    /// The first values of each key, this many (latent attention).
+    InKeys(usize),
+}
+
+impl KvValues {
+    /// Returns the number of values of a head with keys of `head_dim`.
+    pub const fn dim(self, head_dim: usize) -> usize {
+        match self {
+            KvValues::Own => head_dim,
+            KvValues::InKeys(dim) => dim,
+        }
+    }
+
+    /// Returns the number of rows of a token and head: a key and a value, or one for both.
+    pub const fn num_rows(self) -> usize {
+        match self {
+            KvValues::Own => 2,
+            KvValues::InKeys(_) => 1,
         }
     }
 }

@@ -7,7 +7,8 @@ use crate::isa::available;
 struct History {
     kv_type: KvType,
     head_dim: usize,
-    /// Keys and values, by page.
+    values: KvValues,
+    /// Keys and values, by page; one block for both if the keys hold the values.
     pages: Vec<[Vec<u64>; 2]>,
     len: usize,
 }
@@ -29,10 +30,10 @@ impl ValueRandom {
 }
 
 impl History {
-    fn new(kv_type: KvType, head_dim: usize, len: usize) -> History {
+    fn new(kv_type: KvType, head_dim: usize, values: KvValues, len: usize) -> History {
         let words = (PAGE_TOKENS * kv_type.row_bytes(head_dim)).div_ceil(8);
         let pages = vec![[vec![0u64; words], vec![0u64; words]]; len.div_ceil(PAGE_TOKENS)];
-        let mut history = History { kv_type, head_dim, pages, len };
+        let mut history = History { kv_type, head_dim, values, pages, len };
         let mut random = ValueRandom(7 + len as u32);
         for position in 0..len {
             history.write(position, [random.row(head_dim, 2.0), random.row(head_dim, 1.0)]);
@@ -50,15 +51,25 @@ impl History {
 
     fn write(&mut self, position: usize, rows: [Vec<f32>; 2]) {
         let (kv_type, bytes) = (self.kv_type, self.bytes());
+        let key_layout = self.key_layout();
         let page = &mut self.pages[position / PAGE_TOKENS];
-        for ((part, words), row) in [KvPart::Keys, KvPart::Values].into_iter().zip(page).zip(rows) {
+        for ((part, words), row) in [key_layout, KvPart::Values].into_iter().zip(page).zip(rows) {
             let block = &mut bytemuck::cast_slice_mut(words)[..bytes];
             write_row(kv_type, part, block, position % PAGE_TOKENS, &row);
         }
     }
 
+    fn key_layout(&self) -> KvPart {
+        if self.values == KvValues::Own { KvPart::Keys } else { KvPart::Values }
+    }
+
+    fn value_dim(&self) -> usize {
+        self.values.dim(self.head_dim)
+    }
+
     fn page(&self, number: usize) -> HeadPage<'_> {
         let [keys, values] = &self.pages[number];
+        let values = if self.values == KvValues::Own { values } else { keys };
         let bytes = |words| &bytemuck::cast_slice::<u64, u8>(words)[..self.bytes()];
         HeadPage { keys: bytes(keys), values: bytes(values) }
     }
@@ -66,8 +77,11 @@ impl History {
     fn read(&self, part: KvPart, position: usize) -> Vec<f32> {
         let mut row = vec![0.0; self.head_dim];
         let page = self.page(position / PAGE_TOKENS);
-        let block = if part == KvPart::Keys { page.keys } else { page.values };
-        read_row(self.kv_type, part, block, position % PAGE_TOKENS, &mut row);
+        let (block, layout) = match part {
+            KvPart::Keys => (page.keys, self.key_layout()),
+            KvPart::Values => (page.values, part),
+        };
+        read_row(self.kv_type, layout, block, position % PAGE_TOKENS, &mut row);
         row
     }
 }
@@ -107,12 +121,14 @@ impl AttentionCase {
             kv_heads: 1,
             heads,
             head_dim,
+            values: self.history.values,
             start: rows.start,
             window: self.window,
             rule: self.rule,
             kv_type: self.history.kv_type,
         };
-        let len = partial_len(head_dim);
+        let value_dim = self.history.value_dim();
+        let len = partial_len(value_dim);
         let slot_len = rows.len() * heads * len;
         let runs = queries.runs();
         let parts: Vec<_> = match split {
@@ -124,8 +140,8 @@ impl AttentionCase {
         for (runs, slot) in parts.into_iter().zip(partials.chunks_exact_mut(slot_len)) {
             attend(isa, &queries, runs, &|number| self.history.page(number), &mut scratch, slot);
         }
-        let mut out = vec![f32::NAN; rows.len() * heads * head_dim];
-        for (query, out) in out.chunks_exact_mut(head_dim).enumerate() {
+        let mut out = vec![f32::NAN; rows.len() * heads * value_dim];
+        for (query, out) in out.chunks_exact_mut(value_dim).enumerate() {
             finish(isa, &partials[query * len..], slot_len, self.sink, out);
         }
         out
@@ -144,7 +160,7 @@ impl AttentionCase {
         };
         let weights: Vec<f64> = (first..=position).map(score).collect();
         let sum = weights.iter().sum::<f64>() + self.sink.map_or(0.0, |sink| f64::from(sink).exp());
-        let mut out = vec![0.0; head_dim];
+        let mut out = vec![0.0; self.history.value_dim()];
         for (at, weight) in (first..=position).zip(weights) {
             for (out, value) in out.iter_mut().zip(self.history.read(KvPart::Values, at)) {
                 *out += weight / sum * f64::from(value);
@@ -161,10 +177,15 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 fn cases(len: usize) -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     for kv_type in KvType::ALL {
-        for (head_dim, heads) in [(64, 1), (24, 2), (40, 3), (128, 2), (8, 7)] {
+        let own = [(64, 1), (24, 2), (40, 3), (128, 2), (8, 7)];
+        let own = own.map(|(head_dim, heads)| (head_dim, heads, KvValues::Own));
+        let in_keys = [(24, 4, 16), (576, 5, 512), (50, 3, 9), (72, 8, 64)];
+        let in_keys = in_keys.map(|(head_dim, heads, values)| (head_dim, heads, KvValues::InKeys(values)));
+        for (head_dim, heads, values) in own.into_iter().chain(in_keys) {
             for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)]
             {
-                cases.push(AttentionCase::new(History::new(kv_type, head_dim, len), heads, window, softcap));
+                let history = History::new(kv_type, head_dim, values, len);
+                cases.push(AttentionCase::new(history, heads, window, softcap));
             }
         }
     }
@@ -178,7 +199,7 @@ fn agrees_with_double_precision() {
         let rows = [0, 1, 31, 32, 255, 256, 257, 511, 512, 529];
         for row in rows.into_iter().filter(|row| *row < len) {
             let out = case.attend(isa::isa(), row..row + 1, false);
-            for (head, out) in out.chunks_exact(case.history.head_dim).enumerate() {
+            for (head, out) in out.chunks_exact(case.history.value_dim()).enumerate() {
                 for (out, exact) in out.iter().zip(case.exact(row, head)) {
                     let name = case.history.kv_type.name();
                     assert!((f64::from(*out) - exact).abs() < 2e-6, "{name} row {row}: {out}, not {exact}");
@@ -192,7 +213,7 @@ fn agrees_with_double_precision() {
 fn instruction_sets_chunks_and_splits_change_no_bit() {
     // Every third case still covers every type, shape and window, but not all combinations.
     for case in cases(if cfg!(miri) { 40 } else { 330 }).into_iter().step_by(3) {
-        let (len, width) = (case.history.len, case.heads * case.history.head_dim);
+        let (len, width) = (case.history.len, case.heads * case.history.value_dim());
         let scalar = case.attend(Isa::Scalar, 0..len, false);
         assert!(scalar.iter().all(|value| value.is_finite()), "what is not seen must not be read");
         for isa in available() {
@@ -213,13 +234,15 @@ fn instruction_sets_chunks_and_splits_change_no_bit() {
 #[test]
 fn a_broken_token_is_seen_by_those_after_it_only() {
     for kv_type in KvType::ALL {
-        let mut history = History::new(kv_type, 32, 100);
-        history.write(50, [vec![f32::NAN; 32], vec![f32::INFINITY; 32]]);
-        let case = AttentionCase::new(history, 2, Some(20), None);
-        let out = case.attend(isa::isa(), 0..100, false);
-        for (row, out) in out.chunks(64).enumerate() {
-            let sees = (50..70).contains(&row);
-            assert_eq!(out.iter().any(|value| !value.is_finite()), sees, "{} row {row}", kv_type.name());
+        for values in [KvValues::Own, KvValues::InKeys(32)] {
+            let mut history = History::new(kv_type, 32, values, 100);
+            history.write(50, [vec![f32::NAN; 32], vec![f32::INFINITY; 32]]);
+            let case = AttentionCase::new(history, 2, Some(20), None);
+            let out = case.attend(isa::isa(), 0..100, false);
+            for (row, out) in out.chunks(64).enumerate() {
+                let sees = (50..70).contains(&row);
+                assert_eq!(out.iter().any(|value| !value.is_finite()), sees, "{} row {row}", kv_type.name());
+            }
         }
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! Every sum is one chain of fused multiply-adds in ascending order, over coordinates for a score and over tokens for
 //! a mixed value, so the result depends neither on the number of queries side by side nor on the width of the
-//! registers.
+//! registers. Scores of keys in the layout of values have a chain for each of 16 lanes.
 
 use half::f16;
 
 use super::lanes::VectorLanes;
 use super::stored::{BLOCK, PAGE_TOKENS, Stored};
+use crate::dot::sum_lanes;
 use crate::wide::LANES;
 
 /// Registers of 16 numbers for a page's scores.
@@ -100,9 +101,97 @@ pub unsafe fn score_page<V: VectorLanes, S: Stored, const Q: usize>(
     }
 }
 
+/// Keys of a page in the layout of values that are scored side by side.
+const ROW_TOKENS: usize = 2;
+
+/// Computes what [`score_page`] does for keys in the layout of values, `[PAGE_TOKENS][head_dim]`.
+///
+/// # Safety
+/// As [`score_page`].
+#[inline(always)]
+pub unsafe fn score_rows<V: VectorLanes, S: Stored, const Q: usize>(
+    head_dim: usize,
+    q: *const f32,
+    (keys, next): (KvBlock<S::Element>, Option<*const S::Element>),
+    (scores, stride): (*mut f32, usize),
+) {
+    let per_scale = if S::SCALED { BLOCK } else { head_dim };
+    for token in (0..PAGE_TOKENS).step_by(ROW_TOKENS) {
+        // SAFETY: by this function's contract; coordinates stay below `head_dim`, blocks below their number.
+        unsafe {
+            let mut sums = [[V::zero(); ROW_TOKENS]; Q];
+            for block in 0..head_dim.div_ceil(per_scale) {
+                let range = (block * per_scale, head_dim.min((block + 1) * per_scale));
+                let rows = keys.elements.add(token * head_dim);
+                prefetch(next, token * head_dim + range.0, ROW_TOKENS * (range.1 - range.0));
+                let parts = score_block::<V, S, Q>(head_dim, range, q, rows);
+                if S::SCALED {
+                    for at in 0..ROW_TOKENS {
+                        let scale = V::splat((*keys.scales.add(block * PAGE_TOKENS + token + at)).to_f32());
+                        for query in 0..Q {
+                            sums[query][at] = sums[query][at].fma(parts[query][at], scale);
+                        }
+                    }
+                } else {
+                    sums = parts;
+                }
+            }
+            for query in 0..Q {
+                for at in 0..ROW_TOKENS {
+                    *scores.add(query * stride + token + at) = sum_lanes(sums[query][at].lanes());
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies coordinates `from..to` of the queries with those of a few keys, whose rows begin at `rows`; lanes apart.
+///
+/// # Safety
+/// As [`score_rows`].
+#[inline(always)]
+unsafe fn score_block<V: VectorLanes, S: Stored, const Q: usize>(
+    head_dim: usize,
+    (from, to): (usize, usize),
+    q: *const f32,
+    rows: *const S::Element,
+) -> [[V; ROW_TOKENS]; Q] {
+    // SAFETY: by this function's contract; the last lanes, which may lie after the row, are copied.
+    unsafe {
+        let mut parts = [[V::zero(); ROW_TOKENS]; Q];
+        let whole = from + (to - from) / LANES * LANES;
+        for dim in (from..whole).step_by(LANES) {
+            let key: [V; ROW_TOKENS] = std::array::from_fn(|at| S::load(rows.add(at * head_dim + dim)));
+            for query in 0..Q {
+                let q = V::load_f32(q.add(query * head_dim + dim));
+                for at in 0..ROW_TOKENS {
+                    parts[query][at] = parts[query][at].fma(q, key[at]);
+                }
+            }
+        }
+        if whole < to {
+            let key: [V; ROW_TOKENS] = std::array::from_fn(|at| {
+                let mut padded = [S::Element::default(); LANES];
+                std::ptr::copy_nonoverlapping(rows.add(at * head_dim + whole), padded.as_mut_ptr(), to - whole);
+                S::load(padded.as_ptr())
+            });
+            for query in 0..Q {
+                let mut padded = [0.0; LANES];
+                std::ptr::copy_nonoverlapping(q.add(query * head_dim + whole), padded.as_mut_ptr(), to - whole);
+                let q = V::load_f32(padded.as_ptr());
+                for at in 0..ROW_TOKENS {
+                    parts[query][at] = parts[query][at].fma(q, key[at]);
+                }
+            }
+        }
+        parts
+    }
+}
+
 /// Adds `weights[query][token] * values[token]` to `mixed[query]`, for tokens `from..to` of one page, and prefetches
 /// the `next` block.
 ///
+/// Rows are `head_dim` long, of which the first `value_dim` are values.
 /// `weights` points to the first query's weights of this page, with the other queries' `weight_stride` apart; `mixed`
 /// to `Q` rows `mixed_stride` apart, each long enough for whole registers.
 ///
@@ -111,15 +200,15 @@ pub unsafe fn score_page<V: VectorLanes, S: Stored, const Q: usize>(
 /// can be read and written.
 #[inline(always)]
 pub unsafe fn mix_page<V: VectorLanes, S: Stored, const Q: usize>(
-    head_dim: usize,
+    [head_dim, value_dim]: [usize; 2],
     (values, next): (KvBlock<S::Element>, Option<*const S::Element>),
     (from, to): (usize, usize),
     (weights, weight_stride): (*const f32, usize),
     (mixed, mixed_stride): (*mut f32, usize),
 ) {
-    let registers = head_dim / LANES;
+    let registers = value_dim / LANES;
     let mut register = 0;
-    let call = Mix::<S> { head_dim, values, next, from, to, weights, weight_stride, mixed, mixed_stride };
+    let call = Mix::<S> { head_dim, value_dim, values, next, from, to, weights, weight_stride, mixed, mixed_stride };
     // SAFETY: by this function's contract; the registers lie within the row.
     unsafe {
         if 4 * Q <= V::SUMS {
@@ -138,7 +227,7 @@ pub unsafe fn mix_page<V: VectorLanes, S: Stored, const Q: usize>(
             call.registers::<V, Q, 1>(register);
             register += 1;
         }
-        if registers * LANES < head_dim {
+        if registers * LANES < value_dim {
             call.tail::<V, Q>();
         }
     }
@@ -147,6 +236,7 @@ pub unsafe fn mix_page<V: VectorLanes, S: Stored, const Q: usize>(
 /// The arguments of [`mix_page`].
 struct Mix<S: Stored> {
     head_dim: usize,
+    value_dim: usize,
     values: KvBlock<S::Element>,
     next: Option<*const S::Element>,
     from: usize,
@@ -232,14 +322,14 @@ impl<S: Stored> Mix<S> {
     /// As [`mix_page`].
     #[inline(always)]
     unsafe fn tail<V: VectorLanes, const Q: usize>(&self) {
-        let start = self.head_dim / LANES * LANES;
-        // SAFETY: by this function's contract; only elements below `head_dim` are read.
+        let start = self.value_dim / LANES * LANES;
+        // SAFETY: by this function's contract; only elements below `value_dim` are read.
         unsafe {
             let scaled = self.scaled::<V, Q>(start / BLOCK);
             let mut padded = [S::Element::default(); LANES];
             for token in self.from..self.to {
                 let row = self.values.elements.add(token * self.head_dim + start);
-                std::ptr::copy_nonoverlapping(row, padded.as_mut_ptr(), self.head_dim - start);
+                std::ptr::copy_nonoverlapping(row, padded.as_mut_ptr(), self.value_dim - start);
                 let row: V = S::load(padded.as_ptr());
                 for query in 0..Q {
                     let weight = match S::SCALED {

@@ -61,18 +61,29 @@ pub fn dense(
     reader: &ConfigReader,
     defaults: ConfigDefaults,
 ) -> Result<Description, LoadError> {
+    let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader)?);
+    let attention = attention(reader, hidden_size, num_layers, defaults)?;
+    let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
+    decoder(name, reader, MixerConfig::Attention(attention), rotated, defaults)
+}
+
+/// Parses a decoder as [`dense`] does, with this mixer in every layer and one rotary table of `rotated` values.
+pub fn decoder(
+    name: &'static str,
+    reader: &ConfigReader,
+    mixer: MixerConfig,
+    rotated: usize,
+    defaults: ConfigDefaults,
+) -> Result<Description, LoadError> {
     if !defaults.experts {
         refuse_experts(reader)?;
     }
-    let hidden_size = width(reader, reader.pick("hidden_size", "embedding_length"), None)?;
-    let num_layers = reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
-    let attention = attention(reader, hidden_size, num_layers, defaults)?;
+    let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader)?);
     let vocab_size = match (reader.count("vocab_size")?, defaults.vocab_size) {
         (None, Some(default)) => default,
         _ => reader.size("vocab_size", MAX_VOCAB)?,
     };
-    let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
-    let layer = layer(reader, attention, num_layers, defaults)?;
+    let layer = layer(reader, mixer, num_layers, defaults)?;
     let config = DecoderConfig {
         architecture: name,
         vocab_size,
@@ -89,10 +100,18 @@ pub fn dense(
     Ok(Description { config, naming: naming(reader, defaults)? })
 }
 
+fn hidden_size(reader: &ConfigReader) -> Result<usize, LoadError> {
+    width(reader, reader.pick("hidden_size", "embedding_length"), None)
+}
+
+fn num_layers(reader: &ConfigReader) -> Result<usize, LoadError> {
+    reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)
+}
+
 /// Parses one layer, with the largest feed-forward width of any layer.
 fn layer(
     reader: &ConfigReader,
-    attention: AttentionConfig,
+    mixer: MixerConfig,
     num_layers: usize,
     defaults: ConfigDefaults,
 ) -> Result<LayerConfig, LoadError> {
@@ -103,7 +122,7 @@ fn layer(
         activation: activation(reader, defaults.activation)?,
     };
     Ok(LayerConfig {
-        mixer: MixerConfig::Attention(attention),
+        mixer,
         feed_forward: FeedForwardConfig { dense: Some(mlp), experts: None, gates_dense: false },
         has_output_scale: false,
         norm_eps,
@@ -257,6 +276,30 @@ fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, 
 }
 
 impl Description {
+    /// Leaves the layers out that predict further tokens. GGUF counts them among the blocks, Hugging Face does not: its files
+    /// may have them after the others, `hugging_face_key` of them.
+    pub fn leave_prediction_out(
+        &mut self,
+        reader: &ConfigReader,
+        hugging_face_key: &'static str,
+    ) -> Result<(), LoadError> {
+        let key = reader.pick(hugging_face_key, "nextn_predict_layers");
+        let extra = reader.count(key)?.unwrap_or(0);
+        self.naming.prediction_layers = extra;
+        if !reader.is_gguf() {
+            return Ok(());
+        }
+        match self.config.layers.len().checked_sub(extra) {
+            None | Some(0) => {
+                Err(reader.error(key, format!("{extra} prediction layers leave no layer for the decoder")))
+            }
+            Some(count) => {
+                self.config.layers.truncate(count);
+                Ok(())
+            }
+        }
+    }
+
     /// Sets the window of the layers for which `slides` returns true. A window of 0, in which a token would not see
     /// itself, counts as none.
     pub fn slide(&mut self, window: Option<usize>, slides: impl Fn(usize) -> bool) {

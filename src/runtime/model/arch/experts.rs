@@ -35,6 +35,9 @@ pub fn experts(
         used,
         mlp: MlpConfig { intermediate_size, activation: dense.activation },
         weights,
+        weight_scale: 1.0,
+        has_bias: false,
+        groups: None,
         has_norms: false,
     })
 }

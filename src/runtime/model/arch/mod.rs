@@ -4,6 +4,7 @@
 //! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
 
 mod config_reader;
+mod deepseek;
 mod dense;
 mod experts;
 pub(super) mod rope;
@@ -23,6 +24,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod smollm3;
 
 pub use config_reader::{ConfigReader, ModelFormat};
@@ -52,6 +54,9 @@ pub struct Family {
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
+    deepseek::V2_FAMILY,
+    deepseek::V3_FAMILY,
+    deepseek::GLM_FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
     gemma4::FAMILY,
@@ -68,6 +73,7 @@ pub const FAMILIES: &[Family] = &[
     qwen3_5::FAMILY,
     qwen3_5::MOE_FAMILY,
     qwen3_moe::FAMILY,
+    qwen3_next::FAMILY,
     smollm3::FAMILY,
 ];
 

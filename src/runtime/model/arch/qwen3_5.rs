@@ -48,6 +48,15 @@ fn parse_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
 }
 
 fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
+    with_experts(MOE_FAMILY.name, reader, ExpertWeights::OfUsed)
+}
+
+/// Parses a model with experts in every layer.
+pub fn with_experts(
+    name: &'static str,
+    reader: &ConfigReader,
+    weights: ExpertWeights,
+) -> Result<Description, LoadError> {
     let shared = shared_size(reader)?;
     let defaults = ConfigDefaults {
         num_kv_heads: Some(2),
@@ -55,9 +64,9 @@ fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
         intermediate_size: Some(shared),
         ..ConfigDefaults::default()
     };
-    let mut description = parse_config("qwen3.5-moe", reader, defaults)?;
+    let mut description = parse_config(name, reader, defaults)?;
     description.naming.parts = PartNames {
-        mlp: [
+        mlp_beside_experts: [
             ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
             ["mlp.shared_expert.up_proj", "ffn_up_shexp"],
             ["mlp.shared_expert.down_proj", "ffn_down_shexp"],
@@ -67,7 +76,7 @@ fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
     for layer in &mut description.config.layers {
         if let Some(dense) = layer.feed_forward.dense.take() {
             layer.feed_forward = FeedForwardConfig {
-                experts: Some(experts(reader, &EXPERTS, &dense, ExpertWeights::OfUsed)?),
+                experts: Some(experts(reader, &EXPERTS, &dense, weights)?),
                 dense: Some(MlpConfig { intermediate_size: shared, ..dense }),
                 gates_dense: true,
             };
@@ -107,7 +116,7 @@ fn parse_config(
     let mut description = dense(name, reader, defaults)?;
     if reader.is_gguf() {
         description.naming.norms = GGUF_NORMS;
-        leave_prediction_out(&mut description, reader)?;
+        description.leave_prediction_out(reader, "mtp_num_hidden_layers")?;
     } else {
         description.naming.norm_offset = 1.0;
     }
@@ -122,22 +131,6 @@ fn parse_config(
         layer.mixer = delta_net.clone();
     }
     Ok(description)
-}
-
-/// Removes the layers that predict further tokens, which GGUF counts among the blocks.
-fn leave_prediction_out(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
-    const KEY: &str = "nextn_predict_layers";
-    let extra = reader.count(KEY)?.unwrap_or(0);
-    match description.config.layers.len().checked_sub(extra) {
-        None | Some(0) => {
-            Err(reader.error(KEY, format!("{extra} prediction layers leave no layer for the decoder")))
-        }
-        Some(count) => {
-            description.config.layers.truncate(count);
-            description.naming.prediction_layers = extra;
-            Ok(())
-        }
-    }
 }
 
 /// Returns which layers are recurrent: as listed, or all except every fourth by default.

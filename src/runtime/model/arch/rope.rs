@@ -71,20 +71,28 @@ fn hugging_face(
     dim: usize,
     default_theta: f32,
 ) -> Result<RopeConfig, LoadError> {
-    let parameters = reader.value("rope_parameters").map(|all| all.get(kind).cloned().unwrap_or(all));
-    let (key, scaling) = match parameters {
-        Some(parameters) => ("rope_parameters", Some(parameters)),
-        None => ("rope_scaling", reader.value("rope_scaling")),
-    };
-    if let Some(other) = scaling.as_ref().filter(|scaling| !scaling.is_object()) {
-        return Err(reader.error(key, format!("{other} is not an object")));
-    }
-    let parameters = Parameters { reader, key, map: scaling.unwrap_or(Value::Null) };
+    let (key, map) = parameters(reader, kind)?.unwrap_or(("rope_scaling", Value::Null));
+    let parameters = Parameters { reader, key, map };
     let theta = match parameters.number("rope_theta")? {
         Some(theta) => theta,
         None => reader.number("rope_theta")?.unwrap_or(default_theta),
     };
     Ok(RopeConfig { dim, theta, scaling: parameters.scaling(dim)? })
+}
+
+/// Returns the object of rotary parameters for layers of `kind`, and its key; `None` if the file has none.
+fn parameters(reader: &ConfigReader, kind: &str) -> Result<Option<(&'static str, Value)>, LoadError> {
+    let parameters = reader.value("rope_parameters").map(|all| all.get(kind).cloned().unwrap_or(all));
+    let found = match parameters {
+        Some(parameters) => Some(("rope_parameters", parameters)),
+        None => reader.value("rope_scaling").map(|scaling| ("rope_scaling", scaling)),
+    };
+    match &found {
+        Some((key, other)) if !other.is_object() => {
+            Err(reader.error(key, format!("{other} is not an object")))
+        }
+        _ => Ok(found),
+    }
 }
 
 /// One JSON object of rotary parameters.
@@ -150,15 +158,21 @@ impl Parameters<'_> {
     }
 
     fn yarn(&self) -> Result<RopeScaling, LoadError> {
-        if self.get("mscale").is_some() || self.get("mscale_all_dim").is_some() {
-            return Err(self.error("yarn with mscale is not supported"));
-        }
+        let factor = self.required("factor")?;
+        let [mscale, all_dim] = [self.number("mscale")?, self.number("mscale_all_dim")?];
+        // 0 counts as absent, as in transformers.
+        let ratio = match (mscale.filter(|scale| *scale != 0.0), all_dim.filter(|scale| *scale != 0.0)) {
+            (Some(mscale), Some(all_dim)) => {
+                Some(yarn_magnitude(factor, mscale) / yarn_magnitude(factor, all_dim))
+            }
+            _ => None,
+        };
         Ok(RopeScaling::Yarn {
-            factor: self.required("factor")?,
+            factor,
             beta_fast: self.number("beta_fast")?.unwrap_or(32.0),
             beta_slow: self.number("beta_slow")?.unwrap_or(1.0),
             original_context: self.original_context()?,
-            attention_factor: self.number("attention_factor")?,
+            attention_factor: self.number("attention_factor")?.or(ratio),
             truncate: self.get("truncate").and_then(Value::as_bool).unwrap_or(true),
         })
     }
@@ -191,6 +205,30 @@ impl Parameters<'_> {
             attention_factor,
         })
     }
+}
+
+/// Computes YaRN's magnitude for a factor of the context (Peng et al. 2023, section 3.4), weighted by `mscale` (DeepSeek V2).
+fn yarn_magnitude(factor: f32, mscale: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+}
+
+/// Returns the factor by which YaRN multiplies the scores of latent attention: the square of its magnitude for all
+/// dimensions, or 1 if the file names none (transformers `yarn_apply_mscale`).
+pub fn yarn_score_factor(reader: &ConfigReader) -> Result<f32, LoadError> {
+    let (factor, mscale) = match reader.is_gguf() {
+        // llama.cpp's converter writes a tenth.
+        true => (
+            reader.number("rope.scaling.factor")?,
+            reader.number("rope.scaling.yarn_log_multiplier")?.map(|tenth| 10.0 * tenth),
+        ),
+        false => {
+            let Some((key, map)) = parameters(reader, "full_attention")? else { return Ok(1.0) };
+            let parameters = Parameters { reader, key, map };
+            (parameters.number("factor")?, parameters.number("mscale_all_dim")?)
+        }
+    };
+    let magnitude = yarn_magnitude(factor.unwrap_or(1.0), mscale.unwrap_or(0.0));
+    Ok(magnitude * magnitude)
 }
 
 /// Computes sqrt(1 + ln(s) / ln(original)) for s > 1 (LongRoPE, section 3.3, as transformers computes it).

@@ -10,7 +10,7 @@ use super::routing::Routing;
 use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::kernel::math;
-use crate::runtime::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig};
+use crate::runtime::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
 use crate::runtime::model::weights::Linear;
 
 pub struct FeedForward<B: Backend> {
@@ -24,7 +24,11 @@ impl<B: Backend> FeedForward<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(loader: &Loader<'_, B>, config: &FeedForwardConfig, eps: f32) -> Result<Self, LoadError> {
-        let dense = config.dense.as_ref().map(|config| Mlp::load(loader, config)).transpose()?;
+        let names = match &config.experts {
+            None => loader.naming.parts.mlp,
+            Some(_) => loader.naming.parts.mlp_beside_experts,
+        };
+        let dense = config.dense.as_ref().map(|config| Mlp::load(loader, names, config)).transpose()?;
         let experts = config.experts.as_ref().map(|config| Experts::load(loader, config, eps)).transpose()?;
         let hidden = loader.hidden;
         let dense_gate = |_| {
@@ -82,8 +86,11 @@ struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    fn load(loader: &Loader<'_, B>, config: &MlpConfig) -> Result<Self, LoadError> {
-        let [gate, up, down] = loader.naming.parts.mlp;
+    fn load(
+        loader: &Loader<'_, B>,
+        [gate, up, down]: [Names; 3],
+        config: &MlpConfig,
+    ) -> Result<Self, LoadError> {
         let inner = config.intermediate_size;
         let fused = ["mlp.gate_up_proj", "ffn_up"];
         let [gate, up] = loader.file.linears(loader.layer, [gate, up], fused, [inner; 2], loader.hidden)?;
@@ -116,6 +123,8 @@ impl<B: Backend> Mlp<B> {
 struct Experts<B: Backend> {
     config: ExpertsConfig,
     router: Projection<B>,
+    /// Biases for the choice of experts.
+    bias: Option<Vec<f32>>,
     each: Vec<Mlp<B>>,
     norms: Option<ExpertNorms<B>>,
     eps: f32,
@@ -140,9 +149,11 @@ impl<B: Backend> Experts<B> {
         let shape = [config.mlp.intermediate_size, loader.hidden];
         let each = loader.file.experts(loader.layer, names.experts, config.count, shape)?;
         let expert = |parts| Mlp::of(loader, config.mlp.activation, parts);
+        let bias = |_| loader.file.values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
             config: config.clone(),
             router: loader.gate(router)?,
+            bias: config.has_bias.then_some(()).map(bias).transpose()?,
             each: each.into_iter().map(expert).collect::<Result<_, _>>()?,
             norms: config.has_norms.then(|| ExpertNorms::load(loader, config.count)).transpose()?,
             eps,
@@ -186,7 +197,7 @@ impl<B: Backend> Experts<B> {
         let LayerBuffers { scores, routing, .. } = work;
         self.router.apply(backend, input, scores)?;
         backend.read(scores, &mut routing.scores)?;
-        routing.choose(&self.config);
+        routing.choose(&self.config, self.bias.as_deref());
         for (visitors, scale) in routing.visitors.iter_mut().zip(scales.into_iter().flatten()) {
             visitors.weights.iter_mut().for_each(|weight| *weight *= scale);
         }

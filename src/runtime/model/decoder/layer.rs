@@ -5,6 +5,7 @@ use super::attention::Attention;
 use super::buffers::LayerContext;
 use super::delta_net::DeltaNet;
 use super::feed_forward::FeedForward;
+use super::latent::LatentAttention;
 use super::load::Loader;
 use super::per_layer::LayerInput;
 use super::short_conv::ShortConv;
@@ -43,6 +44,7 @@ pub struct DecoderLayer<B: Backend> {
 
 enum Mixer<B: Backend> {
     Attention(Attention<B>),
+    Latent(LatentAttention<B>),
     ShortConv(ShortConv<B>),
     DeltaNet(DeltaNet<B>),
 }
@@ -69,6 +71,7 @@ impl<B: Backend> DecoderLayer<B> {
                 MixerConfig::Attention(attention) => {
                     Mixer::Attention(Attention::load(loader, attention, config.norm_eps, store)?)
                 }
+                MixerConfig::Latent(latent) => Mixer::Latent(LatentAttention::load(loader, latent, store)?),
                 MixerConfig::DeltaNet(net) => {
                     Mixer::DeltaNet(DeltaNet::load(loader, net, config.norm_eps, store)?)
                 }
@@ -90,6 +93,7 @@ impl<B: Backend> DecoderLayer<B> {
             normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
         match &self.mixer {
             Mixer::Attention(attention) => attention.apply(context, input, added)?,
+            Mixer::Latent(attention) => attention.apply(context, input, added)?,
             Mixer::DeltaNet(net) => net.apply(context, input, added)?,
             Mixer::ShortConv(conv) => conv.apply(context, input, added)?,
         }

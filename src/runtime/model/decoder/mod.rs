@@ -8,6 +8,7 @@ mod attention;
 mod buffers;
 mod delta_net;
 mod feed_forward;
+mod latent;
 mod layer;
 mod load;
 mod per_layer;
@@ -25,7 +26,7 @@ use super::config::{
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
 use super::{Batch, Logits, Model, ModelSpec};
-use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, RowSpan, Store, StoreShape};
+use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Store, StoreShape};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::{isa, math};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
@@ -333,8 +334,14 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StoreIndex>)
         of_layers.push(match &layer.mixer {
             MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) => of_layers[*owner],
             MixerConfig::Attention(AttentionConfig { num_kv_heads, head_dim, window, .. }) => {
-                let shape = KvShape { num_kv_heads: *num_kv_heads, head_dim: *head_dim };
+                let (num_kv_heads, head_dim) = (*num_kv_heads, *head_dim);
+                let shape = KvShape { num_kv_heads, head_dim, values: KvValues::Own };
                 add(window.map_or(KvKind::Full, KvKind::SlidingWindow), StoreShape::Rows(shape))
+            }
+            MixerConfig::Latent(latent) => {
+                let values = KvValues::InKeys(latent.kv_rank);
+                let shape = KvShape { num_kv_heads: 1, head_dim: latent.key_dim(), values };
+                add(KvKind::Full, StoreShape::Rows(shape))
             }
             MixerConfig::ShortConv(conv) => {
                 add(KvKind::Recurrent, StoreShape::State((conv.kernel - 1) * config.hidden_size))

@@ -1,0 +1,235 @@
+//! DeepSeek V2 and V3 and GLM-4.7-Flash: latent attention; the first layers are dense, the others have experts beside a shared
+//! network. V2 weighs experts by softmax, V3 and GLM by sigmoid, with a bias for their choice. Sources: transformers
+//! `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`; llama.cpp's `deepseek2` for GGUF, which covers all three.
+
+use serde_json::Value;
+
+use super::dense::{ConfigDefaults, MAX_WIDTH, decoder};
+use super::experts::{ExpertKeys, experts};
+use super::rope::yarn_score_factor;
+use super::{ConfigReader, Description, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{
+    ExpertGroups, ExpertWeights, ExpertsConfig, FeedForwardConfig, LatentConfig, MixerConfig, MlpConfig,
+    PartNames, RopeScaling,
+};
+
+pub const V2_FAMILY: Family = Family {
+    name: "deepseek2",
+    model_types: &["deepseek_v2"],
+    gguf_names: &["deepseek2"],
+    parse_config: |reader| parse_config(V2_FAMILY.name, reader),
+};
+
+pub const V3_FAMILY: Family = Family {
+    name: "deepseek3",
+    model_types: &["deepseek_v3"],
+    gguf_names: &[],
+    parse_config: |reader| parse_config(V3_FAMILY.name, reader),
+};
+
+pub const GLM_FAMILY: Family = Family {
+    name: "glm4-moe-lite",
+    model_types: &["glm4_moe_lite"],
+    gguf_names: &[],
+    parse_config: |reader| parse_config(GLM_FAMILY.name, reader),
+};
+
+const EXPERTS: ExpertKeys = ExpertKeys {
+    count: "n_routed_experts",
+    used: "num_experts_per_tok",
+    intermediate_size: "moe_intermediate_size",
+};
+
+const PARTS: PartNames = PartNames {
+    mlp_beside_experts: [
+        ["mlp.shared_experts.gate_proj", "ffn_gate_shexp"],
+        ["mlp.shared_experts.up_proj", "ffn_up_shexp"],
+        ["mlp.shared_experts.down_proj", "ffn_down_shexp"],
+    ],
+    ..PartNames::LLAMA
+};
+
+/// Limit on shared experts, above that of any published model.
+const MAX_SHARED: usize = 1 << 10;
+
+fn parse_config(name: &'static str, reader: &ConfigReader) -> Result<Description, LoadError> {
+    let latent = latent(reader)?;
+    let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::default() };
+    let rotary_dim = latent.rotary_dim;
+    let mut description = decoder(name, reader, MixerConfig::Latent(latent), rotary_dim, defaults)?;
+    description.naming.parts = PARTS;
+    description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
+    if reader.is_gguf() && reader.number("rope.scaling.yarn_log_multiplier")?.is_some() {
+        // The magnitudes of rotations and scores, which the files do not tell apart, are equal in all published models.
+        if let RopeScaling::Yarn { attention_factor, .. } = &mut description.config.ropes[0].scaling {
+            *attention_factor = Some(1.0);
+        }
+    }
+    let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
+    let num_layers = description.config.layers.len();
+    for (layer, _) in description.config.layers.iter_mut().zip(sparse_layers(reader, num_layers)?).filter(|(_, is)| *is)
+    {
+        if let Some(dense) = layer.feed_forward.dense.take() {
+            layer.feed_forward = feed_forward(reader, dense, shared)?;
+        }
+    }
+    Ok(description)
+}
+
+/// Parses the attention of every layer. GGUF's keys give the widths of heads; those for the absorbed form, which newer files
+/// have beside them, are derived here.
+fn latent(reader: &ConfigReader) -> Result<LatentConfig, LoadError> {
+    let size = |hugging_face, gguf| reader.size(reader.pick(hugging_face, gguf), MAX_WIDTH);
+    let query_key = reader.pick("q_lora_rank", "attention.q_lora_rank");
+    let rotary_dim = size("qk_rope_head_dim", "rope.dimension_count")?;
+    let (plain_dim, value_dim) = match reader.is_gguf() {
+        false => (size("qk_nope_head_dim", "")?, size("v_head_dim", "")?),
+        true => gguf_head_dims(reader, rotary_dim)?,
+    };
+    if !rotary_dim.is_multiple_of(2) {
+        let key = reader.pick("qk_rope_head_dim", "rope.dimension_count");
+        return Err(reader.error(key, format!("{rotary_dim} values cannot be rotated in pairs")));
+    }
+    Ok(LatentConfig {
+        num_heads: size("num_attention_heads", "attention.head_count")?,
+        query_rank: match reader.count(query_key)? {
+            None => None,
+            Some(_) => Some(reader.size(query_key, MAX_WIDTH)?),
+        },
+        kv_rank: size("kv_lora_rank", "attention.kv_lora_rank")?,
+        plain_dim,
+        rotary_dim,
+        value_dim,
+        scale: yarn_score_factor(reader)? / ((plain_dim + rotary_dim) as f32).sqrt(),
+        rope: 0,
+        interleaved: reader.flag("rope_interleave")?.unwrap_or(true),
+    })
+}
+
+/// Returns the widths of a head's plain key and of its value.
+fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> Result<(usize, usize), LoadError> {
+    let key = |absorbed: &'static str, plain: &'static str| match reader.is_absent(absorbed) {
+        true => plain,
+        false => absorbed,
+    };
+    let key_name = key("attention.key_length_mla", "attention.key_length");
+    let whole = reader.size(key_name, MAX_WIDTH)?;
+    let value = reader.size(key("attention.value_length_mla", "attention.value_length"), MAX_WIDTH)?;
+    match whole.checked_sub(rotary_dim).filter(|plain| *plain > 0) {
+        Some(plain) => Ok((plain, value)),
+        None => Err(reader.error(key_name, format!("{whole} leaves nothing beside {rotary_dim} rotated values"))),
+    }
+}
+
+/// Returns which layers have experts: those after the first dense ones, or as listed.
+fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    const LIST: &str = "mlp_layer_types";
+    const STEP: &str = "moe_layer_freq";
+    if let Some(Value::Array(list)) = reader.value(LIST) {
+        let is_sparse = list.iter().map(|kind| match kind.as_str() {
+            Some("sparse") => Ok(true),
+            Some("dense") => Ok(false),
+            _ => Err(reader.error(LIST, format!("{kind} is not a known kind of layer"))),
+        });
+        let listed = is_sparse.collect::<Result<Vec<_>, _>>()?;
+        return match listed.len() == num_layers {
+            true => Ok(listed),
+            false => Err(reader.error(LIST, format!("is not a list of {num_layers} layers"))),
+        };
+    }
+    if let Some(step) = reader.count(STEP)?.filter(|step| *step != 1) {
+        return Err(reader.error(STEP, format!("experts in every {step}th layer are not supported")));
+    }
+    let count_key = reader.pick(EXPERTS.count, "expert_count");
+    if reader.count(count_key)?.unwrap_or(0) == 0 {
+        return Ok(vec![false; num_layers]);
+    }
+    let dense = reader.count(reader.pick("first_k_dense_replace", "leading_dense_block_count"))?.unwrap_or(0);
+    Ok((0..num_layers).map(|layer| layer >= dense).collect())
+}
+
+/// Parses a layer with experts: `shared` of them are one network for every token.
+fn feed_forward(
+    reader: &ConfigReader,
+    dense: MlpConfig,
+    shared: usize,
+) -> Result<FeedForwardConfig, LoadError> {
+    let weights = weights(reader)?;
+    let is_sigmoid = matches!(weights, ExpertWeights::Sigmoid | ExpertWeights::SigmoidOfUsed);
+    let of_one = experts(reader, &EXPERTS, &dense, weights)?;
+    let scale = reader.number(reader.pick("routed_scaling_factor", "expert_weights_scale"))?;
+    let experts = ExpertsConfig {
+        // GGUF's 0 means no scaling.
+        weight_scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0),
+        has_bias: is_sigmoid,
+        groups: groups(reader, of_one.count, of_one.used, is_sigmoid)?,
+        ..of_one
+    };
+    if shared > MAX_SHARED {
+        let key = reader.pick("n_shared_experts", "expert_shared_count");
+        return Err(reader.error(key, format!("{shared} is more than {MAX_SHARED}")));
+    }
+    let width = shared * experts.mlp.intermediate_size;
+    Ok(FeedForwardConfig {
+        dense: (width > 0).then_some(MlpConfig { intermediate_size: width, ..dense }),
+        experts: Some(experts),
+        gates_dense: false,
+    })
+}
+
+fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
+    let is_v2 = reader.architecture()? == "deepseek_v2";
+    let normalizes = reader.flag(reader.pick("norm_topk_prob", "expert_weights_norm"))?;
+    let normalizes = normalizes.unwrap_or(!reader.is_gguf() && !is_v2);
+    let is_sigmoid = match reader.is_gguf() {
+        true => gguf_is_sigmoid(reader)?,
+        false => !is_v2,
+    };
+    Ok(match (is_sigmoid, normalizes) {
+        (true, true) => ExpertWeights::SigmoidOfUsed,
+        (true, false) => ExpertWeights::Sigmoid,
+        (false, true) => ExpertWeights::OfUsed,
+        (false, false) => ExpertWeights::OfAll,
+    })
+}
+
+/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, or GLM-4.7-Flash's by their
+/// vocabulary, as in llama.cpp.
+fn gguf_is_sigmoid(reader: &ConfigReader) -> Result<bool, LoadError> {
+    const KEY: &str = "expert_gating_func";
+    const GLM_VOCAB: usize = 154_880;
+    match reader.count(KEY)? {
+        None | Some(0) => Ok(reader.count("vocab_size")? == Some(GLM_VOCAB)),
+        Some(1) => Ok(false),
+        Some(2) => Ok(true),
+        Some(other) => Err(reader.error(KEY, format!("{other} is not a known weighting of experts"))),
+    }
+}
+
+/// Parses groups of experts; `None` if the model has one, or if it is a V2 that ignores them.
+fn groups(
+    reader: &ConfigReader,
+    count: usize,
+    num_used: usize,
+    is_sigmoid: bool,
+) -> Result<Option<ExpertGroups>, LoadError> {
+    let limits = reader.is_gguf() || is_sigmoid;
+    if !limits && reader.string("topk_method")?.as_deref() != Some("group_limited_greedy") {
+        return Ok(None);
+    }
+    let (count_key, used_key) =
+        (reader.pick("n_group", "expert_group_count"), reader.pick("topk_group", "expert_group_used_count"));
+    let groups = reader.count(count_key)?.unwrap_or(1);
+    if groups <= 1 {
+        return Ok(None);
+    }
+    if !count.is_multiple_of(groups) {
+        return Err(reader.error(count_key, format!("{count} experts cannot be divided into {groups} groups")));
+    }
+    let used = reader.size(used_key, groups)?;
+    if used * (count / groups) < num_used {
+        return Err(reader.error(used_key, format!("{used} groups have fewer than {num_used} experts")));
+    }
+    Ok(Some(ExpertGroups { count: groups, used }))
+}

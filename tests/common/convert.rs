@@ -1,0 +1,102 @@
+//! Writes checkpoints of tests as GGUF files, as llama.cpp's converter does: what all families share. The names and the
+//! rearrangements of a family are in its test.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use llmctl::runtime::load::safetensors::Safetensors;
+use llmctl::runtime::model::weights::to_f32;
+use llmctl::runtime::tensor::TensorSource;
+
+use super::gguf::{F32, GgufBuilder};
+use super::golden::{Fed, exact, golden_prompts, load_model, worst_difference};
+
+/// Shape and values.
+pub type Tensor = (Vec<usize>, Vec<f32>);
+
+/// Returns the folder of a checkpoint of `parity-next`, which only the shared fixtures have.
+pub fn next_checkpoint(name: &str) -> Option<PathBuf> {
+    Some(super::fixtures()?.join("parity-next").join(name))
+}
+
+/// Returns the checkpoint's tensors under their names within the decoder.
+pub fn checkpoint(folder: &Path) -> BTreeMap<String, Tensor> {
+    let file = Safetensors::open(folder).expect("opens");
+    let ours =
+        |name: &str| name.starts_with("model.") && !name.contains("vision") || name.starts_with("lm_head");
+    let tensors = file.names().into_iter().filter(|name| ours(name)).map(|name| {
+        let tensor = file.tensor(&name).expect("reads").expect("is there");
+        let name = name.replace("language_model.", "");
+        let name = name.strip_prefix("model.").unwrap_or(&name).to_owned();
+        (name, (tensor.shape.clone(), to_f32(&tensor)))
+    });
+    tensors.collect()
+}
+
+/// Moves the experts of a layer into one tensor each for gate, up and down.
+pub fn stack_experts(
+    tensors: &mut BTreeMap<String, Tensor>,
+    layer: usize,
+    count: usize,
+) -> Vec<(String, Tensor)> {
+    let mut stack = |part: &str| {
+        let (mut shape, mut all) = (Vec::new(), Vec::new());
+        for expert in 0..count {
+            let name = format!("layers.{layer}.mlp.experts.{expert}.{part}_proj.weight");
+            let (of_one, values) = tensors.remove(&name).unwrap_or_else(|| panic!("no {name}"));
+            shape = [vec![count], of_one].concat();
+            all.extend(values);
+        }
+        (format!("blk.{layer}.ffn_{part}_exps.weight"), (shape, all))
+    };
+    ["gate", "up", "down"].map(&mut stack).into()
+}
+
+/// Begins a file of an architecture with the 384 tokens of the tiny checkpoints.
+pub fn with_tokens(arch: &str) -> GgufBuilder {
+    let tokens: Vec<String> = (0..384).map(|id| format!("<{id}>")).collect();
+    GgufBuilder::new()
+        .text("general.architecture", arch)
+        .text("tokenizer.ggml.model", "llama")
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .f32s("tokenizer.ggml.scores", &[0.0; 384])
+        .u32("tokenizer.ggml.unknown_token_id", 0)
+        .u32("tokenizer.ggml.eos_token_id", 1)
+}
+
+/// A written file in a folder of its own.
+pub struct Written {
+    _folder: tempfile::TempDir,
+    pub path: PathBuf,
+}
+
+impl AsRef<Path> for Written {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Writes a file with these facts and tensors, in F32.
+pub fn write(facts: GgufBuilder, tensors: &[(String, Tensor)]) -> Written {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = folder.path().join("model.gguf");
+    let add = |file: GgufBuilder, (name, (shape, values)): &(String, Tensor)| {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        file.tensor(name, shape, F32, &bytes)
+    };
+    std::fs::write(&path, tensors.iter().fold(facts, add).build()).expect("write");
+    Written { _folder: folder, path }
+}
+
+/// Returns the worst difference of a model's logits from those of the reference, which `folder` has, after checking that
+/// chunks change no bit.
+pub fn worst(folder: &Path, model: impl AsRef<Path>) -> f32 {
+    let mut loaded = load_model(model.as_ref(), &exact()).unwrap_or_else(|error| panic!("{error}"));
+    let mut worst = 0f32;
+    for prompt in golden_prompts(folder) {
+        let whole = Fed::new(&mut *loaded.model).feed(&prompt.tokens, usize::MAX);
+        assert!(whole == Fed::new(&mut *loaded.model).feed(&prompt.tokens, 7), "{} in chunks", prompt.name);
+        worst = worst.max(worst_difference(&prompt, &whole));
+    }
+    worst
+}
