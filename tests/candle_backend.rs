@@ -355,7 +355,8 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
         ];
         let shape = KvShape { num_kv_heads: 2, head_dim: 8, values: KvValues::Own };
         let store = |shape| Store { shape: StoreShape::Rows(shape), group: 0 };
-        let stores = vec![store(KvShape { num_kv_heads: 1, head_dim: 4, values: KvValues::Own }), store(shape)];
+        let stores =
+            vec![store(KvShape { num_kv_heads: 1, head_dim: 4, values: KvValues::Own }), store(shape)];
         let (num_heads, layout) = (6, KvLayout { stores, num_groups: 1 });
         for kv_type in [KvType::F32, KvType::F16] {
             for (window, softcap) in [(None, None), (Some(16), None), (None, Some(1.5)), (Some(1), Some(2.0))]

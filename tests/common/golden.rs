@@ -38,13 +38,38 @@ pub const FAMILIES: [&str; 19] = [
 ];
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
-pub const NEXT: &[&str] = &["mixtral"];
+pub const NEXT: &[&str] = &[
+    "ernie4.5",
+    "ernie4.5-moe",
+    "exaone4",
+    "glm4",
+    "glm4-moe",
+    "hunyuan-dense",
+    "lfm2-moe",
+    "minimax-m2",
+    "ministral3",
+    "mixtral",
+    "olmo3",
+    "olmoe",
+    "seed-oss",
+];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
-const RECURRENT: &[&str] = &["lfm2", "qwen3.5", "qwen3.5-moe"];
+const RECURRENT: &[&str] = &["lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe"];
 
 /// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
-const WITH_EXPERTS: &[&str] = &["gemma4-moe", "gpt-oss", "mixtral", "qwen3-moe", "qwen3.5-moe"];
+const WITH_EXPERTS: &[&str] = &[
+    "ernie4.5-moe",
+    "gemma4-moe",
+    "glm4-moe",
+    "gpt-oss",
+    "lfm2-moe",
+    "minimax-m2",
+    "mixtral",
+    "olmoe",
+    "qwen3-moe",
+    "qwen3.5-moe",
+];
 
 /// Iterates over the checkpoints of native families that this machine has.
 pub fn families() -> impl Iterator<Item = &'static str> {

@@ -352,6 +352,10 @@ impl NormNames {
         last: ["norm", "output_norm"],
     };
 
+    /// Two norms per layer, of which GGUF names the second after the part before it.
+    pub const POST_ATTENTION: NormNames =
+        NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
+
     /// Four norms per layer, or the two that come after (OLMo 2).
     pub const SANDWICH: NormNames = NormNames {
         post_mixer: ["post_attention_layernorm", "post_attention_norm"],
@@ -392,6 +396,16 @@ impl PartNames {
         dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
         experts: ["mlp.experts", "ffn"],
         expert_mlp: ["gate_proj", "up_proj", "down_proj"],
+    };
+
+    /// Llama's names, with one network for all shared experts (DeepSeek V2 and V3, GLM 4.5, ERNIE 4.5).
+    pub const SHARED_EXPERTS: PartNames = PartNames {
+        mlp_beside_experts: [
+            ["mlp.shared_experts.gate_proj", "ffn_gate_shexp"],
+            ["mlp.shared_experts.up_proj", "ffn_up_shexp"],
+            ["mlp.shared_experts.down_proj", "ffn_down_shexp"],
+        ],
+        ..PartNames::LLAMA
     };
 
     /// Mixtral's names.

@@ -42,8 +42,7 @@ impl<'a> WeightFile<'a> {
     ) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
         let names = self.source.names();
         let ours = move |name: &str| {
-            let is_decoders =
-                self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
+            let is_decoders = self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
             is_decoders && self.layer_of(name).is_none_or(|layer| layer < num_layers)
         };
         names.into_iter().filter(move |name| ours(name)).filter_map(|name| {
@@ -171,6 +170,14 @@ impl<'a> WeightFile<'a> {
         Ok(to_f32(&self.find(&name, &[len])?.ok_or_else(|| missing(&name))?))
     }
 
+    /// Reads values as [`Self::values`] does, from a tensor of any shape.
+    pub fn flat_values(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+        let name = self.layer_name(layer, names);
+        let shape = self.source.describe(&name).map(|(shape, _)| shape);
+        let shape = shape.filter(|shape| shape.iter().product::<usize>() == len).unwrap_or(vec![len]);
+        Ok(to_f32(&self.find(&name, &shape)?.ok_or_else(|| missing(&name))?))
+    }
+
     /// Reads a matrix outside the layers.
     pub fn global_linear(&self, [hf, gguf]: Names, shape: [usize; 2]) -> Result<Linear, LoadError> {
         let name = self.global_name(hf, gguf);
@@ -254,8 +261,8 @@ impl<'a> WeightFile<'a> {
         };
         let [gate, up, down, both] = part.map(|part| format!("{name}{part}{ending}"));
         if self.source.describe(&both).is_some() {
-            let both = self.stack(&both, [count, 2 * inner, hidden])?;
-            let down = self.stack(&down, [count, hidden, inner])?;
+            let both = self.oriented_stack(&both, [count, 2 * inner, hidden])?;
+            let down = self.oriented_stack(&down, [count, hidden, inner])?;
             let expert = |(both, down): (Linear, Linear)| {
                 [both.slice_rows(0, inner), both.slice_rows(inner, 2 * inner), down]
             };
@@ -269,6 +276,16 @@ impl<'a> WeightFile<'a> {
             return Ok(parts.map(|((gate, up), down)| [gate, up, down]).collect());
         }
         self.expert_modules(&name, count, [inner, hidden])
+    }
+
+    /// Splits a tensor as [`Self::stack`] does; in Hugging Face's form the matrices may be transposed (Qwen 3 VL).
+    fn oriented_stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
+        let shape = self.source.describe(name).map(|(shape, _)| shape);
+        if !self.naming.gguf && rows != cols && shape.is_some_and(|shape| shape == [count, cols, rows]) {
+            let stored = self.stack(name, [count, cols, rows])?;
+            return Ok(stored.into_iter().map(|linear| linear.transposed()).collect());
+        }
+        self.stack(name, [count, rows, cols])
     }
 
     /// Reads experts as [`Self::experts`] does, from a module for each.

@@ -61,7 +61,8 @@ mod tests {
         };
         let weights = [weight([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]), weight([2.0, 0.0, 0.0, 2.0, 1.0, -1.0])];
         let mut out = cpu.buffer();
-        cpu.matmul_heads(&buffer(&cpu, 4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]), &weights, &mut out).unwrap();
+        cpu.matmul_heads(&buffer(&cpu, 4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]), &weights, &mut out)
+            .unwrap();
         assert_eq!(out.values(), [1.0, 2.0, 3.0, 6.0, 8.0, -1.0, 5.0, 6.0, 11.0, 14.0, 16.0, -1.0]);
     }
 

@@ -9,7 +9,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::runtime::backend::{KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, PageId, RowSpan, StoreShape};
+use crate::runtime::backend::{
+    KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, PageId, RowSpan, StoreShape,
+};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::attention::{self, HeadPage, KvPart};
 use crate::runtime::kernel::memory::{Arena, ArenaMemory};
@@ -162,7 +164,8 @@ impl CpuKv {
     /// # Errors
     /// [`Error::Backend`] if there is no memory for a page.
     pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[RowSpan], pool: &Pool) -> Result<()> {
-        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) = self.rows(store);
+        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) =
+            self.rows(store);
         self.find_runs(group, spans)?;
         let (kv_type, width) = (self.kv_type, num_kv_heads * head_dim);
         let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
@@ -215,7 +218,8 @@ impl CpuKv {
 
     /// Returns keys and values of some heads in a page that has been written.
     pub fn head_pages(&self, store: usize, heads: Range<usize>, id: PageId) -> HeadPage<'_> {
-        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) = self.rows(store);
+        let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) =
+            self.rows(store);
         let page = self.page(group, id).expect("a covered position has been written");
         let block_bytes = PAGE_TOKENS * self.kv_type.row_bytes(head_dim);
         let blocks = |first: usize| &page[offset + first * block_bytes..][..heads.len() * block_bytes];

@@ -172,12 +172,20 @@ unsafe fn score_block<V: VectorLanes, S: Stored, const Q: usize>(
         if whole < to {
             let key: [V; ROW_TOKENS] = std::array::from_fn(|at| {
                 let mut padded = [S::Element::default(); LANES];
-                std::ptr::copy_nonoverlapping(rows.add(at * head_dim + whole), padded.as_mut_ptr(), to - whole);
+                std::ptr::copy_nonoverlapping(
+                    rows.add(at * head_dim + whole),
+                    padded.as_mut_ptr(),
+                    to - whole,
+                );
                 S::load(padded.as_ptr())
             });
             for query in 0..Q {
                 let mut padded = [0.0; LANES];
-                std::ptr::copy_nonoverlapping(q.add(query * head_dim + whole), padded.as_mut_ptr(), to - whole);
+                std::ptr::copy_nonoverlapping(
+                    q.add(query * head_dim + whole),
+                    padded.as_mut_ptr(),
+                    to - whole,
+                );
                 let q = V::load_f32(padded.as_ptr());
                 for at in 0..ROW_TOKENS {
                     parts[query][at] = parts[query][at].fma(q, key[at]);
@@ -208,7 +216,8 @@ pub unsafe fn mix_page<V: VectorLanes, S: Stored, const Q: usize>(
 ) {
     let registers = value_dim / LANES;
     let mut register = 0;
-    let call = Mix::<S> { head_dim, value_dim, values, next, from, to, weights, weight_stride, mixed, mixed_stride };
+    let call =
+        Mix::<S> { head_dim, value_dim, values, next, from, to, weights, weight_stride, mixed, mixed_stride };
     // SAFETY: by this function's contract; the registers lie within the row.
     unsafe {
         if 4 * Q <= V::SUMS {

@@ -4,8 +4,6 @@
 //! feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's
 //! converter for GGUF's keys.
 
-use serde_json::Value;
-
 use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
 use super::experts::{ExpertKeys, experts};
 use super::rope::rope;
@@ -64,22 +62,11 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
 }
 
 fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
-    const KEY: &str = "attention.sliding_window_pattern";
-    let by_period = |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
+    let mut listed = reader.sliding_pattern(num_layers, PATTERN)?;
     if !reader.is_gguf() {
-        let mut listed = reader.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(PATTERN));
         listed[num_layers - 1] = false; // the class ignores the list here
-        return Ok(listed);
     }
-    match reader.value(KEY) {
-        None => Ok(by_period(PATTERN)),
-        Some(Value::Array(list)) => {
-            let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
-            let listed = listed.filter(|listed| listed.len() == num_layers);
-            listed.ok_or_else(|| reader.error(KEY, format!("is not a list of {num_layers} layers")))
-        }
-        Some(_) => reader.size(KEY, num_layers).map(by_period),
-    }
+    Ok(listed)
 }
 
 /// Sets heads and rotary tables of local and global layers, which differ in number and width.

@@ -9,22 +9,35 @@ mod dense;
 mod experts;
 pub(super) mod rope;
 
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone4;
 mod gemma2;
 mod gemma3;
 mod gemma4;
+mod glm4;
+mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod hunyuan_dense;
 mod lfm2;
+mod lfm2_moe;
 mod llama;
+mod minimax_m2;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod olmo2;
+mod olmo3;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_vl;
+mod seed_oss;
 mod smollm3;
 
 pub use config_reader::{ConfigReader, ModelFormat};
@@ -57,16 +70,27 @@ pub const FAMILIES: &[Family] = &[
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
+    ernie4_5::FAMILY,
+    ernie4_5_moe::FAMILY,
+    exaone4::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
     gemma4::FAMILY,
+    glm4::FAMILY,
+    glm4_moe::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
+    hunyuan_dense::FAMILY,
     lfm2::FAMILY,
+    lfm2_moe::FAMILY,
     llama::FAMILY,
+    minimax_m2::FAMILY,
+    ministral3::FAMILY,
     mistral::FAMILY,
     mixtral::FAMILY,
     olmo2::FAMILY,
+    olmo3::FAMILY,
+    olmoe::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
@@ -74,6 +98,9 @@ pub const FAMILIES: &[Family] = &[
     qwen3_5::MOE_FAMILY,
     qwen3_moe::FAMILY,
     qwen3_next::FAMILY,
+    qwen3_vl::FAMILY,
+    qwen3_vl::MOE_FAMILY,
+    seed_oss::FAMILY,
     smollm3::FAMILY,
 ];
 

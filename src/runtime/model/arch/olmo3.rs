@@ -7,8 +7,7 @@ use super::{ConfigReader, Description, Family, olmo2};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{RopeConfig, RopeScaling};
 
-pub const FAMILY: Family =
-    Family { name: "olmo3", model_types: &["olmo3"], gguf_names: &[], parse_config };
+pub const FAMILY: Family = Family { name: "olmo3", model_types: &["olmo3"], gguf_names: &[], parse_config };
 
 /// Every fourth layer sees the whole context by default.
 const PATTERN: usize = 4;

@@ -4,6 +4,7 @@
 
 use super::{ConfigReader, Description, Family, qwen3, qwen3_moe};
 use crate::runtime::error::LoadError;
+use crate::runtime::model::config::ExpertWeights;
 
 pub const FAMILY: Family = Family {
     name: "qwen3-vl",
@@ -16,7 +17,15 @@ pub const MOE_FAMILY: Family = Family {
     name: "qwen3-vl-moe",
     model_types: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
     gguf_names: &["qwen3vlmoe"],
-    parse_config: |reader| named("qwen3-vl-moe", reader, qwen3_moe::FAMILY.parse_config),
+    parse_config: |reader| {
+        let mut description = named("qwen3-vl-moe", reader, qwen3_moe::FAMILY.parse_config)?;
+        for layer in &mut description.config.layers {
+            if let Some(experts) = &mut layer.feed_forward.experts {
+                experts.weights = ExpertWeights::OfUsed; // the class has no `norm_topk_prob`
+            }
+        }
+        Ok(description)
+    },
 };
 
 fn named(

@@ -17,6 +17,6 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         ..ConfigDefaults::default()
     };
     let mut description = dense("seed-oss", reader, defaults)?;
-    description.naming.norms = NormNames::GGUF_POST_ATTENTION;
+    description.naming.norms = NormNames::POST_ATTENTION;
     Ok(description)
 }

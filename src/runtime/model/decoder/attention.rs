@@ -127,12 +127,7 @@ impl<B: Backend> Attention<B> {
         }
     }
 
-    fn normalize_qk(
-        &self,
-        backend: &B,
-        [q, k]: [&mut B::Buffer; 2],
-        space: &mut B::Buffer,
-    ) -> Result<()> {
+    fn normalize_qk(&self, backend: &B, [q, k]: [&mut B::Buffer; 2], space: &mut B::Buffer) -> Result<()> {
         self.normalize(backend, self.q_norm.as_ref(), q, space)?;
         let k_norm = self.kv.as_ref().and_then(|kv| kv.k_norm.as_ref());
         self.normalize(backend, k_norm, k, space)

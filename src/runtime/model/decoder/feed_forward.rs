@@ -149,7 +149,7 @@ impl<B: Backend> Experts<B> {
         let shape = [config.mlp.intermediate_size, loader.hidden];
         let each = loader.file.experts(loader.layer, names.experts, config.count, shape)?;
         let expert = |parts| Mlp::of(loader, config.mlp.activation, parts);
-        let bias = |_| loader.file.values(loader.layer, names.expert_bias, config.count);
+        let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
             config: config.clone(),
             router: loader.gate(router)?,

@@ -49,23 +49,20 @@ pub struct LatentAttention<B: Backend> {
 impl<B: Backend> LatentAttention<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        config: &LatentConfig,
-        store: StoreIndex,
-    ) -> Result<Self, LoadError> {
+    pub fn load(loader: &Loader<'_, B>, config: &LatentConfig, store: StoreIndex) -> Result<Self, LoadError> {
         let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
         let LatentConfig { num_heads, kv_rank, rotary_dim, value_dim, .. } = *config;
         let (query_down, query) = read_query(loader, config)?;
         let [plain_query, rotary_query] = split_heads(&query, num_heads, [config.plain_dim, rotary_dim]);
         let [latent, rotary_key] = file.stacked(layer, KEY_DOWN, [kv_rank, rotary_dim], hidden)?;
         let unrolled = |linear: Linear| match config.interleaved {
-            true => linear.deinterleave(rotary_dim),
+            true => linear.deinterleave(rotary_dim, rotary_dim),
             false => linear,
         };
         let (keys, values) = read_heads(loader, config)?;
         let heads = |matrices: Vec<Linear>| {
-            let weights = matrices.into_iter().map(|linear| loader.projection(linear).map(|head| head.weight));
+            let weights =
+                matrices.into_iter().map(|linear| loader.projection(linear).map(|head| head.weight));
             weights.collect::<Result<Vec<_>, _>>()
         };
         let output =
@@ -179,7 +176,9 @@ fn read_heads<B: Backend>(
     let both = file.linear(layer, KEY_VALUE_UP, [rows, kv_rank])?;
     let [keys, values] = split_heads(&both, num_heads, [plain_dim, value_dim]);
     Ok((
-        (0..num_heads).map(|head| keys.slice_rows(head * plain_dim, (head + 1) * plain_dim).transposed()).collect(),
+        (0..num_heads)
+            .map(|head| keys.slice_rows(head * plain_dim, (head + 1) * plain_dim).transposed())
+            .collect(),
         (0..num_heads).map(|head| values.slice_rows(head * value_dim, (head + 1) * value_dim)).collect(),
     ))
 }
