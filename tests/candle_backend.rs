@@ -8,7 +8,8 @@ use candle_core::Device;
 use llmctl::runtime::backend::candle::{Candle, DeviceKind};
 use llmctl::runtime::backend::cpu::Cpu;
 use llmctl::runtime::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, Product, RowSpan, Store, StoreShape,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, Product, RowSpan, Store,
+    StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kernel::attention::ScoreRule;
@@ -20,8 +21,8 @@ use llmctl::runtime::tensor::HostTensor;
 
 use crate::common;
 use crate::common::golden::{
-    Fed, GoldenPrompt, checkpoint, exact, families, feed, golden_prompts, is_recurrent, largest_difference,
-    load_model, page_pool, parity_folder, parity_gguf, without_states, worst_difference,
+    Fed, GoldenPrompt, checkpoint, exact, families, feed, golden_prompts, is_latent, is_recurrent,
+    largest_difference, load_model, page_pool, parity_folder, parity_gguf, without_states, worst_difference,
 };
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
@@ -91,6 +92,15 @@ fn candle_refuses_recurrent_layers_and_says_where_they_run() {
         let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), ..exact() };
         let error = load_model(&checkpoint(family), &options).err().expect("refused").to_string();
         assert!(error.contains("recurrent") && error.contains("CPU"), "{family}: {error}");
+    }
+}
+
+#[test]
+fn candle_refuses_latent_attention_and_says_where_it_runs() {
+    for family in families().filter(|family| is_latent(family)) {
+        let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), ..exact() };
+        let error = load_model(&checkpoint(family), &options).err().expect("refused").to_string();
+        assert!(error.contains("latent attention") && error.contains("CPU"), "{family}: {error}");
     }
 }
 

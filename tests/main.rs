@@ -11,6 +11,7 @@ mod chat;
 mod cli;
 mod config;
 mod conversation;
+mod deepseek_gguf;
 mod dialects;
 mod engine;
 mod engine_models;

@@ -9,6 +9,14 @@ use crate::common::golden::{
 /// Largest absolute difference of a logit.
 const TOLERANCE: f32 = 1e-4;
 
+/// Checkpoints whose reference is itself further from the exact logits: largest difference, and why.
+const ROUNDED: [(&str, f32, &str); 1] = [(
+    "qwen3-next",
+    1e-3,
+    "in double precision the same weights give logits up to 8.8e-4 away from the reference's: recurrent states of random \
+     weights amplify its rounding",
+)];
+
 /// Below this lead of the best token over the next, two correct implementations may disagree about it.
 const MARGIN: f32 = 1e-2;
 
@@ -19,12 +27,13 @@ const GGUF_DIFFERS: [(&str, &str); 1] = [("mistral", "llama.cpp's form does not 
 fn parity() {
     for name in families() {
         let checkpoint = checkpoint(name);
+        let tolerance = ROUNDED.iter().find(|row| row.0 == name).map_or(TOLERANCE, |row| row.1);
         let mut loaded = load_model(&checkpoint, &exact()).unwrap_or_else(|error| panic!("{name}: {error}"));
         for prompt in golden_prompts(&checkpoint) {
             let whole = Fed::new(&mut *loaded.model).feed(&prompt.tokens, usize::MAX);
             let worst = worst_difference(&prompt, &whole);
             eprintln!("{name:14} {:6} {worst:.1e}", prompt.name);
-            assert!(worst < TOLERANCE, "{name} {}: logits differ by {worst}", prompt.name);
+            assert!(worst < tolerance, "{name} {}: logits differ by {worst}", prompt.name);
             for chunk in [1, 7, 64] {
                 let cut = Fed::new(&mut *loaded.model).feed(&prompt.tokens, chunk);
                 assert!(same_bits(&whole, &cut), "{name} {} in chunks of {chunk}", prompt.name);

@@ -2,7 +2,8 @@
 
 use llmctl::runtime::backend::cpu::{Cpu, CpuBuffer, CpuKv};
 use llmctl::runtime::backend::{
-    AttentionSpec, Backend, KvLayout, KvShape, KvType, PAGE_TOKENS, RowSpan, ScoreRule, Store, StoreShape,
+    AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, RowSpan, ScoreRule, Store,
+    StoreShape,
 };
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::tensor::HostTensor;

@@ -14,11 +14,6 @@ use super::golden::{Fed, exact, golden_prompts, load_model, worst_difference};
 /// Shape and values.
 pub type Tensor = (Vec<usize>, Vec<f32>);
 
-/// Returns the folder of a checkpoint of `parity-next`, which only the shared fixtures have.
-pub fn next_checkpoint(name: &str) -> Option<PathBuf> {
-    Some(super::fixtures()?.join("parity-next").join(name))
-}
-
 /// Returns the checkpoint's tensors under their names within the decoder.
 pub fn checkpoint(folder: &Path) -> BTreeMap<String, Tensor> {
     let file = Safetensors::open(folder).expect("opens");

@@ -39,11 +39,14 @@ pub const FAMILIES: [&str; 19] = [
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
 pub const NEXT: &[&str] = &[
+    "deepseek2-lite",
+    "deepseek3",
     "ernie4.5",
     "ernie4.5-moe",
     "exaone4",
     "glm4",
     "glm4-moe",
+    "glm4-moe-lite",
     "hunyuan-dense",
     "lfm2-moe",
     "minimax-m2",
@@ -51,25 +54,33 @@ pub const NEXT: &[&str] = &[
     "mixtral",
     "olmo3",
     "olmoe",
+    "qwen3-next",
     "seed-oss",
 ];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
-const RECURRENT: &[&str] = &["lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe"];
+const RECURRENT: &[&str] = &["lfm2", "lfm2-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"];
 
 /// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
 const WITH_EXPERTS: &[&str] = &[
+    "deepseek2-lite",
+    "deepseek3",
     "ernie4.5-moe",
     "gemma4-moe",
     "glm4-moe",
+    "glm4-moe-lite",
     "gpt-oss",
     "lfm2-moe",
     "minimax-m2",
     "mixtral",
     "olmoe",
     "qwen3-moe",
+    "qwen3-next",
     "qwen3.5-moe",
 ];
+
+/// Checkpoints with latent attention: for the CPU only.
+const LATENT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite"];
 
 /// Iterates over the checkpoints of native families that this machine has.
 pub fn families() -> impl Iterator<Item = &'static str> {
@@ -86,9 +97,14 @@ pub fn has_experts(family: &str) -> bool {
     WITH_EXPERTS.contains(&family)
 }
 
+/// Returns whether a checkpoint is one of those with latent attention.
+pub fn is_latent(family: &str) -> bool {
+    LATENT.contains(&family)
+}
+
 /// Iterates over the checkpoints that candle's devices run.
 pub fn without_states() -> impl Iterator<Item = &'static str> {
-    families().filter(|family| !is_recurrent(family))
+    families().filter(|family| !is_recurrent(family) && !is_latent(family))
 }
 
 /// One prompt with what the reference computed.

@@ -45,7 +45,7 @@ use super::kernel::attention::{RUN_TOKENS, partial_len};
 use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::Description;
-use super::model::config::DecoderConfig;
+use super::model::config::{DecoderConfig, MixerConfig};
 use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
 use super::model::recognise::{Recognised, recognise};
 use super::model::weights::WeightFile;
@@ -360,13 +360,18 @@ fn demand(
 /// Returns the bytes that attention holds per visible token while it computes a layer: our kernels keep one partial
 /// result per head for each run of pages, candle a key and a value in f32.
 fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
-    let heads = config.attentions().map(|attention| match device {
-        Device::Cpu { .. } => {
-            (4 * attention.num_heads * partial_len(attention.head_dim)).div_ceil(RUN_TOKENS)
+    let partials = |heads: usize, value_dim| (4 * heads * partial_len(value_dim)).div_ceil(RUN_TOKENS);
+    let of_layers = config.layers.iter().map(|layer| match (&layer.mixer, device) {
+        (MixerConfig::Attention(attention), Device::Cpu { .. }) => {
+            partials(attention.num_heads, attention.head_dim)
         }
-        Device::Candle(_) => 2 * 4 * attention.num_kv_heads * attention.head_dim,
+        (MixerConfig::Attention(attention), Device::Candle(_)) => {
+            2 * 4 * attention.num_kv_heads * attention.head_dim
+        }
+        (MixerConfig::Latent(latent), _) => partials(latent.num_heads, latent.kv_rank),
+        _ => 0,
     });
-    heads.max().unwrap_or(0) as u64
+    of_layers.max().unwrap_or(0) as u64
 }
 
 /// Estimates the activations of one step in bytes, rounded up: every buffer of the decoder with more rows than the
