@@ -15,7 +15,7 @@ use safetensors::tensor::TensorView;
 use super::cpu;
 
 /// The checkpoints in the repository whose families run natively, by folder.
-pub const FAMILIES: [&str; 19] = [
+pub const FAMILIES: [&str; 22] = [
     "gemma2",
     "gemma3",
     "gemma4",
@@ -29,9 +29,12 @@ pub const FAMILIES: [&str; 19] = [
     "mistral",
     "olmo2",
     "phi3",
+    "phi4-mini",
     "qwen2",
     "qwen3",
     "qwen3-moe",
+    "qwen3-vl",
+    "qwen3-vl-moe",
     "qwen3.5",
     "qwen3.5-moe",
     "smollm3",
