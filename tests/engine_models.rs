@@ -8,7 +8,9 @@ use std::path::Path;
 use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS};
 use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Request, Sampling};
 
-use crate::common::golden::{checkpoint, exact, families, golden_prompts, is_recurrent, load_model};
+use crate::common::golden::{
+    checkpoint, exact, families, golden_prompts, is_recurrent, load_model, reference_checkpoint,
+};
 use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
 
 const NEW_TOKENS: usize = 24;
@@ -158,7 +160,7 @@ fn warm_cold_forked_edited_and_evicted_turns_agree_to_the_bit() {
 #[test]
 fn the_engine_gives_the_reference_continuations() {
     for family in families() {
-        let checkpoint = checkpoint(family);
+        let (checkpoint, _copy) = reference_checkpoint(family);
         let mut engine = engine(&checkpoint, 64);
         let prompts = golden_prompts(&checkpoint);
         let answers = run_all(&mut engine, requests(&checkpoint));

@@ -3,7 +3,7 @@
 
 use crate::common::golden::{
     Fed, checkpoint, exact, families, golden_prompts, load_model, next_folder, parity_folder, parity_gguf,
-    top_two, worst_difference,
+    reference_checkpoint, top_two, worst_difference,
 };
 
 /// Largest absolute difference of a logit.
@@ -26,7 +26,7 @@ const GGUF_DIFFERS: [(&str, &str); 1] = [("mistral", "llama.cpp's form does not 
 #[test]
 fn parity() {
     for name in families() {
-        let checkpoint = checkpoint(name);
+        let (checkpoint, _copy) = reference_checkpoint(name);
         let tolerance = ROUNDED.iter().find(|row| row.0 == name).map_or(TOLERANCE, |row| row.1);
         let mut loaded = load_model(&checkpoint, &exact()).unwrap_or_else(|error| panic!("{name}: {error}"));
         for prompt in golden_prompts(&checkpoint) {

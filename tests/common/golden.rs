@@ -42,19 +42,24 @@ pub const FAMILIES: [&str; 22] = [
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
 pub const NEXT: &[&str] = &[
+    "arcee",
     "deepseek2-lite",
     "deepseek3",
     "ernie4.5",
     "ernie4.5-moe",
     "exaone4",
+    "falcon-h1",
     "glm4",
     "glm4-moe",
     "glm4-moe-lite",
+    "granite4-h",
+    "granite4-h-dense",
     "hunyuan-dense",
     "lfm2-moe",
     "minimax-m2",
     "ministral3",
     "mixtral",
+    "nemotron-h",
     "olmo3",
     "olmoe",
     "qwen3-next",
@@ -62,7 +67,17 @@ pub const NEXT: &[&str] = &[
 ];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
-const RECURRENT: &[&str] = &["lfm2", "lfm2-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"];
+const RECURRENT: &[&str] = &[
+    "falcon-h1",
+    "granite4-h",
+    "granite4-h-dense",
+    "lfm2",
+    "lfm2-moe",
+    "nemotron-h",
+    "qwen3-next",
+    "qwen3.5",
+    "qwen3.5-moe",
+];
 
 /// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
 const WITH_EXPERTS: &[&str] = &[
@@ -73,6 +88,7 @@ const WITH_EXPERTS: &[&str] = &[
     "glm4-moe",
     "glm4-moe-lite",
     "gpt-oss",
+    "granite4-h",
     "lfm2-moe",
     "minimax-m2",
     "mixtral",
@@ -135,6 +151,31 @@ pub fn checkpoint(family: &str) -> PathBuf {
         Some(next) if NEXT.contains(&family) => next.join(family),
         _ => parity_folder().join(family),
     }
+}
+
+/// Numbers in config.json by which a reference differed from the model, by checkpoint, key and value: transformers to
+/// 5.23 takes Nemotron-H's least time step from `time_step_min` (its pull request 48989 corrects that).
+const OF_REFERENCE: [(&str, &str, [Option<f32>; 2]); 1] =
+    [("nemotron-h", "time_step_limit", [Some(0.001), None])];
+
+/// Returns a checkpoint as its reference computed it, with the folder that holds a changed copy.
+pub fn reference_checkpoint(family: &str) -> (PathBuf, Option<tempfile::TempDir>) {
+    let original = checkpoint(family);
+    let Some((_, key, value)) = OF_REFERENCE.iter().find(|(name, ..)| *name == family) else {
+        return (original, None);
+    };
+    let copy = tempfile::tempdir().expect("tempdir");
+    for entry in std::fs::read_dir(&original).expect("checkpoint") {
+        let path = entry.expect("entry").path();
+        std::fs::copy(&path, copy.path().join(path.file_name().expect("name"))).expect("copied");
+    }
+    let json = std::fs::read(original.join("config.json")).expect("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&json).expect("config.json");
+    config[*key] = serde_json::json!(value);
+    let path = copy.path().join("config.json");
+    std::fs::remove_file(&path).expect("a copy of a read-only file");
+    std::fs::write(path, config.to_string()).expect("written");
+    (copy.path().to_owned(), Some(copy))
 }
 
 /// Returns the folder of the checkpoints that are not in the repository; `None` (with a note) without shared fixtures.

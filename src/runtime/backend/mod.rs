@@ -100,6 +100,8 @@ pub struct ConvSpec<'a, V> {
     pub store: usize,
     /// `[taps, channels]`, the oldest tap first.
     pub kernel: &'a V,
+    /// `[channels]`.
+    pub bias: Option<&'a V>,
     /// Whether SiLU is applied to the result.
     pub silu: bool,
 }
@@ -147,6 +149,50 @@ pub struct DeltaSpec<'a, V> {
     /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`.
     pub fading: &'a V,
     pub decay_bias: &'a V,
+}
+
+/// The heads of a Mamba-2 mixer. Consecutive heads share a group's key and query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SsmShape {
+    pub heads: usize,
+    pub head_dim: usize,
+    pub groups: usize,
+    /// Length of a key and of a query.
+    pub state_dim: usize,
+}
+
+impl SsmShape {
+    /// Returns the number of values of a row's heads.
+    pub fn inner(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Returns the number of values of a row's heads, keys and queries.
+    pub fn conv_width(self) -> usize {
+        self.inner() + 2 * self.groups * self.state_dim
+    }
+
+    /// Returns the number of values in all heads' states.
+    pub fn state_len(self) -> usize {
+        self.inner() * self.state_dim
+    }
+}
+
+/// One Mamba-2 mixer's part of a step; `V` is the backend's vector. Its state is `[heads, state_dim, head_dim]`, zeros
+/// before the first token of a sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct SsmSpec<'a, V> {
+    /// Index into [`KvLayout::stores`].
+    pub store: usize,
+    pub shape: SsmShape,
+    /// `[heads]`: at each token a state is multiplied by `exp(-fading * step)`, where `step` is `softplus(given step +
+    /// step_bias)`, limited to `step_limits`.
+    pub fading: &'a V,
+    pub step_bias: &'a V,
+    /// In ascending order.
+    pub step_limits: [f32; 2],
+    /// `[heads]`: factors of a head's values in its output.
+    pub skip: &'a V,
 }
 
 /// Consecutive rows of a step that belong to one sequence.
@@ -224,6 +270,16 @@ pub trait Backend: Send + 'static {
         &self,
         x: &Self::Buffer,
         weight: &Self::Vector,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
+    /// Normalises each of `groups` equal runs of a row by its root mean square, then multiplies the row by `weight`.
+    fn rms_norm_groups(
+        &self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        groups: usize,
         eps: f32,
         out: &mut Self::Buffer,
     ) -> Result<()>;
@@ -334,8 +390,22 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// Computes the recurrence of Mamba-2, and updates the states of the sequences: `[xbc, step]` are
+    /// [`SsmShape::conv_width`] and `heads` wide, `out` is `[rows, heads * head_dim]`.
+    fn ssm_scan(
+        &self,
+        kv: &mut Self::Kv,
+        spec: &SsmSpec<'_, Self::Vector>,
+        inputs: [&Self::Buffer; 2],
+        spans: &[RowSpan],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
+
     /// Computes `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;
+
+    /// Computes `x = activation(x)`.
+    fn activate(&self, activation: Activation, x: &mut Self::Buffer) -> Result<()>;
 
     /// Computes `x += scale * y`.
     fn add_scaled(&self, x: &mut Self::Buffer, y: &Self::Buffer, scale: f32) -> Result<()>;

@@ -5,12 +5,18 @@
 
 use super::isa::{Isa, dispatch};
 
-/// Activation of the gate in `down(act(gate(x)) * up(x))`.
+/// Activation of the gate in `down(act(gate(x)) * up(x))`, or of `up(x)` in `down(act(up(x)))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     /// Identity.
     None,
     Silu,
+    /// SiLU of `factor` times the gate (Falcon-H1).
+    ScaledSilu {
+        factor: f32,
+    },
+    /// The square of what is above 0 (Primer, So et al. 2021).
+    SquaredRelu,
     /// GELU in the tanh form (`gelu_pytorch_tanh`).
     GeluTanh,
     Sigmoid,
@@ -84,6 +90,26 @@ fn silu_mul_body(gate: &mut [f32], up: &[f32]) {
 }
 
 #[inline(always)]
+fn scaled_silu_mul_body(gate: &mut [f32], up: &[f32], factor: f32) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = silu(factor * *gate) * up;
+    }
+}
+
+/// Keeps NaN, which `max` would drop.
+#[inline(always)]
+fn squared_relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x * x }
+}
+
+#[inline(always)]
+fn squared_relu_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = squared_relu(*gate) * up;
+    }
+}
+
+#[inline(always)]
 fn gelu_mul_body(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = gelu_tanh(*gate) * up;
@@ -132,11 +158,21 @@ pub(super) fn exp_minus_body(x: &mut [f32], offset: f32) {
     }
 }
 
+/// Computes `x = activation(x)`, element by element: the bits of [`activate`] with ones.
+pub fn activate_alone(isa: Isa, activation: Activation, x: &mut [f32]) {
+    const ONES: [f32; 256] = [1.0; 256];
+    for x in x.chunks_mut(ONES.len()) {
+        activate(isa, activation, x, &ONES[..x.len()]);
+    }
+}
+
 /// Computes `gate = activation(gate) * up`, element by element.
 pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
     match activation {
         Activation::None => mul(isa, gate, up),
         Activation::Silu => silu_mul(isa, gate, up),
+        Activation::ScaledSilu { factor } => scaled_silu_mul(isa, gate, up, factor),
+        Activation::SquaredRelu => squared_relu_mul(isa, gate, up),
         Activation::Sigmoid => sigmoid_mul(isa, gate, up),
         Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
         Activation::GeluTanh => gelu_mul(isa, gate, up),
@@ -146,6 +182,14 @@ pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) 
 dispatch! {
     /// Computes SwiGLU: `gate = silu(gate) * up`.
     pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_body
+}
+dispatch! {
+    /// Computes `gate = silu(factor * gate) * up`.
+    pub fn scaled_silu_mul(gate: &mut [f32], up: &[f32], factor: f32) = scaled_silu_mul_body
+}
+dispatch! {
+    /// Computes `gate = max(gate, 0)^2 * up`.
+    pub fn squared_relu_mul(gate: &mut [f32], up: &[f32]) = squared_relu_mul_body
 }
 dispatch! {
     /// Computes GeGLU: `gate = gelu_tanh(gate) * up`.
@@ -210,8 +254,11 @@ mod tests {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 7] = [
+        let kernels: [Kernel; 10] = [
             sigmoid_mul,
+            squared_relu_mul,
+            |isa, x, up| scaled_silu_mul(isa, x, up, 0.7),
+            |isa, x, _| activate_alone(isa, Activation::GeluTanh, x),
             |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
             silu_mul,
             gelu_mul,
@@ -235,6 +282,15 @@ mod tests {
         let mut gate = [1.0, -2.0];
         silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0]);
         assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);
+        let mut gate = [2.0, -4.0];
+        scaled_silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0], 0.5);
+        assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);
+        let mut gate = [3.0, -2.0, f32::NAN];
+        squared_relu_mul(Isa::Scalar, &mut gate, &[2.0, 5.0, 1.0]);
+        assert!(gate[..2] == [18.0, 0.0] && gate[2].is_nan(), "{gate:?}");
+        let mut long: Vec<f32> = (0..600).map(|x| x as f32 - 300.0).collect();
+        activate_alone(Isa::Scalar, Activation::SquaredRelu, &mut long);
+        assert_eq!((long[10], long[301], long[599]), (0.0, 1.0, 299.0 * 299.0));
         let mut gate = [3.0, -2.0, f32::NAN];
         clamped_swish_mul(Isa::Scalar, &mut gate, &[1.0, -9.0, 1.0], 0.5, 2.0);
         assert!((gate[0] - 2.0 * 0.731_058_6 * 2.0).abs() < 1e-5, "{gate:?}");

@@ -17,6 +17,7 @@ pub mod memory;
 pub mod norm;
 pub mod pool;
 pub mod quant;
+pub mod ssm;
 pub mod wide;
 
 pub use dtype::Dtype;

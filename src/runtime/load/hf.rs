@@ -49,8 +49,32 @@ pub fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
     // Editors on Windows leave a byte order mark, which JSON does not allow but Python's readers accept.
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
     serde_json::from_slice(text)
+        .or_else(|error| serde_json::from_slice(&without_infinities(text)).map_err(|_| error))
         .map(Some)
         .map_err(|error| LoadError::malformed(path, "JSON", error.to_string()))
+}
+
+/// Replaces `Infinity`, `-Infinity` and `NaN` outside strings by `null`. Python writes them, as in the
+/// `time_step_limit` of models with Mamba-2 mixers; JSON has no such numbers.
+fn without_infinities(text: &[u8]) -> Vec<u8> {
+    let mut kept = Vec::with_capacity(text.len());
+    let (mut rest, mut in_string) = (text, false);
+    while let Some(&byte) = rest.first() {
+        let name = [&b"-Infinity"[..], b"Infinity", b"NaN"].into_iter().find(|name| rest.starts_with(name));
+        let len = match (in_string, name) {
+            (false, Some(name)) => {
+                kept.extend_from_slice(b"null");
+                rest = &rest[name.len()..];
+                continue;
+            }
+            (true, _) if byte == b'\\' => 2.min(rest.len()),
+            _ => 1,
+        };
+        in_string ^= byte == b'"';
+        kept.extend_from_slice(&rest[..len]);
+        rest = &rest[len..];
+    }
+    kept
 }
 
 /// Reads a required JSON file.
@@ -278,4 +302,21 @@ fn templates_of(path: &Path, value: Option<&Value>) -> Result<ChatTemplates, Loa
         templates.default = templates.others.pop().map(|(_, template)| template);
     }
     Ok(templates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_json_lacks_are_read_as_absent() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, r#"{"limit": [0.0, Infinity], "low": -Infinity, "text": "\"NaN, Infinity"}"#)
+            .expect("written");
+        let value = require_json(&path).expect("readable");
+        assert_eq!(value, serde_json::json!({"limit": [0.0, null], "low": null, "text": "\"NaN, Infinity"}));
+        std::fs::write(&path, r#"{"limit": Infinite}"#).expect("written");
+        assert!(require_json(&path).is_err());
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads no other configuration.
 
-pub use crate::runtime::backend::{Activation, DeltaShape};
+pub use crate::runtime::backend::{Activation, DeltaShape, SsmShape};
 
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,21 +38,26 @@ impl DecoderConfig {
     /// Iterates over the attention layers.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
         self.layers.iter().filter_map(|layer| match &layer.mixer {
-            MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
+            MixerConfig::Attention(attention) | MixerConfig::AttentionAndSsm { attention, .. } => {
+                Some(attention)
+            }
+            _ => None,
         })
     }
 
     /// Iterates over the attention layers with their indices.
     pub fn attentions_mut(&mut self) -> impl Iterator<Item = (usize, &mut AttentionConfig)> {
         self.layers.iter_mut().enumerate().filter_map(|(index, layer)| match &mut layer.mixer {
-            MixerConfig::Attention(attention) => Some((index, attention)),
-            MixerConfig::ShortConv(_) | MixerConfig::DeltaNet(_) | MixerConfig::Latent(_) => None,
+            MixerConfig::Attention(attention) | MixerConfig::AttentionAndSsm { attention, .. } => {
+                Some((index, attention))
+            }
+            _ => None,
         })
     }
 }
 
-/// One layer: a mixer and a feed-forward part, each between norms, each added to the residual stream.
+/// One layer: a mixer and a feed-forward part, each between norms, each added to the residual stream. A layer may lack
+/// either (Nemotron-H).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerConfig {
     pub mixer: MixerConfig,
@@ -62,8 +67,8 @@ pub struct LayerConfig {
     pub pre_norms: bool,
     /// Whether the outputs of the mixer and of the feed-forward part are normalised (Gemma 2 and 3, OLMo 2).
     pub post_norms: bool,
-    /// Factor of what a layer adds to the residual stream (Granite).
-    pub residual_scale: f32,
+    /// Factors of what the mixer and the feed-forward part add to the residual stream (Granite, Falcon-H1).
+    pub residual_scales: [f32; 2],
     /// Whether the file has a factor of the residual stream after the layer (Gemma 4).
     pub has_output_scale: bool,
 }
@@ -73,8 +78,12 @@ impl LayerConfig {
     pub fn mixer_width(&self) -> usize {
         match &self.mixer {
             MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
-            MixerConfig::ShortConv(_) => 0,
+            MixerConfig::None | MixerConfig::ShortConv(_) => 0,
             MixerConfig::DeltaNet(net) => net.shape.conv_width(),
+            MixerConfig::Ssm(ssm) => ssm.shape.conv_width(),
+            MixerConfig::AttentionAndSsm { attention, ssm, .. } => {
+                ssm.shape.conv_width().max(attention.num_heads * attention.head_dim)
+            }
             MixerConfig::Latent(latent) => latent.num_heads * latent.key_dim(),
         }
     }
@@ -87,6 +96,15 @@ pub enum MixerConfig {
     Latent(LatentConfig),
     ShortConv(ShortConvConfig),
     DeltaNet(DeltaNetConfig),
+    Ssm(SsmConfig),
+    /// Both read the layer's input, and the outputs are added, each multiplied by its factor in `scales` (Falcon-H1).
+    AttentionAndSsm {
+        attention: AttentionConfig,
+        ssm: SsmConfig,
+        scales: [f32; 2],
+    },
+    /// The layer has only a feed-forward part.
+    None,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -162,6 +180,42 @@ pub struct DeltaNetConfig {
     pub kernel: usize,
 }
 
+/// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
+#[derive(Debug, Clone, PartialEq)]
+pub struct SsmConfig {
+    pub shape: SsmShape,
+    /// Tokens in the convolution before it, its own included.
+    pub kernel: usize,
+    pub norm: SsmNorm,
+    /// Least and greatest time step.
+    pub step_limits: [f32; 2],
+    pub factors: SsmFactors,
+}
+
+/// Norm of a Mamba-2 mixer's output, over each group of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SsmNorm {
+    None,
+    AfterGate,
+    BeforeGate,
+    /// After the gate if the file has its weights, else none (GGUF, which does not say).
+    IfStored,
+}
+
+/// Factors of the parts of a Mamba-2 mixer's input projection (Falcon-H1).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SsmFactors {
+    pub gate: f32,
+    pub values: f32,
+    pub key: f32,
+    pub query: f32,
+    pub step: f32,
+}
+
+impl SsmFactors {
+    pub const ONES: SsmFactors = SsmFactors { gate: 1.0, values: 1.0, key: 1.0, query: 1.0, step: 1.0 };
+}
+
 /// Attention whose keys and values are projections of one latent row per token (DeepSeek V2 and V3). A head's query and key
 /// have a plain part and a rotated one; all heads share the rotated key.
 #[derive(Debug, Clone, PartialEq)]
@@ -203,6 +257,13 @@ pub struct FeedForwardConfig {
 }
 
 impl FeedForwardConfig {
+    /// No feed-forward part: the layer has only a mixer.
+    pub const NONE: FeedForwardConfig = FeedForwardConfig { dense: None, experts: None, gates_dense: false };
+
+    pub fn is_none(&self) -> bool {
+        self.dense.is_none() && self.experts.is_none()
+    }
+
     /// Returns the width of a row within it: each row passes its experts in turn.
     pub fn width(&self) -> usize {
         let dense = self.dense.iter().map(|mlp| mlp.intermediate_size);
@@ -210,11 +271,12 @@ impl FeedForwardConfig {
     }
 }
 
-/// `down(activation(gate(x)) * up(x))`.
+/// `down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpConfig {
     pub intermediate_size: usize,
     pub activation: Activation,
+    pub is_gated: bool,
 }
 
 /// Networks of which each token uses those that its router scores highest; their results are weighted and added.
@@ -316,6 +378,8 @@ pub struct Naming {
     /// Whether q and k rows are stored with rotary pairs side by side (llama.cpp's converter, for llama and related
     /// families).
     pub interleaved_qk: bool,
+    /// Hugging Face's name of the embedding table.
+    pub embedding: &'static str,
     pub norms: NormNames,
     pub parts: PartNames,
     /// Whether rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in, out]`
@@ -368,9 +432,15 @@ impl NormNames {
 /// Names of the projections that differ between families, without `.weight` and `.bias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartNames {
+    /// Projections of queries, keys and values.
+    pub attention_inputs: [Names; 3],
     pub attention_output: Names,
+    /// Hugging Face's module of a Mamba-2 mixer.
+    pub ssm: &'static str,
     /// Gate, up and down.
     pub mlp: [Names; 3],
+    /// Gate and up in one matrix.
+    pub mlp_fused: Names,
     /// Gate, up and down of the dense part in layers with experts.
     pub mlp_beside_experts: [Names; 3],
     pub router: Names,
@@ -381,6 +451,8 @@ pub struct PartNames {
     pub experts: Names,
     /// Gate, up and down within an expert's module (Hugging Face only).
     pub expert_mlp: [&'static str; 3],
+    /// Gate and up in one tensor for all experts, and down (Hugging Face only).
+    pub expert_stacks: [&'static str; 2],
 }
 
 impl PartNames {
@@ -388,14 +460,22 @@ impl PartNames {
         [["mlp.gate_proj", "ffn_gate"], ["mlp.up_proj", "ffn_up"], ["mlp.down_proj", "ffn_down"]];
 
     pub const LLAMA: PartNames = PartNames {
+        attention_inputs: [
+            ["self_attn.q_proj", "attn_q"],
+            ["self_attn.k_proj", "attn_k"],
+            ["self_attn.v_proj", "attn_v"],
+        ],
         attention_output: ["self_attn.o_proj", "attn_output"],
+        ssm: "mamba",
         mlp: PartNames::MLP,
+        mlp_fused: ["mlp.gate_up_proj", "ffn_up"],
         mlp_beside_experts: PartNames::MLP,
         router: ["mlp.gate", "ffn_gate_inp"],
         expert_bias: ["mlp.gate.e_score_correction_bias", "exp_probs_b.bias"],
         dense_gate: ["mlp.shared_expert_gate", "ffn_gate_inp_shexp"],
         experts: ["mlp.experts", "ffn"],
         expert_mlp: ["gate_proj", "up_proj", "down_proj"],
+        expert_stacks: ["gate_up_proj", "down_proj"],
     };
 
     /// Llama's names, with one network for all shared experts (DeepSeek V2 and V3, GLM 4.5, ERNIE 4.5).

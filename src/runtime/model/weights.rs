@@ -19,7 +19,7 @@ pub struct WeightFile<'a> {
 }
 
 /// Prefixes of the text decoder in Hugging Face checkpoints, most common first.
-const PREFIXES: [&str; 4] = ["model.", "model.language_model.", "language_model.model.", ""];
+const PREFIXES: [&str; 5] = ["model.", "model.language_model.", "language_model.model.", "backbone.", ""];
 
 impl<'a> WeightFile<'a> {
     pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> Result<Self, LoadError> {
@@ -27,8 +27,8 @@ impl<'a> WeightFile<'a> {
             true => String::new(),
             false => PREFIXES
                 .iter()
-                .find(|prefix| source.describe(&format!("{prefix}embed_tokens.weight")).is_some())
-                .ok_or_else(|| missing("model.embed_tokens.weight"))?
+                .find(|prefix| source.describe(&format!("{prefix}{}.weight", naming.embedding)).is_some())
+                .ok_or_else(|| missing(&format!("model.{}.weight", naming.embedding)))?
                 .to_string(),
         };
         Ok(Self { source, naming, prefix })
@@ -103,7 +103,7 @@ impl<'a> WeightFile<'a> {
 
     /// Reads the embedding table, `[vocab, hidden]`.
     pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
-        let name = self.global_name("embed_tokens.weight", "token_embd.weight");
+        let name = self.global_name(&format!("{}.weight", self.naming.embedding), "token_embd.weight");
         let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
         Ok(Linear { name, weight, bias: None })
     }
@@ -135,7 +135,12 @@ impl<'a> WeightFile<'a> {
     }
 
     fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
-        let tensor = self.find(name, &[len])?.ok_or_else(|| missing(name))?;
+        let tensor = match self.find(name, &[len])? {
+            // llama.cpp's converter leaves the ending out for Falcon-H1's second norm.
+            None if self.naming.gguf => self.find(name.trim_end_matches(".weight"), &[len])?,
+            found => found,
+        };
+        let tensor = tensor.ok_or_else(|| missing(name))?;
         let mut values = to_f32(&tensor);
         if self.naming.norm_offset != 0.0 {
             values.iter_mut().for_each(|value| *value += self.naming.norm_offset);
@@ -160,18 +165,28 @@ impl<'a> WeightFile<'a> {
         Ok(Some(Linear { name: format!("{name}.weight"), weight, bias }))
     }
 
-    pub fn has_linear(&self, layer: usize, names: Names) -> bool {
+    pub fn has_linear(&self, layer: usize, names: [&str; 2]) -> bool {
         self.source.describe(&format!("{}.weight", self.layer_name(layer, names))).is_some()
     }
 
     /// Reads the values of a layer's small tensor by its full name.
-    pub fn values(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
-        let name = self.layer_name(layer, names);
-        Ok(to_f32(&self.find(&name, &[len])?.ok_or_else(|| missing(&name))?))
+    pub fn values(&self, layer: usize, names: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
+        self.optional_values(layer, names, len)?.ok_or_else(|| missing(&self.layer_name(layer, names)))
     }
 
-    /// Reads values as [`Self::values`] does, from a tensor of any shape.
-    pub fn flat_values(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+    /// Reads values as [`Self::values`] does; `None` if the file lacks them.
+    pub fn optional_values(
+        &self,
+        layer: usize,
+        names: [&str; 2],
+        len: usize,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        Ok(self.find(&self.layer_name(layer, names), &[len])?.map(|tensor| to_f32(&tensor)))
+    }
+
+    /// Reads values as [`Self::values`] does, from a tensor of any shape: llama.cpp's converter stores the vectors of
+    /// state spaces as matrices.
+    pub fn flat_values(&self, layer: usize, names: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
         let name = self.layer_name(layer, names);
         let shape = self.source.describe(&name).map(|(shape, _)| shape);
         let shape = shape.filter(|shape| shape.iter().product::<usize>() == len).unwrap_or(vec![len]);
@@ -254,12 +269,12 @@ impl<'a> WeightFile<'a> {
         if self.naming.alternating_experts {
             return self.alternating_experts(&name, count, [inner, hidden]);
         }
-        let (part, ending) = if self.naming.gguf {
-            (["_gate_exps", "_up_exps", "_down_exps", "_gate_up_exps"], ".weight")
+        let [gate, up, down, both] = if self.naming.gguf {
+            ["gate", "up", "down", "gate_up"].map(|part| format!("{name}_{part}_exps.weight"))
         } else {
-            (["", "", ".down_proj", ".gate_up_proj"], "")
+            let [both, down] = self.naming.parts.expert_stacks;
+            ["", "", down, both].map(|part| format!("{name}.{part}"))
         };
-        let [gate, up, down, both] = part.map(|part| format!("{name}{part}{ending}"));
         if self.source.describe(&both).is_some() {
             let both = self.oriented_stack(&both, [count, 2 * inner, hidden])?;
             let down = self.oriented_stack(&down, [count, hidden, inner])?;

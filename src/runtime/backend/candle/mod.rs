@@ -19,6 +19,7 @@ use candle_core::{Device, Tensor};
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvShape, KvType, PageId, RowSpan,
+    SsmSpec,
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
@@ -258,9 +259,38 @@ impl Backend for Candle {
         Err(Error::Backend(kv::NO_STATES.to_owned()))
     }
 
+    /// Unreachable, as [`Self::convolve`].
+    fn ssm_scan(
+        &self,
+        _: &mut CandleKv,
+        _: &SsmSpec<'_, Tensor>,
+        _: [&CandleBuffer; 2],
+        _: &[RowSpan],
+        _: &mut CandleBuffer,
+    ) -> Result<()> {
+        Err(Error::Backend(kv::NO_STATES.to_owned()))
+    }
+
+    /// Unreachable, as [`Self::convolve`]: only recurrent layers normalise in groups.
+    fn rms_norm_groups(
+        &self,
+        _: &CandleBuffer,
+        _: &Tensor,
+        _: usize,
+        _: f32,
+        _: &mut CandleBuffer,
+    ) -> Result<()> {
+        Err(Error::Backend(kv::NO_STATES.to_owned()))
+    }
+
     fn gated(&self, activation: Activation, gate: &mut CandleBuffer, up: &CandleBuffer) -> Result<()> {
         let product = gate.get().and_then(|gate| ops::gated(activation, gate, up.get()?));
         gate.fill(product)
+    }
+
+    fn activate(&self, activation: Activation, x: &mut CandleBuffer) -> Result<()> {
+        let activated = x.get().and_then(|x| ops::activated(activation, x));
+        x.fill(activated)
     }
 
     fn add_scaled(&self, x: &mut CandleBuffer, y: &CandleBuffer, scale: f32) -> Result<()> {

@@ -46,12 +46,18 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
         let swish = (&gate * ops::sigmoid(&(&gate * alpha)?)?)?;
         return swish * (up.clamp(-limit, limit)? + 1.0)?;
     }
-    let gate = match activation {
-        Activation::None => gate.clone(),
-        Activation::Sigmoid => ops::sigmoid(gate)?,
-        Activation::Silu => ops::silu(gate)?,
-        Activation::ClampedSwish { .. } => unreachable!("returned above"),
-        Activation::GeluTanh => gate.gelu()?, // candle's plain name is the tanh form; the exact one is gelu_erf
-    };
-    gate * up
+    activated(activation, gate)? * up
+}
+
+/// Computes `activation(x)`.
+pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
+    match activation {
+        Activation::None => Ok(x.clone()),
+        Activation::Sigmoid => ops::sigmoid(x),
+        Activation::Silu => ops::silu(x),
+        Activation::ScaledSilu { factor } => ops::silu(&scaled(x, factor)?),
+        Activation::SquaredRelu => x.relu()?.sqr(),
+        Activation::ClampedSwish { .. } => gated(activation, x, &x.ones_like()?),
+        Activation::GeluTanh => x.gelu(), // candle's plain name is the tanh form; the exact one is gelu_erf
+    }
 }

@@ -18,7 +18,7 @@ pub use kv::CpuKv;
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, RowSpan,
-    feed_forward_in_steps,
+    SsmSpec, feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
@@ -342,6 +342,25 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn rms_norm_groups(
+        &self,
+        x: &CpuBuffer,
+        weight: &Vec<f32>,
+        groups: usize,
+        eps: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(x.num_rows(), x.width());
+        let (len, isa) = (x.width() / groups, self.isa);
+        self.for_rows(out.values_mut(), x.width(), x.values().len(), |row, out| {
+            let runs = x.row(row).chunks_exact(len).zip(weight.chunks_exact(len));
+            for ((x, weight), out) in runs.zip(out.chunks_exact_mut(len)) {
+                norm::rms_norm(isa, x, weight, eps, out);
+            }
+        });
+        Ok(())
+    }
+
     fn matmul(
         &self,
         x: &CpuBuffer,
@@ -493,10 +512,30 @@ impl Backend for Cpu {
         self.delta_rows(kv, spec, inputs, spans, out)
     }
 
+    fn ssm_scan(
+        &self,
+        kv: &mut CpuKv,
+        spec: &SsmSpec<'_, Vec<f32>>,
+        inputs: [&CpuBuffer; 2],
+        spans: &[RowSpan],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(inputs[0].num_rows(), spec.shape.inner());
+        self.ssm_rows(kv, spec, inputs, spans, out)
+    }
+
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
         let (width, work, isa) = (gate.width(), gate.values().len() * 8, self.isa);
         self.for_rows(gate.values_mut(), width, work, |row, gate| {
             math::activate(isa, activation, gate, up.row(row));
+        });
+        Ok(())
+    }
+
+    fn activate(&self, activation: Activation, x: &mut CpuBuffer) -> Result<()> {
+        let (work, isa) = (x.values().len() * 8, self.isa);
+        self.for_chunks(x.values_mut(), VALUES_PER_TASK, work, |_, x| {
+            math::activate_alone(isa, activation, x);
         });
         Ok(())
     }

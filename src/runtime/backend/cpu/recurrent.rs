@@ -5,9 +5,9 @@
 
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
-use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, RowSpan};
+use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, RowSpan, SsmShape, SsmSpec};
 use crate::runtime::error::Result;
-use crate::runtime::kernel::{Isa, conv, delta, dot};
+use crate::runtime::kernel::{Isa, conv, delta, dot, ssm};
 
 impl Cpu {
     /// Computes a causal convolution over each channel.
@@ -31,8 +31,10 @@ impl Cpu {
             state.copy_from_slice(&seen[seen.len() - state.len()..]);
             let (isa, work) = (self.isa, span.rows.len() * spec.kernel.len());
             let out = &mut out.values_mut()[span.rows.start * width..span.rows.end * width];
+            let bias = spec.bias.map_or(&[][..], |bias| bias);
             self.for_chunks(out, width, work, |row, out| {
-                conv::convolve(isa, spec.kernel, &seen[row * width..][..spec.kernel.len()], spec.silu, out);
+                let seen = &seen[row * width..][..spec.kernel.len()];
+                conv::convolve(isa, spec.kernel, bias, seen, spec.silu, out);
             });
         }
         Ok(())
@@ -48,29 +50,111 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
-        let scratch = &mut *self.scratch.borrow_mut();
         for span in spans {
             let state = kv.state_mut(spec.store, span)?;
-            let by_head = &mut scratch.reordered;
-            by_head.resize(value_heads * span.rows.len() * value_dim, 0.0);
-            let states = state.chunks_exact_mut(key_dim * value_dim);
-            let outs = by_head.chunks_exact_mut(span.rows.len() * value_dim);
-            let mut heads: Vec<_> = states.zip(outs).collect();
             let inputs = HeadInputs { isa: self.isa, spec, qkv, rate, decay, span };
-            self.pool.chunks_mut(&mut heads, 1, |head, task| {
-                let (state, out) = &mut task[0];
-                inputs.run(head, state, out);
-            });
-            let width = out.width();
-            let rows = out.values_mut()[span.rows.start * width..].chunks_exact_mut(width);
-            for (row, out) in rows.take(span.rows.len()).enumerate() {
-                for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
-                    let first = (head * span.rows.len() + row) * value_dim;
-                    out.copy_from_slice(&by_head[first..first + value_dim]);
-                }
-            }
+            let heads = Heads { count: value_heads, state_len: key_dim * value_dim, dim: value_dim };
+            self.for_heads(heads, span, state, out, |head, state, out| inputs.run(head, state, out));
         }
         Ok(())
+    }
+
+    /// Computes the recurrence of Mamba-2, with a task for each head of each span.
+    pub(super) fn ssm_rows(
+        &self,
+        kv: &mut CpuKv,
+        spec: &SsmSpec<'_, Vec<f32>>,
+        [xbc, step]: [&CpuBuffer; 2],
+        spans: &[RowSpan],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let SsmShape { heads, head_dim, state_dim, .. } = spec.shape;
+        for span in spans {
+            let state = kv.state_mut(spec.store, span)?;
+            let inputs = SsmInputs { isa: self.isa, spec, xbc, step, span };
+            let heads = Heads { count: heads, state_len: state_dim * head_dim, dim: head_dim };
+            self.for_heads(heads, span, state, out, |head, state, out| inputs.run(head, state, out));
+        }
+        Ok(())
+    }
+
+    /// Runs `task` for every head, given its number, its part of `state` and its results of the span's rows, `[rows,
+    /// dim]`, which are then written to the rows of `out`.
+    fn for_heads(
+        &self,
+        Heads { count, state_len, dim }: Heads,
+        span: &RowSpan,
+        state: &mut [f32],
+        out: &mut CpuBuffer,
+        task: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
+    ) {
+        let by_head = &mut self.scratch.borrow_mut().reordered;
+        by_head.resize(count * span.rows.len() * dim, 0.0);
+        let states = state.chunks_exact_mut(state_len);
+        let outs = by_head.chunks_exact_mut(span.rows.len() * dim);
+        let mut heads: Vec<_> = states.zip(outs).collect();
+        self.pool.chunks_mut(&mut heads, 1, |head, one| {
+            let (state, out) = &mut one[0];
+            task(head, state, out);
+        });
+        let width = out.width();
+        let rows = out.values_mut()[span.rows.start * width..].chunks_exact_mut(width);
+        for (row, out) in rows.take(span.rows.len()).enumerate() {
+            for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+                let first = (head * span.rows.len() + row) * dim;
+                out.copy_from_slice(&by_head[first..first + dim]);
+            }
+        }
+    }
+}
+
+/// The heads of a recurrent layer.
+#[derive(Debug, Clone, Copy)]
+struct Heads {
+    count: usize,
+    /// Values of a head's state.
+    state_len: usize,
+    /// Values of a head's result.
+    dim: usize,
+}
+
+/// The inputs that the heads of a Mamba-2 mixer share.
+struct SsmInputs<'a> {
+    isa: Isa,
+    spec: &'a SsmSpec<'a, Vec<f32>>,
+    xbc: &'a CpuBuffer,
+    step: &'a CpuBuffer,
+    span: &'a RowSpan,
+}
+
+impl SsmInputs<'_> {
+    /// Computes one head's rows, `[rows, head_dim]`, into `out`.
+    fn run(&self, head: usize, state: &mut [f32], out: &mut [f32]) {
+        let SsmShape { heads, head_dim, groups, state_dim } = self.spec.shape;
+        let group = head / (heads / groups);
+        let mut input = vec![0.0; head_dim];
+        for (row, out) in self.span.rows.clone().zip(out.chunks_exact_mut(head_dim)) {
+            let (x, keys_and_queries) = self.xbc.row(row).split_at(heads * head_dim);
+            let (keys, queries) = keys_and_queries.split_at(groups * state_dim);
+            let x = &x[head * head_dim..][..head_dim];
+            let step = self.step_of(row, head);
+            input.iter_mut().zip(x).for_each(|(input, x)| *input = (step * f64::from(*x)) as f32);
+            let token = ssm::SsmToken {
+                x,
+                input: &input,
+                key: &keys[group * state_dim..][..state_dim],
+                query: &queries[group * state_dim..][..state_dim],
+                decay: (-f64::from(self.spec.fading[head]) * step).exp() as f32,
+                skip: self.spec.skip[head],
+            };
+            ssm::step(self.isa, state, token, out);
+        }
+    }
+
+    /// Returns the length of a row's time step.
+    fn step_of(&self, row: usize, head: usize) -> f64 {
+        let [least, most] = self.spec.step_limits.map(f64::from);
+        softplus((self.step.row(row)[head] + self.spec.step_bias[head]).into()).clamp(least, most)
     }
 }
 
@@ -119,9 +203,12 @@ fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
 
 /// Computes `exp(-fading * softplus(x))` in f64, so that the result is exact to f32 with any system library.
 fn kept(fading: f64, x: f32) -> f32 {
-    let x = f64::from(x);
-    let softplus = if x > 20.0 { x } else { x.exp().ln_1p() };
-    (-fading * softplus).exp() as f32
+    (-fading * softplus(x.into())).exp() as f32
+}
+
+/// Computes `ln(1 + exp(x))`, and `x` where the two are equal to f32.
+fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
 #[cfg(test)]

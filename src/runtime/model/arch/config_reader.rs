@@ -165,14 +165,24 @@ impl ConfigReader {
     /// Returns for each layer whether it is of `kind` instead of `full_attention`, if the file has `layer_types`.
     pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> Result<Option<Vec<bool>>, LoadError> {
         const KEY: &str = "layer_types";
-        let Some(value) = self.value(KEY) else { return Ok(None) };
-        let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
-        let kinds = kinds.ok_or_else(|| self.error(KEY, format!("is not a list of {num_layers} layers")))?;
+        let Some(kinds) = self.kinds_of_layers(KEY, num_layers)? else { return Ok(None) };
         let is_of_kind = kinds.iter().map(|of_layer| match of_layer.as_str() {
-            Some(name) if name == kind => Ok(true),
-            Some("full_attention") => Ok(false),
-            _ => Err(self.error(KEY, format!("{of_layer} is not a known kind of layer"))),
+            name if name == kind => Ok(true),
+            "full_attention" => Ok(false),
+            other => Err(self.error(KEY, format!("{other:?} is not a known kind of layer"))),
         });
         is_of_kind.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Returns the list of each layer's kind under `key`; `None` if the file lacks it.
+    pub fn kinds_of_layers(&self, key: &str, num_layers: usize) -> Result<Option<Vec<String>>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
+        let kinds: Option<Vec<String>> =
+            kinds.and_then(|kinds| kinds.iter().map(|kind| kind.as_str().map(str::to_owned)).collect());
+        match kinds {
+            Some(kinds) => Ok(Some(kinds)),
+            None => Err(self.error(key, format!("is not a list of {num_layers} kinds of layers"))),
+        }
     }
 }

@@ -31,6 +31,8 @@ pub struct ConfigDefaults {
     /// Whether the family parses experts itself; other families refuse a file with experts.
     pub experts: bool,
     pub intermediate_size: Option<usize>,
+    /// Takes the place of `num_hidden_layers`.
+    pub num_layers: Option<usize>,
     /// The rotated fraction of a head.
     pub rotated: f32,
 }
@@ -49,6 +51,7 @@ impl Default for ConfigDefaults {
             tied: None,
             experts: false,
             intermediate_size: None,
+            num_layers: None,
             rotated: 1.0,
         }
     }
@@ -61,7 +64,7 @@ pub fn dense(
     reader: &ConfigReader,
     defaults: ConfigDefaults,
 ) -> Result<Description, LoadError> {
-    let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader)?);
+    let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader, defaults)?);
     let attention = attention(reader, hidden_size, num_layers, defaults)?;
     let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
     decoder(name, reader, MixerConfig::Attention(attention), rotated, defaults)
@@ -78,7 +81,7 @@ pub fn decoder(
     if !defaults.experts {
         refuse_experts(reader)?;
     }
-    let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader)?);
+    let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader, defaults)?);
     let vocab_size = match (reader.count("vocab_size")?, defaults.vocab_size) {
         (None, Some(default)) => default,
         _ => reader.size("vocab_size", MAX_VOCAB)?,
@@ -104,8 +107,11 @@ fn hidden_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     width(reader, reader.pick("hidden_size", "embedding_length"), None)
 }
 
-fn num_layers(reader: &ConfigReader) -> Result<usize, LoadError> {
-    reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)
+fn num_layers(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<usize, LoadError> {
+    match defaults.num_layers.filter(|_| !reader.is_gguf()) {
+        Some(num_layers) => Ok(num_layers),
+        None => reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS),
+    }
 }
 
 /// Parses one layer, with the largest feed-forward width of any layer.
@@ -120,6 +126,7 @@ fn layer(
     let mlp = MlpConfig {
         intermediate_size: widest(reader, inner_key, defaults.intermediate_size, num_layers)?,
         activation: activation(reader, defaults.activation)?,
+        is_gated: true,
     };
     Ok(LayerConfig {
         mixer,
@@ -128,7 +135,7 @@ fn layer(
         norm_eps,
         pre_norms: true,
         post_norms: false,
-        residual_scale: 1.0,
+        residual_scales: [1.0; 2],
     })
 }
 
@@ -140,6 +147,7 @@ fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<Naming, Loa
         tied: if gguf { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
         norm_offset: 0.0,
         interleaved_qk: false,
+        embedding: "embed_tokens",
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,
@@ -270,6 +278,7 @@ fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, 
     match reader.string(key)?.as_deref() {
         None => Ok(default),
         Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("relu2") => Ok(Activation::SquaredRelu),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
         Some(other) => Err(reader.error(key, format!("activation {other:?} is not supported"))),
     }

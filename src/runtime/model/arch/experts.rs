@@ -36,7 +36,7 @@ pub fn experts(
     Ok(ExpertsConfig {
         count,
         used,
-        mlp: MlpConfig { intermediate_size, activation: dense.activation },
+        mlp: MlpConfig { intermediate_size, ..dense.clone() },
         weights,
         weight_scale: 1.0,
         has_bias: false,

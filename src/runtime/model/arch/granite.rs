@@ -10,6 +10,12 @@ pub const FAMILY: Family =
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let mut description = dense("granite", reader, ConfigDefaults::default())?;
+    set_multipliers(&mut description, reader)?;
+    Ok(description)
+}
+
+/// Sets what all Granite models share: multipliers, and the order of q and k rows in GGUF.
+pub fn set_multipliers(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     description.naming.interleaved_qk = reader.is_gguf();
     let multiplier = |key| Ok::<_, LoadError>(reader.number(key)?.unwrap_or(1.0));
     let config = &mut description.config;
@@ -22,7 +28,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     config.logit_scale = 1.0 / divisor;
     let score = reader.number(reader.pick("attention_multiplier", "attention.scale"))?;
     let residual = multiplier(reader.pick("residual_multiplier", "residual_scale"))?;
-    config.layers.iter_mut().for_each(|layer| layer.residual_scale = residual);
+    config.layers.iter_mut().for_each(|layer| layer.residual_scales = [residual; 2]);
     for (_, attention) in config.attentions_mut() {
         // If absent, GGUF means the usual scale and config.json means 1, the class's default.
         attention.scale = match score {
@@ -31,5 +37,5 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
             None => 1.0,
         };
     }
-    Ok(description)
+    Ok(())
 }

@@ -8,10 +8,13 @@ mod deepseek;
 mod dense;
 mod experts;
 pub(super) mod rope;
+mod ssm;
 
+mod arcee;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod gemma4;
@@ -19,6 +22,7 @@ mod glm4;
 mod glm4_moe;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod hunyuan_dense;
 mod lfm2;
 mod lfm2_moe;
@@ -27,6 +31,7 @@ mod minimax_m2;
 mod ministral3;
 mod mistral;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -67,12 +72,14 @@ pub struct Family {
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
+    arcee::FAMILY,
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
     ernie4_5::FAMILY,
     ernie4_5_moe::FAMILY,
     exaone4::FAMILY,
+    falcon_h1::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
     gemma4::FAMILY,
@@ -80,6 +87,8 @@ pub const FAMILIES: &[Family] = &[
     glm4_moe::FAMILY,
     gpt_oss::FAMILY,
     granite::FAMILY,
+    granite_hybrid::FAMILY,
+    granite_hybrid::MOE_FAMILY,
     hunyuan_dense::FAMILY,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,
@@ -88,6 +97,7 @@ pub const FAMILIES: &[Family] = &[
     ministral3::FAMILY,
     mistral::FAMILY,
     mixtral::FAMILY,
+    nemotron_h::FAMILY,
     olmo2::FAMILY,
     olmo3::FAMILY,
     olmoe::FAMILY,

@@ -174,14 +174,13 @@ fn read_qkv<B: Backend>(
     loader: &Loader<'_, B>,
     config: &AttentionConfig,
 ) -> Result<(Linear, Option<KeyValueWeights>), LoadError> {
-    const SEPARATE: [[&str; 2]; 3] =
-        [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
     // A head's output gate is stored beside its query.
     let per_head = if config.has_output_gate { 2 } else { 1 };
     let q_width = per_head * config.num_heads * config.head_dim;
     let kv_width = config.num_kv_heads * config.head_dim;
-    let [q_name, k_name, v_name] = SEPARATE;
+    let separate = loader.naming.parts.attention_inputs;
+    let [q_name, k_name, v_name] = separate;
     match config.kv {
         KvSource::Layer(_) => Ok((file.linear(layer, q_name, [q_width, hidden])?, None)),
         KvSource::OwnOrKeys if !file.has_linear(layer, v_name) => {
@@ -190,7 +189,7 @@ fn read_qkv<B: Backend>(
         }
         KvSource::Own | KvSource::OwnOrKeys => {
             let (rows, fused) = ([q_width, kv_width, kv_width], ["self_attn.qkv_proj", "attn_qkv"]);
-            let [q, k, v] = file.linears(layer, SEPARATE, fused, rows, hidden)?;
+            let [q, k, v] = file.linears(layer, separate, fused, rows, hidden)?;
             Ok((q, Some((k, Some(v)))))
         }
     }

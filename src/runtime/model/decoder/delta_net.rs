@@ -84,7 +84,7 @@ impl<B: Backend> DeltaNet<B> {
             (&self.decay, &mut *decay),
         ];
         backend.matmul_each(input, &mut onto.map(|(projection, out)| projection.onto(out)))?;
-        let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, silu: true };
+        let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: true };
         backend.convolve(kv, &conv, qkv, spans, mixed)?;
         let spec = DeltaSpec {
             store: self.store.index + 1,

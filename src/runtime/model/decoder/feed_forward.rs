@@ -80,7 +80,7 @@ impl<B: Backend> FeedForward<B> {
 
 struct Mlp<B: Backend> {
     activation: Activation,
-    gate: Projection<B>,
+    gate: Option<Projection<B>>,
     up: Projection<B>,
     down: Projection<B>,
 }
@@ -92,17 +92,27 @@ impl<B: Backend> Mlp<B> {
         config: &MlpConfig,
     ) -> Result<Self, LoadError> {
         let inner = config.intermediate_size;
-        let fused = ["mlp.gate_up_proj", "ffn_up"];
-        let [gate, up] = loader.file.linears(loader.layer, [gate, up], fused, [inner; 2], loader.hidden)?;
+        let fused = loader.naming.parts.mlp_fused;
+        let (gate, up) = if config.is_gated {
+            let both = loader.file.linears(loader.layer, [gate, up], fused, [inner; 2], loader.hidden)?;
+            let [gate, up] = both;
+            (Some(gate), up)
+        } else {
+            (None, loader.file.linear(loader.layer, up, [inner, loader.hidden])?)
+        };
         let down = loader.file.linear(loader.layer, down, [loader.hidden, inner])?;
-        Self::of(loader, config.activation, [gate, up, down])
+        Self::of(loader, config.activation, gate, [up, down])
     }
 
-    fn of(loader: &Loader<'_, B>, activation: Activation, parts: [Linear; 3]) -> Result<Self, LoadError> {
-        let [gate, up, down] = parts;
+    fn of(
+        loader: &Loader<'_, B>,
+        activation: Activation,
+        gate: Option<Linear>,
+        [up, down]: [Linear; 2],
+    ) -> Result<Self, LoadError> {
         Ok(Self {
             activation,
-            gate: loader.projection(gate)?,
+            gate: gate.map(|gate| loader.projection(gate)).transpose()?,
             up: loader.projection(up)?,
             down: loader.projection(down)?,
         })
@@ -115,7 +125,12 @@ impl<B: Backend> Mlp<B> {
         [gate, up]: [&mut B::Buffer; 2],
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let inner = [self.gate.onto(gate), self.up.onto(up)];
+        let Some(to_gate) = &self.gate else {
+            self.up.apply(backend, input, up)?;
+            backend.activate(self.activation, up)?;
+            return self.down.apply(backend, up, out);
+        };
+        let inner = [to_gate.onto(gate), self.up.onto(up)];
         backend.feed_forward(input, self.activation, inner, self.down.onto(out))
     }
 }
@@ -148,7 +163,8 @@ impl<B: Backend> Experts<B> {
         let router = loader.file.linear(loader.layer, names.router, [config.count, loader.hidden])?;
         let shape = [config.mlp.intermediate_size, loader.hidden];
         let each = loader.file.experts(loader.layer, names.experts, config.count, shape)?;
-        let expert = |parts| Mlp::of(loader, config.mlp.activation, parts);
+        let expert =
+            |[gate, up, down]: [Linear; 3]| Mlp::of(loader, config.mlp.activation, Some(gate), [up, down]);
         let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
             config: config.clone(),

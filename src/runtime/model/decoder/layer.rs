@@ -1,14 +1,11 @@
 //! One layer: the order of its parts.
 
 use super::StoreIndex;
-use super::attention::Attention;
 use super::buffers::LayerContext;
-use super::delta_net::DeltaNet;
 use super::feed_forward::FeedForward;
-use super::latent::LatentAttention;
 use super::load::Loader;
+use super::mixer::Mixer;
 use super::per_layer::LayerInput;
-use super::short_conv::ShortConv;
 use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{LayerConfig, MixerConfig, PerLayerInputs};
@@ -31,22 +28,15 @@ impl<B: Backend> Stream<B> {
 
 pub struct DecoderLayer<B: Backend> {
     eps: f32,
-    residual_scale: f32,
+    residual_scales: [f32; 2],
     pre_mixer: Option<B::Vector>,
     post_mixer: Option<B::Vector>,
     pre_mlp: Option<B::Vector>,
     post_mlp: Option<B::Vector>,
-    mixer: Mixer<B>,
-    feed_forward: FeedForward<B>,
+    mixer: Option<Mixer<B>>,
+    feed_forward: Option<FeedForward<B>>,
     input: Option<LayerInput<B>>,
     output_scale: f32,
-}
-
-enum Mixer<B: Backend> {
-    Attention(Attention<B>),
-    Latent(LatentAttention<B>),
-    ShortConv(ShortConv<B>),
-    DeltaNet(DeltaNet<B>),
 }
 
 impl<B: Backend> DecoderLayer<B> {
@@ -56,28 +46,22 @@ impl<B: Backend> DecoderLayer<B> {
         loader: &Loader<'_, B>,
         config: &LayerConfig,
         per_layer: Option<&PerLayerInputs>,
-        store: StoreIndex,
+        stores: &[StoreIndex],
     ) -> Result<Self, LoadError> {
         let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();
         let names = &loader.naming.norms;
+        let mixes = !matches!(config.mixer, MixerConfig::None);
+        let feeds = !config.feed_forward.is_none();
+        let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, config.norm_eps);
         Ok(Self {
             eps: config.norm_eps,
-            residual_scale: config.residual_scale,
-            pre_mixer: norm(config.pre_norms, names.pre_mixer)?,
-            post_mixer: norm(config.post_norms, names.post_mixer)?,
-            pre_mlp: norm(config.pre_norms, names.pre_mlp)?,
-            post_mlp: norm(config.post_norms, names.post_mlp)?,
-            mixer: match &config.mixer {
-                MixerConfig::Attention(attention) => {
-                    Mixer::Attention(Attention::load(loader, attention, config.norm_eps, store)?)
-                }
-                MixerConfig::Latent(latent) => Mixer::Latent(LatentAttention::load(loader, latent, store)?),
-                MixerConfig::DeltaNet(net) => {
-                    Mixer::DeltaNet(DeltaNet::load(loader, net, config.norm_eps, store)?)
-                }
-                MixerConfig::ShortConv(conv) => Mixer::ShortConv(ShortConv::load(loader, conv, store)?),
-            },
-            feed_forward: FeedForward::load(loader, &config.feed_forward, config.norm_eps)?,
+            residual_scales: config.residual_scales,
+            pre_mixer: norm(mixes && config.pre_norms, names.pre_mixer)?,
+            post_mixer: norm(mixes && config.post_norms, names.post_mixer)?,
+            pre_mlp: norm(feeds && config.pre_norms, names.pre_mlp)?,
+            post_mlp: norm(feeds && config.post_norms, names.post_mlp)?,
+            mixer: Mixer::load(loader, config, stores)?,
+            feed_forward: feeds.then_some(()).map(feed_forward).transpose()?,
             input: per_layer.map(|input| LayerInput::load(loader, input, config.norm_eps)).transpose()?,
             output_scale: match config.has_output_scale {
                 true => loader.file.values(loader.layer, OUTPUT_SCALE, 1)?[0],
@@ -89,21 +73,21 @@ impl<B: Backend> DecoderLayer<B> {
     pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         let Stream { residual, normed: space, added } = stream;
-        let input =
-            normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
-        match &self.mixer {
-            Mixer::Attention(attention) => attention.apply(context, input, added)?,
-            Mixer::Latent(attention) => attention.apply(context, input, added)?,
-            Mixer::DeltaNet(net) => net.apply(context, input, added)?,
-            Mixer::ShortConv(conv) => conv.apply(context, input, added)?,
+        let [mixer_scale, mlp_scale] = self.residual_scales;
+        if let Some(mixer) = &self.mixer {
+            let input =
+                normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
+            mixer.apply(context, input, added)?;
+            let result = normed(backend, B::rms_norm, self.post_mixer.as_ref(), eps, added, space)?;
+            backend.add_scaled(residual, result, mixer_scale)?;
         }
-        let result = normed(backend, B::rms_norm, self.post_mixer.as_ref(), eps, added, space)?;
-        backend.add_scaled(residual, result, self.residual_scale)?;
-
-        let input = normed(backend, B::rms_norm_into_products, self.pre_mlp.as_ref(), eps, residual, space)?;
-        self.feed_forward.apply(context, input, residual, added)?;
-        let result = normed(backend, B::rms_norm, self.post_mlp.as_ref(), eps, added, space)?;
-        backend.add_scaled(residual, result, self.residual_scale)?;
+        if let Some(feed_forward) = &self.feed_forward {
+            let input =
+                normed(backend, B::rms_norm_into_products, self.pre_mlp.as_ref(), eps, residual, space)?;
+            feed_forward.apply(context, input, residual, added)?;
+            let result = normed(backend, B::rms_norm, self.post_mlp.as_ref(), eps, added, space)?;
+            backend.add_scaled(residual, result, mlp_scale)?;
+        }
         if let (Some(input), Some(inputs)) = (&self.input, context.per_layer) {
             input.apply(backend, inputs, residual, context.work)?;
         }

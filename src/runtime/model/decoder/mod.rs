@@ -11,9 +11,11 @@ mod feed_forward;
 mod latent;
 mod layer;
 mod load;
+mod mixer;
 mod per_layer;
 mod routing;
 mod short_conv;
+mod ssm;
 
 use buffers::{LayerBuffers, LayerContext};
 use layer::{DecoderLayer, Stream};
@@ -21,7 +23,7 @@ use load::Loader;
 use per_layer::PerLayer;
 
 use super::config::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling,
+    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling, SsmConfig,
 };
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
@@ -270,17 +272,17 @@ fn load_vocabulary<B: Backend>(
     }
 }
 
-/// Loads all layers, with one store each, and reports every layer to `progress`.
+/// Loads all layers, each with its stores, and reports every layer to `progress`.
 fn load_layers<B: Backend>(
     loader: &Loader<'_, B>,
     config: &DecoderConfig,
-    stores: &[StoreIndex],
+    stores: &[Vec<StoreIndex>],
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<DecoderLayer<B>>, LoadError> {
     let mut layers = Vec::with_capacity(config.layers.len());
-    for (layer, (layer_config, &store)) in config.layers.iter().zip(stores).enumerate() {
+    for (layer, (layer_config, stores)) in config.layers.iter().zip(stores).enumerate() {
         let loader = Loader { layer, ..*loader };
-        layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), store)?);
+        layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), stores)?);
         progress(layer + 1, config.layers.len());
     }
     Ok(layers)
@@ -316,9 +318,9 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<RowSpan>) -> Resu
     Ok(())
 }
 
-/// Returns the page layout, the kinds of its groups in order of first use, and each layer's store. Layers whose rows
-/// are kept equally long share a group.
-fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StoreIndex>) {
+/// Returns the page layout, the kinds of its groups in order of first use, and each layer's stores in the order of its
+/// mixer's parts. Layers whose rows are kept equally long share a group.
+fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<Vec<StoreIndex>>) {
     let mut kinds: Vec<KvKind> = Vec::new();
     let mut stores = Vec::new();
     let mut add = |kind: KvKind, shape: StoreShape| {
@@ -329,31 +331,46 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<StoreIndex>)
         stores.push(Store { shape, group });
         StoreIndex { index: stores.len() - 1, group }
     };
-    let mut of_layers: Vec<StoreIndex> = Vec::with_capacity(config.layers.len());
+    let mut of_layers: Vec<Vec<StoreIndex>> = Vec::with_capacity(config.layers.len());
     for layer in &config.layers {
-        of_layers.push(match &layer.mixer {
-            MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) => of_layers[*owner],
-            MixerConfig::Attention(AttentionConfig { num_kv_heads, head_dim, window, .. }) => {
-                let (num_kv_heads, head_dim) = (*num_kv_heads, *head_dim);
-                let shape = KvShape { num_kv_heads, head_dim, values: KvValues::Own };
-                add(window.map_or(KvKind::Full, KvKind::SlidingWindow), StoreShape::Rows(shape))
-            }
-            MixerConfig::Latent(latent) => {
-                let values = KvValues::InKeys(latent.kv_rank);
-                let shape = KvShape { num_kv_heads: 1, head_dim: latent.key_dim(), values };
-                add(KvKind::Full, StoreShape::Rows(shape))
-            }
-            MixerConfig::ShortConv(conv) => {
-                add(KvKind::Recurrent, StoreShape::State((conv.kernel - 1) * config.hidden_size))
-            }
-            MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
-                let conv = add(KvKind::Recurrent, StoreShape::State((kernel - 1) * shape.conv_width()));
-                add(KvKind::Recurrent, StoreShape::State(shape.state_len()));
-                conv
-            }
-        });
+        if let MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) = &layer.mixer {
+            of_layers.push(of_layers[*owner].clone());
+        } else {
+            let shapes = store_shapes(&layer.mixer, config.hidden_size);
+            of_layers.push(shapes.into_iter().map(|(kind, shape)| add(kind, shape)).collect());
+        }
     }
     (KvLayout { stores, num_groups: kinds.len() }, kinds, of_layers)
+}
+
+/// Returns the stores of a mixer that has its own, in the order of its parts.
+fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreShape)> {
+    let state = |len| (KvKind::Recurrent, StoreShape::State(len));
+    let rows = |attention: &AttentionConfig| {
+        let AttentionConfig { num_kv_heads, head_dim, window, .. } = *attention;
+        let shape = StoreShape::Rows(KvShape { num_kv_heads, head_dim, values: KvValues::Own });
+        (window.map_or(KvKind::Full, KvKind::SlidingWindow), shape)
+    };
+    let of_ssm = |SsmConfig { shape, kernel, .. }: &SsmConfig| {
+        [state((kernel - 1) * shape.conv_width()), state(shape.state_len())]
+    };
+    match mixer {
+        MixerConfig::None => vec![],
+        MixerConfig::Attention(attention) => vec![rows(attention)],
+        MixerConfig::Latent(latent) => {
+            let values = KvValues::InKeys(latent.kv_rank);
+            let shape = KvShape { num_kv_heads: 1, head_dim: latent.key_dim(), values };
+            vec![(KvKind::Full, StoreShape::Rows(shape))]
+        }
+        MixerConfig::ShortConv(conv) => vec![state((conv.kernel - 1) * hidden_size)],
+        MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
+            vec![state((kernel - 1) * shape.conv_width()), state(shape.state_len())]
+        }
+        MixerConfig::Ssm(ssm) => of_ssm(ssm).into(),
+        MixerConfig::AttentionAndSsm { attention, ssm, .. } => {
+            [rows(attention)].into_iter().chain(of_ssm(ssm)).collect()
+        }
+    }
 }
 
 /// Returns the KV groups of this model.

@@ -139,7 +139,7 @@ mod tests {
     use crate::runtime::model::config::{Activation, MlpConfig};
 
     fn config(count: usize, weights: ExpertWeights) -> ExpertsConfig {
-        let mlp = MlpConfig { intermediate_size: 1, activation: Activation::Silu };
+        let mlp = MlpConfig { intermediate_size: 1, activation: Activation::Silu, is_gated: true };
         ExpertsConfig {
             count,
             used: 2,

@@ -48,7 +48,7 @@ impl<B: Backend> ShortConv<B> {
         let [to_b, to_c, to_x] = &self.inputs;
         backend.matmul_each(input, &mut [to_b.onto(b), to_c.onto(c), to_x.onto(x)])?;
         backend.gated(Activation::None, b, x)?;
-        let spec = ConvSpec { store: self.store.index, kernel: &self.kernel, silu: false };
+        let spec = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: false };
         backend.convolve(kv, &spec, b, &step.spans[self.store.group], mixed)?;
         backend.gated(Activation::None, c, mixed)?;
         self.output.apply(backend, c, out)

@@ -1,0 +1,135 @@
+//! Nemotron-H, dense: every layer is one of Mamba-2 mixer, attention without positions, and a network of two matrices.
+//! Source: transformers `NemotronHConfig`, except that time steps have only the limits that the file gives, as in the
+//! models' own code and in llama.cpp (transformers to 5.23 also uses `time_step_min`, see its pull request 48989);
+//! llama.cpp's `nemotron_h`.
+
+use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH, dense};
+use super::ssm::{SsmKeys, ssm};
+use super::{ConfigReader, Description, Family};
+use crate::runtime::error::LoadError;
+use crate::runtime::model::config::{Activation, FeedForwardConfig, MixerConfig, NormNames, PartNames};
+
+pub const FAMILY: Family =
+    Family { name: "nemotron-h", model_types: &["nemotron_h"], gguf_names: &["nemotron_h"], parse_config };
+
+const NORMS: NormNames = NormNames {
+    pre_mixer: ["norm", "attn_norm"],
+    pre_mlp: ["norm", "attn_norm"],
+    last: ["norm_f", "output_norm"],
+    ..NormNames::LLAMA
+};
+
+const PARTS: PartNames = PartNames {
+    attention_inputs: [["mixer.q_proj", "attn_q"], ["mixer.k_proj", "attn_k"], ["mixer.v_proj", "attn_v"]],
+    attention_output: ["mixer.o_proj", "attn_output"],
+    ssm: "mixer",
+    mlp: [["", ""], ["mixer.up_proj", "ffn_up"], ["mixer.down_proj", "ffn_down"]],
+    ..PartNames::LLAMA
+};
+
+const KEYS: SsmKeys = SsmKeys {
+    heads: "mamba_num_heads",
+    groups: "n_groups",
+    state_dim: "ssm_state_size",
+    kernel: "conv_kernel",
+};
+
+/// BlockKind of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BlockKind {
+    Ssm,
+    Attention,
+    Mlp,
+}
+
+fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let kinds = if reader.is_gguf() { gguf_kinds(reader)? } else { hugging_face_kinds(reader)? };
+    let defaults = ConfigDefaults {
+        num_layers: Some(kinds.len()),
+        head_dim: hugging_face_head_dim(reader)?,
+        tied: Some(false),
+        ..ConfigDefaults::default()
+    };
+    let mut description = dense(FAMILY.name, reader, defaults)?;
+    (description.naming.norms, description.naming.parts) = (NORMS, PARTS);
+    description.naming.embedding = "embeddings";
+    description.naming.interleaved_qk = reader.is_gguf();
+    let eps = match reader.number("layer_norm_epsilon")? {
+        Some(eps) if eps < 0.0 => return Err(reader.error("layer_norm_epsilon", format!("{eps} is below 0"))),
+        Some(eps) => eps,
+        None if reader.is_gguf() => description.config.final_norm_eps,
+        None => 1e-5,
+    };
+    description.config.final_norm_eps = eps;
+    description.config.ropes.clear();
+    let inner = inner(reader)?;
+    let ssm = MixerConfig::Ssm(ssm(reader, &KEYS, inner)?);
+    for (layer, kind) in description.config.layers.iter_mut().zip(kinds) {
+        layer.norm_eps = eps;
+        if let MixerConfig::Attention(attention) = &mut layer.mixer {
+            attention.rope = None;
+        }
+        if let Some(mlp) = &mut layer.feed_forward.dense {
+            (mlp.activation, mlp.is_gated) = (activation(reader)?, false);
+        }
+        match kind {
+            BlockKind::Ssm => (layer.mixer, layer.feed_forward) = (ssm.clone(), FeedForwardConfig::NONE),
+            BlockKind::Attention => layer.feed_forward = FeedForwardConfig::NONE,
+            BlockKind::Mlp => layer.mixer = MixerConfig::None,
+        }
+    }
+    Ok(description)
+}
+
+/// Returns a head's size if the file lacks the usual key, under which older files have it.
+fn hugging_face_head_dim(reader: &ConfigReader) -> Result<Option<usize>, LoadError> {
+    if reader.is_gguf() { Ok(None) } else { Ok(reader.count("attention_head_dim")?.or(Some(128))) }
+}
+
+fn inner(reader: &ConfigReader) -> Result<usize, LoadError> {
+    match reader.is_gguf() {
+        true => reader.size("ssm.inner_size", MAX_WIDTH),
+        false => Ok(reader.size(KEYS.heads, MAX_WIDTH)? * reader.size("mamba_head_dim", MAX_WIDTH)?),
+    }
+}
+
+/// Parses the activation of a network of two matrices.
+fn activation(reader: &ConfigReader) -> Result<Activation, LoadError> {
+    const KEY: &str = "mlp_hidden_act";
+    match reader.string(KEY)?.as_deref() {
+        None | Some("relu2") => Ok(Activation::SquaredRelu),
+        Some(other) => Err(reader.error(KEY, format!("activation {other:?} is not supported"))),
+    }
+}
+
+/// Parses the kinds of layers from a list or, in older files, a text with a letter for each layer.
+fn hugging_face_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError> {
+    const LIST: &str = "layers_block_type";
+    const PATTERN: &str = "hybrid_override_pattern";
+    let kind = |key, name: &str| match name {
+        "M" | "linear_attention" | "mamba" => Ok(BlockKind::Ssm),
+        "*" | "full_attention" | "attention" => Ok(BlockKind::Attention),
+        "-" | "mlp" => Ok(BlockKind::Mlp),
+        "E" | "moe" => Err(reader.error(key, "layers of experts are not supported")),
+        other => Err(reader.error(key, format!("{other:?} is not a known kind of layer"))),
+    };
+    if let Some(serde_json::Value::Array(list)) = reader.value(LIST) {
+        let kinds = list.iter().map(|name| kind(LIST, name.as_str().unwrap_or_default()));
+        return kinds.collect();
+    }
+    let pattern = reader.string(PATTERN)?.ok_or_else(|| reader.error(LIST, "is missing"))?;
+    pattern.chars().map(|letter| kind(PATTERN, letter.encode_utf8(&mut [0; 4]))).collect()
+}
+
+/// Derives the kinds of layers: attention has heads for keys and values, a network has a width, a mixer neither.
+fn gguf_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError> {
+    let num_layers = reader.size("block_count", MAX_LAYERS)?;
+    let list = |key| Ok::<_, LoadError>(reader.counts(key, num_layers)?.unwrap_or(vec![0; num_layers]));
+    let (heads, widths) = (list("attention.head_count_kv")?, list("feed_forward_length")?);
+    let kind = |(heads, width): (&usize, &usize)| match (heads, width) {
+        (0, 0) => BlockKind::Ssm,
+        (_, 0) => BlockKind::Attention,
+        _ => BlockKind::Mlp,
+    };
+    Ok(heads.iter().zip(&widths).map(kind).collect())
+}
