@@ -309,6 +309,17 @@ impl Description {
         }
     }
 
+    /// Moves the norms behind the parts of each layer (OLMo 2), and normalises q and k.
+    pub fn normalize_outputs(&mut self, qk_norm: QkNorm) {
+        self.naming.norms = NormNames::SANDWICH;
+        for (_, attention) in self.config.attentions_mut() {
+            attention.qk_norm = qk_norm;
+        }
+        for layer in &mut self.config.layers {
+            (layer.pre_norms, layer.post_norms) = (false, true);
+        }
+    }
+
     /// Sets the window of the layers for which `slides` returns true. A window of 0, in which a token would not see
     /// itself, counts as none.
     pub fn slide(&mut self, window: Option<usize>, slides: impl Fn(usize) -> bool) {

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::dense::{ConfigDefaults, dense};
-use super::{ConfigReader, Description, Family, olmo2};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::QkNorm;
 
@@ -17,10 +17,7 @@ const PATTERN: usize = 4;
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults { norm_eps: 1e-5, ..ConfigDefaults::default() };
     let mut description = dense("exaone4", reader, defaults)?;
-    olmo2::normalize_outputs(&mut description);
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::PerHead;
-    }
+    description.normalize_outputs(QkNorm::PerHead);
     let window_key = reader.pick("sliding_window", "attention.sliding_window");
     // The class's own window is the default of config.json; `null` means none.
     let default = (!reader.is_gguf() && reader.is_absent(window_key)).then_some(4096);

@@ -3,9 +3,9 @@
 
 use super::dense::{ConfigDefaults, dense};
 use super::rope::rope;
-use super::{ConfigReader, Description, Family, olmo2};
+use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
-use crate::runtime::model::config::{RopeConfig, RopeScaling};
+use crate::runtime::model::config::{QkNorm, RopeConfig, RopeScaling};
 
 pub const FAMILY: Family = Family { name: "olmo3", model_types: &["olmo3"], gguf_names: &[], parse_config };
 
@@ -22,7 +22,7 @@ const LOCAL: usize = 1;
 pub fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults { norm_eps: 1e-5, rope_theta: THETA, ..ConfigDefaults::default() };
     let mut description = dense("olmo3", reader, defaults)?;
-    olmo2::normalize_outputs(&mut description);
+    description.normalize_outputs(QkNorm::Whole);
     let local = local_rope(reader, &description.config.ropes[GLOBAL])?;
     description.config.ropes.push(local);
     let slides = reader.sliding_pattern(description.config.layers.len(), PATTERN)?;
