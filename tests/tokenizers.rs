@@ -701,3 +701,81 @@ fn encoder_only_vocabularies_are_refused() {
     let message = Tokenizer::from_json(json, &HfSettings::default()).unwrap_err().to_string();
     assert!(message.contains("encoder-only"), "{message}");
 }
+
+/// Folders without tokenizer.json: SentencePiece's tokenizer.model, and tiktoken's of Llama 3.
+#[test]
+fn tokenizer_model_gives_the_ids_of_tokenizer_json() {
+    let Some(root) = fixtures() else { return };
+    let tokenizers = root.join("tokenizers");
+    for (name, config, json) in [
+        ("llama2", "llama2/tokenizer_config.json", "llama2/tokenizer.json"),
+        ("mistral-v1", "mistral-v1/tokenizer_config.json", "mistral-v1/tokenizer.json"),
+        ("llama3", "llama3/tokenizer_config.llama-3.2-1b-instruct.json", "assembled/llama3.2/tokenizer.json"),
+    ] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        fs::copy(tokenizers.join(name).join("tokenizer.model"), path("tokenizer.model")).expect("a copy");
+        fs::copy(tokenizers.join(config), path("tokenizer_config.json")).expect("a copy");
+        let alone = from_folder(folder.path()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let settings = hf_settings(folder.path()).expect("settings");
+        let reference = from_json_file(&tokenizers.join(json), &settings);
+        assert_eq!((alone.bos(), alone.eos()), (reference.bos(), reference.eos()), "{name}");
+        assert_eq!(alone.turn_terminators(), reference.turn_terminators(), "{name}");
+        let mut texts = corpus_slices(&root, 20_000);
+        texts.extend(naughty_texts(&root));
+        for text in &texts {
+            for options in [PLAIN, FULL] {
+                let expected = reference.encode(text, options).expect("encodes");
+                check(name, &alone, text, options, &expected);
+            }
+        }
+        let marked =
+            "<s>[INST] Hi</s><|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";
+        check(name, &alone, marked, PARSE, &reference.encode(marked, PARSE).expect("encodes"));
+    }
+}
+
+/// Mistral's Tekken, of which no fixture exists: its special tokens come first, then all bytes and a few merges.
+#[test]
+fn tekken_ids_follow_from_ranks() {
+    use base64::Engine;
+    let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+    tokens.extend([&b"he"[..], b"ll", b"hell", b"hello", b" h", b"unreachable"].map(<[u8]>::to_vec));
+    let entry = |(rank, bytes): (usize, &Vec<u8>)| {
+        let encoded = base64::prelude::BASE64_STANDARD.encode(bytes);
+        serde_json::json!({"rank": rank, "token_bytes": encoded, "token_str": null})
+    };
+    let vocab: Vec<Value> = tokens.iter().enumerate().map(entry).collect();
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |size: usize, vocab: &[Value]| {
+        let config = serde_json::json!({"default_vocab_size": size, "default_num_special_tokens": 10});
+        let json = serde_json::json!({"config": config, "vocab": vocab}).to_string();
+        fs::write(folder.path().join("tekken.json"), json).expect("a file");
+        from_folder(folder.path())
+    };
+    let tokenizer = write(10 + tokens.len(), &vocab).expect("builds");
+    let id = |token: &[u8]| 10 + tokens.iter().position(|known| known == token).expect("a token") as u32;
+    check("tekken", &tokenizer, "hello", PLAIN, &[id(b"hello")]);
+    check("tekken", &tokenizer, "hell h", PLAIN, &[id(b"hell"), id(b" h")]);
+    check("tekken", &tokenizer, "unreachable", PLAIN, &[id(b"unreachable")]);
+    check("tekken", &tokenizer, "</s>", PARSE, &[2]);
+    check("tekken", &tokenizer, "h", FULL, &[1, id(b"h")]);
+    // Tokens beyond the size of the vocabulary are left out.
+    let short = write(10 + 256, &vocab).expect("builds");
+    check("tekken", &short, "he", PLAIN, &[id(b"h"), id(b"e")]);
+    let message = write(266, &vocab[1..]).err().expect("ranks are wrong").to_string();
+    assert!(message.contains("tekken.json") && message.contains("token 0"), "{message}");
+}
+
+#[test]
+fn vocabularies_of_unknown_rules_are_refused_by_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |content: &str| {
+        fs::write(folder.path().join("tokenizer.model"), content).expect("a file");
+        from_folder(folder.path()).err().expect("refused").to_string()
+    };
+    let small = write("IQ== 0\nIg== 1\n");
+    assert!(small.contains("tokenizer.model") && small.contains("tokenizer.json works"), "{small}");
+    let damaged = write("IQ== 0\nIg== 5\n");
+    assert!(damaged.contains("line 2"), "{damaged}");
+}

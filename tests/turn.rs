@@ -334,6 +334,65 @@ fn a_constrained_answer_has_no_room_for_reasoning_that_is_off() {
     );
 }
 
+/// An answer whose reasoning was ended after five tokens.
+fn ended() -> Parts {
+    let reasoning = "w1 w2 w3 w4 w5".to_owned();
+    Parts { content: PLAIN.to_owned(), reasoning, finish_reason: "stop".to_owned(), ..Parts::default() }
+}
+
+#[test]
+fn a_budget_ends_reasoning_in_every_frontend() {
+    let place = place();
+    for question in ["please think", "opened"] {
+        assert_eq!(by_run(&place, question, &["--think", "budget 5"]), ended(), "run, {question}");
+    }
+    let row = json!({"messages": [{"role": "user", "content": "please think"}], "thinking_budget": 5});
+    place.write("rows.jsonl", format!("{row}\n"));
+    let ran = place.run(&["run", "--model", "model", "--batch", "rows.jsonl"]);
+    let result: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    let choice = &result["response"]["body"]["choices"][0];
+    assert_eq!(of_message(&choice["message"], &choice["finish_reason"]), ended(), "a batch row");
+
+    let serving = serve(place);
+    let with = |question: &str, more: Value| {
+        let mut body = body(question, None);
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let whole: Value = serde_json::from_str(&post(serving.address, &body)).expect("JSON");
+        let choice = whole["choices"][0].clone();
+        (of_message(&choice["message"], &choice["finish_reason"]), choice, whole["usage"].clone())
+    };
+    for field in [
+        json!({"thinking_budget": 5}),
+        json!({"thinking_token_budget": 5}),
+        json!({"reasoning": {"max_tokens": 5}}),
+        json!({"thinking": {"type": "enabled", "budget_tokens": 5}}),
+    ] {
+        assert_eq!(with("opened", field.clone()).0, ended(), "{field}");
+        let (parts, _, usage) = with("please think", field.clone());
+        assert_eq!(parts, ended(), "{field}");
+        assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 5, "{field}");
+    }
+    let (_, whole, usage) = with("please think", json!({"thinking_budget": 5, "logprobs": true}));
+    let logprobs = whole["logprobs"]["content"].as_array().expect("a list");
+    assert_eq!(usage["completion_tokens"], logprobs.len(), "tokens that end the reasoning have theirs");
+    assert!(logprobs.iter().all(|token| token["logprob"].is_number()));
+    // Under a grammar, whose place for reasoning is used as far as the budget goes.
+    let schema = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "A"}}});
+    let (parts, ..) =
+        with("please think", json!({"thinking_budget": 5, "tools": [], "response_format": schema}));
+    assert_eq!((parts.content.as_str(), parts.reasoning), ("\"A\"", ended().reasoning));
+    let (parts, ..) = with("please think", json!({"thinking_budget": 0}));
+    assert_eq!((parts.content.as_str(), parts.reasoning.as_str()), (PLAIN, ""), "0 switches it off");
+    let head =
+        format!("POST /v1/messages HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json", serving.address);
+    let body = json!({"max_tokens": 99, "messages": [{"role": "user", "content": "please think"}],
+        "thinking": {"type": "enabled", "budget_tokens": 5}});
+    let message = ask(serving.address, &head, &body.to_string()).json();
+    assert_eq!(text(&message["content"][0]["thinking"]), ended().reasoning, "{message}");
+    assert_eq!(text(&message["content"][1]["text"]), PLAIN);
+    stop(serving);
+}
+
 #[test]
 fn run_and_batch_switch_and_end_reasoning() {
     let place = place();

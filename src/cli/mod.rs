@@ -26,6 +26,7 @@ pub mod models;
 pub mod origin;
 pub mod output;
 pub mod places;
+pub mod quantize;
 pub mod report;
 pub mod resume;
 pub mod run;
@@ -88,6 +89,7 @@ pub enum CliCommand {
     Bench(Box<bench::BenchArgs>),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
+    Quantize(quantize::QuantizeArgs),
     Sessions(sessions::SessionsArgs),
     Template(template_cmd::TemplateArgs),
     Config(config_cmd::ConfigArgs),
@@ -220,6 +222,9 @@ fn dispatch(
             bench::run(*args, terminal)
         }
         CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        CliCommand::Quantize(args) => {
+            config.check().and_then(|()| quantize::run(args, config, places, terminal))
+        }
         CliCommand::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
         CliCommand::Template(args) => {
             config.check().and_then(|()| template_cmd::run(args, config, places, terminal))

@@ -170,11 +170,18 @@ impl ChatTokenizer {
 
     /// Returns the template variables that ask for this reasoning; empty if the template reads none.
     pub fn reasoning_variables(&self, reasoning: Reasoning) -> Map<String, Value> {
-        let says = |word: &str| self.template_knows_role(word).unwrap_or(false);
         let mut variables = Map::new();
-        reasoning
-            .set(TemplateVariables { reads: &|name| self.template_reads(name), says: &says }, &mut variables);
+        self.with_template(|template| reasoning.set(template, &mut variables));
         variables
+    }
+
+    /// Calls `read` with what the chat template knows.
+    pub fn with_template<T>(&self, read: impl FnOnce(TemplateVariables<'_>) -> T) -> T {
+        read(TemplateVariables {
+            reads: &|name| self.template_reads(name),
+            says: &|word| self.template_knows_role(word).unwrap_or(false),
+            ends_reasoning: self.output_markup.reasoning.and_then(ReasoningFormat::closing).is_some(),
+        })
     }
 
     /// Renders the conversation as text that ends with the header of the answer.

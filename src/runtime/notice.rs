@@ -34,6 +34,14 @@ pub enum Notice {
         if *.count == 1 { "matrix is" } else { "matrices are" }
     )]
     WeightTypes { count: usize, dtype: &'static str, asked: &'static str },
+    /// `rounded` is set if some of them are kept in bf16.
+    #[error(
+        "{count} matrices in {form} are converted on load and take {} MiB{}", .bytes >> 20,
+        if *.rounded {
+            " (partly rounded to bf16: --dtype f32 keeps every bit, --quantize q8_0 takes half the memory)"
+        } else { ", without loss" }
+    )]
+    PackedWeights { form: &'static str, count: usize, bytes: u64, rounded: bool },
     /// `prompts` describes how candle-transformers computes prompts of the family.
     #[error(
         "{name} is not a native family of llmctl and runs through candle-transformers: slower, in f32, one sequence at a \

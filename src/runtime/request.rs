@@ -3,6 +3,7 @@
 //! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the same on the command
 //! line, in a batch row and over HTTP.
 
+mod reasoning;
 pub mod sampling;
 mod session_name;
 
@@ -13,6 +14,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::error::Error;
 use super::grammar::Grammar;
+pub use reasoning::ReasoningLimit;
+pub(super) use reasoning::ReasoningWatch;
 pub use sampling::{SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter};
 pub use session_name::EngineSessionName;
 
@@ -35,6 +38,8 @@ pub struct Request {
     /// Constraint on the answer. End-of-generation tokens are allowed only where the answer is complete. An answer that only the
     /// end can follow ends by itself, as [`Finish::Complete`].
     pub grammar: Option<Grammar>,
+    /// Ends reasoning that has used up its tokens, as far as the grammar allows the tokens that end it.
+    pub reasoning: Option<ReasoningLimit>,
     /// The session that the request is a turn of. The first request creates it; it keeps tokens and KV for the next one. `None`
     /// keeps only what the prefix index still finds.
     pub session: Option<EngineSessionName>,
@@ -70,6 +75,14 @@ impl Request {
         if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
             let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
             return Err(Error::InvalidParameter { name: "markup", message });
+        }
+        if let Some(limit) = &self.reasoning {
+            let is_foreign = limit.closing.iter().any(|&id| id as usize >= vocab_size);
+            if limit.max_tokens == 0 || limit.closing.is_empty() || is_foreign || limit.close.is_empty() {
+                let message =
+                    "needs a limit of at least 1, and the text and known tokens that end it".to_owned();
+                return Err(Error::InvalidParameter { name: "reasoning", message });
+            }
         }
         if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab_size() != vocab_size) {
             let message = format!("made for a vocabulary of {}, not {vocab_size}", grammar.vocab_size());

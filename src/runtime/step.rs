@@ -29,6 +29,8 @@ pub struct SequenceFeed<'a> {
     pub sampling: &'a Sampling,
     /// Constraint of the sampled token. Nothing is sampled if the grammar is complete.
     pub grammar: Option<&'a mut GrammarState>,
+    /// Token that is taken in place of a sampled one, unless the grammar forbids it.
+    pub forced: Option<u32>,
     /// Log-probabilities to compute for a chunk.
     pub scores: Option<Scores<'a>>,
 }
@@ -145,8 +147,10 @@ impl Executor {
             let row = next_row;
             next_row += 1;
             let mask = match feed.grammar.as_ref().and_then(|_| masks.next()) {
-                None => None,
-                Some(Ok(Some(mask))) => Some(mask),
+                None => feed.forced.map(TokenMask::Forced),
+                Some(Ok(Some(mask))) => {
+                    Some(feed.forced.filter(|&id| mask.allows(id)).map_or(mask, TokenMask::Forced))
+                }
                 Some(not_sampled) => {
                     feed.sequence.settle(None);
                     *result = not_sampled.map(drop).map_err(Error::Grammar);

@@ -37,6 +37,8 @@ pub struct TemplateVariables<'a> {
     pub reads: &'a dyn Fn(&str) -> bool,
     /// Returns whether this word is written out in it.
     pub says: &'a dyn Fn(&str) -> bool,
+    /// Whether reasoning in its markup can be ended in the model's place.
+    pub ends_reasoning: bool,
 }
 
 /// The parts of a [`Reasoning`] that no variable of the template expresses. Asking a model that cannot reason for no reasoning

@@ -40,7 +40,7 @@ pub const ANTHROPIC: Table = Table {
         (
             "thinking",
             r#"{"type": "enabled", "display": "summarized"}"#,
-            "`disabled`, `adaptive`; `budget_tokens` is a hint, and all of it where the template has no switch",
+            "`disabled`, `adaptive`; `budget_tokens` ends the reasoning; a hint where the template has no switch and the markup no end",
         ),
         (
             "output_config",

@@ -22,7 +22,13 @@ pub const FORMS: &[Example] = &[
         "names that the template never reads are hints",
     ),
     ("enable_thinking", "false", "where the template reads it"),
-    ("thinking", r#"{"type": "disabled"}"#, "as `enable_thinking`"),
+    ("thinking", r#"{"type": "disabled"}"#, "as `enable_thinking`; `budget_tokens` as `thinking_budget`"),
+    (
+        "thinking_budget",
+        "100",
+        "tokens of reasoning, after which it is ended; 0 switches it off; a hint where its markup has no end",
+    ),
+    ("thinking_token_budget", "100", "as `thinking_budget`, vLLM's name"),
     ("think", "false", "as `enable_thinking`, or an effort; Ollama's name"),
     (
         "reasoning_effort",
@@ -133,7 +139,11 @@ pub const OPENAI: Table = Table {
         ],
         FORMS,
         &[
-            ("reasoning", r#"{"effort": "low"}"#, "as `reasoning_effort`; `enabled`, `exclude`"),
+            (
+                "reasoning",
+                r#"{"effort": "low"}"#,
+                "as `reasoning_effort`; `enabled`, `exclude`; `max_tokens` as `thinking_budget`",
+            ),
             ("include_reasoning", "false", ""),
             ("verbosity", r#""low""#, "honoured where the template reads it"),
             ("session_id", r#""s""#, ""),

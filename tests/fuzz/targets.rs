@@ -381,7 +381,11 @@ pub fn http_body(data: &[u8]) -> bool {
         let sampling = params::sampling(&mut fields, &Sampling::default());
         let limits = params::limits(&mut fields, &Limits::default(), false);
         params::logprobs(&mut fields, None);
-        let template = TemplateVariables { reads: &|name| name == "enable_thinking", says: &|_| false };
+        let template = TemplateVariables {
+            reads: &|name| name == "enable_thinking",
+            says: &|_| false,
+            ends_reasoning: true,
+        };
         switches::switches(&mut fields, template, None);
         tools::tools(&mut fields, false);
         shape::shape(&mut fields, false);

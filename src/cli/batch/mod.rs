@@ -32,7 +32,7 @@ use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest
 use crate::runtime::{Finish, Outcome, Sampling, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::wire::answer::{self as wire, TokenBytes};
-use crate::template::{Content, Conversation, Message, TemplateVariables};
+use crate::template::{Content, Conversation, Message};
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowError, RowFormat, parse};
@@ -239,10 +239,8 @@ impl<'a> BatchJob<'a> {
     fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, RowError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
-                let reads = |name: &str| self.llm.texts().chat_tokenizer().template_reads(name);
-                let says =
-                    |word: &str| self.llm.texts().chat_tokenizer().template_knows_role(word).unwrap_or(false);
-                parse(line, number, self.defaults, TemplateVariables { reads: &reads, says: &says })
+                let chat_tokenizer = self.llm.texts().chat_tokenizer();
+                chat_tokenizer.with_template(|template| parse(line, number, self.defaults, template))
             }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);

@@ -12,7 +12,7 @@ use crate::cli::think::Think;
 use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
 use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{Switches, switches};
+use crate::serve::wire::switches::{AnswerReasoning, Switches, switches};
 use crate::serve::wire::{self, Fields, Problems, message, options, params, shape, tools};
 use crate::template::{Conversation, Message, Role, TemplateVariables};
 
@@ -184,7 +184,7 @@ fn request(
 ) -> (BatchRow, Result<(), ApiError>) {
     let defaults = given.defaults;
     let model = check_model(&mut fields, defaults);
-    let (form, mut input, shows_reasoning) = input(&mut fields, form, given);
+    let (form, mut input, reasoning) = input(&mut fields, form, given);
     let answer_start = match &mut input {
         TurnInput::Chat(conversation) => message::continued(&mut fields, &mut conversation.messages),
         TurnInput::Text(_) => AnswerStart::Nothing,
@@ -204,7 +204,8 @@ fn request(
     inert(&mut fields);
     params::labels(&mut fields);
     fields.end();
-    let reasoning_budget = defaults.think.budget;
+    let reasoning_budget = reasoning.budget.or(defaults.think.budget);
+    let shows_reasoning = reasoning.is_shown;
     let turn = TurnRequest {
         answer_start,
         tools,
@@ -218,15 +219,22 @@ fn request(
     (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)
 }
 
-/// Takes the conversation or the text of a row, with its format, and whether its reasoning is shown.
-fn input(fields: &mut Fields<'_>, form: Option<RowFormat>, given: Given<'_>) -> (RowFormat, TurnInput, bool) {
+/// Takes the conversation or the text of a row, with its format and its reasoning.
+fn input(
+    fields: &mut Fields<'_>,
+    form: Option<RowFormat>,
+    given: Given<'_>,
+) -> (RowFormat, TurnInput, AnswerReasoning) {
     let defaults = given.defaults;
     let own_system = if form.is_none() { fields.text("system") } else { None };
     let has_messages = fields.has("messages");
-    let text =
-        |text| (RowFormat::Completion, TurnInput::Text(TextPrompt::Text(text)), defaults.think.is_shown);
-    let chat = |(conversation, is_shown): (Conversation, bool)| {
-        (RowFormat::Chat, TurnInput::Chat(conversation), defaults.think.is_shown && is_shown)
+    let text = |text| {
+        let reasoning = AnswerReasoning { is_shown: defaults.think.is_shown, budget: None };
+        (RowFormat::Completion, TurnInput::Text(TextPrompt::Text(text)), reasoning)
+    };
+    let chat = |(conversation, asked): (Conversation, AnswerReasoning)| {
+        let is_shown = defaults.think.is_shown && asked.is_shown;
+        (RowFormat::Chat, TurnInput::Chat(conversation), AnswerReasoning { is_shown, ..asked })
     };
     match form {
         Some(RowFormat::Chat) => chat(conversation(fields, None, given)),
@@ -301,13 +309,13 @@ fn prompt(fields: &mut Fields<'_>) -> String {
     String::new()
 }
 
-/// Returns the row's messages behind its system prompt, or behind the default one where it has none of its own; and whether the
-/// reasoning is shown.
+/// Returns the row's messages behind its system prompt, or behind the default one where it has none of its own; and its
+/// reasoning.
 fn conversation(
     fields: &mut Fields<'_>,
     own_system: Option<String>,
     given: Given<'_>,
-) -> (Conversation, bool) {
+) -> (Conversation, AnswerReasoning) {
     let messages = message::messages(fields, given.template.says);
     let has_system = messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
     if has_system && own_system.is_some() {
@@ -322,15 +330,15 @@ fn with_switches(
     mut messages: Vec<Message>,
     own_system: Option<String>,
     given: Given<'_>,
-) -> (Conversation, bool) {
+) -> (Conversation, AnswerReasoning) {
     let Given { defaults, template } = given;
     let has_system = messages.iter().any(|message| matches!(message.role, Role::System | Role::Developer));
     let system = own_system.or_else(|| defaults.system.clone());
     if let Some(system) = system.filter(|_| !has_system) {
         messages.insert(0, Message::system(system));
     }
-    let Switches { kwargs, shows_reasoning } = switches(fields, template, defaults.think.reasoning.is_on);
-    (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
+    let Switches { kwargs, reasoning } = switches(fields, template, defaults.think.reasoning.is_on);
+    (Conversation { messages, kwargs, ..Conversation::default() }, reasoning)
 }
 
 /// Takes the fields that the server supports and a batch does not. Only their neutral values are accepted.
@@ -360,8 +368,11 @@ mod tests {
     use crate::runtime::grammar::GrammarSource;
 
     /// A template that switches reasoning.
-    const THINKER: TemplateVariables<'static> =
-        TemplateVariables { reads: &|name| name == "enable_thinking", says: &|_| false };
+    const THINKER: TemplateVariables<'static> = TemplateVariables {
+        reads: &|name| name == "enable_thinking",
+        says: &|_| false,
+        ends_reasoning: true,
+    };
 
     fn parsed(row: Value) -> Result<BatchRow, RowError> {
         let defaults = Defaults {

@@ -10,10 +10,8 @@ use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
 use crate::runtime::{
-    EngineClient, EngineSessionName, Error, Event, EventStream, Finish, Limits, NotYet, Outcome, Request,
-    Started, Token, Usage,
+    EngineClient, EngineSessionName, Error, Event, EventStream, NotYet, Outcome, Request, Started, Token,
 };
-use crate::template::ReasoningFormat;
 
 /// Interval at which signals are checked while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
@@ -71,15 +69,8 @@ pub struct Generated {
 
 /// End of one engine request.
 enum Ending {
-    Done {
-        outcome: Outcome,
-        signal: Option<u8>,
-    },
-    /// The reasoning has used up its budget.
-    OverBudget(Outcome),
-    ReaderGone {
-        signal: Option<u8>,
-    },
+    Done { outcome: Outcome, signal: Option<u8> },
+    ReaderGone { signal: Option<u8> },
 }
 
 impl AnswerGeneration<'_> {
@@ -89,32 +80,20 @@ impl AnswerGeneration<'_> {
     /// The engine's refusal or failure, or that the sink cannot be written to.
     pub fn run(self, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
         let (stream, start) = self.plan.parser.stream();
-        let mut run = Run {
-            generation: self,
-            stream,
-            start,
-            sink,
-            budget: self.turn.reasoning_budget.filter(|_| self.closing_markup().is_some()),
-        };
-        let ending = run.finish().inspect_err(|_| {
+        let mut run = Run { generation: self, stream, start, sink };
+        let ending = run.request(self.request()).inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
             let _ = run.sink.answer(&deltas, &[], run.stream.num_reasoning_tokens());
         })?;
         let (outcome, signal, is_gone) = match ending {
             Ending::Done { outcome, signal } => (outcome, signal, false),
-            Ending::OverBudget(outcome) => (outcome, None, false),
             Ending::ReaderGone { signal } => (run.stream.cancelled(), signal, true),
         };
         let (deltas, answer) = run.stream.finish(outcome);
         let is_reader_gone =
             is_gone || is_closed(run.sink.answer(&deltas, &[], answer.num_reasoning_tokens))?;
         Ok(Generated { answer, signal, is_reader_gone })
-    }
-
-    /// Returns the text that ends the model's reasoning.
-    fn closing_markup(&self) -> Option<&'static str> {
-        self.planner.chat_tokenizer.output_markup().reasoning.and_then(ReasoningFormat::closing)
     }
 
     fn request(&self) -> Request {
@@ -129,59 +108,16 @@ struct Run<'a> {
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
     sink: &'a mut dyn AnswerSink,
-    /// Tokens of reasoning; `None` without a limit, and once the reasoning was ended.
-    budget: Option<usize>,
 }
 
 impl Run<'_> {
-    /// Runs one request, or two: when the reasoning has used up its budget, it is ended and the answer goes on behind it.
-    fn finish(&mut self) -> Result<Ending, CommandError> {
-        let request = self.generation.request();
-        match self.request(request.clone())? {
-            Ending::OverBudget(first) => self.end_reasoning(request, first),
-            ending => Ok(ending),
-        }
-    }
-
-    /// Writes the end of the reasoning in the model's place, and lets it continue.
-    fn end_reasoning(&mut self, first: Request, outcome: Outcome) -> Result<Ending, CommandError> {
-        self.budget = None;
-        let AnswerGeneration { planner, turn, .. } = self.generation;
-        let Some(markup) = self.generation.closing_markup() else { return Ok(Ending::OverBudget(outcome)) };
-        let forced = planner.chat_tokenizer.encode_rest(markup)?;
-        let forced: Vec<Token> = forced.into_iter().map(|id| Token { id, logprob: None }).collect();
-        let num_before = self.generation.plan.parser.num_start_tokens();
-        if is_closed(self.push(markup, &forced))? {
-            return Ok(Ending::ReaderGone { signal: None });
-        }
-        let generated = &self.stream.tokens()[num_before..];
-        let num_generated = generated.len();
-        let prompt = first.prompt.iter().copied().chain(generated.iter().map(|token| token.id)).collect();
-        let left = first.limits.max_tokens.map(|most| most.saturating_sub(num_generated).max(1));
-        let limits = Limits { max_tokens: left, ..first.limits.clone() };
-        let grammar = planner.grammar_after(markup, turn)?;
-        let ending = self.request(Request { prompt, limits, grammar, ..first })?;
-        Ok(match ending {
-            Ending::Done { outcome: second, signal } => {
-                let completion_tokens = self.stream.tokens().len() - num_before;
-                let usage = Usage { completion_tokens, ..outcome.usage };
-                Ending::Done { outcome: Outcome { usage, ..second }, signal }
-            }
-            ending => ending,
-        })
-    }
-
     /// Runs one engine request to its end.
     fn request(&mut self, request: Request) -> Result<Ending, CommandError> {
         let mut events = self.generation.engine.submit(request)?;
-        let (mut signal, mut is_over_budget) = (None, false);
+        let mut signal = None;
         loop {
             if signal.is_none() && self.generation.graceful.received().is_some() {
                 signal = self.generation.graceful.received();
-                events.cancel();
-            }
-            if !is_over_budget && self.is_over_budget() {
-                is_over_budget = true;
                 events.cancel();
             }
             let Some(event) = self.next_event(&mut events)? else { continue };
@@ -190,15 +126,7 @@ impl Run<'_> {
                 Event::Started(started) => self.started(started),
                 Event::Prefill { done, total } => self.sink.prefill(done, total),
                 Event::Prompt { .. } => Ok(()), // nobody here asks for it
-                Event::Text { .. } if is_over_budget => Ok(()), // the engine has run ahead
                 Event::Text { text, tokens } => self.push(&text, &tokens),
-                Event::Done(outcome) if is_over_budget => {
-                    let outcome = Outcome { finish: Finish::Cancelled, ..outcome };
-                    return Ok(match signal {
-                        None => Ending::OverBudget(outcome),
-                        signal => Ending::Done { outcome, signal },
-                    });
-                }
                 Event::Done(outcome) => return Ok(Ending::Done { outcome, signal }),
                 Event::Failed(error) => return Err(error.into()),
             };
@@ -222,9 +150,6 @@ impl Run<'_> {
     }
 
     fn started(&mut self, started: Started) -> Result<(), OutputError> {
-        if self.stream.started.is_some() {
-            return Ok(()); // the answer goes on behind its reasoning
-        }
         let start = std::mem::take(&mut self.start);
         self.sink.started(self.stream.started.insert(started), &start)
     }
@@ -232,11 +157,6 @@ impl Run<'_> {
     fn push(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
         let deltas = self.stream.push(text, tokens);
         self.sink.answer(&deltas, tokens, self.stream.num_reasoning_tokens())
-    }
-
-    fn is_over_budget(&self) -> bool {
-        let is_used_up = |most| self.stream.num_reasoning_tokens() >= most;
-        self.stream.is_before_content() && self.budget.is_some_and(is_used_up)
     }
 }
 
@@ -254,6 +174,7 @@ mod tests {
     use super::*;
     use crate::cli::error::Kind;
     use crate::cli::load::Loaded;
+    use crate::runtime::Finish;
     use crate::runtime::client::script::{Script, saying};
     use crate::runtime::turn::TextPrompt;
 

@@ -7,6 +7,8 @@
 //! that a grammar forces are delivered at once and computed in one chunk with the token before them. If
 //! log-probabilities are wanted they are computed one by one, with the same result.
 
+use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::runtime::error::{Error, Result};
@@ -14,7 +16,8 @@ use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::repetition::repeats;
 use crate::runtime::request::{
-    EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
+    EngineSessionName, Event, Finish, Logprob, Outcome, ReasoningWatch, Request, Started, Timings, Token,
+    Usage,
 };
 use crate::runtime::sample::draw_seed;
 use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
@@ -52,6 +55,10 @@ pub struct Generation {
     last_scheduled: u64,
     /// State of the request's grammar; set when the request starts.
     grammar: Option<GrammarState>,
+    /// Set if the request limits the reasoning.
+    reasoning: Option<ReasoningWatch>,
+    /// Tokens that end the reasoning and come next, in the model's place.
+    closing: VecDeque<u32>,
     /// The token sampled last and the tokens forced after it. All are delivered; the last ones are still to
     /// be computed.
     forced: Vec<u32>,
@@ -96,6 +103,8 @@ impl Generation {
             num_generated: 0,
             last_scheduled: 0,
             grammar: None,
+            reasoning: request.reasoning.clone().map(ReasoningWatch::new),
+            closing: VecDeque::new(),
             forced: Vec::new(),
             scores: Vec::new(),
             utf8: Utf8Stream::new(),
@@ -244,6 +253,7 @@ impl Generation {
             input,
             sampling: &self.request.sampling,
             grammar,
+            forced: self.closing.front().copied(),
             scores,
         }
     }
@@ -287,9 +297,13 @@ impl Generation {
     ) -> Result<Option<Finish>> {
         self.forced.clear();
         self.forced.push(token.id);
+        if self.closing.pop_front().is_some_and(|closing| closing != token.id) {
+            self.closing.clear(); // the grammar goes on in another way
+        }
         let mut ended = self.accept(token, spec, vocabulary, events)?;
         while ended.is_none()
             && self.request.logprobs.is_none()
+            && self.closing.is_empty()
             && let Some(id) = self.grammar.as_ref().and_then(GrammarState::forced)
         {
             self.forced.push(id);
@@ -355,11 +369,13 @@ impl Generation {
     }
 
     fn text_of(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> String {
-        if vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id) {
-            return String::new();
-        }
-        let bytes = vocabulary.token_bytes(id).unwrap_or_default();
+        let is_hidden =
+            vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id);
+        let bytes = if is_hidden { Cow::default() } else { vocabulary.token_bytes(id).unwrap_or_default() };
         let complete = self.utf8.push(&bytes);
+        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(&complete)) {
+            self.closing = closing.iter().copied().collect();
+        }
         self.delivered.num_bytes += complete.len();
         self.stop.push(&complete)
     }

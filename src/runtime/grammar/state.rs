@@ -21,6 +21,15 @@ pub enum TokenMask {
     Allowed(AllowedTokens),
 }
 
+impl TokenMask {
+    pub fn allows(&self, id: u32) -> bool {
+        match self {
+            TokenMask::Forced(only) => *only == id,
+            TokenMask::Allowed(tokens) => tokens.contains(id),
+        }
+    }
+}
+
 /// A set of token ids.
 pub struct AllowedTokens(SimpleVob);
 

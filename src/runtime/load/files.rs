@@ -12,6 +12,7 @@ use super::gguf_config::gguf_config_reader;
 use super::hf::{self, ChatTemplates, GenerationConfig};
 use super::hub::ModelSource;
 use super::metadata::Metadata;
+use super::packed::{PackedFacts, PackedTensors};
 use super::safetensors::Safetensors;
 use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
@@ -30,7 +31,22 @@ pub struct ModelFiles {
 
 enum Files {
     Gguf(Arc<Gguf>),
-    Folder { path: PathBuf, config: Value, tensors: Safetensors },
+    Folder { path: PathBuf, config: Value, tensors: FolderTensors },
+}
+
+/// The weights of a folder.
+enum FolderTensors {
+    Plain(Safetensors),
+    Packed(PackedTensors),
+}
+
+impl FolderTensors {
+    fn files(&self) -> &Safetensors {
+        match self {
+            FolderTensors::Plain(files) => files,
+            FolderTensors::Packed(packed) => packed.files(),
+        }
+    }
 }
 
 impl ModelFiles {
@@ -46,7 +62,11 @@ impl ModelFiles {
             ModelSource::Folder(path) => {
                 let config = hf::config(path)?;
                 let config_reader = ConfigReader::hugging_face(path.join("config.json"), config.clone());
-                let tensors = Safetensors::open(path)?;
+                let files = Safetensors::open(path)?;
+                let tensors = match PackedTensors::of(&path.join("config.json"), &config, files)? {
+                    Ok(packed) => FolderTensors::Packed(packed),
+                    Err(plain) => FolderTensors::Plain(plain),
+                };
                 Ok(Self {
                     files: Files::Folder { path: path.clone(), config, tensors },
                     config_reader,
@@ -69,7 +89,24 @@ impl ModelFiles {
     pub fn tensors(&self) -> &dyn TensorSource {
         match &self.files {
             Files::Gguf(gguf) => &**gguf,
-            Files::Folder { tensors, .. } => tensors,
+            Files::Folder { tensors: FolderTensors::Plain(files), .. } => files,
+            Files::Folder { tensors: FolderTensors::Packed(packed), .. } => packed,
+        }
+    }
+
+    /// Returns the facts about a folder's packed matrices; `None` if it has none.
+    pub fn packed(&self) -> Option<PackedFacts> {
+        match &self.files {
+            Files::Folder { tensors: FolderTensors::Packed(packed), .. } => Some(packed.facts()),
+            _ => None,
+        }
+    }
+
+    /// Returns the GGUF file; `None` for a folder.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.files {
+            Files::Gguf(gguf) => Some(gguf),
+            Files::Folder { .. } => None,
         }
     }
 
@@ -77,7 +114,7 @@ impl ModelFiles {
     pub fn contents(&self) -> Vec<(&Path, &[u8], usize)> {
         match &self.files {
             Files::Gguf(gguf) => gguf.contents().collect(),
-            Files::Folder { tensors, .. } => tensors.contents().collect(),
+            Files::Folder { tensors, .. } => tensors.files().contents().collect(),
         }
     }
 

@@ -286,7 +286,7 @@ fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
 }
 
 /// Returns the storage type of a ggml type number, if the kernels support it.
-fn dtype(kind: u32) -> Option<Dtype> {
+pub(super) fn dtype(kind: u32) -> Option<Dtype> {
     Some(match kind {
         0 => Dtype::F32,
         1 => Dtype::F16,

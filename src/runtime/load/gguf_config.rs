@@ -27,7 +27,7 @@ pub fn gguf_config_reader(gguf: &Arc<Gguf>) -> ConfigReader {
 }
 
 /// Converts a scalar or short list to JSON; `None` if the key is absent or of another kind.
-fn value(metadata: &Metadata, key: &str) -> Option<Value> {
+pub(super) fn value(metadata: &Metadata, key: &str) -> Option<Value> {
     fn scalar<T: Into<Value>>(got: Result<Option<T>, impl Sized>) -> Option<Value> {
         got.ok().flatten().map(Into::into)
     }

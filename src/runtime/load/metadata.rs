@@ -29,6 +29,8 @@ pub struct Metadata {
     path: PathBuf,
     bytes: SharedBytes,
     values: BTreeMap<Box<str>, Value>,
+    /// Keys in file order, with the span of each value and its type number.
+    order: Vec<(Box<str>, TextSpan)>,
 }
 
 /// A metadata value; text and arrays are spans of the file.
@@ -41,7 +43,7 @@ enum Value {
     Array(Array),
 }
 
-/// Span of a string's bytes in the file.
+/// Span of bytes in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct TextSpan {
     start: usize,
@@ -157,6 +159,12 @@ impl<'a> Cursor<'a> {
         Ok(start)
     }
 
+    /// Reads `len` bytes.
+    pub(super) fn take(&mut self, len: usize) -> Result<&'a [u8], String> {
+        let start = self.skip(len)?;
+        Ok(&self.bytes[start..self.at])
+    }
+
     fn text_span(&mut self) -> Result<TextSpan, String> {
         let claimed = self.u64()?;
         let len = usize::try_from(claimed).unwrap_or(usize::MAX);
@@ -238,16 +246,19 @@ impl Metadata {
         count: usize,
     ) -> Result<Metadata, LoadError> {
         let mut values = BTreeMap::new();
+        let mut order = Vec::new();
         for index in 0..count {
             let key = cursor.name().map_err(|message| {
                 LoadError::malformed(&path, format!("metadata entry {} of {count}", index + 1), message)
             })?;
+            let start = cursor.position();
             let value = cursor.value().map_err(|message| malformed_key(&path, key, message))?;
+            order.push((Box::from(key), TextSpan { start, len: cursor.position() - start }));
             if values.insert(Box::from(key), value).is_some() {
                 return Err(malformed_key(&path, key, "the key appears twice".into()));
             }
         }
-        Ok(Metadata { path, bytes: bytes.clone(), values })
+        Ok(Metadata { path, bytes: bytes.clone(), values, order })
     }
 
     pub fn contains(&self, key: &str) -> bool {
@@ -257,6 +268,12 @@ impl Metadata {
     /// Returns all keys, sorted.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(AsRef::as_ref)
+    }
+
+    /// Iterates over the entries in file order, each value encoded with its type number.
+    pub fn encoded(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let encoded = |span: &TextSpan| &self.bytes[span.start..span.start + span.len];
+        self.order.iter().map(move |(key, span)| (key.as_ref(), encoded(span)))
     }
 
     /// Returns the value of a key as `T`, or `None` if the file lacks the key.

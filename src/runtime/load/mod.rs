@@ -4,9 +4,12 @@
 //! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] combines them. Files are
 //! untrusted: sizes and offsets are checked before use, and no allocation exceeds what the file's size can justify.
 
+mod blocks;
 pub mod builtin;
 #[cfg(feature = "candle-families")]
 mod candle_models;
+pub mod divergence;
+pub mod export;
 pub mod files;
 pub mod fingerprint;
 pub mod gguf;
@@ -15,11 +18,13 @@ pub mod hf;
 pub mod hub;
 pub mod inspect;
 pub mod metadata;
-mod q4_k;
+mod packed;
 pub mod quantize;
 pub mod safetensors;
+mod sentencepiece;
 pub mod texts;
 pub mod tokenizer;
+pub mod tokenizer_files;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -200,6 +205,7 @@ pub fn load(
     let recognised = recognise(files.config_reader())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
+    let options = &in_force(&files, options, &mut notices);
     notices.extend(texts.chat_templates.notice());
     let vocab_size = match &recognised {
         Recognised::Native(description) => description.config.vocab_size,
@@ -249,7 +255,25 @@ pub fn context_length(
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
-    context_of(files, &recognise(files.config_reader())?, options, notices)
+    let options = in_force(files, options, notices);
+    context_of(files, &recognise(files.config_reader())?, &options, notices)
+}
+
+/// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
+/// asked for. Exactly, it would take four bytes for each value.
+fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>) -> LoadOptions {
+    let mut options = options.clone();
+    let Some(packed) = files.packed().filter(|packed| packed.count > 0) else { return options };
+    let rounded = packed.floats > 0 && options.dtype.is_none() && options.quantize.is_none();
+    if rounded {
+        options.dtype = Some(Dtype::Bf16);
+    }
+    if options.quantize.is_none() {
+        let float_bytes = if options.dtype == Some(Dtype::F32) { 4 } else { 2 };
+        let bytes = packed.bytes + packed.floats * float_bytes;
+        notices.push(Notice::PackedWeights { form: packed.form, count: packed.count, bytes, rounded });
+    }
+    options
 }
 
 fn context_of(

@@ -2,15 +2,13 @@
 //!
 //! [`converted_dtype`] chooses the type of a tensor (so that memory can be computed before loading), [`convert`]
 //! converts it, in parallel over rows. Only matrices are converted: norms and biases are small and sensitive.
-//! candle's quantisers do the arithmetic of the block types, except Q4_K (see `q4_k`). Values that the target type
-//! cannot hold are an error, never an infinity that appears later.
+//! `blocks` does the arithmetic of the block types. Values that the target type cannot hold are an error, never an
+//! infinity that appears later.
 
-use candle_core::quantized::{GgmlDType, QTensor};
-use candle_core::{Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::q4_k;
+use super::blocks;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
 use crate::runtime::tensor::{HostTensor, SharedBytes, byte_len};
@@ -37,15 +35,32 @@ pub fn converted_dtype(shape: &[usize], source: Dtype, target: Dtype) -> Dtype {
 /// `name` is for errors only. To detect a substitute, compare the result's type with `target`.
 ///
 /// # Errors
-/// [`LoadError::Tensor`] if a value is not finite or too large for the target, or candle cannot quantise to it.
+/// [`LoadError::Tensor`] if a value is not finite or too large for the target, or the target cannot be written.
 pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTensor, LoadError> {
-    let dtype = converted_dtype(&tensor.shape, tensor.dtype, target);
+    convert_exactly(name, tensor, converted_dtype(&tensor.shape, tensor.dtype, target), None)
+}
+
+/// Converts the tensor to exactly `dtype`; shares the bytes if it has that type already. `importance` weights the
+/// errors of block types: one number per column.
+///
+/// # Errors
+/// [`LoadError::Tensor`] if rows are not whole blocks, a value is not finite or too large for the type, the type cannot
+/// be written, or `importance` has another length.
+pub fn convert_exactly(
+    name: &str,
+    tensor: &HostTensor,
+    dtype: Dtype,
+    importance: Option<&[f32]>,
+) -> Result<HostTensor, LoadError> {
     if dtype == tensor.dtype {
         return Ok(tensor.clone());
     }
     let error = |message: String| LoadError::Tensor { tensor: name.into(), message };
     let mut out = vec![0; byte_len(dtype, &tensor.shape).map_err(error)?];
     let (_, cols) = tensor.rows_cols();
+    if let Some(other) = importance.map(<[f32]>::len).filter(|len| *len != cols) {
+        return Err(error(format!("has {cols} columns, but the importance matrix has {other}")));
+    }
     let row_bytes =
         |dtype: Dtype| dtype.row_bytes(cols).ok_or_else(|| error("rows are not whole blocks".into()));
     let rows_at_once = (CHUNK_VALUES / cols).max(1);
@@ -59,14 +74,19 @@ pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTen
             let count = bytes.len() / tensor.dtype.block_bytes() * tensor.dtype.block_len();
             values.resize(count, 0.0);
             dequantize_row(tensor.dtype, bytes, values);
-            write_values(dtype, values, out)
+            write_values(dtype, values, importance, out)
         })
         .map_err(error)?;
     HostTensor::new(dtype, tensor.shape.clone(), SharedBytes::from(out)).map_err(error)
 }
 
 /// Stores values as `dtype`; `out` must have exactly their bytes.
-fn write_values(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), String> {
+fn write_values(
+    dtype: Dtype,
+    values: &[f32],
+    importance: Option<&[f32]>,
+    out: &mut [u8],
+) -> Result<(), String> {
     match dtype {
         Dtype::F32 => write_floats(values, out, f32::to_le_bytes),
         Dtype::Bf16 => write_floats(values, out, |value| bf16::from_f32(value).to_le_bytes()),
@@ -76,7 +96,7 @@ fn write_values(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), Stri
         }
         _ => {
             check_range(dtype, values.iter())?;
-            quantize(dtype, values, out)?;
+            blocks::quantize(dtype, values, importance, out)?;
         }
     }
     Ok(())
@@ -97,41 +117,11 @@ fn check_range<'a>(dtype: Dtype, mut values: impl Iterator<Item = &'a f32>) -> R
     }
 }
 
-fn quantize(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<(), String> {
-    if dtype == Dtype::Q4K {
-        q4_k::quantize(values, out);
-        return Ok(());
-    }
-    let name = ggml_dtype(dtype).ok_or_else(|| format!("weights cannot be converted to {}", dtype.name()))?;
-    let blocks = Tensor::from_slice(values, values.len(), &Device::Cpu)
-        .and_then(|tensor| QTensor::quantize(&tensor, name))
-        .map_err(|error| error.to_string())?;
-    let bytes = blocks.data().map_err(|error| error.to_string())?;
-    if bytes.len() != out.len() {
-        return Err(format!("{} blocks took {} bytes instead of {}", dtype.name(), bytes.len(), out.len()));
-    }
-    out.copy_from_slice(&bytes);
-    Ok(())
-}
-
-fn ggml_dtype(dtype: Dtype) -> Option<GgmlDType> {
-    Some(match dtype {
-        Dtype::Q4_0 => GgmlDType::Q4_0,
-        Dtype::Q4_1 => GgmlDType::Q4_1,
-        Dtype::Q5_0 => GgmlDType::Q5_0,
-        Dtype::Q5_1 => GgmlDType::Q5_1,
-        Dtype::Q8_0 => GgmlDType::Q8_0,
-        Dtype::Q2K => GgmlDType::Q2K,
-        Dtype::Q3K => GgmlDType::Q3K,
-        Dtype::Q4K => GgmlDType::Q4K,
-        Dtype::Q5K => GgmlDType::Q5K,
-        Dtype::Q6K => GgmlDType::Q6K,
-        Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::Mxfp4 => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use candle_core::quantized::{GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
+
     use super::*;
 
     /// Generates values distributed like weights: a sum of uniform numbers, scaled to a standard deviation of about
@@ -179,8 +169,14 @@ mod tests {
             (Dtype::F16, 0.0003),
             (Dtype::Q8_0, 0.006),
             (Dtype::Q6K, 0.02),
+            (Dtype::Q5K, 0.04),
+            (Dtype::Q5_1, 0.05),
+            (Dtype::Q5_0, 0.05),
             (Dtype::Q4K, 0.08),
+            (Dtype::Q4_1, 0.1),
             (Dtype::Q4_0, 0.1),
+            (Dtype::Q3K, 0.18),
+            (Dtype::Q2K, 0.32),
         ] {
             let converted = convert("w", &source, target).unwrap();
             assert_eq!((converted.dtype, &converted.shape), (target, &source.shape));
@@ -260,27 +256,66 @@ mod tests {
 
     #[test]
     fn rows_of_zeros_stay_zeros() {
-        for target in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+        for (target, _) in BLOCK_TYPES {
             let zeros = convert("w", &tensor(Dtype::F32, &[2, 256], &[0.0; 512]), target).unwrap();
             assert!(values(&zeros).iter().all(|&value| value == 0.0), "{}", target.name());
         }
     }
 
+    const BLOCK_TYPES: [(Dtype, GgmlDType); 10] = [
+        (Dtype::Q4_0, GgmlDType::Q4_0),
+        (Dtype::Q4_1, GgmlDType::Q4_1),
+        (Dtype::Q5_0, GgmlDType::Q5_0),
+        (Dtype::Q5_1, GgmlDType::Q5_1),
+        (Dtype::Q8_0, GgmlDType::Q8_0),
+        (Dtype::Q2K, GgmlDType::Q2K),
+        (Dtype::Q3K, GgmlDType::Q3K),
+        (Dtype::Q4K, GgmlDType::Q4K),
+        (Dtype::Q5K, GgmlDType::Q5K),
+        (Dtype::Q6K, GgmlDType::Q6K),
+    ];
+
     #[test]
-    fn q4_k_is_no_worse_than_candles() {
+    fn our_quantisers_are_no_worse_than_candles() {
         let before = weights(64 * 256);
-        let ours = values(&convert("w", &tensor(Dtype::F32, &[64, 256], &before), Dtype::Q4K).unwrap());
-        let candle = Tensor::from_slice(&before, before.len(), &Device::Cpu).unwrap();
-        let candle = QTensor::quantize(&candle, GgmlDType::Q4K).unwrap().dequantize(&Device::Cpu).unwrap();
-        let candle: Vec<f32> = candle.to_vec1().unwrap();
-        let (ours, candle) = (relative_error(&before, &ours), relative_error(&before, &candle));
-        assert!(ours <= candle, "{ours} against {candle}");
+        let source = tensor(Dtype::F32, &[64, 256], &before);
+        for (dtype, name) in BLOCK_TYPES {
+            let ours = convert("w", &source, dtype).unwrap();
+            let candle = Tensor::from_slice(&before, before.len(), &Device::Cpu).unwrap();
+            let candle = QTensor::quantize(&candle, name).unwrap();
+            if dtype.block_len() == 32 {
+                assert_eq!(*ours.bytes, *candle.data().unwrap(), "{}: ggml's reference", dtype.name());
+            }
+            let candle: Vec<f32> = candle.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
+            let (ours, candle) = (relative_error(&before, &values(&ours)), relative_error(&before, &candle));
+            assert!(ours <= candle * 1.001, "{}: {ours} against {candle}", dtype.name());
+        }
+    }
+
+    #[test]
+    fn importance_lowers_the_error_of_important_columns() {
+        let before = weights(64 * 256);
+        let source = tensor(Dtype::F32, &[64, 256], &before);
+        let importance: Vec<f32> = (0..256).map(|col| if col % 5 == 0 { 40.0 } else { 0.5 }).collect();
+        let weighted = |after: &[f32]| -> f32 {
+            let squares = before.iter().zip(after).enumerate();
+            squares.map(|(at, (a, b))| importance[at % 256] * (a - b) * (a - b)).sum()
+        };
+        for (dtype, _) in BLOCK_TYPES {
+            let plain = weighted(&values(&convert("w", &source, dtype).unwrap()));
+            let aware = convert_exactly("w", &source, dtype, Some(&importance)).unwrap();
+            let aware = weighted(&values(&aware));
+            let most = if dtype == Dtype::Q8_0 { 1.0 } else { 0.97 };
+            assert!(aware <= plain * most, "{}: {aware} against {plain}", dtype.name());
+        }
+        let error = convert_exactly("w", &source, Dtype::Q4K, Some(&importance[..32])).unwrap_err();
+        assert!(error.to_string().contains("256 columns, but the importance matrix has 32"), "{error}");
     }
 
     /// Regression: candle 0.11 turns a constant group of 32 into zeros.
     #[test]
     fn constant_blocks_keep_their_value() {
-        for target in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+        for (target, _) in BLOCK_TYPES {
             for constant in [0.5, -0.25, 0.02, 6e4] {
                 let same = convert("w", &tensor(Dtype::F32, &[1, 256], &[constant; 256]), target).unwrap();
                 let error = relative_error(&[constant; 256], &values(&same));

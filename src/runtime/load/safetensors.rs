@@ -4,7 +4,8 @@
 //! the header against the file's length with overflow-safe arithmetic, and the index against the shards. The format
 //! does not promise alignment: a tensor at an odd address is copied when it is read (see [`HostTensor::new`]), all
 //! others stay mapped. Knows nothing of architectures or tensor names. Weights in MXFP4 (gpt-oss) are two tensors of
-//! bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`. Format:
+//! bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`. Other quantised forms are read by
+//! `packed`. Format:
 //! <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
 
 use std::borrow::Cow;
@@ -51,6 +52,14 @@ struct SafeTensor {
     shard: usize,
     start: usize,
     len: usize,
+}
+
+/// A tensor as it is stored, of any type.
+#[derive(Debug)]
+pub(super) struct RawTensor<'a> {
+    pub dtype: FileDtype,
+    pub shape: &'a [usize],
+    pub bytes: SharedBytes,
 }
 
 #[derive(Deserialize)]
@@ -184,6 +193,12 @@ const MXFP4_SCALES: &str = "_scales";
 impl Safetensors {
     fn entry(&self, name: &str) -> Option<&SafeTensor> {
         self.by_name.get(name).map(|&index| &self.tensors[index])
+    }
+
+    /// Returns a tensor as it is stored; `None` if there is none of that name.
+    pub(super) fn raw(&self, name: &str) -> Option<RawTensor<'_>> {
+        let entry = self.entry(name)?;
+        Some(RawTensor { dtype: entry.dtype, shape: &entry.shape, bytes: self.bytes(entry) })
     }
 
     fn bytes(&self, entry: &SafeTensor) -> SharedBytes {

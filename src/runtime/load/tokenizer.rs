@@ -11,6 +11,7 @@ use tokenizers::AddedToken;
 
 use super::hf::{MAX_FILE_BYTES, read_optional};
 use super::metadata::Metadata;
+use super::tokenizer_files;
 use crate::runtime::error::LoadError;
 use crate::runtime::text::{HfSettings, TokenKind, Tokenizer, VocabSpec};
 
@@ -115,15 +116,18 @@ fn kinds(metadata: &Metadata) -> Result<Vec<TokenKind>, LoadError> {
 }
 
 /// Builds the tokenizer of a Hugging Face folder: tokenizer.json with the settings of tokenizer_config.json,
-/// completed by the older special_tokens_map.json.
+/// completed by the older special_tokens_map.json. Without a tokenizer.json, tokenizer.model or tekken.json is read.
 ///
 /// # Errors
-/// [`LoadError::NotFound`] without a tokenizer.json, [`LoadError::Malformed`] for invalid JSON,
+/// [`LoadError::NotFound`] without any of these files, [`LoadError::Malformed`] for a damaged one,
 /// [`LoadError::Tokenizer`] for a tokenizer that cannot be built.
 pub fn from_folder(folder: &Path) -> Result<Tokenizer, LoadError> {
     let path = folder.join("tokenizer.json");
-    let json = read_optional(&path, MAX_FILE_BYTES)?.ok_or_else(|| LoadError::NotFound(path.clone()))?;
     let settings = hf_settings(folder)?;
+    let Some(json) = read_optional(&path, MAX_FILE_BYTES)? else {
+        let spec = tokenizer_files::vocab_spec(folder, &settings)?.ok_or(LoadError::NotFound(path))?;
+        return Tokenizer::from_vocab(&spec);
+    };
     Tokenizer::from_json(&json, &settings).map_err(|error| match error {
         LoadError::Tokenizer(message) => LoadError::Tokenizer(format!("{}: {message}", path.display())),
         other => other,

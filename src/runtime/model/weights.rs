@@ -34,6 +34,11 @@ impl<'a> WeightFile<'a> {
         Ok(Self { source, naming, prefix })
     }
 
+    /// Returns the prefix of Hugging Face's names, e.g. `model.`.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// Lists names, shapes and types of the text decoder's tensors, without other parts of the file (vision, audio,
     /// prediction heads).
     pub fn decoder_tensors(

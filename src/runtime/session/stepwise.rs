@@ -120,8 +120,14 @@ impl Session {
     }
 
     fn step(&mut self, executor: &mut Executor, input: FeedInput<'_>, sampling: &Sampling) -> Result<()> {
-        let mut feeds =
-            [SequenceFeed { sequence: &mut self.sequence, input, sampling, grammar: None, scores: None }];
+        let mut feeds = [SequenceFeed {
+            sequence: &mut self.sequence,
+            input,
+            sampling,
+            grammar: None,
+            forced: None,
+            scores: None,
+        }];
         executor.step(&mut feeds).pop().expect("one result per feed")
     }
 

@@ -139,11 +139,6 @@ impl ParserConfig {
         Self { start: (text.to_owned(), ids.to_vec()), ..self }
     }
 
-    /// Returns how many tokens of the given beginning were generated before.
-    pub fn num_start_tokens(&self) -> usize {
-        self.start.1.len()
-    }
-
     /// Returns what was generated of an answer: its reasoning and content without the given beginning, for readers that know it.
     pub fn generated(&self, answer: Answer) -> Answer {
         let (mut reasoning, mut content) = (answer.reasoning.as_str(), answer.content.as_str());

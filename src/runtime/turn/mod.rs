@@ -38,7 +38,7 @@ pub struct TurnRequest {
     /// The reader sees the deltas. Otherwise the whole text is parsed once more at its end, so that a malformed set of calls is
     /// dropped as a whole.
     pub is_streamed: bool,
-    /// Tokens of reasoning after which the frontend ends it. Servers have none.
+    /// Tokens of reasoning after which the engine ends it, if the model's markup has an end that a model continues behind.
     pub reasoning_budget: Option<usize>,
     pub sampling: Sampling,
     pub limits: Limits,

@@ -12,8 +12,8 @@ use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, Tur
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler};
-use crate::runtime::request::Request;
-use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning};
+use crate::runtime::request::{ReasoningLimit, Request};
+use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -30,6 +30,7 @@ pub struct TurnPlan {
     /// The prompt as text, if it was planned outside a session.
     pub text: String,
     pub grammar: Option<Grammar>,
+    pub reasoning: Option<ReasoningLimit>,
     /// Special tokens that the parser must see as text.
     pub markup: Arc<[u32]>,
     pub parser: ParserConfig,
@@ -45,6 +46,7 @@ impl TurnPlan {
             logprobs: turn.logprobs,
             prompt_logprobs: turn.prompt_logprobs,
             grammar: self.grammar.clone(),
+            reasoning: self.reasoning.clone(),
             markup: self.markup.clone(),
             ..Request::default()
         }
@@ -114,7 +116,7 @@ impl Planner<'_> {
         };
         let grammar = turn.constraint.as_ref().map(compile).transpose()?;
         let parser = ParserConfig::plain(start);
-        Ok(TurnPlan { tokens, text, grammar, markup: Arc::default(), parser })
+        Ok(TurnPlan { tokens, text, grammar, reasoning: None, markup: Arc::default(), parser })
     }
 
     /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already, and no other beginning.
@@ -129,35 +131,43 @@ impl Planner<'_> {
         let grammar = self.grammar(end, turn)?;
         let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
         let parser = ParserConfig::chat(output_markup, tools, end.text, turn.is_streamed);
-        let parser = match &turn.answer_start {
-            AnswerStart::Nothing => parser,
-            AnswerStart::Text(text) => parser.starting_with(text, &[]),
-            AnswerStart::Tokens(ids) => {
-                tokens.extend(ids);
-                parser.starting_with(&self.shown_text(ids, &markup), ids)
-            }
+        let (start, ids) = match &turn.answer_start {
+            AnswerStart::Nothing => (String::new(), Vec::new()),
+            AnswerStart::Text(text) => (text.clone(), Vec::new()),
+            AnswerStart::Tokens(ids) => (self.shown_text(ids, &markup), ids.clone()),
             start @ AnswerStart::Message { .. } => {
                 let text = start.in_markup(self.chat_tokenizer.output_markup(), end.text)?;
                 let ids = self.chat_tokenizer.encode_rest(&text)?;
-                tokens.extend(&ids);
-                parser.starting_with(&self.shown_text(&ids, &markup), &ids)
+                (self.shown_text(&ids, &markup), ids)
             }
         };
-        Ok(TurnPlan { tokens, text: String::new(), grammar, markup, parser })
+        tokens.extend(&ids);
+        let reasoning = self.reasoning_limit(&format!("{}{start}", end.text), turn)?;
+        let parser = parser.starting_with(&start, &ids);
+        Ok(TurnPlan { tokens, text: String::new(), grammar, reasoning, markup, parser })
+    }
+
+    /// Returns the limit on the reasoning of an answer that continues `text`; `None` without a budget, or if `text` has ended the
+    /// reasoning.
+    fn reasoning_limit(&self, text: &str, turn: &TurnRequest) -> Result<Option<ReasoningLimit>> {
+        let Some(max_tokens) = turn.reasoning_budget else { return Ok(None) };
+        let output_markup = self.chat_tokenizer.output_markup();
+        let Some(closing) = output_markup.reasoning.and_then(ReasoningFormat::closing) else {
+            return Ok(None);
+        };
+        let place = match output_markup.open_reasoning(text) {
+            Some(close) => Some((None, close)),
+            None => output_markup.may_reason(text).map(|(open, close)| (Some(open.to_owned()), close)),
+        };
+        let Some((open, close)) = place else { return Ok(None) };
+        let closing = self.chat_tokenizer.encode_rest(closing)?;
+        Ok(Some(ReasoningLimit { max_tokens, open, close: close.to_owned(), closing }))
     }
 
     /// Returns the markup that the answer may use.
     fn output_markup(&self, turn: &TurnRequest) -> OutputMarkup {
         let output_markup = self.chat_tokenizer.output_markup();
         OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
-    }
-
-    /// Compiles the grammar of the rest of an answer whose reasoning was ended with `markup`.
-    ///
-    /// # Errors
-    /// Errors of the tools and the constraint.
-    pub fn grammar_after(&self, markup: &str, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
-        self.grammar(PromptEnd { text: markup, is_reasoning_off: false }, turn)
     }
 
     fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {

@@ -12,9 +12,7 @@ use uuid::Uuid;
 use super::body::{Incoming, JsonBody, session_of};
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::reply::{AnswerHeaders, Ignored};
-use super::request::{
-    AnswerParams, Streaming, check_model, check_tools, sampling, with_settings, with_template,
-};
+use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive, text};
 use crate::runtime::turn::{AnswerStart, Delta, OutputConstraint, ToolUse};
@@ -102,6 +100,7 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
         limits,
         logprobs: None,
         constraint: asked.constraint,
+        reasoning_budget: asked.reasoning_budget,
         tools: asked.tools,
         answer_start: asked.answer_start,
         streaming: Streaming { is_on: is_streamed, ..Streaming::default() },
@@ -123,6 +122,7 @@ struct PromptFields {
     conversation: Conversation,
     tools: ToolUse,
     constraint: Option<OutputConstraint>,
+    reasoning_budget: Option<usize>,
     answer_start: AnswerStart,
     shows_thinking: bool,
 }
@@ -136,14 +136,14 @@ fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
     check_tools(app, fields, &tools);
     let OutputWishes { wish, shows_thinking, constraint } = output(fields, schema_open);
     let mut kwargs = Map::new();
-    with_template(app, |template| {
-        fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking);
+    let reasoning_budget = app.model().chat_tokenizer.with_template(|template| {
+        fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking)
     });
     hints(fields);
     params::inert(fields);
     let conversation =
         Conversation { messages, tools: tools.offered().to_vec(), kwargs, ..Conversation::default() };
-    PromptFields { conversation, tools, constraint, answer_start, shows_thinking }
+    PromptFields { conversation, tools, constraint, reasoning_budget, answer_start, shows_thinking }
 }
 
 /// Takes a last message of the assistant as the beginning of the answer, as Anthropic's API does.

@@ -13,9 +13,9 @@ use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampl
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::fields::shown;
-use crate::serve::wire::switches::{Switches, switches};
+use crate::serve::wire::switches::{AnswerReasoning, Switches, switches};
 use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Conversation, Message, Role, TemplateVariables};
+use crate::template::{Conversation, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -59,6 +59,7 @@ pub struct AnswerParams {
     pub limits: Limits,
     pub logprobs: Option<usize>,
     pub constraint: Option<OutputConstraint>,
+    pub reasoning_budget: Option<usize>,
     pub tools: ToolUse,
     pub answer_start: AnswerStart,
     pub streaming: Streaming,
@@ -73,15 +74,19 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
-    let (mut conversation, shows_reasoning) = conversation_without_tools(app, &mut fields);
+    let (mut conversation, reasoning) = conversation_without_tools(app, &mut fields);
     let answer_start = message::continued(&mut fields, &mut conversation.messages);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.offered().to_vec();
     let reading = Reading { schema_open, may_be_none: false };
-    let params =
-        AnswerParams { tools, answer_start, ..params(app, &engine, &mut fields, Limits::default(), reading) };
+    let params = AnswerParams {
+        tools,
+        answer_start,
+        reasoning_budget: reasoning.budget,
+        ..params(app, &engine, &mut fields, Limits::default(), reading)
+    };
     let has_constraint = params.constraint.is_some();
     message::check_continued(&mut fields, "continue_final_message", &params.answer_start, has_constraint);
     fields.only("modalities", &[json!(["text"])]);
@@ -97,7 +102,7 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     check_session(session.as_ref(), appends, params.num_choices)?;
     let streaming = params.streaming;
     let request = params.request(Prompt::Chat(conversation), session, incoming.request_id);
-    Ok(ChatBody { request, streaming, shows_reasoning, has_functions, ignored })
+    Ok(ChatBody { request, streaming, shows_reasoning: reasoning.is_shown, has_functions, ignored })
 }
 
 /// Reads the inputs of the chat template, and how the answer begins.
@@ -107,22 +112,15 @@ pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, Answer
     (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
 }
 
-/// Returns the conversation, and whether its reasoning is to be shown.
-fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversation, bool) {
-    let (messages, switched) = with_template(app, |template| {
+/// Returns the conversation, and the reasoning that is asked for.
+fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerReasoning) {
+    let (messages, switched) = app.model().chat_tokenizer.with_template(|template| {
         let messages = message::messages(fields, template.says);
         (messages, switches(fields, template, app.settings().enable_thinking))
     });
-    let Switches { kwargs, shows_reasoning } = switched;
+    let Switches { kwargs, reasoning } = switched;
     let messages = with_known_roles(app, messages);
-    (Conversation { messages, kwargs, ..Conversation::default() }, shows_reasoning)
-}
-
-/// Calls `read` with what the served model's chat template knows.
-pub fn with_template<T>(app: &App, read: impl FnOnce(TemplateVariables<'_>) -> T) -> T {
-    let chat_tokenizer = &app.model().chat_tokenizer;
-    let says = |word: &str| chat_tokenizer.template_knows_role(word).unwrap_or(false);
-    read(TemplateVariables { reads: &|name| chat_tokenizer.template_reads(name), says: &says })
+    (Conversation { messages, kwargs, ..Conversation::default() }, reasoning)
 }
 
 /// Reads the body of a completion.
@@ -252,14 +250,15 @@ impl AnswerParams {
         session: Option<RequestSession>,
         request_id: String,
     ) -> GenerateRequest {
-        let Self { num_choices, sampling, limits, logprobs, constraint, tools, answer_start, streaming } =
-            self;
+        let Self { num_choices, sampling, limits, logprobs, constraint, reasoning_budget, .. } = self;
+        let Self { tools, answer_start, streaming, .. } = self;
         let is_streamed = streaming.is_on;
         let turn = TurnRequest {
             sampling,
             limits,
             logprobs,
             constraint,
+            reasoning_budget,
             tools,
             answer_start,
             is_streamed,
@@ -295,6 +294,7 @@ pub fn params(
         limits,
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
+        reasoning_budget: None,
         tools: ToolUse::default(),
         answer_start: AnswerStart::Nothing,
         streaming: streaming(fields),

@@ -14,12 +14,22 @@ use crate::template::{Effort, Reasoning, TemplateVariables};
 pub struct Wish {
     pub thinks: Option<(bool, &'static str)>,
     pub effort: Option<(Effort, &'static str)>,
+    /// Most tokens of reasoning; 0 asks for none.
+    pub budget: Option<(u64, &'static str)>,
 }
 
-/// Template variables of a request, and whether its reasoning is shown.
+/// Template variables of a request, and its wishes for the reasoning in the answer.
 pub struct Switches {
     pub kwargs: Map<String, Value>,
-    pub shows_reasoning: bool,
+    pub reasoning: AnswerReasoning,
+}
+
+/// The reasoning in an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerReasoning {
+    pub is_shown: bool,
+    /// Tokens of reasoning after which it is ended.
+    pub budget: Option<usize>,
 }
 
 /// All fields that set variables. `default_thinks` is what holds where the request says nothing.
@@ -29,25 +39,28 @@ pub fn switches(
     default_thinks: Option<bool>,
 ) -> Switches {
     let mut kwargs = fields.object("chat_template_kwargs").unwrap_or_default();
-    let mut shows_reasoning = shown_reasoning(fields, &mut kwargs, template);
+    let mut is_shown = shown_reasoning(fields, &mut kwargs, template);
     for unread in unread(&kwargs, template) {
         kwargs.shift_remove(&unread);
         fields.ignored(&format!("chat_template_kwargs.{unread}"));
     }
-    let wish = wish(fields, &mut shows_reasoning);
-    fulfil(fields, &mut kwargs, template, wish, default_thinks);
+    let wish = wish(fields, &mut is_shown);
+    let budget = fulfil(fields, &mut kwargs, template, wish, default_thinks);
     verbosity(fields, &mut kwargs, template);
-    Switches { kwargs, shows_reasoning }
+    Switches { kwargs, reasoning: AnswerReasoning { is_shown, budget } }
 }
 
-/// Sets the variables that a wish asks for, unless `kwargs` has them. Fields that set none are reported as without effect.
+/// Sets the variables that a wish asks for, unless `kwargs` has them. Returns the limit on the reasoning. Fields that do neither
+/// are reported as without effect.
 pub fn fulfil(
     fields: &mut Fields<'_>,
     kwargs: &mut Map<String, Value>,
     template: TemplateVariables<'_>,
     wish: Wish,
     default_thinks: Option<bool>,
-) {
+) -> Option<usize> {
+    let off = wish.budget.filter(|(tokens, _)| *tokens == 0).map(|(_, name)| (false, name));
+    let wish = Wish { thinks: wish.thinks.or(off), ..wish };
     let (is_on, effort) = (wish.thinks.map(|(thinks, _)| thinks), wish.effort.map(|(effort, _)| effort));
     let unexpressed = Reasoning { is_on, effort }.set(template, kwargs);
     if let Some((_, name)) = wish.thinks.filter(|_| unexpressed.switch) {
@@ -57,6 +70,11 @@ pub fn fulfil(
         fields.ignored(name);
     }
     Reasoning { is_on: default_thinks, effort: None }.set(template, kwargs);
+    let (budget, name) = wish.budget.filter(|(tokens, _)| *tokens > 0)?;
+    if !template.ends_reasoning {
+        fields.ignored(name);
+    }
+    template.ends_reasoning.then_some(usize::try_from(budget).unwrap_or(usize::MAX))
 }
 
 fn unread(kwargs: &Map<String, Value>, template: TemplateVariables<'_>) -> Vec<String> {
@@ -85,18 +103,23 @@ fn shown_reasoning(
 }
 
 /// Reads the fields of several vendors.
-fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
+fn wish(fields: &mut Fields<'_>, is_shown: &mut bool) -> Wish {
     let mut wish = Wish {
         effort: effort(fields, "reasoning_effort").map(|effort| (effort, "reasoning_effort")),
         thinks: fields.flag("enable_thinking").map(|thinks| (thinks, "enable_thinking")),
+        budget: ["thinking_budget", "thinking_token_budget"]
+            .into_iter()
+            .fold(None, |budget, name| budget.or(fields.count(name).map(|count| (count, name)))),
     };
     if let Some(members) = fields.object("reasoning") {
         let mut inner = fields.inside("reasoning", members);
         let effort = effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort"));
         let thinks = inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled"));
         (wish.effort, wish.thinks) = (wish.effort.or(effort), wish.thinks.or(thinks));
+        let budget = inner.count("max_tokens").map(|count| (count, "reasoning.max_tokens"));
+        wish.budget = wish.budget.or(budget);
         if inner.flag("exclude") == Some(true) {
-            *shows_reasoning = false;
+            *is_shown = false;
         }
         for name in ["summary", "generate_summary"] {
             inner.hint(name);
@@ -111,6 +134,8 @@ fn wish(fields: &mut Fields<'_>, shows_reasoning: &mut bool) -> Wish {
             Some("adaptive" | "auto") | None => {}
             Some(_) => inner.out_of_range("type", "is none of enabled, disabled, adaptive and auto"),
         }
+        let budget = inner.count("budget_tokens").map(|count| (count, "thinking.budget_tokens"));
+        wish.budget = wish.budget.or(budget);
         inner.end();
     }
     ollama(fields, &mut wish);

@@ -92,6 +92,14 @@ impl ConfigReader {
         }
     }
 
+    /// Returns a count, of a list the first; `None` if the file lacks the key.
+    pub fn first_count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        match self.value(key) {
+            Some(Value::Array(list)) => Ok(list.first().and_then(Value::as_u64).map(|count| count as usize)),
+            _ => self.count(key),
+        }
+    }
+
     /// Returns a count for each of `num_layers` layers, from a list or one number for all; `None` if the file lacks
     /// the key.
     pub fn counts(&self, key: &str, num_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {

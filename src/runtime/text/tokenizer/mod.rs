@@ -32,6 +32,8 @@ use self::terminators::turn_terminators;
 use crate::runtime::error::{Error, LoadError, Result};
 
 pub use self::hf::HfSettings;
+pub use self::pieces::byte_level_spelling;
+pub use self::pretokenize::candidates as pre_tokenizer_candidates;
 pub use self::vocab::{TokenKind, VocabSpec};
 
 /// Options of encoding. By default nothing is added and special tokens are plain text.

@@ -88,6 +88,11 @@ pub(super) fn byte_level_char(byte: u8) -> char {
     code.and_then(|code| char::from_u32(code as u32)).unwrap_or_default() // every byte has one
 }
 
+/// Spells bytes as GPT-2 does, a character for each.
+pub fn byte_level_spelling(bytes: &[u8]) -> String {
+    bytes.iter().map(|&byte| byte_level_char(byte)).collect()
+}
+
 /// GPT-2's `bytes_to_unicode`: printable Latin-1 represents itself, the other 68 bytes are U+0100 and up.
 static CHAR_TO_BYTE: LazyLock<[Option<u8>; 256 + 68]> = LazyLock::new(|| {
     let mut table = [None; 256 + 68];

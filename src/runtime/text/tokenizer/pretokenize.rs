@@ -287,6 +287,24 @@ pub(super) fn is_known(pattern: &str) -> bool {
     cuts.any(|cut| matches!(cut, Regex(known) if *known == pattern))
 }
 
+/// Lists a name of each rule, those first that the `pre_tokenizer` of a tokenizer.json is most likely to mean: rules
+/// whose regular expressions it all has, then GPT-2's words if it has no other, then the rest.
+pub fn candidates(pre_tokenizer: &serde_json::Value) -> Vec<&'static str> {
+    let text = pre_tokenizer.to_string();
+    let has = |pattern: &str| text.contains(&serde_json::Value::from(pattern).to_string());
+    let fit = |rule: &PreRule| {
+        let patterns =
+            rule.cuts.iter().filter_map(|cut| if let Regex(pattern) = cut { Some(*pattern) } else { None });
+        let (mut known, mut unknown) = (0, 0);
+        patterns.for_each(|pattern| if has(pattern) { known += 1 } else { unknown += 1 });
+        let splits_words = matches!(rule.cuts, [Gpt2Words]) && !text.contains("\"Regex\"");
+        std::cmp::Reverse(if unknown > 0 { 0 } else { known + usize::from(splits_words) })
+    };
+    let mut rules: Vec<&PreRule> = RULES.iter().collect();
+    rules.sort_by_key(|rule| fit(rule));
+    rules.into_iter().map(|rule| rule.names[0]).collect()
+}
+
 /// Returns one name of each rule.
 #[cfg(test)]
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

@@ -28,6 +28,11 @@ impl TokenKind {
         [Normal, Unknown, Control, UserDefined, Unused, Byte].get(number.checked_sub(1)? as usize).copied()
     }
 
+    /// Returns GGUF's number, the reverse of [`TokenKind::from_number`].
+    pub fn number(self) -> u32 {
+        self as u32 + 1
+    }
+
     pub fn is_special(self) -> bool {
         matches!(self, TokenKind::Control | TokenKind::Unknown)
     }

@@ -9,7 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::events::{duration, ms};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarSource};
-use crate::runtime::request::{EngineSessionName, Limits, Overflow, Request, Sampling, SamplingNumbers};
+use crate::runtime::request::{
+    EngineSessionName, Limits, Overflow, ReasoningLimit, Request, Sampling, SamplingNumbers,
+};
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,6 +56,8 @@ pub struct Generate {
     pub stop_ids: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarSource>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<ReasoningLimit>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<f64>,
     /// Send every [`Event`] in full.
@@ -100,6 +104,7 @@ impl Default for Generate {
             prompt_only: false,
             stop_ids: Vec::new(),
             grammar: None,
+            reasoning: None,
             deadline_ms: None,
             events: false,
         }
@@ -119,6 +124,7 @@ impl From<&Request> for Generate {
             render_special,
             markup,
             grammar,
+            reasoning,
             session,
         } = request;
         Self {
@@ -141,6 +147,7 @@ impl From<&Request> for Generate {
             prompt_only: limits.max_tokens == Some(0),
             stop_ids: limits.stop_ids.clone(),
             grammar: grammar.as_ref().map(|grammar| grammar.source().clone()),
+            reasoning: reasoning.clone(),
             deadline_ms: limits.deadline.map(ms),
             events: true,
         }
@@ -197,6 +204,7 @@ impl Generate {
             render_special: self.render_special,
             markup: self.markup.into(),
             grammar: self.grammar.as_ref().map(compile).transpose()?,
+            reasoning: self.reasoning,
             session: self.session_id,
         })
     }

@@ -13,7 +13,7 @@ use super::*;
 use crate::runtime::error::{GrammarError, LoadError, StoreError};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Difference, Event, Limits, Outcome, Overflow, Request, Reuse, Sampling, Timings, Usage,
+    Difference, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, Sampling, Timings, Usage,
 };
 use crate::runtime::session::SessionState;
 use crate::template::TemplateError;
@@ -83,6 +83,12 @@ fn a_request_comes_out_as_it_went_in() {
         render_special: true,
         markup: vec![5, 6].into(),
         grammar: None,
+        reasoning: Some(ReasoningLimit {
+            max_tokens: 9,
+            open: Some("<think>".to_owned()),
+            close: "</think>".to_owned(),
+            closing: vec![7, 8],
+        }),
         session: Some(named("a b/\u{1F600}")),
     });
     let seeded = Sampling { seed: Some(u64::MAX), ..Sampling::default() };

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::super::body::{Incoming, session_of};
 use super::super::generate::{GenerateRequest, InSession, Prompt, RequestSession, TurnNote};
 use super::super::reply::Head;
-use super::super::request::{self, AnswerParams, Reading, with_known_roles, with_template};
+use super::super::request::{self, AnswerParams, Reading, with_known_roles};
 use super::super::transient::TransientKey;
 use super::stored::{self, StoredResponse};
 use super::writer::ResponseWriter;
@@ -124,8 +124,9 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
     let format = text_format(&mut fields, schema_open);
     let outputs = Outputs::read(&mut fields);
     labels_and_refusals(&mut fields);
-    let Switches { kwargs, shows_reasoning } =
-        with_template(app, |template| switches(&mut fields, template, app.settings().enable_thinking));
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    let Switches { kwargs, reasoning } = chat_tokenizer
+        .with_template(|template| switches(&mut fields, template, app.settings().enable_thinking));
     let tools = ToolUse { inputs, ..request::tools(app, &mut fields, schema_open) };
     let reading = Reading { schema_open, may_be_none: false };
     let params = request::params(app, &engine, &mut fields, Limits::default(), reading);
@@ -140,14 +141,14 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
     let logprobs = outputs.logprobs.or(params.logprobs);
     let constraint = format.or(params.constraint.clone());
     Ok(AskedResponse {
-        params: AnswerParams { tools, logprobs, constraint, ..params },
+        params: AnswerParams { tools, logprobs, constraint, reasoning_budget: reasoning.budget, ..params },
         storing,
         instructions,
         input,
         kwargs,
         names,
         repeated,
-        shows_reasoning,
+        shows_reasoning: reasoning.is_shown,
         seals_reasoning: outputs.seals_reasoning,
         ignored: problems.take_ignored(),
     })

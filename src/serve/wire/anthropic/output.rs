@@ -50,9 +50,8 @@ fn thinking(mut fields: Fields<'_>, output: &mut OutputWishes) {
         Some("adaptive" | "between_tools") => {}
         _ => fields.wrong("type", "is none of enabled, adaptive, between_tools and disabled"),
     }
-    if fields.count("budget_tokens").is_some() {
-        fields.ignored("budget_tokens");
-    }
+    let budget = fields.count("budget_tokens").map(|count| (count, "thinking.budget_tokens"));
+    output.wish.budget = budget.filter(|_| output.wish.thinks != Some((false, "thinking")));
     match fields.text("display").as_deref() {
         None | Some("summarized") => {}
         Some("omitted") => output.shows_thinking = false,

@@ -1,0 +1,157 @@
+//! Promise: quantised safetensors folders hold exactly the values that their tools read from them.
+//!
+//! `packed/make.py` wrote a tiny Llama in every form, with the values that each packed matrix stands for. Integers are
+//! kept in a block type that holds them exactly; with `--dtype f32` the logits are those of the dequantised weights.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use llmctl::runtime::kernel::{Dtype, dequantize_row};
+use llmctl::runtime::load::hub::ModelSource;
+use llmctl::runtime::load::{LoadOptions, ModelFiles};
+use safetensors::SafeTensors;
+
+use crate::common::golden::{Fed, exact, load_model, parity_folder};
+
+/// The type that each form becomes; floats of 8 and 4 bits are f32 until they are loaded.
+const FORMS: [(&str, Dtype); 17] = [
+    ("awq", Dtype::Q5_0),
+    ("fp8-block", Dtype::F32),
+    ("fp8-channel", Dtype::F32),
+    ("fp8-tensor", Dtype::F32),
+    ("gptq", Dtype::Q5_0),
+    ("gptq-3bit", Dtype::Q4_0),
+    ("gptq-8bit", Dtype::Q8_0),
+    ("gptq-order", Dtype::F32),
+    ("gptq-symmetric", Dtype::Q4_0),
+    ("int4", Dtype::Q4_0),
+    ("int4-zeros", Dtype::Q5_0),
+    ("int8", Dtype::Q8_0),
+    ("mlx-3bit", Dtype::Q4_1),
+    ("mlx-4bit", Dtype::Q4_1),
+    ("mlx-6bit", Dtype::F32),
+    ("mlx-8bit", Dtype::F32),
+    ("nvfp4", Dtype::F32),
+];
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(name)
+}
+
+/// Puts a model folder together: a form's file of matrices, the other tensors and a tokenizer.
+fn folder(form: &str, weights: &str, config: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("config.json"), config).expect("a file");
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(parity_folder().join("llama").join(name), path(name)).expect("a copy");
+    }
+    let mut map = BTreeMap::new();
+    for (from, to) in
+        [(data(form).join(weights), "a.safetensors"), (data("others.safetensors"), "b.safetensors")]
+    {
+        let bytes = std::fs::read(from).expect("weights");
+        let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+        map.extend(tensors.names().into_iter().map(|name| (name.to_owned(), to)));
+        std::fs::write(path(to), &bytes).expect("a file");
+    }
+    let index = serde_json::json!({ "weight_map": map }).to_string();
+    std::fs::write(path("model.safetensors.index.json"), index).expect("a file");
+    folder
+}
+
+fn config(form: &str) -> String {
+    std::fs::read_to_string(data(form).join("config.json")).expect("config.json")
+}
+
+fn packed(form: &str) -> tempfile::TempDir {
+    folder(form, "model.safetensors", &config(form))
+}
+
+/// The same model with plain weights.
+fn plain(form: &str) -> tempfile::TempDir {
+    let mut config: serde_json::Value = serde_json::from_str(&config(form)).expect("JSON");
+    for key in ["quantization_config", "quantization"] {
+        config.as_object_mut().expect("an object").remove(key);
+    }
+    folder(form, "dequantized.safetensors", &config.to_string())
+}
+
+/// MLX adds the minimum in one operation with the product, so that the last bit may differ.
+fn tolerance(form: &str) -> f32 {
+    if form.starts_with("mlx") { 1e-6 } else { 0.0 }
+}
+
+#[test]
+fn every_packed_matrix_has_the_values_that_its_tool_reads() {
+    for (form, expected) in FORMS {
+        let folder = packed(form);
+        let files = ModelFiles::open(&ModelSource::Folder(folder.path().into())).expect(form);
+        let bytes = std::fs::read(data(form).join("dequantized.safetensors")).expect("weights");
+        let reference = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let names = files.tensors().names();
+        assert_eq!(names.len(), reference.names().len() + 4, "{form}: {names:?}");
+        for name in reference.names() {
+            let tensor = files.tensors().tensor(name).unwrap_or_else(|error| panic!("{form}: {error}"));
+            let tensor = tensor.unwrap_or_else(|| panic!("{form}: no {name}"));
+            let wanted = reference.tensor(name).expect("is there");
+            assert_eq!(tensor.shape, wanted.shape(), "{form}: {name}");
+            assert_eq!(tensor.dtype, expected, "{form}: {name} is {}", tensor.dtype.name());
+            let described = files.tensors().describe(name).expect("described");
+            assert_eq!(described.0, tensor.shape, "{form}: {name}");
+            let mut values = vec![0.0; tensor.shape.iter().product()];
+            dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
+            let wanted = wanted.data().as_chunks().0.iter().map(|raw| f32::from_le_bytes(*raw));
+            for (at, (value, wanted)) in values.iter().zip(wanted).enumerate() {
+                let difference = (value - wanted).abs();
+                assert!(difference <= tolerance(form), "{form}: {name} at {at}: {value} instead of {wanted}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_packed_folder_has_the_logits_of_its_dequantised_weights() {
+    let tokens: Vec<u32> = (0..40).map(|index| index * 37 % 380).collect();
+    let logits = |folder: &Path, options: &LoadOptions| {
+        let mut loaded = load_model(folder, options).unwrap_or_else(|error| panic!("{error}"));
+        let notices: Vec<String> = loaded.notices.iter().map(ToString::to_string).collect();
+        (Fed::new(&mut *loaded.model).feed(&tokens, 64), notices.join("\n"))
+    };
+    for (form, dtype) in FORMS {
+        let (packed, plain) = (packed(form), plain(form));
+        let (wanted, _) = logits(plain.path(), &exact());
+        let (found, _) = logits(packed.path(), &exact());
+        let most = if tolerance(form) > 0.0 { 1e-3 } else { 0.0 };
+        let worst = wanted.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= most, "{form}: {worst}");
+        // As loaded by default, integers are computed with as they are, and small floats in bf16.
+        let (by_default, notices) = logits(packed.path(), &LoadOptions { dtype: None, ..exact() });
+        let off = wanted.iter().zip(&by_default).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let scale = wanted.iter().map(|logit| logit.abs()).fold(0.0, f32::max);
+        assert!(off < 0.05 * scale, "{form}: {off} of {scale}");
+        assert!(notices.contains("7 matrices in ") && notices.contains("MiB"), "{form}: {notices}");
+        assert_eq!(notices.contains("--dtype f32"), dtype == Dtype::F32, "{form}: {notices}");
+    }
+}
+
+#[test]
+fn damaged_and_unknown_forms_are_refused_by_name() {
+    for (form, from, to, word) in [
+        ("awq", "\"gemm\"", "\"gemv\"", "gemv"),
+        ("gptq", "\"gptq\"", "\"bitsandbytes\"", "bitsandbytes"),
+        ("int4", "pack-quantized", "marlin-24", "marlin-24"),
+    ] {
+        let folder = folder(form, "model.safetensors", &config(form).replace(from, to));
+        let error = load_model(folder.path(), &exact()).err().expect(form).to_string();
+        assert!(error.contains(word) && error.contains("GGUF"), "{error}");
+    }
+    // Scales of another group size than config.json says.
+    let awq = folder(
+        "awq",
+        "model.safetensors",
+        &config("awq").replace("\"group_size\": 32", "\"group_size\": 64"),
+    );
+    let error = load_model(awq.path(), &exact()).err().expect("awq").to_string();
+    assert!(error.contains("model.layers.0.") && error.contains("groups instead of"), "{error}");
+}
