@@ -46,7 +46,7 @@ const PARTS: PartNames = PartNames {
 };
 
 const PARTS_BESIDE_EXPERTS: PartNames = PartNames {
-    mlp: [
+    mlp_beside_experts: [
         [PARTS.mlp[0][0], "ffn_gate_shexp"],
         [PARTS.mlp[1][0], "ffn_up_shexp"],
         [PARTS.mlp[2][0], "ffn_down_shexp"],
