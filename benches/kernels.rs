@@ -22,7 +22,7 @@ use llmctl::runtime::kernel::memory::Arena;
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::kernel::{Dtype, Isa, dequantize_row, isa};
 
-const TYPES: [Dtype; 10] = [
+const TYPES: [Dtype; 14] = [
     Dtype::Q4_0,
     Dtype::Q8_0,
     Dtype::Q4K,
@@ -33,6 +33,10 @@ const TYPES: [Dtype; 10] = [
     Dtype::Q2K,
     Dtype::Q3K,
     Dtype::Q5K,
+    Dtype::Iq4Xs,
+    Dtype::Iq4Nl,
+    Dtype::Iq3S,
+    Dtype::Iq2S,
 ];
 
 /// Bytes of weights that a GEMV sweep reads: more than any cache holds.
@@ -90,7 +94,15 @@ fn weights(dtype: Dtype, values: usize) -> Vec<u8> {
         match dtype {
             Dtype::Q6K | Dtype::Q3K => block[len - 2..].copy_from_slice(&scale),
             Dtype::Q2K => block[len - 4..].as_chunks_mut::<2>().0.fill(scale),
-            Dtype::Q4_0 | Dtype::Q5_0 | Dtype::Q8_0 => block[..2].copy_from_slice(&scale),
+            Dtype::Q4_0
+            | Dtype::Q5_0
+            | Dtype::Q8_0
+            | Dtype::Iq4Xs
+            | Dtype::Iq4Nl
+            | Dtype::Iq3S
+            | Dtype::Iq2S => {
+                block[..2].copy_from_slice(&scale);
+            }
             _ => block[..4].as_chunks_mut::<2>().0.fill(scale),
         }
     }

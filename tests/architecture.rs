@@ -117,6 +117,8 @@ const RUNTIME_FACADES: &[&str] = &[
     "load::divergence",
     "load::export",
     "load::hub",
+    "load::hub::ollama",
+    "load::hub::upkeep",
     "machine",
     "memory",
     "model",

@@ -52,7 +52,12 @@ impl Home {
     }
 
     fn paths(&self) -> HubPaths {
-        HubPaths { cache: Some(self.path("hub")), home: Some(self.dir.path().to_path_buf()), memory: None }
+        HubPaths {
+            cache: Some(self.path("hub")),
+            home: Some(self.dir.path().to_path_buf()),
+            ollama: vec![self.path("ollama")],
+            memory: None,
+        }
     }
 
     fn resolve(&self, text: &str) -> Result<Resolved, LoadError> {
@@ -373,4 +378,79 @@ fn a_reference_finds_the_same_files_from_anywhere() {
     let relative = Resolved::new("own".to_owned(), ModelSource::Gguf(PathBuf::from("own.gguf")));
     let reference = relative.reference().expect("a text");
     assert!(Path::new(&reference).is_absolute() && reference.ends_with("own.gguf"), "{reference}");
+}
+
+impl Home {
+    /// Writes a model of ollama's store: a blob per layer and the manifest that names them. Returns the blobs.
+    fn ollama(&self, name: &str, layers: &[(&str, &str)]) -> Vec<PathBuf> {
+        let mut described = Vec::new();
+        let mut blobs = Vec::new();
+        for (n, (kind, content)) in layers.iter().enumerate() {
+            let hex = format!("{:064x}", name.len() * 100 + n);
+            blobs.push(self.write(&format!("ollama/blobs/sha256-{hex}"), content));
+            let (media_type, size) = (format!("application/vnd.ollama.image.{kind}"), content.len());
+            described.push(
+                serde_json::json!({"mediaType": media_type, "digest": format!("sha256:{hex}"), "size": size}),
+            );
+        }
+        let config = format!("{:064x}", name.len() * 100 + 99);
+        self.write(
+            &format!("ollama/blobs/sha256-{config}"),
+            r#"{"model_format": "gguf", "file_type": "Q4_K_M"}"#,
+        );
+        let manifest = serde_json::json!({
+            "schemaVersion": 2,
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "digest": format!("sha256:{config}")},
+            "layers": described,
+        });
+        self.write(&format!("ollama/manifests/{name}"), &manifest.to_string());
+        blobs
+    }
+}
+
+#[test]
+fn a_model_of_ollama_is_opened_by_its_name() {
+    let home = Home::new();
+    let layers = [("model", "GGUF..."), ("template", "{{ .Prompt }}"), ("license", "MIT"), ("params", "{}")];
+    let blobs = home.ollama("registry.ollama.ai/library/llama3.2/1b", &layers);
+    home.ollama("registry.ollama.ai/library/llama3.2/latest", &[("model", "GGUF")]);
+    let other = home.ollama("hf.co/org/repo/Q8_0", &[("model", "GGUF"), ("projector", "GGUF")]);
+    let found = home.resolve("ollama:llama3.2:1b").expect("found");
+    assert_eq!((found.name.as_str(), found.source), ("ollama:llama3.2:1b", gguf(blobs[0].clone())));
+    let notices: Vec<String> = found.notices.iter().map(ToString::to_string).collect();
+    assert_eq!(notices, ["of ollama:llama3.2:1b only the weights are used, not ollama's template, params"]);
+    assert!(home.resolve("ollama:llama3.2").expect("found").notices.is_empty());
+    assert_eq!(home.found("ollama:hf.co/org/repo:Q8_0").1, gguf(other[0].clone()));
+    assert_eq!(home.candidates("ollama:llama3.2:3b"), ["ollama:llama3.2:1b", "ollama:llama3.2:latest"]);
+    fs::remove_file(&blobs[0]).expect("remove");
+    assert!(matches!(home.resolve("ollama:llama3.2:1b"), Err(LoadError::NotFound(path)) if path == blobs[0]));
+}
+
+#[test]
+fn models_of_ollama_that_are_not_one_gguf_file_are_refused() {
+    let home = Home::new();
+    home.ollama("registry.ollama.ai/library/mlx/a", &[("tensor", "1"), ("tensor", "2"), ("json", "{}")]);
+    home.ollama("registry.ollama.ai/library/split/a", &[("model", "GGUF"), ("model", "GGUF")]);
+    home.ollama("registry.ollama.ai/library/lora/a", &[("model", "GGUF"), ("adapter", "GGUF")]);
+    home.ollama("registry.ollama.ai/library/cloud/a", &[]);
+    home.write("ollama/manifests/registry.ollama.ai/library/broken/a", "{");
+    home.write(
+        "ollama/manifests/registry.ollama.ai/library/evil/a",
+        r#"{"layers": [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../../etc/passwd"}]}"#,
+    );
+    for (name, word) in [
+        ("mlx", "MLX"),
+        ("split", "several GGUF layers"),
+        ("lora", "adapter"),
+        ("cloud", "no weights"),
+        ("broken", "manifest"),
+        ("evil", "no digest"),
+    ] {
+        let message = home.resolve(&format!("ollama:{name}:a")).expect_err(name).to_string();
+        assert!(message.contains(word) && message.contains(name), "{name}: {message}");
+    }
+    let listed = llmctl::runtime::load::hub::ollama::list(&[home.path("ollama"), home.path("nowhere")]);
+    assert_eq!(listed.len(), 6);
+    assert!(listed.iter().all(|model| model.file.is_err()), "{listed:?}");
+    assert_eq!(listed[5].quantization.as_deref(), Some("Q4_K_M"));
 }

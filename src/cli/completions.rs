@@ -271,6 +271,8 @@ mod tests {
             (&["sessions", "show"], "name"),
             (&["sessions", "rename"], "from"),
             (&["models", "show"], "reference"),
+            (&["models", "rm"], "references"),
+            (&["models", "verify"], "references"),
         ] {
             assert!(completes(path, id), "{path:?} {id}");
         }

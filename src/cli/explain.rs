@@ -86,7 +86,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["ps", "stop"], "there is no background service: a model is loaded as long as its run, chat or serve"),
     (
         &["rm", "delete", "remove"],
-        "'llmctl sessions remove NAME' removes a session; models are files, removed with rm or 'hf cache delete'",
+        "'llmctl models rm REF' erases a model, 'llmctl sessions remove NAME' a session",
     ),
     (&["show", "info"], "'llmctl models show REF'"),
     (&["generate", "ask", "complete", "prompt"], "'llmctl run PROMPT'"),
@@ -234,7 +234,7 @@ mod tests {
         );
         check(&["pull", "llama3"], "llmctl does not download yet: 'hf download ORG/REPO'");
         check(&["models", "pull", "llama3"], "llmctl does not download yet");
-        check(&["models", "rm", "llama3"], "'llmctl sessions remove NAME'");
+        check(&["rm", "llama3"], "'llmctl models rm REF' erases a model, 'llmctl sessions remove NAME'");
         check(&["ps"], "there is no background service");
         check(&["version"], "'llmctl --version'");
         check(&["update"], "llmctl does not update itself");

@@ -98,7 +98,9 @@ pub fn load_files(
     let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load::load(resolved, options, &mut |done, total| bar.show(done, total));
     bar.clear();
-    Ok(loaded?)
+    let loaded = loaded?;
+    models::record_use(resolved, &Places::from_environment());
+    Ok(loaded)
 }
 
 /// Starts an engine in a thread of its own, which keeps the KV of named sessions in `kv`.

@@ -221,7 +221,7 @@ fn dispatch(
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places)),
+        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places, terminal)),
         CliCommand::Quantize(args) => {
             config.check().and_then(|()| quantize::run(args, config, places, terminal))
         }

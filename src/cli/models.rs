@@ -1,19 +1,30 @@
-//! `llmctl models`: lists the cache and the aliases. Also resolves `--model` to files, for all commands.
+//! `llmctl models`: lists, shows, checks and erases models. Also resolves `--model` to files, for all commands.
+//!
+//! `listing` and `show` make tables, `last_use` records when a model was loaded, `check` compares files with their names,
+//! `removal` erases what was asked for, after a question.
+
+mod check;
+mod last_use;
+mod listing;
+mod removal;
+mod show;
 
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
 
+use self::removal::Consent;
 use super::config::Config;
 use super::error::{CommandError, Exit, nearest};
 use super::explain;
 use super::places::Places;
-use super::report::{ReportFormat, bytes, columns, print, print_json};
+use super::report::ReportFormat;
+use super::terminal::Terminal;
 use crate::runtime::LoadError;
 use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::load::hub::{self, Aliases, CachedModel, ModelRef, ModelSource, Resolved};
-use crate::runtime::load::model_facts;
+use crate::runtime::load::hub::{self, Aliases, ModelRef, Resolved};
 
-/// List the models: the built-in one, those in the Hugging Face cache, and the aliases
+pub use self::last_use::record as record_use;
+
+/// List, check and erase the models of the Hugging Face cache, and list ollama's
 #[derive(Debug, Clone, Args)]
 #[command(after_long_help = LONG_HELP)]
 pub struct ModelsArgs {
@@ -35,17 +46,49 @@ pub enum ModelsCommand {
         #[arg(value_name = "REF")]
         reference: String,
     },
+    /// Erase models of the cache, with all files that no other revision needs; asks first
+    ///
+    /// org/repo is the whole repository with all its revisions, org/repo@REVISION one revision, org/repo:QUANT one model.
+    #[command(visible_aliases = ["remove", "delete"])]
+    Rm {
+        /// Models of the Hugging Face cache
+        #[arg(value_name = "REF", required = true)]
+        references: Vec<String>,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+    /// Compare every file in the cache with its hash, and report damaged and missing ones
+    Verify {
+        /// Repositories to check; all without one
+        #[arg(value_name = "REF")]
+        references: Vec<String>,
+    },
+    /// Erase what no model needs: files without a revision, given-up downloads, replaced revisions; asks first
+    Prune {
+        /// List it only
+        #[arg(long, short = 'n')]
+        dry_run: bool,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
 }
 
 const LONG_HELP: &str = "\
 Examples:
   llmctl models
   llmctl models show org/repo:Q4_K_M
+  llmctl models rm org/repo:Q4_K_M
+  llmctl models verify org/repo
+  llmctl models prune --dry-run
   hf download org/repo && llmctl chat --model org/repo
 
 Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
   ./model.gguf, ./folder       a GGUF file, whatever its name; a folder with config.json and safetensors files
-  org/repo, org/repo:Q4_K_M    from the Hugging Face cache; @REVISION may follow
+  org/repo, org/repo:Q4_K_M    from the Hugging Face cache; @REVISION may stand before the colon
+  org/repo:safetensors         the safetensors files of a repository that has GGUF files, too
+  ollama:NAME[:TAG]            a GGUF model in ollama's store; its template and parameters are not used
   NAME                         an alias: `NAME = \"REF\"` under [aliases] in the configuration
   guide                        the demo model inside llmctl, which knows only llmctl; also without --model
 
@@ -54,20 +97,50 @@ Getting a model:
 cache does. For a first try, a small one:
     hf download Qwen/Qwen2.5-0.5B-Instruct-GGUF qwen2.5-0.5b-instruct-q4_k_m.gguf
     llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
-  What ollama has on disk are GGUF files without the ending, too: --model ~/.ollama/models/blobs/sha256-... (the largest ones).
+
+Which file, if a repository has several and you name none:
+  Q4_K_M, else another type of 4 bits, else the nearest larger one, else the nearest smaller one; if that does not fit \
+this machine's memory, the largest that fits. Projectors (mmproj), importance matrices and draft models (mtp-, eagle3-) are no \
+models.
 
 Exit codes:
   0    success
-  65   bad input: a damaged model
+  2    usage: neither an answer to the question nor --yes
+  65   bad input: a damaged model, or files that `verify` found damaged or missing
   66   no such model
+  74   input or output failed
+  75   a download or a process uses the model
 
 Files:
-  $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub: the cache";
+  $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub: the cache, shared with other tools
+  $OLLAMA_MODELS, else ~/.ollama/models and /usr/share/ollama/.ollama/models: ollama's stores, which are only read
+  $XDG_STATE_HOME/llmctl/models/: when llmctl last loaded each model";
 
-pub fn run(args: ModelsArgs, config: &Config, places: &Places) -> Result<Exit, CommandError> {
-    match args.command {
-        Some(ModelsCommand::Show { reference }) => show(&reference, config, places, args.output),
-        Some(ModelsCommand::List) | None => list(config, places, args.output),
+pub fn run(
+    args: ModelsArgs,
+    config: &Config,
+    places: &Places,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    let format = args.output;
+    match args.command.unwrap_or(ModelsCommand::List) {
+        ModelsCommand::List => listing::list(config, places, format),
+        ModelsCommand::Show { reference } => show::show(&reference, config, places, terminal, format),
+        ModelsCommand::Rm { references, yes } => {
+            let consent = if yes { Consent::Given } else { Consent::Ask };
+            removal::remove(&references, consent, (config, places), format)
+        }
+        ModelsCommand::Verify { references } => {
+            check::verify(&references, (config, places), terminal, format)
+        }
+        ModelsCommand::Prune { dry_run, yes } => {
+            let consent = match (dry_run, yes) {
+                (true, _) => Consent::DryRun,
+                (false, true) => Consent::Given,
+                (false, false) => Consent::Ask,
+            };
+            removal::prune(consent, (config, places), format)
+        }
     }
 }
 
@@ -106,132 +179,4 @@ fn not_cached(reference: &str, candidates: &[String]) -> String {
         "{meant}it is not a file, an alias or a cached repository. {}; `llmctl models` lists what you have",
         explain::download(Some(reference))
     )
-}
-
-fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, CommandError> {
-    let models = hub::list(places.hub.as_deref());
-    let aliases = config.aliases();
-    let built_in = hub::summary(&ModelSource::BuiltIn(&GUIDE));
-    let (kind, quantization) = (built_in.kind.name(), built_in.quantization.unwrap_or_default());
-    if format == ReportFormat::Json {
-        let models: Vec<_> = models.iter().map(model_json).collect();
-        let alias = |(name, reference): (&String, &String)| {
-            let found = find(reference, places, &aliases);
-            let path = found.as_ref().ok().map(|resolved| resolved.source.path());
-            json!({"name": name, "reference": reference, "path": path, "error": found.as_ref().err().map(|e| e.to_string())})
-        };
-        let aliases: Vec<_> = aliases.iter().map(alias).collect();
-        return print_json(&json!({
-            "schema": "llmctl.models.v1", "cache": places.hub, "models": models, "aliases": aliases,
-            "built_in": [{"reference": GUIDE.name, "kind": kind, "type": quantization, "bytes": built_in.bytes}],
-        }));
-    }
-    let built_in = [GUIDE.name, kind, &quantization, &bytes(built_in.bytes), "(inside llmctl)"];
-    let mut rows = vec![
-        ["MODEL", "KIND", "TYPE", "SIZE", "PATH"].map(str::to_owned).to_vec(),
-        built_in.map(str::to_owned).to_vec(),
-    ];
-    rows.extend(models.iter().map(|model| model_row(model, places)));
-    rows.extend(aliases.iter().map(|(name, reference)| {
-        let target = match find(reference, places, &aliases) {
-            Ok(resolved) => places.shorten(resolved.source.path()),
-            Err(error) => error.to_string(),
-        };
-        vec![
-            name.clone(),
-            "alias".to_owned(),
-            String::new(),
-            String::new(),
-            format!("{reference} -> {target}"),
-        ]
-    }));
-    let mut text = columns(&rows);
-    if models.is_empty() && aliases.is_empty() {
-        text.push_str(&match places.hub.as_deref() {
-            Some(path) => {
-                format!("no models in {}, and no aliases: `llmctl help models`\n", places.shorten(path))
-            }
-            None => "no models found (HOME is not set, so there is no cache folder)\n".to_owned(),
-        });
-    }
-    print(&text)
-}
-
-fn model_row(model: &CachedModel, places: &Places) -> Vec<String> {
-    let path = match &model.missing {
-        Some(missing) => format!("incomplete: {} is missing", places.shorten(missing)),
-        None => places.shorten(&model.path),
-    };
-    let quantization = model.quantization.clone().unwrap_or_else(|| "?".to_owned());
-    vec![model.reference.clone(), model.kind.name().to_owned(), quantization, bytes(model.bytes), path]
-}
-
-fn model_json(model: &CachedModel) -> Value {
-    json!({
-        "model": model.reference,
-        "commit": model.commit,
-        "kind": model.kind.name(),
-        "type": model.quantization,
-        "bytes": model.bytes,
-        "path": model.path,
-        "missing": model.missing,
-    })
-}
-
-fn show(
-    reference: &str,
-    config: &Config,
-    places: &Places,
-    format: ReportFormat,
-) -> Result<Exit, CommandError> {
-    let resolved = find(reference, places, &config.aliases())?;
-    let facts = facts(&resolved)?;
-    if format == ReportFormat::Json {
-        let mut object =
-            json!({"schema": "llmctl.model.v1", "model": resolved.name, "path": resolved.source.path()});
-        for (name, value) in facts {
-            object[name] = value;
-        }
-        return print_json(&object);
-    }
-    let plain = |value: &Value| match value {
-        Value::String(text) => text.clone(),
-        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
-        Value::Null => "?".to_owned(),
-        other => other.to_string(),
-    };
-    let mut rows = vec![
-        vec!["model".to_owned(), resolved.name.clone()],
-        vec!["path".to_owned(), places.shorten(resolved.source.path())],
-    ];
-    rows.extend(facts.iter().map(|(name, value)| match (*name, value.as_u64()) {
-        ("bytes", Some(count)) => vec!["size".to_owned(), bytes(count)],
-        _ => vec![name.replace('_', " "), plain(value)],
-    }));
-    print(&columns(&rows))
-}
-
-/// Returns the facts in the files, in printing order.
-fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError> {
-    let facts = model_facts(&resolved.source)?;
-    let mut list: Vec<(&'static str, Value)> = vec![
-        ("kind", facts.kind.name().into()),
-        ("architecture", facts.architecture.into()),
-        ("parameters", facts.parameters.into()),
-        ("type", facts.quantization.into()),
-        ("bytes", facts.bytes.into()),
-        ("chat_template", facts.has_chat_template.into()),
-    ];
-    match facts.decoder {
-        Ok(decoder) => list.extend([
-            ("context_length", decoder.context_length.into()),
-            ("layers", decoder.num_layers.into()),
-            ("hidden_size", decoder.hidden_size.into()),
-            ("vocab_size", decoder.vocab_size.into()),
-            ("kv_bytes_per_token", decoder.kv_bytes_per_token.into()),
-            ("runs", true.into()),
-        ]),
-        Err(error) => list.extend([("runs", false.into()), ("why_not", error.to_string().into())]),
-    }
-    Ok(list)
 }

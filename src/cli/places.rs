@@ -70,6 +70,8 @@ pub struct Places {
     pub cache: Option<PathBuf>,
     /// The Hugging Face cache, shared by all tools.
     pub hub: Option<PathBuf>,
+    /// Ollama's model stores: `$OLLAMA_MODELS`, else the user's and the one of Linux's service.
+    pub ollama: Vec<PathBuf>,
 }
 
 impl Places {
@@ -85,6 +87,10 @@ impl Places {
             path(name).filter(|p| p.is_absolute()).or_else(|| Some(home.as_ref()?.join(default)))
         };
         let cache = base("XDG_CACHE_HOME", ".cache");
+        let of_user = home.as_ref().map(|home| home.join(".ollama/models"));
+        let of_service = of_user.as_ref().map(|_| PathBuf::from("/usr/share/ollama/.ollama/models"));
+        let ollama = path("OLLAMA_MODELS")
+            .map_or_else(|| of_user.into_iter().chain(of_service).collect(), |path| vec![path]);
         let hf_home = path("HF_HOME").or_else(|| Some(cache.as_ref()?.join("huggingface")));
         Self {
             config: base("XDG_CONFIG_HOME", ".config").map(|p| p.join("llmctl")),
@@ -92,6 +98,7 @@ impl Places {
             state: base("XDG_STATE_HOME", ".local/state").map(|p| p.join("llmctl")),
             hub: path("HF_HUB_CACHE").or_else(|| Some(hf_home?.join("hub"))),
             cache: cache.map(|p| p.join("llmctl")),
+            ollama,
             home,
         }
     }
@@ -136,7 +143,7 @@ impl Places {
         // reference should mean the same file.
         let limits = memory_limits(Path::new("/")).into_iter();
         let memory = limits.filter(|limit| limit.kind != LimitKind::Data).map(|limit| limit.total).min();
-        HubPaths { cache: self.hub.clone(), home: self.home.clone(), memory }
+        HubPaths { cache: self.hub.clone(), home: self.home.clone(), ollama: self.ollama.clone(), memory }
     }
 
     /// Formats a path with `~` for the home directory.
@@ -236,6 +243,9 @@ mod tests {
         assert_eq!(places(&[("HOME", "/h"), ("HF_HOME", "/hf")]).hub, Some("/hf/hub".into()));
         let both = [("HOME", "/h"), ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/cache")];
         assert_eq!(places(&both).hub, Some("/cache".into()));
+        let service = "/usr/share/ollama/.ollama/models";
+        assert_eq!(places(&xdg).ollama, [PathBuf::from("/h/.ollama/models"), service.into()]);
+        assert_eq!(places(&[("HOME", "/h"), ("OLLAMA_MODELS", "/o")]).ollama, [PathBuf::from("/o")]);
     }
 
     #[test]

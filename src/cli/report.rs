@@ -54,6 +54,18 @@ fn grouped(count: usize) -> String {
     text
 }
 
+/// Describes how long ago it was, in the largest whole unit.
+pub fn age(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let units = [("day", 86_400), ("hour", 3_600), ("minute", 60)];
+    let unit = units.iter().find(|(_, length)| seconds >= *length);
+    match unit.map(|(name, length)| (name, seconds / length)) {
+        None => "just now".to_owned(),
+        Some((name, 1)) => format!("1 {name} ago"),
+        Some((name, count)) => format!("{count} {name}s ago"),
+    }
+}
+
 /// Formats rows in columns, two spaces apart, without trailing spaces. On a terminal a line that is too long
 /// is cut, with an ellipsis; elsewhere it is whole.
 pub fn columns(rows: &[Vec<String>]) -> String {
@@ -128,6 +140,20 @@ pub fn usage_json(usage: &Usage) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ages_are_in_the_largest_whole_unit() {
+        for (seconds, expected) in [
+            (0, "just now"),
+            (59, "just now"),
+            (60, "1 minute ago"),
+            (7_199, "1 hour ago"),
+            (7_200, "2 hours ago"),
+            (86_400 * 400, "400 days ago"),
+        ] {
+            assert_eq!(age(seconds * 1000), expected);
+        }
+    }
 
     #[test]
     fn a_table_that_is_too_wide_is_a_list() {

@@ -20,7 +20,7 @@ use super::report::{ReportFormat, print, print_json};
 use crate::runtime::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
 use crate::runtime::{Error, StoreCause, StoreError};
 
-pub(super) use self::listing::{age, list, rows};
+pub(super) use self::listing::{list, rows};
 pub(super) use self::removal::removed_text;
 pub(super) use self::show::{message_json, message_text, show};
 

@@ -17,6 +17,9 @@ pub enum Notice {
         "{repo} {} {}; using {chosen}{reason}", if *.is_cached { "is cached as" } else { "has" }, shortened(.names)
     )]
     FileChoice { repo: String, is_cached: bool, names: Vec<String>, chosen: String, reason: ChoiceReason },
+    /// Parts of a model in ollama's store beside its weights.
+    #[error("of {model} only the weights are used, not ollama's {}", .kinds.join(", "))]
+    UnusedLayers { model: String, kinds: Vec<String> },
     #[error(
         "the model has more chat templates ({}); {}", .names.join(", "),
         if *.has_default { "the default one is used" } else { "none is marked as the default" }
@@ -34,6 +37,12 @@ pub enum Notice {
         if *.count == 1 { "matrix is" } else { "matrices are" }
     )]
     WeightTypes { count: usize, dtype: &'static str, asked: &'static str },
+    #[error(
+        "weights in {} take {mebibytes} MiB more in memory than in the file: indices of groups of values become a number for \
+         each value",
+        .types.join(", ")
+    )]
+    WidenedTypes { types: Vec<&'static str>, mebibytes: usize },
     /// `rounded` is set if some of them are kept in bf16.
     #[error(
         "{count} matrices in {form} are converted on load and take {} MiB{}", .bytes >> 20,

@@ -49,6 +49,7 @@ pub const NEXT: &[&str] = &[
     "ernie4.5-moe",
     "exaone4",
     "falcon-h1",
+    "gemma3n",
     "glm4",
     "glm4-moe",
     "glm4-moe-lite",

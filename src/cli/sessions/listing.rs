@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::fork_json;
 use crate::cli::error::CommandError;
 use crate::cli::places::Places;
-use crate::cli::report::columns;
+use crate::cli::report::{age, columns};
 use crate::runtime::session::store::{Listed, SessionStore, now_ms};
 
 pub fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
@@ -92,36 +92,5 @@ fn summary_json(listed: &Listed) -> Value {
             "error": null,
         }),
         Err(error) => json!({"name": listed.name.as_str(), "error": error.to_string()}),
-    }
-}
-
-/// Describes how long ago it was, in the largest whole unit.
-pub fn age(ms: u64) -> String {
-    let seconds = ms / 1000;
-    let units = [("day", 86_400), ("hour", 3_600), ("minute", 60)];
-    let unit = units.iter().find(|(_, length)| seconds >= *length);
-    match unit.map(|(name, length)| (name, seconds / length)) {
-        None => "just now".to_owned(),
-        Some((name, 1)) => format!("1 {name} ago"),
-        Some((name, count)) => format!("{count} {name}s ago"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_are_in_the_largest_whole_unit() {
-        for (seconds, expected) in [
-            (0, "just now"),
-            (59, "just now"),
-            (60, "1 minute ago"),
-            (7_199, "1 hour ago"),
-            (7_200, "2 hours ago"),
-            (86_400 * 400, "400 days ago"),
-        ] {
-            assert_eq!(age(seconds * 1000), expected);
-        }
     }
 }

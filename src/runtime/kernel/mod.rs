@@ -4,11 +4,13 @@
 //! instruction set, so that a row's result never depends on other rows. `unsafe` stays in leaf files.
 
 pub mod attention;
+mod blocks;
 pub mod conv;
 pub mod delta;
 pub mod dot;
 pub mod dtype;
 pub mod gemm;
+mod grids;
 pub mod isa;
 pub mod limits;
 pub mod math;

@@ -2,13 +2,14 @@
 //!
 //! Block layouts and formulas: ggml's `ggml-common.h` and `dequantize_row_*` in `ggml-quants.c`; results equal
 //! candle's to the bit. Each function converts one block of fixed size to a fixed number of values, so that the
-//! compiler knows every bound and can vectorise. Blocks need no alignment. No `unsafe`, and no imports from the crate
-//! except type names.
+//! compiler knows every bound and can vectorise. Blocks need no alignment. [`blocks`] decodes codebook types. No
+//! `unsafe`.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::Dtype;
+use super::blocks::{self, Codebook};
 
 /// Dequantises a row, or several whole rows.
 ///
@@ -17,26 +18,44 @@ use super::Dtype;
 pub fn dequantize_row(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(dtype.row_bytes(out.len()), Some(bytes.len()), "{} row of {} values", dtype.name(), out.len());
     match dtype {
-        Dtype::F32 => blocks(bytes, out, |block, [value]| *value = f32::from_le_bytes(*block)),
+        Dtype::F32 => each_block(bytes, out, |block, [value]| *value = f32::from_le_bytes(*block)),
         Dtype::F16 => f16_values(bytes, out),
-        Dtype::Bf16 => blocks(bytes, out, bf16_value),
-        Dtype::Q4_0 => blocks(bytes, out, q4_0),
-        Dtype::Q4_1 => blocks(bytes, out, q4_1),
-        Dtype::Q5_0 => blocks(bytes, out, q5_0),
-        Dtype::Q5_1 => blocks(bytes, out, q5_1),
-        Dtype::Q8_0 => blocks(bytes, out, q8_0),
-        Dtype::Q2K => blocks(bytes, out, q2_k),
-        Dtype::Q3K => blocks(bytes, out, q3_k),
-        Dtype::Q4K => blocks(bytes, out, q4_k),
-        Dtype::Q5K => blocks(bytes, out, q5_k),
-        Dtype::Q6K => blocks(bytes, out, q6_k),
-        Dtype::Mxfp4 => blocks(bytes, out, mxfp4),
+        Dtype::Bf16 => each_block(bytes, out, bf16_value),
+        Dtype::Q4_0 => each_block(bytes, out, q4_0),
+        Dtype::Q4_1 => each_block(bytes, out, q4_1),
+        Dtype::Q5_0 => each_block(bytes, out, q5_0),
+        Dtype::Q5_1 => each_block(bytes, out, q5_1),
+        Dtype::Q8_0 => each_block(bytes, out, q8_0),
+        Dtype::Q2K => each_block(bytes, out, q2_k),
+        Dtype::Q3K => each_block(bytes, out, q3_k),
+        Dtype::Q4K => each_block(bytes, out, q4_k),
+        Dtype::Q5K => each_block(bytes, out, q5_k),
+        Dtype::Q6K => each_block(bytes, out, q6_k),
+        Dtype::Mxfp4 => coded(dtype, &blocks::MXFP4, bytes, out),
+        Dtype::Nvfp4 => coded(dtype, &blocks::NVFP4, bytes, out),
+        Dtype::Iq4Nl => coded(dtype, &blocks::IQ4_NL, bytes, out),
+        Dtype::Iq4Xs => coded(dtype, &blocks::IQ4_XS, bytes, out),
+        Dtype::Iq3S => coded(dtype, &blocks::IQ3_S, bytes, out),
+        Dtype::Iq3Xxs => coded(dtype, &blocks::IQ3_XXS, bytes, out),
+        Dtype::Iq2S => coded(dtype, &blocks::IQ2_S, bytes, out),
+        Dtype::Iq2Xs => coded(dtype, &blocks::IQ2_XS, bytes, out),
+        Dtype::Iq2Xxs => coded(dtype, &blocks::IQ2_XXS, bytes, out),
+        Dtype::Iq1M => coded(dtype, &blocks::IQ1_M, bytes, out),
+        Dtype::Iq1S => coded(dtype, &blocks::IQ1_S, bytes, out),
+        Dtype::Tq2_0 => coded(dtype, &blocks::TQ2_0, bytes, out),
+        Dtype::Tq1_0 => coded(dtype, &blocks::TQ1_0, bytes, out),
+        Dtype::Q2_0 => coded(dtype, &blocks::Q2_0, bytes, out),
+        Dtype::Q1_0 => coded(dtype, &blocks::Q1_0, bytes, out),
     }
+}
+
+fn coded(dtype: Dtype, codebook: &Codebook, bytes: &[u8], out: &mut [f32]) {
+    codebook.dequantize(bytes, dtype.block_bytes(), out, dtype.block_len());
 }
 
 /// Calls `block` for the bytes and the output of each block.
 #[inline(always)]
-fn blocks<const BYTES: usize, const VALUES: usize>(
+fn each_block<const BYTES: usize, const VALUES: usize>(
     bytes: &[u8],
     out: &mut [f32],
     block: impl Fn(&[u8; BYTES], &mut [f32; VALUES]),
@@ -253,25 +272,6 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// Twice the values of 4-bit floats, which have a sign, two bits of exponent and one of mantissa.
-pub const MXFP4_CODES: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
-
-/// Returns the factor of [`MXFP4_CODES`]: half of the power of two with this biased exponent.
-pub fn mxfp4_scale(exponent: u8) -> f32 {
-    2f64.powi(i32::from(exponent) - 128) as f32
-}
-
-/// Block layout: exponent, 16 bytes with value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
-#[inline(always)]
-fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
-    let scale = mxfp4_scale(block[0]);
-    let (low, high) = out.split_at_mut(16);
-    for ((low, high), &q) in low.iter_mut().zip(high).zip(&block[1..]) {
-        *low = f32::from(MXFP4_CODES[usize::from(q & 15)]) * scale;
-        *high = f32::from(MXFP4_CODES[usize::from(q >> 4)]) * scale;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
@@ -281,6 +281,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::blocks::mxfp4_scale;
 
     /// Each type, candle's name for it, and the offsets of the half-precision numbers in its block.
     const TYPES: [(Dtype, GgmlDType, &[usize]); 13] = [
@@ -331,6 +332,98 @@ mod tests {
                 let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
                 prop_assert_eq!(bits(&values), bits(&expected), "{}", dtype.name());
             }
+        }
+    }
+
+    /// Hashes (FNV-1a) of the bits of eight blocks of random bytes, as llama.cpp 0.3.36's `to_float` dequantises them, and the
+    /// first value. `tests/quant_types/make.py golden` prints the table.
+    const GOLDEN: [(Dtype, u64, f32); 15] = [
+        (Dtype::Iq4Xs, 0xa3a6_319f_5cdf_6393, 298.73047),
+        (Dtype::Iq4Nl, 0x6f00_c35d_42cb_2a0a, -0.280_761_72),
+        (Dtype::Iq3S, 0x7c27_6511_1fd6_f663, 17.687_988),
+        (Dtype::Iq3Xxs, 0x220f_4053_8f69_bbd9, 33.410_645),
+        (Dtype::Iq2S, 0xa955_3a87_12a4_d877, 4.211_426),
+        (Dtype::Iq2Xs, 0x97f6_ccfa_53a7_a2ef, -22.636_414),
+        (Dtype::Iq2Xxs, 0x5c78_afae_a08d_18e7, 6.457_519_5),
+        (Dtype::Iq1M, 0xa5f8_a75e_f4be_061b, -0.000_970_959_66),
+        (Dtype::Iq1S, 0x4f2a_21d6_c382_1e25, 3.193_664_6),
+        (Dtype::Tq2_0, 0x8d27_8752_2b38_b85e, 0.006_275_177),
+        (Dtype::Tq1_0, 0x2927_626a_c580_ed95, 0.0),
+        (Dtype::Q2_0, 0x5a76_9357_1ebe_f973, 0.280_761_72),
+        (Dtype::Q1_0, 0x40f1_3fd3_2aef_2a25, 0.280_761_72),
+        (Dtype::Nvfp4, 0xf2ec_a98a_01d0_ca75, 896.0),
+        (Dtype::Mxfp4, 0xbc9d_ba64_48be_7ab1, 1.0),
+    ];
+
+    /// Returns bytes of a linear congruential generator, and its state.
+    fn random_bytes(state: u64) -> impl Iterator<Item = u8> {
+        std::iter::successors(Some(state), |state| {
+            Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
+        })
+        .skip(1)
+        .map(|state| (state >> 56) as u8)
+    }
+
+    #[test]
+    fn codebook_types_equal_llama_cpp_to_the_bit() {
+        for (dtype, hash, first) in GOLDEN {
+            // The factor of NVFP4 is not in llama.cpp's block.
+            let (prefix, scale_at) = match dtype {
+                Dtype::Nvfp4 => (4, None),
+                Dtype::Mxfp4 => (0, None),
+                Dtype::Tq2_0 => (0, Some(64)),
+                Dtype::Tq1_0 => (0, Some(52)),
+                Dtype::Iq1M => (0, Some(54)),
+                _ => (0, Some(0)),
+            };
+            let mut random = random_bytes(7);
+            let mut bytes = Vec::new();
+            for _ in 0..8 {
+                let start = bytes.len();
+                bytes.extend(&1f32.to_le_bytes()[..prefix]);
+                bytes.extend(random.by_ref().take(dtype.block_bytes() - prefix));
+                if let Some(at) = scale_at {
+                    bytes[start + at + 1] &= 0xbf;
+                }
+            }
+            let mut values = vec![f32::NAN; 8 * dtype.block_len()];
+            dequantize_row(dtype, &bytes, &mut values);
+            assert_eq!(values[0], first, "{}", dtype.name());
+            let bits = values.iter().flat_map(|value| value.to_le_bytes());
+            let got = bits.fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+            assert_eq!(got, hash, "{}: {values:?}", dtype.name());
+        }
+    }
+
+    /// A scale that is no number makes its values so; every other block is finite, whatever its bytes.
+    #[test]
+    fn random_blocks_of_codebook_types_are_finite_unless_their_scale_is_not() {
+        for (dtype, ..) in GOLDEN {
+            let bytes: Vec<u8> = random_bytes(99).take(2000 * dtype.block_bytes()).collect();
+            let mut values = vec![0.0; 2000 * dtype.block_len()];
+            dequantize_row(dtype, &bytes, &mut values);
+            let blocks = values.chunks(dtype.block_len()).zip(bytes.chunks(dtype.block_bytes()));
+            let f16_at = |block: &[u8], at: usize| f16::from_le_bytes([block[at], block[at + 1]]).is_finite();
+            let mut broken = 0;
+            for (values, block) in blocks {
+                let is_finite = match dtype {
+                    Dtype::Mxfp4 => block[0] < 252,
+                    Dtype::Nvfp4 => f32::from_le_bytes(*block.first_chunk().unwrap()).abs() < 1e34,
+                    Dtype::Tq2_0 => f16_at(block, 64),
+                    Dtype::Tq1_0 => f16_at(block, 52),
+                    Dtype::Iq1M => block[55] & 0x70 != 0x70 || block[53] & 0xc0 != 0xc0,
+                    _ => f16_at(block, 0),
+                };
+                broken += usize::from(!is_finite);
+                assert!(
+                    !is_finite || values.iter().all(|value| value.is_finite()),
+                    "{} {block:?}",
+                    dtype.name()
+                );
+            }
+            assert!(broken < 2000 / 8, "{}", dtype.name());
         }
     }
 

@@ -9,10 +9,11 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::gguf_types::{self, dtype, kind_name};
 use super::metadata::{Cursor, Metadata, shortened};
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
-use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource, byte_len};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource};
 
 const MAGIC: &[u8; 4] = b"GGUF";
 const DEFAULT_ALIGNMENT: u64 = 32;
@@ -53,7 +54,7 @@ struct GgufTensor {
 impl GgufTensor {
     /// Returns the bytes of the tensor, or `None` for an unsupported type, whose layout is unknown.
     fn byte_len(&self) -> Result<Option<usize>, String> {
-        dtype(self.kind).map(|dtype| byte_len(dtype, &self.shape)).transpose()
+        gguf_types::file_len(self.kind, &self.shape)
     }
 }
 
@@ -95,6 +96,50 @@ impl Gguf {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
+    /// Finds the tensor with the factors of a matrix in NVFP4.
+    ///
+    /// Gemma 4 has a tensor of this name for its experts whatever their type, and applies it itself.
+    fn factors_of(&self, matrix: &GgufTensor) -> Option<&GgufTensor> {
+        let is_gemma4 = self.metadata.get("general.architecture").ok().flatten() == Some("gemma4");
+        let stem = matrix.name.strip_suffix(".weight").filter(|_| matrix.kind == gguf_types::NVFP4)?;
+        let index = self.by_name.get(&*format!("{stem}.scale"))?;
+        (!is_gemma4 || !stem.ends_with("ffn_down_exps")).then(|| &self.tensors[*index])
+    }
+
+    /// Returns whether a tensor is part of a matrix in NVFP4: its factors, or the scale of 4-bit activations.
+    fn is_beside_nvfp4(&self, entry: &GgufTensor) -> bool {
+        let scale = entry.name.strip_suffix(".scale");
+        let Some(stem) = scale.or_else(|| entry.name.strip_suffix(".input_scale")) else { return false };
+        let matrix = self.by_name.get(&*format!("{stem}.weight")).map(|index| &self.tensors[*index]);
+        matrix.is_some_and(|matrix| match scale {
+            Some(_) => self.factors_of(matrix).is_some(),
+            None => matrix.kind == gguf_types::NVFP4,
+        })
+    }
+
+    /// Returns the factors of a matrix in NVFP4: one, or one for each expert.
+    fn factors(&self, matrix: &GgufTensor) -> Result<Vec<f32>, LoadError> {
+        let Some(entry) = self.factors_of(matrix) else { return Ok(vec![1.0]) };
+        let error = |message| LoadError::Tensor { tensor: entry.name.to_string(), message };
+        let count: usize = entry.shape.iter().product();
+        if entry.kind != gguf_types::F32
+            || !(count == 1 || matrix.shape.len() == 3 && count == matrix.shape[0])
+        {
+            let message = format!(
+                "is of type {} and has {count} values; F32 is expected, one value or one for each part of {:?}",
+                kind_name(entry.kind),
+                matrix.name
+            );
+            return Err(error(message));
+        }
+        let bytes = self.shards[entry.shard].bytes.slice(entry.start, 4 * count);
+        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+        match values.iter().find(|value| !value.is_finite()) {
+            Some(value) => Err(error(format!("has the value {value}, which cannot scale a matrix"))),
+            None => Ok(values),
+        }
+    }
+
     fn assemble(files: Vec<ParsedGguf>) -> Result<Gguf, LoadError> {
         let metadata = files[0].metadata.clone();
         let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
@@ -117,10 +162,14 @@ impl TensorSource for Gguf {
         let Some(&index) = self.by_name.get(name) else { return Ok(None) };
         let entry = &self.tensors[index];
         let error = |message| LoadError::Tensor { tensor: name.into(), message };
-        let dtype = dtype(entry.kind)
-            .ok_or_else(|| error(format!("is of type {}, which is not supported", kind_name(entry.kind))))?;
-        let len = byte_len(dtype, &entry.shape).map_err(error)?;
+        let unsupported = || error(format!("is of type {}, which is not supported", kind_name(entry.kind)));
+        let dtype = dtype(entry.kind).ok_or_else(unsupported)?;
+        let len = entry.byte_len().map_err(error)?.ok_or_else(unsupported)?;
         let bytes = self.shards[entry.shard].bytes.slice(entry.start, len);
+        let bytes = match entry.kind {
+            gguf_types::NVFP4 => gguf_types::nvfp4_with_factors(&bytes, &self.factors(entry)?).into(),
+            _ => bytes,
+        };
         HostTensor::new(dtype, entry.shape.clone(), bytes).map(Some).map_err(error)
     }
 
@@ -130,7 +179,8 @@ impl TensorSource for Gguf {
     }
 
     fn names(&self) -> Vec<Cow<'_, str>> {
-        self.tensors.iter().map(|entry| Cow::Borrowed(&*entry.name)).collect()
+        let named = self.tensors.iter().filter(|entry| !self.is_beside_nvfp4(entry));
+        named.map(|entry| Cow::Borrowed(&*entry.name)).collect()
     }
 }
 
@@ -283,56 +333,6 @@ fn check_layout(
 
 fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
     LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
-}
-
-/// Returns the storage type of a ggml type number, if the kernels support it.
-pub(super) fn dtype(kind: u32) -> Option<Dtype> {
-    Some(match kind {
-        0 => Dtype::F32,
-        1 => Dtype::F16,
-        2 => Dtype::Q4_0,
-        3 => Dtype::Q4_1,
-        6 => Dtype::Q5_0,
-        7 => Dtype::Q5_1,
-        8 => Dtype::Q8_0,
-        10 => Dtype::Q2K,
-        11 => Dtype::Q3K,
-        12 => Dtype::Q4K,
-        13 => Dtype::Q5K,
-        14 => Dtype::Q6K,
-        30 => Dtype::Bf16,
-        39 => Dtype::Mxfp4,
-        _ => return None,
-    })
-}
-
-/// Returns the common name of a ggml type number (ggml.h's `ggml_type`).
-fn kind_name(kind: u32) -> String {
-    let name = match kind {
-        9 => "Q8_1",
-        15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        20 => "IQ4_NL",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
-        23 => "IQ4_XS",
-        24 => "I8",
-        25 => "I16",
-        26 => "I32",
-        27 => "I64",
-        28 => "F64",
-        29 => "IQ1_M",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
-        40 => "NVFP4",
-        41 => "Q1_0",
-        42 => "Q2_0",
-        _ => return dtype(kind).map_or(format!("number {kind}"), |dtype| dtype.name().to_uppercase()),
-    };
-    name.into()
 }
 
 /// A shard's metadata about its split.

@@ -14,6 +14,7 @@ pub mod files;
 pub mod fingerprint;
 pub mod gguf;
 pub mod gguf_config;
+mod gguf_types;
 pub mod hf;
 pub mod hub;
 pub mod inspect;
@@ -27,7 +28,7 @@ pub mod tokenizer;
 pub mod tokenizer_files;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub use super::backend::KvType;
@@ -42,11 +43,12 @@ pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 pub use texts::TextFiles;
 
 use super::backend::PAGE_TOKENS;
-use super::backend::candle::Candle;
+use super::backend::candle::{Candle, is_widened};
 use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
+use super::kernel::gemm::packed_bytes;
 use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::Description;
@@ -357,16 +359,9 @@ fn demand(
     let mut weights = 0u64;
     for (name, shape, dtype) in file.decoder_tensors(description.config.layers.len()) {
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
-        let bytes = super::tensor::byte_len(dtype, &shape)
+        let bytes = weight_bytes(options.device, dtype, &shape)
             .map_err(|message| LoadError::Tensor { tensor: name, message })?;
-        // The kernels' own layout is up to a sixteenth larger than the file's; MXFP4 becomes five bits with two bytes
-        // of scale.
-        let packing = match dtype {
-            Dtype::Mxfp4 => bytes * 5 / 17,
-            _ if dtype.is_quantized() => bytes / 16,
-            _ => 0,
-        };
-        weights = weights.saturating_add((bytes + packing) as u64);
+        weights = weights.saturating_add(bytes as u64);
     }
     let (lasting, windowed): (Vec<_>, Vec<_>) =
         kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
@@ -379,6 +374,44 @@ fn demand(
         kv_fixed: page_bytes + in_windows,
         fixed: activation_bytes(config),
     })
+}
+
+/// Returns the bytes of a tensor in memory: our kernels keep matrices in a layout of their own, candle keeps the types that
+/// it lacks as F16.
+fn weight_bytes(device: Device, dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
+    let stored = super::tensor::byte_len(dtype, shape)?;
+    let cols = shape.last().copied().unwrap_or(1);
+    let rows = stored / dtype.row_bytes(cols).ok_or("rows are not whole blocks")?.max(1);
+    Ok(match device {
+        Device::Cpu(_) => packed_bytes(dtype, [rows, cols]).unwrap_or(0).max(stored),
+        Device::Candle(_) if is_widened(dtype) => 2 * rows * cols,
+        Device::Candle(_) => stored,
+    })
+}
+
+/// Returns the types whose weights take far more memory than in the file, and how much more.
+fn widened_types(
+    files: &ModelFiles,
+    Description { config, naming }: &Description,
+    options: &LoadOptions,
+) -> Result<Option<Notice>, LoadError> {
+    let is_kept = options.quantize.is_none() && options.dtype != Some(Dtype::F32);
+    let (mut types, mut more) = (BTreeSet::new(), 0);
+    for (_, shape, dtype) in WeightFile::new(files.tensors(), naming)?.decoder_tensors(config.layers.len()) {
+        let sizes = super::tensor::byte_len(dtype, &shape)
+            .and_then(|stored| Ok([stored, weight_bytes(options.device, dtype, &shape)?]));
+        // The layout of the other types is up to an eighth larger.
+        if let Ok([stored, taken]) = sizes
+            && is_kept
+            && dtype.is_quantized()
+            && taken > stored + stored / 8
+        {
+            types.insert(dtype.name());
+            more += taken - stored;
+        }
+    }
+    let types: Vec<_> = types.into_iter().collect();
+    Ok((more >> 20 > 0).then(|| Notice::WidenedTypes { types, mebibytes: more >> 20 }))
 }
 
 /// Returns the bytes that attention holds per visible token while it computes a layer: our kernels keep one partial
@@ -445,6 +478,7 @@ fn decoder(
         }
         Ok(converted)
     };
+    notices.extend(widened_types(files, &description, options)?);
     let parts = DecoderParts {
         config: description.config,
         naming: description.naming,

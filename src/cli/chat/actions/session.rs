@@ -8,6 +8,7 @@ use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::CommandError;
+use crate::cli::report::age;
 use crate::cli::resume;
 use crate::cli::sessions as shared;
 use crate::runtime::Error;
@@ -317,7 +318,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
     while let Some((name, depth)) = stack.pop() {
         let Some((_, summary)) = all.iter().find(|(known, _)| **known == name) else { continue };
         let mark = if name == open { "*" } else { " " };
-        let age = shared::age(now_ms().saturating_sub(summary.last_used_ms));
+        let age = age(now_ms().saturating_sub(summary.last_used_ms));
         let turns = counted(summary.turns, "turn");
         rows.push(vec![format!("{mark} {}{name}", "  ".repeat(depth)), turns, origin(summary, depth), age]);
         let is_child = |(child, summary): &&(&SessionName, &SessionSummary)| {

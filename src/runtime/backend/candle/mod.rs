@@ -25,7 +25,7 @@ use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::tensor::HostTensor;
 
 pub use kv::CandleKv;
-pub use weight::CandleWeight;
+pub use weight::{CandleWeight, is_widened};
 
 /// The device of a [`Candle`] backend; the number distinguishes several of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -307,6 +307,21 @@ impl Backend for Candle {
         let scaled =
             x.get().and_then(|x| x.broadcast_mul(&Tensor::new(factors, &self.device)?.unsqueeze(1)?));
         x.fill(scaled)
+    }
+
+    fn multiply(&self, x: &mut CandleBuffer, vector: &Tensor) -> Result<()> {
+        let product = x.get().and_then(|x| x.broadcast_mul(vector));
+        x.fill(product)
+    }
+
+    fn match_magnitude(&self, x: &mut CandleBuffer, reference: &CandleBuffer, least: f32) -> Result<()> {
+        let scaled = x.get().and_then(|x| ops::match_magnitude(x, reference.get()?, least));
+        x.fill(scaled)
+    }
+
+    fn cut_off(&self, x: &mut CandleBuffer, deviations: f32) -> Result<()> {
+        let cut = x.get().and_then(|x| ops::cut_off(x, deviations));
+        x.fill(cut)
     }
 
     fn select_columns(&self, x: &CandleBuffer, columns: Range<usize>, out: &mut CandleBuffer) -> Result<()> {

@@ -5,7 +5,7 @@
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Result, Tensor};
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
@@ -46,9 +46,21 @@ fn kind(dtype: Dtype) -> CandleType {
         Dtype::Q4K => CandleType::Blocks(GgmlDType::Q4K),
         Dtype::Q5K => CandleType::Blocks(GgmlDType::Q5K),
         Dtype::Q6K => CandleType::Blocks(GgmlDType::Q6K),
-        // candle lacks these blocks; `upload` converts their values to bf16, which is exact.
+        // candle lacks these blocks; `upload` converts their values, those of MXFP4 exactly.
         Dtype::Mxfp4 => CandleType::Floats(DType::BF16),
+        Dtype::Nvfp4 | Dtype::Iq4Nl | Dtype::Iq4Xs | Dtype::Iq3S | Dtype::Iq3Xxs => {
+            CandleType::Floats(DType::F16)
+        }
+        Dtype::Iq2S | Dtype::Iq2Xs | Dtype::Iq2Xxs | Dtype::Iq1M | Dtype::Iq1S => {
+            CandleType::Floats(DType::F16)
+        }
+        Dtype::Tq2_0 | Dtype::Tq1_0 | Dtype::Q2_0 | Dtype::Q1_0 => CandleType::Floats(DType::F16),
     }
+}
+
+/// Returns whether candle lacks a quantised type, so that its weights are kept as f16 or bf16.
+pub fn is_widened(dtype: Dtype) -> bool {
+    dtype.is_quantized() && matches!(kind(dtype), CandleType::Floats(_))
 }
 
 impl CandleWeight {
@@ -68,12 +80,11 @@ impl CandleWeight {
             return Err(refused(format!("takes {wanted} bytes, not {}", tensor.bytes.len())));
         }
         let widened;
-        let tensor = match tensor.dtype {
-            Dtype::Mxfp4 => {
-                widened = to_bf16(tensor);
-                &widened
-            }
-            _ => tensor,
+        let tensor = if is_widened(tensor.dtype) {
+            widened = widen(tensor).map_err(refused)?;
+            &widened
+        } else {
+            tensor
         };
         let form = match kind(tensor.dtype) {
             CandleType::Floats(dtype) => floats(tensor, dtype, device, halves).map(WeightTensor::Floats),
@@ -109,11 +120,21 @@ impl CandleWeight {
     }
 }
 
-fn to_bf16(tensor: &HostTensor) -> HostTensor {
+/// Converts a type that candle lacks to halves.
+fn widen(tensor: &HostTensor) -> std::result::Result<HostTensor, String> {
     let mut values = vec![0.0; tensor.shape.iter().product()];
     dequantize_row(tensor.dtype, &tensor.bytes, &mut values);
-    let bytes: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
-    HostTensor { dtype: Dtype::Bf16, shape: tensor.shape.clone(), bytes: bytes.into() }
+    if tensor.dtype == Dtype::Mxfp4 {
+        let bytes: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+        return Ok(HostTensor { dtype: Dtype::Bf16, shape: tensor.shape.clone(), bytes: bytes.into() });
+    }
+    if let Some(value) = values.iter().find(|value| value.abs() > f16::MAX.to_f32()) {
+        return Err(format!(
+            "the value {value} cannot be kept as f16, which candle needs; the CPU backend can"
+        ));
+    }
+    let bytes: Vec<u8> = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+    Ok(HostTensor { dtype: Dtype::F16, shape: tensor.shape.clone(), bytes: bytes.into() })
 }
 
 fn floats(tensor: &HostTensor, dtype: DType, device: &Device, halves: bool) -> Result<Tensor> {
@@ -137,8 +158,6 @@ fn f16_product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use half::f16;
-
     use super::*;
 
     fn tensor(dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> HostTensor {
@@ -165,6 +184,18 @@ mod tests {
         let weight = CandleWeight::upload(&tensor(Dtype::Mxfp4, &[1, 32], block), &Device::Cpu, false);
         let row = weight.unwrap().rows(&Tensor::new(&[0u32], &Device::Cpu).unwrap()).unwrap();
         assert_eq!(row.to_vec2::<f32>().unwrap(), [[[0.5; 16], [-0.25; 16]].concat()]);
+    }
+
+    #[test]
+    fn types_that_candle_lacks_are_kept_in_halves_or_refused() {
+        // Code 0 stands for -127, code 15 for 113.
+        let block = |scale: f32| [&f16::from_f32(scale).to_le_bytes()[..], &[0xf0; 16]].concat();
+        let upload =
+            |scale| CandleWeight::upload(&tensor(Dtype::Iq4Nl, &[1, 32], block(scale)), &Device::Cpu, true);
+        let row = upload(0.5).unwrap().rows(&Tensor::new(&[0u32], &Device::Cpu).unwrap()).unwrap();
+        assert_eq!(row.to_vec2::<f32>().unwrap(), [[[-63.5; 16], [56.5; 16]].concat()]);
+        let refused = upload(1000.0).unwrap_err().to_string();
+        assert!(refused.contains("iq4_nl") && refused.contains("-127000"), "{refused}");
     }
 
     #[test]

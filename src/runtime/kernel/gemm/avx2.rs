@@ -1,7 +1,7 @@
 //! AVX2, with and without VNNI instructions for 256-bit registers.
 //!
 //! Without VNNI, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That saturates,
-//! so only as many products are summed as fit (see [`fits`]): all eight groups of 4-bit codes, one of 8-bit codes,
+//! so only as many products are summed as fit (see [`fits`]): all eight groups of 4-bit codes, one of codes near 256,
 //! which are first converted to magnitudes. The integers are exact in every case, and the f32 part follows
 //! [`gemm`](super)'s order.
 
@@ -74,22 +74,31 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     }
 }
 
-/// Returns the bits of a code.
-const fn bits<F: QuantFormat>() -> usize {
-    F::LOW + F::HIGH
+/// Returns the largest code.
+const fn largest<F: QuantFormat>() -> usize {
+    let Some(book) = F::BOOK else { return (1 << (F::LOW + F::HIGH)) - 1 };
+    let (mut largest, mut at) = (0, 0);
+    while at < book.len() {
+        if book[at] as usize > largest {
+            largest = book[at] as usize;
+        }
+        at += 1;
+    }
+    largest
 }
 
 /// Returns the number of groups whose products fit into the sum of one `vpmaddubsw` lane: two products each, of a
 /// code and at most 127.
 const fn fits<F: QuantFormat>() -> usize {
-    let largest = if bits::<F>() == 8 { 128 } else { (1 << bits::<F>()) - 1 };
+    let largest = if signed::<F, false>() { 128 } else { largest::<F>() };
     let groups = i16::MAX as usize / (2 * 127 * largest);
     if groups < GROUPS { groups } else { GROUPS }
 }
 
-/// Returns whether codes are kept as signed numbers without a zero point: 8-bit codes for `vpmaddubsw`.
+/// Returns whether codes are kept as signed numbers without a zero point: those of which `vpmaddubsw` could not add even
+/// two products.
 const fn signed<F: QuantFormat, const VNNI: bool>() -> bool {
-    bits::<F>() == 8 && !VNNI
+    2 * 127 * largest::<F>() > i16::MAX as usize && !VNNI
 }
 
 /// # Safety
@@ -108,6 +117,17 @@ unsafe fn load(from: *const u8) -> __m256i {
 unsafe fn load_f16(from: *const u8) -> __m256 {
     // SAFETY: by this function's contract.
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(from.cast()) })
+}
+
+/// Loads the f32 scales of rows `8 * side..` at the start of a unit.
+///
+/// # Safety
+/// `unit` points at a unit that begins with 16 numbers, `side` is below 2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_wide(unit: *const u8, side: usize) -> __m256 {
+    // SAFETY: by this function's contract.
+    unsafe { _mm256_loadu_ps(unit.add(32 * side).cast()) }
 }
 
 /// # Safety
@@ -153,9 +173,6 @@ unsafe fn codes<F: QuantFormat, const VNNI: bool>(
         let bytes = unsafe { load(unit.add(F::low_at(tile) + 64 * (group / low_per_byte) + 32 * side)) };
         let moved = shift(bytes, (F::LOW * (group % low_per_byte)) as isize);
         codes[group] = if F::LOW == 8 { bytes } else { _mm256_and_si256(moved, low_mask) };
-        if signed::<F, VNNI>() {
-            codes[group] = _mm256_xor_si256(codes[group], _mm256_set1_epi8(F::ZERO as u8 as i8));
-        }
     }
     if let Some(per_byte) = 8usize.checked_div(F::HIGH) {
         let mask = _mm256_set1_epi8((((1 << F::HIGH) - 1) << F::LOW) as i8);
@@ -166,7 +183,17 @@ unsafe fn codes<F: QuantFormat, const VNNI: bool>(
             codes[group] = _mm256_or_si256(codes[group], _mm256_and_si256(moved, mask));
         }
     }
-    codes
+    let sign = _mm256_set1_epi8(if signed::<F, VNNI>() { F::ZERO as u8 as i8 } else { 0 });
+    match F::BOOK {
+        Some(book) => {
+            // SAFETY: 16 bytes.
+            let book = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(book.as_ptr().cast()) });
+            let book = _mm256_xor_si256(book, sign);
+            codes.map(|codes| _mm256_shuffle_epi8(book, codes))
+        }
+        None if signed::<F, VNNI>() => codes.map(|codes| _mm256_xor_si256(codes, sign)),
+        None => codes,
+    }
 }
 
 /// Loads scales and minima of rows `8 * side..` of a tile.
@@ -190,15 +217,20 @@ unsafe fn scales<F: QuantFormat>(unit: *const u8, tile: usize, part: usize, side
                 let min = _mm256_cvtepu8_epi32(load_8(unit.add(192 + 16 * tile + bytes)));
                 times_f16(unit.add(halves), scale, min)
             }
-            Scales::Super16 => {
-                let scale = _mm256_cvtepi8_epi32(load_8(unit.add(sub)));
-                let scale = _mm256_mul_ps(load_f16(unit.add(halves)), _mm256_cvtepi32_ps(scale));
-                [scale, _mm256_setzero_ps()]
-            }
             Scales::Super16Min => {
                 let both = _mm256_cvtepu8_epi32(load_8(unit.add(sub)));
                 let scale = _mm256_and_si256(both, _mm256_set1_epi32(15));
                 times_f16(unit.add(halves), scale, _mm256_srli_epi32::<4>(both))
+            }
+            Scales::Shared => [load_wide(unit, side), _mm256_setzero_ps()],
+            Scales::Signed32 | Scales::Signed16 => {
+                let at = if F::SCALES.per_tile() == 1 { 64 + 16 * tile + bytes } else { sub };
+                let scale = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_8(unit.add(at))));
+                [_mm256_mul_ps(load_wide(unit, side), scale), _mm256_setzero_ps()]
+            }
+            Scales::Float16 => {
+                let scale = _mm_slli_epi16::<7>(_mm_cvtepu8_epi16(load_8(unit.add(sub))));
+                [_mm256_mul_ps(load_wide(unit, side), _mm256_cvtph_ps(scale)), _mm256_setzero_ps()]
             }
         }
     }
@@ -464,8 +496,20 @@ mod tests {
     #[test]
     fn sums_of_pairs_fit_sixteen_bits() {
         let groups = |dtype| with_format!(dtype, F => fits::<F>(), unreachable!());
-        for (dtype, expected) in [(Dtype::Q4_0, 8), (Dtype::Q5_1, 4), (Dtype::Q6K, 2), (Dtype::Q8_0, 1)] {
+        for (dtype, expected) in [
+            (Dtype::Q4_0, 8),
+            (Dtype::Q5_1, 4),
+            (Dtype::Q6K, 2),
+            (Dtype::Q8_0, 1),
+            (Dtype::Iq4Xs, 1),
+            (Dtype::Iq3Xxs, 1),
+            (Dtype::Iq3S, 4),
+            (Dtype::Iq1M, 5),
+            (Dtype::Mxfp4, 4),
+        ] {
             assert_eq!(groups(dtype), expected, "{dtype:?}");
+            let signed = with_format!(dtype, F => signed::<F, false>(), unreachable!());
+            assert_eq!(signed, matches!(dtype, Dtype::Q8_0 | Dtype::Iq4Xs), "{dtype:?}");
         }
     }
 }

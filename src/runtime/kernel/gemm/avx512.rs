@@ -93,6 +93,17 @@ unsafe fn load_f16(from: *const u8) -> __m512 {
     _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })
 }
 
+/// Loads the f32 scales at the start of a unit.
+///
+/// # Safety
+/// `unit` points at a unit that begins with 16 numbers.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_wide(unit: *const u8) -> __m512 {
+    // SAFETY: by this function's contract.
+    unsafe { _mm512_loadu_ps(unit.cast()) }
+}
+
 /// # Safety
 /// 16 bytes can be read.
 #[inline]
@@ -134,7 +145,10 @@ pub unsafe fn codes<F: QuantFormat>(unit: *const u8, tile: usize) -> [__m512i; G
             codes[group] = _mm512_or_si512(codes[group], _mm512_and_si512(moved, mask));
         }
     }
-    codes
+    let Some(book) = F::BOOK else { return codes };
+    // SAFETY: 16 bytes.
+    let book = _mm512_broadcast_i32x4(unsafe { load_16(book.as_ptr()) });
+    codes.map(|codes| _mm512_shuffle_epi8(book, codes))
 }
 
 /// Loads scales and minima of a tile's rows, with the values of [`scale_and_min`](super::pack::scale_and_min).
@@ -142,7 +156,7 @@ pub unsafe fn codes<F: QuantFormat>(unit: *const u8, tile: usize) -> [__m512i; G
 /// # Safety
 /// `unit` points at a unit of `F`, `tile` is below `F::TILES`, `part` below its scales per tile.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx2")]
 pub unsafe fn scales<F: QuantFormat>(unit: *const u8, tile: usize, part: usize) -> [__m512; 2] {
     let sub = 64 + 16 * (2 * tile + part);
     // SAFETY: all within the unit's scales.
@@ -155,14 +169,20 @@ pub unsafe fn scales<F: QuantFormat>(unit: *const u8, tile: usize, part: usize) 
                 let min = _mm512_cvtepu8_epi32(load_16(unit.add(192 + 16 * tile)));
                 times_f16(unit, scale, min)
             }
-            Scales::Super16 => {
-                let scale = _mm512_cvtepi8_epi32(load_16(unit.add(sub)));
-                [_mm512_mul_ps(load_f16(unit), _mm512_cvtepi32_ps(scale)), _mm512_setzero_ps()]
-            }
             Scales::Super16Min => {
                 let both = _mm512_cvtepu8_epi32(load_16(unit.add(sub)));
                 let scale = _mm512_and_si512(both, _mm512_set1_epi32(15));
                 times_f16(unit, scale, _mm512_srli_epi32::<4>(both))
+            }
+            Scales::Shared => [load_wide(unit), _mm512_setzero_ps()],
+            Scales::Signed32 | Scales::Signed16 => {
+                let at = if F::SCALES.per_tile() == 1 { 64 + 16 * tile } else { sub };
+                let scale = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(unit.add(at))));
+                [_mm512_mul_ps(load_wide(unit), scale), _mm512_setzero_ps()]
+            }
+            Scales::Float16 => {
+                let scale = _mm256_slli_epi16::<7>(_mm256_cvtepu8_epi16(load_16(unit.add(sub))));
+                [_mm512_mul_ps(load_wide(unit), _mm512_cvtph_ps(scale)), _mm512_setzero_ps()]
             }
         }
     }

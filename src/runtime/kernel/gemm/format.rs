@@ -1,6 +1,7 @@
 //! The quantised formats in the kernels' layout: unsigned codes of a few bits, with scales.
 //!
-//! Every value is `scale * (code - ZERO) + min`. A *tile* is 16 rows of 32 consecutive values, a *unit* the smallest run
+//! Every value is `scale * (code - ZERO) + min`. In codebook formats memory holds indices, and a code is what the table
+//! [`QuantFormat::BOOK`] has at the index: one shuffle of bytes. A *tile* is 16 rows of 32 consecutive values, a *unit* the smallest run
 //! of tiles along K that holds whole file blocks and whole cache lines. A unit lies in memory as
 //!
 //! ```text
@@ -12,12 +13,12 @@
 //! high bits likewise. `vpdpbusd` takes them in this order, and the layout takes as many bytes as the file.
 //!
 //! Source of the file formats: ggml's `ggml-common.h` (structs block_q4_0 ... block_q6_K) and the layouts that its
-//! `dequantize_row_*` functions define.
+//! `dequantize_row_*` functions define; for codebook formats see [`blocks`].
 
 use half::f16;
 
 use crate::Dtype;
-use crate::quant::{MXFP4_CODES, mxfp4_scale};
+use crate::blocks::{self, Codebook, RowBlock, read_nibbles, read_pairs_of_bits};
 
 /// Rows of a tile and of a packed panel.
 pub const ROWS: usize = 16;
@@ -45,25 +46,34 @@ pub enum Scales {
     BlockMin,
     /// Eight tiles: `d f16[16]`, `-dmin f16[16]`, `scale u8[8][16]`, `min u8[8][16]`.
     Super32,
-    /// Eight tiles: `d f16[16]`, 32 bytes unused, `scale i8[16][16]`: one for every 16 values.
-    Super16,
     /// Eight tiles: `d f16[16]`, `-dmin f16[16]`, `scale | min << 4` as `u8[16][16]`: one for every 16 values.
     Super16Min,
+    /// The tiles of a file block: `d f32[16]`.
+    Shared,
+    /// Eight tiles: `d f32[16]`, `scale i8[8][16]`.
+    Signed32,
+    /// Eight tiles: `d f32[16]`, `scale i8[16][16]`: one for every 16 values.
+    Signed16,
+    /// Two tiles: `d f32[16]`, `scale u8[4][16]`: an 8-bit float for every 16 values (see [`blocks::e4m3`]).
+    Float16,
 }
 
 impl Scales {
-    pub const fn tiles(self) -> usize {
+    /// Returns the tiles per unit of a format with this many values per file block.
+    pub const fn tiles(self, block_len: usize) -> usize {
         match self {
-            Scales::Block | Scales::BlockMin => 2,
-            Scales::Super32 | Scales::Super16 | Scales::Super16Min => 8,
+            Scales::Block | Scales::BlockMin | Scales::Float16 => 2,
+            Scales::Super32 | Scales::Super16Min | Scales::Signed32 | Scales::Signed16 => 8,
+            Scales::Shared => block_len / BLOCK,
         }
     }
 
     pub const fn bytes(self) -> usize {
         match self {
-            Scales::Block => 64,
-            Scales::BlockMin => 128,
-            Scales::Super32 | Scales::Super16 | Scales::Super16Min => 320,
+            Scales::Block | Scales::Shared => 64,
+            Scales::BlockMin | Scales::Float16 => 128,
+            Scales::Signed32 => 192,
+            Scales::Super32 | Scales::Super16Min | Scales::Signed16 => 320,
         }
     }
 
@@ -74,44 +84,27 @@ impl Scales {
     /// Returns the scales per row of a tile: one for its 32 values, or one for each half.
     pub const fn per_tile(self) -> usize {
         match self {
-            Scales::Block | Scales::BlockMin | Scales::Super32 => 1,
-            Scales::Super16 | Scales::Super16Min => 2,
+            Scales::Block | Scales::BlockMin | Scales::Super32 | Scales::Shared | Scales::Signed32 => 1,
+            Scales::Super16Min | Scales::Signed16 | Scales::Float16 => 2,
         }
-    }
-}
-
-/// One file block of one row, decoded.
-#[derive(Debug, Clone, Copy)]
-pub struct RowBlock {
-    /// Codes in the order of K; the first [`Dtype::block_len`] are used.
-    pub codes: [u8; 256],
-    /// Bits of the f16 scale.
-    pub d: u16,
-    /// Bits of the f16 minimum; K-quants subtract it, so its sign is inverted here.
-    pub min: u16,
-    pub sub_scales: [u8; 16],
-    pub sub_mins: [u8; 16],
-}
-
-impl Default for RowBlock {
-    fn default() -> Self {
-        RowBlock { codes: [0; 256], d: 0, min: 0, sub_scales: [0; 16], sub_mins: [0; 16] }
     }
 }
 
 /// A quantised format.
 pub trait QuantFormat: Copy + Send + Sync + 'static {
     const DTYPE: Dtype;
-    /// Bits of a code in the low part: 2, 4 or 8.
+    /// Bits of a code in the low part: 1, 2, 4 or 8.
     const LOW: usize;
     /// Bits of a code in the high part: 0, 1 or 2.
     const HIGH: usize;
     /// The code of zero, a power of two; 0 for formats with a minimum.
     const ZERO: i32;
     const SCALES: Scales;
+    /// Codes by stored index; `None` if codes are stored themselves.
+    const BOOK: Option<[u8; 16]> = None;
 
     /// Tiles per unit.
-    const TILES: usize = Self::SCALES.tiles();
+    const TILES: usize = Self::SCALES.tiles(Self::DTYPE.block_len());
     const LOW_BYTES: usize = GROUP_BYTES * Self::LOW;
     const HIGH_BYTES: usize = GROUP_BYTES * Self::HIGH;
     const UNIT_BYTES: usize = Self::SCALES.bytes() + Self::TILES * (Self::LOW_BYTES + Self::HIGH_BYTES);
@@ -153,6 +146,20 @@ macro_rules! with_format {
             Dtype::Q5K => arm!(Q5K),
             Dtype::Q6K => arm!(Q6K),
             Dtype::Mxfp4 => arm!(Mxfp4),
+            Dtype::Nvfp4 => arm!(Nvfp4),
+            Dtype::Iq4Nl => arm!(Iq4Nl),
+            Dtype::Iq4Xs => arm!(Iq4Xs),
+            Dtype::Iq3S => arm!(Iq3S),
+            Dtype::Iq3Xxs => arm!(Iq3Xxs),
+            Dtype::Iq2S => arm!(Iq2S),
+            Dtype::Iq2Xs => arm!(Iq2Xs),
+            Dtype::Iq2Xxs => arm!(Iq2Xxs),
+            Dtype::Iq1M => arm!(Iq1M),
+            Dtype::Iq1S => arm!(Iq1S),
+            Dtype::Tq2_0 => arm!(Tq2_0),
+            Dtype::Tq1_0 => arm!(Tq1_0),
+            Dtype::Q2_0 => arm!(Q2_0),
+            Dtype::Q1_0 => arm!(Q1_0),
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => $other,
         }
     }};
@@ -166,14 +173,6 @@ fn u16_at(block: &[u8], at: usize) -> u16 {
 /// Inverts the sign of an f16.
 const fn negated(bits: u16) -> u16 {
     bits ^ 0x8000
-}
-
-/// Decodes 16 bytes of nibbles: the low ones are values 0..16, the high ones 16..32.
-fn read_nibbles(bytes: &[u8], codes: &mut [u8; 256]) {
-    for (j, byte) in bytes[..16].iter().enumerate() {
-        codes[j] = byte & 15;
-        codes[j + 16] = byte >> 4;
-    }
 }
 
 /// Adds 32 bits, one per value, above the nibbles.
@@ -205,17 +204,6 @@ fn read_super_nibbles(bytes: &[u8], codes: &mut [u8; 256]) {
     }
 }
 
-/// Decodes 64 bytes of four 2-bit values: bits `2 * j` of byte `l` of a run of 32 are value `32 * j + l`.
-fn read_pairs_of_bits(bytes: &[u8], codes: &mut [u8; 256]) {
-    for (bytes, codes) in bytes[..64].chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
-        for (j, codes) in codes.chunks_exact_mut(32).enumerate() {
-            for (byte, code) in bytes.iter().zip(codes) {
-                *code = byte >> (2 * j) & 3;
-            }
-        }
-    }
-}
-
 macro_rules! format {
     ($(#[$meta:meta])* $name:ident, $dtype:ident, $low:literal + $high:literal bits, zero $zero:literal, $scales:ident,
      |$block:ident, $row:ident| $read:block) => {
@@ -238,25 +226,25 @@ macro_rules! format {
 
 format!(Q4_0, Q4_0, 4 + 0 bits, zero 8, Block, |block, row| {
     row.d = u16_at(block, 0);
-    read_nibbles(&block[2..], &mut row.codes);
+    read_nibbles::<16>(&block[2..], &mut row.codes);
 });
 
 format!(Q4_1, Q4_1, 4 + 0 bits, zero 0, BlockMin, |block, row| {
     row.d = u16_at(block, 0);
     row.min = u16_at(block, 2);
-    read_nibbles(&block[4..], &mut row.codes);
+    read_nibbles::<16>(&block[4..], &mut row.codes);
 });
 
 format!(Q5_0, Q5_0, 4 + 1 bits, zero 16, Block, |block, row| {
     row.d = u16_at(block, 0);
-    read_nibbles(&block[6..], &mut row.codes);
+    read_nibbles::<16>(&block[6..], &mut row.codes);
     add_fifth_bits(&block[2..], &mut row.codes);
 });
 
 format!(Q5_1, Q5_1, 4 + 1 bits, zero 0, BlockMin, |block, row| {
     row.d = u16_at(block, 0);
     row.min = u16_at(block, 2);
-    read_nibbles(&block[8..], &mut row.codes);
+    read_nibbles::<16>(&block[8..], &mut row.codes);
     add_fifth_bits(&block[4..], &mut row.codes);
 });
 
@@ -286,10 +274,10 @@ format!(Q5K, Q5K, 4 + 1 bits, zero 0, Super32, |block, row| {
     }
 });
 
-format!(Q6K, Q6K, 4 + 2 bits, zero 32, Super16, |block, row| {
+format!(Q6K, Q6K, 4 + 2 bits, zero 32, Signed16, |block, row| {
     let (low, high) = (&block[..128], &block[128..192]);
     row.sub_scales.copy_from_slice(&block[192..208]);
-    row.d = u16_at(block, 208);
+    row.wide = f16::from_bits(u16_at(block, 208)).to_f32();
     for (n, codes) in row.codes.chunks_exact_mut(128).enumerate() {
         let (low, high) = (&low[64 * n..][..64], &high[32 * n..][..32]);
         for l in 0..32 {
@@ -301,7 +289,7 @@ format!(Q6K, Q6K, 4 + 2 bits, zero 32, Super16, |block, row| {
     }
 });
 
-format!(Q3K, Q3K, 2 + 1 bits, zero 4, Super16, |block, row| {
+format!(Q3K, Q3K, 2 + 1 bits, zero 4, Signed16, |block, row| {
     read_pairs_of_bits(&block[32..96], &mut row.codes);
     for (j, codes) in row.codes.chunks_exact_mut(32).enumerate() {
         for (code, bits) in codes.iter_mut().zip(&block[..32]) {
@@ -314,7 +302,7 @@ format!(Q3K, Q3K, 2 + 1 bits, zero 4, Super16, |block, row| {
         let high = packed[8 + i % 4] >> (i / 4 * 2) & 3;
         *scale = (low | high << 4).wrapping_sub(32); // as i8
     }
-    row.d = u16_at(block, 108);
+    row.wide = f16::from_bits(u16_at(block, 108)).to_f32();
 });
 
 format!(Q2K, Q2K, 2 + 0 bits, zero 0, Super16Min, |block, row| {
@@ -327,22 +315,50 @@ format!(Q2K, Q2K, 2 + 0 bits, zero 0, Super16Min, |block, row| {
     row.min = negated(u16_at(block, 82));
 });
 
-// Twice a 4-bit float is a whole number within 12, so five bits hold it and no kernel needs a table. A scale below
-// f16's range becomes 0: its values are below 2^-20.
-format!(Mxfp4, Mxfp4, 4 + 1 bits, zero 16, Block, |block, row| {
-    row.d = f16::from_f32(mxfp4_scale(block[0])).to_bits();
-    read_nibbles(&block[1..], &mut row.codes);
-    for code in &mut row.codes[..BLOCK] {
-        *code = (16 + MXFP4_CODES[usize::from(*code)]) as u8;
-    }
-});
+macro_rules! codebook_format {
+    ($name:ident, $low:literal + $high:literal bits, $scales:ident, $codebook:ident) => {
+        #[derive(Debug, Clone, Copy)]
+        pub struct $name;
 
-/// Largest exponent of an MXFP4 block whose scale f16 can hold.
-pub const MAX_MXFP4_EXPONENT: u8 = 128 + 15;
+        impl $name {
+            const CODEBOOK: Codebook = blocks::$codebook;
+        }
+
+        impl QuantFormat for $name {
+            const DTYPE: Dtype = Dtype::$name;
+            const LOW: usize = $low;
+            const HIGH: usize = $high;
+            const ZERO: i32 = Self::CODEBOOK.zero();
+            const SCALES: Scales = Scales::$scales;
+            const BOOK: Option<[u8; 16]> = Self::CODEBOOK.offset_values($low + $high);
+
+            #[inline(never)]
+            fn read(block: &[u8], row: &mut RowBlock) {
+                (Self::CODEBOOK.read)(block, row);
+            }
+        }
+    };
+}
+
+codebook_format!(Iq4Nl, 4 + 0 bits, Block, IQ4_NL);
+codebook_format!(Mxfp4, 4 + 0 bits, Block, MXFP4);
+codebook_format!(Nvfp4, 4 + 0 bits, Float16, NVFP4);
+codebook_format!(Iq4Xs, 4 + 0 bits, Signed32, IQ4_XS);
+codebook_format!(Iq3S, 4 + 0 bits, Signed32, IQ3_S);
+codebook_format!(Iq3Xxs, 4 + 0 bits, Signed32, IQ3_XXS);
+codebook_format!(Iq2S, 2 + 1 bits, Signed16, IQ2_S);
+codebook_format!(Iq2Xs, 2 + 1 bits, Signed16, IQ2_XS);
+codebook_format!(Iq2Xxs, 2 + 1 bits, Signed32, IQ2_XXS);
+codebook_format!(Iq1M, 2 + 1 bits, Signed16, IQ1_M);
+codebook_format!(Iq1S, 2 + 1 bits, Signed32, IQ1_S);
+codebook_format!(Tq2_0, 2 + 0 bits, Shared, TQ2_0);
+codebook_format!(Tq1_0, 2 + 0 bits, Shared, TQ1_0);
+codebook_format!(Q2_0, 2 + 0 bits, Shared, Q2_0);
+codebook_format!(Q1_0, 1 + 0 bits, Shared, Q1_0);
 
 /// The quantised types, for tests.
 #[cfg(test)]
-pub const ALL: [Dtype; 11] = [
+pub const ALL: [Dtype; 25] = [
     Dtype::Q4_0,
     Dtype::Q4_1,
     Dtype::Q5_0,
@@ -354,6 +370,20 @@ pub const ALL: [Dtype; 11] = [
     Dtype::Q5K,
     Dtype::Q6K,
     Dtype::Mxfp4,
+    Dtype::Nvfp4,
+    Dtype::Iq4Nl,
+    Dtype::Iq4Xs,
+    Dtype::Iq3S,
+    Dtype::Iq3Xxs,
+    Dtype::Iq2S,
+    Dtype::Iq2Xs,
+    Dtype::Iq2Xxs,
+    Dtype::Iq1M,
+    Dtype::Iq1S,
+    Dtype::Tq2_0,
+    Dtype::Tq1_0,
+    Dtype::Q2_0,
+    Dtype::Q1_0,
 ];
 
 #[cfg(test)]
@@ -361,13 +391,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_whole_cache_lines_and_hardly_larger_than_the_file() {
+    fn units_are_whole_cache_lines_and_as_large_as_documented() {
         for dtype in ALL {
             let (unit, tiles) = with_format!(dtype, F => (F::UNIT_BYTES, F::TILES), unreachable!());
             assert_eq!(unit % 64, 0, "{dtype:?}");
             let file = dtype.row_bytes(tiles * BLOCK).unwrap() * ROWS;
-            let most = if dtype == Dtype::Mxfp4 { 130 } else { 106 }; // a fifth bit, and two bytes of scale
+            // Groups of values that share an index become one code each.
+            let most = match dtype {
+                Dtype::Iq1S | Dtype::Iq1M => 217,
+                Dtype::Iq2Xxs | Dtype::Iq2Xs | Dtype::Iq2S => 164,
+                Dtype::Iq3Xxs | Dtype::Iq3S => 143,
+                Dtype::Tq1_0 => 126,
+                Dtype::Q1_0 | Dtype::Q2_0 => 112, // the scale in f32
+                _ => 106,
+            };
             assert!(unit >= file && unit * 100 <= file * most, "{dtype:?}: {unit} for {file}");
         }
+    }
+
+    #[test]
+    fn codes_of_a_table_are_its_values_above_a_power_of_two() {
+        for dtype in ALL {
+            with_format!(dtype, F => {
+                let Some(book) = F::BOOK else { continue };
+                assert!(F::ZERO.count_ones() == 1 && F::LOW + F::HIGH <= 4, "{dtype:?}");
+                assert!(book.iter().any(|code| i32::from(*code) > F::ZERO), "{dtype:?}");
+            }, unreachable!());
+        }
+        assert_eq!((Iq4Xs::ZERO, Iq3Xxs::ZERO, Iq3S::ZERO, Q1_0::ZERO), (128, 64, 16, 1));
+        assert_eq!(Iq4Xs::BOOK.map(|book| (book[0], book[15])), Some((1, 241)));
+        assert_eq!((Tq2_0::BOOK, Q4_0::BOOK), (None, None));
     }
 }

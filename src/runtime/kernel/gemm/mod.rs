@@ -38,12 +38,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use activation::Activations;
 pub use format::BLOCK;
-pub use format::MAX_MXFP4_EXPONENT;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
-pub use pack::{MatrixSource, Packed};
+pub use pack::{MatrixSource, Packed, packed_bytes};
 use tiles::Tiles;
 
+pub use super::blocks::MAX_MXFP4_EXPONENT;
 use super::isa::{self, Isa};
 use super::pool::Pool;
 

@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::format::{BLOCK, CodeTile, EMPTY_TILE, QuantFormat, ROWS, RowBlock, Scales, with_format};
+use super::format::{BLOCK, CodeTile, EMPTY_TILE, QuantFormat, ROWS, Scales, with_format};
 use crate::Dtype;
+use crate::blocks::{RowBlock, e4m3};
 use crate::memory::{Arena, ArenaMemory};
 use crate::pool::Pool;
 
@@ -127,6 +128,12 @@ impl Packed {
     }
 }
 
+/// Returns the bytes of a matrix `[rows, cols]` in the kernels' layout; `None` for plain floats.
+pub fn packed_bytes(dtype: Dtype, [rows, cols]: [usize; 2]) -> Option<usize> {
+    let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return None);
+    Some(rows.div_ceil(ROWS).saturating_mul(panel_bytes))
+}
+
 /// Returns the bytes of a panel of rows of `cols` values.
 fn panel_bytes<F: QuantFormat>(cols: usize) -> usize {
     cols.div_ceil(F::TILES * BLOCK) * F::UNIT_BYTES
@@ -186,35 +193,35 @@ fn store_bits(tile: &CodeTile, from: usize, bits: usize, out: &mut [u8]) {
 
 /// Stores the scales of one row's block in its unit; `tile` is the block's first tile.
 fn store_scales(scales: Scales, block: &RowBlock, tile: usize, row: usize, unit: &mut [u8]) {
-    let mut put_f16 = |at: usize, bits: u16| {
+    let put_f16 = |unit: &mut [u8], at: usize, bits: u16| {
         unit[at + 2 * row..at + 2 * row + 2].copy_from_slice(&bits.to_le_bytes());
     };
+    let put_bytes = |unit: &mut [u8], at: usize, bytes: &[u8]| {
+        for (sub, byte) in bytes.iter().enumerate() {
+            unit[at + 16 * sub + row] = *byte;
+        }
+    };
     match scales {
-        Scales::Block => put_f16(32 * tile, block.d),
+        Scales::Block => put_f16(unit, 32 * tile, block.d),
         Scales::BlockMin => {
-            put_f16(32 * tile, block.d);
-            put_f16(64 + 32 * tile, block.min);
+            put_f16(unit, 32 * tile, block.d);
+            put_f16(unit, 64 + 32 * tile, block.min);
         }
         Scales::Super32 => {
-            put_f16(0, block.d);
-            put_f16(32, block.min);
-            for sub in 0..8 {
-                unit[64 + 16 * sub + row] = block.sub_scales[sub];
-                unit[192 + 16 * sub + row] = block.sub_mins[sub];
-            }
-        }
-        Scales::Super16 => {
-            put_f16(0, block.d);
-            for sub in 0..16 {
-                unit[64 + 16 * sub + row] = block.sub_scales[sub];
-            }
+            put_f16(unit, 0, block.d);
+            put_f16(unit, 32, block.min);
+            put_bytes(unit, 64, &block.sub_scales[..8]);
+            put_bytes(unit, 192, &block.sub_mins[..8]);
         }
         Scales::Super16Min => {
-            put_f16(0, block.d);
-            put_f16(32, block.min);
-            for sub in 0..16 {
-                unit[64 + 16 * sub + row] = block.sub_scales[sub] | block.sub_mins[sub] << 4;
-            }
+            put_f16(unit, 0, block.d);
+            put_f16(unit, 32, block.min);
+            let both = |sub: usize| block.sub_scales[sub] | block.sub_mins[sub] << 4;
+            put_bytes(unit, 64, &std::array::from_fn::<u8, 16, _>(both));
+        }
+        Scales::Shared | Scales::Signed32 | Scales::Signed16 | Scales::Float16 => {
+            unit[4 * row..4 * row + 4].copy_from_slice(&block.wide.to_le_bytes());
+            put_bytes(unit, 64, &block.sub_scales[..(scales.bytes() - 64) / ROWS]);
         }
     }
 }
@@ -223,25 +230,30 @@ fn f16_at(unit: &[u8], at: usize, row: usize) -> f32 {
     f16::from_le_bytes([unit[at + 2 * row], unit[at + 2 * row + 1]]).to_f32()
 }
 
+fn wide_at(unit: &[u8], row: usize) -> f32 {
+    f32::from_le_bytes(*unit[4 * row..].first_chunk().expect("a unit begins with 16 numbers"))
+}
+
 /// Returns scale and minimum of a row of a tile; `half` is 0 unless the format has a scale for each half. Without a
 /// minimum it is -0, which changes no sum.
 pub fn scale_and_min(scales: Scales, unit: &[u8], tile: usize, half: usize, row: usize) -> [f32; 2] {
+    let whole = |at: usize| unit[at + 16 * tile + row];
+    let halves = || unit[64 + 16 * (2 * tile + half) + row];
     match scales {
         Scales::Block => [f16_at(unit, 32 * tile, row), -0.0],
         Scales::BlockMin => [f16_at(unit, 32 * tile, row), f16_at(unit, 64 + 32 * tile, row)],
         Scales::Super32 => {
-            let [scale, min] = [64, 192].map(|at| f32::from(unit[at + 16 * tile + row]));
+            let [scale, min] = [64, 192].map(|at| f32::from(whole(at)));
             [f16_at(unit, 0, row) * scale, f16_at(unit, 32, row) * min]
-        }
-        Scales::Super16 => {
-            let scale = unit[64 + 16 * (2 * tile + half) + row].cast_signed();
-            [f16_at(unit, 0, row) * f32::from(scale), -0.0]
         }
         Scales::Super16Min => {
-            let both = unit[64 + 16 * (2 * tile + half) + row];
-            let [scale, min] = [both & 15, both >> 4].map(f32::from);
+            let [scale, min] = [halves() & 15, halves() >> 4].map(f32::from);
             [f16_at(unit, 0, row) * scale, f16_at(unit, 32, row) * min]
         }
+        Scales::Shared => [wide_at(unit, row), -0.0],
+        Scales::Signed32 => [wide_at(unit, row) * f32::from(whole(64).cast_signed()), -0.0],
+        Scales::Signed16 => [wide_at(unit, row) * f32::from(halves().cast_signed()), -0.0],
+        Scales::Float16 => [wide_at(unit, row) * e4m3(halves()), -0.0],
     }
 }
 
@@ -251,6 +263,9 @@ pub fn unpack_tile<F: QuantFormat>(unit: &[u8], tile: usize, out: &mut CodeTile)
     let high = &unit[F::high_at(tile)..][..F::HIGH_BYTES];
     load_bits(low, F::LOW, 0, out);
     load_bits(high, F::HIGH, F::LOW, out);
+    if let Some(book) = F::BOOK {
+        out.as_flattened_mut().iter_mut().for_each(|code| *code = book[usize::from(*code)]);
+    }
 }
 
 /// Undoes [`store_bits`]; the first part of a code overwrites, the second is added.
@@ -280,7 +295,8 @@ fn unpack_row<F: QuantFormat>(panel: &[u8], row: usize, out: &mut [f32]) {
             byte >> (bits * (group % per_byte)) & (255u16 >> (8 - bits)) as u8
         };
         let low = part(F::low_at(tile), F::LOW);
-        if F::HIGH == 0 { low } else { low | part(F::high_at(tile), F::HIGH) << F::LOW }
+        let code = if F::HIGH == 0 { low } else { low | part(F::high_at(tile), F::HIGH) << F::LOW };
+        F::BOOK.map_or(code, |book| book[usize::from(code)])
     };
     let half_len = BLOCK / F::SCALES.per_tile();
     let units = panel.chunks_exact(F::UNIT_BYTES);
@@ -307,8 +323,8 @@ mod tests {
     fn a_row_comes_back_as_the_file_has_it() {
         let pool = Pool::new(2).unwrap();
         for dtype in ALL {
-            let lens: &[usize] = if dtype.block_len() == 32 { &[32, 64, 96] } else { &[256, 512] };
-            for &cols in lens {
+            let blocks: &[usize] = if dtype.block_len() == 32 { &[1, 2, 3] } else { &[1, 2] };
+            for cols in blocks.iter().map(|blocks| blocks * dtype.block_len()) {
                 for rows in [1, 15, 16, 17, 35] {
                     let bytes = random_weights(dtype, rows * cols, rows as u64);
                     let packed = Packed::pack(
@@ -318,6 +334,7 @@ mod tests {
                     )
                     .unwrap()
                     .unwrap();
+                    assert_eq!(Some(packed.bytes()), packed_bytes(dtype, [rows, cols]));
                     let row_bytes = dtype.row_bytes(cols).unwrap();
                     for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
                         let (mut got, mut expected) = (vec![0.0; cols], vec![0.0; cols]);

@@ -35,13 +35,21 @@ pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
         Dtype::Q2K => &[80, 82],
         Dtype::Q3K => &[108],
         Dtype::Q6K => &[208],
-        Dtype::Mxfp4 => &[],
+        Dtype::Iq4Nl | Dtype::Iq4Xs | Dtype::Iq3S | Dtype::Iq3Xxs | Dtype::Q2_0 | Dtype::Q1_0 => &[0],
+        Dtype::Iq2S | Dtype::Iq2Xs | Dtype::Iq2Xxs | Dtype::Iq1S => &[0],
+        Dtype::Tq1_0 => &[52],
+        Dtype::Tq2_0 => &[64],
+        Dtype::Mxfp4 | Dtype::Nvfp4 | Dtype::Iq1M => &[],
         Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("quantised types only"),
     };
     let mut bytes: Vec<u8> = (0..dtype.row_bytes(values).unwrap()).map(|_| random.next() as u8).collect();
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
-        if dtype == Dtype::Mxfp4 {
-            block[0] = 119 + random.below(4) as u8;
+        match dtype {
+            Dtype::Mxfp4 => block[0] = 119 + random.below(4) as u8,
+            Dtype::Nvfp4 => block[..4].copy_from_slice(&0.0003f32.to_le_bytes()),
+            // The scale's nibbles are the upper ones of every second byte: its exponent is near that of 0.01.
+            Dtype::Iq1M => block[55] = block[55] & 0x8f | 0x20,
+            _ => {}
         }
         for &at in scales {
             let scale = (random.next() % 1000) as f32 / 50_000.0 - 0.008;
@@ -86,6 +94,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn lengths(dtype: Dtype) -> &'static [usize] {
     match dtype.block_len() {
         32 => &[32, 64, 96, 544],
+        64 => &[64, 192, 576],
+        128 => &[128, 640],
         _ => &[256, 768],
     }
 }

@@ -4,6 +4,7 @@
 //! the GGUF specification (ggml's docs/gguf.md), version 3, little endian.
 
 use crate::runtime::kernel::Dtype;
+use crate::runtime::load::gguf_types;
 
 /// Alignment of tensors in bytes: the format's default, so that no key is needed.
 pub const ALIGNMENT: usize = 32;
@@ -145,7 +146,5 @@ impl GgufHead {
 
 /// Returns ggml's number of a type.
 fn type_number(dtype: Dtype) -> Result<u32, String> {
-    (0..64)
-        .find(|&number| crate::runtime::load::gguf::dtype(number) == Some(dtype))
-        .ok_or_else(|| format!("{} cannot be stored in a GGUF file", dtype.name()))
+    gguf_types::number(dtype).ok_or_else(|| format!("{} cannot be stored in a GGUF file", dtype.name()))
 }

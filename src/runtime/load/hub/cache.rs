@@ -63,7 +63,7 @@ impl Repo {
     ///
     /// # Errors
     /// The existing revisions, as references, if none or several match.
-    pub(super) fn snapshot(&self, revision: Option<&str>) -> Result<Snapshot, Vec<String>> {
+    pub fn snapshot(&self, revision: Option<&str>) -> Result<Snapshot, Vec<String>> {
         let snapshots = self.snapshots();
         let by_ref = |name: &str| {
             let commit = self.ref_commit(name)?;
@@ -94,13 +94,20 @@ impl Repo {
     }
 
     /// Returns the revision to write after `@` for a snapshot: a ref that points to it, else the start of its commit.
-    fn revision_name(&self, snapshot: &Snapshot) -> String {
+    pub fn revision_name(&self, snapshot: &Snapshot) -> String {
         let mut names: Vec<String> = file_names(&self.dir.join("refs"), 2)
             .into_iter()
             .filter(|name| self.ref_commit(name).as_deref() == Some(&snapshot.commit))
             .collect();
         names.sort_by_key(|name| (name != "main", name.clone()));
         names.into_iter().next().unwrap_or_else(|| snapshot.commit.chars().take(12).collect())
+    }
+
+    /// Returns the files in `refs/`, each with the commit in it.
+    pub(super) fn refs(&self) -> Vec<(PathBuf, String)> {
+        let refs = self.dir.join("refs");
+        let names = file_names(&refs, 2).into_iter();
+        names.filter_map(|name| Some((refs.join(&name), self.ref_commit(&name)?))).collect()
     }
 
     fn ref_commit(&self, name: &str) -> Option<String> {
@@ -112,7 +119,7 @@ impl Repo {
 }
 
 /// Returns whether `text` is a hexadecimal commit; other contents of a folder or a ref are not followed.
-fn is_commit(text: &str) -> bool {
+pub(super) fn is_commit(text: &str) -> bool {
     (7..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 

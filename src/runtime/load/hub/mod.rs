@@ -1,4 +1,5 @@
-//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache.
+//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache, ollama's
+//! store.
 //!
 //! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
 //! an error that lists the candidates. The only choice made for the user is the file of a repository that has several
@@ -7,9 +8,11 @@
 
 pub mod cache;
 pub mod choice;
+pub mod ollama;
 pub mod quant_tag;
 pub mod reference;
 pub mod repo_files;
+pub mod upkeep;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,8 +22,7 @@ use std::path::{Path, PathBuf};
 use super::super::error::{LoadError, ModelCandidate};
 use super::builtin::BuiltIn;
 use crate::runtime::notice::Notice;
-pub use cache::{CachedModel, Summary, list, summary};
-use cache::{Repo, Snapshot};
+pub use cache::{CachedModel, Repo, Snapshot, Summary, list, repos, summary};
 use choice::{CHECKPOINT_TAG, why_no_model};
 pub use choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, fits};
 use quant_tag::{GgufGroup, group_shards};
@@ -38,6 +40,8 @@ pub struct HubPaths {
     pub cache: Option<PathBuf>,
     /// Folder for `~/` in a path that no shell has expanded (one in a config file).
     pub home: Option<PathBuf>,
+    /// Ollama's stores, in the order in which they are searched.
+    pub ollama: Vec<PathBuf>,
     /// The machine's memory in bytes, for the choice among several quantisations; `None` if it is unknown.
     pub memory: Option<u64>,
 }
@@ -149,6 +153,46 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
+/// Returns the repository of the hub that `reference` means if no file has that name.
+///
+/// # Errors
+/// [`LoadError::InvalidReference`] for a path, and for a text without the form of a repository.
+pub fn remote_form(reference: &ModelRef, aliases: &Aliases) -> Result<HubRef, LoadError> {
+    let mut reference = reference.clone();
+    for _ in 0..MAX_ALIAS_DEPTH {
+        let text = reference.text().to_owned();
+        let invalid = |message: String| LoadError::InvalidReference { reference: text.clone(), message };
+        match reference.form() {
+            ReferenceForm::Path(_) => {
+                return Err(invalid("it is a path, not a repository org/name".to_owned()));
+            }
+            ReferenceForm::Ollama(_) => {
+                return Err(invalid("it is a model of ollama, not a repository org/name".to_owned()));
+            }
+            ReferenceForm::Hub(hub) => return Ok(hub.clone()),
+            ReferenceForm::Open(hub) => match aliases.get(&text) {
+                Some(target) => reference = ModelRef::parse(target)?,
+                None => return hub.clone().map_err(invalid),
+            },
+        }
+    }
+    let message = format!("its aliases form a loop (more than {MAX_ALIAS_DEPTH} steps)");
+    Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
+}
+
+/// Finds the cached repository that `hub`, the meaning of `reference`, names.
+///
+/// # Errors
+/// [`LoadError::UnknownModel`] with similar names, [`LoadError::AmbiguousModel`] for a bare name of several owners.
+pub fn cached_repo(
+    reference: &ModelRef,
+    hub: &HubRef,
+    paths: &HubPaths,
+    aliases: &Aliases,
+) -> Result<Repo, LoadError> {
+    ReferenceLookup { reference, paths, aliases }.find_repo(hub)
+}
+
 enum LookupStep<'a> {
     Found(Resolved),
     Alias(&'a str),
@@ -166,6 +210,7 @@ impl<'a> ReferenceLookup<'a> {
         match self.reference.form() {
             ReferenceForm::Path(path) => self.local(&self.expand_home(path)).map(LookupStep::Found),
             ReferenceForm::Hub(hub) => self.cached(hub).map(LookupStep::Found),
+            ReferenceForm::Ollama(name) => ollama::find(name, &self.paths.ollama).map(LookupStep::Found),
             ReferenceForm::Open(hub) => self.open(hub),
         }
     }
@@ -261,7 +306,7 @@ impl<'a> ReferenceLookup<'a> {
 
     /// Finds the cached repository of that name; a bare name may be the end of a single `org/name`.
     fn find_repo(&self, hub: &HubRef) -> Result<Repo, LoadError> {
-        let repos = cache::repos(self.paths.cache.as_deref());
+        let repos = repos(self.paths.cache.as_deref());
         let wanted = hub.repo_id();
         if let Some(exact) = repos.iter().find(|repo| repo.id == wanted) {
             return Ok(exact.clone());

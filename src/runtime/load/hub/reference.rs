@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! path       ./file.gguf  /dir  ../dir  ~/dir  a/b/c  file.gguf
-//! hub        [hf:] [org/] repo [@revision] [:quant | :file.gguf]
+//! hub        [hf:] [org/] repo [@revision] [:quant | :file.gguf | :safetensors]
+//! ollama     ollama:[host/][namespace/]model[:tag]
 //! ```
 //! Invariant: the parts of a [`HubRef`] can be joined to a path without leaving it: no `..`, no absolute part, no odd
 //! character. The rules for names are those of huggingface_hub's `validate_repo_id`.
@@ -10,6 +11,7 @@
 use std::path::PathBuf;
 
 use super::super::super::error::LoadError;
+use super::ollama::OllamaName;
 
 /// A model reference as written, and its parsed form.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub(super) enum ReferenceForm {
     Path(PathBuf),
     /// A repository only, because of the `hf:` prefix.
     Hub(HubRef),
+    /// A model in ollama's store, because of the `ollama:` prefix.
+    Ollama(OllamaName),
     /// An existing path, else an alias, else a repository, unless the inner error explains why it is none.
     Open(Result<HubRef, String>),
 }
@@ -53,6 +57,9 @@ pub enum Selector {
 const HUB_PREFIXES: [&str; 5] =
     ["hf:", "https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
 
+/// Prefix of a model in ollama's store.
+const OLLAMA_PREFIX: &str = "ollama:";
+
 /// The hub's own limit for `org/repo`.
 const MAX_REPO_ID: usize = 96;
 
@@ -67,6 +74,8 @@ impl ModelRef {
         }
         let form = if let Some(rest) = HUB_PREFIXES.iter().find_map(|prefix| text.strip_prefix(prefix)) {
             ReferenceForm::Hub(HubRef::parse(rest).map_err(invalid)?)
+        } else if let Some(name) = text.strip_prefix(OLLAMA_PREFIX) {
+            ReferenceForm::Ollama(OllamaName::parse(name).map_err(invalid)?)
         } else if is_path_only(text) {
             ReferenceForm::Path(PathBuf::from(text))
         } else {
@@ -191,6 +200,7 @@ mod tests {
                 }
             )),
             Ok(ReferenceForm::Open(Err(message))) => Err(message),
+            Ok(ReferenceForm::Ollama(name)) => Err(format!("ollama {}", name.short())),
             Ok(ReferenceForm::Path(path)) => Err(format!("path {}", path.display())),
             Err(error) => Err(error.to_string()),
         }
@@ -213,6 +223,14 @@ mod tests {
         ] {
             assert_eq!(hub(text).as_deref(), Ok(expected), "{text}");
         }
+    }
+
+    #[test]
+    fn models_of_ollama() {
+        assert_eq!(hub("ollama:llama3.2"), Err("ollama llama3.2:latest".to_owned()));
+        assert!(hub("ollama:../x").is_err_and(|error| error.contains("\"../x\" is not a model reference")
+            || error.contains("cannot be part of the name")));
+        assert_eq!(hub("ollama/repo").as_deref(), Ok("ollama/repo - -"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod exaone4;
 mod falcon_h1;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod glm4;
 mod glm4_moe;
@@ -82,6 +83,7 @@ pub const FAMILIES: &[Family] = &[
     falcon_h1::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
+    gemma3n::FAMILY,
     gemma4::FAMILY,
     glm4::FAMILY,
     glm4_moe::FAMILY,
