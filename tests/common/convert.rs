@@ -17,12 +17,14 @@ pub type Tensor = (Vec<usize>, Vec<f32>);
 /// Returns the checkpoint's tensors under their names within the decoder.
 pub fn checkpoint(folder: &Path) -> BTreeMap<String, Tensor> {
     let file = Safetensors::open(folder).expect("opens");
-    let ours =
-        |name: &str| name.starts_with("model.") && !name.contains("vision") || name.starts_with("lm_head");
+    let ours = |name: &str| {
+        !name.contains("vision") && ["model.", "backbone.", "lm_head"].iter().any(|p| name.starts_with(p))
+    };
     let tensors = file.names().into_iter().filter(|name| ours(name)).map(|name| {
         let tensor = file.tensor(&name).expect("reads").expect("is there");
         let name = name.replace("language_model.", "");
-        let name = name.strip_prefix("model.").unwrap_or(&name).to_owned();
+        let within = name.strip_prefix("model.").or(name.strip_prefix("backbone."));
+        let name = within.unwrap_or(&name).to_owned();
         (name, (tensor.shape.clone(), to_f32(&tensor)))
     });
     tensors.collect()

@@ -42,6 +42,7 @@ pub const NEXT: &[&str] = &[
     "deepseek2-lite",
     "deepseek3",
     "falcon-h1",
+    "gemma3n",
     "glm4-moe-lite",
     "granite4-h",
     "granite4-h-dense",

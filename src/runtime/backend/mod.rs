@@ -413,6 +413,16 @@ pub trait Backend: Send + 'static {
     /// Computes `x *= scale`.
     fn scale(&self, x: &mut Self::Buffer, scale: f32) -> Result<()>;
 
+    /// Multiplies each row of `x` by `vector`, value by value.
+    fn multiply(&self, x: &mut Self::Buffer, vector: &Self::Vector) -> Result<()>;
+
+    /// Scales each row of `x` to the root mean square of the same row of `reference`. A mean square of `x` below `least`
+    /// counts as `least`.
+    fn match_magnitude(&self, x: &mut Self::Buffer, reference: &Self::Buffer, least: f32) -> Result<()>;
+
+    /// Computes `x = max(x - cutoff, 0)`, where a row's cutoff lies `deviations` standard deviations above its mean.
+    fn cut_off(&self, x: &mut Self::Buffer, deviations: f32) -> Result<()>;
+
     /// Computes `out = x[.., columns]`.
     fn select_columns(&self, x: &Self::Buffer, columns: Range<usize>, out: &mut Self::Buffer) -> Result<()>;
 

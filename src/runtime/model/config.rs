@@ -23,6 +23,7 @@ pub struct DecoderConfig {
     /// `cap * tanh(logits / cap)`.
     pub final_softcap: Option<f32>,
     pub per_layer_inputs: Option<PerLayerInputs>,
+    pub altup: Option<AltUpConfig>,
 }
 
 /// A second embedding of each token; each layer reads its own part (Gemma 4 E).
@@ -30,8 +31,24 @@ pub struct DecoderConfig {
 pub struct PerLayerInputs {
     /// Number of values per layer.
     pub size: usize,
+    /// Number of tokens with such an embedding; those after them have that of token 0.
+    pub num_rows: usize,
     /// Activation of the gate through which a layer reads them.
     pub activation: Activation,
+}
+
+/// Alternating updates (Gemma 3n): several residual streams, of which a layer computes one and predicts the others.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AltUpConfig {
+    /// At least 2.
+    pub num_streams: usize,
+    /// Index of the stream that layers compute.
+    pub active: usize,
+    /// Whether the active stream is multiplied by a vector before the per-layer input reads it.
+    pub scales_output: bool,
+    /// By layer: standard deviations above the mean at which the gates of the feed-forward part are cut off; `None` if all
+    /// gates stay.
+    pub gate_cutoffs: Vec<Option<f32>>,
 }
 
 impl DecoderConfig {

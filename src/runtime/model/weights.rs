@@ -198,10 +198,46 @@ impl<'a> WeightFile<'a> {
         Ok(to_f32(&self.find(&name, &shape)?.ok_or_else(|| missing(&name))?))
     }
 
+    /// Reads the values of a layer's small matrix by its full name, row by row.
+    pub fn matrix_values(
+        &self,
+        layer: usize,
+        names: Names,
+        shape: [usize; 2],
+    ) -> Result<Vec<f32>, LoadError> {
+        let name = self.layer_name(layer, names);
+        Ok(to_f32(&self.find(&name, &shape)?.ok_or_else(|| missing(&name))?))
+    }
+
+    /// Returns the number of rows of a layer's matrix.
+    pub fn num_rows(&self, layer: usize, names: Names) -> Result<usize, LoadError> {
+        let name = format!("{}.weight", self.layer_name(layer, names));
+        let (shape, _) = self.source.describe(&name).ok_or_else(|| missing(&name))?;
+        shape.first().copied().ok_or_else(|| missing(&name))
+    }
+
     /// Reads a matrix outside the layers.
     pub fn global_linear(&self, [hf, gguf]: Names, shape: [usize; 2]) -> Result<Linear, LoadError> {
         let name = self.global_name(hf, gguf);
         self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
+    }
+
+    /// Reads matrices of one shape outside the layers: modules with numbers, or one tensor of all.
+    pub fn global_matrices(
+        &self,
+        names: Names,
+        count: usize,
+        shape: [usize; 2],
+    ) -> Result<Vec<Linear>, LoadError> {
+        let name = self.global_name(names[0], names[1]);
+        if self.naming.gguf {
+            return self.stack(&format!("{name}.weight"), [count, shape[0], shape[1]]);
+        }
+        let module = |index| {
+            let name = format!("{name}.{index}");
+            self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
+        };
+        (0..count).map(module).collect()
     }
 
     /// Reads a norm outside the layers.

@@ -303,6 +303,21 @@ impl Backend for Candle {
         x.fill(scaled)
     }
 
+    fn multiply(&self, x: &mut CandleBuffer, vector: &Tensor) -> Result<()> {
+        let product = x.get().and_then(|x| x.broadcast_mul(vector));
+        x.fill(product)
+    }
+
+    fn match_magnitude(&self, x: &mut CandleBuffer, reference: &CandleBuffer, least: f32) -> Result<()> {
+        let scaled = x.get().and_then(|x| ops::match_magnitude(x, reference.get()?, least));
+        x.fill(scaled)
+    }
+
+    fn cut_off(&self, x: &mut CandleBuffer, deviations: f32) -> Result<()> {
+        let cut = x.get().and_then(|x| ops::cut_off(x, deviations));
+        x.fill(cut)
+    }
+
     fn select_columns(&self, x: &CandleBuffer, columns: Range<usize>, out: &mut CandleBuffer) -> Result<()> {
         out.fill(x.get().and_then(|x| x.narrow(1, columns.start, columns.len())?.contiguous()))
     }

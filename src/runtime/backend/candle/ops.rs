@@ -61,3 +61,17 @@ pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
         Activation::GeluTanh => x.gelu(), // candle's plain name is the tanh form; the exact one is gelu_erf
     }
 }
+
+/// Scales each row of `x` to the root mean square of the same row of `reference`.
+pub fn match_magnitude(x: &Tensor, reference: &Tensor, least: f32) -> Result<Tensor> {
+    let target = reference.sqr()?.mean_keepdim(1)?.sqrt()?;
+    let own = x.sqr()?.mean_keepdim(1)?.maximum(f64::from(least))?.sqrt()?;
+    x.broadcast_mul(&target.div(&own)?)
+}
+
+/// Computes `max(x - cutoff, 0)`, where a row's cutoff lies `deviations` standard deviations above its mean.
+pub fn cut_off(x: &Tensor, deviations: f32) -> Result<Tensor> {
+    let centred = x.broadcast_sub(&x.mean_keepdim(1)?)?;
+    let deviation = centred.sqr()?.mean_keepdim(1)?.sqrt()?;
+    centred.broadcast_sub(&(deviation * f64::from(deviations))?)?.relu()
+}

@@ -553,6 +553,35 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn multiply(&self, x: &mut CpuBuffer, vector: &Vec<f32>) -> Result<()> {
+        let (width, work) = (x.width(), x.values().len());
+        self.for_rows(x.values_mut(), width, work, |_, row| {
+            row.iter_mut().zip(vector).for_each(|(value, factor)| *value *= factor);
+        });
+        Ok(())
+    }
+
+    fn match_magnitude(&self, x: &mut CpuBuffer, reference: &CpuBuffer, least: f32) -> Result<()> {
+        let (width, work, isa) = (x.width(), x.values().len(), self.isa);
+        let mean_square = |row: &[f32]| dot::dot(isa, row, row) / row.len() as f32;
+        self.for_rows(x.values_mut(), width, work, |index, row| {
+            let factor = mean_square(reference.row(index)).sqrt() / mean_square(row).max(least).sqrt();
+            row.iter_mut().for_each(|value| *value *= factor);
+        });
+        Ok(())
+    }
+
+    fn cut_off(&self, x: &mut CpuBuffer, deviations: f32) -> Result<()> {
+        let (width, work, isa) = (x.width(), x.values().len(), self.isa);
+        self.for_rows(x.values_mut(), width, work, |_, row| {
+            let mean = dot::sum(isa, row) / row.len() as f32;
+            row.iter_mut().for_each(|value| *value -= mean);
+            let cutoff = (dot::dot(isa, row, row) / row.len() as f32).sqrt() * deviations;
+            row.iter_mut().for_each(|value| *value = (*value - cutoff).max(0.0));
+        });
+        Ok(())
+    }
+
     fn select_columns(&self, x: &CpuBuffer, columns: Range<usize>, out: &mut CpuBuffer) -> Result<()> {
         out.resize(x.num_rows(), columns.len());
         for (row, out) in out.values_mut().chunks_exact_mut(columns.len()).enumerate() {

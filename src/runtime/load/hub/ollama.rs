@@ -41,12 +41,11 @@ impl OllamaName {
     /// What cannot be part of a name.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         // A port may follow the host, so the tag is what follows the last slash's colon.
-        let (path, last) = text.rsplit_once('/').map_or(("", text), |(path, last)| (path, last));
+        let (path, last) = text.rsplit_once('/').map_or((None, text), |(path, last)| (Some(path), last));
         let (model, tag) = last.split_once(':').unwrap_or((last, TAG));
-        let (host, namespace) = match path.rsplit_once('/') {
-            Some((host, namespace)) => (host, namespace),
-            None if path.is_empty() => (HOST, NAMESPACE),
-            None => (HOST, path),
+        let (host, namespace) = match path {
+            None => (HOST, NAMESPACE),
+            Some(path) => path.rsplit_once('/').unwrap_or((HOST, path)),
         };
         for part in [host, namespace, model, tag] {
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);

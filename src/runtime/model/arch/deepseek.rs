@@ -238,3 +238,75 @@ fn groups(
     }
     Ok(Some(ExpertGroups { count: groups, used }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::backend::KvType;
+    use crate::runtime::model::decoder::kv_bytes_per_token;
+    use serde_json::json;
+
+    fn description(config: Value) -> Description {
+        let reader = ConfigReader::hugging_face("config.json".into(), config);
+        super::super::parse_config(&reader).expect("valid").expect("a native family")
+    }
+
+    /// DeepSeek-V2-Lite's published configuration, as far as it matters here.
+    fn v2_lite() -> Value {
+        json!({
+            "model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408, "vocab_size": 102400,
+            "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+            "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "norm_topk_prob": false, "routed_scaling_factor": 1.0,
+            "topk_method": "greedy", "n_group": 1, "topk_group": 1, "max_position_embeddings": 163840,
+            "rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1,
+                "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096},
+        })
+    }
+
+    #[test]
+    fn pages_hold_one_latent_row_per_token_and_layer() {
+        let lite = description(v2_lite());
+        // Two bytes for each of 512 + 64 values.
+        assert_eq!(kv_bytes_per_token(&lite.config, KvType::F16), 27 * 576 * 2);
+        let layer = &lite.config.layers[1].feed_forward;
+        assert_eq!(layer.dense.as_ref().map(|shared| shared.intermediate_size), Some(2 * 1408));
+        assert!(lite.config.layers[0].feed_forward.experts.is_none() && layer.experts.is_some());
+    }
+
+    #[test]
+    fn yarn_scales_scores_instead_of_rotations() {
+        let config = description(v2_lite()).config;
+        let MixerConfig::Latent(latent) = &config.layers[0].mixer else { panic!("latent attention") };
+        let magnitude = 0.1 * 0.707 * 40f32.ln() + 1.0;
+        assert!((latent.scale - magnitude * magnitude / 192f32.sqrt()).abs() < 1e-7, "{}", latent.scale);
+        let RopeScaling::Yarn { attention_factor, .. } = config.ropes[0].scaling else { panic!("yarn") };
+        assert_eq!(attention_factor, Some(1.0));
+        let mut plain = v2_lite();
+        plain["rope_scaling"]["mscale_all_dim"] = Value::Null;
+        let MixerConfig::Latent(latent) = &description(plain).config.layers[0].mixer else {
+            panic!("latent attention")
+        };
+        assert!((latent.scale - 1.0 / 192f32.sqrt()).abs() < 1e-7, "{}", latent.scale);
+    }
+
+    #[test]
+    fn groups_limit_the_choice_where_the_class_says_so() {
+        let groups = |change: &dyn Fn(&mut Value)| {
+            let mut config = v2_lite();
+            change(&mut config);
+            let config = description(config).config;
+            config.layers[1].feed_forward.experts.as_ref().and_then(|experts| experts.groups)
+        };
+        let limited = Some(ExpertGroups { count: 8, used: 3 });
+        let set = |config: &mut Value, method: &str, model_type: &str| {
+            config["topk_method"] = json!(method);
+            config["model_type"] = json!(model_type);
+            (config["n_group"], config["topk_group"]) = (json!(8), json!(3));
+        };
+        assert_eq!(groups(&|config| set(config, "group_limited_greedy", "deepseek_v2")), limited);
+        assert_eq!(groups(&|config| set(config, "greedy", "deepseek_v2")), None);
+        assert_eq!(groups(&|config| set(config, "noaux_tc", "deepseek_v3")), limited);
+    }
+}

@@ -99,6 +99,7 @@ pub fn decoder(
         logit_scale: 1.0,
         final_softcap: None,
         per_layer_inputs: None,
+        altup: None,
     };
     Ok(Description { config, naming: naming(reader, defaults)? })
 }

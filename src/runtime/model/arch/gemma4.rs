@@ -53,9 +53,13 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     for layer in &mut config.layers {
         (layer.post_norms, layer.has_output_scale) = (true, true);
     }
-    let slides = sliding_layers(reader, config.layers.len())?;
+    let mut slides = sliding_layers(reader, config.layers.len(), PATTERN)?;
+    if let Some(last) = slides.last_mut().filter(|_| !reader.is_gguf()) {
+        *last = false; // the class ignores the list here
+    }
     set_heads(&mut description, reader, &slides)?;
-    share_rows(&mut description, reader, &slides)?;
+    let first_shared = share_rows(&mut description, reader, &slides, 0)?;
+    set_widths(&mut description, reader, first_shared)?;
     set_experts(&mut description, reader)?;
     set_per_layer_inputs(&mut description, reader, defaults.activation)?;
     let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
@@ -63,16 +67,19 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     Ok(description)
 }
 
-fn sliding_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+/// Returns which layers are local: as listed, or all but every `period`th.
+pub fn sliding_layers(
+    reader: &ConfigReader,
+    num_layers: usize,
+    period: usize,
+) -> Result<Vec<bool>, LoadError> {
     const KEY: &str = "attention.sliding_window_pattern";
     let by_period = |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
     if !reader.is_gguf() {
-        let mut listed = reader.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(PATTERN));
-        listed[num_layers - 1] = false; // the class ignores the list here
-        return Ok(listed);
+        return Ok(reader.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(period)));
     }
     match reader.value(KEY) {
-        None => Ok(by_period(PATTERN)),
+        None => Ok(by_period(period)),
         Some(Value::Array(list)) => {
             let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
             let listed = listed.filter(|listed| listed.len() == num_layers);
@@ -145,15 +152,17 @@ fn kv_heads(
     }
 }
 
-/// Lets the last layers read the rows of the last earlier layer of their kind.
-fn share_rows(
+/// Lets the last layers, `default` of them if the file names no number, read the rows of the last earlier layer of their kind.
+/// Returns the first such layer.
+pub fn share_rows(
     description: &mut Description,
     reader: &ConfigReader,
     slides: &[bool],
-) -> Result<(), LoadError> {
+    default: usize,
+) -> Result<usize, LoadError> {
     let key = reader.pick("num_kv_shared_layers", "attention.shared_kv_layers");
     let num_layers = slides.len();
-    let shared = reader.count(key)?.unwrap_or(0);
+    let shared = reader.count(key)?.unwrap_or(default);
     let first_shared = num_layers.checked_sub(shared).filter(|first| *first > 0);
     let first_shared = first_shared.ok_or_else(|| {
         reader.error(key, format!("{shared} of {num_layers} layers leaves no layer with KV rows"))
@@ -166,6 +175,16 @@ fn share_rows(
             attention.kv = KvSource::Layer(owner);
         }
     }
+    Ok(first_shared)
+}
+
+/// Sets each layer's feed-forward width: those of layers from `first_shared` on may be twice as wide.
+fn set_widths(
+    description: &mut Description,
+    reader: &ConfigReader,
+    first_shared: usize,
+) -> Result<(), LoadError> {
+    let num_layers = description.config.layers.len();
     let is_wide = reader.flag("use_double_wide_mlp")? == Some(true);
     let listed = reader.is_gguf().then(|| reader.counts("feed_forward_length", num_layers)).transpose()?;
     for (index, layer) in description.config.layers.iter_mut().enumerate() {
@@ -207,18 +226,25 @@ fn set_per_layer_inputs(
     reader: &ConfigReader,
     default: Activation,
 ) -> Result<(), LoadError> {
-    let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
-    // The class has per-layer inputs by default.
-    let size = reader.count(key)?.unwrap_or(if reader.is_gguf() { 0 } else { 256 });
-    if size > MAX_WIDTH {
-        return Err(reader.error(key, format!("{size} is more than {MAX_WIDTH}")));
-    }
+    let size = per_layer_size(reader)?;
     let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
     if size > 0 && !reader.is_gguf() && rows != description.config.vocab_size {
         return Err(reader.error("vocab_size_per_layer_input", "differs from vocab_size"));
     }
     let activation = description.config.layers.iter().find_map(|layer| layer.feed_forward.dense.as_ref());
     let activation = activation.map_or(default, |dense| dense.activation);
-    description.config.per_layer_inputs = (size > 0).then_some(PerLayerInputs { size, activation });
+    let num_rows = description.config.vocab_size;
+    description.config.per_layer_inputs = (size > 0).then_some(PerLayerInputs { size, num_rows, activation });
     Ok(())
+}
+
+/// Returns the number of values per layer of the per-layer inputs; 0 if the model has none.
+pub fn per_layer_size(reader: &ConfigReader) -> Result<usize, LoadError> {
+    let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
+    // The class has per-layer inputs by default.
+    let size = reader.count(key)?.unwrap_or(if reader.is_gguf() { 0 } else { 256 });
+    match size > MAX_WIDTH {
+        true => Err(reader.error(key, format!("{size} is more than {MAX_WIDTH}"))),
+        false => Ok(size),
+    }
 }

@@ -38,21 +38,16 @@ const PARTS: PartNames = PartNames {
         ["shared_mlp.up_linear", "ffn_up"],
         ["shared_mlp.output_linear", "ffn_down"],
     ],
+    mlp_beside_experts: [
+        ["shared_mlp.gate_linear", "ffn_gate_shexp"],
+        ["shared_mlp.up_linear", "ffn_up_shexp"],
+        ["shared_mlp.output_linear", "ffn_down_shexp"],
+    ],
     mlp_fused: ["shared_mlp.input_linear", "ffn_up"],
     router: ["block_sparse_moe.router.layer", "ffn_gate_inp"],
     experts: ["block_sparse_moe", "ffn"],
     expert_stacks: ["input_linear.weight", "output_linear.weight"],
     ..PartNames::LLAMA
-};
-
-const PARTS_BESIDE_EXPERTS: PartNames = PartNames {
-    mlp: [
-        [PARTS.mlp[0][0], "ffn_gate_shexp"],
-        [PARTS.mlp[1][0], "ffn_up_shexp"],
-        [PARTS.mlp[2][0], "ffn_down_shexp"],
-    ],
-    mlp_fused: [PARTS.mlp_fused[0], "ffn_up_shexp"],
-    ..PARTS
 };
 
 fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
@@ -95,7 +90,7 @@ fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> Res
         Some(1..) => Some(reader.size(shared_key, MAX_WIDTH)?),
         _ => None,
     };
-    description.naming.parts = if has_experts { PARTS_BESIDE_EXPERTS } else { PARTS };
+    description.naming.parts = PARTS;
     for layer in &mut description.config.layers {
         let Some(dense) = layer.feed_forward.dense.take() else { continue };
         let with_width = |intermediate_size| MlpConfig { intermediate_size, ..dense.clone() };

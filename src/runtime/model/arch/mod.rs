@@ -13,6 +13,7 @@ mod ssm;
 mod falcon_h1;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod gpt_oss;
 mod granite;
@@ -63,6 +64,7 @@ pub const FAMILIES: &[Family] = &[
     deepseek::GLM_FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
+    gemma3n::FAMILY,
     gemma4::FAMILY,
     gpt_oss::FAMILY,
     falcon_h1::FAMILY,

@@ -47,6 +47,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
         num_layers: Some(kinds.len()),
         head_dim: hugging_face_head_dim(reader)?,
+        norm_eps: 1e-5,
         tied: Some(false),
         ..ConfigDefaults::default()
     };
@@ -54,11 +55,10 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     (description.naming.norms, description.naming.parts) = (NORMS, PARTS);
     description.naming.embedding = "embeddings";
     description.naming.interleaved_qk = reader.is_gguf();
-    let eps = match reader.number("layer_norm_epsilon")? {
-        Some(eps) if eps < 0.0 => return Err(reader.error("layer_norm_epsilon", format!("{eps} is below 0"))),
-        Some(eps) => eps,
-        None if reader.is_gguf() => description.config.final_norm_eps,
-        None => 1e-5,
+    let eps_key = reader.pick("layer_norm_epsilon", "attention.layer_norm_epsilon");
+    let eps = match reader.number(eps_key)? {
+        Some(eps) if eps < 0.0 => return Err(reader.error(eps_key, format!("{eps} is below 0"))),
+        eps => eps.unwrap_or(description.config.final_norm_eps),
     };
     description.config.final_norm_eps = eps;
     description.config.ropes.clear();

@@ -23,12 +23,18 @@ pub struct FeedForward<B: Backend> {
 impl<B: Backend> FeedForward<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &FeedForwardConfig, eps: f32) -> Result<Self, LoadError> {
+    pub fn load(
+        loader: &Loader<'_, B>,
+        config: &FeedForwardConfig,
+        gate_cutoff: Option<f32>,
+        eps: f32,
+    ) -> Result<Self, LoadError> {
         let names = match &config.experts {
             None => loader.naming.parts.mlp,
             Some(_) => loader.naming.parts.mlp_beside_experts,
         };
         let dense = config.dense.as_ref().map(|config| Mlp::load(loader, names, config)).transpose()?;
+        let dense = dense.map(|dense| Mlp { gate_cutoff, ..dense });
         let experts = config.experts.as_ref().map(|config| Experts::load(loader, config, eps)).transpose()?;
         let hidden = loader.hidden;
         let dense_gate = |_| {
@@ -84,6 +90,8 @@ impl<B: Backend> FeedForward<B> {
 
 struct Mlp<B: Backend> {
     activation: Activation,
+    /// Standard deviations above the mean at which gates are cut off (Gemma 3n).
+    gate_cutoff: Option<f32>,
     gate: Option<Projection<B>>,
     up: Projection<B>,
     down: Projection<B>,
@@ -116,6 +124,7 @@ impl<B: Backend> Mlp<B> {
     ) -> Result<Self, LoadError> {
         Ok(Self {
             activation,
+            gate_cutoff: None,
             gate: gate.map(|gate| loader.projection(gate)).transpose()?,
             up: loader.projection(up)?,
             down: loader.projection(down)?,
@@ -134,6 +143,12 @@ impl<B: Backend> Mlp<B> {
             backend.activate(self.activation, up)?;
             return self.down.apply(backend, up, out);
         };
+        if let Some(deviations) = self.gate_cutoff {
+            backend.matmul_each(input, &mut [to_gate.onto(gate), self.up.onto(up)])?;
+            backend.cut_off(gate, deviations)?;
+            backend.gated(self.activation, gate, up)?;
+            return self.down.apply(backend, gate, out);
+        }
         let inner = [to_gate.onto(gate), self.up.onto(up)];
         backend.feed_forward(input, self.activation, inner, self.down.onto(out))
     }

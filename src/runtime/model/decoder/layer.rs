@@ -1,30 +1,18 @@
 //! One layer: the order of its parts.
 
 use super::StoreIndex;
+use super::altup::LayerAltUp;
 use super::buffers::LayerContext;
 use super::feed_forward::FeedForward;
 use super::load::Loader;
 use super::mixer::Mixer;
 use super::per_layer::LayerInput;
+use super::stream::Stream;
 use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
-use crate::runtime::model::config::{LayerConfig, MixerConfig, PerLayerInputs};
+use crate::runtime::model::config::{DecoderConfig, MixerConfig};
 
 const OUTPUT_SCALE: [&str; 2] = ["layer_scalar", "layer_output_scale.weight"];
-
-/// The residual stream and the buffers that layers read and write.
-pub struct Stream<B: Backend> {
-    pub residual: B::Buffer,
-    pub normed: B::Buffer,
-    /// Output of a part, to be added to the residual stream.
-    pub added: B::Buffer,
-}
-
-impl<B: Backend> Stream<B> {
-    pub fn new(backend: &B) -> Self {
-        Self { residual: backend.buffer(), normed: backend.buffer(), added: backend.buffer() }
-    }
-}
 
 pub struct DecoderLayer<B: Backend> {
     eps: f32,
@@ -36,6 +24,7 @@ pub struct DecoderLayer<B: Backend> {
     mixer: Option<Mixer<B>>,
     feed_forward: Option<FeedForward<B>>,
     input: Option<LayerInput<B>>,
+    altup: Option<LayerAltUp<B>>,
     output_scale: f32,
 }
 
@@ -44,15 +33,17 @@ impl<B: Backend> DecoderLayer<B> {
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
-        config: &LayerConfig,
-        per_layer: Option<&PerLayerInputs>,
+        model: &DecoderConfig,
         stores: &[StoreIndex],
     ) -> Result<Self, LoadError> {
+        let config = &model.layers[loader.layer];
+        let (per_layer, altup) = (model.per_layer_inputs.as_ref(), model.altup.as_ref());
+        let gate_cutoff = altup.and_then(|altup| altup.gate_cutoffs[loader.layer]);
         let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();
         let names = &loader.naming.norms;
         let mixes = !matches!(config.mixer, MixerConfig::None);
         let feeds = !config.feed_forward.is_none();
-        let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, config.norm_eps);
+        let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, gate_cutoff, config.norm_eps);
         Ok(Self {
             eps: config.norm_eps,
             residual_scales: config.residual_scales,
@@ -63,6 +54,7 @@ impl<B: Backend> DecoderLayer<B> {
             mixer: Mixer::load(loader, config, stores)?,
             feed_forward: feeds.then_some(()).map(feed_forward).transpose()?,
             input: per_layer.map(|input| LayerInput::load(loader, input, config.norm_eps)).transpose()?,
+            altup: altup.map(|altup| LayerAltUp::load(loader, altup, config.norm_eps)).transpose()?,
             output_scale: match config.has_output_scale {
                 true => loader.file.values(loader.layer, OUTPUT_SCALE, 1)?[0],
                 false => 1.0,
@@ -72,14 +64,23 @@ impl<B: Backend> DecoderLayer<B> {
 
     pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
-        let Stream { residual, normed: space, added } = stream;
+        if let Some(altup) = &self.altup {
+            altup.predict(backend, stream, context.work)?;
+        }
+        let Stream { residual, normed: space, added, altup: streams } = stream;
         let [mixer_scale, mlp_scale] = self.residual_scales;
         if let Some(mixer) = &self.mixer {
             let input =
                 normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
+            if let Some(altup) = &self.altup {
+                altup.compute_laurel(backend, input, streams, context.work)?;
+            }
             mixer.apply(context, input, added)?;
             let result = normed(backend, B::rms_norm, self.post_mixer.as_ref(), eps, added, space)?;
             backend.add_scaled(residual, result, mixer_scale)?;
+        }
+        if let Some(altup) = &self.altup {
+            altup.add_laurel(backend, streams, residual)?;
         }
         if let Some(feed_forward) = &self.feed_forward {
             let input =
@@ -88,9 +89,14 @@ impl<B: Backend> DecoderLayer<B> {
             let result = normed(backend, B::rms_norm, self.post_mlp.as_ref(), eps, added, space)?;
             backend.add_scaled(residual, result, mlp_scale)?;
         }
-        if let (Some(input), Some(inputs)) = (&self.input, context.per_layer) {
-            input.apply(backend, inputs, residual, context.work)?;
+        let inputs = self.input.as_ref().zip(context.per_layer);
+        if let Some(altup) = &self.altup {
+            altup.correct(backend, inputs, stream, context.work)?;
+        } else if let Some((input, inputs)) = inputs {
+            input.compute(backend, inputs, residual, context.work, added)?;
+            backend.add_scaled(residual, added, 1.0)?;
         }
+        let residual = &mut stream.residual;
         match self.output_scale {
             1.0 => Ok(()),
             scale => backend.scale(residual, scale),

@@ -4,6 +4,7 @@
 //! The caller supplies KV pages and page tables, so rewinding, sharing and batching are its decisions. A row's result
 //! depends on its own sequence only.
 
+mod altup;
 mod attention;
 mod buffers;
 mod delta_net;
@@ -16,11 +17,14 @@ mod per_layer;
 mod routing;
 mod short_conv;
 mod ssm;
+mod stream;
 
+use altup::AltUp;
 use buffers::{LayerBuffers, LayerContext};
-use layer::{DecoderLayer, Stream};
+use layer::DecoderLayer;
 use load::Loader;
 use per_layer::PerLayer;
+use stream::Stream;
 
 use super::config::{
     AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling, SsmConfig,
@@ -72,6 +76,7 @@ pub struct Decoder<B: Backend> {
     head: Option<B::Weight>,
     final_norm: B::Vector,
     per_layer: Option<PerLayer<B>>,
+    altup: Option<AltUp<B>>,
     layers: Vec<DecoderLayer<B>>,
     kv: B::Kv,
     stream: Stream<B>,
@@ -162,6 +167,8 @@ impl<B: Backend> Decoder<B> {
         let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
         let per_layer = |inputs| PerLayer::load(&backend, &file, convert, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
+        let altup = |altup| AltUp::load(&backend, &file, convert, &config, altup);
+        let altup = config.altup.as_ref().map(altup).transpose()?;
         let layers = load_layers(&loader, &config, &stores, progress)?;
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = ModelSpec {
@@ -171,7 +178,10 @@ impl<B: Backend> Decoder<B> {
             groups: kv_groups(&config, kv_type),
             can_rewind: true,
         };
-        let (stream, work) = (Stream::new(&backend), LayerBuffers::new(&backend));
+        let (stream, work) = (
+            Stream::new(&backend, config.altup.as_ref().map_or(0, |altup| altup.num_streams)),
+            LayerBuffers::new(&backend),
+        );
         let step = StepBuffers::new(spec.groups.len(), ropes.len());
         let (head_out, logits) = (backend.buffer(), Vec::new());
         Ok(Self {
@@ -183,6 +193,7 @@ impl<B: Backend> Decoder<B> {
             head,
             final_norm,
             per_layer,
+            altup,
             layers,
             kv,
             stream,
@@ -201,9 +212,12 @@ impl<B: Backend> Decoder<B> {
             values.clear();
             return Ok(Logits { values, vocab_size });
         }
-        let Self { backend, config, head_out, .. } = self;
-        let Stream { residual, normed, added } = &mut self.stream;
-        backend.select_rows(residual, &self.step.wanted, added)?;
+        let Self { backend, config, head_out, stream, work, .. } = self;
+        match &self.altup {
+            None => backend.select_rows(&stream.residual, &self.step.wanted, &mut stream.added)?,
+            Some(altup) => altup.merge(backend, &self.step.wanted, stream, work)?,
+        }
+        let Stream { normed, added, .. } = stream;
         backend.rms_norm_into_products(added, &self.final_norm, config.final_norm_eps, normed)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         backend.matmul(normed, head, None, head_out)?;
@@ -225,10 +239,13 @@ impl<B: Backend> Model for Decoder<B> {
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
-        let Self { backend, config, step, kv, stream, work, per_layer, .. } = self;
+        let Self { backend, config, step, kv, stream, work, per_layer, altup, .. } = self;
         backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
         if let Some(per_layer) = per_layer {
             per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
+        }
+        if let Some(altup) = altup {
+            altup.begin(backend, step.tokens.len(), stream)?;
         }
         let per_layer = per_layer.as_ref().map(PerLayer::inputs);
         let mut context = LayerContext { backend, step, kv, per_layer, work };
@@ -279,9 +296,9 @@ fn load_layers<B: Backend>(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Vec<DecoderLayer<B>>, LoadError> {
     let mut layers = Vec::with_capacity(config.layers.len());
-    for (layer, (layer_config, stores)) in config.layers.iter().zip(stores).enumerate() {
+    for (layer, stores) in stores.iter().enumerate() {
         let loader = Loader { layer, ..*loader };
-        layers.push(DecoderLayer::load(&loader, layer_config, config.per_layer_inputs.as_ref(), stores)?);
+        layers.push(DecoderLayer::load(&loader, config, stores)?);
         progress(layer + 1, config.layers.len());
     }
     Ok(layers)

@@ -1,4 +1,4 @@
-//! Gemma 4 E's per-layer inputs: a second embedding of each token, mixed with a projection of the first; each layer
+//! Per-layer inputs (Gemma 3n, Gemma 4 E): a second embedding of each token, mixed with a projection of the first; each layer
 //! adds its own part of them to the residual stream. Source: transformers `Gemma4TextModel.project_per_layer_inputs`.
 
 use std::ops::Range;
@@ -14,6 +14,9 @@ use crate::runtime::model::weights::WeightFile;
 /// The inputs of all layers.
 pub struct PerLayer<B: Backend> {
     table: B::Weight,
+    num_rows: usize,
+    /// The step's tokens; those without a row of the table have that of token 0.
+    tokens: Vec<u32>,
     projection: B::Weight,
     norm: B::Vector,
     eps: f32,
@@ -43,13 +46,15 @@ impl<B: Backend> PerLayer<B> {
         let table = matrix(
             ["embed_tokens_per_layer", "per_layer_token_embd"],
             Matrix::Vocabulary,
-            [config.vocab_size, width],
+            [inputs.num_rows, width],
         )?;
         let names = ["per_layer_model_projection", "per_layer_model_proj"];
         let projection = matrix(names, Matrix::Projection, [width, hidden])?;
         let norm = file.global_norm(["per_layer_projection_norm", "per_layer_proj_norm"], inputs.size)?;
         Ok(Self {
             table: backend.table(&table)?,
+            num_rows: inputs.num_rows,
+            tokens: Vec::new(),
             projection: backend.weight(&projection)?,
             norm: backend.vector(norm)?,
             eps: config.final_norm_eps,
@@ -71,7 +76,10 @@ impl<B: Backend> PerLayer<B> {
         backend.matmul(embedded, &self.projection, None, mixed)?;
         backend.scale(mixed, self.projection_scale)?;
         backend.rms_norm(mixed, &self.norm, self.eps, &mut self.inputs)?;
-        backend.embed(&self.table, tokens, self.table_scale, gate)?;
+        self.tokens.clear();
+        let with_row = |&token: &u32| if (token as usize) < self.num_rows { token } else { 0 };
+        self.tokens.extend(tokens.iter().map(with_row));
+        backend.embed(&self.table, &self.tokens, self.table_scale, gate)?;
         backend.add_scaled(&mut self.inputs, gate, 1.0)?;
         backend.scale(&mut self.inputs, std::f32::consts::FRAC_1_SQRT_2)
     }
@@ -108,20 +116,20 @@ impl<B: Backend> LayerInput<B> {
         })
     }
 
-    /// Adds the layer's part of `inputs` to the residual stream.
-    pub fn apply(
+    /// Computes into `out` what the layer's part of `inputs` adds to the residual stream.
+    pub fn compute(
         &self,
         backend: &B,
         inputs: &B::Buffer,
-        residual: &mut B::Buffer,
+        residual: &B::Buffer,
         work: &mut LayerBuffers<B>,
+        out: &mut B::Buffer,
     ) -> Result<()> {
         let LayerBuffers { mixed, gate, up, .. } = work;
         self.gate.apply(backend, residual, gate)?;
         backend.select_columns(inputs, self.columns.clone(), up)?;
         backend.gated(self.activation, gate, up)?;
         self.projection.apply(backend, gate, mixed)?;
-        backend.rms_norm(mixed, &self.norm, self.eps, up)?;
-        backend.add_scaled(residual, up, 1.0)
+        backend.rms_norm(mixed, &self.norm, self.eps, out)
     }
 }
