@@ -51,13 +51,15 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["run"],
     &["sessions"],
     &["load"],
-    &["doctor", "resume"],
+    &["doctor", "pull", "resume"],
     &["quantize"],
+    &["download"],
     &["config_cmd", "man", "models", "workers"],
     &["config"],
     &["explain", "input", "think", "variables"],
     &["capacity", "flags", "report", "terminal"],
-    &["args", "origin", "output", "places", "signal"],
+    &["args", "hub_access", "origin", "output", "signal"],
+    &["places"],
     &["clock", "descriptors", "error", "tty", "wrap"],
 ];
 

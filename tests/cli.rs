@@ -65,6 +65,8 @@ impl Place {
         let mut command = Command::new(env!("CARGO_BIN_EXE_llmctl"));
         let kept = ["PATH", "TMPDIR", "LANG", "LC_ALL", crate::common::CPU].into_iter();
         command.env_clear().envs(kept.filter_map(|name| Some((name, std::env::var_os(name)?))));
+        // No test may depend on a network: those of downloading have a hub of their own.
+        command.env("HF_HUB_OFFLINE", "1");
         command.env("HOME", self.folder.path()).env("TERM", "xterm").env("COLUMNS", "100");
         command.current_dir(self.folder.path()).args(args).stdin(Stdio::null());
         #[cfg(unix)]

@@ -39,7 +39,12 @@ impl User {
 
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_llmctl"));
-        command.args(words).env_clear().env("HOME", self.path("home")).current_dir(self.path("project"));
+        command
+            .args(words)
+            .env_clear()
+            .env("HF_HUB_OFFLINE", "1")
+            .env("HOME", self.path("home"))
+            .current_dir(self.path("project"));
         command
     }
 
@@ -263,12 +268,12 @@ fn models_are_listed_with_aliases() {
 }
 
 #[test]
-fn a_model_that_is_not_there_is_exit_66_and_no_download_is_promised() {
+fn a_missing_model_is_exit_66_with_the_command_that_downloads_it() {
     let user = User::new();
     let hub = with_cache(&user);
     let output = user.command(&["models", "show", "o/n"]).env("HF_HUB_CACHE", &hub).output();
     let said = failure(&output.expect("llmctl starts"), 66);
-    assert!(said.contains("does not download"), "{said}");
+    assert!(said.contains("'llmctl pull o/n' downloads it"), "{said}");
     failure(&user.output(&["models", "show", "./nothing.gguf"]), 66);
     failure(&user.output(&["models", "show", "hf:../../etc"]), 2);
 }

@@ -320,7 +320,7 @@ fn what_cannot_be_written_is_refused_by_name() {
     assert!(needy.contains("--imatrix") && needy.contains("blk.0."), "{needy}");
     let imatrix = Imatrix::open(&data("babyllama.gguf")).expect("opens");
     let foreign = refusal(&parity.join("llama"), "Q8_0", Some(&imatrix));
-    assert!(foreign.contains("blk.0.attn_") && foreign.contains("another model"), "{foreign}");
+    assert!(foreign.contains("blk.0.") && foreign.contains("another model"), "{foreign}");
     let damaged = folder.path().join("bad.dat");
     for content in [&b"\xff\xff\xff\xff"[..], &[1, 0, 0, 0, 200, 0, 0, 0, b'a'], b"", &[0; 4]] {
         std::fs::write(&damaged, content).expect("a file");
@@ -373,7 +373,7 @@ fn the_command_writes_a_file_that_runs_and_prints_sizes_and_agreement() {
     place.run(&["quantize", &model, "x.gguf", "--type", "Q9"]).check(2, "Q4_K_M");
     place.run(&["quantize", &model, ".", "--type", "F16", "--force"]).check(2, "folder");
     place.run(&["quantize", "./no.gguf", "x.gguf", "--type", "F16"]).check(66, "no.gguf");
-    place.run(&["quantize", &model, "no/x.gguf", "--type", "F16"]).check(66, "no");
+    place.run(&["quantize", &model, "no/x.gguf", "--type", "F16"]).check(74, "no/x.gguf");
 }
 
 /// llama.cpp itself opens the files, in a python that has `llama_cpp`.

@@ -51,13 +51,26 @@ pub enum ColorWhen {
     Never,
 }
 
+/// What to do about a model that is not here.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FetchArgs {
+    /// Download a missing model without asking
+    #[arg(long, hide_short_help = true)]
+    pub yes: bool,
+
+    /// Download nothing: a model that is not here is an error (as with HF_HUB_OFFLINE=1)
+    #[arg(long, hide_short_help = true)]
+    pub offline: bool,
+}
+
 /// Flags that choose the model and how it is held in memory.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
     ///
-    /// A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME). Without any it is
+    /// A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME), and a missing one is
+    /// downloaded, on a terminal after a question. Without any it is
     /// guide, the small model inside llmctl, which knows llmctl and little else.
     #[arg(long, short, value_name = "REF")]
     pub model: Option<String>,
@@ -109,6 +122,9 @@ pub struct ModelArgs {
     /// End answers at this token instead of those that the model's files list; may be repeated
     #[arg(long, value_name = "ID", value_delimiter = ',', hide_short_help = true)]
     pub eos_id: Vec<u32>,
+
+    #[command(flatten)]
+    pub fetch: FetchArgs,
 
     /// Names of models in the configuration files; set after the parse.
     #[arg(skip)]

@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use crate::runtime::load::hub::HubError;
 use crate::runtime::turn::TurnError;
 use crate::runtime::{Error, GrammarError, LoadError, StoreError};
 
@@ -33,6 +34,10 @@ pub enum Kind {
     Auth,
     /// A configuration file is invalid.
     Config,
+    /// SIGINT stopped the work.
+    Interrupted,
+    /// SIGTERM stopped the work.
+    Terminated,
 }
 
 impl Kind {
@@ -48,6 +53,8 @@ impl Kind {
             Kind::Temporary => 75,
             Kind::Auth => 77,
             Kind::Config => 78,
+            Kind::Interrupted => 130,
+            Kind::Terminated => 143,
         }
     }
 
@@ -64,6 +71,8 @@ impl Kind {
             Kind::Temporary => "temporary",
             Kind::Auth => "auth",
             Kind::Config => "config",
+            Kind::Interrupted => "interrupted",
+            Kind::Terminated => "terminated",
         }
     }
 }
@@ -117,6 +126,13 @@ impl CommandError {
 
     pub fn usage(message: impl fmt::Display) -> Self {
         Self::new(Kind::Usage, anyhow::anyhow!("{message}"))
+    }
+
+    /// Returns the error for a download that `setting` forbids.
+    pub fn offline(setting: &str) -> Self {
+        let error = anyhow::anyhow!("{setting} forbids downloading");
+        Self::new(Kind::Unavailable, error)
+            .hint(format!("leave {setting} out, or copy the model here by hand"))
     }
 
     pub fn bad_data(message: impl fmt::Display) -> Self {
@@ -261,6 +277,88 @@ impl From<LoadError> for CommandError {
             LoadError::TooBig { largest_context, .. } => (Kind::Temporary, Some(fits(*largest_context))),
         };
         Self { kind, error: error.into(), hint }
+    }
+}
+
+impl From<HubError> for CommandError {
+    fn from(error: HubError) -> Self {
+        let kind = match &error {
+            HubError::RepoNotFound { .. }
+            | HubError::RevisionNotFound { .. }
+            | HubError::FileNotFound { .. }
+            | HubError::SeveralFiles { .. }
+            | HubError::Disabled { .. } => Kind::NotFound,
+            HubError::NoModel { .. } | HubError::WrongHash { .. } => Kind::BadData,
+            HubError::Gated { .. }
+            | HubError::TokenRejected { .. }
+            | HubError::Files { is_denied: true, .. } => Kind::Auth,
+            HubError::RateLimited { .. } | HubError::Changed { .. } => Kind::Temporary,
+            HubError::Unreachable { .. } | HubError::Unexpected { .. } => Kind::Unavailable,
+            HubError::DiskFull { .. } | HubError::Files { .. } => Kind::Io,
+            HubError::Setting { .. } => Kind::Config,
+            HubError::Cancelled => Kind::Interrupted,
+        };
+        let hint = hub_advice(&error);
+        Self { kind, error: error.into(), hint }
+    }
+}
+
+/// Returns what the user can do about a failed download.
+fn hub_advice(error: &HubError) -> Option<String> {
+    let token = "make a token at huggingface.co/settings/tokens and set HF_TOKEN (or run `hf auth login`)";
+    let listed = |list: &[String]| (!list.is_empty()).then(|| format!("there is: {}", list.join(", ")));
+    match error {
+        HubError::RepoNotFound { has_token: false, .. } => {
+            Some(format!("check the name; for a private repository {token}"))
+        }
+        HubError::RepoNotFound { .. } => {
+            Some("check the name; a private repository needs a token of a user who may read it".to_owned())
+        }
+        HubError::RevisionNotFound { existing, .. } => listed(existing),
+        HubError::FileNotFound { candidates, .. } => listed(candidates),
+        HubError::SeveralFiles { .. } => Some("name one of them exactly".to_owned()),
+        HubError::Gated { page, has_token: false, .. } => {
+            Some(format!("accept the terms at {page}, then {token}"))
+        }
+        HubError::Gated { page, .. } => Some(format!(
+            "accept the terms at {page} as the user of the token, and wait if they are reviewed"
+        )),
+        HubError::TokenRejected { .. } => Some(
+            "HF_TOKEN or the saved token is wrong or has expired; a public model needs none: unset it"
+                .to_owned(),
+        ),
+        HubError::RateLimited { .. } => Some("try again later; with HF_TOKEN the limit is higher".to_owned()),
+        HubError::Unreachable { message, .. }
+            if message.contains("certificate") || message.contains("Issuer") =>
+        {
+            Some(
+                "set SSL_CERT_FILE to a PEM file with the authority that signs here, e.g. a company's"
+                    .to_owned(),
+            )
+        }
+        HubError::Unreachable { .. } => {
+            Some("check the network, HTTPS_PROXY, and HF_ENDPOINT if you use a mirror".to_owned())
+        }
+        HubError::Changed { .. } | HubError::WrongHash { .. } => Some("try again".to_owned()),
+        HubError::DiskFull { needed: 0, .. } => Some(
+            "free some space, or set HF_HUB_CACHE to a folder on another disk; then repeat it".to_owned(),
+        ),
+        HubError::DiskFull { needed, free, .. } => {
+            let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+            let (needed, free) = (gib(*needed), gib(free.unwrap_or_default()));
+            Some(format!(
+                "{needed:.1} GiB are needed and {free:.1} GiB are free; set HF_HUB_CACHE to a folder on another disk"
+            ))
+        }
+        HubError::Files { is_denied: true, .. } => {
+            Some("set HF_HUB_CACHE to a folder that you may write".to_owned())
+        }
+        HubError::Disabled { .. }
+        | HubError::NoModel { .. }
+        | HubError::Unexpected { .. }
+        | HubError::Files { .. }
+        | HubError::Setting { .. }
+        | HubError::Cancelled => None,
     }
 }
 

@@ -97,11 +97,12 @@ const COMMANDS: &[(&[&str], &str)] = &[
     ),
 ];
 
-const FETCHING: [&str; 5] = ["pull", "download", "fetch", "get", "install"];
+const FETCHING: [&str; 4] = ["download", "fetch", "get", "install"];
 
 fn subcommand(mut error: clap::Error, command: &Command, args: &[OsString]) -> clap::Error {
     let Some(given) = text(&error, ContextKind::InvalidSubcommand) else { return error };
-    let tip = if FETCHING.contains(&given.as_str()) {
+    // `models pull` is a subcommand elsewhere.
+    let tip = if given == "pull" || FETCHING.contains(&given.as_str()) {
         let after = args.iter().skip_while(|arg| arg.to_str() != Some(given.as_str())).nth(1);
         Some(download(after.and_then(|arg| arg.to_str())))
     } else {
@@ -130,12 +131,11 @@ pub fn download(named: Option<&str>) -> String {
     let plain = |name: &&str| !name.starts_with('-');
     match named.filter(plain).map(|name| name.trim_start_matches("hf.co/").trim_start_matches("hf:")) {
         Some(name) if name.matches('/').count() == 1 => {
-            let repo = name.split([':', '@']).next().unwrap_or(name);
-            format!("llmctl does not download yet: 'hf download {repo}', then 'llmctl chat --model {name}'")
+            format!("'llmctl pull {name}' downloads it; 'llmctl chat --model {name}' does so, too")
         }
         _ => {
-            "llmctl does not download yet: 'hf download ORG/REPO' (from 'pip install huggingface_hub'), then \
-              'llmctl chat --model ORG/REPO'; any .gguf file works too"
+            "'llmctl pull ORG/REPO' downloads a model, and 'llmctl chat --model ORG/REPO' does so, too; any .gguf file \
+             works"
                 .to_owned()
         }
     }
@@ -229,11 +229,11 @@ mod tests {
             assert!(said.contains(&format!("tip: {expected}")), "{words:?}: {said}");
         };
         check(
-            &["pull", "org/repo:Q4_K_M"],
-            "llmctl does not download yet: 'hf download org/repo', then 'llmctl chat --model org/repo:Q4_K_M'",
+            &["download", "org/repo:Q4_K_M"],
+            "'llmctl pull org/repo:Q4_K_M' downloads it; 'llmctl chat --model org/repo:Q4_K_M' does so, too",
         );
-        check(&["pull", "llama3"], "llmctl does not download yet: 'hf download ORG/REPO'");
-        check(&["models", "pull", "llama3"], "llmctl does not download yet");
+        check(&["install", "llama3"], "'llmctl pull ORG/REPO' downloads a model");
+        check(&["models", "pull", "o/m"], "'llmctl pull o/m' downloads it");
         check(&["rm", "llama3"], "'llmctl models rm REF' erases a model, 'llmctl sessions remove NAME'");
         check(&["ps"], "there is no background service");
         check(&["version"], "'llmctl --version'");

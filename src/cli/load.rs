@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::{
     self, BosId, EngineOptions, KvTypeArg, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
 };
+use super::download;
 use super::error::{CommandError, Kind};
 use super::input::read_file;
 use super::models;
@@ -223,7 +224,8 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.note(NO_MODEL);
         return Ok(Resolved::built_in(&GUIDE));
     };
-    let resolved = models::find(reference, &Places::from_environment(), &args.aliases)?;
+    let places = Places::from_environment();
+    let resolved = find_or_download(reference, args, &places, terminal)?;
     let path = resolved.source.path();
     tracing::info!("{reference} is {}", path.display());
     // A path that the user typed needs no notice.
@@ -231,6 +233,42 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
+}
+
+/// Finds the files of `reference`, after downloading them if they are missing and may be downloaded.
+fn find_or_download(
+    reference: &str,
+    args: &ModelArgs,
+    places: &Places,
+    terminal: &Terminal,
+) -> Result<Resolved, CommandError> {
+    let missing = match models::look_up(reference, places, &args.aliases) {
+        Ok(resolved) => return Ok(resolved),
+        Err(error) => error,
+    };
+    let Some(hub) = models::downloadable(reference, &missing, places, &args.aliases) else {
+        return Err(models::not_found(missing));
+    };
+    if let Some(setting) = download::forbidden_by(&args.fetch) {
+        let meant = match &missing {
+            LoadError::UnknownModel { candidates, .. } if !candidates.is_empty() => {
+                format!("did you mean {}? ", candidates.join(" or "))
+            }
+            _ => String::new(),
+        };
+        let hint = format!("{meant}{setting} forbids downloading it; `llmctl models` lists what you have");
+        return Err(CommandError::from(missing).hint(hint));
+    }
+    download::first_use(&hub, &args.fetch, places, terminal).map_err(|error| match &missing {
+        // The name may be a slip of one that is here.
+        LoadError::UnknownModel { candidates, .. }
+            if error.kind == Kind::NotFound && !candidates.is_empty() =>
+        {
+            error.hint(format!("did you mean {}?", candidates.join(" or ")))
+        }
+        _ => error,
+    })?;
+    models::find(reference, places, &args.aliases)
 }
 
 /// Returns whether the flags mean the built-in model. An invalid reference is reported when it is loaded.

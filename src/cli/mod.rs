@@ -13,11 +13,13 @@ pub mod config;
 pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
+pub mod download;
 pub mod error;
 pub mod explain;
 pub mod flags;
 #[cfg(test)]
 mod guide_facts;
+pub mod hub_access;
 pub mod input;
 pub mod launch;
 pub mod load;
@@ -26,6 +28,7 @@ pub mod models;
 pub mod origin;
 pub mod output;
 pub mod places;
+pub mod pull;
 pub mod quantize;
 pub mod report;
 pub mod resume;
@@ -87,6 +90,7 @@ pub enum CliCommand {
     Worker(Box<worker::WorkerArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(Box<bench::BenchArgs>),
+    Pull(pull::PullArgs),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
     Quantize(quantize::QuantizeArgs),
@@ -101,6 +105,7 @@ pub enum CliCommand {
 const LONG_HELP: &str = "\
 Examples:
   llmctl run \"How do I use my own model?\"
+  llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
   llmctl run --model ./model.gguf \"Why is the sky blue?\"
   git diff --staged | llmctl run --model ./model.gguf --prompt commit-message
   llmctl chat --model ./model.gguf
@@ -127,6 +132,7 @@ Environment:
   LLMCTL_<FLAG>    any flag, e.g. LLMCTL_MODEL or LLMCTL_MAX_TOKENS (the flag wins; empty is unset)
   LLMCTL_LOG       filter of the log on stderr, e.g. llmctl::runtime=debug
   HF_HUB_CACHE, HF_HOME    where models of the Hugging Face cache are
+  HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE    downloading: `llmctl help pull` has all of them
   NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM=dumb    colours, where --color is auto
 
 Files:
@@ -221,6 +227,7 @@ fn dispatch(
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
+        CliCommand::Pull(args) => config.check().and_then(|()| pull::run(args, config, places, terminal)),
         CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places, terminal)),
         CliCommand::Quantize(args) => {
             config.check().and_then(|()| quantize::run(args, config, places, terminal))

@@ -9,6 +9,8 @@ mod listing;
 mod removal;
 mod show;
 
+use std::path::Path;
+
 use clap::{Args, Subcommand};
 
 use self::removal::Consent;
@@ -20,7 +22,7 @@ use super::report::ReportFormat;
 use super::terminal::Terminal;
 use crate::runtime::LoadError;
 use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::load::hub::{self, Aliases, ModelRef, Resolved};
+use crate::runtime::load::hub::{self, Aliases, HubRef, ModelRef, Resolved};
 
 pub use self::last_use::record as record_use;
 
@@ -82,7 +84,6 @@ Examples:
   llmctl models rm org/repo:Q4_K_M
   llmctl models verify org/repo
   llmctl models prune --dry-run
-  hf download org/repo && llmctl chat --model org/repo
 
 Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
   ./model.gguf, ./folder       a GGUF file, whatever its name; a folder with config.json and safetensors files
@@ -93,10 +94,10 @@ Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the config
   guide                        the demo model inside llmctl, which knows only llmctl; also without --model
 
 Getting a model:
-  llmctl does not download yet: `hf download ORG/REPO` (from `pip install huggingface_hub`) or any other tool that fills the \
-cache does. For a first try, a small one:
-    hf download Qwen/Qwen2.5-0.5B-Instruct-GGUF qwen2.5-0.5b-instruct-q4_k_m.gguf
+  A repository that is not here is downloaded when it is first used, after a question on a terminal; `llmctl pull REF` does it \
+beforehand. For a first try, a small one:
     llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
+  Other tools that fill the cache, such as `hf download`, do as well.
 
 Which file, if a repository has several and you name none:
   Q4_K_M, else another type of 4 bits, else the nearest larger one, else the nearest smaller one; if that does not fit \
@@ -147,22 +148,51 @@ pub fn run(
 /// Resolves `reference` to files.
 ///
 /// # Errors
-/// See [`hub::resolve`]. The error for a missing model says that this build does not download.
+/// See [`hub::resolve`].
 pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, CommandError> {
-    let resolved = ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases));
-    resolved.map_err(|error| {
-        let hint = match &error {
-            LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
-            LoadError::AmbiguousModel { candidates, .. } => candidates
-                .first()
-                .map(|first| format!("name one of them exactly, e.g. --model {}", first.reference)),
-            _ => None,
-        };
-        match hint {
-            Some(hint) => CommandError::from(error).hint(hint),
-            None => CommandError::from(error),
-        }
-    })
+    look_up(reference, places, aliases).map_err(not_found)
+}
+
+/// Resolves `reference` to files.
+///
+/// # Errors
+/// See [`hub::resolve`].
+pub fn look_up(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, LoadError> {
+    ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases))
+}
+
+/// Returns the repository to download if `reference` was not found because of `error`. A name without an owner is
+/// more likely a slip than a repository.
+pub fn downloadable(
+    reference: &str,
+    error: &LoadError,
+    places: &Places,
+    aliases: &Aliases,
+) -> Option<HubRef> {
+    let is_cached = |path: &Path| places.hub.as_ref().is_some_and(|cache| path.starts_with(cache));
+    let is_missing = match error {
+        LoadError::UnknownModel { .. } => true,
+        // A repository of which only a part was downloaded.
+        LoadError::NotFound(path) | LoadError::Unsupported { path, .. } => is_cached(path),
+        _ => false,
+    };
+    let hub = hub::remote_form(&ModelRef::parse(reference).ok()?, aliases).ok()?;
+    (is_missing && (hub.org.is_some() || reference.starts_with("hf:"))).then_some(hub)
+}
+
+/// Adds advice to an error of [`look_up`].
+pub fn not_found(error: LoadError) -> CommandError {
+    let hint = match &error {
+        LoadError::UnknownModel { reference, candidates } => Some(not_cached(reference, candidates)),
+        LoadError::AmbiguousModel { candidates, .. } => candidates
+            .first()
+            .map(|first| format!("name one of them exactly, e.g. --model {}", first.reference)),
+        _ => None,
+    };
+    match hint {
+        Some(hint) => CommandError::from(error).hint(hint),
+        None => CommandError::from(error),
+    }
 }
 
 fn not_cached(reference: &str, candidates: &[String]) -> String {

@@ -70,6 +70,8 @@ pub struct Places {
     pub cache: Option<PathBuf>,
     /// The Hugging Face cache, shared by all tools.
     pub hub: Option<PathBuf>,
+    /// The file with the access token of the hub.
+    pub hub_token: Option<PathBuf>,
     /// Ollama's model stores: `$OLLAMA_MODELS`, else the user's and the one of Linux's service.
     pub ollama: Vec<PathBuf>,
 }
@@ -96,7 +98,10 @@ impl Places {
             config: base("XDG_CONFIG_HOME", ".config").map(|p| p.join("llmctl")),
             data: base("XDG_DATA_HOME", ".local/share").map(|p| p.join("llmctl")),
             state: base("XDG_STATE_HOME", ".local/state").map(|p| p.join("llmctl")),
-            hub: path("HF_HUB_CACHE").or_else(|| Some(hf_home?.join("hub"))),
+            hub_token: path("HF_TOKEN_PATH").or_else(|| Some(hf_home.as_ref()?.join("token"))),
+            hub: path("HF_HUB_CACHE")
+                .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+                .or_else(|| Some(hf_home?.join("hub"))),
             cache: cache.map(|p| p.join("llmctl")),
             ollama,
             home,
@@ -231,6 +236,7 @@ mod tests {
         assert_eq!(places.state, Some("/home/u/.local/state/llmctl".into()));
         assert_eq!(places.cache, Some("/home/u/.cache/llmctl".into()));
         assert_eq!(places.hub, Some("/home/u/.cache/huggingface/hub".into()));
+        assert_eq!(places.hub_token, Some("/home/u/.cache/huggingface/token".into()));
         assert_eq!(places.shorten("/home/u/x/y".as_ref()), "~/x/y");
         assert_eq!(places.shorten("/home/user/x".as_ref()), "/home/user/x");
     }
@@ -243,6 +249,8 @@ mod tests {
         assert_eq!(places(&[("HOME", "/h"), ("HF_HOME", "/hf")]).hub, Some("/hf/hub".into()));
         let both = [("HOME", "/h"), ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/cache")];
         assert_eq!(places(&both).hub, Some("/cache".into()));
+        assert_eq!(places(&both).hub_token, Some("/hf/token".into()));
+        assert_eq!(places(&[("HF_TOKEN_PATH", "/t")]).hub_token, Some("/t".into()));
         let service = "/usr/share/ollama/.ollama/models";
         assert_eq!(places(&xdg).ollama, [PathBuf::from("/h/.ollama/models"), service.into()]);
         assert_eq!(places(&[("HOME", "/h"), ("OLLAMA_MODELS", "/o")]).ollama, [PathBuf::from("/o")]);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::args::{ByteSize, EngineArgs, EngineOptions, ModelArgs, TimeSpan};
+use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, TimeSpan};
 use super::capacity::{CapacityArgs, at_least_one};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
@@ -501,6 +501,9 @@ fn rebuild(
     fingerprint: ModelFingerprint,
     terminal: Terminal,
 ) -> Box<dyn FnMut() -> Result<EngineClient, String> + Send> {
+    // A restart in the middle of the night must not begin a download.
+    let fetch = FetchArgs { offline: true, ..model.fetch.clone() };
+    let model = ModelArgs { fetch, ..model };
     Box::new(move || {
         let llm = load::load(&model, asked, &terminal).map_err(|error| error.to_string())?;
         let (texts, engine) = llm.into_parts();

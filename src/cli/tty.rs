@@ -6,10 +6,10 @@
 //! process. Knows no signal and no line.
 
 #[cfg(unix)]
-pub use unix::{Silence, drain_typed, forget_typed, remember, restore, suspend};
+pub use unix::{LineModes, Silence, drain_typed, forget_typed, remember, restore, suspend};
 
 #[cfg(not(unix))]
-pub use elsewhere::{Silence, drain_typed, forget_typed, remember, restore};
+pub use elsewhere::{LineModes, Silence, drain_typed, forget_typed, remember, restore};
 
 #[cfg(unix)]
 mod unix {
@@ -123,6 +123,26 @@ mod unix {
         }
     }
 
+    /// While it exists, the terminal has its original modes, in which a question is answered with a visible line.
+    #[derive(Debug)]
+    pub struct LineModes(Option<libc::termios>);
+
+    impl LineModes {
+        pub fn begin() -> Self {
+            let before = current();
+            restore();
+            Self(before)
+        }
+    }
+
+    impl Drop for LineModes {
+        fn drop(&mut self) {
+            if let Some(modes) = &self.0 {
+                set(modes);
+            }
+        }
+    }
+
     fn set(modes: &libc::termios) {
         // SAFETY: `tcsetattr` reads the structure it is given. A background process must not call it, or it is stopped.
         unsafe {
@@ -142,6 +162,16 @@ mod elsewhere {
     pub fn remember() {}
 
     pub fn restore() {}
+
+    /// Does nothing: the modes are never changed on this system.
+    #[derive(Debug)]
+    pub struct LineModes(());
+
+    impl LineModes {
+        pub fn begin() -> Self {
+            Self(())
+        }
+    }
 
     /// Does nothing: input cannot be hidden on this system.
     #[derive(Debug)]

@@ -83,7 +83,10 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
 
 fn load_worker(args: &WorkerArgs, terminal: &Terminal) -> Result<WorkerContext, CommandError> {
     let options = args.capacity.options(&args.engine);
-    let (texts, engine) = load::load(&args.model, options, terminal)?.into_parts();
+    let mut model = args.model.clone();
+    // The parent has the files; a worker has no terminal to ask on.
+    model.fetch.offline = true;
+    let (texts, engine) = load::load(&model, options, terminal)?.into_parts();
     let fingerprint = texts.fingerprint().fingerprint.clone();
     let model = ModelId { name: texts.info().name.clone(), fingerprint };
     Ok(WorkerContext { engine, tokenizer: texts.chat_tokenizer().tokenizer().clone(), model })

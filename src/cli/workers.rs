@@ -298,6 +298,7 @@ impl Flags {
             chat_template,
             bos_id,
             eos_id,
+            fetch: _,   // this process has the files, and a worker downloads nothing
             aliases: _, // the worker reads the same configuration
             is_named: _,
         } = model;

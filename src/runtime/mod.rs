@@ -1,4 +1,4 @@
-//! The engine. No terminal, no HTTP, no vendor's words, no environment variables.
+//! The engine. No terminal, no HTTP server, no vendor's words, no environment variables.
 //!
 //! Everything outside imports from this facade only.
 

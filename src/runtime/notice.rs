@@ -12,6 +12,8 @@ use super::units;
 pub enum Notice {
     #[error("{name} is an alias of {target}")]
     Alias { name: String, target: String },
+    #[error("{repo} is now {name} on the hub; it stays {repo} in the cache")]
+    Renamed { repo: String, name: String },
     /// Several models of one repository, of which the user named none.
     #[error(
         "{repo} {} {}; using {chosen}{reason}", if *.is_cached { "is cached as" } else { "has" }, shortened(.names)

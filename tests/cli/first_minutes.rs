@@ -247,8 +247,9 @@ fn what_may_not_be_read_is_told_from_what_is_not_there() {
 fn models_that_are_not_there_come_with_the_way_to_get_them() {
     llmctl(&["run", "-m", "org/repo:Q4_K_M", "hi"])
         .check(66, "error: model \"org/repo:Q4_K_M\" not found\n")
-        .check(66, "'hf download org/repo', then 'llmctl chat --model org/repo:Q4_K_M'");
-    llmctl(&["run", "-m", "llama3", "hi"]).check(66, "hf download ORG/REPO");
+        .check(66, "HF_HUB_OFFLINE forbids downloading it");
+    llmctl(&["run", "--offline", "-m", "org/repo", "hi"]).check(66, "--offline forbids downloading it");
+    llmctl(&["run", "-m", "llama3", "hi"]).check(66, "'llmctl pull ORG/REPO' downloads a model");
     for slip in ["Guide", "guid"] {
         llmctl(&["run", "-m", slip, "hi"]).check(66, "did you mean guide?");
     }

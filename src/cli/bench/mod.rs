@@ -30,7 +30,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{CpuSet, DeviceArg, KvTypeArg, ModelArgs, Quantize, WeightDtype};
+use super::args::{CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, WeightDtype};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::{Output, OutputError};
@@ -58,6 +58,9 @@ pub struct BenchArgs {
     /// Models: .gguf files, folders, org/repo[:QUANT][@REVISION] or aliases
     #[arg(long, short, value_name = "REF", value_delimiter = ',')]
     pub model: Vec<String>,
+
+    #[command(flatten)]
+    pub fetch: FetchArgs,
 
     #[command(flatten)]
     pub tests: TestArgs,
@@ -374,8 +377,12 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
     let nothing_given = [None];
     let given: Vec<_> = args.model.iter().cloned().map(Some).collect();
     for reference in if given.is_empty() { &nothing_given[..] } else { &given } {
-        let model =
-            ModelArgs { model: reference.clone(), aliases: args.aliases.clone(), ..ModelArgs::default() };
+        let model = ModelArgs {
+            model: reference.clone(),
+            fetch: args.fetch.clone(),
+            aliases: args.aliases.clone(),
+            ..ModelArgs::default()
+        };
         let resolved = load::resolve(&model, terminal)?;
         let most = model_facts(&resolved.source)?.decoder?.context_length;
         let context = context(args, cases, &resolved.name, most)?;

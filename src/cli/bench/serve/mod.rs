@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
 use super::{BenchOutputArgs, Outlook};
-use crate::cli::args::{CpuSet, KvTypeArg, ModelArgs, TimeSpan};
+use crate::cli::args::{CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::input::read_file;
 use crate::cli::load;
@@ -45,6 +45,9 @@ use trace::Arrival;
 pub struct BenchServeArgs {
     #[command(flatten)]
     pub target: TargetArgs,
+
+    #[command(flatten)]
+    pub fetch: FetchArgs,
 
     #[command(flatten)]
     pub load: LoadArgs,
@@ -343,6 +346,7 @@ fn own_model(args: &BenchServeArgs) -> ModelArgs {
         threads: target.threads,
         kv_type: target.kv_type,
         cpu: target.cpu,
+        fetch: args.fetch.clone(),
         aliases: args.aliases.clone(),
         ..ModelArgs::default()
     }

@@ -3,14 +3,15 @@
 //!
 //! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
 //! an error that lists the candidates. The only choice made for the user is the file of a repository that has several
-//! ([`choice`]), with a notice. This module only reads: it downloads, writes
-//! and repairs nothing. The caller reads environment variables and fills in [`HubPaths`].
+//! ([`choice`]), with a notice. This module only reads; `remote` downloads. The caller reads environment variables and
+//! fills in [`HubPaths`].
 
 pub mod cache;
 pub mod choice;
 pub mod ollama;
 pub mod quant_tag;
 pub mod reference;
+mod remote;
 pub mod repo_files;
 pub mod upkeep;
 
@@ -28,6 +29,10 @@ pub use choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, fi
 use quant_tag::{GgufGroup, group_shards};
 use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
+pub use remote::{
+    FileHash, HubClient, HubError, HubProxies, HubSettings, HubToken, PullEvent, PullObserver, PullPlan,
+    RemoteFile, RetrySettings,
+};
 pub use repo_files::{ListedFile, text_files};
 
 /// Names that the configuration gives to model references.

@@ -136,6 +136,13 @@ impl HubRef {
     }
 }
 
+impl std::fmt::Display for Selector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Selector::File(text) | Selector::Quant(text)) = self;
+        f.write_str(text)
+    }
+}
+
 impl Selector {
     fn parse(text: &str) -> Result<Selector, String> {
         if text.to_ascii_lowercase().ends_with(".gguf") {

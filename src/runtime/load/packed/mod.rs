@@ -18,7 +18,7 @@ use crate::runtime::error::LoadError;
 use crate::runtime::kernel::{Dtype, dequantize_row};
 use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource, byte_len};
 use scheme::Scheme;
-use values::{FP4, PackedValues, fp8, unpack};
+use values::{BLOCK, FP4, PackedValues, fp8, unpack};
 
 /// A quantised folder's tensors.
 pub struct PackedTensors {
@@ -262,7 +262,9 @@ impl MatrixParts<'_> {
     /// Returns the matrix's shape, and the type that it usually becomes.
     fn describe(&self) -> Option<(Vec<usize>, Dtype)> {
         let [rows, cols] = self.shape()?;
-        let is_half = |scales: &RawTensor<'_>| scales.dtype != FileDtype::F32 && cols.is_multiple_of(32);
+        let is_half = |scales: &RawTensor<'_>| {
+            scales.dtype != FileDtype::F32 && cols.is_multiple_of(BLOCK) && self.has_whole_blocks()
+        };
         let dtype = match self {
             MatrixParts::Fp8 { .. } | MatrixParts::Nvfp4 { .. } => Dtype::F32,
             MatrixParts::Bytes { scales, zeros: None, .. } if is_half(scales) => Dtype::Q8_0,
@@ -280,6 +282,13 @@ impl MatrixParts<'_> {
             _ => Dtype::F32,
         };
         Some((vec![rows, cols], dtype))
+    }
+
+    /// Returns whether the columns of each block share a group.
+    fn has_whole_blocks(&self) -> bool {
+        let (MatrixParts::Packed { order, .. } | MatrixParts::Gptq { order, .. }) = self else { return true };
+        let order = order.as_ref().and_then(|order| order.integers()).unwrap_or_default();
+        order.chunks(BLOCK).all(|groups| groups.iter().all(|group| *group == groups[0]))
     }
 
     fn shape(&self) -> Option<[usize; 2]> {

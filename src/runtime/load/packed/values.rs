@@ -11,7 +11,7 @@ use crate::runtime::kernel::Dtype;
 use crate::runtime::tensor::{HostTensor, SharedBytes};
 
 /// Values of a block.
-const BLOCK: usize = 32;
+pub(super) const BLOCK: usize = 32;
 
 /// A matrix `[rows, cols]`.
 #[derive(Debug, Clone, PartialEq)]
