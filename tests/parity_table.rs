@@ -72,7 +72,8 @@ fn every_checkpoint_of_the_fixtures_is_in_the_table_or_listed_as_missing() {
 fn the_same_weights_as_gguf_give_the_same_logits() {
     for name in families() {
         let gguf_differs = GGUF_DIFFERS.iter().find(|(family, _)| *family == name).map(|(_, why)| why);
-        let Some(gguf) = parity_gguf(&format!("{name}-f32.gguf")) else {
+        let forms = ["f32", "bf16"].map(|dtype| parity_gguf(&format!("{name}-{dtype}.gguf")));
+        let Some(gguf) = forms.into_iter().flatten().next() else {
             eprintln!("{name:14} has no GGUF form here");
             continue;
         };

@@ -15,7 +15,7 @@ use safetensors::tensor::TensorView;
 use super::cpu;
 
 /// The checkpoints in the repository whose families run natively, by folder.
-pub const FAMILIES: [&str; 19] = [
+pub const FAMILIES: [&str; 22] = [
     "gemma2",
     "gemma3",
     "gemma4",
@@ -29,9 +29,12 @@ pub const FAMILIES: [&str; 19] = [
     "mistral",
     "olmo2",
     "phi3",
+    "phi4-mini",
     "qwen2",
     "qwen3",
     "qwen3-moe",
+    "qwen3-vl",
+    "qwen3-vl-moe",
     "qwen3.5",
     "qwen3.5-moe",
     "smollm3",
@@ -39,16 +42,29 @@ pub const FAMILIES: [&str; 19] = [
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
 pub const NEXT: &[&str] = &[
+    "arcee",
     "deepseek2-lite",
     "deepseek3",
+    "ernie4.5",
+    "ernie4.5-moe",
+    "exaone4",
     "falcon-h1",
     "gemma3n",
+    "glm4",
+    "glm4-moe",
     "glm4-moe-lite",
     "granite4-h",
     "granite4-h-dense",
+    "hunyuan-dense",
+    "lfm2-moe",
+    "minimax-m2",
+    "ministral3",
     "mixtral",
     "nemotron-h",
+    "olmo3",
+    "olmoe",
     "qwen3-next",
+    "seed-oss",
 ];
 
 /// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
@@ -57,28 +73,34 @@ const RECURRENT: &[&str] = &[
     "granite4-h",
     "granite4-h-dense",
     "lfm2",
+    "lfm2-moe",
     "nemotron-h",
     "qwen3-next",
     "qwen3.5",
     "qwen3.5-moe",
 ];
 
-/// Checkpoints with latent attention: for the CPU only.
-const LATENT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite"];
-
 /// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
 const WITH_EXPERTS: &[&str] = &[
     "deepseek2-lite",
     "deepseek3",
+    "ernie4.5-moe",
     "gemma4-moe",
+    "glm4-moe",
     "glm4-moe-lite",
     "gpt-oss",
     "granite4-h",
+    "lfm2-moe",
+    "minimax-m2",
     "mixtral",
+    "olmoe",
     "qwen3-moe",
     "qwen3-next",
     "qwen3.5-moe",
 ];
+
+/// Checkpoints with latent attention: for the CPU only.
+const LATENT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite"];
 
 /// Iterates over the checkpoints of native families that this machine has.
 pub fn families() -> impl Iterator<Item = &'static str> {
@@ -126,10 +148,10 @@ pub fn parity_folder() -> PathBuf {
 
 /// Returns the folder of a checkpoint of [`families`].
 pub fn checkpoint(family: &str) -> PathBuf {
-    match next_folder() {
-        Some(next) if NEXT.contains(&family) => next.join(family),
-        _ => parity_folder().join(family),
-    }
+    let copied = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity");
+    let folders = next_folder().into_iter().chain([parity_folder(), copied]);
+    let mut found = folders.map(|folder| folder.join(family));
+    found.find(|folder| folder.is_dir()).unwrap_or_else(|| parity_folder().join(family))
 }
 
 /// Numbers in config.json by which a reference differed from the model, by checkpoint, key and value: transformers to

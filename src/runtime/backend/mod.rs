@@ -413,6 +413,9 @@ pub trait Backend: Send + 'static {
     /// Computes `x *= scale`.
     fn scale(&self, x: &mut Self::Buffer, scale: f32) -> Result<()>;
 
+    /// Computes `x[i] *= factors[i]` for each row.
+    fn scale_rows(&self, x: &mut Self::Buffer, factors: &[f32]) -> Result<()>;
+
     /// Multiplies each row of `x` by `vector`, value by value.
     fn multiply(&self, x: &mut Self::Buffer, vector: &Self::Vector) -> Result<()>;
 

@@ -370,7 +370,7 @@ fn read_ternary(bytes: &[u8], codes: &mut [u8]) {
     for (n, codes) in codes.chunks_exact_mut(bytes.len()).enumerate() {
         for (byte, code) in bytes.iter().zip(codes) {
             let rest = byte.wrapping_mul([1, 3, 9, 27, 81][n]);
-            *code = (u16::from(rest) * 3 >> 8) as u8;
+            *code = ((u16::from(rest) * 3) >> 8) as u8;
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::runtime::tensor::TensorSource;
 const MAX_LIST: usize = 4096;
 
 /// Creates the reader of a GGUF file. `vocab_size` is the number of rows of the embedding table, which every file
-/// has, regardless of its keys.
+/// has, regardless of its keys; the name of a tensor of the file is a key for its shape.
 pub fn gguf_config_reader(gguf: &Arc<Gguf>) -> ConfigReader {
     let path = gguf.paths().next().map(Into::into).unwrap_or_default();
     let gguf = gguf.clone();
@@ -22,7 +22,7 @@ pub fn gguf_config_reader(gguf: &Arc<Gguf>) -> ConfigReader {
             gguf.describe("token_embd.weight").and_then(|(shape, _)| shape.first().map(|rows| json!(rows)))
         }
         _ if key.ends_with(".vocab_size") => None,
-        _ => value(gguf.metadata(), key),
+        _ => value(gguf.metadata(), key).or_else(|| gguf.describe(key).map(|(shape, _)| json!(shape))),
     })
 }
 

@@ -138,6 +138,7 @@ pub struct AttentionConfig {
     /// Index into [`DecoderConfig::ropes`]; `None` for layers without positions.
     pub rope: Option<usize>,
     pub qk_norm: QkNorm,
+    pub temperature: Option<AttentionTemperature>,
     pub kv: KvSource,
     /// Whether each head's value is normalised, without weights (Gemma 4).
     pub value_norm: bool,
@@ -160,12 +161,22 @@ pub enum KvSource {
     Layer(usize),
 }
 
-/// Normalisation of q and k before the rotary embedding.
+/// Growth of q with the position p: its factor is `1 + scale * ln(1 + floor(p / interval))` (Llama 4, Ministral 3).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionTemperature {
+    pub scale: f32,
+    /// Number of positions with the same factor.
+    pub interval: usize,
+}
+
+/// Normalisation of q and k, before the rotary embedding unless a variant says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     None,
     /// Each head separately (Qwen 3, Gemma 3).
     PerHead,
+    /// Each head separately, after the rotary embedding (Hunyuan).
+    PerHeadAfterRope,
     /// All heads together (OLMo 2).
     Whole,
 }
@@ -422,6 +433,10 @@ impl NormNames {
         last: ["norm", "output_norm"],
     };
 
+    /// Two norms per layer, of which GGUF names the second after the part before it.
+    pub const POST_ATTENTION: NormNames =
+        NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
+
     /// Four norms per layer, or the two that come after (OLMo 2).
     pub const SANDWICH: NormNames = NormNames {
         post_mixer: ["post_attention_layernorm", "post_attention_norm"],
@@ -478,6 +493,16 @@ impl PartNames {
         experts: ["mlp.experts", "ffn"],
         expert_mlp: ["gate_proj", "up_proj", "down_proj"],
         expert_stacks: ["gate_up_proj", "down_proj"],
+    };
+
+    /// Llama's names, with one network for all shared experts (DeepSeek V2 and V3, GLM 4.5, ERNIE 4.5).
+    pub const SHARED_EXPERTS: PartNames = PartNames {
+        mlp_beside_experts: [
+            ["mlp.shared_experts.gate_proj", "ffn_gate_shexp"],
+            ["mlp.shared_experts.up_proj", "ffn_up_shexp"],
+            ["mlp.shared_experts.down_proj", "ffn_down_shexp"],
+        ],
+        ..PartNames::LLAMA
     };
 
     /// Mixtral's names.

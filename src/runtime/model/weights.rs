@@ -317,8 +317,8 @@ impl<'a> WeightFile<'a> {
             ["", "", down, both].map(|part| format!("{name}.{part}"))
         };
         if self.source.describe(&both).is_some() {
-            let both = self.stack(&both, [count, 2 * inner, hidden])?;
-            let down = self.stack(&down, [count, hidden, inner])?;
+            let both = self.oriented_stack(&both, [count, 2 * inner, hidden])?;
+            let down = self.oriented_stack(&down, [count, hidden, inner])?;
             let expert = |(both, down): (Linear, Linear)| {
                 [both.slice_rows(0, inner), both.slice_rows(inner, 2 * inner), down]
             };
@@ -332,6 +332,16 @@ impl<'a> WeightFile<'a> {
             return Ok(parts.map(|((gate, up), down)| [gate, up, down]).collect());
         }
         self.expert_modules(&name, count, [inner, hidden])
+    }
+
+    /// Splits a tensor as [`Self::stack`] does; in Hugging Face's form the matrices may be transposed (Qwen 3 VL).
+    fn oriented_stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
+        let shape = self.source.describe(name).map(|(shape, _)| shape);
+        if !self.naming.gguf && rows != cols && shape.is_some_and(|shape| shape == [count, cols, rows]) {
+            let stored = self.stack(name, [count, cols, rows])?;
+            return Ok(stored.into_iter().map(|linear| linear.transposed()).collect());
+        }
+        self.stack(name, [count, rows, cols])
     }
 
     /// Reads experts as [`Self::experts`] does, from a module for each.
@@ -437,16 +447,17 @@ impl Linear {
         Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
     }
 
-    /// Reorders rows that a GGUF converter interleaved (pairs side by side) to half-split order.
+    /// Reorders the rows of rotary pairs that are stored side by side to half-split order.
     ///
-    /// llama.cpp's converter stores q and k of the llama family so that rotary pairs are (2i, 2i+1); undoing it lets every
-    /// family use one rotation, and makes GGUF and safetensors of one model the same matrix.
-    pub fn deinterleave(self, head_dim: usize) -> Linear {
+    /// llama.cpp's converter stores q and k of the llama family so that rotary pairs are (2i, 2i+1), and some families are
+    /// published so; undoing it lets every family use one rotation, and makes GGUF and safetensors of one model the same
+    /// matrix. Only the first `rotated` values of a head are pairs.
+    pub fn deinterleave(self, head_dim: usize, rotated: usize) -> Linear {
         let (rows, _) = self.weight.rows_cols();
         let source_row = |row: usize| {
             let (head, within) = (row / head_dim, row % head_dim);
-            let (part, pair) = (within / (head_dim / 2), within % (head_dim / 2));
-            head * head_dim + 2 * pair + part
+            let (part, pair) = (within / (rotated / 2), within % (rotated / 2));
+            head * head_dim + if within < rotated { 2 * pair + part } else { within }
         };
         self.gather_rows((0..rows).map(source_row))
     }
@@ -512,14 +523,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deinterleave_undoes_the_converters_permutation() {
+    fn deinterleave_splits_the_pairs_of_the_rotated_part() {
         // Two heads of four rows, one value per row: the converter stores rows 0 2 1 3 of each head.
         let stored = [0.0f32, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
         let weight = HostTensor { dtype: Dtype::F32, shape: vec![8, 1], bytes: bytes.into() };
-        let linear = Linear { name: "q".into(), weight, bias: Some(stored.to_vec()) }.deinterleave(4);
+        let linear = Linear { name: "q".into(), weight, bias: Some(stored.to_vec()) };
         let expected: Vec<f32> = (0..8).map(|row| row as f32).collect();
-        assert_eq!(to_f32(&linear.weight), expected);
-        assert_eq!(linear.bias, Some(expected));
+        let whole = linear.clone().deinterleave(4, 4);
+        assert_eq!(to_f32(&whole.weight), expected);
+        assert_eq!(whole.bias, Some(expected));
+        // One head of eight rows, of which four are rotated.
+        assert_eq!(to_f32(&linear.deinterleave(8, 4).weight), [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 5.0, 7.0]);
     }
 }

@@ -303,6 +303,12 @@ impl Backend for Candle {
         x.fill(scaled)
     }
 
+    fn scale_rows(&self, x: &mut CandleBuffer, factors: &[f32]) -> Result<()> {
+        let scaled =
+            x.get().and_then(|x| x.broadcast_mul(&Tensor::new(factors, &self.device)?.unsqueeze(1)?));
+        x.fill(scaled)
+    }
+
     fn multiply(&self, x: &mut CandleBuffer, vector: &Tensor) -> Result<()> {
         let product = x.get().and_then(|x| x.broadcast_mul(vector));
         x.fill(product)

@@ -553,6 +553,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn scale_rows(&self, x: &mut CpuBuffer, factors: &[f32]) -> Result<()> {
+        let width = x.width();
+        for (row, factor) in x.values_mut().chunks_exact_mut(width).zip(factors) {
+            row.iter_mut().for_each(|value| *value *= factor);
+        }
+        Ok(())
+    }
+
     fn multiply(&self, x: &mut CpuBuffer, vector: &Vec<f32>) -> Result<()> {
         let (width, work) = (x.width(), x.values().len());
         self.for_rows(x.values_mut(), width, work, |_, row| {

@@ -47,8 +47,8 @@ impl OllamaName {
             None => (HOST, NAMESPACE),
             Some(path) => path.rsplit_once('/').unwrap_or((HOST, path)),
         };
-        for part in [host, namespace, model, tag] {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "._-:".contains(c);
+        for (part, marks) in [(host, "._-:"), (namespace, "._-"), (model, "._-"), (tag, "._-")] {
+            let plain = |c: char| c.is_ascii_alphanumeric() || marks.contains(c);
             if part.is_empty() || part.starts_with('.') || part.len() > 128 || !part.chars().all(plain) {
                 return Err(format!("{part:?} cannot be part of the name of a model of ollama"));
             }

@@ -150,6 +150,26 @@ impl ConfigReader {
         self.layers_of_kind(num_layers, "sliding_attention")
     }
 
+    /// Returns for each layer whether it has a sliding window: as listed, or all but every `period`th. GGUF has a list or
+    /// a period of its own.
+    pub fn sliding_pattern(&self, num_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        let by_period =
+            |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
+        if !self.is_gguf() {
+            return Ok(self.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(period)));
+        }
+        match self.value(KEY) {
+            None => Ok(by_period(period)),
+            Some(Value::Array(list)) => {
+                let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+                let listed = listed.filter(|listed| listed.len() == num_layers);
+                listed.ok_or_else(|| self.error(KEY, format!("is not a list of {num_layers} layers")))
+            }
+            Some(_) => self.size(KEY, num_layers).map(by_period),
+        }
+    }
+
     /// Returns for each layer whether it is of `kind` instead of `full_attention`, if the file has `layer_types`.
     pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> Result<Option<Vec<bool>>, LoadError> {
         const KEY: &str = "layer_types";

@@ -41,15 +41,6 @@ const EXPERTS: ExpertKeys = ExpertKeys {
     intermediate_size: "moe_intermediate_size",
 };
 
-const PARTS: PartNames = PartNames {
-    mlp_beside_experts: [
-        ["mlp.shared_experts.gate_proj", "ffn_gate_shexp"],
-        ["mlp.shared_experts.up_proj", "ffn_up_shexp"],
-        ["mlp.shared_experts.down_proj", "ffn_down_shexp"],
-    ],
-    ..PartNames::LLAMA
-};
-
 /// Limit on shared experts, above that of any published model.
 const MAX_SHARED: usize = 1 << 10;
 
@@ -58,7 +49,6 @@ fn parse_config(name: &'static str, reader: &ConfigReader) -> Result<Description
     let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::default() };
     let rotary_dim = latent.rotary_dim;
     let mut description = decoder(name, reader, MixerConfig::Latent(latent), rotary_dim, defaults)?;
-    description.naming.parts = PARTS;
     description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
     if reader.is_gguf() && reader.number("rope.scaling.yarn_log_multiplier")?.is_some() {
         // The magnitudes of rotations and scores, which the files do not tell apart, are equal in all published models.
@@ -66,16 +56,16 @@ fn parse_config(name: &'static str, reader: &ConfigReader) -> Result<Description
             *attention_factor = Some(1.0);
         }
     }
-    let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
-    let num_layers = description.config.layers.len();
-    for (layer, _) in
-        description.config.layers.iter_mut().zip(sparse_layers(reader, num_layers)?).filter(|(_, is)| *is)
-    {
-        if let Some(dense) = layer.feed_forward.dense.take() {
-            layer.feed_forward = feed_forward(reader, dense, shared)?;
-        }
-    }
+    set_experts(&mut description, reader)?;
     Ok(description)
+}
+
+/// Replaces the dense part of all layers but the first by experts beside a shared network (also GLM-4.5's form).
+pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    description.naming.parts = PartNames::SHARED_EXPERTS;
+    let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
+    let is_sparse = sparse_layers(reader, description.config.layers.len())?;
+    description.replace_dense(|layer| is_sparse[layer], |dense| feed_forward(reader, dense, shared))
 }
 
 /// Parses the attention of every layer. GGUF's keys give the widths of heads; those for the absorbed form, which newer files
@@ -197,13 +187,15 @@ fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
     })
 }
 
-/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, or GLM-4.7-Flash's by their
-/// vocabulary, as in llama.cpp.
+/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, or GLM-4.7-Flash's by
+/// their vocabulary, as in llama.cpp.
 fn gguf_is_sigmoid(reader: &ConfigReader) -> Result<bool, LoadError> {
     const KEY: &str = "expert_gating_func";
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
-        None | Some(0) => Ok(reader.count("vocab_size")? == Some(GLM_VOCAB)),
+        None | Some(0) => {
+            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || reader.architecture()? == "glm4moe")
+        }
         Some(1) => Ok(false),
         Some(2) => Ok(true),
         Some(other) => Err(reader.error(KEY, format!("{other} is not a known weighting of experts"))),

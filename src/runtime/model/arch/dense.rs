@@ -182,6 +182,7 @@ fn attention(
         softcap: None,
         rope: Some(0),
         qk_norm: QkNorm::None,
+        temperature: None,
         kv: KvSource::Own,
         value_norm: false,
         has_sinks: false,
@@ -278,6 +279,7 @@ fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, 
     match reader.string(key)?.as_deref() {
         None => Ok(default),
         Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("relu2") => Ok(Activation::SquaredRelu),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
         Some(other) => Err(reader.error(key, format!("activation {other:?} is not supported"))),
     }
@@ -305,6 +307,17 @@ impl Description {
                 self.config.layers.truncate(count);
                 Ok(())
             }
+        }
+    }
+
+    /// Moves the norms behind the parts of each layer (OLMo 2), and normalises q and k.
+    pub fn normalize_outputs(&mut self, qk_norm: QkNorm) {
+        self.naming.norms = NormNames::SANDWICH;
+        for (_, attention) in self.config.attentions_mut() {
+            attention.qk_norm = qk_norm;
+        }
+        for layer in &mut self.config.layers {
+            (layer.pre_norms, layer.post_norms) = (false, true);
         }
     }
 

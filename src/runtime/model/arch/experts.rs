@@ -1,9 +1,10 @@
 //! Parses experts, which all families with experts describe alike.
 
+use super::Description;
 use super::config_reader::ConfigReader;
 use super::dense::MAX_WIDTH;
 use crate::runtime::error::LoadError;
-use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, MlpConfig};
+use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig};
 
 /// Limit on the number of experts, above that of any published model.
 const MAX_EXPERTS: usize = 1 << 14;
@@ -23,7 +24,9 @@ pub fn experts(
     dense: &MlpConfig,
     weights: ExpertWeights,
 ) -> Result<ExpertsConfig, LoadError> {
-    let count = reader.size(reader.pick(keys.count, "expert_count"), MAX_EXPERTS)?;
+    // transformers 5 writes the number of experts under the name that all its classes share.
+    let count_key = if reader.value(keys.count).is_some() { keys.count } else { "num_local_experts" };
+    let count = reader.size(reader.pick(count_key, "expert_count"), MAX_EXPERTS)?;
     let used = reader.size(reader.pick(keys.used, "expert_used_count"), count)?;
     let inner_key = reader.pick(keys.intermediate_size, "expert_feed_forward_length");
     let intermediate_size = match reader.is_gguf() && reader.is_absent(inner_key) {
@@ -40,4 +43,30 @@ pub fn experts(
         groups: None,
         has_norms: false,
     })
+}
+
+impl FeedForwardConfig {
+    /// Returns a part of experts alone.
+    pub fn of_experts(experts: ExpertsConfig) -> Self {
+        Self { dense: None, experts: Some(experts), gates_dense: false }
+    }
+}
+
+impl Description {
+    /// Replaces the dense part of the layers for which `is_sparse` returns true by what `part` makes of it.
+    ///
+    /// # Errors
+    /// Those of `part`.
+    pub fn replace_dense(
+        &mut self,
+        is_sparse: impl Fn(usize) -> bool,
+        part: impl Fn(MlpConfig) -> Result<FeedForwardConfig, LoadError>,
+    ) -> Result<(), LoadError> {
+        for (_, layer) in self.config.layers.iter_mut().enumerate().filter(|(index, _)| is_sparse(*index)) {
+            if let Some(dense) = layer.feed_forward.dense.take() {
+                layer.feed_forward = part(dense)?;
+            }
+        }
+        Ok(())
+    }
 }

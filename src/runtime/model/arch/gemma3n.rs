@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::dense::{ConfigDefaults, dense};
-use super::gemma4::{per_layer_size, share_rows, sliding_layers};
+use super::gemma4::{per_layer_size, share_rows};
 use super::rope::rope;
 use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
@@ -46,7 +46,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let mut description = dense("gemma3n", reader, defaults)?;
     description.naming.norms = NormNames::SANDWICH;
     let num_layers = description.config.layers.len();
-    let slides = sliding_layers(reader, num_layers, PATTERN)?;
+    let slides = reader.sliding_pattern(num_layers, PATTERN)?;
     let local = local_rope(reader, &description.config.ropes[0])?;
     let config = &mut description.config;
     config.ropes.push(local);

@@ -4,8 +4,6 @@
 //! feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's
 //! converter for GGUF's keys.
 
-use serde_json::Value;
-
 use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
 use super::experts::{ExpertKeys, experts};
 use super::rope::rope;
@@ -53,7 +51,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     for layer in &mut config.layers {
         (layer.post_norms, layer.has_output_scale) = (true, true);
     }
-    let mut slides = sliding_layers(reader, config.layers.len(), PATTERN)?;
+    let mut slides = reader.sliding_pattern(config.layers.len(), PATTERN)?;
     if let Some(last) = slides.last_mut().filter(|_| !reader.is_gguf()) {
         *last = false; // the class ignores the list here
     }
@@ -65,28 +63,6 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
     description.slide(Some(window), |layer| slides[layer]);
     Ok(description)
-}
-
-/// Returns which layers are local: as listed, or all but every `period`th.
-pub fn sliding_layers(
-    reader: &ConfigReader,
-    num_layers: usize,
-    period: usize,
-) -> Result<Vec<bool>, LoadError> {
-    const KEY: &str = "attention.sliding_window_pattern";
-    let by_period = |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
-    if !reader.is_gguf() {
-        return Ok(reader.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(period)));
-    }
-    match reader.value(KEY) {
-        None => Ok(by_period(period)),
-        Some(Value::Array(list)) => {
-            let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
-            let listed = listed.filter(|listed| listed.len() == num_layers);
-            listed.ok_or_else(|| reader.error(KEY, format!("is not a list of {num_layers} layers")))
-        }
-        Some(_) => reader.size(KEY, num_layers).map(by_period),
-    }
 }
 
 /// Sets heads and rotary tables of local and global layers, which differ in number and width.

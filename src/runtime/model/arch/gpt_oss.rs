@@ -6,7 +6,7 @@ use super::experts::{ExpertKeys, experts};
 use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{
-    Activation, ExpertWeights, FeedForwardConfig, NormNames, PartNames, RopeScaling,
+    Activation, ExpertWeights, FeedForwardConfig, MlpConfig, NormNames, PartNames, RopeScaling,
 };
 
 pub const FAMILY: Family =
@@ -24,8 +24,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     };
     let mut description = dense("gpt-oss", reader, defaults)?;
     description.naming.alternating_experts = !reader.is_gguf();
-    description.naming.norms =
-        NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
+    description.naming.norms = NormNames::POST_ATTENTION;
     description.naming.parts = PartNames { router: ["mlp.router", "ffn_gate_inp"], ..PartNames::LLAMA };
     for rope in &mut description.config.ropes {
         // As in the published config; GGUF lacks the key.
@@ -57,13 +56,12 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(
             limit => return Err(reader.error("swiglu_limit", format!("{limit} is below 0"))),
         },
     };
-    for layer in &mut description.config.layers {
-        if let Some(mut dense) = layer.feed_forward.dense.take() {
-            dense.activation = activation;
+    description.replace_dense(
+        |_| true,
+        |dense| {
+            let dense = MlpConfig { activation, ..dense };
             let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
-            layer.feed_forward =
-                FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
-        }
-    }
-    Ok(())
+            Ok(FeedForwardConfig::of_experts(experts))
+        },
+    )
 }

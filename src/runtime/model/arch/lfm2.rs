@@ -17,7 +17,7 @@ const NORMS: NormNames = NormNames {
     ..NormNames::LLAMA
 };
 
-const PARTS: PartNames = PartNames {
+pub const PARTS: PartNames = PartNames {
     attention_output: ["self_attn.out_proj", "attn_output"],
     mlp: [["feed_forward.w1", "ffn_gate"], ["feed_forward.w3", "ffn_up"], ["feed_forward.w2", "ffn_down"]],
     ..PartNames::LLAMA
@@ -27,14 +27,33 @@ const PARTS: PartNames = PartNames {
 const MAX_KERNEL: usize = 1 << 10;
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let mut description = convolutional("lfm2", reader, false)?;
+    if !reader.is_gguf() {
+        let width = adjusted_width(reader)?;
+        for dense in
+            description.config.layers.iter_mut().filter_map(|layer| layer.feed_forward.dense.as_mut())
+        {
+            dense.intermediate_size = width;
+        }
+    }
+    Ok(description)
+}
+
+/// Parses a model of convolutions and attention.
+pub fn convolutional(
+    name: &'static str,
+    reader: &ConfigReader,
+    experts: bool,
+) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
         context_length: 128_000,
         rope_theta: 1e6,
         norm_eps: 1e-5,
         tied: Some(true),
+        experts,
         ..ConfigDefaults::default()
     };
-    let mut description = dense("lfm2", reader, defaults)?;
+    let mut description = dense(name, reader, defaults)?;
     (description.naming.norms, description.naming.parts) = (NORMS, PARTS);
     if !reader.is_gguf() {
         hugging_face(&mut description, reader, defaults)?;
@@ -71,13 +90,7 @@ fn hugging_face(
     description.naming.tied = tied.or(defaults.tied);
     let eps = reader.number("norm_eps")?.unwrap_or(defaults.norm_eps);
     description.config.final_norm_eps = eps;
-    let width = adjusted_width(reader)?;
-    for layer in &mut description.config.layers {
-        layer.norm_eps = eps;
-        if let Some(dense) = &mut layer.feed_forward.dense {
-            dense.intermediate_size = width;
-        }
-    }
+    description.config.layers.iter_mut().for_each(|layer| layer.norm_eps = eps);
     Ok(())
 }
 

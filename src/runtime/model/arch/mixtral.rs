@@ -35,12 +35,11 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
 /// Replaces the dense part of every layer by experts.
 pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     description.naming.parts = PartNames::MIXTRAL;
-    for layer in &mut description.config.layers {
-        if let Some(dense) = &layer.feed_forward.dense {
-            let experts = experts(reader, &KEYS, dense, ExpertWeights::OfUsed)?;
-            layer.feed_forward =
-                FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
-        }
-    }
-    Ok(())
+    description.replace_dense(
+        |_| true,
+        |dense| {
+            let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
+            Ok(FeedForwardConfig::of_experts(experts))
+        },
+    )
 }

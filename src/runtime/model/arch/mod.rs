@@ -10,26 +10,40 @@ mod experts;
 pub(super) mod rope;
 mod ssm;
 
+mod arcee;
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone4;
 mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod gemma3n;
 mod gemma4;
+mod glm4;
+mod glm4_moe;
 mod gpt_oss;
 mod granite;
 mod granite_hybrid;
+mod hunyuan_dense;
 mod lfm2;
+mod lfm2_moe;
 mod llama;
+mod minimax_m2;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod nemotron_h;
 mod olmo2;
+mod olmo3;
+mod olmoe;
 mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
+mod qwen3_vl;
+mod seed_oss;
 mod smollm3;
 
 pub use config_reader::{ConfigReader, ModelFormat};
@@ -59,24 +73,36 @@ pub struct Family {
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
+    arcee::FAMILY,
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
+    ernie4_5::FAMILY,
+    ernie4_5_moe::FAMILY,
+    exaone4::FAMILY,
+    falcon_h1::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
     gemma3n::FAMILY,
     gemma4::FAMILY,
+    glm4::FAMILY,
+    glm4_moe::FAMILY,
     gpt_oss::FAMILY,
-    falcon_h1::FAMILY,
     granite::FAMILY,
     granite_hybrid::FAMILY,
     granite_hybrid::MOE_FAMILY,
+    hunyuan_dense::FAMILY,
     lfm2::FAMILY,
+    lfm2_moe::FAMILY,
     llama::FAMILY,
+    minimax_m2::FAMILY,
+    ministral3::FAMILY,
     mistral::FAMILY,
     mixtral::FAMILY,
     nemotron_h::FAMILY,
     olmo2::FAMILY,
+    olmo3::FAMILY,
+    olmoe::FAMILY,
     phi3::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
@@ -84,6 +110,9 @@ pub const FAMILIES: &[Family] = &[
     qwen3_5::MOE_FAMILY,
     qwen3_moe::FAMILY,
     qwen3_next::FAMILY,
+    qwen3_vl::FAMILY,
+    qwen3_vl::MOE_FAMILY,
+    seed_oss::FAMILY,
     smollm3::FAMILY,
 ];
 

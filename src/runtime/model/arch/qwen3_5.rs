@@ -36,10 +36,6 @@ const EXPERTS: ExpertKeys = ExpertKeys {
     intermediate_size: "moe_intermediate_size",
 };
 
-/// The converter has added 1 to the weights of norms.
-const GGUF_NORMS: NormNames =
-    NormNames { pre_mlp: ["post_attention_layernorm", "post_attention_norm"], ..NormNames::LLAMA };
-
 /// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
@@ -73,15 +69,16 @@ pub fn with_experts(
         ],
         ..PartNames::LLAMA
     };
-    for layer in &mut description.config.layers {
-        if let Some(dense) = layer.feed_forward.dense.take() {
-            layer.feed_forward = FeedForwardConfig {
+    description.replace_dense(
+        |_| true,
+        |dense| {
+            Ok(FeedForwardConfig {
                 experts: Some(experts(reader, &EXPERTS, &dense, weights)?),
                 dense: Some(MlpConfig { intermediate_size: shared, ..dense }),
                 gates_dense: true,
-            };
-        }
-    }
+            })
+        },
+    )?;
     Ok(description)
 }
 
@@ -115,7 +112,8 @@ fn parse_config(
     };
     let mut description = dense(name, reader, defaults)?;
     if reader.is_gguf() {
-        description.naming.norms = GGUF_NORMS;
+        // The converter has added 1 to the weights of norms.
+        description.naming.norms = NormNames::POST_ATTENTION;
         description.leave_prediction_out(reader, "mtp_num_hidden_layers")?;
     } else {
         description.naming.norm_offset = 1.0;

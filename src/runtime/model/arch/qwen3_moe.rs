@@ -27,20 +27,14 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     for (_, attention) in description.config.attentions_mut() {
         attention.qk_norm = QkNorm::PerHead;
     }
-    // transformers 5 writes the number of experts under the name that all its classes share.
-    let count = if reader.value(KEYS.count).is_some() { KEYS.count } else { "num_local_experts" };
     let weights = match reader.is_gguf() || reader.flag("norm_topk_prob")?.unwrap_or(false) {
         true => ExpertWeights::OfUsed,
         false => ExpertWeights::OfAll,
     };
     let is_sparse = sparse_layers(reader)?;
-    for (index, layer) in description.config.layers.iter_mut().enumerate() {
-        if let Some(dense) = layer.feed_forward.dense.as_ref().filter(|_| is_sparse(index)) {
-            let experts = experts(reader, &ExpertKeys { count, ..KEYS }, dense, weights)?;
-            layer.feed_forward =
-                FeedForwardConfig { dense: None, experts: Some(experts), gates_dense: false };
-        }
-    }
+    description.replace_dense(is_sparse, |dense| {
+        Ok(FeedForwardConfig::of_experts(experts(reader, &KEYS, &dense, weights)?))
+    })?;
     Ok(description)
 }
 

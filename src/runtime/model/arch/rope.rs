@@ -77,6 +77,9 @@ fn hugging_face(
         Some(theta) => theta,
         None => reader.number("rope_theta")?.unwrap_or(default_theta),
     };
+    if let Some(alpha) = parameters.alpha()? {
+        return Ok(RopeConfig { dim, theta: ntk_theta(theta, alpha, dim), scaling: RopeScaling::None });
+    }
     Ok(RopeConfig { dim, theta, scaling: parameters.scaling(dim)? })
 }
 
@@ -93,6 +96,12 @@ fn parameters(reader: &ConfigReader, kind: &str) -> Result<Option<(&'static str,
         }
         _ => Ok(found),
     }
+}
+
+/// Returns a number among config.json's rotary parameters; `None` if the file lacks it.
+pub fn parameter(reader: &ConfigReader, name: &str) -> Result<Option<f32>, LoadError> {
+    let Some((key, map)) = parameters(reader, "full_attention")? else { return Ok(None) };
+    Parameters { reader, key, map }.number(name)
 }
 
 /// One JSON object of rotary parameters.
@@ -140,8 +149,7 @@ impl Parameters<'_> {
     }
 
     fn scaling(&self, dim: usize) -> Result<RopeScaling, LoadError> {
-        let name = self.get("rope_type").or_else(|| self.get("type")).and_then(Value::as_str);
-        match name.unwrap_or("default") {
+        match self.name().unwrap_or("default") {
             "default" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
             "llama3" => Ok(RopeScaling::Llama3 {
@@ -155,6 +163,16 @@ impl Parameters<'_> {
             "longrope" | "su" => self.long_rope(),
             other => Err(self.error(format!("rope type {other:?} is not supported"))),
         }
+    }
+
+    /// Returns the factor of the context that Hunyuan's form of "dynamic" fixes.
+    fn alpha(&self) -> Result<Option<f32>, LoadError> {
+        let is_dynamic = self.name() == Some("dynamic");
+        Ok(self.number("alpha")?.filter(|alpha| is_dynamic && *alpha > 0.0))
+    }
+
+    fn name(&self) -> Option<&str> {
+        self.get("rope_type").or_else(|| self.get("type")).and_then(Value::as_str)
     }
 
     fn yarn(&self) -> Result<RopeScaling, LoadError> {
@@ -207,8 +225,15 @@ impl Parameters<'_> {
     }
 }
 
+/// Computes the base that stretches the slowest pair `alpha` times (NTK-aware interpolation, as in transformers'
+/// `compute_ntk_alpha_rope_parameters`).
+fn ntk_theta(theta: f32, alpha: f32, dim: usize) -> f32 {
+    let exponent = dim as f64 / (dim as f64 - 2.0);
+    (f64::from(theta) * f64::from(alpha).powf(exponent)) as f32
+}
+
 /// Computes YaRN's magnitude for a factor of the context (Peng et al. 2023, section 3.4), weighted by `mscale` (DeepSeek V2).
-fn yarn_magnitude(factor: f32, mscale: f32) -> f32 {
+pub fn yarn_magnitude(factor: f32, mscale: f32) -> f32 {
     if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 
@@ -221,11 +246,7 @@ pub fn yarn_score_factor(reader: &ConfigReader) -> Result<f32, LoadError> {
             reader.number("rope.scaling.factor")?,
             reader.number("rope.scaling.yarn_log_multiplier")?.map(|tenth| 10.0 * tenth),
         ),
-        false => {
-            let Some((key, map)) = parameters(reader, "full_attention")? else { return Ok(1.0) };
-            let parameters = Parameters { reader, key, map };
-            (parameters.number("factor")?, parameters.number("mscale_all_dim")?)
-        }
+        false => (parameter(reader, "factor")?, parameter(reader, "mscale_all_dim")?),
     };
     let magnitude = yarn_magnitude(factor.unwrap_or(1.0), mscale.unwrap_or(0.0));
     Ok(magnitude * magnitude)

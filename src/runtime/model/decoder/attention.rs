@@ -5,7 +5,7 @@ use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::runtime::error::{LoadError, Result};
-use crate::runtime::model::config::{AttentionConfig, KvSource, QkNorm};
+use crate::runtime::model::config::{AttentionConfig, AttentionTemperature, KvSource, QkNorm};
 use crate::runtime::model::weights::Linear;
 
 pub struct Attention<B: Backend> {
@@ -69,15 +69,22 @@ impl<B: Backend> Attention<B> {
         let (backend, config) = (context.backend, &self.config);
         self.project(backend, input, context.work)?;
         let LayerContext { step, kv, work, .. } = context;
-        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
+        let LayerBuffers { q, k, v, mixed, gate, factors, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         if let Some(rope) = config.rope {
             backend.rope(q, config.head_dim, &step.angles[rope])?;
-        }
-        if self.kv.is_some() {
-            if let Some(rope) = config.rope {
+            if self.kv.is_some() {
                 backend.rope(k, config.head_dim, &step.angles[rope])?;
             }
+        }
+        if config.qk_norm == QkNorm::PerHeadAfterRope {
+            self.normalize_qk(backend, [q, k], mixed)?;
+        }
+        if let Some(temperature) = config.temperature {
+            temperature.fill_factors(&step.positions, factors);
+            backend.scale_rows(q, factors)?;
+        }
+        if self.kv.is_some() {
             backend.store_kv(kv, self.store.index, k, v, spans)?;
         }
         let spec = AttentionSpec {
@@ -96,7 +103,7 @@ impl<B: Backend> Attention<B> {
         self.output.apply(backend, mixed, out)
     }
 
-    /// Computes q, k and v, normalised if the family does so.
+    /// Computes q, k and v, normalised if the family does so before the rotary embedding.
     fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B>) -> Result<()> {
         let LayerBuffers { q, k, v, mixed, .. } = work;
         match &self.kv {
@@ -108,15 +115,22 @@ impl<B: Backend> Attention<B> {
                 backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])?;
             }
         }
-        self.normalize(backend, self.q_norm.as_ref(), q, mixed)?;
         if let Some(kv) = &self.kv {
             match (&kv.v, &kv.v_norm) {
                 (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
                 (_, norm) => self.normalize(backend, norm.as_ref(), v, mixed)?,
             }
-            self.normalize(backend, kv.k_norm.as_ref(), k, mixed)?;
         }
-        Ok(())
+        match self.config.qk_norm {
+            QkNorm::PerHeadAfterRope => Ok(()),
+            _ => self.normalize_qk(backend, [q, k], mixed),
+        }
+    }
+
+    fn normalize_qk(&self, backend: &B, [q, k]: [&mut B::Buffer; 2], space: &mut B::Buffer) -> Result<()> {
+        self.normalize(backend, self.q_norm.as_ref(), q, space)?;
+        let k_norm = self.kv.as_ref().and_then(|kv| kv.k_norm.as_ref());
+        self.normalize(backend, k_norm, k, space)
     }
 
     fn normalize(
@@ -131,6 +145,18 @@ impl<B: Backend> Attention<B> {
             std::mem::swap(x, space);
         }
         Ok(())
+    }
+}
+
+impl AttentionTemperature {
+    /// Computes the factor of each row's queries.
+    fn fill_factors(self, positions: &[usize], factors: &mut Vec<f32>) {
+        let factor = |position: &usize| {
+            let intervals = (1 + position / self.interval) as f64;
+            1.0 + self.scale * intervals.ln() as f32
+        };
+        factors.clear();
+        factors.extend(positions.iter().map(factor));
     }
 }
 
@@ -187,7 +213,10 @@ fn load_projections<B: Backend>(
         return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
     };
     let (q, k) = match loader.naming.interleaved_qk {
-        true => (q.deinterleave(config.head_dim), k.deinterleave(config.head_dim)),
+        true => {
+            let rotated = config.rope.map_or(config.head_dim, |rope| loader.ropes[rope].dim);
+            (q.deinterleave(config.head_dim, rotated), k.deinterleave(config.head_dim, rotated))
+        }
         false => (q, k),
     };
     let (q, output_gate) = match config.has_output_gate {
@@ -212,7 +241,7 @@ fn load_projections<B: Backend>(
 fn normed_lens(config: &AttentionConfig) -> [Option<usize>; 2] {
     match config.qk_norm {
         QkNorm::None => [None; 2],
-        QkNorm::PerHead => [Some(config.head_dim); 2],
+        QkNorm::PerHead | QkNorm::PerHeadAfterRope => [Some(config.head_dim); 2],
         QkNorm::Whole => [config.num_heads, config.num_kv_heads].map(|heads| Some(heads * config.head_dim)),
     }
 }

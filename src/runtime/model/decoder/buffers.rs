@@ -44,6 +44,8 @@ pub struct LayerBuffers<B: Backend> {
     pub returned: B::Buffer,
     pub scores: B::Buffer,
     pub routing: Routing,
+    /// Factors of the rows' queries.
+    pub factors: Vec<f32>,
 }
 
 impl<B: Backend> LayerBuffers<B> {
@@ -60,6 +62,7 @@ impl<B: Backend> LayerBuffers<B> {
             returned: buffer(),
             scores: buffer(),
             routing: Routing::default(),
+            factors: Vec::new(),
         }
     }
 }

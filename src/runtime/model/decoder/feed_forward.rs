@@ -76,15 +76,11 @@ impl<B: Backend> FeedForward<B> {
         work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, mixed, .. } = work;
+        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, .. } = work;
         gate.apply(backend, input, scores)?;
         backend.read(scores, weights)?;
         weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
-        let rows: Vec<usize> = (0..weights.len()).collect();
-        backend.zeros(weights.len(), self.hidden, mixed)?;
-        backend.add_rows(mixed, out, &rows, weights)?;
-        std::mem::swap(out, mixed);
-        Ok(())
+        backend.scale_rows(out, weights)
     }
 }
 
@@ -184,7 +180,7 @@ impl<B: Backend> Experts<B> {
         let each = loader.file.experts(loader.layer, names.experts, config.count, shape)?;
         let expert =
             |[gate, up, down]: [Linear; 3]| Mlp::of(loader, config.mlp.activation, Some(gate), [up, down]);
-        let bias = |_| loader.file.values(loader.layer, names.expert_bias, config.count);
+        let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
             config: config.clone(),
             router: loader.gate(router)?,

@@ -56,7 +56,7 @@ impl<B: Backend> LatentAttention<B> {
         let [plain_query, rotary_query] = split_heads(&query, num_heads, [config.plain_dim, rotary_dim]);
         let [latent, rotary_key] = file.stacked(layer, KEY_DOWN, [kv_rank, rotary_dim], hidden)?;
         let unrolled = |linear: Linear| match config.interleaved {
-            true => linear.deinterleave(rotary_dim),
+            true => linear.deinterleave(rotary_dim, rotary_dim),
             false => linear,
         };
         let (keys, values) = read_heads(loader, config)?;

@@ -4,7 +4,7 @@ use super::buffers::Projection;
 use super::{Convert, Matrix};
 use crate::runtime::backend::Backend;
 use crate::runtime::error::LoadError;
-use crate::runtime::model::config::{Names, Naming};
+use crate::runtime::model::config::{Names, Naming, RopeConfig};
 use crate::runtime::model::weights::{Linear, WeightFile};
 
 /// Loader of one layer.
@@ -12,6 +12,7 @@ pub struct Loader<'a, B: Backend> {
     pub backend: &'a B,
     pub file: &'a WeightFile<'a>,
     pub naming: &'a Naming,
+    pub ropes: &'a [RopeConfig],
     pub convert: Convert<'a>,
     pub hidden: usize,
     pub layer: usize,

@@ -159,6 +159,7 @@ impl<B: Backend> Decoder<B> {
             backend: &backend,
             file: &file,
             naming: &naming,
+            ropes: &config.ropes,
             convert,
             hidden: config.hidden_size,
             layer: 0,

@@ -47,6 +47,9 @@ impl Routing {
             }
             merits.clear();
             merits.extend_from_slice(scores);
+            if bias.is_some() && !config.weights.is_sigmoid() {
+                to_softmax(merits);
+            }
             for (merit, bias) in merits.iter_mut().zip(bias.into_iter().flatten()) {
                 *merit += bias;
             }
@@ -72,11 +75,19 @@ impl ExpertWeights {
 
 /// Returns the unnormalised weight of each expert.
 fn shares(weights: ExpertWeights, scores: &[f32], used: &[usize]) -> impl Fn(usize) -> f32 {
-    let highest = scores[used[0]];
+    let highest = used.iter().map(|expert| scores[*expert]).fold(f32::NEG_INFINITY, f32::max);
     move |expert| match weights {
         ExpertWeights::OfAll | ExpertWeights::OfUsed => math::exp(scores[expert] - highest),
         ExpertWeights::Sigmoid | ExpertWeights::SigmoidOfUsed => scores[expert],
     }
+}
+
+/// Replaces scores by their softmax, to which a bias is added for the choice (ERNIE 4.5).
+fn to_softmax(scores: &mut [f32]) {
+    let highest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    scores.iter_mut().for_each(|score| *score = math::exp(*score - highest));
+    let total: f32 = scores.iter().sum();
+    scores.iter_mut().for_each(|score| *score /= total);
 }
 
 /// Returns the number by which the weights are divided.
@@ -176,6 +187,16 @@ mod tests {
         config.weights = ExpertWeights::Sigmoid;
         let got = chosen(&config, &[-1.0, 0.0, 0.0], &scores);
         assert!(close(&got, &[(1, 2.5 * 0.4), (2, 2.5 * 0.2)]), "{got:?}");
+    }
+
+    #[test]
+    fn a_bias_of_softmax_weights_is_added_to_probabilities() {
+        let scores = [0.5, 0.3, 0.2].map(f32::ln);
+        let config = config(3, ExpertWeights::OfUsed);
+        let got = chosen(&config, &[0.0, 0.0, 0.15], &scores);
+        let wanted = [(0, 0.5 / 0.7), (2, 0.2 / 0.7)];
+        let same = |(a, b): (&(usize, f32), &(usize, f32))| a.0 == b.0 && (a.1 - b.1).abs() < 1e-6;
+        assert!(got.len() == 2 && got.iter().zip(&wanted).all(same), "{got:?}");
     }
 
     #[test]

@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+"""Makes the tiny random checkpoints qwen3-vl, qwen3-vl-moe and phi4-mini with their golden files.
+
+    python3 tests/parity/make.py [NAME ...]
+
+Needs torch, transformers (made with 5.23.0) and safetensors. A checkpoint has the published form of its family: its
+weights are random (seed 0) and stored as bf16; the logits are transformers' in float32 with eager attention. Prompts and
+tokenizer are those of the checkpoint qwen3.
+"""
+
+import json
+import math
+import pathlib
+import shutil
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROMPTS = HERE / "qwen3"
+NEW_TOKENS = 24
+
+TEXT = dict(
+    vocab_size=384, hidden_size=32, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=2048, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+)
+MROPE = dict(rope_type="default", rope_theta=5e6, mrope_section=[4, 2, 2], mrope_interleaved=True)
+VISION = dict(
+    depth=1, hidden_size=16, num_heads=2, intermediate_size=32, out_hidden_size=32, patch_size=4,
+    num_position_embeddings=16, deepstack_visual_indexes=[0],
+)
+TOKENS = dict(image_token_id=380, video_token_id=381, vision_start_token_id=382, vision_end_token_id=383)
+
+
+def long_rope(pairs):
+    factors = lambda slope: [1.0 + slope * pair for pair in range(pairs)]
+    return dict(rope_type="longrope", rope_theta=1e4, short_factor=factors(0.1), long_factor=factors(0.7))
+
+
+CONFIGS = {
+    "qwen3-vl": dict(
+        model_type="qwen3_vl", vision_config=VISION, tie_word_embeddings=True, **TOKENS,
+        text_config=dict(TEXT, head_dim=16, rope_parameters=MROPE, tie_word_embeddings=True),
+    ),
+    "qwen3-vl-moe": dict(
+        model_type="qwen3_vl_moe", vision_config=VISION, tie_word_embeddings=False, **TOKENS,
+        text_config=dict(
+            TEXT, head_dim=16, rope_parameters=MROPE, tie_word_embeddings=False, num_experts=8,
+            num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1, mlp_only_layers=[],
+        ),
+    ),
+    # Every prompt is longer than the original context: transformers takes the long factors, as llmctl does by the context.
+    "phi4-mini": dict(
+        TEXT, model_type="phi3", tie_word_embeddings=True, partial_rotary_factor=0.75, rms_norm_eps=1e-5,
+        original_max_position_embeddings=4, sliding_window=None,
+        rope_parameters=dict(long_rope(3), partial_rotary_factor=0.75, original_max_position_embeddings=4),
+    ),
+}
+
+
+def make_model(config):
+    torch.manual_seed(0)
+    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim < 2:
+                weight.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.1)
+            else:
+                weight.normal_(0.0, 0.3 if "embed_tokens" in name else 1.0 / math.sqrt(weight.shape[-1]))
+            weight.copy_(weight.bfloat16().float())
+    return model
+
+
+def golden(model, tokens):
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+        greedy, margins, all_tokens = [], [], list(tokens)
+        for _ in range(NEW_TOKENS):
+            last = model(input_ids=torch.tensor([all_tokens]), use_cache=False).logits[0, -1]
+            best, second = last.topk(2).values.tolist()
+            margins.append(best - second)
+            greedy.append(int(last.argmax()))
+            all_tokens.append(greedy[-1])
+    positions = sorted({*range(0, len(tokens), 16), len(tokens) - 1})
+    return positions, logits[positions].contiguous(), greedy, min(margins)
+
+
+def make(name, into):
+    config = AutoConfig.for_model(**CONFIGS[name])
+    model = make_model(config)
+    prompts = json.loads((PROMPTS / "golden.json").read_text())["prompts"]
+    into.mkdir(parents=True, exist_ok=True)
+    for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]:
+        shutil.copy(PROMPTS / file, into / file)
+    report = dict(
+        architecture=name, model_type=config.model_type, transformers=transformers.__version__,
+        torch=torch.__version__, dtype="float32", prompts={},
+    )
+    tensors = {}
+    for prompt, stored in prompts.items():
+        positions, logits, greedy, margin = golden(model, stored["tokens"])
+        report["prompts"][prompt] = dict(tokens=stored["tokens"], greedy=greedy, greedy_margin_min=margin)
+        tensors[f"{prompt}.tokens"] = torch.tensor(stored["tokens"])
+        tensors[f"{prompt}.positions"] = torch.tensor(positions)
+        tensors[f"{prompt}.logits"] = logits
+        print(name, prompt, f"least margin {margin:.2e}, largest logit {logits.abs().max():.1f}")
+    save_file(tensors, into / "golden.safetensors")
+    (into / "golden.json").write_text(json.dumps(report, indent=1) + "\n")
+    model.to(torch.bfloat16).save_pretrained(into)
+    shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CONFIGS:
+        make(name, HERE / name)
