@@ -92,8 +92,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["generate", "ask", "complete", "prompt"], "'llmctl run PROMPT'"),
     (&["server", "start"], "'llmctl serve'"),
     (
-        &["create", "push", "cp", "quantize", "convert"],
-        "models are used as they are; --quantize does it while loading, [aliases] in the configuration give names",
+        &["create", "push", "cp", "convert"],
+        "'llmctl quantize IN OUT' writes a GGUF file of another type; [aliases] in the configuration give names",
     ),
 ];
 
