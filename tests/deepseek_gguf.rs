@@ -171,7 +171,7 @@ fn newer_and_older_files_give_the_logits_of_the_reference() {
     for kind in KINDS {
         let folder = next.join(kind.name);
         for is_absorbed in [true, false] {
-            let difference = worst(&folder, &converted_file(&folder, &kind, is_absorbed));
+            let difference = worst(&folder, converted_file(&folder, &kind, is_absorbed));
             assert!(difference < 1e-4, "{} absorbed {is_absorbed}: logits differ by {difference}", kind.name);
         }
     }

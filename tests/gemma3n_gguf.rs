@@ -110,7 +110,7 @@ fn file(folder: &Path, others: &[(&str, u32)]) -> Written {
 #[test]
 fn a_converted_file_gives_the_logits_of_the_reference() {
     let Some(folder) = next_folder().map(|folder| folder.join("gemma3n")) else { return };
-    let difference = worst(&folder, &file(&folder, &[]));
+    let difference = worst(&folder, file(&folder, &[]));
     assert!(difference < 1e-4, "logits differ by {difference}");
 }
 

@@ -337,7 +337,7 @@ fn a_hundred_kills_cost_nothing_that_was_received() {
     let commit = user.hub.publish("org/m", Access::Open, &[("m-Q8_0.gguf", &weights)]);
     user.hub.misbehave(Faults { pause: Some(Duration::from_millis(6)), ..Faults::default() });
     let seed = RandomState::new().build_hasher().finish();
-    println!("seed {seed}");
+    eprintln!("seed {seed}");
     let moments = content(KILLS, seed);
     let link = user.in_repo("org/m", &format!("snapshots/{commit}/m-Q8_0.gguf"));
     let hash = sha256(&weights);
@@ -371,7 +371,7 @@ fn a_hundred_kills_cost_nothing_that_was_received() {
             assert!(weights.starts_with(&kept), "the partial file is the beginning of the model");
         }
     }
-    println!("{num_complete} complete downloads and {num_resumed} resumed ones in {KILLS} kills");
+    eprintln!("{num_complete} complete downloads and {num_resumed} resumed ones in {KILLS} kills");
     assert!(num_resumed > 0, "no download was resumed");
     user.hub.misbehave(Faults::default());
     let ran = user.run(&["pull", "org/m"]);

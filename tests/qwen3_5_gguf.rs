@@ -148,7 +148,7 @@ fn refusal(facts: GgufBuilder, tensors: &[(String, Tensor)]) -> LoadError {
 fn both_kinds_give_the_references_logits() {
     for (name, facts) in [("qwen3.5", dense()), ("qwen3.5-moe", with_experts())] {
         let folder = parity_folder().join(name);
-        let difference = worst(&folder, &write(facts, &tensors(&folder, name.ends_with("moe"))));
+        let difference = worst(&folder, write(facts, &tensors(&folder, name.ends_with("moe"))));
         assert!(difference < 1e-4, "{name}: logits differ by {difference}");
     }
 }
@@ -163,7 +163,7 @@ fn the_order_of_heads_matters() {
             *values = in_turns(values, 32);
         }
     }
-    assert!(worst(&folder, &write(dense(), &tensors)) > 1e-3);
+    assert!(worst(&folder, write(dense(), &tensors)) > 1e-3);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn layers_that_recur_may_be_listed() {
     let folder = parity_folder().join("qwen3.5");
     let tensors = tensors(&folder, false);
     let listed = |list: &[u32]| dense().u32s("qwen35.attention.recurrent_layers", list);
-    assert!(worst(&folder, &write(listed(&[1, 1, 1, 0, 0]), &tensors)) < 1e-4);
+    assert!(worst(&folder, write(listed(&[1, 1, 1, 0, 0]), &tensors)) < 1e-4);
     let error = refusal(listed(&[1, 1]), &tensors).to_string();
     assert!(error.contains("attention.recurrent_layers"), "{error}");
     // A list that contradicts the tensors names the first that is missing.

@@ -763,7 +763,7 @@ fn tekken_ids_follow_from_ranks() {
     // Tokens beyond the size of the vocabulary are left out.
     let short = write(10 + 256, &vocab).expect("builds");
     check("tekken", &short, "he", PLAIN, &[id(b"h"), id(b"e")]);
-    let message = write(266, &vocab[1..]).err().expect("ranks are wrong").to_string();
+    let message = write(266, &vocab[1..]).expect_err("ranks are wrong").to_string();
     assert!(message.contains("tekken.json") && message.contains("token 0"), "{message}");
 }
 
@@ -772,7 +772,7 @@ fn vocabularies_of_unknown_rules_are_refused_by_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |content: &str| {
         fs::write(folder.path().join("tokenizer.model"), content).expect("a file");
-        from_folder(folder.path()).err().expect("refused").to_string()
+        from_folder(folder.path()).expect_err("refused").to_string()
     };
     let small = write("IQ== 0\nIg== 1\n");
     assert!(small.contains("tokenizer.model") && small.contains("tokenizer.json works"), "{small}");

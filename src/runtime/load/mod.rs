@@ -411,7 +411,7 @@ fn widened_types(
         }
     }
     let types: Vec<_> = types.into_iter().collect();
-    Ok((more >> 20 > 0).then(|| Notice::WidenedTypes { types, mebibytes: more >> 20 }))
+    Ok((more >> 20 > 0).then_some(Notice::WidenedTypes { types, mebibytes: more >> 20 }))
 }
 
 /// Returns the bytes that attention holds per visible token while it computes a layer: our kernels keep one partial

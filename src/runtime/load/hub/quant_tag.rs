@@ -118,7 +118,7 @@ pub fn is_companion(path: &str) -> bool {
         |prefix: &&str| name.contains(&format!("-{prefix}-")) || name.contains(&format!(".{prefix}-"));
     COMPANION_WORDS.iter().any(|word| lower.contains(word))
         || parts.into_iter().chain([name]).any(is_draft)
-        || DRAFT_PREFIXES.iter().any(|prefix| inside(&prefix))
+        || DRAFT_PREFIXES.iter().any(inside)
 }
 
 /// Groups the parts of split files, sorted by name. Paths may contain folders (`BF16/x.gguf`). Other files than GGUF,
