@@ -7,7 +7,7 @@ use llmctl::runtime::load::LoadOptions;
 use llmctl::runtime::model::{Batch, Model, Row};
 
 use crate::common::golden::{
-    FAMILIES, Fed, exact, feed, golden_prompts, has_experts, load_model, page_pool, parity_folder,
+    FAMILIES, Fed, checkpoint, exact, feed, golden_prompts, has_experts, load_model, page_pool, parity_folder,
 };
 
 /// Root mean square of the difference, relative to that of the logits with f32 KV, of one prompt. Set after measuring. With
@@ -38,7 +38,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 #[test]
 fn rounded_kv_stays_close_to_exact() {
     for family in FAMILIES {
-        let folder = parity_folder().join(family);
+        let folder = checkpoint(family);
         let mut exact = load_model(&folder, &with(KvType::F32)).expect("loads").model;
         let tolerance = match family {
             _ if has_experts(family) => TOLERANCE_EXPERTS,

@@ -57,8 +57,19 @@ const DEVIATIONS: &[Deviation] = &[
 
 /// Families that candle-transformers does not have, or in a form that reads other files: their only reference is the stored
 /// logits.
-const WITHOUT: [&str; 8] =
-    ["gemma4", "gemma4-e", "gemma4-moe", "gpt-oss", "lfm2", "qwen3-moe", "qwen3.5", "qwen3.5-moe"];
+const WITHOUT: [&str; 11] = [
+    "gemma4",
+    "gemma4-e",
+    "gemma4-moe",
+    "gpt-oss",
+    "lfm2",
+    "phi4-mini",
+    "qwen3-moe",
+    "qwen3-vl",
+    "qwen3-vl-moe",
+    "qwen3.5",
+    "qwen3.5-moe",
+];
 
 fn families() -> impl Iterator<Item = &'static str> {
     FAMILIES.into_iter().filter(|family| !WITHOUT.contains(family))

@@ -96,6 +96,7 @@ const WITH_EXPERTS: &[&str] = &[
     "olmoe",
     "qwen3-moe",
     "qwen3-next",
+    "qwen3-vl-moe",
     "qwen3.5-moe",
 ];
 

@@ -16,7 +16,7 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -89,6 +89,14 @@ def golden(model, tokens):
     return positions, logits[positions].contiguous(), greedy, min(margins)
 
 
+def turn_experts(path):
+    """Stores experts as `[expert, in, out]`, as the published Qwen3-VL-MoE checkpoints do; transformers reads both."""
+    tensors = load_file(path)
+    for name in [name for name in tensors if ".mlp.experts." in name]:
+        tensors[name] = tensors[name].transpose(1, 2).contiguous()
+    save_file(tensors, path, metadata=dict(format="pt"))
+
+
 def make(name, into):
     config = AutoConfig.for_model(**CONFIGS[name])
     model = make_model(config)
@@ -111,6 +119,7 @@ def make(name, into):
     save_file(tensors, into / "golden.safetensors")
     (into / "golden.json").write_text(json.dumps(report, indent=1) + "\n")
     model.to(torch.bfloat16).save_pretrained(into)
+    turn_experts(into / "model.safetensors")
     shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")
 
 

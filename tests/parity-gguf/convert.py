@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+"""Converts checkpoints of the parity tables to GGUF with llama.cpp's own converter.
+
+    LLAMA_CPP=/path/to/llama.cpp python3 tests/parity-gguf/convert.py FOLDER ...
+
+Writes NAME-bf16.gguf beside this file. The tiny tokenizer is not one of those that the converter knows by its hash, and some
+families ask for a tokenizer of their own: all get the pre-tokenizer of GPT-2. Needs torch, transformers and sentencepiece.
+"""
+
+import importlib
+import os
+import pathlib
+import runpy
+import sys
+
+ROOT = pathlib.Path(os.environ["LLAMA_CPP"])
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT), str(ROOT / "gguf-py")]
+
+base = importlib.import_module("conversion.base")
+base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+for module in ["ernie", "glm", "phi"]:
+    for kind in vars(importlib.import_module(f"conversion.{module}")).values():
+        if isinstance(kind, type) and issubclass(kind, base.TextModel):
+            kind.set_vocab = base.TextModel._set_vocab_gpt2
+
+for folder in map(pathlib.Path, sys.argv[1:]):
+    out = HERE / f"{folder.name}-bf16.gguf"
+    sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outtype", "bf16", "--outfile", str(out)]
+    runpy.run_path(str(ROOT / "convert_hf_to_gguf.py"), run_name="__main__")
