@@ -51,7 +51,7 @@ pub enum ColorWhen {
     Never,
 }
 
-/// What to do about a model that is not here.
+/// Flags that allow or forbid downloading a missing model.
 #[derive(Debug, Clone, Default, Args)]
 pub struct FetchArgs {
     /// Download a missing model without asking

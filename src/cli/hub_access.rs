@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::places::Places;
 use crate::runtime::load::hub::{HubProxies, HubSettings, HubToken};
 
-/// How to reach the hub, and whether to at all.
+/// Variables that forbid a download or keep the token back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HubVariable {
     /// `HF_HUB_OFFLINE` forbids downloading.

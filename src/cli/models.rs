@@ -99,7 +99,7 @@ beforehand. For a first try, a small one:
     llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
   Other tools that fill the cache, such as `hf download`, do as well.
 
-Which file, if a repository has several and you name none:
+Choice of a file in a repository that has several, without a tag:
   Q4_K_M, else another type of 4 bits, else the nearest larger one, else the nearest smaller one; if that does not fit \
 this machine's memory, the largest that fits. Projectors (mmproj), importance matrices and draft models (mtp-, eagle3-) are no \
 models.

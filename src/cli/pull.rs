@@ -34,7 +34,7 @@ pub struct PullArgs {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// What goes to stdout: the path of each model, or one JSON event per line
+    /// Format of stdout: the path of each model, or one JSON event per line
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: PullFormat,
 }

@@ -57,6 +57,41 @@ struct FakeRepo {
     access: Access,
 }
 
+impl Faults {
+    /// Returns the failure that the next answer of the hub is to be, and counts it.
+    fn next(&mut self) -> Option<Reply> {
+        if self.busy.0 > 0 {
+            self.busy.0 -= 1;
+            let headers = self.busy.1.iter();
+            return Some(
+                headers.fold(Reply::new(429), |reply, (name, value)| reply.with(name, value.clone())),
+            );
+        }
+        self.failing.0 = self.failing.0.checked_sub(1)?;
+        Some(Reply::new(self.failing.1))
+    }
+
+    fn refusal(&self, status: u16, code: &str, message: &str) -> Reply {
+        let reply = Reply::new(status).with("X-Error-Message", message.to_owned());
+        if self.bare_errors || code.is_empty() { reply } else { reply.with("X-Error-Code", code.to_owned()) }
+    }
+}
+
+impl FakeRepo {
+    fn facts(&self, repo: &str) -> Reply {
+        let siblings: Vec<_> = self.files.keys().map(|path| serde_json::json!({"rfilename": path})).collect();
+        Reply::json(&serde_json::json!({"id": repo, "modelId": repo, "sha": self.commit, "private": false,
+            "gated": self.access == Access::Gated, "disabled": false, "tags": [], "downloads": 0, "likes": 0,
+            "siblings": siblings}))
+    }
+
+    fn refs(&self) -> Reply {
+        let named =
+            |name: &str| serde_json::json!([{"name": name, "ref": name, "targetCommit": self.commit}]);
+        Reply::json(&serde_json::json!({"branches": named("main"), "tags": named("v1.0"), "converts": []}))
+    }
+}
+
 /// A file, with its hashes computed once.
 #[derive(Debug, Clone)]
 struct FakeFile {
@@ -252,22 +287,12 @@ impl FakeHub {
     /// Answers as the hub.
     fn hub(&self, seen: &Seen, is_allowed: bool, is_wrong: bool) -> Reply {
         let mut state = self.state();
-        if state.faults.busy.0 > 0 {
-            state.faults.busy.0 -= 1;
-            return state
-                .faults
-                .busy
-                .1
-                .iter()
-                .fold(Reply::new(429), |reply, (name, value)| reply.with(name, value.clone()));
-        }
-        if state.faults.failing.0 > 0 {
-            state.faults.failing.0 -= 1;
-            return Reply::new(state.faults.failing.1);
+        if let Some(fault) = state.faults.next() {
+            return fault;
         }
         if is_wrong {
-            return Reply::new(401)
-                .with("X-Error-Message", "Invalid credentials in Authorization header".to_owned());
+            let message = "Invalid credentials in Authorization header".to_owned();
+            return Reply::new(401).with("X-Error-Message", message);
         }
         let (path, query) = seen.target.split_once('?').unwrap_or((&seen.target, ""));
         let is_api = path.starts_with("/api/models/");
@@ -278,11 +303,7 @@ impl FakeHub {
         if let Some(new) = state.renamed.get(&repo) {
             return Reply::new(307).with("Location", seen.target.replacen(&repo, new, 1));
         }
-        let bare = state.faults.bare_errors;
-        let refused = |status: u16, code: &str, message: &str| {
-            let reply = Reply::new(status).with("X-Error-Message", message.to_owned());
-            if bare || code.is_empty() { reply } else { reply.with("X-Error-Code", code.to_owned()) }
-        };
+        let refused = |status, code, message| state.faults.refusal(status, code, message);
         let Some(found) = state.repos.get(&repo) else {
             return refused(if is_allowed { 404 } else { 401 }, "RepoNotFound", "Repository not found");
         };
@@ -298,30 +319,12 @@ impl FakeHub {
         let is_known = |revision: &str| ["main", "v1.0", &found.commit].contains(&decoded(revision).as_str());
         let mut words = rest.splitn(3, '/');
         match (is_api, words.next().unwrap_or_default(), words.next(), words.next()) {
-            (true, "" | "revision", revision, None) if revision.is_none_or(is_known) => {
-                let siblings: Vec<_> =
-                    found.files.keys().map(|path| serde_json::json!({"rfilename": path})).collect();
-                Reply::json(
-                    &serde_json::json!({"id": repo, "modelId": repo, "sha": found.commit, "private": false,
-                    "gated": found.access == Access::Gated, "disabled": false, "tags": [], "downloads": 0, "likes": 0,
-                    "siblings": siblings}),
-                )
-            }
-            (true, "refs", ..) => {
-                let named = |name: &str| serde_json::json!([{"name": name, "ref": name, "targetCommit": found.commit}]);
-                Reply::json(
-                    &serde_json::json!({"branches": named("main"), "tags": named("v1.0"), "converts": []}),
-                )
-            }
+            (true, "" | "revision", revision, None) if revision.is_none_or(is_known) => found.facts(&repo),
+            (true, "refs", ..) => found.refs(),
             (true, "tree", Some(revision), None) if is_known(revision) => {
-                let tree = self.tree(found, state.faults.page, query);
-                match tree {
-                    (page, None) => Reply::json(&page),
-                    (page, Some(next)) => {
-                        let next = format!("{}{path}?recursive=true&cursor={next}", self.url);
-                        Reply::json(&page).with("Link", format!("<{next}>; rel=\"next\""))
-                    }
-                }
+                let (page, next) = self.tree(found, state.faults.page, query);
+                let link = |next| format!("<{}{path}?recursive=true&cursor={next}>; rel=\"next\"", self.url);
+                next.map(link).into_iter().fold(Reply::json(&page), |reply, link| reply.with("Link", link))
             }
             (false, "resolve", Some(revision), Some(file)) if is_known(revision) => {
                 match found.files.get(&decoded(file)) {

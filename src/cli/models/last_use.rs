@@ -50,7 +50,7 @@ pub fn last_used_ms(path: &Path, places: &Places) -> Option<u64> {
 /// Removes the record of an erased model.
 pub fn forget(path: &Path, places: &Places) {
     if let Some(record) = record_path(path, places) {
-        // One that never existed cannot be removed.
+        // A model that was never used has no record; the error of removing it is ignored.
         let _ = fs::remove_file(record);
     }
 }

@@ -21,7 +21,7 @@ use crate::runtime::load::hub::upkeep::{
 use crate::runtime::load::hub::{self, Aliases, ModelRef, Repo, Selector};
 use crate::runtime::session::store::SessionStore;
 
-/// Whether files may be erased.
+/// Permission to erase files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Consent {
     /// Ask on the terminal.
@@ -257,7 +257,7 @@ struct Garbage {
     reason: &'static str,
     scan: RepoScan,
     plan: Erasure,
-    /// What keeps it from being erased.
+    /// Reason why it cannot be erased now; `None` if it can.
     obstacle: Option<String>,
 }
 

@@ -103,7 +103,7 @@ impl RepoStore {
             let lock = open_lock(&path).map_err(|error| HubError::files(&path, &error))?;
             match lock.try_lock() {
                 // The previous owner may have removed the file, and another one may hold its successor.
-                Ok(()) if is_file_at(&lock, &path) => return Ok(FileLock(lock)),
+                Ok(()) if is_file_at(&lock, &path) => return Ok(FileLock { _file: lock }),
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     if !has_waited {
@@ -113,7 +113,7 @@ impl RepoStore {
                     pause(LOCK_INTERVAL, observer)?;
                 }
                 // A file system without locks: the hash check does not depend on them.
-                Err(TryLockError::Error(_)) => return Ok(FileLock(lock)),
+                Err(TryLockError::Error(_)) => return Ok(FileLock { _file: lock }),
             }
         }
     }
@@ -192,7 +192,9 @@ fn tree_entry(file: &RemoteFile) -> Value {
 
 /// A lock that ends when it is dropped, or with the process.
 #[derive(Debug)]
-pub(super) struct FileLock(#[allow(dead_code)] File);
+pub(super) struct FileLock {
+    _file: File,
+}
 
 fn open_lock(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
