@@ -331,7 +331,7 @@ fn what_this_machine_lacks_is_a_usage_error_wherever_the_model_is() {
     let user = User::new();
     let shown = user.json(&["doctor", "--output", "json"]);
     let available = shown["cpu"]["kernels"]["available"].as_array().expect("a list").clone();
-    let lacking = ["avx2", "avx512", "amx", "mmx"].into_iter();
+    let lacking = ["avx2", "avx512", "amx", "neon", "dotprod", "i8mm", "mmx"].into_iter();
     let mut lacking: Vec<_> = lacking.filter(|set| available.iter().all(|has| has != set)).collect();
     assert_eq!(lacking.pop(), Some("mmx"), "never known");
     let present = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/llama");

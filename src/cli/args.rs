@@ -182,6 +182,12 @@ pub enum CpuSet {
     Avx512,
     /// AVX-512 with VNNI, and AMX tiles for integer products of many rows
     Amx,
+    /// NEON of 64-bit ARM
+    Neon,
+    /// NEON with dot products of bytes
+    Dotprod,
+    /// NEON with dot products and matrix products of bytes
+    I8mm,
 }
 
 impl CpuSet {
@@ -200,6 +206,9 @@ impl CpuSet {
             CpuSet::Avx2 => Isa::Avx2,
             CpuSet::Avx512 => Isa::Avx512,
             CpuSet::Amx => Isa::Amx,
+            CpuSet::Neon => Isa::Neon,
+            CpuSet::Dotprod => Isa::Dotprod,
+            CpuSet::I8mm => Isa::I8mm,
         };
         if available.contains(&isa) {
             return Ok(isa);
@@ -628,9 +637,10 @@ mod tests {
 
     #[test]
     fn an_instruction_set_is_taken_where_the_processor_has_it() {
-        let all = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx];
-        let sets = [CpuSet::Scalar, CpuSet::Avx2, CpuSet::Avx512, CpuSet::Amx];
-        for (asked, set) in sets.into_iter().enumerate() {
+        let all = Isa::ALL;
+        let sets = CpuSet::value_variants();
+        assert_eq!(sets.len(), all.len());
+        for (asked, set) in sets.iter().enumerate() {
             for best in 0..all.len() {
                 let found = set.isa_among(&all[..=best]);
                 if asked <= best {

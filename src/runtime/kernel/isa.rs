@@ -17,9 +17,19 @@ pub enum Isa {
     Avx512,
     /// AMX byte tiles beside AVX-512 and its VNNI, for integer products of many rows.
     Amx,
+    /// NEON of aarch64: the build target's own instructions, with kernels written for them.
+    Neon,
+    /// Dot products of four bytes (`sdot`) beside NEON.
+    Dotprod,
+    /// Products of 2 x 8 byte matrices (`smmla`) beside `sdot`.
+    I8mm,
 }
 
 impl Isa {
+    /// Every instruction set of every processor, slowest first within an architecture.
+    pub const ALL: [Isa; 7] =
+        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx, Isa::Neon, Isa::Dotprod, Isa::I8mm];
+
     /// Returns the best instruction set of this processor.
     pub fn detect() -> Isa {
         #[cfg(target_arch = "x86_64")]
@@ -38,13 +48,35 @@ impl Isa {
             if avx2 {
                 return Isa::Avx2;
             }
+            Isa::Scalar
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            use std::arch::is_aarch64_feature_detected;
+            match (is_aarch64_feature_detected!("dotprod"), is_aarch64_feature_detected!("i8mm")) {
+                (true, true) => Isa::I8mm,
+                (true, false) => Isa::Dotprod,
+                (false, _) => Isa::Neon,
+            }
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         Isa::Scalar
     }
 
     /// Returns the instruction sets of this processor, slowest first.
     pub fn available() -> impl Iterator<Item = Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx].into_iter().filter(|&set| set <= isa())
+        Isa::ALL.into_iter().filter(|set| set.is_available())
+    }
+
+    /// Returns whether this processor has the instruction set.
+    #[inline(always)]
+    pub fn is_available(self) -> bool {
+        let here = match self {
+            Isa::Scalar => true,
+            Isa::Avx2 | Isa::Avx512 | Isa::Amx => cfg!(target_arch = "x86_64"),
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => cfg!(target_arch = "aarch64"),
+        };
+        here && self <= isa()
     }
 
     pub fn name(self) -> &'static str {
@@ -53,6 +85,9 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Amx => "amx",
+            Isa::Neon => "neon",
+            Isa::Dotprod => "dotprod",
+            Isa::I8mm => "i8mm",
         }
     }
 }
@@ -115,13 +150,14 @@ macro_rules! dispatch {
                     $body($($arg),*)
                 }
                 use $crate::Isa;
-                assert!(isa <= $crate::isa::isa(), "instruction set not available");
+                assert!(isa.is_available(), "instruction set not available");
                 match isa {
                     // SAFETY: the assertion above: this processor has the features that the function enables.
                     Isa::Avx512 | Isa::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     Isa::Avx2 => return unsafe { avx2($($arg),*) },
-                    Isa::Scalar => {}
+                    // On aarch64 the body is compiled with NEON, which every such target has.
+                    Isa::Scalar | Isa::Neon | Isa::Dotprod | Isa::I8mm => {}
                 }
             }
             let _ = isa;

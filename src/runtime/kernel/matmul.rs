@@ -21,7 +21,7 @@ pub struct MatmulShape {
 
 /// Computes `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
 pub fn block(isa: Isa, shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
-    assert!(isa <= isa::isa(), "instruction set not available");
+    assert!(isa.is_available(), "instruction set not available");
     // SAFETY: the assertion above: this processor has the features that each function enables.
     unsafe {
         match isa {

@@ -288,7 +288,7 @@ impl RunTask<'_> {
 }
 
 fn reduce(isa: Isa, run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
-    assert!(isa <= isa::isa(), "instruction set not available");
+    assert!(isa.is_available(), "instruction set not available");
     // SAFETY: the assertion above: this processor has the features that each function enables.
     unsafe {
         match isa {

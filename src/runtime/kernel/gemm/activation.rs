@@ -121,15 +121,13 @@ fn round_to_11_bits(x: f32) -> f32 {
 
 /// Quantises a row of `32 * blocks.len()` values.
 pub fn quantize_row(isa: Isa, x: &[f32], blocks: &mut [ActivationBlock]) {
-    assert!(isa <= isa::isa(), "instruction set not available");
+    assert!(isa.is_available(), "instruction set not available");
     let x = x.as_chunks::<BLOCK>().0.iter().zip(blocks);
     match isa {
-        Isa::Scalar => x.for_each(|(x, block)| quantize_block(x, block)),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the assertion above: this processor has the features, which AVX-512 includes. Its own registers were no faster.
-        _ => unsafe { avx2::quantize_row(x) },
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => unreachable!("no such instruction set"),
+        Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::quantize_row(x) },
+        _ => x.for_each(|(x, block)| quantize_block(x, block)),
     }
 }
 

@@ -245,7 +245,7 @@ enum Variant {
 impl Variant {
     /// Returns all variants within an instruction set, the best one last. Panics if this processor lacks the set.
     fn within(isa: Isa) -> impl Iterator<Item = Variant> {
-        assert!(isa <= isa::isa(), "instruction set not available");
+        assert!(isa.is_available(), "instruction set not available");
         #[cfg(target_arch = "x86_64")]
         let more = [
             (isa >= Isa::Avx2, Variant::Avx2),
