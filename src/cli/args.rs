@@ -265,10 +265,10 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
 
-    /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
+    /// Tokens computed before they are sampled, several in a step, where that is faster (default: off)
     ///
-    /// Drafts come from the text itself, a grammar and a client's prediction, and are as long as pays by the times
-    /// measured. The answer is the same, bit by bit. Models with recurrent layers draft nothing.
+    /// Drafts come from the text itself and from a grammar, and are as long as pays by the times measured. The answer
+    /// is the same, bit by bit. Models with recurrent layers draft nothing.
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 }
@@ -276,9 +276,10 @@ pub struct EngineArgs {
 /// `--speculate`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
+    /// One token in each step
+    #[default]
     Off,
     /// Every source
-    #[default]
     Auto,
     /// What followed the same tokens earlier in the text
     Ngram,
@@ -786,7 +787,7 @@ mod tests {
             keeps_sessions: true,
             kv_memory: None,
             kv_disk: None,
-            speculation: Speculation::Auto,
+            speculation: Speculation::Off,
             sharing: Sharing::default(),
         };
         assert_eq!(parse(&[]), Ok(unset));

@@ -76,7 +76,7 @@ pub fn start(
         keeps_sessions: false,
         kv_memory: None,
         kv_disk: None,
-        speculation: Speculation::Auto,
+        speculation: Speculation::Off,
         sharing,
     };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
