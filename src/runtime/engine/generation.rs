@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::speculate::{Candidate, Drafting, Drafts, Text};
+use super::speculate::{DraftOffer, DraftText, Drafting, Drafts};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
@@ -493,7 +493,7 @@ impl Generation {
 
 impl Drafting for Generation {
     /// Drafts no token that the limit on generated tokens rules out, so that the bytes promised suffice.
-    fn propose(&mut self, mode: Speculation, most: usize) -> Option<Candidate> {
+    fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
         let most = most.min(self.max_tokens.saturating_sub(self.num_generated + 1));
         let Self { request, sequence, grammar, closing, forced, drafts, .. } = self;
         let forced_next = grammar.iter().flat_map(GrammarState::forced_tokens);
@@ -501,8 +501,12 @@ impl Drafting for Generation {
         let resident = sequence.known();
         let num_known = request.prompt.len() + self.num_generated;
         let following = &forced[forced.len() - (num_known - resident.len())..];
-        let text =
-            Text { prediction: &request.prediction, prompt_len: request.prompt.len(), resident, following };
+        let text = DraftText {
+            prediction: &request.prediction,
+            prompt_len: request.prompt.len(),
+            resident,
+            following,
+        };
         if most == 0 { None } else { drafts.propose(mode, most, foreseen, text) }
     }
 

@@ -2,7 +2,7 @@
 
 /// A draft that a sequence could add to a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Candidate {
+pub struct DraftOffer {
     /// Tokens of the draft; 0 without one.
     pub len: usize,
     /// Probability that a token is accepted if those before it were.
@@ -15,18 +15,18 @@ pub struct Candidate {
 /// Rows are added where they are most likely to be accepted; what a number of rows delivers at best is then
 /// known, and the best number is taken.
 pub fn by_gain(
-    candidates: &[Candidate],
+    offers: &[DraftOffer],
     num_rows: usize,
     room: usize,
     cost: impl Fn(usize) -> f64,
 ) -> Vec<usize> {
-    let mut lens = vec![0; candidates.len()];
+    let mut lens = vec![0; offers.len()];
     let mut best = lens.clone();
-    let mut tokens = candidates.len() as f64;
+    let mut tokens = offers.len() as f64;
     let mut best_rate = tokens / cost(num_rows);
     for num_drafted in 1..=room {
-        let chance = |index: usize| candidates[index].acceptance.powi(lens[index] as i32 + 1);
-        let open = (0..lens.len()).filter(|&index| lens[index] < candidates[index].len);
+        let chance = |index: usize| offers[index].acceptance.powi(lens[index] as i32 + 1);
+        let open = (0..lens.len()).filter(|&index| lens[index] < offers[index].len);
         let Some(next) = open.max_by(|&a, &b| chance(a).total_cmp(&chance(b))) else { break };
         tokens += chance(next);
         lens[next] += 1;
@@ -39,11 +39,11 @@ pub fn by_gain(
 }
 
 /// Returns the length of each draft if all get rows in turn.
-pub fn in_turn(candidates: &[Candidate], room: usize) -> Vec<usize> {
-    let mut lens = vec![0; candidates.len()];
+pub fn in_turn(offers: &[DraftOffer], room: usize) -> Vec<usize> {
+    let mut lens = vec![0; offers.len()];
     let mut left = room;
     while let Some(next) = (0..lens.len())
-        .filter(|&index| left > 0 && lens[index] < candidates[index].len)
+        .filter(|&index| left > 0 && lens[index] < offers[index].len)
         .min_by_key(|&index| lens[index])
     {
         lens[next] += 1;
@@ -56,14 +56,14 @@ pub fn in_turn(candidates: &[Candidate], room: usize) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn candidates(drafts: &[(usize, f64)]) -> Vec<Candidate> {
-        drafts.iter().map(|&(len, acceptance)| Candidate { len, acceptance }).collect()
+    fn offers(drafts: &[(usize, f64)]) -> Vec<DraftOffer> {
+        drafts.iter().map(|&(len, acceptance)| DraftOffer { len, acceptance }).collect()
     }
 
     #[track_caller]
     fn check(drafts: &[(usize, f64)], slope: f64, expected: &[usize]) {
         let cost = |rows: usize| 1.0 + slope * rows as f64;
-        assert_eq!(by_gain(&candidates(drafts), drafts.len(), 7, cost), expected, "{drafts:?} at {slope}");
+        assert_eq!(by_gain(&offers(drafts), drafts.len(), 7, cost), expected, "{drafts:?} at {slope}");
     }
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn forced_drafts_share_the_room() {
-        assert_eq!(in_turn(&candidates(&[(4, 0.0), (1, 0.0), (9, 0.0)]), 8), [4, 1, 3]);
-        assert_eq!(in_turn(&candidates(&[(4, 0.0)]), 0), [0]);
+        assert_eq!(in_turn(&offers(&[(4, 0.0), (1, 0.0), (9, 0.0)]), 8), [4, 1, 3]);
+        assert_eq!(in_turn(&offers(&[(4, 0.0)]), 0), [0]);
     }
 }

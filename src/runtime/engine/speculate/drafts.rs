@@ -1,6 +1,6 @@
 //! Drafts of one generation: where their tokens come from, how many were accepted, and how likely the next are.
 
-use super::allotment::Candidate;
+use super::allotment::DraftOffer;
 use super::ngram::NgramDrafter;
 use crate::runtime::spec::Speculation;
 
@@ -91,8 +91,8 @@ impl Drafts {
         mode: Speculation,
         most: usize,
         foreseen: impl Iterator<Item = u32>,
-        text: Text<'_>,
-    ) -> Option<Candidate> {
+        text: DraftText<'_>,
+    ) -> Option<DraftOffer> {
         self.tokens.clear();
         let foreseen = match mode {
             Speculation::Ngram => None,
@@ -106,12 +106,12 @@ impl Drafts {
             }
         };
         let (accepted, refused) = self.judged[self.kind];
-        Some(Candidate { len: self.tokens.len(), acceptance: accepted / (accepted + refused) })
+        Some(DraftOffer { len: self.tokens.len(), acceptance: accepted / (accepted + refused) })
     }
 
     /// Adds all tokens to the n-gram index.
-    fn catch_up(&mut self, text: Text<'_>) {
-        let Text { prediction, prompt_len, resident, following } = text;
+    fn catch_up(&mut self, text: DraftText<'_>) {
+        let DraftText { prediction, prompt_len, resident, following } = text;
         let prompt = &resident[..prompt_len.min(resident.len())];
         let ngram = self.ngram.get_or_insert_with(|| NgramDrafter::new(prediction, prompt));
         let num_resident = resident.len();
@@ -143,7 +143,7 @@ impl Drafts {
 
 /// The text that n-grams are looked up in.
 #[derive(Debug, Clone, Copy)]
-pub struct Text<'a> {
+pub struct DraftText<'a> {
     pub prediction: &'a [u32],
     pub prompt_len: usize,
     /// Tokens of the sequence with rows.
@@ -156,8 +156,8 @@ pub struct Text<'a> {
 mod tests {
     use super::*;
 
-    fn text<'a>(resident: &'a [u32], following: &'a [u32]) -> Text<'a> {
-        Text { prediction: &[], prompt_len: 4, resident, following }
+    fn text<'a>(resident: &'a [u32], following: &'a [u32]) -> DraftText<'a> {
+        DraftText { prediction: &[], prompt_len: 4, resident, following }
     }
 
     #[test]

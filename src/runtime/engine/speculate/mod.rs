@@ -15,14 +15,14 @@ use std::time::Duration;
 use crate::runtime::kv::KvKind;
 use crate::runtime::model::ModelSpec;
 use crate::runtime::spec::Speculation;
-pub use allotment::Candidate;
+pub use allotment::DraftOffer;
 use costs::{Account, MAX_ROWS, StepCosts};
-pub use drafts::{Drafts, Text};
+pub use drafts::{DraftText, Drafts};
 
 /// Draws up drafts: what it asks of each running generation.
 pub trait Drafting {
     /// Returns the expected length and acceptance of a new draft of at most `most` tokens.
-    fn propose(&mut self, mode: Speculation, most: usize) -> Option<Candidate>;
+    fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer>;
 
     /// Keeps the first `len` tokens of the draft.
     fn keep_draft(&mut self, len: usize);
@@ -66,10 +66,10 @@ impl Speculator {
             return 0;
         }
         let proposed = generating.iter_mut().map(|generation| generation.propose(self.mode, each.min(room)));
-        let candidates: Vec<Candidate> = proposed.map(Option::unwrap_or_default).collect();
+        let offers: Vec<DraftOffer> = proposed.map(Option::unwrap_or_default).collect();
         let lens = match self.is_forced() {
-            true => allotment::in_turn(&candidates, room),
-            false => allotment::by_gain(&candidates, num_rows, room, |rows| self.costs.of(rows)),
+            true => allotment::in_turn(&offers, room),
+            false => allotment::by_gain(&offers, num_rows, room, |rows| self.costs.of(rows)),
         };
         let num_drafted: usize = lens.iter().sum();
         let extra = self.costs.extra(num_rows, num_rows + num_drafted);
@@ -102,11 +102,11 @@ mod tests {
     use super::*;
     use crate::runtime::kv::KvGroup;
 
-    struct Guess(Candidate, usize);
+    struct Guess(DraftOffer, usize);
 
     impl Drafting for Guess {
-        fn propose(&mut self, _: Speculation, most: usize) -> Option<Candidate> {
-            Some(Candidate { len: self.0.len.min(most), ..self.0 })
+        fn propose(&mut self, _: Speculation, most: usize) -> Option<DraftOffer> {
+            Some(DraftOffer { len: self.0.len.min(most), ..self.0 })
         }
 
         fn keep_draft(&mut self, len: usize) {
@@ -131,7 +131,7 @@ mod tests {
         let (mut time, mut tokens, mut drafts) = (0.0, 0.0, 0);
         let mut credit = 0.0;
         for _ in 0..steps {
-            let mut guess = Guess(Candidate { len: MAX_ROWS, acceptance: 0.8 }, 0);
+            let mut guess = Guess(DraftOffer { len: MAX_ROWS, acceptance: 0.8 }, 0);
             let num_drafted = speculator.draft(&mut [&mut guess], 1, 128);
             assert_eq!(num_drafted, guess.1);
             credit += num_drafted as f64 * rate;
