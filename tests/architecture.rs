@@ -6,6 +6,7 @@
 
 mod cycles;
 mod names;
+mod numbers;
 mod size;
 
 use std::collections::BTreeSet;
