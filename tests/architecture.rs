@@ -6,7 +6,6 @@
 
 mod cycles;
 mod names;
-mod numbers;
 mod size;
 
 use std::collections::BTreeSet;
