@@ -3,6 +3,7 @@
 use super::format::ALL;
 use super::*;
 use crate::Dtype;
+use crate::isa;
 use crate::memory::Arena;
 use crate::quant::dequantize_row;
 
@@ -253,6 +254,8 @@ fn an_instruction_set_uses_nothing_beyond_itself() {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx",
             Isa::Amx => "amx-int8",
+            Isa::Neon => "neon",
+            Isa::Dotprod | Isa::I8mm => "neon-",
         }));
     }
 }
