@@ -19,6 +19,7 @@ pub mod memory;
 pub mod norm;
 pub mod pool;
 pub mod quant;
+mod region;
 pub mod ssm;
 pub mod wide;
 

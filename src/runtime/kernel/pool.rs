@@ -1,21 +1,19 @@
-//! Persistent threads for parallel regions: one closure, called once by every worker, including the caller.
+//! Persistent threads for parallel regions: one closure, called by every worker, including the caller.
 //!
-//! Invariants: a region ends when every worker has left it, so the closure may borrow from the caller's stack; a
-//! panic in a worker is then raised again on the caller. Starting a region allocates nothing. Idle workers spin for
-//! [`SPIN`], then sleep: an idle pool costs no processor time, and neither do workers excluded by a smaller number of
-//! threads. One region runs at a time: the pool is not `Sync`, so a closure cannot start another.
+//! Invariants: a region ends when no worker is in it, so the closure may borrow from the caller's stack; a panic in a
+//! worker is then raised again on the caller. Starting a region allocates nothing. Idle workers wait for
+//! [`PATIENCE`](super::region::PATIENCE), then sleep: an idle pool costs no processor time, and neither do workers excluded by
+//! a smaller number of threads. One region runs at a time: the pool is not `Sync`, so a closure cannot start another.
+//! How caller and workers meet is in [`region`](super::region).
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{JoinHandle, Thread, ThreadId};
-use std::time::{Duration, Instant};
+use std::thread::{JoinHandle, ThreadId};
 
-/// Time that a worker spins for the next region: longer than the serial work between two regions of a decode step,
-/// too short to matter otherwise.
-const SPIN: Duration = Duration::from_micros(100);
+use super::region::{Region, SystemThreading};
 
 type RegionTask<'a> = dyn Fn(usize) + Sync + 'a;
 
@@ -25,6 +23,8 @@ pub struct Pool {
     handles: Vec<JoinHandle<()>>,
     /// Workers of the next region, without the caller.
     active: Cell<usize>,
+    /// Processors that this process may use.
+    processors: usize,
     /// The thread whose handle `shared` holds; also keeps the pool from being `Sync`.
     caller: Cell<Option<ThreadId>>,
 }
@@ -32,17 +32,19 @@ pub struct Pool {
 struct PoolShared {
     /// The region's closure; written by the caller between regions, read by workers within.
     task: UnsafeCell<Option<&'static RegionTask<'static>>>,
-    /// Workers still in the region, without the caller.
-    running: AtomicUsize,
-    /// Set by the caller when it sleeps until `running` is 0.
-    caller_sleeps: AtomicBool,
-    /// Read only if it sleeps: counting references to it would bounce its cache line between cores.
-    caller: Mutex<Option<Thread>>,
-    workers: Vec<WorkerSlot>,
+    region: Region<SystemThreading>,
     /// For every worker, including the caller, the next index of its part of a [`Pool::for_each`].
     parts: Vec<TaskCounter>,
-    stop: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Whether a region needs every worker.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Attendance {
+    /// Every worker has a part of its own.
+    All,
+    /// The work is done when the caller has found no more of it: workers that have not begun by then stay away.
+    Optional,
 }
 
 /// Counter on its own cache line, since its worker writes to it for every task.
@@ -50,63 +52,17 @@ struct PoolShared {
 #[repr(align(64))]
 struct TaskCounter(AtomicUsize);
 
-/// Slot on its own cache line, since workers write to theirs constantly.
-#[derive(Default)]
-#[repr(align(64))]
-struct WorkerSlot {
-    /// Number of regions started for the worker; it joins one when it sees the count change.
-    region: AtomicUsize,
-    sleeps: AtomicBool,
-}
-
-// SAFETY: `task` is written by the caller only while no worker is in a region (`running` is 0, seen with Acquire), and
-// read by workers only after they saw their `region` change (Acquire, paired with the caller's store). The closure
-// itself is `Sync`.
+// SAFETY: `task` is written by the caller only while all workers are idle, and read by workers only after they have
+// joined a region. The closure itself is `Sync`.
 unsafe impl Sync for PoolShared {}
-
-/// Waits until `done`, first spinning, then sleeping with `sleeps` set; the thread that makes `done` true must check
-/// `sleeps` afterwards and unpark this thread.
-fn wait(sleeps: &AtomicBool, done: impl Fn() -> bool) {
-    // The clock is read only during longer waits: reading it costs as much as a short wait.
-    let mut start = None;
-    loop {
-        for _ in 0..128 {
-            if done() {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        if start.get_or_insert_with(Instant::now).elapsed() > SPIN {
-            break;
-        }
-    }
-    sleeps.store(true, Ordering::SeqCst);
-    while !done() {
-        std::thread::park();
-    }
-    sleeps.store(false, Ordering::Relaxed);
-}
 
 impl PoolShared {
     fn work(&self, worker: usize) {
-        let mut seen = 0;
-        loop {
-            let me = &self.workers[worker - 1];
-            wait(&me.sleeps, || me.region.load(Ordering::SeqCst) != seen);
-            seen = me.region.load(Ordering::Acquire);
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
-            // SAFETY: the caller wrote `task` before it changed `region` and leaves it until `running` is 0.
+        while self.region.join(worker - 1) {
+            // SAFETY: the caller wrote `task` before it called this worker and leaves it until this worker has left.
             let task = unsafe { *self.task.get() }.expect("a region has a task");
             self.call(task, worker);
-            // A sleeping caller cannot be replaced before it is woken; waking another thread is harmless.
-            if self.running.fetch_sub(1, Ordering::SeqCst) == 1
-                && self.caller_sleeps.load(Ordering::SeqCst)
-                && let Some(caller) = &*self.caller.lock().unwrap_or_else(PoisonError::into_inner)
-            {
-                caller.unpark();
-            }
+            self.region.leave(worker - 1);
         }
     }
 
@@ -126,23 +82,24 @@ impl Pool {
         let others = threads.max(1) - 1;
         let shared = Arc::new(PoolShared {
             task: UnsafeCell::new(None),
-            running: AtomicUsize::new(0),
-            caller_sleeps: AtomicBool::new(false),
-            caller: Mutex::new(None),
-            workers: (0..others).map(|_| WorkerSlot::default()).collect(),
+            region: Region::new(others),
             parts: (0..=others).map(|_| TaskCounter::default()).collect(),
-            stop: AtomicBool::new(false),
             panic: Mutex::new(None),
         });
         // Built first, so that an error below drops it and ends the threads that have started.
-        let active = Cell::new(others);
-        let caller = Cell::new(None);
-        let mut pool = Pool { shared, handles: Vec::with_capacity(others), active, caller };
+        let mut pool = Pool {
+            shared,
+            handles: Vec::with_capacity(others),
+            active: Cell::new(others),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            caller: Cell::new(None),
+        };
         for worker in 1..=others {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("cpu-{worker}"));
             pool.handles.push(builder.spawn(move || shared.work(worker))?);
         }
+        pool.use_threads(threads);
         Ok(pool)
     }
 
@@ -153,7 +110,9 @@ impl Pool {
 
     /// Sets the number of workers of later regions: at least one, at most the pool's size. The others sleep.
     pub fn use_threads(&self, threads: usize) {
-        self.active.set(threads.clamp(1, self.handles.len() + 1) - 1);
+        let threads = threads.clamp(1, self.handles.len() + 1);
+        self.active.set(threads - 1);
+        self.shared.region.set_crowded(threads > self.processors);
     }
 
     /// Calls `task(worker)` once for every worker `0..threads()`, the caller being worker 0, and returns when all
@@ -162,22 +121,28 @@ impl Pool {
     /// # Panics
     /// With the panic of a worker.
     pub fn run(&self, task: &(dyn Fn(usize) + Sync)) {
+        self.run_with(Attendance::All, task);
+    }
+
+    fn run_with(&self, attendance: Attendance, task: &(dyn Fn(usize) + Sync)) {
         let active = self.active.get();
         if active == 0 {
             return task(0);
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes; `task` outlives the region, because this function does not return or
-        // unwind before `running` is 0, after which no worker touches it.
+        // unwind before all workers are idle, and idle workers do not touch it.
         let task_static =
             unsafe { std::mem::transmute::<&RegionTask<'_>, &'static RegionTask<'static>>(task) };
         // SAFETY: no region is running: the pool is not `Sync` and the last region was waited for.
         unsafe { *shared.task.get() = Some(task_static) };
         self.remember_caller();
-        shared.running.store(active, Ordering::Release);
-        self.announce(active);
+        shared.region.call(active, |worker| self.handles[worker].thread());
         shared.call(task, 0);
-        wait(&shared.caller_sleeps, || shared.running.load(Ordering::SeqCst) == 0);
+        if attendance == Attendance::Optional {
+            shared.region.withdraw(active);
+        }
+        shared.region.wait(active);
         let panic = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = panic {
             resume_unwind(payload);
@@ -188,17 +153,7 @@ impl Pool {
     fn remember_caller(&self) {
         let current = std::thread::current();
         if self.caller.replace(Some(current.id())) != Some(current.id()) {
-            *self.shared.caller.lock().unwrap_or_else(PoisonError::into_inner) = Some(current);
-        }
-    }
-
-    /// Starts the next region for the first workers: spinning ones see it, sleeping ones are woken.
-    fn announce(&self, workers: usize) {
-        for (worker, handle) in self.shared.workers[..workers].iter().zip(&self.handles) {
-            worker.region.fetch_add(1, Ordering::SeqCst);
-            if worker.sleeps.load(Ordering::SeqCst) {
-                handle.thread().unpark();
-            }
+            self.shared.region.set_caller(current);
         }
     }
 
@@ -217,7 +172,7 @@ impl Pool {
         for (part, TaskCounter(next)) in parts.iter().enumerate() {
             next.store(start(part), Ordering::Relaxed);
         }
-        self.run(&|worker| {
+        self.run_with(Attendance::Optional, &|worker| {
             for part in (worker..workers).chain(0..worker) {
                 loop {
                     let index = parts[part].0.fetch_add(1, Ordering::Relaxed);
@@ -303,8 +258,8 @@ impl<T: Send> SliceChunks<T> {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.announce(self.handles.len());
+        let idle = |worker: usize| self.handles[worker].thread();
+        self.shared.region.stop(self.handles.len(), idle);
         for handle in self.handles.drain(..) {
             // A worker catches the panics of its tasks, so the thread itself does not panic.
             let _ = handle.join();
@@ -314,7 +269,10 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
+    use crate::region::PATIENCE;
 
     #[test]
     fn every_worker_is_called_once_per_region() {
@@ -335,11 +293,11 @@ mod tests {
     fn sleeping_workers_are_woken_and_a_sleeping_caller_too() {
         let pool = Pool::new(3).unwrap();
         for _ in 0..3 {
-            std::thread::sleep(SPIN * 20);
+            std::thread::sleep(PATIENCE * 20);
             let sum = AtomicUsize::new(0);
             pool.run(&|worker| {
                 if worker > 0 {
-                    std::thread::sleep(SPIN * 20);
+                    std::thread::sleep(PATIENCE * 20);
                 }
                 sum.fetch_add(worker, Ordering::Relaxed);
             });
@@ -423,12 +381,30 @@ mod tests {
     }
 
     #[test]
+    fn more_threads_than_processors_compute_the_same() {
+        let expected: Vec<f32> = (0..500).map(|index| (index as f32).sqrt().sin()).collect();
+        for threads in [2, 4, 8, 16, 64] {
+            let pool = Pool::new(threads).unwrap();
+            for _ in 0..if cfg!(miri) { 1 } else { 20 } {
+                let mut values = vec![0.0; expected.len()];
+                pool.chunks_mut(&mut values, 1, |index, value| value[0] += (index as f32).sqrt().sin());
+                assert!(values == expected, "{threads} threads");
+                let calls = AtomicUsize::new(0);
+                pool.run(&|worker| {
+                    calls.fetch_add(worker + 1, Ordering::Relaxed);
+                });
+                assert_eq!(calls.into_inner(), threads * (threads + 1) / 2);
+            }
+        }
+    }
+
+    #[test]
     fn others_take_over_what_a_slow_worker_has_left() {
         let pool = Pool::new(2).unwrap();
         let done = AtomicUsize::new(0);
         pool.for_each(9, |index| {
             let patience = Instant::now();
-            while index == 0 && done.load(Ordering::Relaxed) < 8 && patience.elapsed() < SPIN * 300_000 {
+            while index == 0 && done.load(Ordering::Relaxed) < 8 && patience.elapsed() < PATIENCE * 300_000 {
                 std::thread::yield_now();
             }
             assert!(index > 0 || done.load(Ordering::Relaxed) == 8, "its part waits behind it");
