@@ -56,7 +56,7 @@ unsafe fn sdot<const LANE: i32>(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> 
 }
 
 /// Dot products of `R` activation rows with `4 * S` weight rows.
-pub type Dots<const S: usize, const R: usize> = [[int32x4_t; S]; R];
+pub type LaneDots<const S: usize, const R: usize> = [[int32x4_t; S]; R];
 
 /// Computes exact dot products with a block, or the `PART`-th half of it if the format has a scale for each half;
 /// `codes(group, side)` returns the codes, without a zero point if `signed`.
@@ -69,7 +69,7 @@ pub unsafe fn dots<F: QuantFormat, const DOT: bool, const S: usize, const R: usi
     signed: bool,
     x: [*const ActivationBlock; R],
     part: usize,
-) -> Dots<S, R> {
+) -> LaneDots<S, R> {
     let groups = GROUPS / F::SCALES.per_tile();
     let groups = part * groups..(part + 1) * groups;
     // SAFETY: the features and the blocks by this function's contract.
@@ -96,7 +96,7 @@ unsafe fn dots_by_lanes<const S: usize, const R: usize>(
     zero: [i32; R],
     x: [*const ActivationBlock; R],
     groups: Range<usize>,
-) -> Dots<S, R> {
+) -> LaneDots<S, R> {
     // SAFETY: by this function's contract; a block holds 32 codes.
     unsafe {
         let mut dots = zero.map(|zero| [vdupq_n_s32(zero); S]);
@@ -122,7 +122,7 @@ unsafe fn add_group<const LANE: i32, const S: usize, const R: usize>(
     codes: &impl Fn(usize, usize) -> int8x16_t,
     group: usize,
     x: [int8x16_t; R],
-    dots: &mut Dots<S, R>,
+    dots: &mut LaneDots<S, R>,
 ) {
     for side in 0..S {
         let codes = codes(group, side);
@@ -144,7 +144,7 @@ unsafe fn dots_by_pairs<const S: usize, const R: usize>(
     zero: [i32; R],
     x: [*const ActivationBlock; R],
     groups: Range<usize>,
-) -> Dots<S, R> {
+) -> LaneDots<S, R> {
     // SAFETY: by this function's contract; a block holds 32 codes.
     unsafe {
         // Sums of two rows each, of two lanes each.

@@ -14,7 +14,7 @@ use super::super::{CodeLine, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel
 use super::units::{codes, is_signed};
 use super::{Neon, unpack_scales};
 
-/// Number of activation rows up to which the direct path takes fewer instructions; counted.
+/// Number of activation rows up to which the direct path takes fewer instructions, by its inner loop.
 pub const MAX_DIRECT: usize = 4;
 
 /// Pairs of weight rows that are multiplied together: half a panel.

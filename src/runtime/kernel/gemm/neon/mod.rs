@@ -30,7 +30,7 @@ pub const SIDES: usize = ROWS / SIDE;
 /// Registers of weight rows that the panel path multiplies together.
 const PANEL_SIDES: usize = 2;
 
-/// Number of activation rows up to which the direct path takes fewer instructions; counted.
+/// Number of activation rows up to which the direct path takes fewer instructions, by its inner loop.
 pub const MAX_DIRECT: usize = 8;
 
 /// Requires NEON, which every aarch64 target has; with `DOT` also dotprod.
