@@ -39,7 +39,7 @@ pub enum Activation {
 impl Activation {
     /// Returns xIELU by its parameters as files store them, logarithms of an exponential and 1.
     pub fn xielu([alpha_p, alpha_n, beta, eps]: [f32; 4]) -> Self {
-        let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+        let softplus = |x: f32| libm::log1p(libm::exp(x.into())) as f32;
         let negative = beta + softplus(alpha_n);
         Activation::Xielu { positive: softplus(alpha_p), negative, slope: beta, limit: eps }
     }
