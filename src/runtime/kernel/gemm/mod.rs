@@ -28,6 +28,8 @@ mod gated;
 mod guarded;
 mod pack;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod strips;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -41,6 +43,8 @@ pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
 pub use pack::{MatrixSource, Packed, packed_bytes};
+#[cfg(target_arch = "x86_64")]
+use strips::Strips;
 use tiles::Tiles;
 
 pub use super::blocks::MAX_MXFP4_EXPONENT;
@@ -185,6 +189,9 @@ struct GemmInput<'a> {
     rows: &'a Activations,
     /// The same in tiles, for kernels that use them.
     tiles: &'a Tiles,
+    /// The same in strips, for kernels that use them.
+    #[cfg(target_arch = "x86_64")]
+    strips: &'a Strips,
 }
 
 /// A cache line.
@@ -215,17 +222,26 @@ impl WeightPanel {
 thread_local! {
     static UNPACKED: RefCell<[WeightPanel; MAX_PANELS]> = RefCell::default();
     static TILES: RefCell<Tiles> = RefCell::default();
+    #[cfg(target_arch = "x86_64")]
+    static STRIPS: RefCell<Strips> = RefCell::default();
 }
 
 /// Runs `compute` with activations in the layout of `variant`.
 fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
+    #[cfg(target_arch = "x86_64")]
     TILES.with_borrow_mut(|tiles| {
-        #[cfg(target_arch = "x86_64")]
-        if variant == Variant::Amx && !is_direct::<amx::Amx>(x) {
-            tiles.fill(x, pool);
-        }
-        compute(GemmInput { rows: x, tiles });
+        STRIPS.with_borrow_mut(|strips| {
+            match variant {
+                Variant::Amx if !is_direct::<amx::Amx>(x) => tiles.fill(x, pool),
+                Variant::Avx2 if !is_direct::<avx2::Avx2<false>>(x) => strips.fill(x, pool),
+                Variant::Avx2Vnni if !is_direct::<avx2::Avx2<true>>(x) => strips.fill(x, pool),
+                _ => {}
+            }
+            compute(GemmInput { rows: x, tiles, strips });
+        });
     });
+    #[cfg(not(target_arch = "x86_64"))]
+    TILES.with_borrow_mut(|tiles| compute(GemmInput { rows: x, tiles }));
 }
 
 /// The existing variants; an instruction set selects the best one within it.
