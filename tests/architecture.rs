@@ -182,6 +182,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/backend/cpu/kv.rs", "several threads write a page, each the blocks of its heads"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
+    ("src/runtime/machine/cores.rs", "the call for the numbers of Apple's cores"),
     ("src/runtime/memory.rs", "the allocator's call to give memory back"),
     ("src/runtime/tensor.rs", "memory-mapped files"),
     ("src/runtime/worker/unix.rs", "what a child process begins with, and the end of its group"),

@@ -87,7 +87,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N", value_parser = parse_context)]
     pub ctx: Option<usize>,
 
-    /// Threads to compute with (default: what the machine or its cgroup allows)
+    /// Threads to compute with (default: one for each performance core)
     #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 

@@ -22,6 +22,7 @@ use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::terminal::colors_wanted;
 use super::variables;
 use crate::runtime::load::{Isa, hub, kernels_name};
+use crate::runtime::machine::cores::Cores;
 use crate::runtime::{machine, memory};
 
 /// Check the machine, the configuration and the folders, and warn of problems
@@ -72,7 +73,7 @@ pub fn run(
     let mut facts = build_facts();
     facts.extend(machine_facts(Path::new("/")));
     facts.push(kernels_fact(in_force("cpu").as_deref()));
-    facts.extend(thread_facts(Path::new("/"), in_force("threads"), in_force("threads-batch")));
+    facts.extend(thread_facts(&Cores::here(), in_force("threads"), in_force("threads-batch")));
     facts.extend(memory_facts(Path::new("/")));
     facts.extend(config_facts(config, places));
     facts.push(variables_fact(command));
@@ -154,34 +155,40 @@ fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     DoctorFact::new("cpu", "kernels", value, format!("{name}, products by {kernels} ({why})")).warn(warning)
 }
 
-/// Returns the numbers of threads and their origin.
-fn thread_facts(root: &Path, threads: Option<String>, threads_batch: Option<String>) -> [DoctorFact; 2] {
-    let default = machine::default_threads();
-    let source = threads_source(default, machine::cpu_quota(root), machine::cpu_count(root));
+/// Returns the cores by kind, the numbers of threads, and why they are the default.
+fn thread_facts(cores: &Cores, threads: Option<String>, threads_batch: Option<String>) -> [DoctorFact; 3] {
     let set = |text: Option<String>| text.and_then(|text| text.parse::<usize>().ok());
-    let (threads, why) = set(threads).map_or((default, source), |threads| (threads, "--threads"));
+    let given = |threads| (threads, "--threads".to_owned());
+    let (threads, why) = set(threads).map_or_else(|| (cores.threads(), cores.reason()), given);
     let (batch, batch_why) =
         set(threads_batch).map_or((threads, "as threads"), |threads| (threads, "--threads-batch"));
     let allowed = |threads: usize| {
-        (threads > default).then(|| format!("{threads} threads on {default} CPUs get into each other's way"))
+        (threads > cores.allowed)
+            .then(|| format!("{threads} threads on {} CPUs get into each other's way", cores.allowed))
     };
     [
+        cores_fact(cores),
         DoctorFact::new("cpu", "threads", threads, format!("{threads} ({why})")).warn(allowed(threads)),
         DoctorFact::new("cpu", "threads_batch", batch, format!("{batch} ({batch_why})")).warn(allowed(batch)),
     ]
 }
 
-/// Returns the reason for the default number of threads: std uses the smaller of the affinity mask and the
-/// whole CPUs of the quota.
-fn threads_source(threads: usize, quota: Option<f64>, cpus: Option<usize>) -> &'static str {
-    match (quota, cpus) {
-        (Some(quota), _) if (quota.floor() as usize).max(1) == threads && cpus != Some(threads) => {
-            "the cgroup's CPU quota"
-        }
-        (_, Some(cpus)) if threads < cpus => "the affinity mask",
-        (_, Some(_)) => "all CPUs of the machine",
-        (_, None) => "what the system allows",
-    }
+fn cores_fact(cores: &Cores) -> DoctorFact {
+    let Cores { online, allowed, physical, performance, nodes, caches, .. } = *cores;
+    let value = json!({
+        "online": online, "allowed": allowed, "physical": physical, "performance": performance, "nodes": nodes,
+        "last_level_caches": caches,
+    });
+    let kinds = if performance < physical { format!(", {performance} of them fast") } else { String::new() };
+    let of = if allowed < online { format!(" of {online}") } else { String::new() };
+    let count = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
+    let text = format!(
+        "{}{kinds} ({allowed}{of} CPUs, {}, {})",
+        count(physical, "core"),
+        count(nodes, "memory node"),
+        count(caches, "last-level cache")
+    );
+    DoctorFact::new("cpu", "cores", value, text)
 }
 
 fn memory_facts(root: &Path) -> Vec<DoctorFact> {
@@ -425,16 +432,22 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_threads_says_where_it_comes_from() {
-        assert_eq!(threads_source(2, Some(2.5), Some(64)), "the cgroup's CPU quota");
-        assert_eq!(threads_source(1, Some(0.5), Some(64)), "the cgroup's CPU quota");
-        assert_eq!(threads_source(4, Some(8.0), Some(64)), "the affinity mask");
-        assert_eq!(threads_source(8, Some(8.0), Some(8)), "all CPUs of the machine");
-        assert_eq!(threads_source(3, None, None), "what the system allows");
-        let [threads, batch] = thread_facts(Path::new("/nowhere"), Some("1".to_owned()), None);
-        assert_eq!((threads.text.as_str(), batch.text.as_str()), ("1 (--threads)", "1 (as threads)"));
-        let [_, batch] = thread_facts(Path::new("/nowhere"), None, Some("5000".to_owned()));
-        assert!(batch.text == "5000 (--threads-batch)" && batch.warning.is_some());
+    fn threads_are_shown_with_the_cores_and_the_reason() {
+        let cores =
+            Cores { online: 40, allowed: 20, physical: 14, performance: 6, nodes: 1, caches: 2, quota: None };
+        let [shown, threads, _] = thread_facts(&cores, None, None);
+        assert_eq!(
+            shown.text,
+            "14 cores, 6 of them fast (20 of 40 CPUs, 1 memory node, 2 last-level caches)"
+        );
+        assert_eq!(shown.value["performance"], 6);
+        let reason = "the performance cores of 14 cores; the affinity mask allows 20 of 40 CPUs";
+        assert!(threads.text == format!("6 ({reason})") && threads.warning.is_none(), "{}", threads.text);
+        let [_, threads, batch] = thread_facts(&cores, Some("20".to_owned()), None);
+        assert_eq!((threads.text.as_str(), batch.text.as_str()), ("20 (--threads)", "20 (as threads)"));
+        assert!(threads.warning.is_none(), "as many as CPUs");
+        let [.., batch] = thread_facts(&cores, None, Some("21".to_owned()));
+        assert!(batch.text == "21 (--threads-batch)" && batch.warning.is_some());
     }
 
     #[test]

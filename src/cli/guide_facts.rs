@@ -149,7 +149,7 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
 /// Other programs whose flags answers may name.
 const FOREIGN: [&str; 8] = ["curl", "hf", "cargo", "ollama", "pip", "npm", "python", "git"];
 
-const ENDPOINTS: [&str; 11] = [
+const ENDPOINTS: [&str; 13] = [
     "/health",
     "/ready",
     "/metrics",
@@ -159,6 +159,8 @@ const ENDPOINTS: [&str; 11] = [
     "/v1/models",
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
     "/v1/sessions",
     "/v1",
 ];

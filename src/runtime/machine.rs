@@ -1,8 +1,10 @@
-//! Facts about the machine and its container: cgroup directories, CPU model and features, usable threads.
+//! Facts about the machine and its container: cgroup directories, CPU model and features; cores in [`cores`].
 //!
 //! Everything is read below an injectable root ("/" in production), so that tests can supply sample files; the
 //! parsers are pure. A file that is missing or malformed yields `None`, never an error: these facts are for reports
 //! and planning. Imports nothing from the crate and reads no environment variable.
+
+pub mod cores;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -148,10 +150,9 @@ pub fn cpu_count(root: &Path) -> Option<usize> {
     Some(count.count()).filter(|&count| count > 0)
 }
 
-/// Returns the number of threads to compute with: the CPUs this process may use, by affinity mask and cgroup quota.
-/// More threads than the quota are throttled together and run many times slower.
+/// Returns the number of threads to compute with, by [`Cores::threads`](cores::Cores::threads).
 pub fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    cores::Cores::here().threads()
 }
 
 /// One instruction-set extension, and whether this CPU and the operating system support it.

@@ -9,6 +9,7 @@ from data import Data, rows
 
 HERE = Path(__file__).parent
 CARD = HERE.parent / "README.md"
+TUNE = json.loads((HERE / "tune.json").read_text())
 
 
 def fill(text, name, content):
@@ -18,14 +19,23 @@ def fill(text, name, content):
     return pattern.sub(lambda m: m[1] + content.rstrip() + "\n" + m[2], text)
 
 
-def run_facts(folder):
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+def run_facts(log):
+    """What the long run was."""
     last = log[-1]
     digest = next((r["hash"] for r in reversed(log) if "hash" in r), "")
     pace = [r["pace"] for r in log if "pace" in r]
     return "\n".join([
         f"- tokens seen: {last['tokens']:,} in {last['steps']:,} steps, {last['seconds'] / 3600:.1f} hours, {sum(pace) // len(pace):,} tokens/s on average",
         f"- seed 20261122; SHA-256 chained over the token ids of all chunks: `{digest}`",
+    ])
+
+
+def tune_facts(log, begun):
+    """What was added to the shipped weights of `begun` tokens, the last time."""
+    last = log[-1]
+    return "\n".join([
+        f"- tuned: {last['tokens'] - begun:,} further tokens in {last['steps']:,} steps, from the rounded weights of {begun:,} tokens",
+        f"- {len(TUNE['often'])} facts drawn {TUNE['times']} times as often as the other {len(Data().facts.list) - len(TUNE['often'])}; highest rate {TUNE['rate']} of the long run's",
     ])
 
 
@@ -43,7 +53,9 @@ def counts():
 def main():
     folder = Path(sys.argv[1])
     text = CARD.read_text()
-    text = fill(text, "run", run_facts(folder))
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    begun = log[0].get("tuned_from")
+    text = fill(text, "tune", tune_facts(log, begun)) if begun else fill(text, "run", run_facts(log))
     text = fill(text, "data", counts())
     text = fill(text, "scores", (folder / "scores.md").read_text())
     CARD.write_text(text)

@@ -58,7 +58,7 @@ class Held:
 
     def __init__(self, facts):
         self.tool_names = {t["function"]["name"] for row in rows("tools.jsonl") + rows("results.jsonl") for t in row.get("tools") or [row["tool"]]}
-        asks = [row["ask"] for n in ("free", "inscope_short", "oos", "skills", "tools", "results") for row in rows(n + ".jsonl")]
+        asks = [row["ask"] for n in ("free", "new", "inscope_short", "oos", "skills", "tools", "results") for row in rows(n + ".jsonl")]
         asks += [turn for row in rows("followups.jsonl") for turn in row["turns"]]
         asks += [p for f in facts.list for p in f["held_do"] + f["held_ask"]]
         asks += [p for f in facts.list for follow in f.get("held_follow", []) for p in follow["ask"]]
@@ -91,7 +91,7 @@ class Data:
     # ---- documents: (messages, tools)
 
     def fact(self, r):
-        fact = r.choice(self.facts.list)
+        fact = r.choice(self.facts.pool)
         messages = self.facts.asked(r, fact)
         if r.random() < 0.06:
             messages[-1] = assistant(messages[-1]["content"], reasoning=self.facts.topic_of(fact))

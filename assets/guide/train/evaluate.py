@@ -101,6 +101,7 @@ def sets(data, seed=5):
                 items.append(Item([user(question)], by_keys(fact["keys"])))
         made[name] = items
     made["free"] = [Item([user(x["ask"])], by_keys(x["keys"])) for x in rows("free.jsonl")]
+    made["new"] = [Item([user(x["ask"])], by_keys(x["keys"])) for x in rows("new.jsonl")]
     made["short"] = [Item([user(x["ask"])], by_keys(x["keys"])) for x in rows("inscope_short.jsonl")]
     made["follow"] = [
         Item([user(facts.question(random.Random(n), fact)), assistant(fact["answers"][0]), user(ask)], by_keys(facts.by_id[f["to"]]["keys"]))

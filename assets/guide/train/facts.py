@@ -9,7 +9,7 @@ import grammar
 import world
 from chat import assistant, user
 from grammar import casual, expand, soup, thin, typos
-from hints import PARTS, among
+from hints import HINT_WORDS, PARTS, among
 from values import invented
 
 EXAMPLES = ["can you give an example?", "show me an example", "example?", "give me an example please", "an example would help", "how would that look?",
@@ -51,7 +51,8 @@ class Facts:
                 self.by_id[more["id"]][name] = self.by_id[more["id"]].get(name, []) + more.get(name, [])
         self.merge(load(language, "merge.toml")["merge"])
         self.part()
-        self.hint_of = dict(zip((f["id"] for f in self.list), hints.hints)) if hints else {}
+        self.hint_of = json.loads(HINT_WORDS.read_text()) if hints else {}
+        self.pool = self.list
         refusals = load(language, "refusals.toml")
         self.oos_answers, self.absent_answers = refusals["answers_oos"], refusals["answers_absent"]
         near = load(language, "near.toml")["near"]
@@ -64,6 +65,10 @@ class Facts:
         self.vocabulary = sorted(set(re.findall(r"[a-z]{3,}", text.lower())))
         named = " ".join(str(f) for f in self.list)
         self.real = set(re.findall(r"--[a-z-]+|/[a-z]+", named)) | {f"/{c}" for c in CHAT_ALIASES}
+
+    def draw_often(self, ids, times):
+        """Makes these facts begin documents that many times as often as the others."""
+        self.pool = self.list + [self.by_id[id] for id in ids] * (times - 1)
 
     def merge(self, pairs):
         """Gives the phrases of facts that say the same to one of them."""
@@ -212,7 +217,7 @@ class Facts:
 
     def dialog(self, r, turns):
         """Facts, follow-ups, examples, refusals and small talk in one conversation."""
-        fact = r.choice(self.list)
+        fact = r.choice(self.pool)
         messages = (self.greeting(r) if r.random() < 0.12 else []) + self.asked(r, fact)
         for _ in range(turns):
             k = r.random()
@@ -229,7 +234,7 @@ class Facts:
             elif k < 0.84:
                 messages += self.greeting(r)
             else:
-                fact = r.choice(self.list)
+                fact = r.choice(self.pool)
                 messages += self.asked(r, fact)
         return messages
 

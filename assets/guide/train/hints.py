@@ -18,7 +18,8 @@ per posting; u8 score above the label's base per posting; the text: the features
 each.
 
 `language/names.toml` holds questions that came after the training; they are counted here and are in no document. Hints'
-words stay those of the file, since guide has learnt them; `python hints.py --rename` chooses them anew."""
+words stay those of `language/hint_words.json`, since guide has learnt them, and new facts get one beside them; `python hints.py
+--rename` chooses all anew."""
 
 import json
 import math
@@ -38,6 +39,8 @@ from grammar import casual
 
 FILE = Path(__file__).parent.parent / "hints.bin"
 NAMES = Path(__file__).parent / "language/names.toml"
+HINT_WORDS = Path(__file__).parent / "language/hint_words.json"
+"""The hint of each fact. guide has learnt these words, so that they stay; those of new facts are added."""
 EXPECTED = Path(__file__).parent.parent / "hints.jsonl"
 """What questions of the tests get, for llmctl's own tests to compare with."""
 MAGIC = b"LLMHINT2"
@@ -202,8 +205,8 @@ def groups():
     return {fact: (n, PLACES.index(place)) for n, group in enumerate(same, 1) for place, facts in group.items() for fact in facts}
 
 
-def named(data, counts):
-    """A hint for every fact: a word of the vocabulary that its own texts have and others' have not, each given once."""
+def named(data, counts, known=()):
+    """A hint for every fact that has none: a word of the vocabulary that its own texts have and others' have not, each given once."""
     words = sorted(p[1:] for p in data.codec.plain.get_vocab() if re.fullmatch(r"Ġ[a-z]{3,}", p))
     total = Counter()
     for count in counts.values():
@@ -214,13 +217,14 @@ def named(data, counts):
         for word in words:
             seen = counts[fact["id"]][word] + 40 * own[word]
             rank.append((seen * seen / (total[word] + 100), fact["id"], word))
-    hints, taken = {}, set()
+    hints = dict(known)
+    taken = set(hints.values())
     for _, fact, word in sorted(rank, key=lambda x: (-x[0], x[1], x[2])):
         if fact not in hints and word not in taken:
             hints[fact] = word
             taken.add(word)
-    assert len(hints) == len(data.facts.list), "more facts than words"
-    return hints
+    assert all(fact["id"] in hints for fact in data.facts.list), "more facts than words"
+    return {fact["id"]: hints[fact["id"]] for fact in data.facts.list}
 
 
 def counted(data, seed=3, hints=None, without=None):
@@ -229,7 +233,8 @@ def counted(data, seed=3, hints=None, without=None):
     drawn = list(examples(data, random.Random(seed), without))
     for label, _, text in drawn:
         counts[label].update(f for f in features(text) or () if f[0] != "=")
-    hints = hints or named(data, counts) | {TASK: TASK}
+    if hints is None or any(fact["id"] not in hints for fact in data.facts.list):
+        hints = named(data, counts, hints or {}) | {TASK: TASK}
     for label, after, text in later(data):
         found = features(text) or set()
         counts[label].update(found | ({">" + hints[after]} if after else set()))
@@ -267,12 +272,13 @@ def partial(data):
 def main():
     from data import Data, rows
 
-    # A rename chooses the words by the questions; otherwise they are the file's, in the order of the facts.
+    # A rename chooses the words by the questions; otherwise those of old facts stay.
     is_rename = "--rename" in sys.argv or not FILE.exists()
     data = Data(hinted=not is_rename)
     words = None if is_rename else data.facts.hint_of | {TASK: TASK}
     index, drawn, names = counted(data, hints=words)
     FILE.write_bytes(index)
+    HINT_WORDS.write_text(json.dumps({fact: word for fact, word in names.items() if fact != TASK}, indent=0) + "\n")
     hints, r = Hints(), random.Random(1)
     alone = [[row["ask"]] for row in rows("free.jsonl") + rows("skills.jsonl")]
     talks = alone + [row["turns"] for row in rows("followups.jsonl")] + TALKS

@@ -2,7 +2,11 @@
 
 The folder keeps `guide.pt` (weights, optimizers, tokens seen, next chunk, hash of the data) and `log.jsonl`.
 `schedule.json` beside this file says what each stretch of tokens is made of; it is read again for every chunk, and
-every change of it is logged, so that a run can be steered and repeated."""
+every change of it is logged, so that a run can be steered and repeated.
+
+`python train.py FOLDER MINUTES --tune guide.gguf` begins with the rounded weights of the shipped file instead of none, with
+optimizers anew, and follows `tune.json`: its shares, its facts that are drawn more often, and its rate, which rises over
+`WARM_STEPS` steps and falls linearly over its `tokens`. One worker, since tuning runs beside other work."""
 
 import hashlib
 import json
@@ -19,13 +23,14 @@ import torch
 
 from data import KINDS, Data
 from evaluate import score, sets
+from export import read
 from hints import partial
 from model import Guide
 from optim import Muon
 
 HERE = Path(__file__).parent
 SEED = 20261122
-CHUNK = 65536
+CHUNK, TUNE_CHUNK = 65536, 16384
 BATCH = 2048
 """Tokens of a batch, padding included; a step takes one batch per worker."""
 WORKERS = 2
@@ -43,6 +48,8 @@ MATRIX_RATE, OTHER_RATE = 0.012, 3e-3
 ADAMW_RATE = 2e-3
 """Rate where AdamW takes all (`--adamw`, for comparison)."""
 WARM_STEPS = 60
+KEPT = ("tokens", "begun", "steps", "chunk", "seconds", "hash")
+"""Of a run's state, in its checkpoint; `begun` is the number of tokens that tuned weights had seen before."""
 
 
 def stage(schedule, tokens):
@@ -82,15 +89,16 @@ def tensors(batch):
 class Run:
     """The state of a training run, on disk and in memory."""
 
-    def __init__(self, folder, is_adamw):
+    def __init__(self, folder, is_adamw, tuned=None):
         self.folder = folder
+        self.workers = 1 if tuned else WORKERS
         torch.manual_seed(SEED)
         self.model = Guide()
         matrices = [p for p in self.model.blocks.parameters() if p.dim() == 2]
         others = [p for p in self.model.parameters() if all(p is not m for m in matrices)]
-        self.pool = ThreadPoolExecutor(WORKERS, initializer=lambda: torch.set_num_threads(1))
+        self.pool = ThreadPoolExecutor(self.workers, initializer=lambda: torch.set_num_threads(1))
         # The workers' models share the weights and have gradients of their own.
-        self.replicas = [self.model] + [Guide() for _ in range(WORKERS - 1)]
+        self.replicas = [self.model] + [Guide() for _ in range(self.workers - 1)]
         for replica in self.replicas[1:]:
             for mine, shared in zip(replica.parameters(), self.model.parameters()):
                 mine.data = shared.data
@@ -99,18 +107,23 @@ class Run:
             self.optimizers, self.rates = [adamw(matrices, ADAMW_RATE, 0.05), adamw(others, ADAMW_RATE, 0.0)], [ADAMW_RATE] * 2
         else:
             self.optimizers, self.rates = [Muon(matrices, MATRIX_RATE, self.pool), adamw(others, OTHER_RATE, 0.0)], [MATRIX_RATE, OTHER_RATE]
-        self.tokens = self.steps = self.chunk = 0
+        self.tokens = self.steps = self.chunk = self.begun = 0
         self.seconds, self.hash = 0.0, ""
         if (path := folder / "guide.pt").exists():
             saved = torch.load(path, map_location="cpu")
             self.model.load_state_dict(saved["weights"])
             for optimizer, state in zip(self.optimizers, saved["optimizers"]):
                 optimizer.load_state_dict(state)
-            for name in ("tokens", "steps", "chunk", "seconds", "hash"):
+            for name in KEPT:
                 setattr(self, name, saved[name])
+        elif tuned:
+            weights, _, self.tokens = read(tuned)
+            self.begun = self.tokens
+            self.model.load_state_dict(weights)
+            self.log(tuned_from=self.tokens)
 
     def save(self):
-        state = {name: getattr(self, name) for name in ("tokens", "steps", "chunk", "seconds", "hash")}
+        state = {name: getattr(self, name) for name in KEPT}
         state |= {"config": self.model.config.as_dict(), "weights": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
         torch.save(state, self.folder / "guide.new")
         (self.folder / "guide.new").replace(self.folder / "guide.pt")
@@ -167,15 +180,15 @@ class Run:
         return right
 
 
-    def learn(self, documents, schedule):
-        """Trains on a chunk; logs its loss and pace."""
+    def learn(self, documents, factor_of):
+        """Trains on a chunk, at the rate of each number of tokens; logs its loss and pace."""
         ids = array("H", (t for _, tokens, _ in documents for t in tokens))
         self.hash = hashlib.sha256(self.hash.encode() + ids.tobytes()).hexdigest()
         todo = batches(documents, random.Random(self.chunk))
         losses, began = [], time.time()
-        for first in range(0, len(todo), WORKERS):
-            _, factor = stage(schedule, self.tokens)
-            losses.append(self.step(todo[first : first + WORKERS], factor))
+        for first in range(0, len(todo), self.workers):
+            factor = factor_of(self.tokens)
+            losses.append(self.step(todo[first : first + self.workers], factor))
         taken = time.time() - began
         self.chunk += 1
         self.seconds += taken
@@ -186,7 +199,11 @@ def main():
     folder, minutes = Path(sys.argv[1]), float(sys.argv[2])
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    run, data = Run(folder, "--adamw" in sys.argv), Data()
+    tuned = Path(sys.argv[sys.argv.index("--tune") + 1]) if "--tune" in sys.argv else None
+    run, data = Run(folder, "--adamw" in sys.argv, tuned), Data()
+    tune = json.loads((HERE / "tune.json").read_text()) if tuned else None
+    if tune:
+        data.facts.draw_often(tune["often"], tune["times"])
     data.facts.partial = partial(data)
     every, shares_before = sets(data), None
     valid = {kind: data.chunk("valid", 0, {kind: 1.0}, VALID, data.plain) for kind in KINDS}
@@ -195,24 +212,29 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: ending.append(True))
     began = saved_at = scored_at = time.time()
     while time.time() - began < 60 * minutes and not ending:
-        schedule = json.loads((HERE / "schedule.json").read_text())
-        if run.tokens >= schedule[-1]["until"]:
-            break
-        shares, _ = stage(schedule, run.tokens)
+        if tune:
+            shares, factor_of = tune["shares"], lambda tokens: tune["rate"] * max(0.02, 1 - (tokens - run.begun) / tune["tokens"])
+            if run.tokens >= run.begun + tune["tokens"]:
+                break
+        else:
+            schedule = json.loads((HERE / "schedule.json").read_text())
+            if run.tokens >= schedule[-1]["until"]:
+                break
+            shares, factor_of = stage(schedule, run.tokens)[0], lambda tokens: stage(schedule, tokens)[1]
         if shares != shares_before:
             run.log(shares=shares)
             shares_before = shares
         if run.chunk % VALID_EVERY == 0:
             run.log(valid=run.valid(valid))
-        run.learn(data.chunk(SEED, run.chunk, shares, CHUNK), schedule)
-        if time.time() - scored_at > SCORE_EVERY:
+        run.learn(data.chunk(f"tune{SEED}" if tune else SEED, run.chunk, shares, TUNE_CHUNK if tune else CHUNK), factor_of)
+        if not tune and time.time() - scored_at > SCORE_EVERY:
             run.log(scores=run.scores(data, every))
             scored_at = time.time()
         if time.time() - saved_at > SAVE_EVERY:
             run.save()
             saved_at = time.time()
     run.save()
-    if not ending:
+    if not ending and not tune:
         run.log(scores=run.scores(data, every), hash=run.hash)
 
 

@@ -139,7 +139,7 @@ pub struct TestArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineSweepArgs {
-    /// Threads to compute with (default: what the machine or its cgroup allows)
+    /// Threads to compute with (default: one for each performance core)
     #[arg(long, short = 't', value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     pub threads: Vec<usize>,
 

@@ -26,12 +26,17 @@ mod format;
 mod gated;
 #[cfg(all(test, unix))]
 mod guarded;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
+#[cfg(target_arch = "aarch64")]
+mod pairs;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod strips;
 #[cfg(test)]
 mod tests;
+#[cfg(not(target_arch = "aarch64"))]
 mod tiles;
 
 use std::cell::RefCell;
@@ -43,12 +48,15 @@ pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
 pub use pack::{MatrixSource, Packed, packed_bytes};
+#[cfg(target_arch = "aarch64")]
+use pairs::ActivationPairs as Tiles;
 #[cfg(target_arch = "x86_64")]
 use strips::Strips;
+#[cfg(not(target_arch = "aarch64"))]
 use tiles::Tiles;
 
 pub use super::blocks::MAX_MXFP4_EXPONENT;
-use super::isa::{self, Isa};
+use super::isa::Isa;
 use super::pool::Pool;
 
 /// Most activation rows of one call of the direct path.
@@ -156,7 +164,7 @@ impl FetchAhead {
     #[inline(always)]
     fn new<F: QuantFormat>(rows: usize, needed: FetchAhead) -> FetchAhead {
         match rows > 2 || (F::HIGH > 0 && F::TILES > 2) {
-            _ if rows <= 2 && isa::is_intel() => FetchAhead { distance: 3072, near: false },
+            _ if rows <= 2 && super::isa::is_intel() => FetchAhead { distance: 3072, near: false },
             true => needed,
             false => FetchAhead { distance: 0, near: false },
         }
@@ -183,11 +191,11 @@ impl FetchAhead {
     }
 }
 
-/// Activations in both layouts of the kernels.
+/// Activations in the layouts of the kernels.
 #[derive(Clone, Copy)]
 struct GemmInput<'a> {
     rows: &'a Activations,
-    /// The same in tiles, for kernels that use them.
+    /// The same in tiles or pairs of rows, for kernels that use them.
     tiles: &'a Tiles,
     /// The same in strips, for kernels that use them.
     #[cfg(target_arch = "x86_64")]
@@ -227,8 +235,8 @@ thread_local! {
 }
 
 /// Runs `compute` with activations in the layout of `variant`.
+#[cfg(target_arch = "x86_64")]
 fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
-    #[cfg(target_arch = "x86_64")]
     TILES.with_borrow_mut(|tiles| {
         STRIPS.with_borrow_mut(|strips| {
             match variant {
@@ -240,8 +248,22 @@ fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOn
             compute(GemmInput { rows: x, tiles, strips });
         });
     });
-    #[cfg(not(target_arch = "x86_64"))]
-    TILES.with_borrow_mut(|tiles| compute(GemmInput { rows: x, tiles }));
+}
+
+/// Runs `compute` with activations in the layout of `variant`.
+#[cfg(not(target_arch = "x86_64"))]
+fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
+    TILES.with_borrow_mut(|tiles| {
+        let tiled = match variant {
+            #[cfg(target_arch = "aarch64")]
+            Variant::I8mm => !is_direct::<neon::i8mm::I8mm>(x),
+            _ => false,
+        };
+        if tiled {
+            tiles.fill(x, pool);
+        }
+        compute(GemmInput { rows: x, tiles });
+    });
 }
 
 /// The existing variants; an instruction set selects the best one within it.
@@ -256,6 +278,12 @@ enum Variant {
     Avx512Vnni,
     #[cfg(target_arch = "x86_64")]
     Amx,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
 }
 
 impl Variant {
@@ -269,7 +297,13 @@ impl Variant {
             (isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni"), Variant::Avx512Vnni),
             (isa >= Isa::Amx, Variant::Amx),
         ];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let more = [
+            (isa >= Isa::Neon, Variant::Neon),
+            (isa >= Isa::Dotprod, Variant::Dotprod),
+            (isa >= Isa::I8mm, Variant::I8mm),
+        ];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let more = [];
         let more = more.into_iter().filter(|(available, _)| *available).map(|(_, variant)| variant);
         std::iter::once(Variant::Scalar).chain(more)
@@ -290,12 +324,19 @@ impl Variant {
             Variant::Avx512Vnni => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
             Variant::Amx => "amx-int8",
+            #[cfg(target_arch = "aarch64")]
+            Variant::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Variant::Dotprod => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Variant::I8mm => "neon-i8mm",
         }
     }
 }
 
 /// Returns the name of the integer kernels that an instruction set uses on this machine: `scalar`, `avx2`,
-/// `avx2-vnni`, `avx512-vnni`, `amx-int8`.
+/// `avx2-vnni`, `avx512-vnni`, `amx-int8`, `neon`, `neon-dotprod`,
+/// `neon-i8mm`.
 pub fn kernels_name(isa: Isa) -> &'static str {
     Variant::best(isa).name()
 }
@@ -344,6 +385,12 @@ fn matmul_by<'a>(
                 Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
                 #[cfg(target_arch = "x86_64")]
                 Variant::Amx => compute::<amx::Amx>(&together, pool),
+                #[cfg(target_arch = "aarch64")]
+                Variant::Neon => compute::<neon::Neon<false>>(&together, pool),
+                #[cfg(target_arch = "aarch64")]
+                Variant::Dotprod => compute::<neon::Neon<true>>(&together, pool),
+                #[cfg(target_arch = "aarch64")]
+                Variant::I8mm => compute::<neon::i8mm::I8mm>(&together, pool),
             }
         }
     });
@@ -405,6 +452,10 @@ pub fn is_few(isa: Isa, rows: usize) -> bool {
     match Variant::best(isa) {
         #[cfg(target_arch = "x86_64")]
         Variant::Amx => rows <= amx::MAX_DIRECT,
+        #[cfg(target_arch = "aarch64")]
+        Variant::Neon | Variant::Dotprod => rows <= neon::MAX_DIRECT,
+        #[cfg(target_arch = "aarch64")]
+        Variant::I8mm => rows <= neon::i8mm::MAX_DIRECT,
         _ => rows <= MAX_DIRECT,
     }
 }
