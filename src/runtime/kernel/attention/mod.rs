@@ -30,7 +30,7 @@ use stored::{F16, F32, Q8, Stored};
 use tile::{KvBlock, mix_page, score_page, score_rows};
 
 use super::dot::sum_body;
-use super::isa::{self, Isa, dispatch};
+use super::isa::{Isa, dispatch};
 use super::math::{exp, exp_minus_body, softcap_body};
 use super::wide::LANES;
 
