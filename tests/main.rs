@@ -39,6 +39,7 @@ mod kv_types;
 mod load_options;
 mod loading;
 mod mamba_gguf;
+mod mixtral_gguf;
 mod model_serving;
 mod number_types;
 mod oracle;

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::common::convert::{Tensor, Written, checkpoint, with_tokens, worst, write};
+use crate::common::convert::{Tensor, Written, checkpoint, paired, with_tokens, worst, write};
 use crate::common::gguf::GgufBuilder;
 use crate::common::golden::{Fed, exact, golden_prompts, load_model, next_folder};
 
@@ -113,17 +113,6 @@ fn mixer(part: &str, (shape, values): Tensor) -> Vec<(String, Tensor)> {
         other => panic!("{other} has no name in GGUF"),
     };
     vec![(name.to_owned(), tensor)]
-}
-
-/// Puts the rows of each head's rotary pairs side by side.
-fn paired((shape, values): Tensor, head_dim: usize) -> Tensor {
-    let (row, half) = (shape[1], head_dim / 2);
-    let order = (0..shape[0]).map(|at| {
-        let (head, within) = (at / head_dim, at % head_dim);
-        head * head_dim + within % 2 * half + within / 2
-    });
-    let rows = order.flat_map(|source| values[source * row..(source + 1) * row].to_vec());
-    (shape.clone(), rows.collect())
 }
 
 /// Cuts rows, or rows within each expert, into gate and up.

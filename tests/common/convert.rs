@@ -49,6 +49,17 @@ pub fn stack_experts(
     ["gate", "up", "down"].map(&mut stack).into()
 }
 
+/// Puts the rows of each head's rotary pairs side by side.
+pub fn paired((shape, values): Tensor, head_dim: usize) -> Tensor {
+    let (row, half) = (shape[1], head_dim / 2);
+    let order = (0..shape[0]).map(|at| {
+        let (head, within) = (at / head_dim, at % head_dim);
+        head * head_dim + within % 2 * half + within / 2
+    });
+    let rows = order.flat_map(|source| values[source * row..(source + 1) * row].to_vec());
+    (shape.clone(), rows.collect())
+}
+
 /// Begins a file of an architecture with the 384 tokens of the tiny checkpoints.
 pub fn with_tokens(arch: &str) -> GgufBuilder {
     let tokens: Vec<String> = (0..384).map(|id| format!("<{id}>")).collect();

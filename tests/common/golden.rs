@@ -15,7 +15,7 @@ use safetensors::tensor::TensorView;
 use super::cpu;
 
 /// The checkpoints in the repository whose families run natively, by folder.
-pub const FAMILIES: [&str; 22] = [
+pub const FAMILIES: [&str; 23] = [
     "gemma2",
     "gemma3",
     "gemma4",
@@ -27,6 +27,7 @@ pub const FAMILIES: [&str; 22] = [
     "llama",
     "llama-untied",
     "mistral",
+    "nemotron-h-moe",
     "olmo2",
     "phi3",
     "phi4-mini",
@@ -42,6 +43,7 @@ pub const FAMILIES: [&str; 22] = [
 
 /// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
 pub const NEXT: &[&str] = &[
+    "apertus",
     "arcee",
     "deepseek2-lite",
     "deepseek3",
@@ -75,6 +77,7 @@ const RECURRENT: &[&str] = &[
     "lfm2",
     "lfm2-moe",
     "nemotron-h",
+    "nemotron-h-moe",
     "qwen3-next",
     "qwen3.5",
     "qwen3.5-moe",
@@ -93,6 +96,7 @@ const WITH_EXPERTS: &[&str] = &[
     "lfm2-moe",
     "minimax-m2",
     "mixtral",
+    "nemotron-h-moe",
     "olmoe",
     "qwen3-moe",
     "qwen3-next",

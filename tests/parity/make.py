@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the tiny random checkpoints qwen3-vl, qwen3-vl-moe and phi4-mini with their golden files.
+"""Makes the tiny random checkpoints qwen3-vl, qwen3-vl-moe, phi4-mini and nemotron-h-moe with their golden files.
 
     python3 tests/parity/make.py [NAME ...]
 
@@ -40,6 +40,14 @@ def long_rope(pairs):
     return dict(rope_type="longrope", rope_theta=1e4, short_factor=factors(0.1), long_factor=factors(0.7))
 
 
+# Nemotron 3 Nano: as published, time steps have no least value; transformers to 5.23 takes one from
+# `time_step_min` in prompts, so that it is next to nothing here.
+NEMOTRON = dict(
+    layers_block_type=["linear_attention", "moe", "full_attention", "moe"], head_dim=16, ssm_state_size=16, mamba_num_heads=4,
+    mamba_head_dim=16, n_groups=2, chunk_size=16, time_step_min=1e-30, n_routed_experts=8, num_experts_per_tok=2, n_group=2,
+    topk_group=1, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40, routed_scaling_factor=2.5,
+)
+
 CONFIGS = {
     "qwen3-vl": dict(
         model_type="qwen3_vl", vision_config=VISION, tie_word_embeddings=True, **TOKENS,
@@ -51,6 +59,9 @@ CONFIGS = {
             TEXT, head_dim=16, rope_parameters=MROPE, tie_word_embeddings=False, num_experts=8,
             num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1, mlp_only_layers=[],
         ),
+    ),
+    "nemotron-h-moe": dict(
+        {key: value for key, value in TEXT.items() if key != "num_hidden_layers"}, model_type="nemotron_h", **NEMOTRON
     ),
     # Every prompt is longer than the original context: transformers takes the long factors, as llmctl does by the context.
     "phi4-mini": dict(
@@ -68,10 +79,13 @@ def make_model(config):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2:
-                weight.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.1)
+                weight.normal_(1.0 if name.endswith(("norm.weight", "norm_f.weight")) else 0.0, 0.1)
             else:
                 weight.normal_(0.0, 0.3 if "embed_tokens" in name else 1.0 / math.sqrt(weight.shape[-1]))
             weight.copy_(weight.bfloat16().float())
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(torch.randn_like(bias).mul(0.1).bfloat16().float())
     return model
 
 

@@ -26,6 +26,23 @@ pub enum Activation {
         alpha: f32,
         limit: f32,
     },
+    /// xIELU (Huang and Schlag 2024, Apertus): `positive x^2 + slope x` above 0, below it
+    /// `negative (e^min(x, limit) - 1 - x) + slope x`.
+    Xielu {
+        positive: f32,
+        negative: f32,
+        slope: f32,
+        limit: f32,
+    },
+}
+
+impl Activation {
+    /// Returns xIELU by its parameters as files store them, logarithms of an exponential and 1.
+    pub fn xielu([alpha_p, alpha_n, beta, eps]: [f32; 4]) -> Self {
+        let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
+        let negative = beta + softplus(alpha_n);
+        Activation::Xielu { positive: softplus(alpha_p), negative, slope: beta, limit: eps }
+    }
 }
 
 /// Computes e^x to about 1 ulp; denormal below -87.3, 0 below -104, infinity above 88.7.
@@ -137,6 +154,17 @@ fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) 
     }
 }
 
+/// `factors` are those of [`Activation::Xielu`] in their order. NaN takes the second branch, whose `- x` keeps it.
+#[inline(always)]
+fn xielu_mul_body(gate: &mut [f32], up: &[f32], factors: [f32; 4]) {
+    let [positive, negative, slope, limit] = factors;
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let x = *gate;
+        let bent = if x > 0.0 { positive * x * x } else { (exp(x.min(limit)) - 1.0 - x) * negative };
+        *gate = slope.mul_add(x, bent) * up;
+    }
+}
+
 #[inline(always)]
 fn mul_body(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
@@ -176,6 +204,9 @@ pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) 
         Activation::Sigmoid => sigmoid_mul(isa, gate, up),
         Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
         Activation::GeluTanh => gelu_mul(isa, gate, up),
+        Activation::Xielu { positive, negative, slope, limit } => {
+            xielu_mul(isa, gate, up, [positive, negative, slope, limit]);
+        }
     }
 }
 
@@ -202,6 +233,10 @@ dispatch! {
 dispatch! {
     /// Computes `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
     pub fn clamped_swish_mul(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = clamped_swish_mul_body
+}
+dispatch! {
+    /// Computes `gate = xielu(gate) * up`.
+    pub fn xielu_mul(gate: &mut [f32], up: &[f32], factors: [f32; 4]) = xielu_mul_body
 }
 dispatch! {
     /// Computes `gate = gate * up`.
@@ -254,12 +289,13 @@ mod tests {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 10] = [
+        let kernels: [Kernel; 11] = [
             sigmoid_mul,
             squared_relu_mul,
             |isa, x, up| scaled_silu_mul(isa, x, up, 0.7),
             |isa, x, _| activate_alone(isa, Activation::GeluTanh, x),
             |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
+            |isa, x, up| xielu_mul(isa, x, up, [0.8, 1.3, 0.5, -1e-6]),
             silu_mul,
             gelu_mul,
             mul,
@@ -295,6 +331,12 @@ mod tests {
         clamped_swish_mul(Isa::Scalar, &mut gate, &[1.0, -9.0, 1.0], 0.5, 2.0);
         assert!((gate[0] - 2.0 * 0.731_058_6 * 2.0).abs() < 1e-5, "{gate:?}");
         assert!((gate[1] - 2.0 * 0.268_941_4).abs() < 1e-5 && gate[2].is_nan(), "{gate:?}");
+        // alpha = ln(e^0.8 - 1) stands for the factor 0.8; below 0: (e^-2 - 1 + 2) (0.5 + 0.8) - 1.
+        let alpha = 0.203_420_2;
+        let mut gate = [2.0, -2.0, f32::NAN];
+        activate(Isa::Scalar, Activation::xielu([alpha, alpha, 0.5, -1e-6]), &mut gate, &[1.0, 2.0, 1.0]);
+        assert!((gate[0] - 4.2).abs() < 1e-5 && (gate[1] - 2.0 * 0.475_935_8).abs() < 1e-5, "{gate:?}");
+        assert!(gate[2].is_nan());
         let mut gate = [1.0, -2.0];
         gelu_mul(Isa::Scalar, &mut gate, &[1.0, 1.0]);
         assert!((gate[0] - 0.841_192).abs() < 1e-5 && (gate[1] + 0.045_402_3).abs() < 1e-5);

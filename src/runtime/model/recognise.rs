@@ -24,11 +24,29 @@ pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
     if let Some(plan) = candle_models::find(reader)? {
         return Ok(Recognised::CandleModel(plan));
     }
-    match arch::parse_config(reader)? {
-        Some(description) => Ok(Recognised::Native(description)),
-        None => Err(unknown(reader.architecture()?, reader.format())),
+    if let Some(description) = arch::parse_config(reader)? {
+        return Ok(Recognised::Native(description));
+    }
+    let name = reader.architecture()?;
+    match REFUSED.iter().find(|(refused, _)| *refused == name) {
+        Some((_, reason)) => Err(reader.unsupported(format!("architecture {name}: {reason}"))),
+        None => Err(unknown(name, reader.format())),
     }
 }
+
+/// Architectures whose names resemble others but whose files no family can run, each with the reason and what works.
+const REFUSED: &[(&str, &str)] = &[
+    (
+        "phi4mm",
+        "Phi-4-multimodal adds adapters (LoRA) for images and speech to every matrix of Phi-4-mini, which llmctl does not \
+         apply; Phi-4-mini-instruct, its text model, runs as a folder or GGUF",
+    ),
+    (
+        "smallthinker",
+        "its router reads a layer's input before the attention, which no family here does; SmolLM3, Qwen 3 and LFM2 MoE \
+         are of similar size and run",
+    ),
+];
 
 fn unknown(name: String, format: ModelFormat) -> LoadError {
     let native = arch::FAMILIES.iter().flat_map(|family| family.names(format)).copied();
@@ -69,5 +87,13 @@ mod tests {
         assert!(known.contains(&"llama".to_owned()));
         assert_eq!(known.contains(&"falcon".to_owned()), cfg!(feature = "candle-families"));
         assert!(nearest.is_some_and(|nearest| nearest.starts_with("qwen")));
+    }
+
+    #[test]
+    fn a_known_architecture_that_does_not_run_is_refused_with_what_does() {
+        let config = serde_json::json!({"model_type": "phi4mm"});
+        let error = recognise(&ConfigReader::hugging_face("config.json".into(), config)).err();
+        let text = error.expect("refused").to_string();
+        assert!(text.contains("phi4mm") && text.contains("Phi-4-mini-instruct"), "{text}");
     }
 }

@@ -297,41 +297,57 @@ impl<'a> WeightFile<'a> {
         Ok((0..taps * channels).map(|at| by_channel[at % channels * taps + at / channels]).collect())
     }
 
-    /// Reads gate, up and down of each of `count` experts, which are separate modules or stacked in one tensor; gate
-    /// and up may be stacked too.
+    /// Reads the matrices of each of `count` experts, which are separate modules or stacked in one tensor; gate and up may
+    /// be stacked too.
     pub fn experts(
         &self,
         layer: usize,
         names: Names,
         count: usize,
         [inner, hidden]: [usize; 2],
-    ) -> Result<Vec<[Linear; 3]>, LoadError> {
+        is_gated: bool,
+    ) -> Result<Vec<ExpertLinears>, LoadError> {
         let name = self.layer_name(layer, names);
         if self.naming.alternating_experts {
             return self.alternating_experts(&name, count, [inner, hidden]);
         }
-        let [gate, up, down, both] = if self.naming.gguf {
-            ["gate", "up", "down", "gate_up"].map(|part| format!("{name}_{part}_exps.weight"))
+        let has = |name: &str| self.source.describe(name).is_some();
+        let [both, gate, up, down] = if self.naming.gguf {
+            ["gate_up", "gate", "up", "down"].map(|part| format!("{name}_{part}_exps.weight"))
         } else {
             let [both, down] = self.naming.parts.expert_stacks;
-            ["", "", down, both].map(|part| format!("{name}.{part}"))
+            [both, "gate_proj", "up_proj", down].map(|part| format!("{name}.{part}"))
         };
-        if self.source.describe(&both).is_some() {
-            let both = self.oriented_stack(&both, [count, 2 * inner, hidden])?;
-            let down = self.oriented_stack(&down, [count, hidden, inner])?;
-            let expert = |(both, down): (Linear, Linear)| {
-                [both.slice_rows(0, inner), both.slice_rows(inner, 2 * inner), down]
-            };
-            return Ok(both.into_iter().zip(down).map(expert).collect());
+        if is_gated && has(&both) {
+            return self.experts_with_gates_beside([&both, &down], count, [inner, hidden]);
         }
-        if self.naming.gguf {
-            let gates = self.stack(&gate, [count, inner, hidden])?;
-            let ups = self.stack(&up, [count, inner, hidden])?;
-            let downs = self.stack(&down, [count, hidden, inner])?;
-            let parts = gates.into_iter().zip(ups).zip(downs);
-            return Ok(parts.map(|((gate, up), down)| [gate, up, down]).collect());
+        if !has(&up) {
+            return self.expert_modules(&name, count, [inner, hidden], is_gated);
         }
-        self.expert_modules(&name, count, [inner, hidden])
+        let gates = match is_gated {
+            true => self.stack(&gate, [count, inner, hidden])?.into_iter().map(Some).collect(),
+            false => vec![None; count],
+        };
+        let ups = self.stack(&up, [count, inner, hidden])?;
+        let downs = self.stack(&down, [count, hidden, inner])?;
+        let parts = gates.into_iter().zip(ups).zip(downs);
+        Ok(parts.map(|((gate, up), down)| ExpertLinears { gate, up, down }).collect())
+    }
+
+    /// Reads experts as [`Self::experts`] does, from one tensor of all gates and ups and one of all downs.
+    fn experts_with_gates_beside(
+        &self,
+        [both, down]: [&str; 2],
+        count: usize,
+        [inner, hidden]: [usize; 2],
+    ) -> Result<Vec<ExpertLinears>, LoadError> {
+        let both = self.oriented_stack(both, [count, 2 * inner, hidden])?;
+        let down = self.oriented_stack(down, [count, hidden, inner])?;
+        let expert = |(both, down): (Linear, Linear)| {
+            let [gate, up] = [both.slice_rows(0, inner), both.slice_rows(inner, 2 * inner)];
+            ExpertLinears { gate: Some(gate), up, down }
+        };
+        Ok(both.into_iter().zip(down).map(expert).collect())
     }
 
     /// Splits a tensor as [`Self::stack`] does; in Hugging Face's form the matrices may be transposed (Qwen 3 VL).
@@ -344,24 +360,29 @@ impl<'a> WeightFile<'a> {
         self.stack(name, [count, rows, cols])
     }
 
-    /// Reads experts as [`Self::experts`] does, from a module for each.
+    /// Reads experts as [`Self::experts`] does, from tensors of each. GGUF had them before 2024-04 (Mixtral).
     fn expert_modules(
         &self,
         name: &str,
         count: usize,
         [inner, hidden]: [usize; 2],
-    ) -> Result<Vec<[Linear; 3]>, LoadError> {
+        is_gated: bool,
+    ) -> Result<Vec<ExpertLinears>, LoadError> {
         let module = |expert: usize, part: &str, shape: [usize; 2]| {
-            let name = format!("{name}.{expert}.{part}");
+            let name = match self.naming.gguf {
+                true => format!("{name}_{part}.{expert}"),
+                false => format!("{name}.{expert}.{part}"),
+            };
             self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
         };
-        let [gate, up, down] = self.naming.parts.expert_mlp;
+        let [gate, up, down] = match self.naming.gguf {
+            true => ["gate", "up", "down"],
+            false => self.naming.parts.expert_mlp,
+        };
         let expert = |expert| {
-            Ok([
-                module(expert, gate, [inner, hidden])?,
-                module(expert, up, [inner, hidden])?,
-                module(expert, down, [hidden, inner])?,
-            ])
+            let gate = is_gated.then(|| module(expert, gate, [inner, hidden])).transpose()?;
+            let [up, down] = [module(expert, up, [inner, hidden])?, module(expert, down, [hidden, inner])?];
+            Ok(ExpertLinears { gate, up, down })
         };
         (0..count).map(expert).collect()
     }
@@ -372,7 +393,7 @@ impl<'a> WeightFile<'a> {
         name: &str,
         count: usize,
         [inner, hidden]: [usize; 2],
-    ) -> Result<Vec<[Linear; 3]>, LoadError> {
+    ) -> Result<Vec<ExpertLinears>, LoadError> {
         let stack = |part: &str, rows: usize, cols: usize| {
             let name = format!("{name}.{part}");
             let is_transposed = self.source.describe(&name).is_some_and(|(_, dtype)| !dtype.is_quantized());
@@ -385,7 +406,7 @@ impl<'a> WeightFile<'a> {
         let down = stack("down_proj", hidden, inner)?;
         let pair = |(both, down): (Linear, Linear)| {
             let [gate, up] = [0, 1].map(|first| both.gather_rows((first..2 * inner).step_by(2)));
-            [gate, up, down]
+            ExpertLinears { gate: Some(gate), up, down }
         };
         Ok(both.into_iter().zip(down).map(pair).collect())
     }
@@ -430,6 +451,13 @@ impl<'a> WeightFile<'a> {
     pub fn divisors(&self, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadError> {
         Ok(self.find(name, &[pairs])?.map(|tensor| to_f32(&tensor)))
     }
+}
+
+/// The matrices of one expert; `gate` is `None` for an expert of two matrices.
+pub struct ExpertLinears {
+    pub gate: Option<Linear>,
+    pub up: Linear,
+    pub down: Linear,
 }
 
 /// A matrix `[out, in]` with an optional bias.

@@ -58,6 +58,11 @@ pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
         Activation::ScaledSilu { factor } => ops::silu(&scaled(x, factor)?),
         Activation::SquaredRelu => x.relu()?.sqr(),
         Activation::ClampedSwish { .. } => gated(activation, x, &x.ones_like()?),
+        Activation::Xielu { positive, negative, slope, limit } => {
+            let below = (x.minimum(f64::from(limit))?.exp()? - 1.0)? - x;
+            let bent = x.gt(0.0)?.where_cond(&scaled(&x.sqr()?, positive)?, &scaled(&below?, negative)?)?;
+            bent + scaled(x, slope)?
+        }
         Activation::GeluTanh => x.gelu(), // candle's plain name is the tanh form; the exact one is gelu_erf
     }
 }

@@ -143,7 +143,7 @@ fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, 
 }
 
 /// Parses a layer with experts: `shared` of them are one network for every token.
-fn feed_forward(
+pub fn feed_forward(
     reader: &ConfigReader,
     dense: MlpConfig,
     shared: usize,
@@ -187,14 +187,15 @@ fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
     })
 }
 
-/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, or GLM-4.7-Flash's by
-/// their vocabulary, as in llama.cpp.
+/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, of
+/// Nemotron 3, or GLM-4.7-Flash's by their vocabulary, as in llama.cpp.
 fn gguf_is_sigmoid(reader: &ConfigReader) -> Result<bool, LoadError> {
     const KEY: &str = "expert_gating_func";
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
         None | Some(0) => {
-            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || reader.architecture()? == "glm4moe")
+            let is_of = |name: &str| ["glm4moe", "nemotron_h_moe"].contains(&name);
+            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || is_of(&reader.architecture()?))
         }
         Some(1) => Ok(false),
         Some(2) => Ok(true),

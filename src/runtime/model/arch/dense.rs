@@ -281,6 +281,7 @@ fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, 
         Some("silu" | "swish") => Ok(Activation::Silu),
         Some("relu2") => Ok(Activation::SquaredRelu),
         Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+        Some("xielu") if matches!(default, Activation::Xielu { .. }) => Ok(default),
         Some(other) => Err(reader.error(key, format!("activation {other:?} is not supported"))),
     }
 }

@@ -10,6 +10,7 @@ mod experts;
 pub(super) mod rope;
 mod ssm;
 
+mod apertus;
 mod arcee;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -73,6 +74,7 @@ pub struct Family {
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
+    apertus::FAMILY,
     arcee::FAMILY,
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
@@ -100,6 +102,7 @@ pub const FAMILIES: &[Family] = &[
     mistral::FAMILY,
     mixtral::FAMILY,
     nemotron_h::FAMILY,
+    nemotron_h::MOE_FAMILY,
     olmo2::FAMILY,
     olmo3::FAMILY,
     olmoe::FAMILY,

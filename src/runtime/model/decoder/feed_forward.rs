@@ -11,7 +11,7 @@ use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::kernel::math;
 use crate::runtime::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
-use crate::runtime::model::weights::Linear;
+use crate::runtime::model::weights::{ExpertLinears, Linear};
 
 pub struct FeedForward<B: Backend> {
     hidden: usize,
@@ -109,7 +109,7 @@ impl<B: Backend> Mlp<B> {
             (None, loader.file.linear(loader.layer, up, [inner, loader.hidden])?)
         };
         let down = loader.file.linear(loader.layer, down, [loader.hidden, inner])?;
-        Self::of(loader, config.activation, gate, [up, down])
+        Self::of(loader, learned(loader, config.activation)?, gate, [up, down])
     }
 
     fn of(
@@ -150,6 +150,19 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
+/// Returns the activation with the layer's learned parameters, which Hugging Face's form has as tensors (Apertus).
+fn learned<B: Backend>(loader: &Loader<'_, B>, activation: Activation) -> Result<Activation, LoadError> {
+    if loader.naming.gguf || !matches!(activation, Activation::Xielu { .. }) {
+        return Ok(activation);
+    }
+    let mut parameters = [0.0; 4];
+    for (parameter, name) in parameters.iter_mut().zip(["alpha_p", "alpha_n", "beta", "eps"]) {
+        let name = format!("mlp.act_fn.{name}");
+        *parameter = loader.file.flat_values(loader.layer, [&name, ""], 1)?[0];
+    }
+    Ok(Activation::xielu(parameters))
+}
+
 struct Experts<B: Backend> {
     config: ExpertsConfig,
     router: Projection<B>,
@@ -177,9 +190,10 @@ impl<B: Backend> Experts<B> {
         let names = &loader.naming.parts;
         let router = loader.file.linear(loader.layer, names.router, [config.count, loader.hidden])?;
         let shape = [config.mlp.intermediate_size, loader.hidden];
-        let each = loader.file.experts(loader.layer, names.experts, config.count, shape)?;
+        let is_gated = config.mlp.is_gated;
+        let each = loader.file.experts(loader.layer, names.experts, config.count, shape, is_gated)?;
         let expert =
-            |[gate, up, down]: [Linear; 3]| Mlp::of(loader, config.mlp.activation, Some(gate), [up, down]);
+            |ExpertLinears { gate, up, down }| Mlp::of(loader, config.mlp.activation, gate, [up, down]);
         let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
             config: config.clone(),
