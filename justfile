@@ -26,6 +26,10 @@ lint:
 deny:
     cargo deny check
 
+# Kernels, parity and a smoke of the binary under qemu (needs a cross toolchain for aarch64)
+aarch64:
+    .ci/aarch64
+
 # A release binary that knows its commit
 release:
     LLMCTL_COMMIT="$(git rev-parse --short HEAD)" cargo build --release --locked

@@ -28,7 +28,12 @@ pub struct Master(File);
 
 /// Starts a command with all three streams on a terminal of this width, which does not echo.
 pub fn spawn(mut command: Command, columns: u16) -> io::Result<Session> {
-    let master = pty::openpt(pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY | pty::OpenptFlags::CLOEXEC)?;
+    let flags = pty::OpenptFlags::RDWR | pty::OpenptFlags::NOCTTY;
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = flags | pty::OpenptFlags::CLOEXEC;
+    let master = pty::openpt(flags)?;
+    #[cfg(target_vendor = "apple")] // which has no such flag
+    rustix::io::fcntl_setfd(&master, rustix::io::FdFlags::CLOEXEC)?;
     pty::grantpt(&master)?;
     pty::unlockpt(&master)?;
     let name = pty::ptsname(&master, Vec::new())?;

@@ -89,6 +89,20 @@ pub fn int8_pass(pool: &Pool) -> Option<usize> {
         });
         return Some(pool.threads() * ITERATIONS * 16 * 128);
     }
+    #[cfg(target_arch = "aarch64")]
+    {
+        const ITERATIONS: usize = 1_000_000;
+        if Isa::I8mm.is_available() {
+            // SAFETY: the processor has the instruction.
+            pool.run(&|_| unsafe { peak_aarch64::smmla(ITERATIONS) });
+            return Some(pool.threads() * ITERATIONS * peak_aarch64::CHAINS * 64);
+        }
+        if Isa::Dotprod.is_available() {
+            // SAFETY: the processor has the instruction.
+            pool.run(&|_| unsafe { peak_aarch64::sdot(ITERATIONS) });
+            return Some(pool.threads() * ITERATIONS * peak_aarch64::CHAINS * 32);
+        }
+    }
     let _ = pool;
     None
 }
@@ -113,8 +127,17 @@ pub fn f32_pass(pool: &Pool) -> Option<usize> {
             return Some(pool.threads() * ITERATIONS * 12 * 16);
         }
     }
-    let _ = pool;
-    None
+    #[cfg(target_arch = "aarch64")]
+    {
+        const ITERATIONS: usize = 1_000_000;
+        pool.run(&|_| peak_aarch64::fmla(ITERATIONS));
+        return Some(pool.threads() * ITERATIONS * peak_aarch64::CHAINS * 8);
+    }
+    #[cfg(not(target_arch = "aarch64"))]
+    {
+        let _ = pool;
+        None
+    }
 }
 
 /// Chains of one instruction, enough of them to hide its latency.
@@ -202,6 +225,58 @@ mod peak {
     }
 }
 
+/// Chains of one instruction on aarch64. Sixteen hide a latency of four cycles on four units. The instructions of `asm!`
+/// have no stable intrinsics.
+#[cfg(target_arch = "aarch64")]
+mod peak_aarch64 {
+    use std::arch::asm;
+
+    /// Independent chains of each loop.
+    pub const CHAINS: usize = 16;
+
+    /// Defines a loop of one instruction over 16 sums. The factors are 0, so that sums keep
+    /// their values.
+    macro_rules! chains {
+        ($iterations:expr, $directive:literal, $start:literal, $end:literal) => {
+            asm!(
+                $directive,
+                "movi v16.2d, #0",
+                "movi v17.2d, #0",
+                "2:",
+                ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 18, 19, 20, 21, 22, 23, 24, 25",
+                concat!($start, "\\n\\()", $end),
+                ".endr",
+                "subs {iterations}, {iterations}, #1",
+                "b.ne 2b",
+                iterations = inout(reg) $iterations => _,
+                out("v0") _, out("v1") _, out("v2") _, out("v3") _, out("v4") _, out("v5") _, out("v6") _,
+                out("v7") _, out("v16") _, out("v17") _, out("v18") _, out("v19") _, out("v20") _, out("v21") _,
+                out("v22") _, out("v23") _, out("v24") _, out("v25") _,
+                options(nostack, nomem),
+            )
+        };
+    }
+
+    /// # Safety
+    /// The processor has i8mm.
+    pub unsafe fn smmla(iterations: usize) {
+        // SAFETY: by this function's contract; no memory is used.
+        unsafe { chains!(iterations, ".arch_extension i8mm", "smmla v", ".4s, v16.16b, v17.16b") };
+    }
+
+    /// # Safety
+    /// The processor has dotprod.
+    pub unsafe fn sdot(iterations: usize) {
+        // SAFETY: by this function's contract; no memory is used.
+        unsafe { chains!(iterations, ".arch_extension dotprod", "sdot v", ".4s, v16.16b, v17.16b") };
+    }
+
+    pub fn fmla(iterations: usize) {
+        // SAFETY: every aarch64 has the instruction; no memory is used.
+        unsafe { chains!(iterations, "", "fmla v", ".4s, v16.4s, v17.4s") };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,5 +288,18 @@ mod tests {
         assert_eq!(read_pass(&pool, &buffer), buffer.len() * 8);
         assert_eq!(rate(Duration::ZERO, || None), None);
         assert!(rate(Duration::ZERO, || Some(1)).is_some_and(|rate| rate > 0.0));
+    }
+
+    #[test]
+    #[cfg(target_arch = "aarch64")]
+    fn every_aarch64_has_a_limit_for_f32_and_those_with_sdot_one_for_int8() {
+        let pool = Pool::new(1).expect("threads");
+        assert_eq!(f32_pass(&pool), Some(1_000_000 * 16 * 8));
+        let per_instruction = match isa::isa() {
+            Isa::I8mm => Some(64),
+            Isa::Dotprod => Some(32),
+            _ => None,
+        };
+        assert_eq!(int8_pass(&pool), per_instruction.map(|operations| 1_000_000 * 16 * operations));
     }
 }

@@ -29,6 +29,10 @@ pub fn block(isa: Isa, shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]
             Isa::Avx512 | Isa::Amx => block_avx512(shape, w, x, out),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => block_avx2(shape, w, x, out),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => {
+                block_body::<[std::arch::aarch64::float32x4_t; 4]>(shape, w, x, out);
+            }
             _ => block_body::<[f32; LANES]>(shape, w, x, out),
         }
     }

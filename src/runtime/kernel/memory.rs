@@ -60,11 +60,14 @@ impl ArenaMemory {
             (own.next_multiple_of(LARGEST_PAGE), (own + self.len) / LARGEST_PAGE * LARGEST_PAGE);
         #[cfg(unix)]
         if start < end {
+            // macOS keeps private pages that are not needed, and takes those that are free.
+            #[cfg(target_vendor = "apple")]
+            const ADVICE: memmap2::UncheckedAdvice = memmap2::UncheckedAdvice::Free;
+            #[cfg(not(target_vendor = "apple"))]
+            const ADVICE: memmap2::UncheckedAdvice = memmap2::UncheckedAdvice::DontNeed;
             let offset = start - self.mapping.as_ptr() as usize;
             // SAFETY: these bytes are ours, borrowed mutably, and any value is valid for them.
-            let released = unsafe {
-                self.mapping.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, end - start)
-            };
+            let released = unsafe { self.mapping.unchecked_advise_range(ADVICE, offset, end - start) };
             // If the system refuses, the only cost is memory.
             let _ = released;
         }

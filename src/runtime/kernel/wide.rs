@@ -1,6 +1,6 @@
-//! Sixteen f32 side by side in the instruction set's form: one register, two, or an array.
+//! Sixteen f32 side by side in the instruction set's form: one register, two, four, or an array.
 //!
-//! Every operation acts on each lane separately, so kernels over [`Wide`] give the same bits with all three. Used
+//! Every operation acts on each lane separately, so kernels over [`Wide`] give the same bits with all of them. Used
 //! where plain loops over arrays are too slow: with many sums at once the compiler splits arrays into single numbers.
 
 /// Lanes of a [`Wide`].
@@ -112,6 +112,44 @@ mod x86 {
             let mut lanes = [0.0; LANES];
             // SAFETY: by the trait's contract; 16 numbers.
             unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), self) };
+            lanes
+        }
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    use std::arch::aarch64::*;
+
+    use super::{LANES, Wide};
+
+    /// NEON, which every aarch64 target has.
+    impl Wide for [float32x4_t; 4] {
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: every aarch64 has the instruction.
+            unsafe { [vdupq_n_f32(0.0); 4] }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: &[f32; LANES]) -> Self {
+            // SAFETY: four times 4 numbers.
+            std::array::from_fn(|at| unsafe { vld1q_f32(from.as_ptr().add(4 * at)) })
+        }
+
+        #[inline(always)]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            // SAFETY: every aarch64 has the instruction.
+            std::array::from_fn(|at| unsafe { vfmaq_f32(self[at], a[at], b[at]) })
+        }
+
+        #[inline(always)]
+        unsafe fn lanes(self) -> [f32; LANES] {
+            let mut lanes = [0.0; LANES];
+            for (at, four) in self.into_iter().enumerate() {
+                // SAFETY: four times 4 numbers.
+                unsafe { vst1q_f32(lanes.as_mut_ptr().add(4 * at), four) };
+            }
             lanes
         }
     }

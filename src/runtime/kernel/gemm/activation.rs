@@ -6,7 +6,7 @@
 //! becomes zero, because its scale could not be inverted.
 
 use super::format::BLOCK;
-use crate::isa::{self, Isa};
+use crate::isa::Isa;
 use crate::pool::Pool;
 
 /// Smallest magnitude m for which 127 / m is surely finite.
@@ -127,6 +127,9 @@ pub fn quantize_row(isa: Isa, x: &[f32], blocks: &mut [ActivationBlock]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the assertion above: this processor has the features, which AVX-512 includes. Its own registers were no faster.
         Isa::Avx2 | Isa::Avx512 | Isa::Amx => unsafe { avx2::quantize_row(x) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: every aarch64 target has the feature.
+        Isa::Neon | Isa::Dotprod | Isa::I8mm => unsafe { neon::quantize_row(x) },
         _ => x.for_each(|(x, block)| quantize_block(x, block)),
     }
 }
@@ -226,6 +229,53 @@ mod avx2 {
         let eights = _mm256_sad_epu8(offset, _mm256_setzero_si256());
         let halves = _mm256_add_epi64(eights, _mm256_unpackhi_epi64(eights, eights));
         [_mm256_extract_epi32::<0>(halves) - 16 * 128, _mm256_extract_epi32::<4>(halves) - 16 * 128]
+    }
+}
+
+/// Quantises a block with intrinsics, as [`avx2`] does.
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use std::arch::aarch64::*;
+
+    use super::{ActivationBlock, BLOCK, ROUND, inverse_and_scale};
+
+    /// # Safety
+    /// Only the feature.
+    #[target_feature(enable = "neon")]
+    pub unsafe fn quantize_row<'a>(rows: impl Iterator<Item = (&'a [f32; BLOCK], &'a mut ActivationBlock)>) {
+        for (x, block) in rows {
+            let x: [float32x4_t; BLOCK / 4] =
+                // SAFETY: 4 numbers each.
+                std::array::from_fn(|at| unsafe { vld1q_f32(x[4 * at..4 * at + 4].as_ptr()) });
+            let (inverse, scale) = inverse_and_scale(largest(x));
+            let halves = codes(x, inverse);
+            for (out, codes) in block.codes.as_chunks_mut::<{ BLOCK / 2 }>().0.iter_mut().zip(halves) {
+                // SAFETY: 16 bytes.
+                unsafe { vst1q_s8(out.as_mut_ptr(), codes) };
+            }
+            block.describe(scale, halves.map(|codes| i32::from(vaddlvq_s8(codes))));
+        }
+    }
+
+    /// Returns the bits of the largest magnitude.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn largest(x: [float32x4_t; BLOCK / 4]) -> u32 {
+        let [a, b, c, d, e, f, g, h] = x.map(|x| vreinterpretq_u32_f32(vabsq_f32(x)));
+        let [a, b] =
+            [vmaxq_u32(vmaxq_u32(a, b), vmaxq_u32(c, d)), vmaxq_u32(vmaxq_u32(e, f), vmaxq_u32(g, h))];
+        vmaxvq_u32(vmaxq_u32(a, b))
+    }
+
+    /// Returns the first and the last 16 codes.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn codes(x: [float32x4_t; BLOCK / 4], inverse: f32) -> [int8x16_t; 2] {
+        let round = vdupq_n_f32(ROUND);
+        let [a, b, c, d, e, f, g, h] = x.map(|x| vreinterpretq_s16_f32(vfmaq_n_f32(round, x, inverse)));
+        // The low halves, then the low bytes of them.
+        let halves = [[vuzp1q_s16(a, b), vuzp1q_s16(c, d)], [vuzp1q_s16(e, f), vuzp1q_s16(g, h)]];
+        halves.map(|[a, b]| vuzp1q_s8(vreinterpretq_s8_s16(a), vreinterpretq_s8_s16(b)))
     }
 }
 

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::activation::{ActivationBlock, Activations, quantize_row};
 use super::format::{BLOCK, ROWS, with_format};
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::{GemmInput, Kernels, OutputMatrix, Packed, Variant, compute_panels, scalar, with_input};
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512};
@@ -67,6 +69,12 @@ pub(super) fn gated_by(
             Variant::Avx512Vnni => job.run::<avx512::Avx512Vnni>(pool),
             #[cfg(target_arch = "x86_64")]
             Variant::Amx => job.run::<amx::Amx>(pool),
+            #[cfg(target_arch = "aarch64")]
+            Variant::Neon => job.run::<neon::Neon<false>>(pool),
+            #[cfg(target_arch = "aarch64")]
+            Variant::Dotprod => job.run::<neon::Neon<true>>(pool),
+            #[cfg(target_arch = "aarch64")]
+            Variant::I8mm => job.run::<neon::i8mm::I8mm>(pool),
         }
     });
 }

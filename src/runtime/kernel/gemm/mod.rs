@@ -26,10 +26,15 @@ mod format;
 mod gated;
 #[cfg(all(test, unix))]
 mod guarded;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
+#[cfg(target_arch = "aarch64")]
+mod pairs;
 mod scalar;
 #[cfg(test)]
 mod tests;
+#[cfg(not(target_arch = "aarch64"))]
 mod tiles;
 
 use std::cell::RefCell;
@@ -41,10 +46,13 @@ pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
 pub use pack::{MatrixSource, Packed, packed_bytes};
+#[cfg(target_arch = "aarch64")]
+use pairs::ActivationPairs as Tiles;
+#[cfg(not(target_arch = "aarch64"))]
 use tiles::Tiles;
 
 pub use super::blocks::MAX_MXFP4_EXPONENT;
-use super::isa::{self, Isa};
+use super::isa::Isa;
 use super::pool::Pool;
 
 /// Most activation rows of one call of the direct path.
@@ -152,7 +160,7 @@ impl FetchAhead {
     #[inline(always)]
     fn new<F: QuantFormat>(rows: usize, needed: FetchAhead) -> FetchAhead {
         match rows > 2 || (F::HIGH > 0 && F::TILES > 2) {
-            _ if rows <= 2 && isa::is_intel() => FetchAhead { distance: 3072, near: false },
+            _ if rows <= 2 && super::isa::is_intel() => FetchAhead { distance: 3072, near: false },
             true => needed,
             false => FetchAhead { distance: 0, near: false },
         }
@@ -179,11 +187,11 @@ impl FetchAhead {
     }
 }
 
-/// Activations in both layouts of the kernels.
+/// Activations in the layouts of the kernels.
 #[derive(Clone, Copy)]
 struct GemmInput<'a> {
     rows: &'a Activations,
-    /// The same in tiles, for kernels that use them.
+    /// The same in tiles or pairs of rows, for kernels that use them.
     tiles: &'a Tiles,
 }
 
@@ -220,8 +228,14 @@ thread_local! {
 /// Runs `compute` with activations in the layout of `variant`.
 fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
     TILES.with_borrow_mut(|tiles| {
-        #[cfg(target_arch = "x86_64")]
-        if variant == Variant::Amx && !is_direct::<amx::Amx>(x) {
+        let tiled = match variant {
+            #[cfg(target_arch = "x86_64")]
+            Variant::Amx => !is_direct::<amx::Amx>(x),
+            #[cfg(target_arch = "aarch64")]
+            Variant::I8mm => !is_direct::<neon::i8mm::I8mm>(x),
+            _ => false,
+        };
+        if tiled {
             tiles.fill(x, pool);
         }
         compute(GemmInput { rows: x, tiles });
@@ -240,6 +254,12 @@ enum Variant {
     Avx512Vnni,
     #[cfg(target_arch = "x86_64")]
     Amx,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    #[cfg(target_arch = "aarch64")]
+    Dotprod,
+    #[cfg(target_arch = "aarch64")]
+    I8mm,
 }
 
 impl Variant {
@@ -253,7 +273,13 @@ impl Variant {
             (isa >= Isa::Avx512 && is_x86_feature_detected!("avx512vnni"), Variant::Avx512Vnni),
             (isa >= Isa::Amx, Variant::Amx),
         ];
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let more = [
+            (isa >= Isa::Neon, Variant::Neon),
+            (isa >= Isa::Dotprod, Variant::Dotprod),
+            (isa >= Isa::I8mm, Variant::I8mm),
+        ];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let more = [];
         let more = more.into_iter().filter(|(available, _)| *available).map(|(_, variant)| variant);
         std::iter::once(Variant::Scalar).chain(more)
@@ -274,12 +300,19 @@ impl Variant {
             Variant::Avx512Vnni => "avx512-vnni",
             #[cfg(target_arch = "x86_64")]
             Variant::Amx => "amx-int8",
+            #[cfg(target_arch = "aarch64")]
+            Variant::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Variant::Dotprod => "neon-dotprod",
+            #[cfg(target_arch = "aarch64")]
+            Variant::I8mm => "neon-i8mm",
         }
     }
 }
 
 /// Returns the name of the integer kernels that an instruction set uses on this machine: `scalar`, `avx2`,
-/// `avx2-vnni`, `avx512-vnni`, `amx-int8`.
+/// `avx2-vnni`, `avx512-vnni`, `amx-int8`, `neon`, `neon-dotprod`,
+/// `neon-i8mm`.
 pub fn kernels_name(isa: Isa) -> &'static str {
     Variant::best(isa).name()
 }
@@ -328,6 +361,12 @@ fn matmul_by<'a>(
                 Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
                 #[cfg(target_arch = "x86_64")]
                 Variant::Amx => compute::<amx::Amx>(&together, pool),
+                #[cfg(target_arch = "aarch64")]
+                Variant::Neon => compute::<neon::Neon<false>>(&together, pool),
+                #[cfg(target_arch = "aarch64")]
+                Variant::Dotprod => compute::<neon::Neon<true>>(&together, pool),
+                #[cfg(target_arch = "aarch64")]
+                Variant::I8mm => compute::<neon::i8mm::I8mm>(&together, pool),
             }
         }
     });
@@ -389,6 +428,10 @@ pub fn is_few(isa: Isa, rows: usize) -> bool {
     match Variant::best(isa) {
         #[cfg(target_arch = "x86_64")]
         Variant::Amx => rows <= amx::MAX_DIRECT,
+        #[cfg(target_arch = "aarch64")]
+        Variant::Neon | Variant::Dotprod => rows <= neon::MAX_DIRECT,
+        #[cfg(target_arch = "aarch64")]
+        Variant::I8mm => rows <= neon::i8mm::MAX_DIRECT,
         _ => rows <= MAX_DIRECT,
     }
 }

@@ -3,6 +3,7 @@
 use super::format::ALL;
 use super::*;
 use crate::Dtype;
+use crate::isa;
 use crate::memory::Arena;
 use crate::quant::dequantize_row;
 
@@ -250,10 +251,12 @@ fn an_instruction_set_uses_nothing_beyond_itself() {
     assert_eq!(kernels_name(Isa::Scalar), "scalar");
     for isa in isa::available() {
         assert!(kernels_name(isa).starts_with(match isa {
-            Isa::Scalar | Isa::Neon | Isa::Dotprod | Isa::I8mm => "scalar",
+            Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx",
             Isa::Amx => "amx-int8",
+            Isa::Neon => "neon",
+            Isa::Dotprod | Isa::I8mm => "neon-",
         }));
     }
 }

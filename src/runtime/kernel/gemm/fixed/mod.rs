@@ -20,6 +20,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod convert;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -288,5 +290,8 @@ fn multiply(
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Variant::Avx512Vnni | Variant::Amx => unsafe { avx512::multiply(w, rows, blocks, sums) },
+        // SAFETY: as above; NEON has the instructions.
+        #[cfg(target_arch = "aarch64")]
+        Variant::Neon | Variant::Dotprod | Variant::I8mm => unsafe { neon::multiply(w, rows, blocks, sums) },
     }
 }
