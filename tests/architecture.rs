@@ -6,6 +6,7 @@
 
 mod cycles;
 mod names;
+mod numbers;
 mod size;
 
 use std::collections::BTreeSet;
@@ -57,7 +58,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["config_cmd", "man", "models", "workers"],
     &["config"],
     &["explain", "input", "think", "variables"],
-    &["capacity", "flags", "report", "terminal"],
+    &["capacity", "flags", "question", "report", "terminal"],
     &["args", "hub_access", "origin", "output", "signal"],
     &["places"],
     &["clock", "descriptors", "error", "tty", "wrap"],
@@ -122,6 +123,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "load::hub::ollama",
     "load::hub::upkeep",
     "machine",
+    "machine::cores", // doctor shows what the defaults come from
     "memory",
     "model",
     "private_files",

@@ -441,7 +441,10 @@ fn settings_are_shown_and_changed() {
     for wish in ["on", "off", "hide", "show", "budget 10"] {
         term.line(&format!("/think {wish}"), "error: /think: this model's template has no thinking");
     }
-    term.line("/think maybe", "/think: unknown setting \"maybe\" (on, off, hide, show, budget N)");
+    term.line(
+        "/think maybe",
+        "/think: unknown value \"maybe\" (on, off, hide, show, or a budget in tokens: 500)",
+    );
     term.leave();
 }
 

@@ -364,6 +364,22 @@ fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
     declined.expect("is not downloaded").expect("the refusal");
     assert!(user.hub.transfers().is_empty());
 
+    // Ctrl-C declines: a command ends, a chat goes on with its model.
+    let mut stopped = start(&["run", "--model", "org/guide", "hi"]);
+    stopped.expect("[Y/n]").expect("the question");
+    stopped.send("\x03").expect("typed");
+    stopped.expect("`llmctl pull hf:org/guide:guide.gguf` continues").expect("how to continue");
+    let mut chat = start(&["chat", "--ephemeral", "--model", "guide"]);
+    chat.expect("/4,096 > ").expect("the chat has started");
+    chat.send("/model org/guide\r").expect("typed");
+    chat.expect("[Y/n]").expect("the question");
+    chat.send("\x03").expect("typed");
+    chat.expect("`llmctl pull hf:org/guide:guide.gguf` continues").expect("how to continue");
+    chat.expect("/4,096 > ").expect("the chat goes on");
+    chat.send("What is KV?\r").expect("typed");
+    chat.expect("/4,096 > ").expect("an answer");
+    assert!(user.hub.transfers().is_empty());
+
     let mut agreed = start(&["chat", "--model", "org/guide"]);
     agreed.expect("[Y/n]").expect("the question");
     agreed.send("\r").expect("typed");

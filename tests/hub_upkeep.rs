@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use crate::common::terminal;
+
 const OLD: &str = "0123456789abcdef0123456789abcdef01234567";
 const NEW: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
@@ -89,10 +91,15 @@ impl Home {
         writer.append(&model, &turn).expect("saved");
     }
 
-    fn models(&self, words: &[&str]) -> Output {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_llmctl"));
         command.arg("models").args(words).env_clear().env("HOME", self.dir.path());
-        command.current_dir(self.dir.path()).output().expect("llmctl starts")
+        command.current_dir(self.dir.path());
+        command
+    }
+
+    fn models(&self, words: &[&str]) -> Output {
+        self.command(words).output().expect("llmctl starts")
     }
 
     /// Runs a command that exits with `code`; returns stdout and stderr with `~` for the home.
@@ -167,6 +174,30 @@ fn nothing_is_erased_without_consent() {
     let (_, stderr) = home.check(&["prune"], 2);
     assert!(stderr.contains("blobs/orphan") && stderr.contains("--yes"), "{stderr}");
     assert!(blobs[0].exists() && home.repo("o/m").join("blobs/orphan").exists());
+}
+
+#[test]
+fn a_terminal_is_asked_before_anything_is_erased() {
+    use expectrl::Expect;
+    let home = Home::new();
+    let files = home.snapshot("o/m", NEW, &[("m-Q8_0.gguf", "12345")]);
+    home.write(&home.repo("o/m").join("blobs/orphan"), "123");
+    let ask = |words: &[&str], question: &str, typed: &str, expected: &str| {
+        let mut session = terminal::spawn(home.command(words), 200).expect("a terminal");
+        session.set_expect_timeout(Some(Duration::from_secs(60)));
+        session.expect(question).expect("the question");
+        session.send(typed).expect("typed");
+        session.expect(expected).expect(expected);
+    };
+    for kept in ["\r", "n\r", "nay\r", "\x04"] {
+        ask(&["rm", "o/m"], "erase 8 B? y(es), n(o): ", kept, "nothing is erased");
+        ask(&["prune"], "erase 3 B? y(es), n(o): ", kept, "nothing is erased");
+    }
+    assert!(files[0].exists());
+    ask(&["prune"], "erase 3 B? y(es), n(o): ", "yes\r", "1 item erased");
+    assert!(files[0].exists() && !home.repo("o/m").join("blobs/orphan").exists());
+    ask(&["rm", "o/m"], "erase 5 B? y(es), n(o): ", "y\r", "o/m is erased");
+    assert!(!files[0].exists());
 }
 
 #[test]

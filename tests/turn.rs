@@ -407,5 +407,5 @@ fn run_and_batch_switch_and_end_reasoning() {
     place.write("rows.jsonl", "{\"prompt\": \"please think\"}\n");
     let ran = place.run(&["run", "--model", "model", "--batch", "rows.jsonl", "--think", "off"]);
     assert!(ran.check(0, "").stdout.contains(PLAIN), "{ran:?}");
-    place.run(&["run", "--model", "model", "--think", "maybe", "x"]).check(2, "--think: unknown setting");
+    place.run(&["run", "--model", "model", "--think", "maybe", "x"]).check(2, "--think: unknown value");
 }

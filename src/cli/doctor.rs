@@ -22,7 +22,7 @@ use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::terminal::colors_wanted;
 use super::variables;
 use crate::runtime::load::{Isa, hub, kernels_name};
-use crate::runtime::machine::cores::Cores;
+use crate::runtime::machine::Cores;
 use crate::runtime::{machine, memory};
 
 /// Check the machine, the configuration and the folders, and warn of problems

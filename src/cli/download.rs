@@ -4,7 +4,6 @@
 //! of requests or of the cache's layout.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,10 +16,10 @@ use super::error::{CommandError, Kind};
 use super::hub_access::{hub_settings, is_offline};
 use super::output::visible;
 use super::places::{Places, free_bytes};
+use super::question;
 use super::report::{bytes, counted};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use super::tty;
 use crate::runtime::load::hub::{HubClient, HubError, HubRef, PullEvent, PullObserver, PullPlan};
 
 /// Returns the setting that forbids downloading, if any.
@@ -79,17 +78,18 @@ impl<'a> Downloads<'a> {
         Ok(plan)
     }
 
-    /// Asks on the terminal; an empty line means yes. An interrupt ends the command.
-    fn is_agreed(&self, question: &str) -> bool {
-        self.graceful.wait(false);
-        let _modes = tty::LineModes::begin();
-        let mut stderr = std::io::stderr();
-        // The question goes to the stream that was checked to be a terminal; it cannot fail usefully.
-        let _ = write!(stderr, "{} [Y/n] ", visible(question)).and_then(|()| stderr.flush());
-        let mut answer = String::new();
-        let num_read = std::io::stdin().lock().read_line(&mut answer).unwrap_or(0);
-        self.graceful.work();
-        num_read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "" | "y" | "yes")
+    /// Asks whether to download; Enter means yes.
+    ///
+    /// # Errors
+    /// A signal came, or the terminal cannot be read.
+    fn is_agreed(&self, question: &str, reference: &str) -> Result<bool, CommandError> {
+        let is_cancelled = || self.graceful.received().is_some();
+        let answer = question::ask(&format!("{question} [Y/n]"), is_cancelled)
+            .map_err(|error| CommandError::new(Kind::Io, error))?;
+        if is_cancelled() {
+            return Err(self.failure(HubError::Cancelled, reference));
+        }
+        Ok(answer.is_yes(true))
     }
 
     /// Runs a plan with progress on the terminal; `watch` gets every event with the number of bytes that are here.
@@ -146,10 +146,10 @@ pub fn first_use(
     if missing > 0 {
         let what = format!("{} ({})", plan.reference, size(&plan));
         let from = downloads.host();
-        let is_asked = !fetch.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
-        if !is_asked {
+        let question = format!("{what} is not here. Download it from {from}?");
+        if fetch.yes || !question::can_ask() {
             terminal.note(format!("downloading {what} from {from}"));
-        } else if !downloads.is_agreed(&format!("{what} is not here. Download it from {from}?")) {
+        } else if !downloads.is_agreed(&question, &plan.reference)? {
             let error = anyhow!("{} is not downloaded", plan.reference);
             let hint = format!("`llmctl pull {}` downloads it", plan.reference);
             return Err(CommandError::new(Kind::NotFound, error).hint(hint));

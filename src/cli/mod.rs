@@ -30,6 +30,7 @@ pub mod output;
 pub mod places;
 pub mod pull;
 pub mod quantize;
+mod question;
 pub mod report;
 pub mod resume;
 pub mod run;

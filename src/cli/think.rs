@@ -63,7 +63,7 @@ impl Think {
         Ok(think)
     }
 
-    /// Takes `on`, `off`, `hide`, `show` or `budget N`.
+    /// Takes `on`, `off`, `hide`, `show`, or a budget in tokens as `N` or `budget N`.
     ///
     /// # Errors
     /// As [`Self::parse`].
@@ -76,9 +76,10 @@ impl Think {
             "hide" => self.is_shown = false,
             "show" => self.is_shown = true,
             other => {
-                let count = other.strip_prefix("budget").and_then(budget);
-                let count = count
-                    .ok_or_else(|| format!("unknown setting {other:?} (on, off, hide, show, budget N)"))?;
+                let count = budget(other.strip_prefix("budget").unwrap_or(other));
+                let count = count.ok_or_else(|| {
+                    format!("unknown value {other:?} (on, off, hide, show, or a budget in tokens: 500)")
+                })?;
                 (self.reasoning, self.budget) = (true.into(), Some(count));
             }
         }
@@ -157,12 +158,16 @@ mod tests {
         check("hide", "thinking: the template's default, hidden");
         check("budget 200", "thinking: on, hidden, at most 200 tokens");
         check("show", "thinking: on, shown, at most 200 tokens");
+        check("300", "thinking: on, shown, at most 300 tokens");
         check("budget=1", "thinking: on, shown, at most 1 token");
         check("off", "thinking: off");
         check("on", "thinking: on, shown");
-        for bad in ["", "maybe", "budget", "budget 0", "budget x"] {
+        for bad in ["", "maybe", "budget", "budget 0", "budget x", "0", "-1"] {
             let error = Think::parse(bad).expect_err(bad);
-            assert_eq!(error, format!("unknown setting {bad:?} (on, off, hide, show, budget N)"));
+            assert_eq!(
+                error,
+                format!("unknown value {bad:?} (on, off, hide, show, or a budget in tokens: 500)")
+            );
         }
     }
 

@@ -6,10 +6,10 @@
 //! process. Knows no signal and no line.
 
 #[cfg(unix)]
-pub use unix::{LineModes, Silence, drain_typed, forget_typed, remember, restore, suspend};
+pub use unix::{LineModes, Silence, drain_typed, forget_typed, has_line, remember, restore, suspend};
 
 #[cfg(not(unix))]
-pub use elsewhere::{LineModes, Silence, drain_typed, forget_typed, remember, restore};
+pub use elsewhere::{LineModes, Silence, drain_typed, forget_typed, has_line, remember, restore};
 
 #[cfg(unix)]
 mod unix {
@@ -64,6 +64,23 @@ mod unix {
     pub fn forget_typed() {
         // SAFETY: a plain call; it does nothing where stdin is no terminal.
         unsafe { libc::tcflush(libc::STDIN_FILENO, libc::TCIFLUSH) };
+    }
+
+    /// Waits up to 200 ms for a line or the end of input; a signal ends the wait with false.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn has_line() -> std::io::Result<bool> {
+        let mut poll = libc::pollfd { fd: libc::STDIN_FILENO, events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll` writes the structure it is given, which lives on this stack.
+        match unsafe { libc::poll(&mut poll, 1, 200) } {
+            0 => Ok(false),
+            -1 => match std::io::Error::last_os_error() {
+                error if error.kind() == std::io::ErrorKind::Interrupted => Ok(false),
+                error => Err(error),
+            },
+            _ => Ok(true),
+        }
     }
 
     /// Reads and discards input that is being typed or pasted, until a pause.
@@ -158,6 +175,14 @@ mod elsewhere {
     pub fn drain_typed() {}
 
     pub fn forget_typed() {}
+
+    /// Returns true: the read that follows waits for the line.
+    ///
+    /// # Errors
+    /// None on this system.
+    pub fn has_line() -> std::io::Result<bool> {
+        Ok(true)
+    }
 
     pub fn remember() {}
 

@@ -23,7 +23,12 @@ use crate::runtime::worker::service::{CallInbox, ShutdownCause, WorkerContext, W
 /// An engine in a process of its own. The protocol is that of docs/worker-protocol.md: requests with an `id` run together,
 /// those without one after the other, as clients of ExecuTorch's worker expect.
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_long_help = LONG_HELP)]
+#[command(
+    after_long_help = LONG_HELP,
+    // A worker never downloads, so the flags for it are accepted from the parent and not shown.
+    mut_arg("yes", |arg| arg.hide(true)),
+    mut_arg("offline", |arg| arg.hide(true))
+)]
 pub struct WorkerArgs {
     #[command(flatten)]
     pub model: ModelArgs,

@@ -4,10 +4,12 @@
 //! parsers are pure. A file that is missing or malformed yields `None`, never an error: these facts are for reports
 //! and planning. Imports nothing from the crate and reads no environment variable.
 
-pub mod cores;
+mod cores;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+
+pub use cores::Cores;
 
 /// The control groups that govern this process, from the innermost directory outwards.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,9 +152,9 @@ pub fn cpu_count(root: &Path) -> Option<usize> {
     Some(count.count()).filter(|&count| count > 0)
 }
 
-/// Returns the number of threads to compute with, by [`Cores::threads`](cores::Cores::threads).
+/// Returns the number of threads to compute with, by [`Cores::threads`].
 pub fn default_threads() -> usize {
-    cores::Cores::here().threads()
+    Cores::here().threads()
 }
 
 /// One instruction-set extension, and whether this CPU and the operating system support it.

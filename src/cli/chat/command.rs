@@ -129,7 +129,7 @@ pub const TABLE: &[ChatCommand] = table![
         "Continue an answer that was interrupted or cut";
     "file" ["read"] Some("PATH"), ArgumentKind::Path, CommandId::File,
         "Send a file's text along with the next message";
-    "think" [] Some("[on|off|hide|show|budget N]"), ArgumentKind::Words(THINK), CommandId::Think,
+    "think" [] Some("[on|off|hide|show|N]"), ArgumentKind::Words(THINK), CommandId::Think,
         "Whether the model thinks before it answers, whether you see it, and how long it may";
     "context" [] None, ArgumentKind::None, CommandId::Context,
         "Show what fills the context, turn by turn";

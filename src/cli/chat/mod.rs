@@ -111,7 +111,7 @@ pub struct ChatPromptArgs {
     #[arg(long, value_name = "FILE")]
     pub tools: Option<PathBuf>,
 
-    /// Whether the model thinks before it answers, and whether you see it: on, off, hide or a budget in tokens (as /think)
+    /// Whether the model thinks before it answers, and whether you see it: on, off, hide, or a budget in tokens (500), as /think
     #[arg(long, value_name = "HOW")]
     pub think: Option<String>,
 }

@@ -2,7 +2,6 @@
 //!
 //! Without a terminal there is no question, so `--yes` is required. Nothing is erased while a download or a process uses it.
 
-use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -13,6 +12,7 @@ use super::last_use;
 use crate::cli::config::Config;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
+use crate::cli::question;
 use crate::cli::report::{ReportFormat, bytes, columns, counted, print, print_json};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::upkeep::{
@@ -158,8 +158,7 @@ fn is_agreed(consent: Consent, described: &str, total: u64) -> Result<bool, Comm
         Consent::DryRun => return Ok(false),
         Consent::Ask => {}
     }
-    let mut stderr = io::stderr();
-    if !io::stdin().is_terminal() || !stderr.is_terminal() {
+    if !question::can_ask() {
         let error = anyhow!(
             "this would erase {} and there is no terminal to ask on:\n{}",
             bytes(total),
@@ -167,13 +166,8 @@ fn is_agreed(consent: Consent, described: &str, total: u64) -> Result<bool, Comm
         );
         return Err(CommandError::new(Kind::Usage, error).hint("--yes erases without a question"));
     }
-    let failed = |error: io::Error| CommandError::new(Kind::Io, error);
-    write!(stderr, "{described}erase {}? y(es), n(o): ", bytes(total))
-        .and_then(|()| stderr.flush())
-        .map_err(failed)?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).map_err(failed)?;
-    Ok(matches!(answer.trim(), "y" | "yes"))
+    let answer = question::ask(&format!("{described}erase {}? y(es), n(o):", bytes(total)), || false);
+    Ok(answer.map_err(|error| CommandError::new(Kind::Io, error))?.is_yes(false))
 }
 
 /// Checks that no download and no process needs the files, and keeps downloads from starting.

@@ -112,7 +112,7 @@ pub struct PromptArgs {
     #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template"])]
     pub raw: bool,
 
-    /// Whether the model thinks before it answers, and whether you see it: on, off, hide or a budget in tokens
+    /// Whether the model thinks before it answers, and whether you see it: on, off, hide, or a budget in tokens (500)
     ///
     /// What it thinks is not part of the answer. A terminal shows it in dim text; json and jsonl have it in a field of its own.
     #[arg(long, value_name = "HOW", conflicts_with = "raw")]

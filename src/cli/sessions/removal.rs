@@ -1,11 +1,12 @@
 //! `sessions remove` and `sessions purge`: what was asked for goes, and what stays is named.
 
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io;
 
 use serde_json::{Value, json};
 
 use super::{not_found, pages, turns};
 use crate::cli::error::{CommandError, Kind};
+use crate::cli::question;
 use crate::cli::report::bytes;
 use crate::runtime::session::store::{Forgotten, SessionName, SessionStore};
 
@@ -68,8 +69,7 @@ fn branches_text(branches: &[SessionName]) -> String {
 
 /// Asks the user at a terminal. Without one, as in a script, the removal is agreed.
 fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, CommandError> {
-    let mut stderr = io::stderr();
-    if !io::stdin().is_terminal() || !stderr.is_terminal() {
+    if !question::can_ask() {
         return Ok(true);
     }
     let described = |name: &SessionName| match store.read(name) {
@@ -77,13 +77,8 @@ fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, Comman
         Err(_) => format!("{name} (cannot be read)"),
     };
     let all: Vec<String> = names.iter().map(described).collect();
-    let failed = |error: io::Error| CommandError::new(Kind::Io, error);
-    write!(stderr, "remove {}? y(es), n(o): ", all.join(", "))
-        .and_then(|()| stderr.flush())
-        .map_err(failed)?;
-    let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer).map_err(failed)?;
-    Ok(matches!(answer.trim(), "y" | "yes"))
+    let answer = question::ask(&format!("remove {}? y(es), n(o):", all.join(", ")), || false);
+    Ok(answer.map_err(|error: io::Error| CommandError::new(Kind::Io, error))?.is_yes(false))
 }
 
 /// Describes for people what was removed.

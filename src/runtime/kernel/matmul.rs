@@ -4,7 +4,7 @@
 //! batch size.
 
 use super::dot::sum_lanes;
-use super::isa::{self, Isa};
+use super::isa::Isa;
 use super::wide::{LANES, Wide};
 
 /// Rows of `w` and of `x` that one task computes together: their 16 sums fit the registers.

@@ -198,7 +198,7 @@ fn agrees_with_double_precision() {
         let len = case.history.len;
         let rows = [0, 1, 31, 32, 255, 256, 257, 511, 512, 529];
         for row in rows.into_iter().filter(|row| *row < len) {
-            let out = case.attend(isa::isa(), row..row + 1, false);
+            let out = case.attend(crate::isa::isa(), row..row + 1, false);
             for (head, out) in out.chunks_exact(case.history.value_dim()).enumerate() {
                 for (out, exact) in out.iter().zip(case.exact(row, head)) {
                     let name = case.history.kv_type.name();
@@ -238,7 +238,7 @@ fn a_broken_token_is_seen_by_those_after_it_only() {
             let mut history = History::new(kv_type, 32, values, 100);
             history.write(50, [vec![f32::NAN; 32], vec![f32::INFINITY; 32]]);
             let case = AttentionCase::new(history, 2, Some(20), None);
-            let out = case.attend(isa::isa(), 0..100, false);
+            let out = case.attend(crate::isa::isa(), 0..100, false);
             for (row, out) in out.chunks(64).enumerate() {
                 let sees = (50..70).contains(&row);
                 assert_eq!(out.iter().any(|value| !value.is_finite()), sees, "{} row {row}", kv_type.name());
