@@ -184,7 +184,7 @@ fn a_terminal_is_asked_before_anything_is_erased() {
     home.write(&home.repo("o/m").join("blobs/orphan"), "123");
     let ask = |words: &[&str], question: &str, typed: &str, expected: &str| {
         let mut session = terminal::spawn(home.command(words), 200).expect("a terminal");
-        session.set_expect_timeout(Some(std::time::Duration::from_secs(60)));
+        session.set_expect_timeout(Some(Duration::from_secs(60)));
         session.expect(question).expect("the question");
         session.send(typed).expect("typed");
         session.expect(expected).expect(expected);
