@@ -10,13 +10,11 @@ use std::ops::Range;
 
 use super::activation::{ActivationBlock, Activations};
 use super::format::{GROUPS, QuantFormat, ROWS, Scales};
+use super::strips::{StripBlock, TOKENS};
 use super::{FetchAhead, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
-
-/// Activation rows of one call of the panel path.
-const PANEL_ROWS: usize = 6;
 
 /// Requires avx2, fma, f16c; with `VNNI` also avxvnni.
 pub struct Avx2<const VNNI: bool>;
@@ -24,7 +22,7 @@ pub struct Avx2<const VNNI: bool>;
 impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     const WIDTH: usize = 1;
     const DIRECT_ROWS: usize = 4;
-    const PANEL_ROWS: usize = PANEL_ROWS;
+    const PANEL_ROWS: usize = TOKENS;
 
     unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
@@ -58,19 +56,24 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         [first, start]: [usize; 2],
         sums: SumsPtr,
     ) {
-        let x = x.rows;
-        assert!(start + panel.blocks <= x.blocks_per_row(), "rows of one length");
+        let x = &x.strips.strip(first)[start..];
+        assert!(panel.blocks <= x.len(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
         unsafe {
             match (VNNI, sums.rows) {
-                (true, ..=2) => multiply_vnni::<F, 2>(panel, x, [first, start], sums),
-                (true, 3..=4) => multiply_vnni::<F, 4>(panel, x, [first, start], sums),
-                (true, _) => multiply_vnni::<F, PANEL_ROWS>(panel, x, [first, start], sums),
-                (false, ..=2) => multiply_plain::<F, 2>(panel, x, [first, start], sums),
-                (false, 3..=4) => multiply_plain::<F, 4>(panel, x, [first, start], sums),
-                (false, _) => multiply_plain::<F, PANEL_ROWS>(panel, x, [first, start], sums),
+                (true, ..=2) => multiply_vnni::<F, 2>(panel, x, start, sums),
+                (true, 3..=4) => multiply_vnni::<F, 4>(panel, x, start, sums),
+                (true, _) => multiply_vnni::<F, TOKENS>(panel, x, start, sums),
+                (false, ..=2) => multiply_plain::<F, 2>(panel, x, start, sums),
+                (false, 3..=4) => multiply_plain::<F, 4>(panel, x, start, sums),
+                (false, _) => multiply_plain::<F, TOKENS>(panel, x, start, sums),
             }
         }
+    }
+
+    /// Calls take whole strips.
+    fn rows_of_call(rows: usize, call: usize, _: usize) -> (usize, usize) {
+        (call * TOKENS, rows.min((call + 1) * TOKENS))
     }
 }
 
@@ -342,7 +345,7 @@ macro_rules! compiled_twice {
 }
 
 compiled_twice!(direct_plain, direct_vnni, direct_body(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]));
-compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &WeightPanel, x: &Activations, first: [usize; 2], sums: SumsPtr));
+compiled_twice!(multiply_plain, multiply_vnni, multiply_body(panel: &WeightPanel, x: &[StripBlock], start: usize, sums: SumsPtr));
 
 /// # Safety
 /// The features of [`Avx2`]; `out` has `R` rows and `x` as many from `first` on, each with the panel's blocks.
@@ -424,66 +427,248 @@ unsafe fn unpack<F: QuantFormat, const VNNI: bool>(
     }
 }
 
-/// Loads scales and minima of one part of a panel's block.
+/// Returns whether the sums of a whole part fit 16 bits, `code - ZERO` in place of codes: intermediate sums may then
+/// wrap around.
+const fn wraps<F: QuantFormat>() -> bool {
+    let (largest, zero) = (largest::<F>(), F::ZERO as usize);
+    let magnitude = if zero > largest - zero { zero } else { largest - zero };
+    let pairs = GROUPS / F::SCALES.per_tile();
+    !signed::<F, false>() && pairs * 2 * 127 * magnitude <= i16::MAX as usize
+}
+
+/// Sums of some activation rows with 16 weight rows.
+type SumTile<T, const R: usize> = [[T; 2]; R];
+
+/// Loads four codes of one activation row, or two 16-bit sums, into every 32 bits.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn panel_scales<F: QuantFormat>(panel: &WeightPanel, at: usize, part: usize, side: usize) -> [__m256; 2] {
-    let place = (at * F::SCALES.per_tile() + part) * ROWS + SIDE * side;
-    // SAFETY: the slices are 8 numbers long.
+fn broadcast<T: bytemuck::NoUninit>(value: &T) -> __m256i {
+    _mm256_set1_epi32(bytemuck::cast(*value))
+}
+
+/// # Safety
+/// 16 numbers can be read.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_two(from: *const f32) -> [__m256; 2] {
+    // SAFETY: by this function's contract.
+    unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(SIDE))] }
+}
+
+/// Multiplies `R` rows of a strip, from `first` on, with a panel's block, or the `PART`-th half of it.
+///
+/// # Safety
+/// The features of [`Avx2`]; `codes` points at a block of a panel for `F`.
+#[inline(always)]
+unsafe fn strip_dots<F: QuantFormat, const R: usize, const VNNI: bool, const PART: usize>(
+    codes: *const u8,
+    x: &StripBlock,
+    first: usize,
+) -> SumTile<__m256i, R> {
+    let per_tile = F::SCALES.per_tile();
+    let sums = &x.minus_pair_sums[if per_tile == 1 { 0 } else { 1 + PART }];
+    let groups = PART * GROUPS / per_tile..(PART + 1) * GROUPS / per_tile;
+    // SAFETY: by this function's contract.
     unsafe {
-        let scale = _mm256_loadu_ps(panel.scales[place..][..SIDE].as_ptr());
-        match F::SCALES.has_min() {
-            true => [scale, _mm256_loadu_ps(panel.mins[place..][..SIDE].as_ptr())],
-            false => [scale, _mm256_setzero_ps()],
+        let w = |group: usize| [load(codes.add(64 * group)), load(codes.add(64 * group + 32))];
+        let zero = _mm256_set1_epi16(F::ZERO as i16);
+        let mut dots = [[_mm256_setzero_si256(); 2]; R];
+        if !VNNI && wraps::<F>() {
+            if F::ZERO > 0 {
+                for row in 0..R {
+                    dots[row] = [_mm256_mullo_epi16(broadcast(&sums[first + row]), zero); 2];
+                }
+            }
+            add_pairs::<R>(w, x, first, groups, &mut dots);
+            // Loops, not closures: those would not be compiled with the features.
+            for pairs in dots.as_flattened_mut() {
+                *pairs = _mm256_madd_epi16(*pairs, _mm256_set1_epi16(1));
+            }
+            return dots;
+        }
+        if F::ZERO > 0 && !signed::<F, VNNI>() {
+            for row in 0..R {
+                dots[row] = [_mm256_madd_epi16(broadcast(&sums[first + row]), zero); 2];
+            }
+        }
+        if VNNI {
+            for group in groups {
+                let w = w(group);
+                for row in 0..R {
+                    let x = broadcast(&x.codes[group][first + row]);
+                    for side in 0..2 {
+                        dots[row][side] = _mm256_dpbusd_avx_epi32(dots[row][side], w[side], x);
+                    }
+                }
+            }
+        } else if signed::<F, VNNI>() {
+            add_signed::<R>(w, x, first, groups, &mut dots);
+        } else {
+            let mut start = groups.start;
+            while start < groups.end {
+                let end = groups.end.min(start + fits::<F>());
+                let mut pairs = [[_mm256_setzero_si256(); 2]; R];
+                add_pairs::<R>(w, x, first, start..end, &mut pairs);
+                for row in 0..R {
+                    for side in 0..2 {
+                        let sums = _mm256_madd_epi16(pairs[row][side], _mm256_set1_epi16(1));
+                        dots[row][side] = _mm256_add_epi32(dots[row][side], sums);
+                    }
+                }
+                start = end;
+            }
+        }
+        dots
+    }
+}
+
+/// Adds products of unsigned codes in 16 bits.
+///
+/// # Safety
+/// The features of [`Avx2`].
+#[inline(always)]
+unsafe fn add_pairs<const R: usize>(
+    w: impl Fn(usize) -> [__m256i; 2],
+    x: &StripBlock,
+    first: usize,
+    groups: Range<usize>,
+    pairs: &mut SumTile<__m256i, R>,
+) {
+    for group in groups {
+        let w = w(group);
+        for row in 0..R {
+            // SAFETY: by this function's contract.
+            unsafe {
+                let x = broadcast(&x.codes[group][first + row]);
+                for side in 0..2 {
+                    let products = _mm256_maddubs_epi16(w[side], x);
+                    pairs[row][side] = _mm256_add_epi16(pairs[row][side], products);
+                }
+            }
         }
     }
 }
 
-/// Rows past the last of `sums` repeat the last one, and are not stored.
+/// Adds products of signed codes: magnitudes times activations with the codes' signs.
 ///
 /// # Safety
-/// The features of [`Avx2`]; `x` has `sums.rows` rows, 1 to `R`, from `first` on, each with `panel.blocks` blocks from
-/// `start` on; the sums are 16 wide.
+/// The features of [`Avx2`].
+#[inline(always)]
+unsafe fn add_signed<const R: usize>(
+    w: impl Fn(usize) -> [__m256i; 2],
+    x: &StripBlock,
+    first: usize,
+    groups: Range<usize>,
+    dots: &mut SumTile<__m256i, R>,
+) {
+    for group in groups {
+        let w = w(group);
+        // SAFETY: by this function's contract.
+        unsafe {
+            let magnitudes = [_mm256_abs_epi8(w[0]), _mm256_abs_epi8(w[1])];
+            for row in 0..R {
+                let x = broadcast(&x.codes[group][first + row]);
+                for side in 0..2 {
+                    let products = _mm256_maddubs_epi16(magnitudes[side], _mm256_sign_epi8(x, w[side]));
+                    let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
+                    dots[row][side] = _mm256_add_epi32(dots[row][side], products);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of one part of a block to the sums of `R` rows from `first` on.
+///
+/// # Safety
+/// The features of [`Avx2`]; the panel has block `at`.
+#[inline(always)]
+unsafe fn add_strip<F: QuantFormat, const R: usize, const VNNI: bool, const PART: usize>(
+    panel: &WeightPanel,
+    at: usize,
+    x: &StripBlock,
+    first: usize,
+    acc: &mut [[__m256; 2]],
+) {
+    let per_tile = F::SCALES.per_tile();
+    // SAFETY: by this function's contract: a panel has 8 lines of codes for each block, and 16 scales for each part.
+    unsafe {
+        let dots = strip_dots::<F, R, VNNI, PART>(panel.codes.as_ptr().add(at * GROUPS).cast(), x, first);
+        let place = (at * per_tile + PART) * ROWS;
+        let scales = load_two(panel.scales.as_ptr().add(place));
+        for row in 0..R {
+            let x_scale = _mm256_set1_ps(x.scales[first + row]);
+            for side in 0..2 {
+                let scale = _mm256_mul_ps(scales[side], x_scale);
+                let dots = _mm256_cvtepi32_ps(dots[row][side]);
+                acc[first + row][side] = _mm256_fmadd_ps(dots, scale, acc[first + row][side]);
+            }
+        }
+        if F::SCALES.has_min() {
+            let mins = load_two(panel.mins.as_ptr().add(place));
+            let sums = &x.scaled_sums[if per_tile == 1 { 0 } else { 1 + PART }];
+            for row in 0..R {
+                let sum = _mm256_set1_ps(sums[first + row]);
+                for side in 0..2 {
+                    acc[first + row][side] = _mm256_fmadd_ps(mins[side], sum, acc[first + row][side]);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of a panel with the first `R` rows of a strip; the rows of `sums` are among them, the others are
+/// not stored.
+///
+/// # Safety
+/// The features of [`Avx2`]; `sums.rows` is at most `R`; `x` has `panel.blocks` blocks; the sums are 16 wide.
 #[inline(always)]
 unsafe fn multiply_body<F: QuantFormat, const R: usize, const VNNI: bool>(
     panel: &WeightPanel,
-    x: &Activations,
-    [first, start]: [usize; 2],
+    x: &[StripBlock],
+    start: usize,
     sums: SumsPtr,
 ) {
-    let last = sums.rows - 1;
-    let rows: [&[ActivationBlock]; R] = std::array::from_fn(|row| &x.row(first + row.min(last))[start..]);
-    for side in 0..2 {
-        // SAFETY: the features by this function's contract; the slices are as long as what is read from them.
-        unsafe {
-            let mut acc = [_mm256_setzero_ps(); R];
-            if start > 0 {
-                for (row, acc) in acc.iter_mut().enumerate().take(sums.rows) {
-                    *acc = _mm256_loadu_ps(sums.row(row).add(SIDE * side));
-                }
-            }
-            for at in 0..panel.blocks {
-                let lines = &panel.codes[at * GROUPS..(at + 1) * GROUPS];
-                let codes = |group: usize| load(lines[group].0[32 * side..].as_ptr());
-                let first = panel_scales::<F>(panel, at, 0, side);
-                for row in 0..R {
-                    let block = &rows[row][at];
-                    let dots = dot::<F, VNNI, 0>(codes, block);
-                    acc[row] = add::<F>(acc[row], dots, block, 0, first);
-                }
-                if F::SCALES.per_tile() == 2 {
-                    let second = panel_scales::<F>(panel, at, 1, side);
-                    for row in 0..R {
-                        let block = &rows[row][at];
-                        let dots = dot::<F, VNNI, 1>(codes, block);
-                        acc[row] = add::<F>(acc[row], dots, block, 1, second);
-                    }
-                }
-            }
-            for (row, acc) in acc.into_iter().enumerate().take(sums.rows) {
-                _mm256_storeu_ps(sums.row(row).add(SIDE * side), acc);
+    // SAFETY: the features by this function's contract; the slices are as long as what is read from them.
+    unsafe {
+        let mut acc = [[_mm256_setzero_ps(); 2]; R];
+        if start > 0 {
+            for (row, acc) in acc.iter_mut().enumerate().take(sums.rows) {
+                *acc = load_two(sums.row(row));
             }
         }
+        for (at, x) in x.iter().enumerate().take(panel.blocks) {
+            add_block::<F, R, VNNI, 0>(panel, at, x, &mut acc);
+            if F::SCALES.per_tile() == 2 {
+                add_block::<F, R, VNNI, 1>(panel, at, x, &mut acc);
+            }
+        }
+        for (row, acc) in acc.into_iter().enumerate().take(sums.rows) {
+            _mm256_storeu_ps(sums.row(row), acc[0]);
+            _mm256_storeu_ps(sums.row(row).add(SIDE), acc[1]);
+        }
+    }
+}
+
+/// Adds the products of one part of a block: of all rows together if their sums fit the registers, which sums of pairs
+/// beside sums of fours do for three rows only.
+///
+/// # Safety
+/// As [`add_strip`].
+#[inline(always)]
+unsafe fn add_block<F: QuantFormat, const R: usize, const VNNI: bool, const PART: usize>(
+    panel: &WeightPanel,
+    at: usize,
+    x: &StripBlock,
+    acc: &mut SumTile<__m256, R>,
+) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        if VNNI || wraps::<F>() || R < TOKENS {
+            return add_strip::<F, R, VNNI, PART>(panel, at, x, 0, acc);
+        }
+        add_strip::<F, 3, VNNI, PART>(panel, at, x, 0, acc);
+        add_strip::<F, 3, VNNI, PART>(panel, at, x, 3, acc);
     }
 }
 

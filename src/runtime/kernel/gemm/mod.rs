@@ -32,6 +32,8 @@ mod pack;
 #[cfg(target_arch = "aarch64")]
 mod pairs;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
+mod strips;
 #[cfg(test)]
 mod tests;
 #[cfg(not(target_arch = "aarch64"))]
@@ -48,6 +50,8 @@ pub use gated::gated;
 pub use pack::{MatrixSource, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
 use pairs::ActivationPairs as Tiles;
+#[cfg(target_arch = "x86_64")]
+use strips::Strips;
 #[cfg(not(target_arch = "aarch64"))]
 use tiles::Tiles;
 
@@ -193,6 +197,9 @@ struct GemmInput<'a> {
     rows: &'a Activations,
     /// The same in tiles or pairs of rows, for kernels that use them.
     tiles: &'a Tiles,
+    /// The same in strips, for kernels that use them.
+    #[cfg(target_arch = "x86_64")]
+    strips: &'a Strips,
 }
 
 /// A cache line.
@@ -223,14 +230,31 @@ impl WeightPanel {
 thread_local! {
     static UNPACKED: RefCell<[WeightPanel; MAX_PANELS]> = RefCell::default();
     static TILES: RefCell<Tiles> = RefCell::default();
+    #[cfg(target_arch = "x86_64")]
+    static STRIPS: RefCell<Strips> = RefCell::default();
 }
 
 /// Runs `compute` with activations in the layout of `variant`.
+#[cfg(target_arch = "x86_64")]
+fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
+    TILES.with_borrow_mut(|tiles| {
+        STRIPS.with_borrow_mut(|strips| {
+            match variant {
+                Variant::Amx if !is_direct::<amx::Amx>(x) => tiles.fill(x, pool),
+                Variant::Avx2 if !is_direct::<avx2::Avx2<false>>(x) => strips.fill(x, pool),
+                Variant::Avx2Vnni if !is_direct::<avx2::Avx2<true>>(x) => strips.fill(x, pool),
+                _ => {}
+            }
+            compute(GemmInput { rows: x, tiles, strips });
+        });
+    });
+}
+
+/// Runs `compute` with activations in the layout of `variant`.
+#[cfg(not(target_arch = "x86_64"))]
 fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOnce(GemmInput<'_>)) {
     TILES.with_borrow_mut(|tiles| {
         let tiled = match variant {
-            #[cfg(target_arch = "x86_64")]
-            Variant::Amx => !is_direct::<amx::Amx>(x),
             #[cfg(target_arch = "aarch64")]
             Variant::I8mm => !is_direct::<neon::i8mm::I8mm>(x),
             _ => false,
