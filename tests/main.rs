@@ -55,6 +55,7 @@ mod real_models;
 mod same_answer;
 mod serve_chat;
 mod serve_clients;
+mod serve_drafts;
 mod serve_fields;
 mod serve_messages;
 mod serve_ops;
