@@ -71,6 +71,7 @@ mod session_branches;
 mod session_removal;
 mod session_store;
 mod session_transcript;
+mod speculation;
 mod state_groups;
 mod steady_steps;
 mod template_check;
