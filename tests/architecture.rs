@@ -6,6 +6,7 @@
 
 mod cycles;
 mod names;
+mod numbers;
 mod size;
 
 use std::collections::BTreeSet;
@@ -122,6 +123,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "load::hub::ollama",
     "load::hub::upkeep",
     "machine",
+    "machine::cores", // doctor shows what the defaults come from
     "memory",
     "model",
     "private_files",

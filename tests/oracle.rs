@@ -57,12 +57,13 @@ const DEVIATIONS: &[Deviation] = &[
 
 /// Families that candle-transformers does not have, or in a form that reads other files: their only reference is the stored
 /// logits.
-const WITHOUT: [&str; 11] = [
+const WITHOUT: [&str; 12] = [
     "gemma4",
     "gemma4-e",
     "gemma4-moe",
     "gpt-oss",
     "lfm2",
+    "nemotron-h-moe",
     "phi4-mini",
     "qwen3-moe",
     "qwen3-vl",

@@ -15,13 +15,15 @@ use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::{LoadOptions, ModelFiles};
 use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::Encode;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::cli::{Place, finish};
 use crate::common::fixtures;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf};
 use crate::common::k_quants::write_k_quants;
+#[cfg(unix)]
+use crate::common::terminal;
 
 /// Families whose folders can be written, by folder of the parity table.
 const FAMILIES: [&str; 12] = [
@@ -347,6 +349,29 @@ fn a_stopped_write_leaves_nothing_and_keeps_the_old_file() {
     assert_eq!(end.expect("stops"), WriteEnd::Stopped);
     assert_eq!(std::fs::read_to_string(&path).expect("the old file"), "old");
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_ends_the_command_and_leaves_nothing() {
+    use expectrl::Expect;
+    let place = Place::new();
+    // 28 million values take seconds to quantise, so that the key comes in the middle.
+    let model = json!({"architecture": "llama", "layers": 8, "heads": 8, "kv_heads": 2, "experts": 0, "columns": 1 << 18,
+        "tied": true});
+    let path = place.path("in.gguf");
+    std::fs::write(&path, recorded_file(&model, &recorded_tensors(&model))).expect("a file");
+    let count = || std::fs::read_dir(path.parent().expect("a folder")).expect("a folder").count();
+    let before = count();
+    let command = place.command(&["quantize", "./in.gguf", "out.gguf", "--type", "Q4_K_M"]);
+    let mut session = terminal::spawn(command, 200).expect("a terminal");
+    session.set_expect_timeout(Some(std::time::Duration::from_secs(60)));
+    session.expect("writing out.gguf").expect("progress");
+    session.send("\x03").expect("typed");
+    session.expect("interrupted; out.gguf is not written").expect("the end");
+    let status = session.get_process_mut().child.wait().expect("an end");
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(count(), before, "only the input is left");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::slow_cpu::slow_kernels;
 use super::terminal::colors_wanted;
 use super::variables;
-use crate::runtime::load::{Isa, hub, kernels_name};
+use crate::runtime::load::{DeviceKind, Isa, hub, kernels_name, open_device};
 use crate::runtime::machine::Cores;
 use crate::runtime::{machine, memory};
 
@@ -73,6 +73,7 @@ pub fn run(
     let model = in_force("model");
     let mut facts = build_facts();
     facts.extend(machine_facts(Path::new("/")));
+    facts.extend(gpu_facts());
     facts.push(kernels_fact(in_force("cpu").as_deref()));
     facts.extend(thread_facts(&Cores::here(), in_force("threads"), in_force("threads-batch")));
     facts.extend(memory_facts(Path::new("/")));
@@ -107,6 +108,21 @@ fn build_facts() -> Vec<DoctorFact> {
         DoctorFact::new("build", "profile", profile, profile).warn(slow),
         DoctorFact::new("build", "devices", devices.clone(), devices.join(", ")),
     ]
+}
+
+/// Opens the GPUs that this build supports, as `--device auto` does.
+fn gpu_facts() -> Vec<DoctorFact> {
+    let kinds = [
+        ("cuda", cfg!(feature = "cuda"), DeviceKind::Cuda(0)),
+        ("metal", cfg!(feature = "metal"), DeviceKind::Metal(0)),
+    ];
+    let fact = |name: &'static str, opened: Result<(), String>| match opened {
+        Ok(()) => DoctorFact::new("gpu", name, true, "device 0 answers"),
+        Err(error) => DoctorFact::new("gpu", name, false, "no device")
+            .warn(Some(format!("no {name} device opens ({error}): models run on the CPU"))),
+    };
+    let open = |kind| open_device(kind).map(drop).map_err(|error| error.to_string());
+    kinds.into_iter().filter(|(_, built, _)| *built).map(|(name, _, kind)| fact(name, open(kind))).collect()
 }
 
 fn machine_facts(root: &Path) -> Vec<DoctorFact> {

@@ -11,7 +11,7 @@ use super::config::Config;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
 use super::models;
-use super::places::Places;
+use super::places::{Places, free_bytes};
 use super::report::{bytes, print};
 use super::signal::Graceful;
 use super::terminal::Terminal;
@@ -173,17 +173,6 @@ fn check_space(out: &Path, needed: u64) -> Result<(), CommandError> {
         }
         _ => Ok(()),
     }
-}
-
-#[cfg(unix)]
-fn free_bytes(folder: &Path) -> Option<u64> {
-    let found = rustix::fs::statvfs(folder).ok()?;
-    Some(found.f_bavail.saturating_mul(found.f_frsize))
-}
-
-#[cfg(not(unix))]
-fn free_bytes(_: &Path) -> Option<u64> {
-    None
 }
 
 /// Writes the file with progress on stderr; returns how the program ends if a signal stopped it.

@@ -236,7 +236,7 @@ impl Sampler {
         keep_best(&mut self.ranked, logits, num_alternatives.max(1));
         let best = self.ranked.first().map_or(0.0, |candidate| candidate.logit);
         self.weigh(logits, best, 1.0);
-        let log_total = f64::from(best) + sum(&self.weights).ln();
+        let log_total = f64::from(best) + libm::log(sum(&self.weights));
         let log_of = |logit: f32| (f64::from(logit) - log_total) as f32;
         let top = self.ranked.iter().take(num_alternatives);
         let top = top.map(|candidate| (candidate.id, log_of(candidate.logit))).collect();

@@ -1,7 +1,7 @@
 //! Causal convolution of few taps over each channel separately.
 //!
 //! Every output is the sum of its bias and its taps in f64, the oldest first, rounded to f32 once, after SiLU if
-//! requested; so the result does not depend on the system's exponential either.
+//! requested. The exponential is not the system's, which differs between systems.
 
 use super::isa::dispatch;
 
@@ -13,7 +13,7 @@ fn convolve_body(kernel: &[f32], bias: &[f32], seen: &[f32], silu: bool, out: &m
         for (kernel, seen) in kernel.chunks_exact(width).zip(seen.chunks_exact(width)) {
             sum += f64::from(kernel[channel]) * f64::from(seen[channel]);
         }
-        *out = if silu { sum / (1.0 + (-sum).exp()) } else { sum } as f32;
+        *out = if silu { sum / (1.0 + libm::exp(-sum)) } else { sum } as f32;
     }
 }
 

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::isa::{self, Isa};
+use super::isa::Isa;
 use super::pool::Pool;
 
 /// Size of the buffer of a bandwidth pass in bytes: larger than any cache.
@@ -72,7 +72,7 @@ pub fn read_pass(pool: &Pool, buffer: &[u64]) -> usize {
 /// Multiplies and adds 8-bit integers with all threads. Returns the operations; `None` if the instruction is missing.
 pub fn int8_pass(pool: &Pool) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
-    if isa::isa() == Isa::Amx {
+    if super::isa::isa() == Isa::Amx {
         const ITERATIONS: usize = 1_000_000;
         pool.run(&|_| {
             // SAFETY: the processor has tiles and this process may use them.
@@ -295,7 +295,7 @@ mod tests {
     fn every_aarch64_has_a_limit_for_f32_and_those_with_sdot_one_for_int8() {
         let pool = Pool::new(1).expect("threads");
         assert_eq!(f32_pass(&pool), Some(1_000_000 * 16 * 8));
-        let per_instruction = match isa::isa() {
+        let per_instruction = match crate::isa::isa() {
             Isa::I8mm => Some(64),
             Isa::Dotprod => Some(32),
             _ => None,

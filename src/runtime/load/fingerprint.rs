@@ -26,7 +26,7 @@ use crate::runtime::kv::disk::FORMAT_VERSION;
 use crate::runtime::model::config::{DecoderConfig, RopeConfig, RopeScaling};
 
 /// Version of the facts below; changes if they are gathered differently.
-const SCHEME: u32 = 1;
+const SCHEME: u32 = 2;
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 64 << 10;
 
@@ -61,28 +61,38 @@ pub fn fingerprint(
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
     let ropes: Vec<&str> = config.ropes.iter().map(|rope| rope_in_force(rope, context_length)).collect();
-    fingerprint_as(files, config.architecture, &ropes, options)
+    fingerprint_as(files, config.architecture, (&native_backend(options.device), &ropes), options)
 }
 
-/// Fingerprints a model of any architecture, given the part of its rotary settings that depends on the context.
+/// Fingerprints a model of an architecture that candle computes.
 ///
 /// # Errors
 /// Errors of [`fingerprint`].
-pub(super) fn fingerprint_as(
+#[cfg(feature = "candle-families")]
+pub(super) fn candle_fingerprint(
     files: &ModelFiles,
     architecture: &str,
-    ropes: &[&str],
+    options: &LoadOptions,
+) -> Result<Fingerprint, LoadError> {
+    fingerprint_as(files, architecture, (&candle_backend(options.device), &[]), options)
+}
+
+/// Fingerprints a model, given the source of its bits and the part of its rotary settings that depends on the context.
+fn fingerprint_as(
+    files: &ModelFiles,
+    architecture: &str,
+    (backend, ropes): (&str, &[&str]),
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
-    // only affect `context_length`.
-    let LoadOptions { device, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
+    // only affect `context_length`; the device is in `backend`.
+    let LoadOptions { device: _, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
         options;
     let facts = json!({
         "scheme": SCHEME,
         "llmctl": env!("CARGO_PKG_VERSION"),
         "architecture": architecture,
-        "backend": backend(*device),
+        "backend": backend,
         "dtype": dtype.map(Dtype::name),
         "quantize": quantize.map(Dtype::name),
         "kv_type": kv_type.name(),
@@ -113,9 +123,20 @@ pub fn with_template(identity: &str, template: Option<&str>) -> String {
     sha256(&[identity.as_bytes(), template.unwrap_or_default().as_bytes()])
 }
 
-/// Names the source of the bits. Our kernels give the same bits on every instruction set and number of threads; the
-/// system's mathematical functions may differ on another processor.
-fn backend(device: Device) -> String {
+/// Names the source of a native model's bits. Our kernels and `libm`, which no compute path bypasses
+/// (tests/architecture), give the same bits on every instruction set, operating system and number of threads, and pages
+/// are little-endian. So sessions and pages stay warm when their folder moves between x86-64 and aarch64. Only a NaN's
+/// payload differs between processors, and a model that computes one has no answer to keep.
+fn native_backend(device: Device) -> String {
+    match device {
+        Device::Cpu(_) if cfg!(target_endian = "little") => "cpu".to_owned(),
+        Device::Cpu(_) => "cpu big-endian".to_owned(),
+        Device::Candle(_) => candle_backend(device),
+    }
+}
+
+/// Names the source of bits that candle computes, which differ between processors.
+fn candle_backend(device: Device) -> String {
     let processor = if cfg!(target_arch = "x86_64") {
         "x86_64"
     } else if cfg!(target_arch = "aarch64") {
@@ -124,7 +145,7 @@ fn backend(device: Device) -> String {
         "other"
     };
     match device {
-        Device::Cpu(_) => format!("cpu {processor}"),
+        Device::Cpu(_) => format!("candle cpu {processor}"),
         Device::Candle(kind) => format!("candle {kind:?} {processor}"),
     }
 }

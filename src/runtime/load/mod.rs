@@ -227,7 +227,7 @@ pub fn load(
         ),
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
-            fingerprint::fingerprint_as(&files, plan.architecture, &[], options)?,
+            fingerprint::candle_fingerprint(&files, plan.architecture, options)?,
             candle_models::load(&files, plan, options, context_length, progress)?,
         ),
     };

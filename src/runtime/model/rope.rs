@@ -19,7 +19,7 @@ impl Rope {
     /// on the sequence's later length.
     pub fn new(config: &RopeConfig, context: usize) -> Self {
         let base: Vec<f32> = (0..config.dim / 2)
-            .map(|pair| 1.0 / config.theta.powf(2.0 * pair as f32 / config.dim as f32))
+            .map(|pair| 1.0 / power(config.theta, 2.0 * pair as f32 / config.dim as f32))
             .collect();
         let plain = |inv_freq| Self { inv_freq, magnitude: 1.0 };
         let divided = |divisors: &[f32]| base.iter().zip(divisors).map(|(freq, by)| freq / by).collect();
@@ -37,7 +37,7 @@ impl Rope {
             RopeScaling::Yarn { factor, attention_factor, .. } => Self {
                 inv_freq: yarn(&base, config),
                 magnitude: attention_factor.unwrap_or(if *factor > 1.0 {
-                    0.1 * factor.ln() + 1.0
+                    0.1 * ln(*factor) + 1.0
                 } else {
                     1.0
                 }),
@@ -46,7 +46,7 @@ impl Rope {
     }
 
     /// Computes cosines and sines, `[positions, dim / 2]` each, replacing the content of `cos` and `sin`. The angle
-    /// is rounded to f32 as in the reference; cosine and sine are then exact to f32 with any system library.
+    /// is rounded to f32 as in the reference; cosine and sine are computed in f64, so that they are exact to f32.
     pub fn angles(&self, positions: &[usize], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
         let angle = |position: usize, freq: f32| f64::from(position as f32 * freq);
         let each = |function: fn(f64) -> f64, out: &mut Vec<f32>| {
@@ -56,9 +56,19 @@ impl Rope {
                 .flat_map(|&position| self.inv_freq.iter().map(move |&freq| angle(position, freq)));
             out.extend(angles.map(|angle| (function(angle) * f64::from(self.magnitude)) as f32));
         };
-        each(f64::cos, cos);
-        each(f64::sin, sin);
+        each(libm::cos, cos);
+        each(libm::sin, sin);
     }
+}
+
+/// Computes a power in f64, rounded once: the same bits on every system.
+fn power(base: f32, exponent: f32) -> f32 {
+    libm::pow(base.into(), exponent.into()) as f32
+}
+
+/// Computes the natural logarithm in f64, rounded once: the same bits on every system.
+pub fn ln(x: f32) -> f32 {
+    libm::log(x.into()) as f32
 }
 
 /// Scales a frequency: wavelengths beyond the original context are stretched by `factor`, short ones kept, those
@@ -87,8 +97,7 @@ fn yarn(base: &[f32], config: &RopeConfig) -> Vec<f32> {
     };
     let dim = config.dim as f32;
     let pair_with_turns = |turns: f32| {
-        dim * (*original_context as f32 / (turns * 2.0 * std::f32::consts::PI)).ln()
-            / (2.0 * config.theta.ln())
+        dim * ln(*original_context as f32 / (turns * 2.0 * std::f32::consts::PI)) / (2.0 * ln(config.theta))
     };
     let (mut low, mut high) = (pair_with_turns(*beta_fast), pair_with_turns(*beta_slow));
     if *truncate {

@@ -144,7 +144,7 @@ impl SsmInputs<'_> {
                 input: &input,
                 key: &keys[group * state_dim..][..state_dim],
                 query: &queries[group * state_dim..][..state_dim],
-                decay: (-f64::from(self.spec.fading[head]) * step).exp() as f32,
+                decay: libm::exp(-f64::from(self.spec.fading[head]) * step) as f32,
                 skip: self.spec.skip[head],
             };
             ssm::step(self.isa, state, token, out);
@@ -186,7 +186,7 @@ impl HeadInputs<'_> {
                 query: &query,
                 value: &qkv[2 * keys + head * value_dim..][..value_dim],
                 decay: kept(fading, self.decay.row(row)[head] + self.spec.decay_bias[head]),
-                rate: (1.0 / (1.0 + (-f64::from(self.rate.row(row)[head])).exp())) as f32,
+                rate: (1.0 / (1.0 + libm::exp(-f64::from(self.rate.row(row)[head])))) as f32,
             };
             delta::step(self.isa, state, token, &mut error, out);
         }
@@ -201,14 +201,14 @@ fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
     }
 }
 
-/// Computes `exp(-fading * softplus(x))` in f64, so that the result is exact to f32 with any system library.
+/// Computes `exp(-fading * softplus(x))` in f64, so that the result is exact to f32.
 fn kept(fading: f64, x: f32) -> f32 {
-    (-fading * softplus(x.into())).exp() as f32
+    libm::exp(-fading * softplus(x.into())) as f32
 }
 
 /// Computes `ln(1 + exp(x))`, and `x` where the two are equal to f32.
 fn softplus(x: f64) -> f64 {
-    if x > 20.0 { x } else { x.exp().ln_1p() }
+    if x > 20.0 { x } else { libm::log1p(libm::exp(x)) }
 }
 
 #[cfg(test)]

@@ -174,3 +174,73 @@ mod x86 {
         }
     }
 }
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64 {
+    use std::arch::aarch64::*;
+
+    use half::f16;
+
+    use super::VectorLanes;
+
+    /// NEON, which every aarch64 target has.
+    impl VectorLanes for [float32x4_t; 4] {
+        /// Of 32 registers: 16 for sums, 8 for the keys of a page, the rest for queries and conversions.
+        const SUMS: usize = 4;
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: every aarch64 has the instruction.
+            unsafe { [vdupq_n_f32(value); 4] }
+        }
+
+        #[inline(always)]
+        unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: every aarch64 has the instruction.
+            std::array::from_fn(|at| unsafe { vmulq_f32(self[at], other[at]) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_f32(from: *const f32) -> Self {
+            // SAFETY: by the trait's contract; four times 4 numbers.
+            std::array::from_fn(|at| unsafe { vld1q_f32(from.add(4 * at)) })
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const f16) -> Self {
+            // SAFETY: by the trait's contract; two times 8 numbers.
+            unsafe {
+                let [low, high] = [0, 8].map(|at| vreinterpretq_f16_u16(vld1q_u16(from.add(at).cast())));
+                [
+                    vcvt_f32_f16(vget_low_f16(low)),
+                    vcvt_high_f32_f16(low),
+                    vcvt_f32_f16(vget_low_f16(high)),
+                    vcvt_high_f32_f16(high),
+                ]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn load_i8(from: *const i8) -> Self {
+            // SAFETY: by the trait's contract; 16 numbers.
+            unsafe {
+                let codes = vld1q_s8(from);
+                let (low, high) = (vmovl_s8(vget_low_s8(codes)), vmovl_high_s8(codes));
+                [
+                    vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                    vcvtq_f32_s32(vmovl_high_s16(low)),
+                    vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                    vcvtq_f32_s32(vmovl_high_s16(high)),
+                ]
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            for (at, four) in self.into_iter().enumerate() {
+                // SAFETY: by the trait's contract; four times 4 numbers.
+                unsafe { vst1q_f32(to.add(4 * at), four) };
+            }
+        }
+    }
+}

@@ -296,6 +296,10 @@ fn reduce(isa: Isa, run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f3
             Isa::Avx512 | Isa::Amx => reduce_avx512(run, scratch, partials),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => reduce_avx2(run, scratch, partials),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon | Isa::Dotprod | Isa::I8mm => {
+                reduce_any::<[std::arch::aarch64::float32x4_t; 4]>(run, scratch, partials);
+            }
             _ => reduce_any::<[f32; LANES]>(run, scratch, partials),
         }
     }

@@ -148,7 +148,7 @@ fn gate_cutoffs(reader: &ConfigReader, num_layers: usize) -> Result<Vec<Option<f
 fn normal_quantile(part: f64) -> f64 {
     let mut x = 0f64;
     for _ in 0..50 {
-        let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+        let density = libm::exp(-0.5 * x * x) / (2.0 * std::f64::consts::PI).sqrt();
         let (mut sum, mut term) = (x, x);
         for n in (3..400).step_by(2) {
             term *= x * x / f64::from(n);

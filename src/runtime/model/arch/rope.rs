@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::config_reader::ConfigReader;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{RopeConfig, RopeScaling};
+use crate::runtime::model::rope::ln;
 
 /// Reads the rotary table for layers of `kind` ("full_attention" if a family has one kind only).
 pub fn rope(
@@ -229,12 +230,12 @@ impl Parameters<'_> {
 /// `compute_ntk_alpha_rope_parameters`).
 fn ntk_theta(theta: f32, alpha: f32, dim: usize) -> f32 {
     let exponent = dim as f64 / (dim as f64 - 2.0);
-    (f64::from(theta) * f64::from(alpha).powf(exponent)) as f32
+    (f64::from(theta) * libm::pow(alpha.into(), exponent)) as f32
 }
 
 /// Computes YaRN's magnitude for a factor of the context (Peng et al. 2023, section 3.4), weighted by `mscale` (DeepSeek V2).
 pub fn yarn_magnitude(factor: f32, mscale: f32) -> f32 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * ln(factor) + 1.0 }
 }
 
 /// Returns the factor by which YaRN multiplies the scores of latent attention: the square of its magnitude for all
@@ -254,7 +255,7 @@ pub fn yarn_score_factor(reader: &ConfigReader) -> Result<f32, LoadError> {
 
 /// Computes sqrt(1 + ln(s) / ln(original)) for s > 1 (LongRoPE, section 3.3, as transformers computes it).
 fn long_rope_magnitude(factor: f32, original_context: usize) -> f32 {
-    if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original_context as f32).ln()).sqrt() }
+    if factor <= 1.0 { 1.0 } else { (1.0 + ln(factor) / ln(original_context as f32)).sqrt() }
 }
 
 /// Reads GGUF's settings; divisors stored as tensors are added when those are read.
@@ -278,7 +279,7 @@ fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeCon
             // llama.cpp multiplies YaRN's own magnitude by the file's value.
             attention_factor: reader
                 .number("rope.scaling.attn_factor")?
-                .map(|given| given * (0.1 * factor.unwrap_or(1.0).max(1.0).ln() + 1.0)),
+                .map(|given| given * (0.1 * ln(factor.unwrap_or(1.0).max(1.0)) + 1.0)),
             truncate: true,
         },
         Some(other) => {

@@ -233,7 +233,7 @@ impl<B: Backend> LayerAltUp<B> {
         backend.rms_norm(input, &self.router_norm, self.eps, mixed)?;
         self.router.apply(backend, mixed, scores)?;
         backend.read(scores, modalities)?;
-        modalities.iter_mut().for_each(|value| *value = f64::from(*value).tanh() as f32);
+        modalities.iter_mut().for_each(|value| *value = libm::tanh((*value).into()) as f32);
         Ok(())
     }
 }

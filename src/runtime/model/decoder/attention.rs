@@ -153,7 +153,7 @@ impl AttentionTemperature {
     fn fill_factors(self, positions: &[usize], factors: &mut Vec<f32>) {
         let factor = |position: &usize| {
             let intervals = (1 + position / self.interval) as f64;
-            1.0 + self.scale * intervals.ln() as f32
+            1.0 + self.scale * libm::log(intervals) as f32
         };
         factors.clear();
         factors.extend(positions.iter().map(factor));

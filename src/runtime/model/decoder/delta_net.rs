@@ -47,7 +47,7 @@ impl<B: Backend> DeltaNet<B> {
         let is_log = !loader.naming.gguf;
         fading
             .iter_mut()
-            .for_each(|value| *value = if is_log { f64::from(*value).exp() as f32 } else { -*value });
+            .for_each(|value| *value = if is_log { libm::exp((*value).into()) as f32 } else { -*value });
         Ok(Self {
             shape,
             eps,

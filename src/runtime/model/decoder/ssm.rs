@@ -143,5 +143,5 @@ fn kernel<B: Backend>(loader: &Loader<'_, B>, config: &SsmConfig, name: &str) ->
 fn fading<B: Backend>(loader: &Loader<'_, B>, name: &str, heads: usize) -> Result<Vec<f32>, LoadError> {
     let stored = loader.file.flat_values(loader.layer, [name, "ssm_a"], heads)?;
     let is_log = !loader.naming.gguf;
-    Ok(stored.into_iter().map(|value| if is_log { f64::from(value).exp() as f32 } else { -value }).collect())
+    Ok(stored.into_iter().map(|value| if is_log { libm::exp(value.into()) as f32 } else { -value }).collect())
 }
