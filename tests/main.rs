@@ -53,6 +53,7 @@ mod qwen3_5_gguf;
 mod qwen3_next_gguf;
 mod real_models;
 mod same_answer;
+mod same_bits;
 mod serve_chat;
 mod serve_clients;
 mod serve_drafts;
