@@ -69,18 +69,12 @@ impl StepCosts {
 }
 
 /// Time that drafts have saved and cost.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Account {
     /// Seconds. Negative after wrong drafts.
     balance: f64,
     /// Seconds of a step without drafts; 0 before the first.
     step: f64,
-}
-
-impl Default for Account {
-    fn default() -> Self {
-        Self { balance: 0.0, step: 0.0 }
-    }
 }
 
 impl Account {
