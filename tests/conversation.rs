@@ -297,7 +297,8 @@ fn plain() -> ChatTokenizer {
 fn answer(text: &str, finish: Finish, chat_tokenizer: &ChatTokenizer) -> RecordedAnswer {
     let letter = |c: char| chat_tokenizer.encode_rest(c.encode_utf8(&mut [0; 4])).expect("bytes");
     let generated: Vec<u32> = text.chars().flat_map(letter).collect();
-    let usage = Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: generated.len() };
+    let usage =
+        Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: generated.len(), ..Usage::default() };
     let outcome = Outcome { finish, usage, timings: Timings::default(), seed: 7 };
     let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
     RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling }

@@ -117,6 +117,7 @@ fn every_change_of_a_file_is_another_fingerprint() {
 fn every_option_that_changes_bits_is_another_fingerprint() {
     let source = ModelSource::Folder(parity_folder().join("qwen3"));
     let plain = of(&source, &exact());
+    assert_eq!(plain.facts["backend"], "cpu", "not which processor: tests/same_bits.rs");
     let same = [
         LoadOptions { context: Some(100), ..exact() },
         LoadOptions { available_memory: Some(1 << 40), ..exact() },

@@ -84,7 +84,7 @@ impl Home {
             splice_after: None,
             sampling: Sampling::default(),
             finish: Finish::Eos(2),
-            usage: Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 0 },
+            usage: Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 0, ..Usage::default() },
             started_ms: 1,
             finished_ms: 2,
         };

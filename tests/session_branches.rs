@@ -37,7 +37,7 @@ fn turn(text: &str) -> StoredTurn {
         splice_after: None,
         sampling: Sampling::default(),
         finish: Finish::Eos(2),
-        usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 1 },
+        usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 1, ..Usage::default() },
         started_ms: 1,
         finished_ms: 2,
     }

@@ -40,7 +40,7 @@ fn turn(kept: usize, added: Vec<u32>) -> StoredTurn {
         splice_after: None,
         sampling: Sampling::default(),
         finish: Finish::Eos(2),
-        usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 0 },
+        usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 0, ..Usage::default() },
         started_ms: 1,
         finished_ms: 2,
     }

@@ -37,7 +37,12 @@ fn turn(n: usize) -> StoredTurn {
         splice_after: Some(format!("<user>{n}<assistant>")),
         sampling: Sampling { temperature: 0.7, seed: Some(n as u64), ..Sampling::default() },
         finish: Finish::Eos(2),
-        usage: Usage { prompt_tokens: 6 * (n - 1) + 4, cached_tokens: 6 * (n - 1), completion_tokens: 2 },
+        usage: Usage {
+            prompt_tokens: 6 * (n - 1) + 4,
+            cached_tokens: 6 * (n - 1),
+            completion_tokens: 2,
+            ..Usage::default()
+        },
         started_ms: 1_700_000_000_000 + n as u64,
         finished_ms: 1_700_000_000_500 + n as u64,
     }

@@ -9,6 +9,7 @@ use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
 use llmctl::runtime::{
     Engine, EngineConfig, EngineSessionName, Error, Finish, Request, ReuseReason, Sampling, SessionState,
+    Speculation,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -515,11 +516,14 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime
             let mut prompt = held.unwrap_or_default();
             prompt.truncate(keep.index(prompt.len() + 1).min(60));
             prompt.extend(more);
-            let request = Request {
+            let mut request = Request {
                 session: name.map(|name| named(name)),
                 sampling: Sampling { ..seeded(seed) },
                 ..limited(&prompt, max_tokens.min(127 - prompt.len().min(126)))
             };
+            // Drafts are mostly right.
+            request.prediction = recomputed(&request);
+            request.prediction.iter_mut().step_by(4).for_each(|id| *id = (*id + 1) % 63);
             match engine.submit(request.clone()) {
                 Ok(id) => submitted.push((id, request)),
                 Err(error) => assert!(
@@ -575,11 +579,12 @@ proptest! {
     #[test]
     fn whatever_sessions_share_lose_and_get_back_answers_are_as_if_all_was_computed(
         actions in actions(), step_tokens in 1usize..40, max_running in 1usize..4, num_pages in 4usize..16,
-        kind in 0..KINDS.len(),
+        kind in 0..KINDS.len(), draft_len in 0usize..6,
     ) {
         let setup = Setup { step_tokens, max_running, max_sessions: 3, context_length: 128, ..Setup::default() };
         let kv_memory = pages(num_pages * KINDS[kind].len());
-        let config = EngineConfig { kv_memory, ..setup.config() };
+        let speculation = Speculation::Always(draft_len);
+        let config = EngineConfig { kv_memory, speculation, ..setup.config() };
         let root = tempfile::tempdir().expect("tempdir");
         let start = || {
             let model = Box::new(ToyModel::new(64, hashing(64)).with_groups(KINDS[kind]));

@@ -15,7 +15,9 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum,
 use super::error::CommandError;
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::{GenerationDefaults, Isa};
-use crate::runtime::{Error, Limits, Overflow, SAMPLING, Sampling, SamplingNumbers, SamplingParameter};
+use crate::runtime::{
+    Error, Limits, Overflow, SAMPLING, Sampling, SamplingNumbers, SamplingParameter, Speculation,
+};
 
 /// Flags that every subcommand has.
 #[derive(Debug, Clone, Default, Args)]
@@ -262,6 +264,35 @@ pub struct EngineArgs {
     /// longest ago are removed first, and pages that several sessions begin with last. Without --session nothing is kept.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
+
+    /// Tokens computed before they are sampled, several in a step, where that is faster (default: off)
+    ///
+    /// Drafts come from the text itself and from a grammar, and are as long as pays by the times measured. The answer
+    /// is the same, bit by bit. Models with recurrent layers draft nothing.
+    #[arg(long, value_name = "FROM", hide_short_help = true)]
+    pub speculate: Option<SpeculateArg>,
+}
+
+/// `--speculate`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum SpeculateArg {
+    /// One token in each step
+    #[default]
+    Off,
+    /// Every source
+    Auto,
+    /// What followed the same tokens earlier in the text
+    Ngram,
+}
+
+impl From<SpeculateArg> for Speculation {
+    fn from(arg: SpeculateArg) -> Self {
+        match arg {
+            SpeculateArg::Off => Speculation::Off,
+            SpeculateArg::Auto => Speculation::Auto,
+            SpeculateArg::Ngram => Speculation::Ngram,
+        }
+    }
 }
 
 /// Settings of the engine beside those of the model.
@@ -273,6 +304,7 @@ pub struct EngineOptions {
     /// Bytes; `None` leaves it to the engine, here and below.
     pub kv_memory: Option<u64>,
     pub kv_disk: Option<u64>,
+    pub speculation: Speculation,
     pub sharing: Sharing,
 }
 
@@ -299,6 +331,7 @@ impl EngineArgs {
             keeps_sessions,
             kv_memory: self.kv_memory.map(|size| size.0),
             kv_disk: self.kv_disk.map(|size| size.0),
+            speculation: self.speculate.unwrap_or_default().into(),
         }
     }
 }
@@ -754,9 +787,12 @@ mod tests {
             keeps_sessions: true,
             kv_memory: None,
             kv_disk: None,
+            speculation: Speculation::Off,
             sharing: Sharing::default(),
         };
         assert_eq!(parse(&[]), Ok(unset));
+        let ngram = EngineOptions { speculation: Speculation::Ngram, ..unset };
+        assert_eq!(parse(&["--speculate", "ngram"]), Ok(ngram));
         let given = EngineOptions {
             warm_resume: false,
             keeps_sessions: true,

@@ -144,6 +144,7 @@ fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) ->
         session_ttl,
         kv_memory: asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         warm_resume: asked.warm_resume,
+        speculation: asked.speculation,
         ..alone
     }
 }

@@ -129,12 +129,17 @@ pub fn used(usage: &Usage) -> usize {
 
 /// Returns OpenAI's usage object.
 pub fn usage_json(usage: &Usage) -> Value {
-    json!({
+    let mut json = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": used(usage),
         "cached_tokens": usage.cached_tokens,
-    })
+    });
+    if usage.drafted_tokens > 0 {
+        json["drafted_tokens"] = usage.drafted_tokens.into();
+        json["accepted_tokens"] = usage.accepted_tokens.into();
+    }
+    json
 }
 
 #[cfg(test)]

@@ -52,4 +52,4 @@ pub use request::{
     Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
-pub use spec::{EngineConfig, EngineSpec, ServingCapacity};
+pub use spec::{EngineConfig, EngineSpec, ServingCapacity, Speculation};

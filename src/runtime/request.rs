@@ -40,6 +40,8 @@ pub struct Request {
     pub grammar: Option<Grammar>,
     /// Ends reasoning that has used up its tokens, as far as the grammar allows the tokens that end it.
     pub reasoning: Option<ReasoningLimit>,
+    /// Tokens that the answer may begin with or contain. A hint: they are drafted from, and change no answer.
+    pub prediction: Vec<u32>,
     /// The session that the request is a turn of. The first request creates it; it keeps tokens and KV for the next one. `None`
     /// keeps only what the prefix index still finds.
     pub session: Option<EngineSessionName>,
@@ -75,6 +77,10 @@ impl Request {
         if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
             let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
             return Err(Error::InvalidParameter { name: "markup", message });
+        }
+        if let Some(id) = self.prediction.iter().find(|&&id| id as usize >= vocab_size) {
+            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+            return Err(Error::InvalidParameter { name: "prediction", message });
         }
         if let Some(limit) = &self.reasoning {
             let is_foreign = limit.closing.iter().any(|&id| id as usize >= vocab_size);
@@ -366,6 +372,10 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated tokens, the end-of-generation token excluded.
     pub completion_tokens: usize,
+    /// Tokens that were computed before they were sampled.
+    pub drafted_tokens: usize,
+    /// Those of them that were sampled then.
+    pub accepted_tokens: usize,
 }
 
 /// Wall times of one request.

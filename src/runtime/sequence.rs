@@ -2,8 +2,9 @@
 //!
 //! Invariants: tokens and KV rows change together, in [`Resident`], by `extend` and `truncate` only. The
 //! pending token becomes resident when it is fed; a token that ends the generation never does. A sequence
-//! whose rows may not match its tokens, because a step failed, is poisoned until `reset`. This file knows
-//! neither sessions nor requests.
+//! whose rows may not match its tokens, because a step failed, is poisoned until `reset`. Drafted tokens
+//! have rows behind those of the known tokens, until `confirm` makes them known or `discard_drafted` removes
+//! them; they are never published. This file knows neither sessions nor requests.
 
 use super::kv::table::PoolExhausted;
 use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
@@ -60,6 +61,8 @@ impl Resident {
 #[derive(Debug)]
 pub struct Sequence {
     resident: Resident,
+    /// Number of the last resident tokens that are drafted; 0 between steps.
+    num_drafted: usize,
     pending: Option<Token>,
     turn: TurnStart,
     /// Length at which this turn's answer last saved a recurrent state.
@@ -105,7 +108,7 @@ impl Sequence {
 
     fn over(resident: Resident) -> Self {
         let turn = TurnStart::default();
-        Self { resident, pending: None, turn, last_state: None, poisoned: false }
+        Self { resident, num_drafted: 0, pending: None, turn, last_state: None, poisoned: false }
     }
 
     /// Returns another sequence over the same pages, without a pending token. This one must not be poisoned.
@@ -114,9 +117,14 @@ impl Sequence {
         Self::resume(self.resident.tokens(), self.resident.table.fork())
     }
 
-    /// Returns the number of resident tokens.
+    /// Returns the number of resident tokens, without drafted ones.
     pub fn position(&self) -> usize {
-        self.resident.tokens.len()
+        self.resident.tokens.len() - self.num_drafted
+    }
+
+    /// Returns the resident tokens without drafted ones.
+    pub fn known(&self) -> &[u32] {
+        &self.resident.tokens[..self.position()]
     }
 
     pub fn resident(&self) -> &Resident {
@@ -169,26 +177,60 @@ impl Sequence {
         self.pending = None;
     }
 
-    /// Appends tokens whose rows are computed next; the sequence is poisoned until `settle`. The copies
-    /// returned must be made first.
+    /// Appends tokens whose rows are computed next, the last `num_drafted` of them drafted; the sequence is
+    /// poisoned until `settle`. The copies returned must be made first.
     ///
     /// # Errors
     /// [`PoolExhausted`], with nothing changed.
-    pub fn begin_feed(&mut self, tokens: &[u32]) -> Result<Vec<PageCopy>, PoolExhausted> {
+    pub fn begin_feed(&mut self, tokens: &[u32], num_drafted: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
+        debug_assert_eq!(self.num_drafted, 0, "the last step's drafted rows are confirmed or gone");
         let copies = self.resident.extend(tokens)?;
+        self.num_drafted = num_drafted;
         self.pending = None;
         self.poisoned = true;
         Ok(copies)
     }
 
-    /// Completes a feed: publishes full pages, and sets the token that was sampled, if any.
+    /// Completes a feed: sets the token that was sampled, if any, and publishes full pages unless drafted
+    /// rows lie behind them.
     pub fn settle(&mut self, pending: Option<Token>) {
+        if self.num_drafted == 0 {
+            self.publish();
+        }
+        self.pending = pending;
+        self.poisoned = false;
+    }
+
+    fn publish(&mut self) {
         self.resident.table.publish(&self.resident.tokens);
         if self.resident.table.has_state() {
             self.leave_state();
         }
-        self.pending = pending;
-        self.poisoned = false;
+    }
+
+    /// Returns how many leading ones of `tokens` are the next drafted tokens.
+    pub fn num_foreseen(&self, tokens: &[u32]) -> usize {
+        let drafted = &self.resident.tokens[self.position()..];
+        drafted.iter().zip(tokens).take_while(|(drafted, token)| drafted == token).count()
+    }
+
+    /// Makes the next `count` drafted tokens known; the sequence is poisoned until `settle`. Panics if fewer
+    /// are drafted.
+    pub fn confirm(&mut self, count: usize) {
+        assert!(count <= self.num_drafted, "only drafted tokens can be confirmed");
+        self.num_drafted -= count;
+        self.pending = None;
+        self.poisoned = true;
+    }
+
+    /// Removes the drafted tokens and their rows, and publishes what `settle` has not.
+    pub fn discard_drafted(&mut self) {
+        if self.num_drafted > 0 && !self.poisoned {
+            let is_held = self.resident.truncate(self.position());
+            assert!(is_held, "nothing that the known tokens need is released before this");
+            self.num_drafted = 0;
+            self.publish();
+        }
     }
 
     /// Saves a recurrent state where the turn asks for one, and one within the answer, which replaces the
@@ -217,6 +259,7 @@ impl Sequence {
     pub fn truncate(&mut self, len: usize) -> bool {
         let can = self.resident.truncate(len);
         if can {
+            self.num_drafted = 0;
             self.pending = None;
             self.last_state = self.last_state.filter(|&last| last <= len);
         }
@@ -246,9 +289,9 @@ mod tests {
     fn tokens_and_rows_stay_equal_also_when_the_pool_is_exhausted() {
         let pool = pool(1);
         let mut sequence = Sequence::new(&pool);
-        sequence.begin_feed(&[1, 2, 3]).expect("room");
+        sequence.begin_feed(&[1, 2, 3], 0).expect("room");
         sequence.settle(Some(Token { id: 9, logprob: None }));
-        assert!(sequence.begin_feed(&[4; PAGE_TOKENS]).is_err());
+        assert!(sequence.begin_feed(&[4; PAGE_TOKENS], 0).is_err());
         assert_eq!(sequence.resident().tokens(), [1, 2, 3]);
         assert_eq!(sequence.resident().table().len(), 3);
         assert_eq!(sequence.pending().map(|token| token.id), Some(9), "a refused feed changes nothing");
@@ -259,10 +302,29 @@ mod tests {
     }
 
     #[test]
+    fn drafted_rows_are_published_only_when_they_are_confirmed() {
+        let pool = pool(8);
+        let mut sequence = Sequence::new(&pool);
+        let tokens: Vec<u32> = (0..2 * PAGE_TOKENS as u32).collect();
+        sequence.begin_feed(&tokens, PAGE_TOKENS + 2).expect("room");
+        sequence.settle(Some(Token { id: 30, logprob: None }));
+        assert_eq!((sequence.position(), pool.num_indexed()), (PAGE_TOKENS - 2, 0));
+        assert_eq!(sequence.num_foreseen(&[PAGE_TOKENS as u32 - 2, 0]), 1, "the second is another");
+        sequence.confirm(3);
+        sequence.settle(Some(Token { id: 33, logprob: None }));
+        assert_eq!((sequence.position(), pool.num_indexed()), (PAGE_TOKENS + 1, 0));
+        sequence.discard_drafted();
+        assert_eq!((sequence.known(), pool.num_indexed()), (&tokens[..PAGE_TOKENS + 1], 1));
+        assert_eq!(sequence.resident().tokens().len(), PAGE_TOKENS + 1);
+        assert_eq!(sequence.pending().map(|token| token.id), Some(33));
+        assert_eq!(pool.free_bytes(), 6);
+    }
+
+    #[test]
     fn a_feed_that_never_settles_poisons_until_reset() {
         let pool = pool(2);
         let mut sequence = Sequence::new(&pool);
-        sequence.begin_feed(&[1]).expect("room");
+        sequence.begin_feed(&[1], 0).expect("room");
         assert!(sequence.is_poisoned());
         sequence.reset();
         assert!(!sequence.is_poisoned());

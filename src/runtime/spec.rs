@@ -41,6 +41,22 @@ pub struct EngineConfig {
     /// models with short answers, where an endless one is an error. `None` allows the whole context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_tokens: Option<usize>,
+    #[serde(default)]
+    pub speculation: Speculation,
+}
+
+/// Tokens that are computed before they are sampled, several in a step. Changes no answer, only its speed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speculation {
+    #[default]
+    Off,
+    /// From every source, as far as it pays by the times measured.
+    Auto,
+    /// As `Auto`, from the text alone: what followed the latest tokens when they occurred before.
+    Ngram,
+    /// From every source, so many tokens whenever there are, whatever they cost.
+    Always(usize),
 }
 
 impl EngineConfig {
@@ -58,6 +74,7 @@ impl EngineConfig {
             end_of_generation,
             warm_resume: true,
             answer_tokens: None,
+            speculation: Speculation::Off,
         }
     }
 }

@@ -3,8 +3,10 @@
 //!
 //! Invariants: an error or panic in the forward pass fails and poisons every sequence of the batch, so that
 //! no wrong rows look valid. An error in sampling fails its own sequence only; if the grammar failed, the
-//! sequence keeps its rows.
+//! sequence keeps its rows. Drafted rows get logits too; they are sampled from only after the tokens before
+//! them were sampled and accepted, by the same path and with the same inputs as without a draft.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -26,6 +28,9 @@ const MASKS_WORTH_THREADS: usize = 8;
 pub struct SequenceFeed<'a> {
     pub sequence: &'a mut Sequence,
     pub input: FeedInput<'a>,
+    /// Tokens that are computed after the input because they may be sampled next; only after an input that
+    /// is sampled after.
+    pub drafted: &'a [u32],
     pub sampling: &'a Sampling,
     /// Constraint of the sampled token. Nothing is sampled if the grammar is complete.
     pub grammar: Option<&'a mut GrammarState>,
@@ -55,18 +60,27 @@ pub enum FeedInput<'a> {
     Pending,
 }
 
+/// Logits of a feed's drafted tokens that were not sampled from, as rows of the last step's logits.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DraftedRows {
+    /// Row of the next drafted token.
+    pub next: usize,
+}
+
 /// The model, its spec and the sampler.
 pub struct Executor {
     model: Box<dyn Model>,
     spec: EngineSpec,
     sampler: Sampler,
+    /// Logits of the last step.
+    logits: Logits,
     /// Kept between steps to reuse the allocation.
     rows: Vec<Row>,
 }
 
 impl Executor {
     pub fn new(model: Box<dyn Model>, spec: EngineSpec) -> Self {
-        Self { model, spec, sampler: Sampler::default(), rows: Vec::new() }
+        Self { model, spec, sampler: Sampler::default(), logits: Logits::default(), rows: Vec::new() }
     }
 
     pub fn spec(&self) -> &EngineSpec {
@@ -93,20 +107,21 @@ impl Executor {
     /// Per feed: [`Error::Backend`], with the sequence poisoned; [`Error::InvalidState`] with the sequence
     /// unchanged if it has no pending token to feed; [`Error::Grammar`] with the sequence fed and nothing
     /// sampled.
-    pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<()>> {
+    pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<DraftedRows>> {
         self.rows.clear();
+        self.model.reuse(std::mem::take(&mut self.logits));
         let mut num_tables = 0;
         let mut results = Vec::with_capacity(feeds.len());
         for feed in feeds.iter_mut() {
             let result = append_rows(&mut *self.model, feed, num_tables, &mut self.rows);
             num_tables += usize::from(result.is_ok());
-            results.push(result);
+            results.push(result.map(|()| DraftedRows::default()));
         }
         if num_tables > 0 {
             match self.forward(feeds, &results) {
                 Ok(logits) => {
-                    self.sample(feeds, &mut results, &logits);
-                    self.model.reuse(logits);
+                    self.logits = logits;
+                    self.sample(feeds, &mut results);
                 }
                 Err(error) => results.iter_mut().filter(|r| r.is_ok()).for_each(|r| *r = Err(error.clone())),
             }
@@ -114,7 +129,7 @@ impl Executor {
         results
     }
 
-    fn forward(&mut self, feeds: &[SequenceFeed<'_>], results: &[Result<()>]) -> Result<Logits> {
+    fn forward(&mut self, feeds: &[SequenceFeed<'_>], results: &[Result<DraftedRows>]) -> Result<Logits> {
         let fed = feeds.iter().zip(results).filter(|(_, result)| result.is_ok());
         let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
         let batch = Batch { rows: &self.rows, tables: &tables };
@@ -129,54 +144,71 @@ impl Executor {
         Ok(logits)
     }
 
-    fn sample(&mut self, feeds: &mut [SequenceFeed<'_>], results: &mut [Result<()>], logits: &Logits) {
+    fn sample(&mut self, feeds: &mut [SequenceFeed<'_>], results: &mut [Result<DraftedRows>]) {
         let mut next_row = 0;
         let mut masks = masks(feeds, results).into_iter();
         for (feed, result) in feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok()) {
             let first_row = next_row;
-            next_row += num_scored(feed);
-            if let Err(error) = self.score(feed, logits, first_row) {
-                *result = Err(error);
-                next_row += usize::from(!matches!(feed.input, FeedInput::Chunk(_)));
-                continue;
-            }
-            if matches!(feed.input, FeedInput::Chunk(_)) {
-                feed.sequence.settle(None);
-                continue;
-            }
-            let row = next_row;
-            next_row += 1;
-            let mask = match feed.grammar.as_ref().and_then(|_| masks.next()) {
-                None => feed.forced.map(TokenMask::Forced),
-                Some(Ok(Some(mask))) => {
-                    Some(feed.forced.filter(|&id| mask.allows(id)).map_or(mask, TokenMask::Forced))
-                }
-                Some(not_sampled) => {
+            let samples = !matches!(feed.input, FeedInput::Chunk(_));
+            let row = first_row + num_scored(feed);
+            next_row = row + usize::from(samples) + feed.drafted.len();
+            let mask = feed.grammar.as_ref().filter(|_| samples).and_then(|_| masks.next());
+            let sampled = match self.score(feed, first_row) {
+                Ok(()) if samples => self.sample_row(feed, mask, row),
+                Ok(()) => {
                     feed.sequence.settle(None);
-                    *result = not_sampled.map(drop).map_err(Error::Grammar);
-                    continue;
+                    Ok(())
                 }
+                Err(error) => Err(error),
             };
-            let start = feed.sequence.turn();
-            let turn = Turn {
-                tokens: feed.sequence.resident().tokens(),
-                generated_from: start.generated_from,
-                seed: start.seed,
-                logprobs: start.logprobs,
-                mask: mask.as_ref(),
-            };
-            match self.sampler.sample(logits.row(row), feed.sampling, &turn) {
-                Ok(token) => feed.sequence.settle(Some(token)),
-                Err(error) => *result = Err(error),
-            }
+            *result = sampled.map(|()| DraftedRows { next: row + 1 });
         }
     }
 
+    /// Samples the token after the feed's last known one, whose logits are the row `row` of the last step.
+    ///
+    /// # Errors
+    /// As [`Executor::step`].
+    pub fn sample_drafted(&mut self, feed: &mut SequenceFeed<'_>, row: usize) -> Result<()> {
+        let mask = feed.grammar.as_deref_mut().map(GrammarState::mask);
+        self.sample_row(feed, mask, row)
+    }
+
+    /// Samples from a row of logits; `mask` is what the feed's grammar allows.
+    fn sample_row(
+        &mut self,
+        feed: &mut SequenceFeed<'_>,
+        mask: Option<Result<Option<TokenMask>, GrammarError>>,
+        row: usize,
+    ) -> Result<()> {
+        let mask = match mask {
+            None => feed.forced.map(TokenMask::Forced),
+            Some(Ok(Some(mask))) => {
+                Some(feed.forced.filter(|&id| mask.allows(id)).map_or(mask, TokenMask::Forced))
+            }
+            Some(not_sampled) => {
+                feed.sequence.settle(None);
+                return not_sampled.map(drop).map_err(Error::Grammar);
+            }
+        };
+        let start = feed.sequence.turn();
+        let turn = Turn {
+            tokens: feed.sequence.known(),
+            generated_from: start.generated_from,
+            seed: start.seed,
+            logprobs: start.logprobs,
+            mask: mask.as_ref(),
+        };
+        let token = self.sampler.sample(self.logits.row(row), feed.sampling, &turn)?;
+        feed.sequence.settle(Some(token));
+        Ok(())
+    }
+
     /// Stores the log-probabilities of `following`, from the logits of the rows from `first_row` on.
-    fn score(&mut self, feed: &mut SequenceFeed<'_>, logits: &Logits, first_row: usize) -> Result<()> {
+    fn score(&mut self, feed: &mut SequenceFeed<'_>, first_row: usize) -> Result<()> {
         let Some(Scores { following, num_alternatives, found }) = &mut feed.scores else { return Ok(()) };
         for (index, &id) in following.iter().enumerate() {
-            found.push(self.sampler.score(logits.row(first_row + index), id, *num_alternatives)?);
+            found.push(self.sampler.score(self.logits.row(first_row + index), id, *num_alternatives)?);
         }
         Ok(())
     }
@@ -192,7 +224,7 @@ fn num_scored(feed: &SequenceFeed<'_>) -> usize {
 /// vocabulary of 150 000, 1 microsecond for a known lexer state, tens of them on average.
 fn masks(
     feeds: &mut [SequenceFeed<'_>],
-    results: &[Result<()>],
+    results: &[Result<DraftedRows>],
 ) -> Vec<Result<Option<TokenMask>, GrammarError>> {
     let sampled = feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok());
     let sampled = sampled.filter(|(feed, _)| !matches!(feed.input, FeedInput::Chunk(_)));
@@ -224,7 +256,11 @@ fn append_rows(
     };
     let start = feed.sequence.position();
     let exhausted = |_| Error::Backend("no KV page is free".to_owned());
-    let copies = feed.sequence.begin_feed(tokens).map_err(exhausted)?;
+    let all: Cow<'_, [u32]> = match feed.drafted {
+        [] => Cow::Borrowed(tokens),
+        drafted => Cow::Owned([tokens, drafted].concat()),
+    };
+    let copies = feed.sequence.begin_feed(&all, feed.drafted.len()).map_err(exhausted)?;
     free_dropped(model, feed.sequence.resident().table().pool());
     for copy in copies {
         guarded(|| model.copy_page(copy.from, copy.to))?;
@@ -232,10 +268,10 @@ fn append_rows(
     let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, FeedInput::Chunk(_)));
     let num_scored = num_scored(feed);
     let row = |(index, &token)| {
-        let wants_logits = Some(index) == last || index < num_scored;
+        let wants_logits = last.is_some_and(|last| index >= last) || index < num_scored;
         Row { token, position: start + index, sequence, wants_logits }
     };
-    rows.extend(tokens.iter().enumerate().map(row));
+    rows.extend(all.iter().enumerate().map(row));
     Ok(())
 }
 

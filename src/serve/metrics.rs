@@ -177,6 +177,8 @@ struct TurnMetrics {
     cached_tokens: PerEngine<Counter>,
     restored_tokens: PerEngine<Counter>,
     generated_tokens: PerEngine<Counter>,
+    drafted_tokens: PerEngine<Counter>,
+    accepted_tokens: PerEngine<Counter>,
     first_token: Times,
     inter_token: Times,
     total: Times,
@@ -195,6 +197,8 @@ impl TurnMetrics {
             cached_tokens: Family::default(),
             restored_tokens: Family::default(),
             generated_tokens: Family::default(),
+            drafted_tokens: Family::default(),
+            accepted_tokens: Family::default(),
             first_token: latency(),
             inter_token: Times::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
             total: latency(),
@@ -207,8 +211,14 @@ impl TurnMetrics {
     /// Shows what there is of an engine before it has done anything, so that rates begin at 0.
     fn begin(&self, engine: usize) {
         let labels = EngineLabels { engine: engine.to_string() };
-        let counts =
-            [&self.prompt_tokens, &self.cached_tokens, &self.restored_tokens, &self.generated_tokens];
+        let counts = [
+            &self.prompt_tokens,
+            &self.cached_tokens,
+            &self.restored_tokens,
+            &self.generated_tokens,
+            &self.drafted_tokens,
+            &self.accepted_tokens,
+        ];
         counts.iter().for_each(|count| drop(count.get_or_create(&labels)));
         let times =
             [&self.first_token, &self.inter_token, &self.total, &self.queue, &self.prefill, &self.decode];
@@ -235,6 +245,8 @@ impl TurnMetrics {
         count(&self.prompt_tokens, usage.prompt_tokens);
         count(&self.cached_tokens, usage.cached_tokens);
         count(&self.generated_tokens, usage.completion_tokens);
+        count(&self.drafted_tokens, usage.drafted_tokens);
+        count(&self.accepted_tokens, usage.accepted_tokens);
         let observe =
             |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
         timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
@@ -370,6 +382,19 @@ impl Metrics {
         r.register("vllm:prefix_cache_hits", "Prompt tokens that were reused", turns.cached_tokens.clone());
         r.register("vllm:prompt_tokens", "Prompt tokens, reused ones included", turns.prompt_tokens.clone());
         r.register("vllm:generation_tokens", "Generated tokens", turns.generated_tokens.clone());
+        let drafts = [
+            (
+                "vllm:spec_decode_num_draft_tokens",
+                "Tokens computed before they were sampled",
+                &turns.drafted_tokens,
+            ),
+            (
+                "vllm:spec_decode_num_accepted_tokens",
+                "Those of them that were sampled then",
+                &turns.accepted_tokens,
+            ),
+        ];
+        drafts.into_iter().for_each(|(name, help, counter)| r.register(name, help, counter.clone()));
         r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
         let mut time = |name: &str, help: &str, times: &Times| r.register(name, help, times.clone());
         time("vllm:time_to_first_token_seconds", "From submission to the first token", &turns.first_token);

@@ -133,7 +133,7 @@ mod tests {
             time_to_first_token: Some(Duration::from_millis(150)),
             total: Duration::from_millis(total_ms),
         };
-        let usage = Usage { prompt_tokens: 10, cached_tokens: 6, completion_tokens: 5 };
+        let usage = Usage { prompt_tokens: 10, cached_tokens: 6, completion_tokens: 5, ..Usage::default() };
         let outcome = Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1 };
         let session = Some("a b\n".to_owned());
         FinishedTurn {

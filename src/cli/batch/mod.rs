@@ -100,11 +100,15 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
 
 /// `--stats`: the tokens of all rows of this run.
 fn stats(counts: &Counts, time: Duration) -> String {
-    let Usage { prompt_tokens, cached_tokens, completion_tokens } = counts.usage;
+    let Usage { prompt_tokens, cached_tokens, completion_tokens, drafted_tokens, accepted_tokens } =
+        counts.usage;
+    let drafts =
+        (drafted_tokens > 0).then(|| format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"));
+    let drafts = drafts.unwrap_or_default();
     let rate = completion_tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
     format!(
         "prefill      {prompt_tokens} tokens, {cached_tokens} cached\n\
-         decode       {completion_tokens} tokens\n\
+         decode       {completion_tokens} tokens{drafts}\n\
          total        {:.1} s, {rate:.1} generated tok/s with everything",
         time.as_secs_f64()
     )
@@ -161,6 +165,8 @@ impl Counts {
     fn add(&mut self, usage: &Usage) {
         self.usage.prompt_tokens += usage.prompt_tokens;
         self.usage.cached_tokens += usage.cached_tokens;
+        self.usage.drafted_tokens += usage.drafted_tokens;
+        self.usage.accepted_tokens += usage.accepted_tokens;
         self.usage.completion_tokens += usage.completion_tokens;
     }
 }

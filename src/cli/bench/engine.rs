@@ -27,7 +27,7 @@ use crate::runtime::load::{Device, ModelFiles, kernels_name, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
     EngineClient, EngineConfig, EngineSessionName, EngineSpec, Error, Event, Limits, Outcome, Request,
-    StopHandle,
+    Speculation, StopHandle,
 };
 
 /// Interval for polling signals while the engine is silent.
@@ -43,6 +43,7 @@ pub struct Recipe {
     /// Name in results.
     pub name: String,
     pub step_tokens: Option<usize>,
+    pub speculation: Speculation,
     /// Tokens of a sequence.
     pub context: usize,
     /// Sequences at once.
@@ -526,6 +527,7 @@ fn start(
         keeps_sessions: disk.is_some(),
         kv_memory: None,
         kv_disk: None,
+        speculation: recipe.speculation,
         sharing: Sharing::default(),
     };
     let options = load::options(&recipe.model, asked, terminal)?;
@@ -533,6 +535,7 @@ fn start(
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
     config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
     config.max_running = recipe.sequences;
+    config.speculation = recipe.speculation;
     config.max_sessions = recipe.sequences + recipe.depths + 1;
     let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
     check_memory(&spec)?;

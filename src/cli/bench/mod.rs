@@ -30,7 +30,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, WeightDtype};
+use super::args::{CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, SpeculateArg, WeightDtype};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::{Output, OutputError};
@@ -172,6 +172,10 @@ pub struct EngineSweepArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,
           value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
     pub step_tokens: Vec<usize>,
+
+    /// Tokens computed before they are sampled (default: off, because a test's text is made up)
+    #[arg(long, value_name = "FROM", hide_short_help = true)]
+    pub speculate: Option<SpeculateArg>,
 
     /// Context size in tokens (default: what the largest test needs)
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
@@ -396,6 +400,7 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
         model: ModelArgs { ctx: Some(context), device: args.engine.device, ..model },
         name,
         step_tokens: None,
+        speculation: args.engine.speculate.unwrap_or(SpeculateArg::Off).into(),
         context,
         sequences: cases.iter().map(|case| case.sequences).max().unwrap_or(1),
         depths: depths.len(),

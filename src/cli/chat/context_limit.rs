@@ -321,7 +321,12 @@ impl Chat<'_> {
                 true => turn.generated.clone(),
                 false => self.ids_of(message)?,
             };
-            let usage = Usage { prompt_tokens: 0, cached_tokens: 0, completion_tokens: generated.len() };
+            let usage = Usage {
+                prompt_tokens: 0,
+                cached_tokens: 0,
+                completion_tokens: generated.len(),
+                ..Usage::default()
+            };
             let seed = turn.sampling.seed.unwrap_or_default();
             let outcome = Outcome { finish: turn.finish.clone(), usage, timings: Timings::default(), seed };
             let sampling = turn.sampling.clone();

@@ -88,8 +88,12 @@ mod tests {
         let mut pace = ThroughputEstimate::of("m", state.clone());
         assert_eq!(pace.time(100), None);
         let timings = Timings { prefill: Duration::from_secs(2), ..Timings::default() };
-        let usage =
-            |prompt_tokens, cached_tokens| Usage { prompt_tokens, cached_tokens, completion_tokens: 1 };
+        let usage = |prompt_tokens, cached_tokens| Usage {
+            prompt_tokens,
+            cached_tokens,
+            completion_tokens: 1,
+            ..Usage::default()
+        };
         pace.note(&usage(100, 0), &timings);
         assert_eq!(pace.time(100), None, "too few to tell");
         pace.note(&usage(1000, 600), &timings);

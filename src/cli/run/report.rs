@@ -452,8 +452,16 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
         ),
     ];
     lines.extend(started.map(|started| reuse(started, llm)));
+    let Usage { drafted_tokens, accepted_tokens, .. } = usage;
+    let drafts =
+        (*drafted_tokens > 0).then(|| format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"));
     lines.extend([
-        format!("decode       {} tokens{}", usage.completion_tokens, rate(timings.decode_rate(usage))),
+        format!(
+            "decode       {} tokens{}{}",
+            usage.completion_tokens,
+            rate(timings.decode_rate(usage)),
+            drafts.unwrap_or_default()
+        ),
         format!("first token  {first}, total {:.1} ms", ms(timings.total)),
         format!("context      {} of {} tokens ({percent:.1}%)", used(usage), info.context_tokens),
         format!("finish       {finish}"),

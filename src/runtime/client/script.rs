@@ -56,7 +56,7 @@ pub fn saying(text: &str, prompt_tokens: usize, finish: Finish) -> Vec<Event> {
         Event::Text { text: c.to_string(), tokens: vec![Token { id, logprob }] }
     };
     let completion_tokens = text.chars().count();
-    let usage = Usage { prompt_tokens, cached_tokens: 0, completion_tokens };
+    let usage = Usage { prompt_tokens, completion_tokens, ..Usage::default() };
     let timings = Timings {
         prefill: Duration::from_millis(10),
         decode: Duration::from_millis(20),

@@ -5,12 +5,14 @@
 //! before the end, unless it belongs to the stop string that ended the generation. Dropping a generation
 //! frees its pages unless a session takes the sequence, which then ends where the delivered text ends. Tokens
 //! that a grammar forces are delivered at once and computed in one chunk with the token before them. If
-//! log-probabilities are wanted they are computed one by one, with the same result.
+//! log-probabilities are wanted they are sampled one by one, with the same result. Between steps a generation
+//! is as if nothing had ever been drafted.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use super::speculate::{DraftOffer, DraftText, Drafting, Drafts};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
@@ -21,8 +23,8 @@ use crate::runtime::request::{
 };
 use crate::runtime::sample::draw_seed;
 use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
-use crate::runtime::spec::EngineSpec;
-use crate::runtime::step::{FeedInput, Scores, SequenceFeed};
+use crate::runtime::spec::{EngineSpec, Speculation};
+use crate::runtime::step::{DraftedRows, Executor, FeedInput, Scores, SequenceFeed};
 use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// Prompt tokens per step when their log-probabilities are wanted: each takes a row of logits as long as the
@@ -62,6 +64,7 @@ pub struct Generation {
     /// The token sampled last and the tokens forced after it. All are delivered; the last ones are still to
     /// be computed.
     forced: Vec<u32>,
+    drafts: Drafts,
     /// Log-probabilities of prompt tokens, not delivered yet.
     scores: Vec<Logprob>,
     utf8: Utf8Stream,
@@ -106,6 +109,7 @@ impl Generation {
             reasoning: request.reasoning.clone().map(ReasoningWatch::new),
             closing: VecDeque::new(),
             forced: Vec::new(),
+            drafts: Drafts::default(),
             scores: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
@@ -224,14 +228,24 @@ impl Generation {
         Some(name)
     }
 
-    /// Returns the most bytes of KV that feeding `rows` takes.
+    /// Returns the most bytes of KV that feeding `rows` and the draft takes.
     pub fn bytes_needed(&self, rows: usize) -> usize {
         let left = self.rows_left().max(1);
-        self.sequence.resident().table().bytes_needed(rows.min(left))
+        self.sequence.resident().table().bytes_needed(rows.min(left) + self.drafts.tokens().len())
+    }
+
+    /// Returns whether the answer has begun and its next token is sampled in a step with `rows` of its rows.
+    pub fn samples(&self, rows: usize) -> bool {
+        rows > 0 && self.sequence.pending().is_some() && rows >= self.rows_left()
+    }
+
+    /// Returns how many tokens were drafted, and how many of them were accepted.
+    pub fn draft_totals(&self) -> (usize, usize) {
+        self.drafts.totals()
     }
 
     /// Returns the input of the next step: `rows` tokens of the prompt or of forced ones, or the pending
-    /// token.
+    /// token, and the draft.
     pub fn feed(&mut self, rows: usize) -> SequenceFeed<'_> {
         let left = self.rows_left();
         let scored = self.request.prompt_logprobs.filter(|_| self.prompt_left() > 0);
@@ -251,6 +265,7 @@ impl Generation {
         SequenceFeed {
             sequence: &mut self.sequence,
             input,
+            drafted: self.drafts.tokens(),
             sampling: &self.request.sampling,
             grammar,
             forced: self.closing.front().copied(),
@@ -258,10 +273,12 @@ impl Generation {
         }
     }
 
-    /// Handles a step that succeeded. Returns true if it ended the generation.
+    /// Handles a step that succeeded, and samples from `drafted` rows as far as the draft holds. Returns true
+    /// if it ended the generation.
     pub fn advance(
         &mut self,
-        spec: &EngineSpec,
+        executor: &mut Executor,
+        drafted: DraftedRows,
         vocabulary: &dyn Vocabulary,
         events: &mut EngineEvents,
     ) -> bool {
@@ -273,18 +290,58 @@ impl Generation {
             let logprobs = std::mem::take(&mut self.scores);
             self.emit(events, Event::Prompt { logprobs });
         }
-        let ended = match self.sequence.pending().cloned() {
-            Some(token) => self.accept_with_forced(token, spec, vocabulary, events),
-            None if self.max_tokens == 0 && self.prompt_left() == 0 => Ok(Some(Finish::MaxTokens)),
-            None if self.is_complete() => Ok(Some(Finish::Complete)),
-            None => Ok(None),
-        };
+        let ended = self.accept_sampled(executor, drafted, vocabulary, events);
+        self.sequence.discard_drafted();
         match ended {
             Ok(None) => return false,
             Ok(Some(finish)) => self.finish(finish, events),
             Err(error) => self.fail(error, events),
         }
         true
+    }
+
+    /// Accepts the sampled token, and samples and accepts further ones while the draft holds.
+    fn accept_sampled(
+        &mut self,
+        executor: &mut Executor,
+        drafted: DraftedRows,
+        vocabulary: &dyn Vocabulary,
+        events: &mut EngineEvents,
+    ) -> Result<Option<Finish>> {
+        let (mut next_row, mut num_accepted) = (drafted.next, 0);
+        loop {
+            let Some(token) = self.sequence.pending().cloned() else {
+                self.drafts.end(num_accepted, false);
+                return Ok(self.end_without_token());
+            };
+            let ended = self.accept_with_forced(token, executor.spec(), vocabulary, events)?;
+            let num_foreseen = self.sequence.num_foreseen(&self.forced);
+            num_accepted += num_foreseen;
+            if ended.is_some() || num_foreseen < self.forced.len() {
+                self.drafts.end(num_accepted, ended.is_none());
+                return Ok(ended);
+            }
+            self.sequence.confirm(num_foreseen);
+            next_row += num_foreseen;
+            let mut feed = SequenceFeed {
+                sequence: &mut self.sequence,
+                input: FeedInput::Pending,
+                drafted: &[],
+                sampling: &self.request.sampling,
+                grammar: self.grammar.as_mut(),
+                forced: self.closing.front().copied(),
+                scores: None,
+            };
+            executor.sample_drafted(&mut feed, next_row - 1)?;
+        }
+    }
+
+    /// Returns why a step ends the generation that sampled no token; `None` if it goes on.
+    fn end_without_token(&self) -> Option<Finish> {
+        if self.max_tokens == 0 && self.prompt_left() == 0 {
+            return Some(Finish::MaxTokens);
+        }
+        self.is_complete().then_some(Finish::Complete)
     }
 
     /// Accepts a sampled token, and tokens that the grammar forces after it.
@@ -391,6 +448,8 @@ impl Generation {
             prompt_tokens: self.request.prompt.len() - self.prompt_left(),
             cached_tokens: self.num_cached,
             completion_tokens: self.num_generated,
+            drafted_tokens: self.drafts.totals().0,
+            accepted_tokens: self.drafts.totals().1,
         };
         let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
         self.emit(events, Event::Done(outcome));
@@ -415,6 +474,7 @@ impl Generation {
     /// Returns the sequence for the session. If a stop string cut the text, the sequence is cut to the
     /// delivered text.
     pub fn into_sequence(mut self, can_rewind: bool) -> Sequence {
+        self.sequence.discard_drafted();
         self.sequence.clear_pending();
         if self.stop.hit().is_some() && can_rewind {
             let num_said = self.delivered.ends.partition_point(|&end| end <= self.delivered.num_delivered);
@@ -428,6 +488,30 @@ impl Generation {
 
     fn emit(&self, events: &mut EngineEvents, event: Event) {
         events.push((self.id, event));
+    }
+}
+
+impl Drafting for Generation {
+    /// Drafts no token that the limit on generated tokens rules out, so that the bytes promised suffice.
+    fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
+        let most = most.min(self.max_tokens.saturating_sub(self.num_generated + 1));
+        let Self { request, sequence, grammar, closing, forced, drafts, .. } = self;
+        let forced_next = grammar.iter().flat_map(GrammarState::forced_tokens);
+        let foreseen = closing.iter().copied().chain(forced_next.filter(|_| closing.is_empty()));
+        let resident = sequence.known();
+        let num_known = request.prompt.len() + self.num_generated;
+        let following = &forced[forced.len() - (num_known - resident.len())..];
+        let text = DraftText {
+            prediction: &request.prediction,
+            prompt_len: request.prompt.len(),
+            resident,
+            following,
+        };
+        if most == 0 { None } else { drafts.propose(mode, most, foreseen, text) }
+    }
+
+    fn keep_draft(&mut self, len: usize) {
+        self.drafts.keep(len);
     }
 }
 

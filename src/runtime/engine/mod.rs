@@ -12,6 +12,7 @@ mod generation;
 mod queue;
 mod schedule;
 mod sessions;
+mod speculate;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
 use crate::runtime::sequence::{Resumed, Sequence};
 use crate::runtime::session::{CheckedOut, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
-use crate::runtime::step::{Executor, SequenceFeed};
+use crate::runtime::step::{DraftedRows, Executor, SequenceFeed};
 use crate::runtime::text::Vocabulary;
 
 pub use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
@@ -37,6 +38,7 @@ use queue::RequestQueue;
 pub use schedule::MAX_BYPASSES;
 use schedule::{Budget, RunningRequest, StepPlan};
 pub use sessions::SessionDetail;
+use speculate::Speculator;
 
 /// Runs requests and sessions on one model.
 pub struct Engine {
@@ -47,6 +49,7 @@ pub struct Engine {
     queue: RequestQueue,
     running: Vec<Generation>,
     disk: Option<KvDisk>,
+    speculator: Speculator,
     events: EngineEvents,
     num_submitted: u64,
     schedule_clock: u64,
@@ -79,6 +82,7 @@ impl Engine {
         let pool = if has_index { PagePool::new } else { PagePool::without_index };
         Ok(Self {
             pool: pool(&spec.model.groups, spec.kv_memory),
+            speculator: Speculator::new(spec.config.speculation, &spec.model),
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
@@ -189,8 +193,7 @@ impl Engine {
         );
         self.queue.announce(&mut self.events);
         self.note_scheduled(&plan.rows);
-        let results = self.forward(&plan);
-        self.deliver(&plan, results);
+        self.compute(&plan);
         if let Some(ttl) = self.spec().config.session_ttl {
             self.sessions.expire(now, ttl);
         }
@@ -258,7 +261,26 @@ impl Engine {
         checked_out.resume(&self.pool, self.executor.spec(), generation.prompt(), num_indexed)
     }
 
-    fn forward(&mut self, plan: &StepPlan) -> Vec<Result<()>> {
+    /// Drafts, runs the model and delivers.
+    fn compute(&mut self, plan: &StepPlan) {
+        let (num_rows, most_rows) = (plan.rows.iter().sum(), self.spec().config.step_tokens);
+        let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
+        let mut generating: Vec<&mut Generation> = fed
+            .filter(|(generation, rows)| generation.samples(**rows))
+            .map(|(generation, _)| generation)
+            .collect();
+        let has_prompts = generating.len() < plan.rows.iter().filter(|&&rows| rows > 0).count();
+        let num_drafted = self.speculator.draft(&mut generating, num_rows, most_rows);
+        let begun = Instant::now();
+        let results = self.forward(plan);
+        let took = begun.elapsed();
+        let num_accepted = self.deliver(plan, results);
+        if num_rows > 0 && !has_prompts {
+            self.speculator.learn(num_rows, num_drafted, num_accepted, took);
+        }
+    }
+
+    fn forward(&mut self, plan: &StepPlan) -> Vec<Result<DraftedRows>> {
         let fed = self.running.iter().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
         self.make_room(fed.map(|(generation, &rows)| generation.bytes_needed(rows)).sum());
         let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
@@ -271,25 +293,31 @@ impl Engine {
         while self.pool.free_bytes() < num_bytes && self.sessions.evict_oldest() {}
     }
 
-    fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<()>>) {
-        let mut results = results.into_iter();
+    /// Delivers what a step computed. Returns the number of drafted tokens that were accepted.
+    fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<DraftedRows>>) -> usize {
+        let (mut results, mut num_accepted) = (results.into_iter(), 0);
         let stepped = std::mem::take(&mut self.running);
         for (mut generation, &rows) in stepped.into_iter().zip(&plan.rows) {
             let result = if rows == 0 { None } else { results.next() };
+            let (_, accepted_before) = generation.draft_totals();
             let ended = match result {
                 None => false,
-                Some(Ok(())) => generation.advance(self.executor.spec(), &*self.vocabulary, &mut self.events),
+                Some(Ok(drafted)) => {
+                    generation.advance(&mut self.executor, drafted, &*self.vocabulary, &mut self.events)
+                }
                 Some(Err(error)) => {
                     generation.fail(error, &mut self.events);
                     true
                 }
             };
+            num_accepted += generation.draft_totals().1 - accepted_before;
             if ended {
                 self.retire(generation);
             } else {
                 self.running.push(generation);
             }
         }
+        num_accepted
     }
 
     /// Returns the sequence of an ended request to its session, if it has one.

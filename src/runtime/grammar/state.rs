@@ -61,6 +61,11 @@ impl GrammarState {
         self.forced.front().copied()
     }
 
+    /// Iterates over the next tokens, as far as only one is allowed each time.
+    pub fn forced_tokens(&self) -> impl Iterator<Item = u32> {
+        self.forced.iter().copied()
+    }
+
     /// Returns the tokens that may come next; `None` for a complete answer.
     ///
     /// # Errors

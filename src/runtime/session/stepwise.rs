@@ -123,12 +123,13 @@ impl Session {
         let mut feeds = [SequenceFeed {
             sequence: &mut self.sequence,
             input,
+            drafted: &[],
             sampling,
             grammar: None,
             forced: None,
             scores: None,
         }];
-        executor.step(&mut feeds).pop().expect("one result per feed")
+        executor.step(&mut feeds).pop().expect("one result per feed").map(drop)
     }
 
     /// Rewinds to `position` resident tokens and drops the pending one.

@@ -231,6 +231,7 @@ impl AnswerStream {
             prompt_tokens: started.map_or(0, |started| started.prompt_tokens),
             cached_tokens: started.map_or(0, |started| started.reuse.cached_tokens),
             completion_tokens: self.tokens.len(),
+            ..Usage::default()
         };
         let seed = started.map_or(0, |started| started.seed);
         Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed }

@@ -152,7 +152,7 @@ impl RunningUsage {
     pub fn write(&self, chunk: &mut Map<String, Value>) {
         let Self { streaming, prompt_tokens, completion_tokens } = *self;
         if streaming.usage_in_all {
-            let usage = Usage { prompt_tokens, completion_tokens, cached_tokens: 0 };
+            let usage = Usage { prompt_tokens, completion_tokens, ..Usage::default() };
             let mut usage = answer::usage(&usage);
             // The last chunk has the cached tokens.
             usage.as_object_mut().map(|members| members.shift_remove("prompt_tokens_details"));
@@ -194,7 +194,8 @@ impl IntoResponseParts for PlacedHeader {
 
 pub fn usage(totals: &Totals) -> Value {
     let mut usage = answer::usage(&totals.usage);
-    usage["completion_tokens_details"] = json!({"reasoning_tokens": totals.num_reasoning_tokens});
+    let details = &mut usage["completion_tokens_details"];
+    details["reasoning_tokens"] = totals.num_reasoning_tokens.into();
     usage
 }
 

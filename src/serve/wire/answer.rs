@@ -39,13 +39,22 @@ pub fn call_json(call: &AnsweredCall) -> Value {
     tool_call_json(&ToolCall { id: Some(call.id.clone()), name: call.name.clone(), arguments })
 }
 
+/// Writes the usage. Drafted tokens appear only if there are any: clients of old know no such members, and a count
+/// that depends on measured times stays out of answers that were computed one by one.
 pub fn usage(usage: &Usage) -> Value {
-    json!({
+    let mut json = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
+    });
+    if usage.drafted_tokens > 0 {
+        json["completion_tokens_details"] = json!({
+            "accepted_prediction_tokens": usage.accepted_tokens,
+            "rejected_prediction_tokens": usage.drafted_tokens.saturating_sub(usage.accepted_tokens),
+        });
+    }
+    json
 }
 
 fn finite(logprob: f32) -> f32 {

@@ -6,6 +6,7 @@ use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load;
 use crate::cli::terminal::Terminal;
+use crate::runtime::Speculation;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::EngineSlot;
 use crate::serve::lifecycle::Lifecycle;
@@ -70,8 +71,14 @@ pub fn start(
         max_sessions: parallel,
         session_ttl: None,
     };
-    let asked =
-        EngineOptions { warm_resume: true, keeps_sessions: false, kv_memory: None, kv_disk: None, sharing };
+    let asked = EngineOptions {
+        warm_resume: true,
+        keeps_sessions: false,
+        kv_memory: None,
+        kv_disk: None,
+        speculation: Speculation::Off,
+        sharing,
+    };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
     let model = texts.into_served(None);

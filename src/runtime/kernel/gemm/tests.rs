@@ -60,6 +60,12 @@ pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+thread_local! {
+    /// Where a test's weights are packed. An arena for each would map 128 MiB for each, and qemu keeps a record of every
+    /// page that was ever mapped.
+    static ARENA: Arena = Arena::default();
+}
+
 struct GemmCase {
     dtype: Dtype,
     shape: [usize; 2],
@@ -73,16 +79,17 @@ impl GemmCase {
         GemmCase { dtype, shape: [n, k], weights, x: random.values(m * k) }
     }
 
-    fn product(&self, variant: Variant, rows: Range<usize>, pool: &Pool) -> Vec<f32> {
+    fn packed(&self, pool: &Pool) -> Packed {
+        let source = MatrixSource::new(self.dtype, self.shape, &self.weights);
+        ARENA.with(|arena| Packed::pack(&source, arena, pool)).unwrap().unwrap()
+    }
+
+    fn product(&self, packed: &Packed, variant: Variant, rows: Range<usize>, pool: &Pool) -> Vec<f32> {
         let [n, k] = self.shape;
-        let packed =
-            Packed::pack(&MatrixSource::new(self.dtype, self.shape, &self.weights), &Arena::default(), pool)
-                .unwrap()
-                .unwrap();
         let mut x = Activations::default();
         x.quantize(isa::isa(), &self.x[rows.start * k..rows.end * k], k, pool);
         let mut out = vec![f32::NAN; n * rows.len()];
-        matmul_by(variant, &x, [(&packed, &mut out[..])], pool);
+        matmul_by(variant, &x, [(packed, &mut out[..])], pool);
         out
     }
 }
@@ -108,7 +115,7 @@ fn the_scalar_twin_agrees_with_double_precision() {
     for dtype in ALL {
         for &k in lengths(dtype) {
             let case = GemmCase::new(dtype, [19, k], 3, &mut random);
-            let out = case.product(Variant::Scalar, 0..3, &pool);
+            let out = case.product(&case.packed(&pool), Variant::Scalar, 0..3, &pool);
             let mut w = vec![0.0; 19 * k];
             dequantize_row(dtype, &case.weights, &mut w);
             let mut x = Activations::default();
@@ -132,10 +139,11 @@ fn the_scalar_twin_agrees_with_double_precision() {
 /// Checks all variants and thread counts against the twin, for all rows together and each row alone.
 fn check(case: &GemmCase, m: usize, pools: &[Pool]) {
     let n = case.shape[0];
-    let expected = bits(&case.product(Variant::Scalar, 0..m, &pools[0]));
+    let packed = case.packed(&pools[0]);
+    let expected = bits(&case.product(&packed, Variant::Scalar, 0..m, &pools[0]));
     for variant in Variant::within(isa::isa()) {
         for pool in pools {
-            let got = bits(&case.product(variant, 0..m, pool));
+            let got = bits(&case.product(&packed, variant, 0..m, pool));
             assert!(
                 got == expected,
                 "{:?} {:?} m {m} {variant:?} {}",
@@ -145,7 +153,7 @@ fn check(case: &GemmCase, m: usize, pools: &[Pool]) {
             );
         }
         for row in [0, m / 2, m - 1] {
-            let got = bits(&case.product(variant, row..row + 1, &pools[0]));
+            let got = bits(&case.product(&packed, variant, row..row + 1, &pools[0]));
             assert!(
                 got == expected[row * n..(row + 1) * n],
                 "{:?} {:?} alone {variant:?}",
@@ -207,14 +215,7 @@ fn weights_of_any_formats_give_together_what_each_gives_alone() {
             .collect();
         let mut x = Activations::default();
         x.quantize(Isa::Scalar, &cases[0].x, 256, &pools[0]);
-        let packed = |case: &GemmCase| {
-            Packed::pack(
-                &MatrixSource::new(case.dtype, case.shape, &case.weights),
-                &Arena::default(),
-                &pools[0],
-            )
-        };
-        let weights: Vec<Packed> = cases.iter().map(|case| packed(case).unwrap().unwrap()).collect();
+        let weights: Vec<Packed> = cases.iter().map(|case| case.packed(&pools[0])).collect();
         let outputs = || cases.iter().map(|case| vec![f32::NAN; m * case.shape[0]]).collect::<Vec<_>>();
         let mut alone = outputs();
         for (w, out) in weights.iter().zip(&mut alone) {
@@ -238,8 +239,9 @@ fn a_broken_activation_spoils_its_own_row_only() {
     let pool = Pool::new(1).unwrap();
     let mut case = GemmCase::new(Dtype::Q4K, [16, 256], 9, &mut GemmRandom(3));
     case.x[256 + 40] = f32::INFINITY;
+    let packed = case.packed(&pool);
     for variant in Variant::within(isa::isa()) {
-        let out = case.product(variant, 0..9, &pool);
+        let out = case.product(&packed, variant, 0..9, &pool);
         for (row, out) in out.chunks(16).enumerate() {
             assert!(out.iter().all(|value| value.is_nan() == (row == 1)), "{variant:?} row {row}");
         }

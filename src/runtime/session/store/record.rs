@@ -347,6 +347,7 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
                 prompt_tokens: record.usage.prompt_tokens,
                 cached_tokens: record.usage.cached_tokens,
                 completion_tokens: record.usage.completion_tokens,
+                ..Usage::default()
             },
             started_ms: record.started_ms,
             finished_ms: record.finished_ms,
@@ -498,7 +499,7 @@ mod tests {
             splice_after: Some("<|im_start|>assistant\n".to_owned()),
             sampling,
             finish: Finish::Eos(2),
-            usage: Usage { prompt_tokens: 5, cached_tokens: 3, completion_tokens: 0 },
+            usage: Usage { prompt_tokens: 5, cached_tokens: 3, completion_tokens: 0, ..Usage::default() },
             started_ms: 1,
             finished_ms: u64::MAX,
         }

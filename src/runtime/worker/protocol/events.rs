@@ -97,6 +97,8 @@ impl EventEncoder {
             ttft_ms: timings.time_to_first_token.filter(|_| tells_reasons).map(ms),
             seed: tells_reasons.then_some(seed),
             finish: Some(finish).filter(|_| tells_reasons),
+            drafted_tokens: if self.detail == Detail::Events { usage.drafted_tokens } else { 0 },
+            accepted_tokens: if self.detail == Detail::Events { usage.accepted_tokens } else { 0 },
         }
     }
 }
@@ -140,6 +142,8 @@ impl DoneLine {
                 prompt_tokens: self.prompt_tokens,
                 cached_tokens: self.reused_prompt_tokens,
                 completion_tokens: self.completion_tokens,
+                drafted_tokens: self.drafted_tokens,
+                accepted_tokens: self.accepted_tokens,
             },
             timings: Timings {
                 queue: duration(self.queue_ms?)?,

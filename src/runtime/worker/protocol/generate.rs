@@ -58,6 +58,9 @@ pub struct Generate {
     pub grammar: Option<GrammarSource>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<ReasoningLimit>,
+    /// Tokens that the answer may consist of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prediction: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<f64>,
     /// Send every [`Event`] in full.
@@ -105,6 +108,7 @@ impl Default for Generate {
             stop_ids: Vec::new(),
             grammar: None,
             reasoning: None,
+            prediction: Vec::new(),
             deadline_ms: None,
             events: false,
         }
@@ -125,6 +129,7 @@ impl From<&Request> for Generate {
             markup,
             grammar,
             reasoning,
+            prediction,
             session,
         } = request;
         Self {
@@ -148,6 +153,7 @@ impl From<&Request> for Generate {
             stop_ids: limits.stop_ids.clone(),
             grammar: grammar.as_ref().map(|grammar| grammar.source().clone()),
             reasoning: reasoning.clone(),
+            prediction: prediction.clone(),
             deadline_ms: limits.deadline.map(ms),
             events: true,
         }
@@ -205,6 +211,7 @@ impl Generate {
             markup: self.markup.into(),
             grammar: self.grammar.as_ref().map(compile).transpose()?,
             reasoning: self.reasoning,
+            prediction: self.prediction,
             session: self.session_id,
         })
     }

@@ -254,6 +254,16 @@ pub struct DoneLine {
     pub seed: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish: Option<Finish>,
+    /// Tokens that were computed before they were sampled; 0 for calls without `events`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub drafted_tokens: usize,
+    /// Those of them that were sampled then.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub accepted_tokens: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -89,6 +89,7 @@ fn a_request_comes_out_as_it_went_in() {
             close: "</think>".to_owned(),
             closing: vec![7, 8],
         }),
+        prediction: vec![3, 1, 2],
         session: Some(named("a b/\u{1F600}")),
     });
     let seeded = Sampling { seed: Some(u64::MAX), ..Sampling::default() };
@@ -146,7 +147,13 @@ fn round_trip(event: Event) -> String {
 fn outcome(finish: Finish) -> Outcome {
     Outcome {
         finish,
-        usage: Usage { prompt_tokens: 10, cached_tokens: 4, completion_tokens: 3 },
+        usage: Usage {
+            prompt_tokens: 10,
+            cached_tokens: 4,
+            completion_tokens: 3,
+            drafted_tokens: 7,
+            accepted_tokens: 2,
+        },
         timings: Timings {
             queue: Duration::ZERO,
             prefill: Duration::from_nanos(1),

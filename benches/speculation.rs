@@ -1,0 +1,191 @@
+//! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL.gguf [threads=N] [runs=N] [lines=N]`.
+//!
+//! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
+//! its logits are then replaced by a script: a source file that is rewritten with small edits, and prose. Runs with and
+//! without drafts take turns; medians of tokens per second of decoding, and their ratio.
+#![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
+
+use std::sync::Arc;
+
+use llmctl::runtime::kv::PageRef;
+use llmctl::runtime::load::hub::{ModelSource, Resolved};
+use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions};
+use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
+use llmctl::runtime::text::Tokenizer;
+use llmctl::runtime::{Engine, EngineConfig, Event, Request, Result, Speculation, Usage};
+
+const SOURCE: &str = include_str!("../src/runtime/sample.rs");
+const PROSE: &str = include_str!("../ARCHITECTURE.md");
+
+/// A model whose sequence goes on as written, whatever it computes.
+struct Scripted {
+    model: Box<dyn Model>,
+    script: Vec<u32>,
+}
+
+impl Model for Scripted {
+    fn spec(&self) -> &ModelSpec {
+        self.model.spec()
+    }
+
+    fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
+        let mut logits = self.model.forward(batch)?;
+        let wanted = batch.rows.iter().filter(|row| row.wants_logits);
+        for (row, values) in wanted.zip(logits.values.chunks_exact_mut(logits.vocab_size)) {
+            let next = self.script.get(row.position + 1).copied().unwrap_or_default();
+            values[next as usize] = 1e9;
+        }
+        Ok(logits)
+    }
+
+    fn reuse(&mut self, logits: Logits) {
+        self.model.reuse(logits);
+    }
+
+    fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
+        self.model.copy_page(from, to)
+    }
+
+    fn free_page(&mut self, page_ref: PageRef) {
+        self.model.free_page(page_ref);
+    }
+
+    fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()> {
+        self.model.export_page(page_ref, out)
+    }
+
+    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
+        self.model.import_page(page_ref, bytes)
+    }
+}
+
+/// Cuts a text into words and signs, with an id for each by its content, so that any model's vocabulary serves.
+fn tokens(text: &str, vocab_size: usize) -> Vec<u32> {
+    let mut words: Vec<String> = Vec::new();
+    let mut last = ' ';
+    for c in text.chars() {
+        let goes_on =
+            (c.is_alphanumeric() && (last.is_alphanumeric() || last == ' ')) || (c == ' ' && last == ' ');
+        match words.last_mut().filter(|word| goes_on && word.len() < 8) {
+            Some(word) => word.push(c),
+            None => words.push(c.to_string()),
+        }
+        last = c;
+    }
+    let id = |word: &String| {
+        word.bytes().fold(17_u64, |hash, byte| hash.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte))
+    };
+    words.iter().map(|word| ((id(word) >> 7) % vocab_size as u64) as u32).collect()
+}
+
+/// A prompt and its answer.
+fn rewrite(lines: usize, vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
+    let source: Vec<&str> = SOURCE.lines().take(lines).collect();
+    let edit = |(index, line): (usize, &&str)| match index % 12 {
+        7 => line.replacen("self", "this", 1).replacen("let ", "let mut ", 1).replacen("the ", "each ", 1),
+        _ => (*line).to_owned(),
+    };
+    let edited: Vec<String> = source.iter().enumerate().map(edit).collect();
+    let prompt = format!("{}\n\nWrite this file again with small edits.\n", source.join("\n"));
+    (tokens(&prompt, vocab_size), tokens(&edited.join("\n"), vocab_size))
+}
+
+fn prose(vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
+    let text = tokens(PROSE, vocab_size);
+    (tokens("Describe how this program is made.", vocab_size), text[..text.len().min(1500)].to_vec())
+}
+
+/// Tokens per second of decoding, and what drafts came to.
+fn run(engine: &mut Engine, prompt: &[u32], answer: &[u32]) -> (f64, Usage) {
+    let mut request = Request { prompt: prompt.to_vec(), ..Request::default() };
+    request.limits.max_tokens = Some(answer.len());
+    engine.submit(request).expect("room");
+    let mut ids = Vec::new();
+    loop {
+        for (_, event) in engine.step() {
+            match event {
+                Event::Text { tokens, .. } => ids.extend(tokens.iter().map(|token| token.id)),
+                Event::Done(outcome) => {
+                    assert_eq!(ids, answer, "the script");
+                    return (outcome.timings.decode_rate(&outcome.usage).expect("tokens"), outcome.usage);
+                }
+                Event::Failed(error) => panic!("{error}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+struct Options {
+    model: String,
+    threads: usize,
+    runs: usize,
+    lines: usize,
+}
+
+fn options() -> Options {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut options = Options { model: String::new(), threads, runs: 3, lines: 300 };
+    for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
+        match arg.split_once('=') {
+            Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
+            Some(("runs", n)) => options.runs = n.parse().expect("runs=N"),
+            Some(("lines", n)) => options.lines = n.parse().expect("lines=N"),
+            _ => options.model = arg,
+        }
+    }
+    options
+}
+
+fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine {
+    let load_options = LoadOptions {
+        device: Device::Cpu(CpuOptions::new(options.threads)),
+        dtype: None,
+        quantize: None,
+        context: Some(script.len() + 64),
+        kv_type: KvType::F16,
+        kv_memory: None,
+        available_memory: None,
+    };
+    let resolved = Resolved::new(options.model.clone(), ModelSource::Gguf(options.model.clone().into()));
+    let loaded = load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads");
+    let vocabulary: Arc<Tokenizer> = loaded.texts.tokenizer;
+    let model = Box::new(Scripted { model: loaded.model, script: script.to_vec() });
+    let config = EngineConfig { speculation, ..EngineConfig::new(script.len() + 64, Vec::new()) };
+    Engine::new(model, vocabulary, config).expect("valid")
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    let options = options();
+    let probe = engine(&options, &[0; 64], Speculation::Off);
+    let vocab_size = probe.spec().vocab_size();
+    drop(probe);
+    for (name, (prompt, answer)) in
+        [("rewrite", rewrite(options.lines, vocab_size)), ("prose", prose(vocab_size))]
+    {
+        let script = [&prompt[..], &answer].concat();
+        let modes = [Speculation::Off, Speculation::Auto];
+        let mut engines = modes.map(|mode| engine(&options, &script, mode));
+        let mut rates = [Vec::new(), Vec::new()];
+        let mut usage = Usage::default();
+        for _ in 0..options.runs {
+            for (engine, rates) in engines.iter_mut().zip(&mut rates) {
+                let (rate, used) = run(engine, &prompt, &answer);
+                rates.push(rate);
+                usage = used;
+            }
+        }
+        let [off, auto] = rates.map(median);
+        let Usage { drafted_tokens, accepted_tokens, completion_tokens, .. } = usage;
+        println!(
+            "{name}: {off:.1} tok/s off, {auto:.1} tok/s auto, ratio {:.2}; {completion_tokens} tokens, {drafted_tokens} drafted, \
+             {accepted_tokens} accepted",
+            auto / off
+        );
+    }
+}

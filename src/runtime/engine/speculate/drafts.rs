@@ -1,0 +1,198 @@
+//! Drafts of one generation: where their tokens come from, how many were accepted, and how likely the next are.
+
+use super::allotment::DraftOffer;
+use super::ngram::NgramDrafter;
+use crate::runtime::spec::Speculation;
+
+/// Kinds of drafts whose acceptance is estimated apart: by the number of tokens that agree with an earlier
+/// place, and tokens that the request itself foresees.
+const NUM_KINDS: usize = 5;
+const FORESEEN: usize = NUM_KINDS - 1;
+
+/// Accepted and refused tokens that an estimate begins with, by kind.
+const PRIORS: [(f64, f64); NUM_KINDS] = [(1.0, 3.0), (2.0, 2.0), (3.0, 1.5), (4.0, 1.0), (99.0, 1.0)];
+
+/// Weight that each earlier draft keeps when another one was judged.
+const DECAY: f64 = 0.9;
+
+/// A source of drafts.
+pub trait Drafter {
+    /// Appends at most `most` tokens that may come next to `draft`. Returns the kind of the draft; `None`
+    /// without one.
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Option<usize>;
+}
+
+impl Drafter for NgramDrafter {
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Option<usize> {
+        match NgramDrafter::draft(self, most, draft) {
+            0 => None,
+            1..=2 => Some(0),
+            3..=4 => Some(1),
+            5..=11 => Some(2),
+            _ => Some(3),
+        }
+    }
+}
+
+/// Tokens that must come next as things stand: forced by a grammar, or closing the reasoning.
+#[derive(Debug)]
+pub struct Foreseen<I>(pub I);
+
+impl<I: Iterator<Item = u32>> Drafter for Foreseen<I> {
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Option<usize> {
+        draft.extend(self.0.by_ref().take(most));
+        (!draft.is_empty()).then_some(FORESEEN)
+    }
+}
+
+/// The draft of the next step and what became of those before.
+#[derive(Debug)]
+pub struct Drafts {
+    tokens: Vec<u32>,
+    kind: usize,
+    ngram: Option<NgramDrafter>,
+    /// Tokens of the sequence that the n-gram index has.
+    num_indexed: usize,
+    /// Accepted and refused tokens by kind, decayed.
+    judged: [(f64, f64); NUM_KINDS],
+    num_drafted: usize,
+    num_accepted: usize,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            tokens: Vec::new(),
+            kind: 0,
+            ngram: None,
+            num_indexed: 0,
+            judged: PRIORS,
+            num_drafted: 0,
+            num_accepted: 0,
+        }
+    }
+}
+
+impl Drafts {
+    /// Returns the draft of the next step.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Returns how many tokens were drafted, and how many of them were accepted.
+    pub fn totals(&self) -> (usize, usize) {
+        (self.num_drafted, self.num_accepted)
+    }
+
+    /// Drafts at most `most` tokens: from `foreseen`, else from the text, which is `prediction`, then the
+    /// sequence: `resident`, then `following`. `prompt_len` tokens of it are the prompt.
+    pub fn propose(
+        &mut self,
+        mode: Speculation,
+        most: usize,
+        foreseen: impl Iterator<Item = u32>,
+        text: DraftText<'_>,
+    ) -> Option<DraftOffer> {
+        self.tokens.clear();
+        let foreseen = match mode {
+            Speculation::Ngram => None,
+            _ => Foreseen(foreseen).draft(most, &mut self.tokens),
+        };
+        self.kind = match foreseen {
+            Some(kind) => kind,
+            None => {
+                self.catch_up(text);
+                Drafter::draft(self.ngram.as_mut()?, most, &mut self.tokens)?
+            }
+        };
+        let (accepted, refused) = self.judged[self.kind];
+        Some(DraftOffer { len: self.tokens.len(), acceptance: accepted / (accepted + refused) })
+    }
+
+    /// Adds all tokens to the n-gram index.
+    fn catch_up(&mut self, text: DraftText<'_>) {
+        let DraftText { prediction, prompt_len, resident, following } = text;
+        let prompt = &resident[..prompt_len.min(resident.len())];
+        let ngram = self.ngram.get_or_insert_with(|| NgramDrafter::new(prediction, prompt));
+        let num_resident = resident.len();
+        ngram.extend(&resident[self.num_indexed.min(num_resident)..]);
+        ngram.extend(&following[self.num_indexed.saturating_sub(num_resident).min(following.len())..]);
+        self.num_indexed = num_resident + following.len();
+    }
+
+    /// Keeps the first `len` tokens of the draft.
+    pub fn keep(&mut self, len: usize) {
+        self.tokens.truncate(len);
+    }
+
+    /// Ends the draft: its first `num_accepted` tokens were accepted. `is_judged` says whether the token after
+    /// them was refused, not left open by an end of the answer.
+    pub fn end(&mut self, num_accepted: usize, is_judged: bool) {
+        let num_drafted = std::mem::take(&mut self.tokens).len();
+        if num_drafted == 0 {
+            return;
+        }
+        self.num_drafted += num_drafted;
+        self.num_accepted += num_accepted;
+        let refused = f64::from(u8::from(is_judged && num_accepted < num_drafted));
+        let (accepted_before, refused_before) = &mut self.judged[self.kind];
+        *accepted_before = *accepted_before * DECAY + num_accepted as f64;
+        *refused_before = *refused_before * DECAY + refused;
+    }
+}
+
+/// The text that n-grams are looked up in.
+#[derive(Debug, Clone, Copy)]
+pub struct DraftText<'a> {
+    pub prediction: &'a [u32],
+    pub prompt_len: usize,
+    /// Tokens of the sequence with rows.
+    pub resident: &'a [u32],
+    /// Known tokens after them.
+    pub following: &'a [u32],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text<'a>(resident: &'a [u32], following: &'a [u32]) -> DraftText<'a> {
+        DraftText { prediction: &[], prompt_len: 4, resident, following }
+    }
+
+    #[test]
+    fn each_token_of_the_sequence_is_indexed_once() {
+        let mut drafts = Drafts::default();
+        let none = || std::iter::empty();
+        assert!(drafts.propose(Speculation::Auto, 4, none(), text(&[1, 2, 3, 4], &[9])).is_none());
+        assert!(drafts.propose(Speculation::Auto, 4, none(), text(&[1, 2, 3, 4, 9], &[1, 2])).is_some());
+        assert_eq!(drafts.tokens(), [3, 4, 9, 1]);
+        assert!(drafts.propose(Speculation::Auto, 4, none(), text(&[1, 2, 3, 4, 9, 1, 2], &[3])).is_some());
+        assert_eq!(drafts.tokens(), [4, 9, 1, 2]);
+    }
+
+    #[test]
+    fn the_estimate_follows_what_is_accepted() {
+        let mut drafts = Drafts::default();
+        let mut acceptance = |num_accepted| {
+            let resident = [1, 2, 3, 4, 5, 6, 1, 2];
+            let found = drafts.propose(Speculation::Ngram, 4, [7].into_iter(), text(&resident, &[]));
+            assert_eq!(drafts.tokens(), [3, 4, 5, 6], "foreseen tokens are another source");
+            drafts.end(num_accepted, true);
+            found.expect("a match").acceptance
+        };
+        let start = acceptance(4);
+        let good: Vec<f64> = (0..20).map(|_| acceptance(4)).collect();
+        let bad: Vec<f64> = (0..40).map(|_| acceptance(0)).collect();
+        assert!(start < good[19] && good[19] > 0.9 && bad[39] < 0.1, "{start} {good:?} {bad:?}");
+        assert_eq!(drafts.totals(), (61 * 4, 21 * 4));
+    }
+
+    #[test]
+    fn foreseen_tokens_come_first() {
+        let mut drafts = Drafts::default();
+        let found = drafts.propose(Speculation::Auto, 2, [7, 8, 9].into_iter(), text(&[1, 2], &[]));
+        assert!(found.is_some_and(|found| found.acceptance > 0.9));
+        assert_eq!(drafts.tokens(), [7, 8]);
+    }
+}

@@ -1,0 +1,340 @@
+//! Promise: speculation changes the speed of an answer and nothing else. With drafts of every length, right and wrong,
+//! tokens, log-probabilities, logits, ends, sessions and pages are bit by bit those of an engine that drafts nothing.
+
+use std::sync::Arc;
+
+use llmctl::runtime::backend::KvType;
+use llmctl::runtime::kv::KvKind;
+use llmctl::runtime::load::LoadOptions;
+use llmctl::runtime::text::{TokenKind, Tokenizer, VocabSpec};
+use llmctl::runtime::{
+    Engine, EngineConfig, Event, Finish, GrammarSource, Request, Sampling, Speculation, Usage,
+};
+use proptest::prelude::*;
+
+use crate::common::golden::{checkpoint, exact, families, golden_prompts};
+use crate::common::named;
+use crate::common::toy::{
+    Answer, Setup, ToyModel, ToyVocabulary, counting, hashing, limited, request, run_all, run_one, seeded,
+};
+use crate::common::watched::{Truth, Watched};
+
+const NEW_TOKENS: usize = 20;
+const DRAFTS: [usize; 3] = [1, 3, 7];
+
+/// The ids with every fifth replaced by another: what follows such a token is drafted right, the token itself wrong.
+fn nearly(ids: &[u32], vocab_size: u32) -> Vec<u32> {
+    let change = |(index, &id): (usize, &u32)| if index % 5 == 4 { (id + 1) % vocab_size } else { id };
+    ids.iter().enumerate().map(change).collect()
+}
+
+/// The request with a hint that is mostly right.
+fn foreseen(truth: &Truth, vocab_size: usize) -> Request {
+    Request { prediction: nearly(&truth.ids(), vocab_size as u32), ..truth.request.clone() }
+}
+
+fn drafting(config: &mut EngineConfig, len: usize) {
+    config.speculation = Speculation::Always(len);
+}
+
+fn within(session: &str, request: Request) -> Request {
+    Request { session: Some(named(session)), ..request }
+}
+
+/// Counts of drafted and accepted tokens.
+fn drafted(answer: &Answer) -> (usize, usize) {
+    let Usage { drafted_tokens, accepted_tokens, .. } = answer.outcome().usage;
+    (drafted_tokens, accepted_tokens)
+}
+
+/// A model under watch and the answers of two turns and a stranger's, drawn in every way.
+struct Subject {
+    name: String,
+    model: Watched,
+    truths: [Truth; 3],
+    is_recurrent: bool,
+}
+
+impl Subject {
+    fn family(family: &str, kv_type: KvType) -> Self {
+        let path = checkpoint(family);
+        let model = Watched::load(&path, &LoadOptions { dtype: None, kv_type, ..exact() });
+        let long = golden_prompts(&path).pop().expect("the long prompt").tokens;
+        let ask =
+            |prompt: &[u32], sampling| Request { sampling, logprobs: Some(2), ..limited(prompt, NEW_TOKENS) };
+        let penalised = Sampling { repetition_penalty: 1.2, frequency_penalty: 0.4, ..seeded(11) };
+        let first = model.cold(&ask(&long[..70], Sampling::default()));
+        let next = [&long[..70], &first.ids(), &[5, 6, 7]].concat();
+        let second = model.cold(&ask(&next, Sampling { top_p: 0.95, ..seeded(17) }));
+        let stranger = model.cold(&ask(&long[7..60], penalised));
+        let is_recurrent = model.spec().groups.iter().any(|group| group.kind == KvKind::Recurrent);
+        Self {
+            name: format!("{family}, {}", kv_type.name()),
+            model,
+            truths: [first, second, stranger],
+            is_recurrent,
+        }
+    }
+
+    fn foreseen(&self, truth: &Truth) -> Request {
+        foreseen(truth, self.model.spec().vocab_size)
+    }
+
+    /// Drafts were accepted and refused, or none was made over a recurrent state.
+    #[track_caller]
+    fn check_drafts(&self, answers: &[Answer]) {
+        let counts = answers.iter().map(drafted);
+        let (drafted, accepted) = counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        match self.is_recurrent {
+            true => assert_eq!(drafted, 0, "{}", self.name),
+            false => assert!(0 < accepted && accepted < drafted, "{}: {accepted} of {drafted}", self.name),
+        }
+    }
+
+    /// Two turns of a session, then the second turn of another that takes over its pages.
+    fn check_turns(&self, len: usize) -> Vec<Answer> {
+        let [first, second, _] = &self.truths;
+        let mut engine = self.model.engine(|config| drafting(config, len));
+        let mut answers = Vec::new();
+        for (name, truth) in [("a", first), ("a", second), ("b", second)] {
+            self.model.forget();
+            let answer = run_one(&mut engine, within(name, self.foreseen(truth)));
+            self.model.check(&format!("{}: {name}, drafts of {len}", self.name), &answer, truth);
+            let tokens = engine.inspect_session(&named(name)).expect("open").tokens;
+            assert_eq!(tokens, truth.fed(), "{}: the session {name}", self.name);
+            answers.push(answer);
+        }
+        assert_eq!(answers[1].reuse().cached_tokens, first.fed().len(), "{}", self.name);
+        answers
+    }
+
+    fn check_together(&self, len: usize) {
+        let mut engine = self.model.engine(|config| drafting(config, len));
+        self.model.forget();
+        let answers = run_all(&mut engine, self.truths.iter().map(|truth| self.foreseen(truth)).collect());
+        for (answer, truth) in answers.iter().zip(&self.truths) {
+            self.model.check(&format!("{}: together, drafts of {len}", self.name), answer, truth);
+        }
+    }
+}
+
+#[test]
+fn every_family_answers_the_same_with_drafts() {
+    for (family, kv_type) in families().zip(KvType::ALL.into_iter().cycle()) {
+        let subject = Subject::family(family, kv_type);
+        let answers: Vec<Answer> = DRAFTS.into_iter().flat_map(|len| subject.check_turns(len)).collect();
+        subject.check_drafts(&answers);
+        subject.check_together(4);
+    }
+}
+
+/// What users get: drafts that depend on measured times.
+#[test]
+fn every_family_answers_the_same_with_drafts_by_measured_costs() {
+    for family in families() {
+        let subject = Subject::family(family, KvType::F16);
+        for mode in [Speculation::Auto, Speculation::Ngram] {
+            let mut engine = subject.model.engine(|config| config.speculation = mode);
+            for truth in &subject.truths {
+                subject.model.forget();
+                let answer = run_one(&mut engine, subject.foreseen(truth));
+                subject.model.check(&format!("{family}: {mode:?}"), &answer, truth);
+            }
+        }
+    }
+}
+
+/// Ids 0 to 2 are `<unk>`, `<s>` and `</s>`; then comes each byte.
+fn letters() -> Arc<Tokenizer> {
+    let tokens: Vec<String> = ["<unk>", "<s>", "</s>"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain((0..=255u8).map(|byte| format!("<0x{byte:02X}>")))
+        .collect();
+    let kinds = [TokenKind::Unknown, TokenKind::Control, TokenKind::Control].into_iter();
+    let spec = VocabSpec {
+        model: "llama".to_owned(),
+        scores: vec![0.0; tokens.len()],
+        kinds: kinds.chain([TokenKind::Byte; 256]).collect(),
+        tokens,
+        bos: Some(1),
+        eos: Some(2),
+        unk: Some(0),
+        add_space_prefix: Some(false),
+        ..VocabSpec::default()
+    };
+    Arc::new(Tokenizer::from_vocab(&spec).expect("a vocabulary"))
+}
+
+const LETTERS: usize = 259;
+
+fn byte(letter: u8) -> u32 {
+    3 + u32::from(letter)
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    text.bytes().map(byte).collect()
+}
+
+fn letters_engine(kinds: &[KvKind], speculation: Speculation) -> Engine {
+    let setup =
+        Setup { vocab_size: LETTERS, end_of_generation: vec![2], spare_pages: 64, ..Setup::default() };
+    let config = EngineConfig { speculation, ..setup.config() };
+    let model = ToyModel::new(LETTERS, hashing(LETTERS)).with_groups(kinds);
+    Engine::new(Box::new(model), letters(), config).expect("valid")
+}
+
+/// All that a client receives but times and what drafts came to.
+fn received(answer: &Answer) -> Vec<String> {
+    let text = |event: &Event| match event {
+        Event::Done(outcome) => {
+            let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = outcome.usage;
+            format!("{:?}, {prompt_tokens}, {cached_tokens}, {completion_tokens}", outcome.finish)
+        }
+        event => format!("{event:?}"),
+    };
+    answer.events.iter().map(text).collect()
+}
+
+/// Runs a request in a session without drafts, then with them; the session must be the same too. Returns the answer
+/// with drafts.
+#[track_caller]
+fn check(asked: &Request, kinds: &[KvKind], len: usize) -> Answer {
+    let run = |asked: Request, speculation| {
+        let mut engine = letters_engine(kinds, speculation);
+        let answer = run_one(&mut engine, within("a", asked));
+        let tokens = engine.inspect_session(&named("a")).expect("open").tokens;
+        // What is in its pages shows when they are used again.
+        let next = limited(&[&tokens[..], &[9]].concat(), 8);
+        let next = run_one(&mut engine, within("a", Request { sampling: seeded(3), ..next }));
+        (answer, tokens, next)
+    };
+    let (plain, tokens, next) = run(asked.clone(), Speculation::Off);
+    let prediction = if asked.prediction.is_empty() {
+        nearly(&plain.ids(), LETTERS as u32)
+    } else {
+        asked.prediction.clone()
+    };
+    let asked = Request { prediction, ..asked.clone() };
+    let (answer, tokens_drafted, next_drafted) = run(asked, Speculation::Always(len));
+    assert_eq!(received(&answer), received(&plain), "drafts of {len}");
+    assert_eq!(tokens_drafted, tokens);
+    assert_eq!(received(&next_drafted), received(&next), "the turn after");
+    answer
+}
+
+#[test]
+fn stop_strings_limits_and_ends_hold_within_a_draft() {
+    let all = "abcdefghijklmnopqrstuvwxyz";
+    let engine = letters_engine(&[KvKind::Full], Speculation::Off);
+    let regex = |regex: &str| {
+        let compiler = engine.spec().grammar_compiler(letters());
+        Some(compiler.compile(&GrammarSource::Regex(regex.to_owned())).expect("compiles"))
+    };
+    // Nothing is forced: a letter or its capital may come.
+    let choices: String = all.chars().map(|c| format!("[{c}{}]", c.to_ascii_uppercase())).collect();
+    let base = Request { grammar: regex(&choices), sampling: seeded(5), ..request(&bytes("go")) };
+    let text = check(&base, &[KvKind::Full], 7).text();
+    assert_eq!(text.len(), 26);
+    let exactly = Request { prediction: bytes(&text), ..base.clone() };
+    for len in DRAFTS {
+        let (_, accepted) = drafted(&check(&exactly, &[KvKind::Full], len));
+        assert!(accepted >= 12, "{accepted} with drafts of {len}");
+        for cut in 1..12 {
+            let mut limited = exactly.clone();
+            limited.limits.max_tokens = Some(cut);
+            assert_eq!(check(&limited, &[KvKind::Full], len).finish(), &Finish::MaxTokens);
+            let mut stopped = exactly.clone();
+            stopped.limits.stop = vec![text[cut..cut + 3].to_owned()];
+            let answer = check(&stopped, &[KvKind::Full], len);
+            assert_eq!(answer.text(), text[..cut], "the stop string is no part of it");
+            let mut ended = exactly.clone();
+            ended.limits.stop_ids = vec![bytes(&text)[cut]];
+            assert_eq!(check(&ended, &[KvKind::Full], len).text(), text[..cut]);
+        }
+    }
+}
+
+/// With log-probabilities, forced tokens are sampled one by one, and the grammar is the drafter.
+#[test]
+fn what_a_grammar_forces_is_drafted_if_each_token_needs_its_logits() {
+    let engine = letters_engine(&[KvKind::Full], Speculation::Off);
+    let compiler = engine.spec().grammar_compiler(letters());
+    let grammar = compiler.compile(&GrammarSource::Regex("abcdefgh[xy]ijklmnop".to_owned()));
+    let asked = Request {
+        grammar: Some(grammar.expect("compiles")),
+        logprobs: Some(2),
+        sampling: seeded(4),
+        ..request(&[70, 71])
+    };
+    // A hint that never holds, so that only the grammar can be right.
+    let asked = Request { prediction: bytes("zz"), ..asked };
+    let answer = check(&asked, &[KvKind::Full], 7);
+    assert!(drafted(&answer).1 >= 12, "{:?}", drafted(&answer));
+    assert!(answer.tokens().iter().all(|token| token.logprob.is_some()));
+}
+
+#[test]
+fn a_repeating_text_is_drafted_from_itself() {
+    let setup = Setup::default();
+    let config = EngineConfig { speculation: Speculation::Always(6), ..setup.config() };
+    let model = ToyModel::new(64, counting(64));
+    let log = model.log();
+    let mut engine = Engine::new(Box::new(model), ToyVocabulary::numbers(64), config).expect("valid");
+    let prompt: Vec<u32> = (0..60).chain([0, 1]).collect();
+    let answer = run_one(&mut engine, limited(&prompt, 40));
+    assert_eq!(answer.ids(), (2..42).collect::<Vec<_>>());
+    assert!(drafted(&answer).1 >= 32);
+    let decoded =
+        log.lock().expect("no panic").iter().filter(|rows| rows[0].position >= prompt.len()).count();
+    assert!(decoded <= 7, "{decoded} steps for 40 tokens");
+}
+
+#[test]
+fn a_request_cancelled_within_drafts_goes_on_the_same() {
+    for kinds in [&[KvKind::Full][..], &[KvKind::Full, KvKind::SlidingWindow(20)]] {
+        let whole = run_one(&mut letters_engine(kinds, Speculation::Off), drawn(9));
+        for num_steps in 1..8 {
+            let mut engine = letters_engine(kinds, Speculation::Always(5));
+            let asked = Request { prediction: nearly(&whole.ids(), LETTERS as u32), ..drawn(9) };
+            let id = engine.submit(within("a", asked.clone())).expect("room");
+            let mut cut = Answer::default();
+            (0..num_steps).for_each(|_| cut.events.extend(engine.step().into_iter().map(|(_, event)| event)));
+            assert!(engine.cancel(id));
+            cut.events.extend(engine.step().into_iter().map(|(_, event)| event));
+            assert!(whole.ids().starts_with(&cut.ids()) && cut.finish() == &Finish::Cancelled);
+            let again = run_one(&mut engine, within("a", asked));
+            assert_eq!(again.ids(), whole.ids(), "cancelled after {num_steps} steps");
+        }
+    }
+}
+
+fn drawn(seed: u64) -> Request {
+    Request { sampling: seeded(seed), ..limited(&bytes("a prompt of some length, which fills a page"), 40) }
+}
+
+#[test]
+fn a_prediction_beyond_the_vocabulary_is_refused() {
+    let mut engine = letters_engine(&[KvKind::Full], Speculation::Off);
+    let asked = Request { prediction: vec![LETTERS as u32], ..request(&[1]) };
+    assert!(engine.submit(asked).expect_err("refused").to_string().contains("prediction"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn every_answer_is_the_same_with_drafts(
+        prompt_len in 1usize..70, seed in any::<u64>(), max_tokens in 1usize..50, len in 1usize..9,
+        logprobs in prop::option::of(0usize..2), penalty in 0usize..2, has_window in any::<bool>(),
+        has_grammar in any::<bool>(),
+    ) {
+        let kinds = if has_window { &[KvKind::Full, KvKind::SlidingWindow(20)][..] } else { &[KvKind::Full] };
+        let compiler = letters_engine(kinds, Speculation::Off).spec().grammar_compiler(letters());
+        let source = GrammarSource::Regex("([ab]{2}|some words|other things )*end".to_owned());
+        let grammar = has_grammar.then(|| compiler.compile(&source).expect("compiles"));
+        let sampling = Sampling { presence_penalty: penalty as f32 * 0.5, ..seeded(seed) };
+        let prompt: Vec<u32> = (0..prompt_len as u32).map(|n| 3 + n * n % 200).collect();
+        check(&Request { sampling, logprobs, grammar, ..limited(&prompt, max_tokens) }, kinds, len);
+    }
+}
