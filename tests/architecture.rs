@@ -58,7 +58,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["config_cmd", "man", "models", "workers"],
     &["config"],
     &["explain", "input", "think", "variables"],
-    &["capacity", "flags", "question", "report", "terminal"],
+    &["capacity", "flags", "question", "report", "slow_cpu", "terminal"],
     &["args", "hub_access", "origin", "output", "signal"],
     &["places"],
     &["clock", "descriptors", "error", "tty", "wrap"],

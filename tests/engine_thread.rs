@@ -4,7 +4,7 @@
 use crate::common::named;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -279,6 +279,13 @@ fn an_engine_that_cannot_be_built_is_an_error() {
 #[test]
 fn a_dead_engine_is_reported_to_all() {
     let (handle, _) = spawn(Setup::default(), counting(64));
+    let guarded = || {
+        let (guard, dropped) = mpsc::channel::<()>();
+        handle.drop_at_end(Box::new(guard));
+        dropped
+    };
+    let guard = guarded();
+    assert_eq!(guard.recv_timeout(Duration::from_millis(20)), Err(RecvTimeoutError::Timeout), "it lives");
     let other = handle.submit(request(&[1])).expect("valid");
     let mut broken = false;
     let sink = move |_| {
@@ -295,6 +302,9 @@ fn a_dead_engine_is_reported_to_all() {
     let gone = std::iter::repeat_with(|| handle.submit(limited(&[1], 1)).map(|stream| stream.last()));
     let mut gone = gone.map(|result| matches!(result, Err(Error::EngineGone)));
     assert!(gone.by_ref().take(1_000_000).any(|gone| gone));
+    for guard in [guard, guarded()] {
+        assert_eq!(guard.recv_timeout(Duration::from_secs(60)), Err(RecvTimeoutError::Disconnected));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use crate::common::named;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use llmctl::runtime::worker::remote::{StartError, Timeouts};
@@ -179,8 +180,11 @@ fn a_token_after_the_end_is_given_up() {
         worker.say(&format!(r#"{{"id":{id},"token":"x","tokens":[]}}"#));
         worker.other.hang();
     });
+    let (guard, dropped) = mpsc::channel::<()>();
+    engine.drop_at_end(Box::new(guard));
     let events = told(engine.submit(limited(&[1, 2], 5)).expect("valid"));
     assert!(events.last().is_some_and(|event| event.starts_with("Failed(Backend")), "{events:?}");
+    assert_eq!(dropped.recv_timeout(Duration::from_secs(60)), Err(mpsc::RecvTimeoutError::Disconnected));
     assert!((0..6000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
         other.is_killed() && !engine.is_alive()
@@ -254,7 +258,7 @@ fn a_pipe_that_is_full_blocks_nobody() {
 
 #[test]
 fn the_last_handle_asks_it_to_leave() {
-    let (heard, hears) = std::sync::mpsc::channel();
+    let (heard, hears) = mpsc::channel();
     let (engine, other) = scripted(&spec(), Other::default(), PATIENT, move |worker| {
         while let Some(call) = worker.hear() {
             let _ = heard.send(call["op"].as_str().expect("text").to_owned());

@@ -19,6 +19,7 @@ use super::error::{CommandError, Exit};
 use super::models::find;
 use super::places::{KeptFiles, Places, free_bytes};
 use super::report::{ReportFormat, bytes, columns, print, print_json};
+use super::slow_cpu::slow_kernels;
 use super::terminal::colors_wanted;
 use super::variables;
 use crate::runtime::load::{DeviceKind, Isa, hub, kernels_name, open_device};
@@ -132,15 +133,13 @@ fn machine_facts(root: &Path) -> Vec<DoctorFact> {
     };
     let (has, lacks) = (names(true), names(false));
     let lacking = if lacks.is_empty() { String::new() } else { format!(" (not {})", lacks.join(", ")) };
-    let slow = (cfg!(target_arch = "x86_64") && !(has.contains(&"avx2") && has.contains(&"fma")))
-        .then(|| "without AVX2 and FMA the scalar kernels are used, which are slow".to_owned());
     let quota = machine::cpu_quota(root);
     let throttled = quota.filter(|quota| *quota < 1.0).map(|quota| {
         format!("the cgroup allows {quota:.2} CPUs: generation stands still while the quota is used up")
     });
     vec![
         DoctorFact::new("cpu", "model", model.clone(), model.unwrap_or_else(|| "unknown".to_owned())),
-        DoctorFact::new("cpu", "features", has.clone(), has.join(", ") + &lacking).warn(slow),
+        DoctorFact::new("cpu", "features", has.clone(), has.join(", ") + &lacking),
         DoctorFact::new(
             "cpu",
             "quota",
@@ -157,7 +156,7 @@ fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
     let list = names.join(", ");
     let best = *available.last().expect("the scalar set is always there");
-    let (isa, why, warning) = match forced.map(|name| (name, CpuSet::from_str(name, false))) {
+    let (isa, why, refused) = match forced.map(|name| (name, CpuSet::from_str(name, false))) {
         None => (best, format!("the best of {list}"), None),
         Some((name, set)) => match set.ok().and_then(|set| set.isa().ok()) {
             Some(isa) => (isa, format!("forced; there are {list}"), None),
@@ -168,7 +167,8 @@ fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     };
     let (name, kernels) = (isa.name(), kernels_name(isa));
     let value = json!({"instruction_set": name, "products": kernels, "available": names});
-    DoctorFact::new("cpu", "kernels", value, format!("{name}, products by {kernels} ({why})")).warn(warning)
+    let text = format!("{name}, products by {kernels} ({why})");
+    DoctorFact::new("cpu", "kernels", value, text).warn(refused.or_else(|| slow_kernels(isa)))
 }
 
 /// Returns the cores by kind, the numbers of threads, and why they are the default.
@@ -473,7 +473,7 @@ mod tests {
             (&fact.value["instruction_set"], &fact.value["products"]),
             (&json!("scalar"), &json!("scalar"))
         );
-        assert!(fact.warning.is_none() && fact.text.contains("forced"), "{}", fact.text);
+        assert!(fact.warning.expect("slow").contains("prompts take") && fact.text.contains("forced"));
         assert!(kernels_fact(Some("mmx")).warning.expect("a warning").contains("scalar"));
         assert!(kernels_fact(None).text.contains("the best of scalar"));
     }

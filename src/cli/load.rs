@@ -6,7 +6,7 @@
 mod loaded;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -21,6 +21,7 @@ use super::models;
 use super::output::visible;
 use super::places::Places;
 use super::report::bytes;
+use super::slow_cpu::slow_kernels;
 use super::terminal::Terminal;
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::builtin::GUIDE;
@@ -377,6 +378,13 @@ fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError>
     let options = cpu_options(args)?;
     let cpu = || {
         tracing::info!(?options, "computing on the CPU");
+        // Once: a benchmark loads many times.
+        static NOTED: Once = Once::new();
+        NOTED.call_once(|| match slow_kernels(options.isa) {
+            Some(words) if args.cpu.is_some() => terminal.detail(&words), // the user has chosen
+            Some(words) => terminal.note(words),
+            None => {}
+        });
         Device::Cpu(options)
     };
     let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));

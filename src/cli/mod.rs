@@ -37,6 +37,7 @@ pub mod run;
 pub mod serve;
 pub mod sessions;
 pub mod signal;
+mod slow_cpu;
 pub mod template_cmd;
 pub mod terminal;
 mod think;

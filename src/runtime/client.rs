@@ -21,6 +21,9 @@ use crate::runtime::notice::Notice;
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
+/// A value whose drop reports the end of an engine. Dropped on a thread of the engine, so its drop must not block.
+pub type EndGuard = Box<dyn Send>;
+
 /// Calls to a running engine, from any thread. Those that return a result fail with [`Error::EngineGone`] when the engine
 /// has ended, beside the errors that they list.
 pub trait EngineTransport: Send + Sync {
@@ -50,6 +53,10 @@ pub trait EngineTransport: Send + Sync {
     fn exit_reason(&self) -> Option<String> {
         None
     }
+
+    /// Drops `guard` when the engine ends, however it does; at once if it has ended. So a guard that reports its drop
+    /// replaces asking for [`Self::is_alive`] from time to time.
+    fn drop_at_end(&self, guard: EndGuard);
 
     /// Ends all requests at the next step, waiting ones too; each still gets its `Done`.
     ///

@@ -35,7 +35,7 @@ pub mod units;
 pub mod worker;
 
 pub use chat_tokenizer::ChatTokenizer;
-pub use client::{EngineClient, EngineTransport, EventStream, NotYet, Sink};
+pub use client::{EndGuard, EngineClient, EngineTransport, EventStream, NotYet, Sink};
 pub use engine::{
     DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
     StopHandle,

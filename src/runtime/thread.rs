@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::client::{EngineClient, EngineTransport, Sink};
+use super::client::{EndGuard, EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
 use super::error::{Error, Result};
 use super::request::{EngineSessionName, Event, Request};
@@ -29,6 +29,7 @@ enum EngineCommand {
     Load { reply: Sender<Result<EngineLoad>> },
     Notices { reply: Sender<Result<Vec<Notice>>> },
     Flush { timeout: Duration, reply: Sender<Result<bool>> },
+    DropAtEnd(EndGuard),
     CancelAll,
     Shutdown,
 }
@@ -117,6 +118,10 @@ impl EngineTransport for EngineThread {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
+    fn drop_at_end(&self, guard: EndGuard) {
+        let _ = self.send(EngineCommand::DropAtEnd(guard)); // fails, and drops it, when the thread has ended already
+    }
+
     fn cancel_all(&self) -> Result<()> {
         self.send(EngineCommand::CancelAll)
     }
@@ -184,6 +189,7 @@ impl Drop for EngineThread {
 /// Runs the engine: executes commands, cancels stopped requests, computes a step, delivers its events.
 fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
+    let mut guards: Vec<EndGuard> = Vec::new();
     loop {
         while let Some(command) = next_command(inbox, &engine) {
             match command {
@@ -194,6 +200,7 @@ fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
                 EngineCommand::Load { reply } => drop(reply.send(Ok(engine.load()))),
                 EngineCommand::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
                 EngineCommand::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
+                EngineCommand::DropAtEnd(guard) => guards.push(guard),
                 EngineCommand::CancelAll => clients.values().for_each(|client| client.stop.stop()),
                 EngineCommand::Shutdown => {
                     drop(clients);

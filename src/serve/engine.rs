@@ -4,10 +4,10 @@
 //! a row. Meanwhile requests get 503 with Retry-After. Sessions are restored elsewhere, from disk.
 //!
 //! Invariant: a late report about an engine that has been replaced harms no request: the watcher asks the current engine
-//! whether it is alive before it replaces it.
+//! whether it is alive before it replaces it. While nothing is asked of the engine, the watcher sleeps until it ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::thread;
@@ -16,8 +16,12 @@ use std::time::{Duration, Instant};
 use super::error::ApiError;
 use crate::runtime::EngineClient;
 
-/// Interval at which the watcher checks the engine and logs its notices.
+/// Interval at which the watcher checks an engine that works, or has worked lately, and logs its notices.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Looks without a request after which the watcher rests: time for KV to be saved, the source of most notices. Later
+/// ones are logged after the next request.
+const QUIET_LOOKS: u32 = 10;
 
 /// Longest wait for a dead engine to free its memory before the next one is built.
 const UNWIND_TIME: Duration = Duration::from_secs(30);
@@ -67,14 +71,18 @@ impl Health {
 /// The engine in use, and its replacements.
 pub struct EngineSlot {
     state: Arc<SlotState>,
-    /// Wakes the watcher thread, which ends when this is dropped; `None` without recovery.
-    watch: Option<Sender<()>>,
 }
 
 struct SlotState {
     engine: RwLock<EngineState>,
     num_restarts: AtomicU64,
     num_answers: AtomicU64,
+    /// Requests that asked for the engine.
+    num_requests: AtomicU64,
+    /// Whether the watcher sleeps without a limit, so that a request must wake it.
+    is_resting: AtomicBool,
+    /// Wakes the watcher thread, which ends when this is dropped; `None` without recovery.
+    watch: Option<Sender<()>>,
 }
 
 #[derive(Clone)]
@@ -91,12 +99,7 @@ enum EngineState {
 impl EngineSlot {
     /// Creates a slot without recovery: a lost engine stays lost.
     pub fn new(engine: EngineClient) -> Self {
-        let state = SlotState {
-            engine: RwLock::new(EngineState::Up(engine)),
-            num_restarts: AtomicU64::new(0),
-            num_answers: AtomicU64::new(0),
-        };
-        Self { state: Arc::new(state), watch: None }
+        Self { state: Arc::new(SlotState::new(engine, None)) }
     }
 
     /// Creates a slot with a watcher thread.
@@ -104,17 +107,20 @@ impl EngineSlot {
     /// # Errors
     /// If the system cannot start a thread.
     pub fn with_recovery(engine: EngineClient, recovery: Recovery) -> std::io::Result<Self> {
-        let slot = Self::new(engine);
         let (sender, inbox) = mpsc::channel();
+        let state = Arc::new(SlotState::new(engine.clone(), Some(sender)));
+        state.report_end_of(&engine);
+        drop(engine); // a clone here would outlive the slot
         let watch = EngineWatcher {
-            slot: Arc::downgrade(&slot.state),
+            slot: Arc::downgrade(&state),
             inbox,
             recovery,
+            pace: WatchPace::default(),
             num_short_lived: 0,
             exit_reason: None,
         };
         thread::Builder::new().name("engine-watch".to_owned()).spawn(move || watch.run())?;
-        Ok(Self { watch: Some(sender), ..slot })
+        Ok(Self { state })
     }
 
     /// Returns the engine in use.
@@ -123,7 +129,10 @@ impl EngineSlot {
     /// 503 with Retry-After while there is none.
     pub fn get(&self) -> Result<EngineClient, ApiError> {
         match self.state.get() {
-            EngineState::Up(engine) if engine.is_alive() => Ok(engine),
+            EngineState::Up(engine) if engine.is_alive() => {
+                self.state.count_request();
+                Ok(engine)
+            }
             EngineState::Up(_) => {
                 self.lost();
                 Err(ApiError::engine_down())
@@ -139,7 +148,7 @@ impl EngineSlot {
     /// Reports that a request found the engine dead.
     pub fn lost(&self) {
         let doubted = |state: &EngineState| match state {
-            EngineState::Up(engine) if self.watch.is_some() => EngineState::Doubted(engine.clone()),
+            EngineState::Up(engine) if self.state.watch.is_some() => EngineState::Doubted(engine.clone()),
             EngineState::Up(_) => EngineState::GivenUp,
             other => other.clone(),
         };
@@ -147,10 +156,7 @@ impl EngineSlot {
             let mut state = self.state.engine.write().unwrap_or_else(PoisonError::into_inner);
             *state = doubted(&state);
         }
-        if let Some(watch) = &self.watch {
-            // Fails only after the watcher has given up.
-            let _ = watch.send(());
-        }
+        self.state.wake();
     }
 
     /// Returns how often the engine has been restarted.
@@ -181,6 +187,49 @@ impl EngineSlot {
 }
 
 impl SlotState {
+    fn new(engine: EngineClient, watch: Option<Sender<()>>) -> Self {
+        Self {
+            engine: RwLock::new(EngineState::Up(engine)),
+            num_restarts: AtomicU64::new(0),
+            num_answers: AtomicU64::new(0),
+            num_requests: AtomicU64::new(0),
+            is_resting: AtomicBool::new(false),
+            watch,
+        }
+    }
+
+    /// Wakes the watcher; no effect after it has given up.
+    fn wake(&self) {
+        if let Some(watch) = &self.watch {
+            let _ = watch.send(());
+        }
+    }
+
+    /// Wakes the watcher when this engine ends.
+    fn report_end_of(&self, engine: &EngineClient) {
+        if let Some(watch) = &self.watch {
+            engine.drop_at_end(Box::new(EndReport(watch.clone())));
+        }
+    }
+
+    fn count_request(&self) {
+        self.num_requests.fetch_add(1, Ordering::SeqCst);
+        if self.is_resting.swap(false, Ordering::SeqCst) {
+            self.wake();
+        }
+    }
+
+    /// Returns the time until the watcher's next look at this engine; `None` to rest until it is woken.
+    fn next_look(&self, pace: &mut WatchPace, engine: &EngineClient) -> Option<Duration> {
+        let load = engine.last_load();
+        let is_busy = load.num_waiting + load.num_running > 0;
+        let look = pace.next_look(is_busy, self.num_requests.load(Ordering::SeqCst));
+        self.is_resting.store(look.is_none(), Ordering::SeqCst);
+        // A request that came before the store has woken nobody.
+        let is_still = self.num_requests.load(Ordering::SeqCst) == pace.num_requests;
+        look.or((!is_still).then_some(LOOK_EVERY))
+    }
+
     fn get(&self) -> EngineState {
         self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -190,12 +239,41 @@ impl SlotState {
     }
 }
 
+/// Wakes the watcher when it is dropped, which the engine does when it ends.
+struct EndReport(Sender<()>);
+
+impl Drop for EndReport {
+    fn drop(&mut self) {
+        let _ = self.0.send(()); // fails when the watcher has ended first
+    }
+}
+
+/// When the watcher looks at the engine.
+#[derive(Default)]
+struct WatchPace {
+    /// Requests until the last look.
+    num_requests: u64,
+    /// Looks in a row that found no work and no new request.
+    num_quiet: u32,
+}
+
+impl WatchPace {
+    /// Returns the time until the next look; `None` after [`QUIET_LOOKS`].
+    fn next_look(&mut self, is_busy: bool, num_requests: u64) -> Option<Duration> {
+        let is_quiet = !is_busy && num_requests == self.num_requests;
+        self.num_requests = num_requests;
+        self.num_quiet = if is_quiet { self.num_quiet + 1 } else { 0 };
+        (self.num_quiet < QUIET_LOOKS).then_some(LOOK_EVERY)
+    }
+}
+
 /// The state of the watcher thread.
 struct EngineWatcher {
     /// Weak, so that the last user of the slot ends the engine.
     slot: Weak<SlotState>,
     inbox: Receiver<()>,
     recovery: Recovery,
+    pace: WatchPace,
     /// Engines in a row that failed soon.
     num_short_lived: u32,
     /// Why the last engine ended or could not be built; `None` if unknown.
@@ -205,14 +283,17 @@ struct EngineWatcher {
 impl EngineWatcher {
     fn run(mut self) {
         let (mut up_since, mut num_answered) = (Instant::now(), 0);
-        while !self.is_over(LOOK_EVERY) {
+        let mut next_look = Some(LOOK_EVERY);
+        while !self.is_over(next_look) {
             let Some(slot) = self.slot.upgrade() else { return };
             let (EngineState::Up(engine) | EngineState::Doubted(engine)) = slot.get() else { return };
             if let Ok(notices) = engine.take_notices() {
                 notices.iter().for_each(|notice| tracing::warn!("{notice}"));
+                next_look = slot.next_look(&mut self.pace, &engine);
                 slot.set(EngineState::Up(engine));
                 continue;
             }
+            next_look = Some(LOOK_EVERY);
             slot.set(EngineState::Down { back_at: Instant::now() + self.recovery.build_time });
             let answered = slot.num_answers.load(Ordering::Relaxed);
             drop(slot);
@@ -232,9 +313,12 @@ impl EngineWatcher {
         }
     }
 
-    /// Waits for a report, at most `timeout`; true if the slot has been dropped.
-    fn is_over(&self, timeout: Duration) -> bool {
-        matches!(self.inbox.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected))
+    /// Waits for a report, at most `timeout`, or without a limit; true if the slot has been dropped.
+    fn is_over(&self, timeout: Option<Duration>) -> bool {
+        match timeout {
+            Some(timeout) => matches!(self.inbox.recv_timeout(timeout), Err(RecvTimeoutError::Disconnected)),
+            None => self.inbox.recv().is_err(),
+        }
     }
 
     /// Restarts the engine; false if the slot has been dropped or all attempts failed.
@@ -246,7 +330,7 @@ impl EngineWatcher {
             slot.set(EngineState::Down { back_at: ready_at + self.recovery.build_time });
             drop(slot);
             while let Some(left) = ready_at.checked_duration_since(Instant::now()).filter(|d| !d.is_zero()) {
-                if self.is_over(left) {
+                if self.is_over(Some(left)) {
                     return false;
                 }
             }
@@ -257,6 +341,7 @@ impl EngineWatcher {
                     self.recovery.build_time = start.elapsed();
                     let Some(slot) = self.slot.upgrade() else { return false };
                     slot.num_restarts.fetch_add(1, Ordering::Relaxed);
+                    slot.report_end_of(&engine);
                     slot.set(EngineState::Up(engine));
                     let seconds = start.elapsed().as_secs_f64();
                     tracing::warn!("{} is back after {seconds:.1} s of loading", self.recovery.name);
@@ -299,4 +384,21 @@ fn wait_for_end(engine: EngineClient) -> Option<String> {
         thread::sleep(Duration::from_millis(5));
     }
     engine.exit_reason()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watcher_rests_after_some_looks_without_work() {
+        let mut pace = WatchPace::default();
+        let quiet = |pace: &mut WatchPace, requests| {
+            std::iter::repeat_with(|| pace.next_look(false, requests)).take_while(Option::is_some).count()
+        };
+        assert_eq!(quiet(&mut pace, 0) as u32, QUIET_LOOKS - 1);
+        assert_eq!(pace.next_look(false, 0), None, "it stays at rest");
+        assert_eq!(pace.next_look(true, 0), Some(LOOK_EVERY), "work");
+        assert_eq!(quiet(&mut pace, 1) as u32, QUIET_LOOKS, "a request that has ended between two looks");
+    }
 }

@@ -355,3 +355,21 @@ fn batch_rows_say_what_their_answers_keep_to() {
     let error = results[2].to_string();
     assert!(error.contains("unsupported_parameter") && error.contains("response_format"), "{error}");
 }
+
+#[test]
+fn slow_kernels_are_noted_once_unless_chosen_or_quiet() {
+    let ask =
+        |args: &[&str]| llmctl(&[&["run", "--model", "guide", "--max-tokens", "1", "hello"], args].concat());
+    let num_notes = |args: &[&str]| {
+        let ran = ask(args);
+        ran.check(0, "");
+        ran.stderr.matches("prompts take about").count()
+    };
+    assert_eq!(num_notes(&["-v", "--cpu", "scalar"]), 1);
+    assert_eq!(num_notes(&["--cpu", "scalar"]), 0);
+    assert_eq!(num_notes(&["-q", "--cpu", "scalar"]), 0);
+    let is_slow = llmctl::runtime::load::Isa::detect() == llmctl::runtime::load::Isa::Scalar;
+    let is_chosen = std::env::var_os(crate::common::CPU).is_some();
+    assert_eq!(num_notes(&[]), usize::from(is_slow && !is_chosen));
+    assert_eq!(num_notes(&["-q"]), 0);
+}

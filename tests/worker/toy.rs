@@ -10,8 +10,8 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::worker::protocol::ModelId;
 use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl::runtime::{
-    EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Error, Notice, Request,
-    SessionDetail, SessionInfo, Sink, StopHandle,
+    EndGuard, EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Error, Notice,
+    Request, SessionDetail, SessionInfo, Sink, StopHandle,
 };
 use serde_json::{Value, json};
 
@@ -354,6 +354,10 @@ impl EngineTransport for Gone {
 
     fn is_alive(&self) -> bool {
         false
+    }
+
+    fn drop_at_end(&self, guard: EndGuard) {
+        drop(guard);
     }
 
     fn cancel_all(&self) -> Result<(), Error> {

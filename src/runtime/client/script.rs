@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
-use super::{EngineTransport, Sink};
+use super::{EndGuard, EngineTransport, Sink};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
@@ -176,6 +176,11 @@ impl EngineTransport for Script {
 
     fn is_alive(&self) -> bool {
         true
+    }
+
+    /// Leaks `guard`: a script never ends.
+    fn drop_at_end(&self, guard: EndGuard) {
+        std::mem::forget(guard);
     }
 
     fn cancel_all(&self) -> Result<()> {

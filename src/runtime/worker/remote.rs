@@ -18,7 +18,7 @@ use super::protocol::{
     Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, ReplyBody,
     Restore, VERSION, WorkerCall, read_line,
 };
-use crate::runtime::client::{EngineTransport, Sink};
+use crate::runtime::client::{EndGuard, EngineTransport, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::notice::Notice;
@@ -201,6 +201,14 @@ impl EngineTransport for RemoteEngine {
         }
     }
 
+    fn drop_at_end(&self, guard: EndGuard) {
+        let mut open = self.link.lock();
+        match open.state {
+            WorkerState::Up | WorkerState::Leaving => open.guards.push(guard),
+            WorkerState::GivenUp(_) | WorkerState::Ended(_) => drop(guard),
+        }
+    }
+
     fn cancel_all(&self) -> Result<()> {
         let stops = self.link.lock().stops()?;
         stops.iter().for_each(StopHandle::stop);
@@ -287,6 +295,8 @@ struct LinkState {
     state: WorkerState,
     num_calls: i64,
     pending: HashMap<i64, PendingCall>,
+    /// Dropped when the worker is given up, which its end is too.
+    guards: Vec<EndGuard>,
     /// Load in the last pong. The numbers of requests are counted from `pending` instead.
     load: EngineLoad,
     last_line_at: Instant,
@@ -374,6 +384,7 @@ impl Link {
             state: WorkerState::Up,
             num_calls: 0,
             pending: HashMap::new(),
+            guards: Vec::new(),
             load,
             last_line_at: now,
             busy_until: now,
@@ -441,7 +452,7 @@ impl Link {
             return;
         }
         open.state = WorkerState::GivenUp(why);
-        let pending = std::mem::take(&mut open.pending);
+        let pending = (std::mem::take(&mut open.pending), std::mem::take(&mut open.guards));
         drop(open);
         self.changed.notify_all();
         self.outbox.close();
