@@ -56,6 +56,7 @@ mod same_answer;
 mod same_bits;
 mod serve_chat;
 mod serve_clients;
+mod serve_drafts;
 mod serve_fields;
 mod serve_messages;
 mod serve_ops;

@@ -12,6 +12,7 @@ use llmctl::runtime::{
 };
 use proptest::prelude::*;
 
+use crate::cli::llmctl;
 use crate::common::golden::{checkpoint, exact, families, golden_prompts};
 use crate::common::named;
 use crate::common::toy::{
@@ -318,6 +319,28 @@ fn a_prediction_beyond_the_vocabulary_is_refused() {
     let mut engine = letters_engine(&[KvKind::Full], Speculation::Off);
     let asked = Request { prediction: vec![LETTERS as u32], ..request(&[1]) };
     assert!(engine.submit(asked).expect_err("refused").to_string().contains("prediction"));
+}
+
+#[test]
+fn stats_say_why_a_model_drafts_nothing() {
+    for (family, drafts) in [("lfm2", false), ("qwen3", true)] {
+        let model = checkpoint(family);
+        let model = model.to_str().expect("a path of text");
+        let ran = llmctl(&[
+            "run",
+            "--model",
+            model,
+            "--raw",
+            "a",
+            "--max-tokens",
+            "4",
+            "--stats",
+            "--speculate",
+            "auto",
+        ]);
+        assert!(ran.stderr.contains("decode       "), "{ran:?}");
+        assert_eq!(ran.stderr.contains("no drafts: the model cannot drop rows"), !drafts, "{ran:?}");
+    }
 }
 
 proptest! {

@@ -82,6 +82,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let kv = open_kv(asked, &loaded.fingerprint)?;
     let engine = start_engine(loaded.model, texts.chat_tokenizer.tokenizer(), config, kv)?;
     texts.info.vocab_size = engine.spec().vocab_size();
+    texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
     texts.info.load_time = start.elapsed();
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
     let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use super::grammar::GrammarCompiler;
+use super::kv::KvKind;
 use super::model::{ModelSpec, STEP_TOKENS};
 use super::text::Tokenizer;
 
@@ -138,6 +139,13 @@ impl EngineSpec {
         self.config.context_length
     }
 
+    /// Returns the speculation in force: off if sequences cannot drop rows exactly. A recurrent state stands for all
+    /// tokens fed, and saving one for each draft costs more than a wrong draft may.
+    pub fn speculation(&self) -> Speculation {
+        let is_recurrent = self.model.groups.iter().any(|group| group.kind == KvKind::Recurrent);
+        if is_recurrent || !self.model.can_rewind { Speculation::Off } else { self.config.speculation }
+    }
+
     pub fn ends_generation(&self, id: u32) -> bool {
         self.config.end_of_generation.binary_search(&id).is_ok()
     }
@@ -161,4 +169,24 @@ impl EngineSpec {
 
 fn sequence_bytes(model: &ModelSpec, config: &EngineConfig, len: usize) -> usize {
     model.groups.iter().map(|group| group.bytes(len, config.step_tokens)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::kv::KvGroup;
+
+    #[test]
+    fn a_model_that_cannot_drop_rows_drafts_nothing() {
+        let in_force = |kind, can_rewind| {
+            let groups = vec![KvGroup { kind, page_bytes: 1 }];
+            let architecture = "toy".to_owned();
+            let model = ModelSpec { architecture, vocab_size: 9, context_length: 99, groups, can_rewind };
+            let config = EngineConfig { speculation: Speculation::Auto, ..EngineConfig::new(99, Vec::new()) };
+            EngineSpec::new(model, config).expect("valid").speculation()
+        };
+        assert_eq!(in_force(KvKind::Recurrent, true), Speculation::Off);
+        assert_eq!(in_force(KvKind::Full, false), Speculation::Off);
+        assert_eq!(in_force(KvKind::SlidingWindow(4), true), Speculation::Auto);
+    }
 }

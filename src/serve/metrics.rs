@@ -437,7 +437,7 @@ fn to_text(open_metrics: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::EngineLoad;
+    use crate::runtime::{EngineLoad, Timings, Usage};
 
     #[test]
     fn both_formats_name_a_metric_alike() {
@@ -477,6 +477,32 @@ mod tests {
             text.lines().filter(own).map(str::to_owned).collect::<Vec<_>>()
         };
         assert_eq!(samples(&text), samples(&open));
+    }
+
+    #[test]
+    fn drafts_are_counted_under_vllms_names() {
+        let metrics = Metrics::default();
+        metrics.register_model("m", 1);
+        let usage = Usage { drafted_tokens: 9, accepted_tokens: 7, ..Usage::default() };
+        let outcome = Outcome { finish: Finish::MaxTokens, usage, timings: Timings::default(), seed: 1 };
+        let request_id = "r".to_owned();
+        let inter_token = Vec::new();
+        metrics.turn(&FinishedTurn {
+            request_id,
+            session: None,
+            engine: 0,
+            started: None,
+            outcome,
+            inter_token,
+        });
+        let text = metrics.encode(MetricsFormat::Text, &[], true);
+        let labels = "{model_name=\"m\",engine=\"0\"}";
+        for expected in [
+            format!("vllm:spec_decode_num_draft_tokens_total{labels} 9\n"),
+            format!("vllm:spec_decode_num_accepted_tokens_total{labels} 7\n"),
+        ] {
+            assert!(text.contains(&expected), "{expected} in\n{text}");
+        }
     }
 
     #[test]

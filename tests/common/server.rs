@@ -21,7 +21,7 @@ use llmctl::runtime::load::tokenizer::from_folder;
 use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts, model_facts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
 use llmctl::runtime::text::{Tokenizer, Vocabulary};
-use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error};
+use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error, Speculation};
 use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::observe::Observer;
 use llmctl::serve::{App, ServeSettings, ServedModel, api};
@@ -243,6 +243,7 @@ pub struct Build {
     pub max_running: usize,
     pub max_waiting: usize,
     pub max_sessions: usize,
+    pub speculation: Speculation,
     /// An engine that is lost is built anew.
     pub recovers: bool,
 }
@@ -261,6 +262,7 @@ impl Default for Build {
             max_running: 4,
             max_waiting: 64,
             max_sessions: 16,
+            speculation: Speculation::Off,
             recovers: false,
         }
     }
@@ -374,6 +376,7 @@ impl Build {
             max_waiting: self.max_waiting,
             max_sessions: self.max_sessions,
             step_tokens: 64,
+            speculation: self.speculation,
             ..EngineConfig::new(self.context_length, vec![end])
         };
         let fatal = Fatal::default();

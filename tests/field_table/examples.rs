@@ -147,6 +147,11 @@ pub const OPENAI: Table = Table {
             ("include_reasoning", "false", ""),
             ("verbosity", r#""low""#, "honoured where the template reads it"),
             ("session_id", r#""s""#, ""),
+            (
+                "prediction",
+                r#"{"type": "content", "content": "hi"}"#,
+                "a source of drafts with `--speculate`, which change no answer; a value of another form is a hint",
+            ),
             ("metadata", r#"{"a": "b"}"#, ""),
             ("session_append", "false", "`true` needs a session"),
             ("modalities", r#"["text"]"#, ""),

@@ -63,6 +63,7 @@ pub const RESPONSES: Table = Table {
                 "also `message.output_text.logprobs`; others are hints",
             ),
             ("top_logprobs", "2", ""),
+            ("prediction", r#"{"type": "content", "content": "hi"}"#, "as in chat completions"),
             ("metadata", r#"{"a": "b"}"#, "kept with the response, as the three below"),
             ("user", r#""anna""#, ""),
             ("safety_identifier", r#""anna""#, ""),

@@ -47,6 +47,30 @@ fn prompt_ids() -> Value {
     told["tokens"].clone()
 }
 
+/// With drafts from a prediction that is right but for every fifth token. The first draft is made whatever steps cost.
+#[test]
+fn a_worker_that_drafts_answers_as_run_does() {
+    let mut process = Process::start(&["--speculate", "auto"]);
+    let prompt = prompt_ids();
+    let mut num_drafted = 0;
+    for (flags, fields) in cases() {
+        let events = run(&[&flags[..], &["--speculate", "off"]].concat());
+        let tokens = tokens_of_run(&events);
+        let nearly = |(index, (id, ..)): (usize, &(u64, _, _))| if index % 5 == 4 { 9 } else { *id };
+        let prediction: Vec<u64> = tokens.iter().enumerate().map(nearly).collect();
+        let mut line = json!({"id": 1, "prompt_segments": [{"ids": prompt}], "max_new_tokens": 30, "events": true,
+            "prediction": prediction});
+        line.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        let answer = process.client.ask(&line);
+        assert_eq!(tokens_of_worker(&answer), tokens, "{flags:?}");
+        let last = events.last().expect("an event");
+        assert_eq!(answer.done()["finish"]["type"], last["finish"]["by"], "{flags:?}");
+        num_drafted += answer.done()["drafted_tokens"].as_u64().unwrap_or_default();
+    }
+    assert!(num_drafted > 0, "the process drafts");
+    process.finish();
+}
+
 /// Ids, and log-probabilities where there are any, as `run` and as a worker write them.
 fn tokens_of_run(events: &[Value]) -> Vec<(u64, Option<f32>, Vec<u64>)> {
     let tokens = events.iter().filter_map(|event| event.get("tokens")?.as_array()).flatten();

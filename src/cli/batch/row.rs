@@ -202,6 +202,7 @@ fn request(
     let tools = tools(&mut fields, &mut input, defaults, schema_open);
     let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);
     inert(&mut fields);
+    let prediction = params::prediction(&mut fields);
     params::labels(&mut fields);
     fields.end();
     let reasoning_budget = reasoning.budget.or(defaults.think.budget);
@@ -214,6 +215,7 @@ fn request(
         sampling,
         limits,
         logprobs,
+        prediction,
         ..TurnRequest::default()
     };
     (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)

@@ -381,6 +381,8 @@ impl<'a> EngineSubject<'a> {
             first_token_ms: (!first.is_empty()).then(|| rounded(stats::median(&first))),
             cached_tokens: courses.iter().map(|course| course.outcome.usage.cached_tokens).sum(),
             restored_tokens: courses.iter().map(|course| course.restored_tokens).sum(),
+            drafted_tokens: courses.iter().map(|course| course.outcome.usage.drafted_tokens).sum(),
+            accepted_tokens: courses.iter().map(|course| course.outcome.usage.accepted_tokens).sum(),
             token_ms: token_ms.map(rounded).collect(),
             ..Sample::default()
         }

@@ -178,6 +178,12 @@ pub struct Sample {
     pub cached_tokens: usize,
     /// Reused tokens that came from disk.
     pub restored_tokens: usize,
+    /// Tokens that were computed before they were sampled.
+    #[serde(default)]
+    pub drafted_tokens: usize,
+    /// Those of them that were sampled then.
+    #[serde(default)]
+    pub accepted_tokens: usize,
     /// Bytes of KV in use while all sequences were open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_bytes: Option<u64>,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::figures::{Labels, percent, quoted, sparkline};
 use super::plan::Unit;
-use super::record::{BenchModel, CaseResult, Document, SCHEMA};
+use super::record::{BenchModel, CaseResult, Document, SCHEMA, Sample};
 use super::serve_report;
 use crate::cli::report::{bytes, columns};
 
@@ -143,7 +143,23 @@ fn rows(document: &Document) -> Vec<Vec<String>> {
             sparkline(&result.values()),
         ]);
     }
+    add_drafts(document, &mut rows);
     rows
+}
+
+/// Adds a column of accepted and drafted tokens if any were drafted.
+fn add_drafts(document: &Document, rows: &mut [Vec<String>]) {
+    let measured = document.cases.iter().filter(|result| !result.samples.is_empty());
+    let cell = |result: &CaseResult| {
+        let sum = |count: fn(&Sample) -> usize| result.samples.iter().map(count).sum::<usize>();
+        let (drafted, accepted) = (sum(|sample| sample.drafted_tokens), sum(|sample| sample.accepted_tokens));
+        if drafted > 0 { format!("{accepted} of {drafted}") } else { String::new() }
+    };
+    let cells: Vec<String> = measured.map(cell).collect();
+    if cells.iter().any(|cell| !cell.is_empty()) {
+        let column = std::iter::once("drafts accepted".to_owned()).chain(cells);
+        rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
+    }
 }
 
 /// Renders a table in llama-bench's form, so that rows of both fit in one table.

@@ -28,6 +28,8 @@ pub struct ModelInfo {
     /// The file that `defaults` were read from, e.g. `generation_config.json`.
     pub defaults_source: String,
     pub has_chat_template: bool,
+    /// `--speculate` asks for drafts, and the model cannot drop rows.
+    pub refuses_drafts: bool,
     pub load_time: Duration,
 }
 

@@ -453,14 +453,17 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
     ];
     lines.extend(started.map(|started| reuse(started, llm)));
     let Usage { drafted_tokens, accepted_tokens, .. } = usage;
-    let drafts =
-        (*drafted_tokens > 0).then(|| format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"));
+    let drafts = match drafted_tokens {
+        0 if info.refuses_drafts => ", no drafts: the model cannot drop rows (recurrent layers)".to_owned(),
+        0 => String::new(),
+        _ => format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"),
+    };
     lines.extend([
         format!(
             "decode       {} tokens{}{}",
             usage.completion_tokens,
             rate(timings.decode_rate(usage)),
-            drafts.unwrap_or_default()
+            drafts
         ),
         format!("first token  {first}, total {:.1} ms", ms(timings.total)),
         format!("context      {} of {} tokens ({percent:.1}%)", used(usage), info.context_tokens),

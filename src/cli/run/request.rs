@@ -47,6 +47,7 @@ pub fn turn_request(llm: &Loaded, args: &RunArgs, terminal: &Terminal) -> Result
         limits: args.limits.resolve(),
         logprobs: args.output.logprobs,
         prompt_logprobs: None,
+        prediction: String::new(),
     })
 }
 

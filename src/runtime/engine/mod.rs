@@ -82,7 +82,7 @@ impl Engine {
         let pool = if has_index { PagePool::new } else { PagePool::without_index };
         Ok(Self {
             pool: pool(&spec.model.groups, spec.kv_memory),
-            speculator: Speculator::new(spec.config.speculation, &spec.model),
+            speculator: Speculator::new(spec.speculation()),
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),

@@ -131,7 +131,7 @@ pub fn f32_pass(pool: &Pool) -> Option<usize> {
     {
         const ITERATIONS: usize = 1_000_000;
         pool.run(&|_| peak_aarch64::fmla(ITERATIONS));
-        return Some(pool.threads() * ITERATIONS * peak_aarch64::CHAINS * 8);
+        Some(pool.threads() * ITERATIONS * peak_aarch64::CHAINS * 8)
     }
     #[cfg(not(target_arch = "aarch64"))]
     {

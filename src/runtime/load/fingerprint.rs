@@ -125,8 +125,9 @@ pub fn with_template(identity: &str, template: Option<&str>) -> String {
 
 /// Names the source of a native model's bits. Our kernels and `libm`, which no compute path bypasses
 /// (tests/architecture), give the same bits on every instruction set, operating system and number of threads
-/// (tests/same_bits.rs), and pages are little-endian. So sessions and pages stay warm when their folder moves between x86-64 and aarch64. Only a NaN's
-/// payload differs between processors, and a model that computes one has no answer to keep.
+/// (tests/same_bits.rs), and pages are little-endian. So sessions and pages stay warm when their folder moves between
+/// x86-64 and aarch64. Only a NaN's payload differs between processors, and a model that computes one has no answer to
+/// keep.
 fn native_backend(device: Device) -> String {
     match device {
         Device::Cpu(_) if cfg!(target_endian = "little") => "cpu".to_owned(),

@@ -45,6 +45,8 @@ pub struct TurnRequest {
     pub logprobs: Option<usize>,
     /// Log-probabilities of the prompt's tokens, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
+    /// Text that the answer may consist of: a source of drafts, which changes no answer.
+    pub prediction: String,
 }
 
 /// The input of a turn.

@@ -34,6 +34,8 @@ pub struct TurnPlan {
     /// Special tokens that the parser must see as text.
     pub markup: Arc<[u32]>,
     pub parser: ParserConfig,
+    /// Tokens of the predicted text.
+    pub prediction: Vec<u32>,
 }
 
 impl TurnPlan {
@@ -48,6 +50,7 @@ impl TurnPlan {
             grammar: self.grammar.clone(),
             reasoning: self.reasoning.clone(),
             markup: self.markup.clone(),
+            prediction: self.prediction.clone(),
             ..Request::default()
         }
     }
@@ -116,7 +119,8 @@ impl Planner<'_> {
         };
         let grammar = turn.constraint.as_ref().map(compile).transpose()?;
         let parser = ParserConfig::plain(start);
-        Ok(TurnPlan { tokens, text, grammar, reasoning: None, markup: Arc::default(), parser })
+        let (markup, prediction) = (Arc::default(), self.prediction(turn));
+        Ok(TurnPlan { tokens, text, grammar, reasoning: None, markup, parser, prediction })
     }
 
     /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already, and no other beginning.
@@ -144,7 +148,17 @@ impl Planner<'_> {
         tokens.extend(&ids);
         let reasoning = self.reasoning_limit(&format!("{}{start}", end.text), turn)?;
         let parser = parser.starting_with(&start, &ids);
-        Ok(TurnPlan { tokens, text: String::new(), grammar, reasoning, markup, parser })
+        let prediction = self.prediction(turn);
+        Ok(TurnPlan { tokens, text: String::new(), grammar, reasoning, markup, parser, prediction })
+    }
+
+    /// Returns the tokens of the predicted text. A text that is longer than the context drafts nothing, because a hint
+    /// must fail no request.
+    fn prediction(&self, turn: &TurnRequest) -> Vec<u32> {
+        match turn.prediction.as_str() {
+            "" => Vec::new(),
+            text => self.chat_tokenizer.encode_rest(text).unwrap_or_default(),
+        }
     }
 
     /// Returns the limit on the reasoning of an answer that continues `text`; `None` without a budget, or if `text` has ended the

@@ -103,6 +103,7 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
         reasoning_budget: asked.reasoning_budget,
         tools: asked.tools,
         answer_start: asked.answer_start,
+        prediction: String::new(),
         streaming: Streaming { is_on: is_streamed, ..Streaming::default() },
     };
     let has_constraint = params.constraint.is_some();

@@ -62,6 +62,8 @@ pub struct AnswerParams {
     pub reasoning_budget: Option<usize>,
     pub tools: ToolUse,
     pub answer_start: AnswerStart,
+    /// Text that the answer may consist of.
+    pub prediction: String,
     pub streaming: Streaming,
 }
 
@@ -251,7 +253,7 @@ impl AnswerParams {
         request_id: String,
     ) -> GenerateRequest {
         let Self { num_choices, sampling, limits, logprobs, constraint, reasoning_budget, .. } = self;
-        let Self { tools, answer_start, streaming, .. } = self;
+        let Self { tools, answer_start, prediction, streaming, .. } = self;
         let is_streamed = streaming.is_on;
         let turn = TurnRequest {
             sampling,
@@ -261,6 +263,7 @@ impl AnswerParams {
             reasoning_budget,
             tools,
             answer_start,
+            prediction,
             is_streamed,
             ..TurnRequest::default()
         };
@@ -297,6 +300,7 @@ pub fn params(
         reasoning_budget: None,
         tools: ToolUse::default(),
         answer_start: AnswerStart::Nothing,
+        prediction: params::prediction(fields),
         streaming: streaming(fields),
     };
     params::labels(fields);

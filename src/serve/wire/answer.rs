@@ -39,8 +39,7 @@ pub fn call_json(call: &AnsweredCall) -> Value {
     tool_call_json(&ToolCall { id: Some(call.id.clone()), name: call.name.clone(), arguments })
 }
 
-/// Writes the usage. Drafted tokens appear only if there are any: clients of old know no such members, and a count
-/// that depends on measured times stays out of answers that were computed one by one.
+/// Writes the usage.
 pub fn usage(usage: &Usage) -> Value {
     let mut json = json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -49,12 +48,20 @@ pub fn usage(usage: &Usage) -> Value {
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     });
     if usage.drafted_tokens > 0 {
-        json["completion_tokens_details"] = json!({
-            "accepted_prediction_tokens": usage.accepted_tokens,
-            "rejected_prediction_tokens": usage.drafted_tokens.saturating_sub(usage.accepted_tokens),
-        });
+        json["completion_tokens_details"] = json!({});
+        count_drafts(&mut json["completion_tokens_details"], usage);
     }
     json
+}
+
+/// Adds OpenAI's counts of drafted tokens to the details of an answer's tokens. Without drafts there are none: clients
+/// of old know no such members, and a count that depends on measured times stays out of answers without drafts.
+pub fn count_drafts(details: &mut Value, usage: &Usage) {
+    if usage.drafted_tokens > 0 {
+        details["accepted_prediction_tokens"] = usage.accepted_tokens.into();
+        details["rejected_prediction_tokens"] =
+            usage.drafted_tokens.saturating_sub(usage.accepted_tokens).into();
+    }
 }
 
 fn finite(logprob: f32) -> f32 {

@@ -82,6 +82,22 @@ pub fn max_tokens(
     max_tokens
 }
 
+/// Reads the predicted output as OpenAI writes it: a text, or parts of text; empty without one. A value of another form
+/// is a hint without effect.
+pub fn prediction(fields: &mut Fields<'_>) -> String {
+    const NAME: &str = "prediction";
+    let Some(value) = fields.take(NAME) else { return String::new() };
+    let text: Option<String> = match &value["content"] {
+        Value::String(text) => Some(text.clone()),
+        Value::Array(parts) => parts.iter().map(|part| part["text"].as_str()).collect(),
+        _ => None,
+    };
+    text.filter(|_| value["type"] == "content").unwrap_or_else(|| {
+        fields.ignored(NAME);
+        String::new()
+    })
+}
+
 /// The most answers that one request may ask for, as in OpenAI's API.
 pub const MAX_CHOICES: usize = 128;
 

@@ -2,8 +2,7 @@
 //! them as it would have taken anyway.
 //!
 //! Invariants: a draft is a guess and changes no answer. What a step computes beyond the known tokens depends on
-//! measured times; what it delivers does not. Drafting is refused if a sequence cannot drop rows exactly:
-//! recurrent states stand for all tokens fed, and saving one for each draft costs more than a wrong draft may.
+//! measured times; what it delivers does not.
 
 mod allotment;
 mod costs;
@@ -12,8 +11,6 @@ mod ngram;
 
 use std::time::Duration;
 
-use crate::runtime::kv::KvKind;
-use crate::runtime::model::ModelSpec;
 use crate::runtime::spec::Speculation;
 pub use allotment::DraftOffer;
 use costs::{Account, MAX_ROWS, StepCosts};
@@ -37,9 +34,7 @@ pub struct Speculator {
 }
 
 impl Speculator {
-    pub fn new(mode: Speculation, model: &ModelSpec) -> Self {
-        let is_exact = model.can_rewind && model.groups.iter().all(|group| group.kind != KvKind::Recurrent);
-        let mode = if is_exact { mode } else { Speculation::Off };
+    pub fn new(mode: Speculation) -> Self {
         Self { mode, costs: StepCosts::default(), account: Account::default() }
     }
 
@@ -100,7 +95,6 @@ impl Speculator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::KvGroup;
 
     struct Guess(DraftOffer, usize);
 
@@ -114,20 +108,10 @@ mod tests {
         }
     }
 
-    fn model(kind: KvKind) -> ModelSpec {
-        ModelSpec {
-            architecture: "toy".to_owned(),
-            vocab_size: 9,
-            context_length: 99,
-            groups: vec![KvGroup { kind, page_bytes: 1 }],
-            can_rewind: true,
-        }
-    }
-
     /// Runs `steps` steps in which a row more costs `slope` of a step and drafts hold with `rate`, of which
     /// the sequence's own estimate is right. Returns time with speculation over time without, and the drafts.
     fn simulate(slope: f64, rate: f64, steps: usize) -> (f64, usize) {
-        let mut speculator = Speculator::new(Speculation::Auto, &model(KvKind::Full));
+        let mut speculator = Speculator::new(Speculation::Auto);
         let (mut time, mut tokens, mut drafts) = (0.0, 0.0, 0);
         let mut credit = 0.0;
         for _ in 0..steps {
@@ -161,14 +145,5 @@ mod tests {
         assert!(cheap < 0.25, "{cheap}");
         let (dear, _) = simulate(1.0, 1.0, 1000);
         assert!(dear < 1.02, "{dear}");
-    }
-
-    #[test]
-    fn a_recurrent_state_is_never_drafted_over() {
-        let speculator = |kind| Speculator::new(Speculation::Always(3), &model(kind));
-        assert!(speculator(KvKind::Recurrent).is_off());
-        assert!(!speculator(KvKind::SlidingWindow(4)).is_off());
-        let fixed = ModelSpec { can_rewind: false, ..model(KvKind::Full) };
-        assert!(Speculator::new(Speculation::Auto, &fixed).is_off());
     }
 }

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::runtime::turn::Answer;
 use crate::runtime::{Finish, Usage};
+use crate::serve::wire::answer::count_drafts;
 
 /// Returns the signature of a thinking block: the same for the same text, and of no meaning to its reader.
 pub fn signature(thinking: &str) -> String {
@@ -54,13 +55,15 @@ pub fn stop(answer: &Answer) -> (&'static str, Option<&str>) {
 
 /// Returns the counts. Tokens that were reused are not among the input tokens, as Anthropic counts.
 pub fn usage(usage: &Usage, num_reasoning_tokens: usize) -> Value {
+    let mut details = json!({"thinking_tokens": num_reasoning_tokens});
+    count_drafts(&mut details, usage);
     json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "cache_creation": null,
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": num_reasoning_tokens},
+        "output_tokens_details": details,
         "server_tool_use": null,
         "service_tier": null,
         "inference_geo": null,

@@ -8,6 +8,7 @@ use super::items::{ItemKind, answered_call, item_id, message, reasoning, status,
 use super::tools::ToolNames;
 use crate::runtime::turn::Answer;
 use crate::runtime::{Finish, Sampling};
+use crate::serve::wire::answer::count_drafts;
 
 /// A response before its answer.
 #[derive(Debug, Clone)]
@@ -71,11 +72,13 @@ pub fn has_message(answer: &Answer) -> bool {
 
 fn usage(answer: &Answer) -> Value {
     let usage = &answer.outcome.usage;
+    let mut details = json!({"reasoning_tokens": answer.num_reasoning_tokens});
+    count_drafts(&mut details, usage);
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": answer.num_reasoning_tokens},
+        "output_tokens_details": details,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })
 }
