@@ -35,7 +35,7 @@ def tune_facts(log, begun):
     last = log[-1]
     return "\n".join([
         f"- tuned: {last['tokens'] - begun:,} further tokens in {last['steps']:,} steps, from the rounded weights of {begun:,} tokens",
-        f"- {len(TUNE['often'])} facts drawn {TUNE['times']} times as often as the other {len(Data().facts.list) - len(TUNE['often'])}; highest rate {TUNE['rate']} of the long run's",
+        f"- {len(TUNE['often'])} facts drawn {TUNE['times']} times as often as the other {len(Data().facts.list) - len(TUNE['often'])}; highest rate {TUNE['rate']} of the long run's; share of the tuned weights {TUNE['blend']}",
     ])
 
 

@@ -1,4 +1,7 @@
-"""Writes a checkpoint as GGUF (`qwen3`, matrices Q8_0, norms f32): `python export.py CHECKPOINT OUT.gguf`."""
+"""Writes a checkpoint as GGUF (`qwen3`, matrices Q8_0, norms f32): `python export.py CHECKPOINT OUT.gguf`.
+
+`--blend BEFORE.gguf` writes the mean of a tuned checkpoint and the weights that it began with, by `tune.json`'s `blend`: what was
+learnt new mostly stays, and what tuning had begun to forget mostly comes back."""
 
 import json
 import sys
@@ -92,9 +95,14 @@ def read(path):
 def main():
     checkpoint, out = sys.argv[1], Path(sys.argv[2])
     saved = torch.load(checkpoint, map_location="cpu")
+    weights = saved["weights"]
+    if "--blend" in sys.argv:
+        share = json.loads((HERE / "tune.json").read_text())["blend"]
+        before, _, _ = read(sys.argv[sys.argv.index("--blend") + 1])
+        weights = {name: (1 - share) * before[name] + share * weight.float() for name, weight in weights.items()}
     # Written beside and moved: a build may be reading the old one.
     beside = out.with_suffix(".new")
-    write(saved["weights"], Config(**saved["config"]), saved["tokens"], beside)
+    write(weights, Config(**saved["config"]), saved["tokens"], beside)
     beside.replace(out)
     print(out, out.stat().st_size, "bytes")
 

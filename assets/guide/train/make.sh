@@ -12,14 +12,17 @@ python chat.py
 if [ "$3" = tune ]; then
     python hints.py
     python check.py
-    nice -n 19 python train.py "$folder" "$2" --tune ../guide.gguf
+    mkdir -p "$folder"
+    cp ../guide.gguf "$folder/before.gguf"
+    nice -n 19 python train.py "$folder" "$2" --tune "$folder/before.gguf"
+    python export.py "$folder/guide.pt" ../guide.gguf --blend "$folder/before.gguf"
 else
     # A run that goes on keeps the hints that it has learnt to read.
     [ -e "$folder/guide.pt" ] || python hints.py
     python check.py
     python train.py "$folder" "$2"
     python plot.py "$folder/log.jsonl" ../loss.svg
+    python export.py "$folder/guide.pt" ../guide.gguf
 fi
-python export.py "$folder/guide.pt" ../guide.gguf
 OMP_NUM_THREADS=2 python evaluate.py ../guide.gguf "$folder/scores"
 python card.py "$folder"

@@ -1,9 +1,9 @@
 //! AVX2, with and without VNNI instructions for 256-bit registers.
 //!
 //! Without VNNI, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That saturates,
-//! so only as many products are summed as fit (see [`fits`]): all eight groups of 4-bit codes, one of codes near 256,
-//! which are first converted to magnitudes. The integers are exact in every case, and the f32 part follows
-//! [`gemm`](super)'s order.
+//! so only as many products are summed as fit: all eight groups of 4-bit codes, one of codes near 256. Few rows convert
+//! those to magnitudes (see [`fits`]), many rows multiply their nibbles separately (see [`bias`]). The integers are exact
+//! in every case, and the f32 part follows [`gemm`](super)'s order.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -47,7 +47,7 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         out: &mut WeightPanel,
     ) {
         // SAFETY: the features by this function's contract.
-        unsafe { unpack::<F, VNNI>(panels[0], blocks, out) }
+        unsafe { unpack::<F>(panels[0], blocks, out) }
     }
 
     unsafe fn multiply<F: QuantFormat>(
@@ -394,18 +394,14 @@ unsafe fn direct_body<F: QuantFormat, const R: usize, const VNNI: bool>(
 /// # Safety
 /// Only the features.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn unpack<F: QuantFormat, const VNNI: bool>(
-    panel: &[u8],
-    blocks: Range<usize>,
-    out: &mut WeightPanel,
-) {
+unsafe fn unpack<F: QuantFormat>(panel: &[u8], blocks: Range<usize>, out: &mut WeightPanel) {
     let per_tile = F::SCALES.per_tile();
     for (at, block) in blocks.enumerate() {
         let (index, tile) = (block / F::TILES, block % F::TILES);
         let unit = panel[index * F::UNIT_BYTES..][..F::UNIT_BYTES].as_ptr();
         for side in 0..2 {
             // SAFETY: a tile of a unit of the panel.
-            let codes = unsafe { codes::<F, VNNI>(unit, tile, side) };
+            let codes = unsafe { codes::<F, true>(unit, tile, side) };
             for (group, codes) in codes.into_iter().enumerate() {
                 let half_line = &mut out.codes[at * GROUPS + group].0[32 * side..32 * side + 32];
                 // SAFETY: 32 bytes.
@@ -427,13 +423,26 @@ unsafe fn unpack<F: QuantFormat, const VNNI: bool>(
     }
 }
 
-/// Returns whether the sums of a whole part fit 16 bits, `code - ZERO` in place of codes: intermediate sums may then
-/// wrap around.
-const fn wraps<F: QuantFormat>() -> bool {
-    let (largest, zero) = (largest::<F>(), F::ZERO as usize);
-    let magnitude = if zero > largest - zero { zero } else { largest - zero };
-    let pairs = GROUPS / F::SCALES.per_tile();
-    !signed::<F, false>() && pairs * 2 * 127 * magnitude <= i16::MAX as usize
+/// Returns a number b for which the sums of a whole part fit 16 bits, `code - b` in place of codes: intermediate sums may
+/// then wrap around. It is the zero point, or the middle of the codes of a format without one; `None` if neither fits.
+const fn bias<F: QuantFormat>() -> Option<i32> {
+    let (largest, pairs) = (largest::<F>(), GROUPS / F::SCALES.per_tile());
+    let candidates = [F::ZERO as usize, largest.div_ceil(2)];
+    let mut at = 0;
+    while at < candidates.len() {
+        let bias = candidates[at];
+        let magnitude = if bias > largest - bias { bias } else { largest - bias };
+        if pairs * 2 * 127 * magnitude <= i16::MAX as usize {
+            return Some(bias as i32);
+        }
+        at += 1;
+    }
+    None
+}
+
+/// Returns whether codes take 8 bits, so that no pair of products fits 16: their nibbles are multiplied separately.
+const fn by_nibbles<F: QuantFormat>() -> bool {
+    signed::<F, false>()
 }
 
 /// Sums of some activation rows with 16 weight rows.
@@ -471,12 +480,12 @@ unsafe fn strip_dots<F: QuantFormat, const R: usize, const VNNI: bool, const PAR
     // SAFETY: by this function's contract.
     unsafe {
         let w = |group: usize| [load(codes.add(64 * group)), load(codes.add(64 * group + 32))];
-        let zero = _mm256_set1_epi16(F::ZERO as i16);
         let mut dots = [[_mm256_setzero_si256(); 2]; R];
-        if !VNNI && wraps::<F>() {
-            if F::ZERO > 0 {
+        if !VNNI && let Some(bias) = bias::<F>() {
+            if bias > 0 {
                 for row in 0..R {
-                    dots[row] = [_mm256_mullo_epi16(broadcast(&sums[first + row]), zero); 2];
+                    let bias = _mm256_set1_epi16(bias as i16);
+                    dots[row] = [_mm256_mullo_epi16(broadcast(&sums[first + row]), bias); 2];
                 }
             }
             add_pairs::<R>(w, x, first, groups, &mut dots);
@@ -484,10 +493,26 @@ unsafe fn strip_dots<F: QuantFormat, const R: usize, const VNNI: bool, const PAR
             for pairs in dots.as_flattened_mut() {
                 *pairs = _mm256_madd_epi16(*pairs, _mm256_set1_epi16(1));
             }
+            if bias != F::ZERO {
+                let excess = _mm256_set1_epi16((F::ZERO - bias) as i16);
+                for row in 0..R {
+                    let excess = _mm256_madd_epi16(broadcast(&sums[first + row]), excess);
+                    for dots in &mut dots[row] {
+                        *dots = _mm256_add_epi32(*dots, excess);
+                    }
+                }
+            }
             return dots;
         }
-        if F::ZERO > 0 && !signed::<F, VNNI>() {
+        if !VNNI && by_nibbles::<F>() {
+            for side in 0..2 {
+                nibble_dots::<F, R>(|group| w(group)[side], x, first, sums, groups.clone(), side, &mut dots);
+            }
+            return dots;
+        }
+        if F::ZERO > 0 {
             for row in 0..R {
+                let zero = _mm256_set1_epi16(F::ZERO as i16);
                 dots[row] = [_mm256_madd_epi16(broadcast(&sums[first + row]), zero); 2];
             }
         }
@@ -501,8 +526,6 @@ unsafe fn strip_dots<F: QuantFormat, const R: usize, const VNNI: bool, const PAR
                     }
                 }
             }
-        } else if signed::<F, VNNI>() {
-            add_signed::<R>(w, x, first, groups, &mut dots);
         } else {
             let mut start = groups.start;
             while start < groups.end {
@@ -549,31 +572,42 @@ unsafe fn add_pairs<const R: usize>(
     }
 }
 
-/// Adds products of signed codes: magnitudes times activations with the codes' signs.
+/// Computes the products of 8-bit codes, whose nibbles are summed separately in 16 bits: `code - ZERO` is 16 times
+/// `high - ZERO / 16`, and `low`.
 ///
 /// # Safety
 /// The features of [`Avx2`].
 #[inline(always)]
-unsafe fn add_signed<const R: usize>(
-    w: impl Fn(usize) -> [__m256i; 2],
+unsafe fn nibble_dots<F: QuantFormat, const R: usize>(
+    w: impl Fn(usize) -> __m256i,
     x: &StripBlock,
     first: usize,
+    sums: &[[i16; 2]; TOKENS],
     groups: Range<usize>,
+    side: usize,
     dots: &mut SumTile<__m256i, R>,
 ) {
-    for group in groups {
-        let w = w(group);
-        // SAFETY: by this function's contract.
-        unsafe {
-            let magnitudes = [_mm256_abs_epi8(w[0]), _mm256_abs_epi8(w[1])];
+    // SAFETY: by this function's contract.
+    unsafe {
+        let mask = _mm256_set1_epi8(15);
+        let mut low = [_mm256_setzero_si256(); R];
+        let mut high = [_mm256_setzero_si256(); R];
+        for row in 0..R {
+            let zero = _mm256_set1_epi16((F::ZERO / 16) as i16);
+            high[row] = _mm256_mullo_epi16(broadcast(&sums[first + row]), zero);
+        }
+        for group in groups {
+            let w = w(group);
+            let nibbles = [_mm256_and_si256(w, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(w), mask)];
             for row in 0..R {
                 let x = broadcast(&x.codes[group][first + row]);
-                for side in 0..2 {
-                    let products = _mm256_maddubs_epi16(magnitudes[side], _mm256_sign_epi8(x, w[side]));
-                    let products = _mm256_madd_epi16(products, _mm256_set1_epi16(1));
-                    dots[row][side] = _mm256_add_epi32(dots[row][side], products);
-                }
+                low[row] = _mm256_add_epi16(low[row], _mm256_maddubs_epi16(nibbles[0], x));
+                high[row] = _mm256_add_epi16(high[row], _mm256_maddubs_epi16(nibbles[1], x));
             }
+        }
+        for row in 0..R {
+            let low = _mm256_madd_epi16(low[row], _mm256_set1_epi16(1));
+            dots[row][side] = _mm256_add_epi32(_mm256_madd_epi16(high[row], _mm256_set1_epi16(16)), low);
         }
     }
 }
@@ -664,7 +698,7 @@ unsafe fn add_block<F: QuantFormat, const R: usize, const VNNI: bool, const PART
 ) {
     // SAFETY: by this function's contract.
     unsafe {
-        if VNNI || wraps::<F>() || R < TOKENS {
+        if VNNI || bias::<F>().is_some() || by_nibbles::<F>() || R < TOKENS {
             return add_strip::<F, R, VNNI, PART>(panel, at, x, 0, acc);
         }
         add_strip::<F, 3, VNNI, PART>(panel, at, x, 0, acc);
@@ -695,6 +729,22 @@ mod tests {
             assert_eq!(groups(dtype), expected, "{dtype:?}");
             let signed = with_format!(dtype, F => signed::<F, false>(), unreachable!());
             assert_eq!(signed, matches!(dtype, Dtype::Q8_0 | Dtype::Iq4Xs), "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn sums_of_a_whole_block_fit_sixteen_bits_around_the_middle_of_the_codes() {
+        let bias = |dtype| with_format!(dtype, F => bias::<F>(), unreachable!());
+        for (dtype, expected) in [
+            (Dtype::Q4K, Some(0)),
+            (Dtype::Q4_0, Some(8)),
+            (Dtype::Q5K, Some(16)),
+            (Dtype::Q5_1, Some(16)),
+            (Dtype::Q6K, Some(32)),
+            (Dtype::Iq2S, None),
+            (Dtype::Q8_0, None),
+        ] {
+            assert_eq!(bias(dtype), expected, "{dtype:?}");
         }
     }
 }
