@@ -482,26 +482,7 @@ unsafe fn strip_dots<F: QuantFormat, const R: usize, const VNNI: bool, const PAR
         let w = |group: usize| [load(codes.add(64 * group)), load(codes.add(64 * group + 32))];
         let mut dots = [[_mm256_setzero_si256(); 2]; R];
         if !VNNI && let Some(bias) = bias::<F>() {
-            if bias > 0 {
-                for row in 0..R {
-                    let bias = _mm256_set1_epi16(bias as i16);
-                    dots[row] = [_mm256_mullo_epi16(broadcast(&sums[first + row]), bias); 2];
-                }
-            }
-            add_pairs::<R>(w, x, first, groups, &mut dots);
-            // Loops, not closures: those would not be compiled with the features.
-            for pairs in dots.as_flattened_mut() {
-                *pairs = _mm256_madd_epi16(*pairs, _mm256_set1_epi16(1));
-            }
-            if bias != F::ZERO {
-                let excess = _mm256_set1_epi16((F::ZERO - bias) as i16);
-                for row in 0..R {
-                    let excess = _mm256_madd_epi16(broadcast(&sums[first + row]), excess);
-                    for dots in &mut dots[row] {
-                        *dots = _mm256_add_epi32(*dots, excess);
-                    }
-                }
-            }
+            biased_dots::<F, R>(w, x, first, sums, groups, bias, &mut dots);
             return dots;
         }
         if !VNNI && by_nibbles::<F>() {
@@ -542,6 +523,45 @@ unsafe fn strip_dots<F: QuantFormat, const R: usize, const VNNI: bool, const PAR
             }
         }
         dots
+    }
+}
+
+/// Computes the products of codes whose sums fit 16 bits around `bias` (see [`bias`]); `dots` are 0 before.
+///
+/// # Safety
+/// The features of [`Avx2`].
+#[inline(always)]
+unsafe fn biased_dots<F: QuantFormat, const R: usize>(
+    w: impl Fn(usize) -> [__m256i; 2],
+    x: &StripBlock,
+    first: usize,
+    sums: &[[i16; 2]; TOKENS],
+    groups: Range<usize>,
+    bias: i32,
+    dots: &mut SumTile<__m256i, R>,
+) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        if bias > 0 {
+            for row in 0..R {
+                let bias = _mm256_set1_epi16(bias as i16);
+                dots[row] = [_mm256_mullo_epi16(broadcast(&sums[first + row]), bias); 2];
+            }
+        }
+        add_pairs::<R>(w, x, first, groups, dots);
+        // Loops, not closures: those would not be compiled with the features.
+        for pairs in dots.as_flattened_mut() {
+            *pairs = _mm256_madd_epi16(*pairs, _mm256_set1_epi16(1));
+        }
+        if bias != F::ZERO {
+            let excess = _mm256_set1_epi16((F::ZERO - bias) as i16);
+            for row in 0..R {
+                let excess = _mm256_madd_epi16(broadcast(&sums[first + row]), excess);
+                for dots in &mut dots[row] {
+                    *dots = _mm256_add_epi32(*dots, excess);
+                }
+            }
+        }
     }
 }
 
