@@ -265,7 +265,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
 
-    /// Tokens computed before they are sampled, several in a step, where that is faster (default: off)
+    /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
     ///
     /// Drafts come from the text itself and from a grammar, and are as long as pays by the times measured. The answer
     /// is the same, bit by bit. Models with recurrent layers draft nothing.
@@ -277,9 +277,9 @@ pub struct EngineArgs {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
     /// One token in each step
-    #[default]
     Off,
     /// Every source
+    #[default]
     Auto,
     /// What followed the same tokens earlier in the text
     Ngram,
@@ -787,7 +787,7 @@ mod tests {
             keeps_sessions: true,
             kv_memory: None,
             kv_disk: None,
-            speculation: Speculation::Off,
+            speculation: Speculation::Auto,
             sharing: Sharing::default(),
         };
         assert_eq!(parse(&[]), Ok(unset));

@@ -150,7 +150,7 @@ pub const OPENAI: Table = Table {
             (
                 "prediction",
                 r#"{"type": "content", "content": "hi"}"#,
-                "a source of drafts with `--speculate`, which change no answer; a value of another form is a hint",
+                "a source of drafts, which change no answer; a value of another form is a hint",
             ),
             ("metadata", r#"{"a": "b"}"#, ""),
             ("session_append", "false", "`true` needs a session"),
