@@ -33,6 +33,18 @@ SHAPES = {
     "llama-3.2-1b": dict(arch="llama", layers=16, hidden=2048, heads=32, kv=8, head=64, ffn=8192, vocab=128256),
     "smollm2-135m": dict(arch="llama", layers=30, hidden=576, heads=9, kv=3, head=64, ffn=1536, vocab=49152),
 }
+# Models with experts, by --shapes: the first layers of a published one (`of` in all). `head` layers are dense, `conv` ones have
+# a short convolution instead of attention. MXFP4 means experts in MXFP4 and everything else in Q8_0.
+EXPERT_SHAPES = {
+    "qwen3-30b-a3b": dict(arch="qwen3moe", layers=6, of=48, hidden=2048, heads=32, kv=4, head=128, ffn=6144, vocab=151936,
+                          experts=128, used=8, expert_ffn=768),
+    "gpt-oss-20b": dict(arch="gpt-oss", layers=4, of=24, hidden=2880, heads=64, kv=8, head=64, ffn=2880, vocab=201088,
+                        experts=32, used=4, expert_ffn=2880),
+    "lfm2-8b-a1b": dict(arch="lfm2moe", layers=7, of=24, hidden=2048, heads=32, kv=8, head=64, ffn=7168, vocab=65536,
+                        experts=32, used=4, expert_ffn=1792, dense=2, conv=(0, 1, 3, 4, 5)),
+}
+UNTIED = ("qwen3moe", "gpt-oss")  # the others use the embeddings for logits too
+EXPERT_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M"}
 TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
 CONTEXT_SLACK = 1024
 
@@ -47,8 +59,15 @@ TARGETS = [
     ("smollm2-135m", "*", "tg128", 1.2),
     ("qwen3-0.6b", ("Q4_K_M",), "tg32@2048", 1.35),
     ("qwen3-0.6b", ("Q4_K_M",), "tg32@8192", 2.0),
+    ("qwen3-30b-a3b", "*", "pp512", 3.5),
+    ("qwen3-30b-a3b", "*", "tg128", 1.3),
+    ("qwen3-30b-a3b", "*", "8 seq", 3.0),
     ("*", "*", "8 seq", 2.5),
 ]
+
+
+def shape_of(name):
+    return SHAPES.get(name) or EXPERT_SHAPES[name]
 
 
 def target(shape, kind, test):
@@ -84,6 +103,7 @@ def random_matrix(rng, rows, cols, kind):
         "Q8_0": (34, 32, [(0, 1.0)], 74.0),
         "Q4_K": (144, 256, [(0, 1.0), (2, 7.5)], 260.0),
         "Q6_K": (210, 256, [(208, 1.0)], 1370.0),
+        "MXFP4": (17, 32, [], 1.0),
     }[kind]
     assert cols % values == 0, (kind, cols)
     blocks = np.resize(np.frombuffer(rng.bytes(4_000_037), np.uint8), (rows, cols // values, size))
@@ -91,15 +111,19 @@ def random_matrix(rng, rows, cols, kind):
     for at, factor in scales:
         two = np.frombuffer(np.float16(scale * factor).tobytes(), np.uint8)
         blocks[:, :, at : at + 2] = two
+    if kind == "MXFP4":
+        blocks[:, :, 0] = 127 + round(np.log2(1.0 / np.sqrt(cols) / 5.0))  # an exponent; the values are half of 0 to 12
     return blocks.reshape(rows, -1)
 
 
-def kind_of(name, layer, layers, cols, file_type):
-    """The type of a matrix in llama.cpp's mixes."""
+def kind_of(name, layer, layers, cols, file_type, head):
+    """The type of a matrix in llama.cpp's mixes; `head` is the one that makes logits."""
+    if file_type == "MXFP4":
+        return "MXFP4" if name.endswith("_exps") else "Q8_0"
     kind = {"Q4_K_M": "Q4_K"}.get(file_type, file_type)
-    if name == "token_embd" and file_type in ("Q4_0", "Q4_K_M"):
+    if name == head and file_type in ("Q4_0", "Q4_K_M"):
         kind = "Q6_K"
-    if file_type == "Q4_K_M" and name in ("attn_v", "ffn_down"):
+    if file_type == "Q4_K_M" and name in ("attn_v", "ffn_down", "ffn_down_exps"):
         eighth = layers // 8
         if layer < eighth or layer >= layers - eighth or (layer - eighth) % 3 == 2:
             kind = "Q6_K"
@@ -108,29 +132,12 @@ def kind_of(name, layer, layers, cols, file_type):
     return kind
 
 
-def write_model(path, shape, file_type):
-    import gguf
-    import numpy as np
-
-    rng = np.random.default_rng(7)
-    writer = gguf.GGUFWriter(str(path), shape["arch"])
-    writer.add_name(path.stem)
-    writer.add_context_length(32768)
-    writer.add_block_count(shape["layers"])
-    writer.add_embedding_length(shape["hidden"])
-    writer.add_feed_forward_length(shape["ffn"])
-    writer.add_head_count(shape["heads"])
-    writer.add_head_count_kv(shape["kv"])
-    writer.add_key_length(shape["head"])
-    writer.add_value_length(shape["head"])
-    writer.add_rope_dimension_count(shape["head"])
-    writer.add_rope_freq_base(1e6)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_vocab_size(shape["vocab"])
+def write_vocabulary(writer, size):
     tokens = byte_characters() + ["th", "<|end|>"]
     kinds = [1] * 257 + [3]
-    tokens += [f"[{index}]" for index in range(len(tokens), shape["vocab"])]
-    kinds += [5] * (shape["vocab"] - len(kinds))
+    tokens += [f"[{index}]" for index in range(len(tokens), size)]
+    kinds += [5] * (size - len(kinds))
+    writer.add_vocab_size(size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -139,32 +146,127 @@ def write_model(path, shape, file_type):
     writer.add_bos_token_id(257)
     writer.add_eos_token_id(257)
 
-    def matrix(name, rows, cols, layer=0):
-        kind = kind_of(name.split(".")[-1], layer, shape["layers"], cols, file_type)
-        data = random_matrix(rng, rows, cols, kind)
+
+def write_config(writer, shape):
+    import gguf
+
+    arch, conv = shape["arch"], shape.get("conv", ())
+    writer.add_context_length(32768)
+    writer.add_block_count(shape["layers"])
+    writer.add_embedding_length(shape["hidden"])
+    writer.add_feed_forward_length(shape["ffn"])
+    writer.add_head_count(shape["heads"])
+    per_layer = [0 if layer in conv else shape["kv"] for layer in range(shape["layers"])]
+    writer.add_head_count_kv(per_layer if conv else shape["kv"])
+    writer.add_key_length(shape["head"])
+    writer.add_value_length(shape["head"])
+    writer.add_rope_dimension_count(shape["head"])
+    writer.add_rope_freq_base(1e6)
+    writer.add_layer_norm_rms_eps(1e-6)
+    if "experts" in shape:
+        writer.add_expert_count(shape["experts"])
+        writer.add_expert_used_count(shape["used"])
+        writer.add_expert_feed_forward_length(shape["expert_ffn"])
+    if arch == "gpt-oss":
+        writer.add_sliding_window(128)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(32.0)
+        writer.add_rope_scaling_orig_ctx_len(4096)
+    if arch == "lfm2moe":
+        writer.add_leading_dense_block_count(shape["dense"])
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_shortconv_l_cache(3)
+
+
+class TensorWriter:
+    """Adds tensors of random weights in the types of `file_type`."""
+
+    def __init__(self, writer, shape, file_type):
+        import numpy as np
+
+        self.writer, self.shape, self.file_type = writer, shape, file_type
+        self.rng = np.random.default_rng(7)
+
+    def matrix(self, name, rows, cols, layer=0, experts=None):
+        import gguf
+
+        head = "output" if self.shape["arch"] in UNTIED else "token_embd"
+        kind = kind_of(name.split(".")[-1], layer, self.shape["layers"], cols, self.file_type, head)
+        data = random_matrix(self.rng, rows * (experts or 1), cols, kind)
+        if experts:
+            data = data.reshape(experts, rows, -1)
         raw = None if kind == "F16" else gguf.GGMLQuantizationType[kind]
-        writer.add_tensor(name + ".weight", data, raw_dtype=raw)
+        self.writer.add_tensor(name + ".weight", data, raw_dtype=raw)
 
-    def vector(name, size):
-        writer.add_tensor(name + ".weight", np.ones(size, np.float32))
+    def numbers(self, name, *size, ones=False):
+        import numpy as np
 
-    hidden, ffn, head = shape["hidden"], shape["ffn"], shape["head"]
+        values = np.ones(size) if ones else self.rng.standard_normal(size) / np.sqrt(size[-1])
+        self.writer.add_tensor(name, values.astype(np.float32))
+
+    def vector(self, name, size):
+        self.numbers(name + ".weight", size, ones=True)
+
+
+def write_mixer(tensors, block, layer):
+    """Attention, or a short convolution."""
+    shape = tensors.shape
+    hidden, head = shape["hidden"], shape["head"]
+    if layer in shape.get("conv", ()):
+        tensors.numbers(block + "shortconv.conv.weight", hidden, 3)
+        tensors.matrix(block + "shortconv.in_proj", 3 * hidden, hidden, layer)
+        tensors.matrix(block + "shortconv.out_proj", hidden, hidden, layer)
+        return
     queries, keys = shape["heads"] * head, shape["kv"] * head
-    matrix("token_embd", shape["vocab"], hidden)
-    vector("output_norm", hidden)
+    if shape["arch"] in ("qwen3", "qwen3moe", "lfm2moe"):
+        tensors.vector(block + "attn_q_norm", head)
+        tensors.vector(block + "attn_k_norm", head)
+    for name, rows, cols in (("attn_q", queries, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden),
+                             ("attn_output", hidden, queries)):
+        tensors.matrix(block + name, rows, cols, layer)
+        if shape["arch"] == "gpt-oss":
+            tensors.numbers(block + name + ".bias", rows)
+    if shape["arch"] == "gpt-oss":
+        tensors.numbers(block + "attn_sinks.weight", shape["heads"])
+
+
+def write_feed_forward(tensors, block, layer):
+    shape = tensors.shape
+    hidden, experts = shape["hidden"], shape.get("experts")
+    dense = not experts or layer < shape.get("dense", 0)
+    inner, suffix, count = (shape["ffn"], "", None) if dense else (shape["expert_ffn"], "_exps", experts)
+    for name, rows, cols in (("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner)):
+        tensors.matrix(block + name + suffix, rows, cols, layer, count)
+        if shape["arch"] == "gpt-oss":
+            tensors.numbers(block + name + "_exps.bias", experts, rows)
+    if dense:
+        return
+    tensors.numbers(block + "ffn_gate_inp.weight", experts, hidden)
+    if shape["arch"] == "gpt-oss":
+        tensors.numbers(block + "ffn_gate_inp.bias", experts)
+    if shape["arch"] == "lfm2moe":
+        tensors.numbers(block + "exp_probs_b.bias", experts)
+
+
+def write_model(path, shape, file_type):
+    import gguf
+
+    writer = gguf.GGUFWriter(str(path), shape["arch"])
+    writer.add_name(path.stem)
+    write_config(writer, shape)
+    write_vocabulary(writer, shape["vocab"])
+    tensors = TensorWriter(writer, shape, file_type)
+    hidden, arch = shape["hidden"], shape["arch"]
+    tensors.matrix("token_embd", shape["vocab"], hidden)
+    if arch in UNTIED:
+        tensors.matrix("output", shape["vocab"], hidden)
+    tensors.vector("token_embd_norm" if arch == "lfm2moe" else "output_norm", hidden)
     for layer in range(shape["layers"]):
         block = f"blk.{layer}."
-        vector(block + "attn_norm", hidden)
-        vector(block + "ffn_norm", hidden)
-        if shape["arch"] == "qwen3":
-            vector(block + "attn_q_norm", head)
-            vector(block + "attn_k_norm", head)
-        for name, rows, cols in (
-            ("attn_q", queries, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden),
-            ("attn_output", hidden, queries), ("ffn_gate", ffn, hidden), ("ffn_up", ffn, hidden),
-            ("ffn_down", hidden, ffn),
-        ):
-            matrix(block + name, rows, cols, layer)
+        tensors.vector(block + "attn_norm", hidden)
+        tensors.vector(block + ("post_attention_norm" if arch == "gpt-oss" else "ffn_norm"), hidden)
+        write_mixer(tensors, block, layer)
+        write_feed_forward(tensors, block, layer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -176,7 +278,7 @@ def model_file(cache, shape, file_type):
     if not path.exists():
         print(f"writing {path}", file=sys.stderr, flush=True)
         draft = path.with_suffix(".part")
-        write_model(draft, SHAPES[shape], file_type)
+        write_model(draft, shape_of(shape), file_type)
         draft.rename(path)
     with open(path, "rb") as file:  # into the page cache
         while file.read(1 << 24):
@@ -330,7 +432,7 @@ def tests_of(args, shape, file_type):
         tests.append(("tg32@2048", "decode 32 2048"))
         if file_type == "Q4_K_M" and not args.quick:
             tests.append(("tg32@8192", "decode 32 8192"))
-    if shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0"):
+    if shape in EXPERT_SHAPES or (shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0")):
         tests.append(("8 seq", "batch 64 8"))
     return tests
 
@@ -378,20 +480,24 @@ def measure(args, program, shape, file_type, path):
 
 
 def weights_of(shape, size):
-    """Weights that every token is multiplied with, and bytes that a step reads of a file of `size` bytes: all of it."""
-    s = SHAPES[shape]
+    """Weights that every token is multiplied with, and bytes that a step reads of a file of `size` bytes: all of it, with experts
+    unknown (`None`), because how many a step of several rows reads depends on the routes."""
+    s = shape_of(shape)
     head, hidden = s["head"], s["hidden"]
-    layer = hidden * head * (2 * s["heads"] + 2 * s["kv"]) + 3 * hidden * s["ffn"]
-    return s["layers"] * layer, size
+    attention = hidden * head * (2 * s["heads"] + 2 * s["kv"])
+    conv, dense = len(s.get("conv", ())), s.get("dense", 0 if "experts" in s else s["layers"])
+    experts = (s["layers"] - dense) * 3 * hidden * s.get("used", 0) * s.get("expert_ffn", 0)
+    mixers = (s["layers"] - conv) * attention + conv * 4 * hidden * hidden
+    return mixers + dense * 3 * hidden * s["ffn"] + experts, None if "experts" in s else size
 
 
 def part_of_limit(shape, test, rate, size, limits):
     """How much of the machine's arithmetic (prefill) or bandwidth (decode, KV included) a rate takes."""
-    s = SHAPES[shape]
+    s = shape_of(shape)
     weights, read = weights_of(shape, size)
     if test == "pp512":
         return 2 * weights * rate / 1e9 / limits["int8_gop_s"] if limits["int8_gop_s"] else None
-    if test.startswith("tg"):
+    if test.startswith("tg") and read:
         depth = int(test.split("@")[1]) if "@" in test else 64
         kv = depth * s["layers"] * 2 * s["kv"] * s["head"] * 2
         return (read + kv) * rate / 1e9 / limits["read_gb_s"]
@@ -430,7 +536,8 @@ def main():
         return llama_worker(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two models, depths up to 2,048")
-    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--shapes", default=",".join(SHAPES),
+                        help=f"some of {', '.join([*SHAPES, *EXPERT_SHAPES])}; the last {len(EXPERT_SHAPES)} have experts, and one type each")
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("-r", "--repeat", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
@@ -441,7 +548,8 @@ def main():
     start = time.time()
     program = args.program or build()
     args.cache.mkdir(parents=True, exist_ok=True)
-    pairs = [(shape, kind) for shape in args.shapes.split(",") for kind in args.types.split(",")]
+    types = lambda shape: [EXPERT_TYPES[shape]] if shape in EXPERT_TYPES else args.types.split(",")
+    pairs = [(shape, kind) for shape in args.shapes.split(",") for kind in types(shape)]
     if args.quick:
         pairs = [("qwen3-0.6b", "Q4_K_M"), ("qwen3-0.6b", "F16"), ("smollm2-135m", "Q4_0")]
     results = []
