@@ -42,6 +42,10 @@ impl Model for Scripted {
         self.model.reuse(logits);
     }
 
+    fn keep_drafted(&mut self, state: PageRef, count: usize) -> Result<()> {
+        self.model.keep_drafted(state, count)
+    }
+
     fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
         self.model.copy_page(from, to)
     }

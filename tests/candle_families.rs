@@ -141,6 +141,7 @@ fn rows(tokens: &[u32], start: usize, sequence: usize, end: usize) -> Vec<Row> {
         position: start + index,
         sequence,
         wants_logits: start + index + 1 == end,
+        is_drafted: false,
     };
     tokens.iter().enumerate().map(row).collect()
 }
@@ -505,4 +506,26 @@ fn gguf(architecture: &str) -> LoadError {
     let file = GgufBuilder::new().text("general.architecture", architecture).tensor("a", &[1], F32, &[0; 4]);
     std::fs::write(&path, file.build()).expect("writable");
     load_model(&path, &exact()).err().expect("refused")
+}
+
+#[test]
+fn stats_say_why_a_model_drafts_nothing() {
+    let folder = checkpoint("mamba").write();
+    let model = folder.path().to_str().expect("a path of text");
+    for (speculate, says) in [("auto", true), ("off", false)] {
+        let ran = llmctl(&[
+            "run",
+            "-m",
+            model,
+            "--raw",
+            "a",
+            "--max-tokens",
+            "4",
+            "--stats",
+            "--speculate",
+            speculate,
+        ]);
+        assert!(ran.stderr.contains("decode       "), "{ran:?}");
+        assert_eq!(ran.stderr.contains("no drafts: the model cannot drop rows"), says, "{ran:?}");
+    }
 }

@@ -454,7 +454,7 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
     lines.extend(started.map(|started| reuse(started, llm)));
     let Usage { drafted_tokens, accepted_tokens, .. } = usage;
     let drafts = match drafted_tokens {
-        0 if info.refuses_drafts => ", no drafts: the model cannot drop rows (recurrent layers)".to_owned(),
+        0 if info.refuses_drafts => ", no drafts: the model cannot drop rows".to_owned(),
         0 => String::new(),
         _ => format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"),
     };
