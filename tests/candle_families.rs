@@ -512,20 +512,15 @@ fn gguf(architecture: &str) -> LoadError {
 fn stats_say_why_a_model_drafts_nothing() {
     let folder = checkpoint("mamba").write();
     let model = folder.path().to_str().expect("a path of text");
-    for (speculate, says) in [("auto", true), ("off", false)] {
-        let ran = llmctl(&[
-            "run",
-            "-m",
-            model,
-            "--raw",
-            "a",
-            "--max-tokens",
-            "4",
-            "--stats",
-            "--speculate",
-            speculate,
-        ]);
-        assert!(ran.stderr.contains("decode       "), "{ran:?}");
-        assert_eq!(ran.stderr.contains("no drafts: the model cannot drop rows"), says, "{ran:?}");
+    let rows = tempfile::NamedTempFile::new().expect("tempfile");
+    std::fs::write(rows.path(), r#"{"custom_id":"a","prompt":"a","max_tokens":4}"#).expect("writable");
+    let batch = ["--batch", rows.path().to_str().expect("a path of text")];
+    for asked in [&["--raw", "a", "--max-tokens", "4"][..], &["--raw", batch[0], batch[1]]] {
+        for (speculate, says) in [("auto", true), ("off", false)] {
+            let args = ["run", "--model", model, "--stats", "--speculate", speculate];
+            let ran = llmctl(&[&args, asked].concat());
+            ran.check(0, "decode       4 tokens");
+            assert_eq!(ran.stderr.contains("no drafts: the model cannot drop rows"), says, "{ran:?}");
+        }
     }
 }
