@@ -2,8 +2,8 @@
 //! [lines=N]`. The model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
 //!
 //! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
-//! its logits are then replaced by a script: a source file that is rewritten with small edits, and prose. Runs with and
-//! without drafts take turns; medians of tokens per second of decoding, and their ratio.
+//! its logits are then replaced by a script: a source file that is rewritten with small edits, a JSON list of its
+//! functions, the calls of an agent that edits it, and prose. Runs with and without drafts take turns; medians of tokens per second of decoding, and their ratio.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
 use std::sync::Arc;
@@ -95,6 +95,40 @@ fn rewrite(lines: usize, vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
     (tokens(&prompt, vocab_size), tokens(&edited.join("\n"), vocab_size))
 }
 
+/// The functions of the source as JSON: the keys repeat, names are quoted from the prompt.
+fn json(lines: usize, vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
+    let source: Vec<&str> = SOURCE.lines().take(lines).collect();
+    let objects = source.iter().enumerate().filter_map(|(index, line)| {
+        let (before, rest) = line.split_once("fn ")?;
+        let (name, arguments) = rest.split_once('(')?;
+        let visibility = if before.contains("pub") { "public" } else { "private" };
+        let arguments = arguments.split(')').next().unwrap_or_default();
+        Some(format!(
+            "  {{\n    \"name\": \"{name}\",\n    \"line\": {index},\n    \"visibility\": \"{visibility}\",\n    \
+             \"arguments\": \"{arguments}\"\n  }}"
+        ))
+    });
+    let answer = format!("[\n{}\n]", objects.collect::<Vec<_>>().join(",\n"));
+    let prompt = format!("{}\n\nList the functions as JSON.\n", source.join("\n"));
+    (tokens(&prompt, vocab_size), tokens(&answer, vocab_size))
+}
+
+/// Calls of an editing tool, each with the lines that it replaces: what a coding agent writes after it has read a file.
+fn calls(lines: usize, vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
+    let source: Vec<&str> = SOURCE.lines().take(lines).collect();
+    let call = |old: &[&str]| {
+        let old = old.join("\\n");
+        let new = old.replacen("let ", "let mut ", 1).replacen("the ", "each ", 1);
+        format!(
+            "<tool_call>\n{{\"name\": \"edit\", \"arguments\": {{\"path\": \"src/runtime/sample.rs\", \
+             \"old\": \"{old}\", \"new\": \"{new}\"}}}}\n</tool_call>\nThe edit is applied.\n"
+        )
+    };
+    let answer: String = source.chunks(12).map(|lines| call(&lines[..lines.len().min(4)])).collect();
+    let prompt = format!("{}\n\nMake small edits.\n", source.join("\n"));
+    (tokens(&prompt, vocab_size), tokens(&answer, vocab_size))
+}
+
 fn prose(vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
     let text = tokens(PROSE, vocab_size);
     (tokens("Describe how this program is made.", vocab_size), text[..text.len().min(1500)].to_vec())
@@ -172,9 +206,13 @@ fn main() {
     let probe = engine(&options, &[0; 64], Speculation::Off);
     let vocab_size = probe.spec().vocab_size();
     drop(probe);
-    for (name, (prompt, answer)) in
-        [("rewrite", rewrite(options.lines, vocab_size)), ("prose", prose(vocab_size))]
-    {
+    let scripts = [
+        ("rewrite", rewrite(options.lines, vocab_size)),
+        ("JSON", json(options.lines, vocab_size)),
+        ("tool calls", calls(options.lines, vocab_size)),
+        ("prose", prose(vocab_size)),
+    ];
+    for (name, (prompt, answer)) in scripts {
         let script = [&prompt[..], &answer].concat();
         let modes = [Speculation::Off, Speculation::Auto];
         let mut engines = modes.map(|mode| engine(&options, &script, mode));

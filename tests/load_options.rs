@@ -49,7 +49,7 @@ fn instruction_sets_and_threads_do_not_show_in_the_logits() {
         for isa in Isa::available() {
             // Chunks of 64 rows are a batch, those of 5 are not.
             for (threads, threads_batch, chunk) in [(1, 1, 64), (1, 3, 64), (3, 2, 64), (2, 4, 5)] {
-                let device = Device::Cpu(CpuOptions { threads, threads_batch, isa });
+                let device = Device::Cpu(CpuOptions { threads_batch, isa, ..CpuOptions::new(threads) });
                 let options = LoadOptions { device, dtype: None, quantize, ..exact() };
                 let mut model = load_model(&folder, &options).expect("loads").model;
                 let logits = Fed::new(&mut *model).feed(&prompt.tokens, chunk);

@@ -190,16 +190,18 @@ fn thread_facts(cores: &Cores, threads: Option<String>, threads_batch: Option<St
 }
 
 fn cores_fact(cores: &Cores) -> DoctorFact {
-    let Cores { online, allowed, physical, performance, nodes, caches, .. } = *cores;
+    let Cores { online, allowed, physical, performance, ref nodes, caches, .. } = *cores;
+    let nodes = nodes.len().max(1);
     let value = json!({
         "online": online, "allowed": allowed, "physical": physical, "performance": performance, "nodes": nodes,
         "last_level_caches": caches,
     });
     let kinds = if performance < physical { format!(", {performance} of them fast") } else { String::new() };
     let of = if allowed < online { format!(" of {online}") } else { String::new() };
+    let spread = if nodes > 1 { " with the weights spread over them" } else { "" };
     let count = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
     let text = format!(
-        "{}{kinds} ({allowed}{of} CPUs, {}, {})",
+        "{}{kinds} ({allowed}{of} CPUs, {}{spread}, {})",
         count(physical, "core"),
         count(nodes, "memory node"),
         count(caches, "last-level cache")
@@ -449,8 +451,9 @@ mod tests {
 
     #[test]
     fn threads_are_shown_with_the_cores_and_the_reason() {
-        let cores =
-            Cores { online: 40, allowed: 20, physical: 14, performance: 6, nodes: 1, caches: 2, quota: None };
+        let nodes = [0].into();
+        let mut cores =
+            Cores { online: 40, allowed: 20, physical: 14, performance: 6, nodes, caches: 2, quota: None };
         let [shown, threads, _] = thread_facts(&cores, None, None);
         assert_eq!(
             shown.text,
@@ -464,6 +467,13 @@ mod tests {
         assert!(threads.warning.is_none(), "as many as CPUs");
         let [.., batch] = thread_facts(&cores, None, Some("21".to_owned()));
         assert!(batch.text == "21 (--threads-batch)" && batch.warning.is_some());
+        cores.nodes = [0, 1].into();
+        let [shown, ..] = thread_facts(&cores, None, None);
+        assert!(
+            shown.text.contains(", 2 memory nodes with the weights spread over them, "),
+            "{}",
+            shown.text
+        );
     }
 
     #[test]

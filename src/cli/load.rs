@@ -30,7 +30,7 @@ use crate::runtime::load::{
     self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, LoadedModel, ModelFiles,
     ModelTexts, open_device,
 };
-use crate::runtime::machine::default_threads;
+use crate::runtime::machine::{Cores, default_threads};
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
@@ -367,6 +367,7 @@ fn built(is_built: bool, name: &str) -> Result<(), CommandError> {
 fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
     options.threads_batch = args.threads_batch.unwrap_or(options.threads);
+    options.nodes = Cores::here().nodes.into_iter().collect();
     if let Some(set) = args.cpu {
         options.isa = set.isa()?;
     }

@@ -3,7 +3,8 @@
 //! A thread for each physical performance core: the second thread of a core shares its multipliers and its outstanding
 //! cache lines, so it adds nothing to products or to reading weights; a much slower core is still at work on its task
 //! when the others have finished the region. No thread is bound to a processor: the system moves threads away from
-//! processors that others use, and what binding gains was not measured on a machine with several memory nodes.
+//! processors that others use, and what binding gains was not measured on a machine with several memory nodes. Weights are
+//! spread over the nodes instead ([`MemoryNodes`](crate::runtime::kernel::memory::MemoryNodes)).
 //!
 //! Sources: Linux's Documentation/ABI/testing/sysfs-devices-system-cpu and sysfs-devices-node, and for Intel's hybrids
 //! the processor lists of the PMUs `cpu_core` and `cpu_atom`; Apple's `sysctl` names `hw.perflevel0.*`.
@@ -29,8 +30,8 @@ pub struct Cores {
     pub physical: usize,
     /// Cores among them that are not much slower than the fastest.
     pub performance: usize,
-    /// Memory nodes that they belong to.
-    pub nodes: usize,
+    /// Numbers of the memory nodes that they belong to; empty if the system does not tell.
+    pub nodes: BTreeSet<usize>,
     /// Last-level caches (L3, else L2) that they share.
     pub caches: usize,
     /// The cgroup's limit of processor time, in processors.
@@ -49,7 +50,7 @@ impl Cores {
             allowed: allowed.len(),
             performance: machine.fast(&physical, &online).max(1),
             physical: physical.len(),
-            nodes: machine.nodes(&allowed).max(1),
+            nodes: machine.nodes(&allowed),
             caches: machine.caches(&allowed).max(1),
             quota: cpu_quota(root),
         })
@@ -62,7 +63,15 @@ impl Cores {
         let performance = number("hw.perflevel0.physicalcpu").unwrap_or(physical);
         let shared_by = number("hw.perflevel0.cpusperl2").unwrap_or(performance);
         let caches = performance.div_ceil(shared_by.max(1)).max(1);
-        Some(Cores { online, allowed: online, physical, performance, nodes: 1, caches, quota: None })
+        Some(Cores {
+            online,
+            allowed: online,
+            physical,
+            performance,
+            nodes: BTreeSet::new(),
+            caches,
+            quota: None,
+        })
     }
 
     /// Describes the machine that this program runs on.
@@ -77,7 +86,7 @@ impl Cores {
     /// Describes `count` processors of which nothing else is known.
     fn alike(count: usize) -> Cores {
         let [online, allowed, physical, performance] = [count; 4];
-        Cores { online, allowed, physical, performance, nodes: 1, caches: 1, quota: None }
+        Cores { online, allowed, physical, performance, nodes: BTreeSet::new(), caches: 1, quota: None }
     }
 
     /// Returns the number of threads to compute with. More threads than the quota are throttled together and run many
@@ -161,10 +170,11 @@ impl Sysfs<'_> {
         cores.iter().filter(|&&core| capacity(core) >= SLOW * fastest).count()
     }
 
-    fn nodes(&self, allowed: &BTreeSet<usize>) -> usize {
-        let Some(nodes) = self.cpus("sys/devices/system/node/online") else { return 1 };
+    fn nodes(&self, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
+        let nodes = self.cpus("sys/devices/system/node/online").unwrap_or_default();
         let of_node = |node: usize| self.cpus(&format!("sys/devices/system/node/node{node}/cpulist"));
-        nodes.into_iter().filter_map(of_node).filter(|cpus| !cpus.is_disjoint(allowed)).count()
+        let is_used = |node: &usize| of_node(*node).is_some_and(|cpus| !cpus.is_disjoint(allowed));
+        nodes.into_iter().filter(is_used).collect()
     }
 
     fn caches(&self, allowed: &BTreeSet<usize>) -> usize {
@@ -249,8 +259,8 @@ mod tests {
         /// `[online, allowed, physical, performance, nodes, caches]`, threads and their reason.
         fn found(&self) -> ([usize; 6], usize, String) {
             let cores = Cores::read(self.0.path()).expect("processors are listed");
-            let Cores { online, allowed, physical, performance, nodes, caches, .. } = cores;
-            let counts = [online, allowed, physical, performance, nodes, caches];
+            let Cores { online, allowed, physical, performance, ref nodes, caches, .. } = cores;
+            let counts = [online, allowed, physical, performance, nodes.len().max(1), caches];
             (counts, cores.threads(), cores.reason())
         }
 
@@ -355,7 +365,10 @@ mod tests {
             let reason = "a thread per core, not per hardware thread: 64";
             server.check([64, 64, 32, 32, nodes, 4], 32, reason);
             let reason = "a thread per core; the affinity mask allows 4 of 64 CPUs";
-            server.allows("8-11").check([64, 4, 4, 4, 1, 1], 4, reason);
+            let part = server.allows("24-27");
+            part.check([64, 4, 4, 4, 1, 1], 4, reason);
+            let cores = Cores::read(part.0.path()).expect("processors are listed");
+            assert_eq!(cores.nodes, BTreeSet::from([24 / (32 / nodes)]));
         }
     }
 

@@ -24,7 +24,7 @@ use super::{
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
 use crate::runtime::kernel::matmul::{self, MatmulShape};
-use crate::runtime::kernel::memory::Arena;
+use crate::runtime::kernel::memory::{Arena, MemoryNodes};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
 use crate::runtime::tensor::HostTensor;
@@ -50,12 +50,14 @@ pub struct CpuOptions {
     pub threads_batch: usize,
     /// Instruction set; the processor must support it.
     pub isa: Isa,
+    /// Memory nodes over which packed weights are spread; none leaves the choice to the system.
+    pub nodes: MemoryNodes,
 }
 
 impl CpuOptions {
     /// Uses the same number of threads for every step, and the best instruction set.
     pub fn new(threads: usize) -> Self {
-        Self { threads, threads_batch: threads, isa: isa::isa() }
+        Self { threads, threads_batch: threads, isa: isa::isa(), nodes: MemoryNodes::default() }
     }
 }
 
@@ -98,7 +100,7 @@ impl Cpu {
     ///
     /// # Errors
     /// [`Error::Backend`] if the threads cannot be started or the processor lacks the instruction set.
-    pub fn with(CpuOptions { threads, threads_batch, isa }: CpuOptions) -> Result<Self> {
+    pub fn with(CpuOptions { threads, threads_batch, isa, nodes }: CpuOptions) -> Result<Self> {
         if isa > isa::isa() {
             return Err(Error::Backend(format!("this processor has no {}", isa.name())));
         }
@@ -110,7 +112,7 @@ impl Cpu {
             pool,
             scratch: RefCell::default(),
             head: RefCell::default(),
-            weights: Arena::default(),
+            weights: Arena::over(nodes),
             has_packed: Cell::new(false),
         })
     }

@@ -102,6 +102,12 @@ pub trait QuantFormat: Copy + Send + Sync + 'static {
     const SCALES: Scales;
     /// Codes by stored index; `None` if codes are stored themselves.
     const BOOK: Option<[u8; 16]> = None;
+    /// Bits of stored 8-bit codes that are inverted: aarch64 multiplies signed bytes, and finds them without their zero
+    /// point in memory.
+    const INVERTED: u8 = match Self::BOOK {
+        None if Self::LOW == 8 && cfg!(target_arch = "aarch64") => Self::ZERO as u8,
+        _ => 0,
+    };
 
     /// Tiles per unit.
     const TILES: usize = Self::SCALES.tiles(Self::DTYPE.block_len());

@@ -155,7 +155,8 @@ fn pack_panel<F: QuantFormat>(source: &[u8], row_bytes: usize, panel: &mut [u8])
                 spread(&row_block.codes, row, &mut tiles[first..first + tiles_per_block]);
             }
         }
-        for (index, tile) in tiles[..F::TILES].iter().enumerate() {
+        for (index, tile) in tiles[..F::TILES].iter_mut().enumerate() {
+            invert::<F>(tile);
             store_bits(tile, 0, F::LOW, &mut unit[F::low_at(index)..][..F::LOW_BYTES]);
             store_bits(tile, F::LOW, F::HIGH, &mut unit[F::high_at(index)..][..F::HIGH_BYTES]);
         }
@@ -170,6 +171,13 @@ fn spread(codes: &[u8; 256], row: usize, tiles: &mut [CodeTile]) {
         for (group, codes) in tile.iter_mut().zip(codes.as_chunks::<4>().0) {
             group.as_chunks_mut::<4>().0[row] = *codes;
         }
+    }
+}
+
+/// Converts codes to their form in memory, and back.
+fn invert<F: QuantFormat>(tile: &mut CodeTile) {
+    if F::INVERTED != 0 {
+        tile.as_flattened_mut().iter_mut().for_each(|code| *code ^= F::INVERTED);
     }
 }
 
@@ -263,6 +271,7 @@ pub fn unpack_tile<F: QuantFormat>(unit: &[u8], tile: usize, out: &mut CodeTile)
     let high = &unit[F::high_at(tile)..][..F::HIGH_BYTES];
     load_bits(low, F::LOW, 0, out);
     load_bits(high, F::HIGH, F::LOW, out);
+    invert::<F>(out);
     if let Some(book) = F::BOOK {
         out.as_flattened_mut().iter_mut().for_each(|code| *code = book[usize::from(*code)]);
     }
@@ -296,7 +305,7 @@ fn unpack_row<F: QuantFormat>(panel: &[u8], row: usize, out: &mut [f32]) {
         };
         let low = part(F::low_at(tile), F::LOW);
         let code = if F::HIGH == 0 { low } else { low | part(F::high_at(tile), F::HIGH) << F::LOW };
-        F::BOOK.map_or(code, |book| book[usize::from(code)])
+        F::BOOK.map_or(code ^ F::INVERTED, |book| book[usize::from(code)])
     };
     let half_len = BLOCK / F::SCALES.per_tile();
     let units = panel.chunks_exact(F::UNIT_BYTES);

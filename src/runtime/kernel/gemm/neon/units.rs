@@ -6,8 +6,8 @@ use std::arch::asm;
 use super::super::format::{QuantFormat, Scales};
 use super::SIDES;
 
-/// Returns whether the direct path's codes have no zero point: those of tables, and 8-bit ones, which as unsigned
-/// numbers would not fit a signed byte.
+/// Returns whether the direct path's codes have no zero point: those of tables, and 8-bit ones, whose sign bit is
+/// [`INVERTED`](QuantFormat::INVERTED) in memory.
 pub const fn is_signed<F: QuantFormat>() -> bool {
     F::BOOK.is_some() || F::LOW == 8
 }
@@ -182,14 +182,10 @@ pub unsafe fn codes<F: QuantFormat>(unit: *const u8, tile: usize, group: usize, 
         let moved = shift(bytes, (F::HIGH * (group % per_byte)) as isize - F::LOW as isize);
         codes = vorrq_u8(codes, vandq_u8(moved, vdupq_n_u8((((1 << F::HIGH) - 1) << F::LOW) as u8)));
     }
-    match F::BOOK {
-        Some(book) => {
-            let book = book.map(|code| code.wrapping_sub(F::ZERO as u8));
-            // SAFETY: 16 bytes.
-            codes = vqtbl1q_u8(unsafe { load(book.as_ptr()) }, codes);
-        }
-        None if is_signed::<F>() => codes = veorq_u8(codes, vdupq_n_u8(F::ZERO as u8)),
-        None => {}
+    if let Some(book) = F::BOOK {
+        let book = book.map(|code| code.wrapping_sub(F::ZERO as u8));
+        // SAFETY: 16 bytes.
+        codes = vqtbl1q_u8(unsafe { load(book.as_ptr()) }, codes);
     }
     vreinterpretq_s8_u8(codes)
 }
