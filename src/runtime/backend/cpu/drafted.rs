@@ -170,3 +170,40 @@ impl Cpu {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_inputs_keeps_the_last_ones() {
+        for (rows, expected) in
+            [(1, [3, 4, 5, 6, 10, 11]), (2, [5, 6, 10, 11, 12, 13]), (4, [12, 13, 14, 15, 16, 17])]
+        {
+            let mut state = [1, 2, 3, 4, 5, 6].map(|n| n as f32);
+            let records: Vec<f32> = (10..18).map(|n| n as f32).collect();
+            Update::Shift { width: 2 }.take_in(Isa::Scalar, &mut state, &records, rows);
+            assert_eq!(state, expected.map(|n| n as f32), "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn rows_that_were_not_drafted_cannot_be_kept() {
+        use crate::runtime::backend::{KvLayout, KvType, Store, StoreShape};
+        let stores = vec![Store { shape: StoreShape::State(4), group: 0 }];
+        let mut kv = CpuKv::new(&KvLayout { stores, num_groups: 1 }, KvType::F32);
+        let cpu = Cpu::new(1).expect("a backend");
+        let span = RowSpan { rows: 0..3, start: 5, num_drafted: 2, pages: vec![3] };
+        let records = kv.drafted_mut(0);
+        records.begin(Update::Shift { width: 2 });
+        let mut record = records.start(&span, 1);
+        record.values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+        records.add(record);
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 3).is_err(), "two rows were drafted");
+        assert!(cpu.take_in_drafted(&mut kv, 0, 4, 1).is_err(), "another page");
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_ok());
+        assert_eq!(kv.state_mut(0, &span).expect("a state"), [0.0, 0.0, 1.0, 2.0]);
+        kv.drafted_mut(0).begin(Update::Shift { width: 2 });
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_err(), "another step");
+    }
+}
