@@ -1,4 +1,5 @@
-//! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL.gguf [threads=N] [runs=N] [lines=N]`.
+//! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL [threads=N] [runs=N]
+//! [lines=N]`. The model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
 //!
 //! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
 //! its logits are then replaced by a script: a source file that is rewritten with small edits, a JSON list of its
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use llmctl::runtime::kv::PageRef;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions};
+use llmctl::runtime::load::{self, CpuOptions, Device, Dtype, KvType, LoadOptions};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
 use llmctl::runtime::text::Tokenizer;
 use llmctl::runtime::{Engine, EngineConfig, Event, Request, Result, Speculation, Usage};
@@ -40,6 +41,10 @@ impl Model for Scripted {
 
     fn reuse(&mut self, logits: Logits) {
         self.model.reuse(logits);
+    }
+
+    fn keep_drafted(&mut self, state: PageRef, count: usize) -> Result<()> {
+        self.model.keep_drafted(state, count)
     }
 
     fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
@@ -172,16 +177,18 @@ fn options() -> Options {
 }
 
 fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine {
+    let is_folder = std::path::Path::new(&options.model).is_dir();
+    let source = if is_folder { ModelSource::Folder } else { ModelSource::Gguf };
     let load_options = LoadOptions {
         device: Device::Cpu(CpuOptions::new(options.threads)),
         dtype: None,
-        quantize: None,
+        quantize: is_folder.then_some(Dtype::Q4_0),
         context: Some(script.len() + 64),
         kv_type: KvType::F16,
         kv_memory: None,
         available_memory: None,
     };
-    let resolved = Resolved::new(options.model.clone(), ModelSource::Gguf(options.model.clone().into()));
+    let resolved = Resolved::new(options.model.clone(), source(options.model.clone().into()));
     let loaded = load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads");
     let vocabulary: Arc<Tokenizer> = loaded.texts.tokenizer;
     let model = Box::new(Scripted { model: loaded.model, script: script.to_vec() });

@@ -154,8 +154,13 @@ fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f3
             let start = table.len();
             let end = prompt.tokens.len().min(start + CHUNKS[(step + sequence) % CHUNKS.len()]);
             table.extend(end - start).unwrap();
-            let row =
-                |position| Row { token: prompt.tokens[position], position, sequence, wants_logits: true };
+            let row = |position| Row {
+                token: prompt.tokens[position],
+                position,
+                sequence,
+                wants_logits: true,
+                is_drafted: false,
+            };
             rows.extend((start..end).map(row));
         }
         if rows.is_empty() {
@@ -352,7 +357,8 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
 
     /// Two steps over sequences in scattered pages: prompts of unequal length, then single rows beside a new prompt.
     fn attention(&mut self) {
-        let span = |rows, start, pages: &[u32]| RowSpan { rows, start, pages: pages.to_vec() };
+        let span =
+            |rows, start, pages: &[u32]| RowSpan { rows, start, num_drafted: 0, pages: pages.to_vec() };
         let steps = [
             vec![span(0..40, 0, &[5, 2]), span(40..47, 0, &[0]), span(47..113, 0, &[9, 10, 11])],
             vec![

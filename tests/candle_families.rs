@@ -141,6 +141,7 @@ fn rows(tokens: &[u32], start: usize, sequence: usize, end: usize) -> Vec<Row> {
         position: start + index,
         sequence,
         wants_logits: start + index + 1 == end,
+        is_drafted: false,
     };
     tokens.iter().enumerate().map(row).collect()
 }
@@ -505,4 +506,21 @@ fn gguf(architecture: &str) -> LoadError {
     let file = GgufBuilder::new().text("general.architecture", architecture).tensor("a", &[1], F32, &[0; 4]);
     std::fs::write(&path, file.build()).expect("writable");
     load_model(&path, &exact()).err().expect("refused")
+}
+
+#[test]
+fn stats_say_why_a_model_drafts_nothing() {
+    let folder = checkpoint("mamba").write();
+    let model = folder.path().to_str().expect("a path of text");
+    let rows = tempfile::NamedTempFile::new().expect("tempfile");
+    std::fs::write(rows.path(), r#"{"custom_id":"a","prompt":"a","max_tokens":4}"#).expect("writable");
+    let batch = ["--batch", rows.path().to_str().expect("a path of text")];
+    for asked in [&["--raw", "a", "--max-tokens", "4"][..], &["--raw", batch[0], batch[1]]] {
+        for (speculate, says) in [("auto", true), ("off", false)] {
+            let args = ["run", "--model", model, "--stats", "--speculate", speculate];
+            let ran = llmctl(&[&args, asked].concat());
+            ran.check(0, "decode       4 tokens");
+            assert_eq!(ran.stderr.contains("no drafts: the model cannot drop rows"), says, "{ran:?}");
+        }
+    }
 }

@@ -62,7 +62,7 @@ impl Subject {
     fn attend(&self, cpu: &Cpu, layers: usize, rows: usize, end: usize) -> f64 {
         let (q, mut out) = (queries(cpu, rows), cpu.buffer());
         let pages = (0..(DEPTH / PAGE_TOKENS) as u32).collect();
-        let spans = [RowSpan { rows: 0..rows, start: end - rows, pages }];
+        let spans = [RowSpan { rows: 0..rows, start: end - rows, num_drafted: 0, pages }];
         seconds(|| {
             for layer in 0..layers {
                 let rule = ScoreRule { scale: 0.09, softcap: None };

@@ -268,7 +268,7 @@ pub struct EngineArgs {
     /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
     ///
     /// Drafts come from the text itself and from a grammar, and are as long as pays by the times measured. The answer
-    /// is the same, bit by bit. Models with recurrent layers draft nothing.
+    /// is the same, bit by bit.
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 }

@@ -127,6 +127,16 @@ pub fn used(usage: &Usage) -> usize {
     usage.prompt_tokens + usage.completion_tokens
 }
 
+/// Returns what `--stats` says of drafts behind the number of tokens; `refuses_drafts` if the model makes none.
+pub fn drafts(usage: &Usage, refuses_drafts: bool) -> String {
+    let Usage { drafted_tokens, accepted_tokens, .. } = usage;
+    match drafted_tokens {
+        0 if refuses_drafts => ", no drafts: the model cannot drop rows".to_owned(),
+        0 => String::new(),
+        _ => format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"),
+    }
+}
+
 /// Returns OpenAI's usage object.
 pub fn usage_json(usage: &Usage) -> Value {
     let mut json = json!({

@@ -3,8 +3,8 @@
 //! Invariants: tokens and KV rows change together, in [`Resident`], by `extend` and `truncate` only. The
 //! pending token becomes resident when it is fed; a token that ends the generation never does. A sequence
 //! whose rows may not match its tokens, because a step failed, is poisoned until `reset`. Drafted tokens
-//! have rows behind those of the known tokens, until `confirm` makes them known or `discard_drafted` removes
-//! them; they are never published. This file knows neither sessions nor requests.
+//! have rows behind those of the known tokens, until `confirm` makes them known or `end_draft` removes
+//! them; nothing is published before that, because recurrent states have taken in no drafted row by then. This file knows neither sessions nor requests.
 
 use super::kv::table::PoolExhausted;
 use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
@@ -51,6 +51,12 @@ impl Resident {
         can
     }
 
+    /// Keeps the first `len` tokens, where the others were drafted; see [`PageTable::drop_drafted`].
+    fn drop_drafted(&mut self, len: usize) {
+        self.table.drop_drafted(len);
+        self.tokens.truncate(len);
+    }
+
     /// Returns the largest length, at most `len`, that `truncate` accepts.
     pub fn resumable(&self, len: usize) -> usize {
         self.table.resumable(&self.tokens, len)
@@ -63,6 +69,8 @@ pub struct Sequence {
     resident: Resident,
     /// Number of the last resident tokens that are drafted; 0 between steps.
     num_drafted: usize,
+    /// Number of drafted tokens of this step that were confirmed; `None` without a draft.
+    num_confirmed: Option<usize>,
     pending: Option<Token>,
     turn: TurnStart,
     /// Length at which this turn's answer last saved a recurrent state.
@@ -108,7 +116,15 @@ impl Sequence {
 
     fn over(resident: Resident) -> Self {
         let turn = TurnStart::default();
-        Self { resident, num_drafted: 0, pending: None, turn, last_state: None, poisoned: false }
+        Self {
+            resident,
+            num_drafted: 0,
+            num_confirmed: None,
+            pending: None,
+            turn,
+            last_state: None,
+            poisoned: false,
+        }
     }
 
     /// Returns another sequence over the same pages, without a pending token. This one must not be poisoned.
@@ -183,18 +199,18 @@ impl Sequence {
     /// # Errors
     /// [`PoolExhausted`], with nothing changed.
     pub fn begin_feed(&mut self, tokens: &[u32], num_drafted: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
-        debug_assert_eq!(self.num_drafted, 0, "the last step's drafted rows are confirmed or gone");
+        debug_assert_eq!(self.num_confirmed, None, "the last step's draft has ended");
         let copies = self.resident.extend(tokens)?;
-        self.num_drafted = num_drafted;
+        (self.num_drafted, self.num_confirmed) = (num_drafted, (num_drafted > 0).then_some(0));
         self.pending = None;
         self.poisoned = true;
         Ok(copies)
     }
 
-    /// Completes a feed: sets the token that was sampled, if any, and publishes full pages unless drafted
-    /// rows lie behind them.
+    /// Completes a feed: sets the token that was sampled, if any, and publishes full pages unless a draft is to be
+    /// ended first.
     pub fn settle(&mut self, pending: Option<Token>) {
-        if self.num_drafted == 0 {
+        if self.num_confirmed.is_none() {
             self.publish();
         }
         self.pending = pending;
@@ -219,16 +235,23 @@ impl Sequence {
     pub fn confirm(&mut self, count: usize) {
         assert!(count <= self.num_drafted, "only drafted tokens can be confirmed");
         self.num_drafted -= count;
+        self.num_confirmed = self.num_confirmed.map(|confirmed| confirmed + count);
         self.pending = None;
         self.poisoned = true;
     }
 
-    /// Removes the drafted tokens and their rows, and publishes what `settle` has not.
-    pub fn discard_drafted(&mut self) {
-        if self.num_drafted > 0 && !self.poisoned {
-            let is_held = self.resident.truncate(self.position());
-            assert!(is_held, "nothing that the known tokens need is released before this");
-            self.num_drafted = 0;
+    /// Returns how many drafted tokens of this step were confirmed: so many the sequence's states must take in before
+    /// `end_draft`.
+    pub fn num_confirmed(&self) -> usize {
+        self.num_confirmed.unwrap_or(0)
+    }
+
+    /// Removes the drafted tokens that are left and their rows, and publishes what `settle` has not. Does nothing if the
+    /// sequence is poisoned.
+    pub fn end_draft(&mut self) {
+        if self.num_confirmed.is_some() && !self.poisoned {
+            self.resident.drop_drafted(self.position());
+            (self.num_drafted, self.num_confirmed) = (0, None);
             self.publish();
         }
     }
@@ -259,7 +282,7 @@ impl Sequence {
     pub fn truncate(&mut self, len: usize) -> bool {
         let can = self.resident.truncate(len);
         if can {
-            self.num_drafted = 0;
+            (self.num_drafted, self.num_confirmed) = (0, None);
             self.pending = None;
             self.last_state = self.last_state.filter(|&last| last <= len);
         }
@@ -313,7 +336,8 @@ mod tests {
         sequence.confirm(3);
         sequence.settle(Some(Token { id: 33, logprob: None }));
         assert_eq!((sequence.position(), pool.num_indexed()), (PAGE_TOKENS + 1, 0));
-        sequence.discard_drafted();
+        assert_eq!(sequence.num_confirmed(), 3);
+        sequence.end_draft();
         assert_eq!((sequence.known(), pool.num_indexed()), (&tokens[..PAGE_TOKENS + 1], 1));
         assert_eq!(sequence.resident().tokens().len(), PAGE_TOKENS + 1);
         assert_eq!(sequence.pending().map(|token| token.id), Some(33));

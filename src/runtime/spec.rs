@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use super::grammar::GrammarCompiler;
-use super::kv::KvKind;
 use super::model::{ModelSpec, STEP_TOKENS};
 use super::text::Tokenizer;
 
@@ -139,11 +138,9 @@ impl EngineSpec {
         self.config.context_length
     }
 
-    /// Returns the speculation in force: off if sequences cannot drop rows exactly. A recurrent state stands for all
-    /// tokens fed, and saving one for each draft costs more than a wrong draft may.
+    /// Returns the speculation in force: off if the model cannot drop rows.
     pub fn speculation(&self) -> Speculation {
-        let is_recurrent = self.model.groups.iter().any(|group| group.kind == KvKind::Recurrent);
-        if is_recurrent || !self.model.can_rewind { Speculation::Off } else { self.config.speculation }
+        if self.model.can_rewind { self.config.speculation } else { Speculation::Off }
     }
 
     pub fn ends_generation(&self, id: u32) -> bool {
@@ -174,7 +171,7 @@ fn sequence_bytes(model: &ModelSpec, config: &EngineConfig, len: usize) -> usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::KvGroup;
+    use crate::runtime::kv::{KvGroup, KvKind};
 
     #[test]
     fn a_model_that_cannot_drop_rows_drafts_nothing() {
@@ -185,7 +182,7 @@ mod tests {
             let config = EngineConfig { speculation: Speculation::Auto, ..EngineConfig::new(99, Vec::new()) };
             EngineSpec::new(model, config).expect("valid").speculation()
         };
-        assert_eq!(in_force(KvKind::Recurrent, true), Speculation::Off);
+        assert_eq!(in_force(KvKind::Recurrent, true), Speculation::Auto);
         assert_eq!(in_force(KvKind::Full, false), Speculation::Off);
         assert_eq!(in_force(KvKind::SlidingWindow(4), true), Speculation::Auto);
     }

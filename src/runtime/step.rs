@@ -8,6 +8,7 @@
 
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
@@ -76,11 +77,20 @@ pub struct Executor {
     logits: Logits,
     /// Kept between steps to reuse the allocation.
     rows: Vec<Row>,
+    /// Time in which states took in drafted tokens of the last step.
+    ending_drafts: Duration,
 }
 
 impl Executor {
     pub fn new(model: Box<dyn Model>, spec: EngineSpec) -> Self {
-        Self { model, spec, sampler: Sampler::default(), logits: Logits::default(), rows: Vec::new() }
+        Self {
+            model,
+            spec,
+            sampler: Sampler::default(),
+            logits: Logits::default(),
+            rows: Vec::new(),
+            ending_drafts: Duration::ZERO,
+        }
     }
 
     pub fn spec(&self) -> &EngineSpec {
@@ -109,6 +119,7 @@ impl Executor {
     /// sampled.
     pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<DraftedRows>> {
         self.rows.clear();
+        self.ending_drafts = Duration::ZERO;
         self.model.reuse(std::mem::take(&mut self.logits));
         let mut num_tables = 0;
         let mut results = Vec::with_capacity(feeds.len());
@@ -172,6 +183,30 @@ impl Executor {
     pub fn sample_drafted(&mut self, feed: &mut SequenceFeed<'_>, row: usize) -> Result<()> {
         let mask = feed.grammar.as_deref_mut().map(GrammarState::mask);
         self.sample_row(feed, mask, row)
+    }
+
+    /// Returns the time that `end_draft` has taken since the last step.
+    pub fn ending_drafts(&self) -> Duration {
+        self.ending_drafts
+    }
+
+    /// Ends the draft of the last step: the sequence's states take in the drafted tokens that were confirmed, and the
+    /// others go.
+    ///
+    /// # Errors
+    /// [`Error::Backend`], with the sequence poisoned.
+    pub fn end_draft(&mut self, sequence: &mut Sequence) -> Result<()> {
+        let count = sequence.num_confirmed();
+        if count > 0 && !sequence.is_poisoned() {
+            let (model, begun) = (&mut self.model, Instant::now());
+            let mut states = sequence.resident().table().states();
+            let kept = guarded(|| states.try_for_each(|state| model.keep_drafted(state, count)));
+            drop(states);
+            self.ending_drafts += begun.elapsed();
+            kept.inspect_err(|_| sequence.poison())?;
+        }
+        sequence.end_draft();
+        Ok(())
     }
 
     /// Samples from a row of logits; `mask` is what the feed's grammar allows.
@@ -269,7 +304,8 @@ fn append_rows(
     let num_scored = num_scored(feed);
     let row = |(index, &token)| {
         let wants_logits = last.is_some_and(|last| index >= last) || index < num_scored;
-        Row { token, position: start + index, sequence, wants_logits }
+        let is_drafted = index >= tokens.len();
+        Row { token, position: start + index, sequence, wants_logits, is_drafted }
     };
     rows.extend(all.iter().enumerate().map(row));
     Ok(())

@@ -26,6 +26,8 @@ pub struct ToyModel {
     rows: HashMap<(PageRef, usize), (usize, u32)>,
     /// Tokens that a recurrent state stands for.
     states: HashMap<PageRef, Vec<u32>>,
+    /// Drafted tokens of the last step that a state has not taken in.
+    drafted: HashMap<PageRef, Vec<u32>>,
     rule: Rule,
     log: Log,
     before_forward: Hook,
@@ -52,7 +54,8 @@ impl ToyModel {
             can_rewind: true,
         };
         let before_forward: Hook = Box::new(|| Ok(()));
-        Self { spec, rows: HashMap::new(), states: HashMap::new(), rule, log: Log::default(), before_forward }
+        let (rows, states, drafted) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Self { spec, rows, states, drafted, rule, log: Log::default(), before_forward }
     }
 
     pub fn without_rewind(mut self) -> Self {
@@ -85,8 +88,9 @@ impl ToyModel {
                 if row.position == 0 {
                     state.clear();
                 }
-                assert_eq!(state.len(), row.position, "a state of another position");
-                state.push(row.token);
+                let drafted = self.drafted.entry(place).or_default();
+                assert_eq!(state.len() + drafted.len(), row.position, "a state of another position");
+                if row.is_drafted { drafted } else { state }.push(row.token);
             } else {
                 let (page, offset) = table.slot(group, row.position);
                 self.rows.insert((PageRef { group, page }, offset), (row.position, row.token));
@@ -100,7 +104,7 @@ impl ToyModel {
         let told = self.spec.groups.iter().enumerate().map(|(group, spec)| match spec.kind {
             KvKind::Recurrent => {
                 let place = PageRef { group, page: table.state(group).expect("a state's page") };
-                self.states[&place][..=row.position].to_vec()
+                [&self.states[&place][..], &self.drafted[&place]].concat()[..=row.position].to_vec()
             }
             KvKind::Full => self.read(table, group, 0, row.position),
             KvKind::SlidingWindow(window) => {
@@ -144,6 +148,7 @@ impl Model for ToyModel {
         (self.before_forward)()?;
         check_batch(batch);
         self.log.lock().expect("no test panics with it").push(batch.rows.to_vec());
+        self.drafted.clear();
         batch.rows.iter().for_each(|row| self.write(batch, row));
         let mut logits = Logits { values: Vec::new(), vocab_size: self.spec.vocab_size };
         for row in batch.rows.iter().filter(|row| row.wants_logits) {
@@ -151,6 +156,12 @@ impl Model for ToyModel {
             logits.values.extend((self.rule)(&history)?);
         }
         Ok(logits)
+    }
+
+    fn keep_drafted(&mut self, place: PageRef, count: usize) -> Result<(), Error> {
+        let kept = &self.drafted.remove(&place).expect("drafted tokens")[..count];
+        self.states.entry(place).or_default().extend_from_slice(kept);
+        Ok(())
     }
 
     fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<(), Error> {

@@ -61,6 +61,10 @@ impl Model for Watch {
         self.inner().model.reuse(logits);
     }
 
+    fn keep_drafted(&mut self, state: PageRef, count: usize) -> Result<()> {
+        self.inner().model.keep_drafted(state, count)
+    }
+
     fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
         self.inner().model.copy_page(from, to)
     }

@@ -21,7 +21,7 @@ use super::args::OverflowPolicy;
 use super::error::{CommandError, Exit, Kind};
 use super::load::{self, Loaded};
 use super::output::OutputError;
-use super::report::counted;
+use super::report::{counted, drafts};
 use super::run::answer::{AnswerGeneration, Generated};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
@@ -88,7 +88,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         counts.answered, counts.failed, counts.skipped
     ));
     if args.output.stats {
-        terminal.report(&stats(counts, start.elapsed()));
+        terminal.report(&stats(counts, llm.info().refuses_drafts, start.elapsed()));
     }
     match stopped? {
         Stopped::Signal(number) => Ok(Exit::Signal(number)),
@@ -99,12 +99,9 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
 }
 
 /// `--stats`: the tokens of all rows of this run.
-fn stats(counts: &Counts, time: Duration) -> String {
-    let Usage { prompt_tokens, cached_tokens, completion_tokens, drafted_tokens, accepted_tokens } =
-        counts.usage;
-    let drafts =
-        (drafted_tokens > 0).then(|| format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"));
-    let drafts = drafts.unwrap_or_default();
+fn stats(counts: &Counts, refuses_drafts: bool, time: Duration) -> String {
+    let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = counts.usage;
+    let drafts = drafts(&counts.usage, refuses_drafts);
     let rate = completion_tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
     format!(
         "prefill      {prompt_tokens} tokens, {cached_tokens} cached\n\

@@ -14,7 +14,7 @@ use super::OutputFormat;
 use super::answer::AnswerSink;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
-use crate::cli::report::{usage_json, used};
+use crate::cli::report::{drafts, usage_json, used};
 use crate::cli::terminal::Terminal;
 use crate::runtime::turn::{Answer, Delta};
 use crate::runtime::{
@@ -452,18 +452,12 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
         ),
     ];
     lines.extend(started.map(|started| reuse(started, llm)));
-    let Usage { drafted_tokens, accepted_tokens, .. } = usage;
-    let drafts = match drafted_tokens {
-        0 if info.refuses_drafts => ", no drafts: the model cannot drop rows (recurrent layers)".to_owned(),
-        0 => String::new(),
-        _ => format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"),
-    };
     lines.extend([
         format!(
             "decode       {} tokens{}{}",
             usage.completion_tokens,
             rate(timings.decode_rate(usage)),
-            drafts
+            drafts(usage, info.refuses_drafts)
         ),
         format!("first token  {first}, total {:.1} ms", ms(timings.total)),
         format!("context      {} of {} tokens ({percent:.1}%)", used(usage), info.context_tokens),

@@ -202,6 +202,8 @@ pub struct RowSpan {
     pub rows: Range<usize>,
     /// Position of the first row; the others follow without gaps.
     pub start: usize,
+    /// How many of the last rows are drafted: recurrent states do not take them in before [`Backend::keep_drafted`].
+    pub num_drafted: usize,
     /// The sequence's pages in this group, in token order, with [`NO_PAGE`] for those out of sight. In a recurrent
     /// group the single page.
     pub pages: Vec<PageId>,
@@ -356,6 +358,10 @@ pub trait Backend: Send + 'static {
 
     /// Fills a page with the bytes that `export_page` wrote. Returns an error for any other number of bytes.
     fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
+
+    /// Lets the states in a page of a recurrent group take in the first `count` drafted rows of the last step. Returns an
+    /// error if fewer were drafted.
+    fn keep_drafted(&self, kv: &mut Self::Kv, group: usize, page: PageId, count: usize) -> Result<()>;
 
     /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions. `q` is `[rows,
     /// num_heads * head_dim]`, `out` is `[rows, num_heads * value_dim]`.

@@ -291,7 +291,7 @@ impl Generation {
             self.emit(events, Event::Prompt { logprobs });
         }
         let ended = self.accept_sampled(executor, drafted, vocabulary, events);
-        self.sequence.discard_drafted();
+        let ended = executor.end_draft(&mut self.sequence).and(ended);
         match ended {
             Ok(None) => return false,
             Ok(Some(finish)) => self.finish(finish, events),
@@ -474,7 +474,6 @@ impl Generation {
     /// Returns the sequence for the session. If a stop string cut the text, the sequence is cut to the
     /// delivered text.
     pub fn into_sequence(mut self, can_rewind: bool) -> Sequence {
-        self.sequence.discard_drafted();
         self.sequence.clear_pending();
         if self.stop.hit().is_some() && can_rewind {
             let num_said = self.delivered.ends.partition_point(|&end| end <= self.delivered.num_delivered);
@@ -495,6 +494,9 @@ impl Drafting for Generation {
     /// Drafts no token that the limit on generated tokens rules out, so that the bytes promised suffice.
     fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
         let most = most.min(self.max_tokens.saturating_sub(self.num_generated + 1));
+        // A step that ends where a state is saved saves the state after all of its tokens.
+        let num_known = self.rows_left().max(1);
+        let most = self.sequence.rows_allowed(num_known + most).saturating_sub(num_known);
         let Self { request, sequence, grammar, closing, forced, drafts, .. } = self;
         let forced_next = grammar.iter().flat_map(GrammarState::forced_tokens);
         let foreseen = closing.iter().copied().chain(forced_next.filter(|_| closing.is_empty()));

@@ -275,6 +275,7 @@ impl Engine {
         let results = self.forward(plan);
         let took = begun.elapsed();
         let num_accepted = self.deliver(plan, results);
+        let took = took + self.executor.ending_drafts();
         if num_rows > 0 && !has_prompts {
             self.speculator.learn(num_rows, num_drafted, num_accepted, took);
         }

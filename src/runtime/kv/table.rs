@@ -264,6 +264,19 @@ impl PageTable {
         can
     }
 
+    /// Truncates the table to `len` tokens, where the later ones were drafted: they were never published, no page that
+    /// the others need was released, and no state has taken them in. Panics if `len` is 0 or exceeds the covered length.
+    pub fn drop_drafted(&mut self, len: usize) {
+        assert!((1..=self.len).contains(&len), "{len} of {} tokens are known", self.len);
+        debug_assert!(self.names.len() <= len / PAGE_TOKENS, "drafted rows are not published");
+        for pages in self.groups.iter_mut().filter(|pages| pages.spec.kind != KvKind::Recurrent) {
+            while pages.end() > len.div_ceil(PAGE_TOKENS) {
+                pages.pages.pop_back();
+            }
+        }
+        self.len = len;
+    }
+
     /// Truncates to a length that `resumable` returned.
     fn cut(&mut self, tokens: &[u32], len: usize) {
         for group in 0..self.groups.len() {
@@ -364,6 +377,12 @@ impl PageTable {
         let page =
             page.unwrap_or_else(|| panic!("position {position} has no page among {} tokens", self.len));
         (page.page_ref().page, position % PAGE_TOKENS)
+    }
+
+    /// Iterates over the pages with the sequence's states.
+    pub fn states(&self) -> impl Iterator<Item = PageRef> + '_ {
+        let groups = self.groups_that(|keep| keep == KvKind::Recurrent);
+        groups.filter_map(|group| Some(PageRef { group, page: self.state(group)? }))
     }
 
     /// Returns the page with the sequence's state, in a recurrent group.

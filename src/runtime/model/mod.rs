@@ -14,7 +14,7 @@ pub use config::*;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::kv::{KvGroup, PageRef, PageTable};
 
 /// Default number of rows per step; a cancelled prompt ends within one step.
@@ -29,11 +29,13 @@ pub struct Row {
     /// Index into [`Batch::tables`].
     pub sequence: usize,
     pub wants_logits: bool,
+    /// Whether the token is a guess. Recurrent states take it in only if [`Model::keep_drafted`] says so.
+    pub is_drafted: bool,
 }
 
 /// One step: rows of any mix of prompts and running generations.
 ///
-/// Rows of one sequence are in ascending, gapless position order, and its table already covers them.
+/// Rows of one sequence are in ascending, gapless position order, drafted ones last, and its table already covers them.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     pub rows: &'a [Row],
@@ -88,6 +90,15 @@ pub trait Model: Send {
     /// Returns logits that are no longer needed, to reuse their memory.
     fn reuse(&mut self, logits: Logits) {
         drop(logits);
+    }
+
+    /// Lets the state in a page of a recurrent group take in the first `count` drafted rows of the last step, as if they
+    /// had not been drafted.
+    ///
+    /// # Errors
+    /// [`crate::runtime::Error::Backend`] if so many were not drafted; the state is then undefined.
+    fn keep_drafted(&mut self, state: PageRef, count: usize) -> Result<()> {
+        Err(Error::Backend(format!("no state to keep {count} drafted rows in: {state:?}")))
     }
 
     /// Copies a page to another of its group.

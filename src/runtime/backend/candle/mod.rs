@@ -206,6 +206,11 @@ impl Backend for Candle {
     /// Keeps the memory for the page's next owner: pages are parts of one tensor per layer.
     fn free_page(&self, _: &mut CandleKv, _: usize, _: PageId) {}
 
+    /// Unreachable, as [`Self::convolve`].
+    fn keep_drafted(&self, _: &mut CandleKv, _: usize, _: PageId, _: usize) -> Result<()> {
+        Err(Error::Backend(kv::NO_STATES.to_owned()))
+    }
+
     fn export_page(&self, kv: &CandleKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
         kv.export_page(group, page, out).map_err(backend_error)
     }

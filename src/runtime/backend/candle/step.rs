@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn span(rows: Range<usize>, start: usize, pages: &[u32]) -> RowSpan {
-        RowSpan { rows, start, pages: pages.to_vec() }
+        RowSpan { rows, start, num_drafted: 0, pages: pages.to_vec() }
     }
 
     fn reads(spans: &[RowSpan], shape: ReadShape) -> Arc<Vec<RowGroup>> {

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use super::drafted::StoreRecords;
 use crate::runtime::backend::{
     KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, PageId, RowSpan, StoreShape,
 };
@@ -29,6 +30,8 @@ pub struct CpuKv {
     arena: Mutex<Arena>,
     /// Runs of the rows being written; kept to reuse the memory.
     runs: Vec<PageRun>,
+    /// By store: what the last step's drafted rows would feed to its states.
+    drafted: Vec<StoreRecords>,
 }
 
 /// Consecutive rows of a step that go to one page.
@@ -67,7 +70,8 @@ impl CpuKv {
             stores.push(StoreOffset { group: store.group, offset: *page_bytes, shape: store.shape });
             *page_bytes += store.shape.bytes(kv_type);
         }
-        CpuKv { kv_type, stores, groups, arena: Mutex::default(), runs: Vec::new() }
+        let drafted = stores.iter().map(|_| StoreRecords::default()).collect();
+        CpuKv { kv_type, stores, groups, arena: Mutex::default(), runs: Vec::new(), drafted }
     }
 
     pub fn kv_type(&self) -> KvType {
@@ -96,6 +100,33 @@ impl CpuKv {
             state.fill(0.0);
         }
         Ok(state)
+    }
+
+    /// Returns the records of a state's drafted rows.
+    pub fn drafted_mut(&mut self, store: usize) -> &mut StoreRecords {
+        &mut self.drafted[store]
+    }
+
+    /// Returns the states in a page of a recurrent group, each with the records of its drafted rows.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if there is no memory for the page.
+    pub fn states_with_records(
+        &mut self,
+        group: usize,
+        page: PageId,
+    ) -> Result<Vec<(&mut [f32], &StoreRecords)>> {
+        self.page_mut(group, page)?;
+        let Self { kv_type, stores, groups, drafted, .. } = self;
+        let GroupKv { page_bytes, pages, .. } = &mut groups[group];
+        let mut rest = &mut pages[page as usize].as_mut().expect("made above")[..*page_bytes];
+        let mut states = Vec::new();
+        for (store, records) in stores.iter().zip(drafted).filter(|(store, _)| store.group == group) {
+            let (state, behind) = rest.split_at_mut(store.shape.bytes(*kv_type));
+            states.push((bytemuck::cast_slice_mut(state), &*records));
+            rest = behind;
+        }
+        Ok(states)
     }
 
     /// Returns the page's bytes for writing.
@@ -256,8 +287,8 @@ mod tests {
         let (keys, values) = (rows(150, 0.0), rows(150, 5000.0));
         // 70 rows from position 20 on, of a sequence with three pages, and the first 80 rows of another.
         let spans = [
-            RowSpan { rows: 0..70, start: 20, pages: vec![3, 0, 1] },
-            RowSpan { rows: 70..150, start: 0, pages: vec![2, 5, 4] },
+            RowSpan { rows: 0..70, start: 20, num_drafted: 0, pages: vec![3, 0, 1] },
+            RowSpan { rows: 70..150, start: 0, num_drafted: 0, pages: vec![2, 5, 4] },
         ];
         for threads in [1, 3] {
             let mut kv = CpuKv::new(&layout, KvType::F32);
@@ -282,7 +313,8 @@ mod tests {
         let pool = Pool::new(1).unwrap();
         let x = rows(1, 1.0);
         let write = |kv: &mut CpuKv, page| {
-            kv.write(0, [&x, &x], &[RowSpan { rows: 0..1, start: 0, pages: vec![page] }], &pool).unwrap();
+            let span = RowSpan { rows: 0..1, start: 0, num_drafted: 0, pages: vec![page] };
+            kv.write(0, [&x, &x], &[span], &pool).unwrap();
         };
         write(&mut kv, 7);
         kv.free_page(0, 7);

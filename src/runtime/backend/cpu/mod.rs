@@ -6,6 +6,7 @@
 
 mod attention;
 mod buffer;
+mod drafted;
 mod heads;
 mod kv;
 mod recurrent;
@@ -475,6 +476,10 @@ impl Backend for Cpu {
 
     fn import_page(&self, kv: &mut CpuKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
         kv.import_page(group, page, bytes)
+    }
+
+    fn keep_drafted(&self, kv: &mut CpuKv, group: usize, page: PageId, count: usize) -> Result<()> {
+        self.take_in_drafted(kv, group, page, count)
     }
 
     fn attend(

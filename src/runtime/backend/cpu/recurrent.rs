@@ -1,8 +1,11 @@
 //! Recurrent layers: cuts their rows into tasks. Rows of a sequence are sequential; channels and heads are
 //! independent.
 //!
+//! States take in the known rows of a step; see [`super::drafted`] for the others.
+//!
 //! Inputs of a state are computed in f64 and rounded once: the norm after it magnifies earlier errors.
 
+use super::drafted::Update;
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
 use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, RowSpan, SsmShape, SsmSpec};
@@ -21,14 +24,19 @@ impl Cpu {
     ) -> Result<()> {
         let width = x.width();
         let scratch = &mut *self.scratch.borrow_mut();
+        kv.drafted_mut(spec.store).begin(Update::Shift { width });
         for span in spans {
+            let mut record = kv.drafted_mut(spec.store).start(span, 1);
             let state = kv.state_mut(spec.store, span)?;
             // The inputs of the tokens before the step, then the step's own.
             let seen = &mut scratch.reordered;
             seen.clear();
             seen.extend_from_slice(state);
             seen.extend_from_slice(&x.values()[span.rows.start * width..span.rows.end * width]);
-            state.copy_from_slice(&seen[seen.len() - state.len()..]);
+            let num_known = span.rows.len() - span.num_drafted;
+            state.copy_from_slice(&seen[num_known * width..][..state.len()]);
+            record.values.copy_from_slice(&seen[state.len() + num_known * width..]);
+            kv.drafted_mut(spec.store).add(record);
             let (isa, work) = (self.isa, span.rows.len() * spec.kernel.len());
             let out = &mut out.values_mut()[span.rows.start * width..span.rows.end * width];
             let bias = spec.bias.map_or(&[][..], |bias| bias);
@@ -50,11 +58,13 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
+        let heads = Heads { count: value_heads, state_len: key_dim * value_dim, dim: value_dim };
+        kv.drafted_mut(spec.store).begin(Update::Delta { key_dim, value_dim });
         for span in spans {
-            let state = kv.state_mut(spec.store, span)?;
             let inputs = HeadInputs { isa: self.isa, spec, qkv, rate, decay, span };
-            let heads = Heads { count: value_heads, state_len: key_dim * value_dim, dim: value_dim };
-            self.for_heads(heads, span, state, out, |head, state, out| inputs.run(head, state, out));
+            self.for_heads(heads, kv, (spec.store, span), out, |head, states, out| {
+                inputs.run(head, states, out);
+            })?;
         }
         Ok(())
     }
@@ -69,34 +79,51 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let SsmShape { heads, head_dim, state_dim, .. } = spec.shape;
+        let heads = Heads { count: heads, state_len: state_dim * head_dim, dim: head_dim };
+        kv.drafted_mut(spec.store).begin(Update::Ssm { head_dim, state_dim });
         for span in spans {
-            let state = kv.state_mut(spec.store, span)?;
             let inputs = SsmInputs { isa: self.isa, spec, xbc, step, span };
-            let heads = Heads { count: heads, state_len: state_dim * head_dim, dim: head_dim };
-            self.for_heads(heads, span, state, out, |head, state, out| inputs.run(head, state, out));
+            self.for_heads(heads, kv, (spec.store, span), out, |head, states, out| {
+                inputs.run(head, states, out);
+            })?;
         }
         Ok(())
     }
 
-    /// Runs `task` for every head, given its number, its part of `state` and its results of the span's rows, `[rows,
-    /// dim]`, which are then written to the rows of `out`.
+    /// Runs `task` for every head, given its number, its part of the store's state and its results of the span's rows,
+    /// `[rows, dim]`, which are then written to the rows of `out`.
     fn for_heads(
         &self,
         Heads { count, state_len, dim }: Heads,
-        span: &RowSpan,
-        state: &mut [f32],
+        kv: &mut CpuKv,
+        (store, span): (usize, &RowSpan),
         out: &mut CpuBuffer,
-        task: impl Fn(usize, &mut [f32], &mut [f32]) + Sync,
-    ) {
+        task: impl Fn(usize, HeadState<'_>, &mut [f32]) + Sync,
+    ) -> Result<()> {
+        let mut record = kv.drafted_mut(store).start(span, count);
+        let state = kv.state_mut(store, span)?;
         let by_head = &mut self.scratch.borrow_mut().reordered;
         by_head.resize(count * span.rows.len() * dim, 0.0);
         let states = state.chunks_exact_mut(state_len);
         let outs = by_head.chunks_exact_mut(span.rows.len() * dim);
-        let mut heads: Vec<_> = states.zip(outs).collect();
+        let per_head = record.values.len() / count;
+        let mut records = &mut record.values[..];
+        let mut next_records = || {
+            let (next, rest) = std::mem::take(&mut records).split_at_mut(per_head);
+            records = rest;
+            next
+        };
+        let mut heads: Vec<_> = states.zip(outs).map(|(state, out)| (state, next_records(), out)).collect();
+        let num_known = span.rows.len() - span.num_drafted;
         self.pool.chunks_mut(&mut heads, 1, |head, one| {
-            let (state, out) = &mut one[0];
-            task(head, state, out);
+            let (known, records, out) = &mut one[0];
+            task(
+                head,
+                HeadState { num_known, num_drafted: span.num_drafted, known, guess: Vec::new(), records },
+                out,
+            );
         });
+        kv.drafted_mut(store).add(record);
         let width = out.width();
         let rows = out.values_mut()[span.rows.start * width..].chunks_exact_mut(width);
         for (row, out) in rows.take(span.rows.len()).enumerate() {
@@ -105,6 +132,7 @@ impl Cpu {
                 out.copy_from_slice(&by_head[first..first + dim]);
             }
         }
+        Ok(())
     }
 }
 
@@ -118,6 +146,36 @@ struct Heads {
     dim: usize,
 }
 
+/// The state of one head while the rows of a span are computed.
+struct HeadState<'a> {
+    num_known: usize,
+    num_drafted: usize,
+    /// The state after the known rows.
+    known: &'a mut [f32],
+    /// The state that drafted rows go on from; empty before the first.
+    guess: Vec<f32>,
+    /// One for each drafted row.
+    records: &'a mut [f32],
+}
+
+impl HeadState<'_> {
+    /// Returns the state before the span's row `index`. What a drafted row feeds to it is recorded: `inputs`, in order.
+    fn before(&mut self, index: usize, inputs: [&[f32]; 3]) -> &mut [f32] {
+        let Some(drafted) = index.checked_sub(self.num_known) else { return self.known };
+        if drafted == 0 {
+            self.guess.extend_from_slice(self.known);
+        }
+        let first = drafted * self.records.len() / self.num_drafted;
+        let mut record = &mut self.records[first..];
+        for input in inputs {
+            let (place, rest) = record.split_at_mut(input.len());
+            place.copy_from_slice(input);
+            record = rest;
+        }
+        &mut self.guess
+    }
+}
+
 /// The inputs that the heads of a Mamba-2 mixer share.
 struct SsmInputs<'a> {
     isa: Isa,
@@ -129,11 +187,11 @@ struct SsmInputs<'a> {
 
 impl SsmInputs<'_> {
     /// Computes one head's rows, `[rows, head_dim]`, into `out`.
-    fn run(&self, head: usize, state: &mut [f32], out: &mut [f32]) {
+    fn run(&self, head: usize, mut states: HeadState<'_>, out: &mut [f32]) {
         let SsmShape { heads, head_dim, groups, state_dim } = self.spec.shape;
         let group = head / (heads / groups);
         let mut input = vec![0.0; head_dim];
-        for (row, out) in self.span.rows.clone().zip(out.chunks_exact_mut(head_dim)) {
+        for (index, (row, out)) in self.span.rows.clone().zip(out.chunks_exact_mut(head_dim)).enumerate() {
             let (x, keys_and_queries) = self.xbc.row(row).split_at(heads * head_dim);
             let (keys, queries) = keys_and_queries.split_at(groups * state_dim);
             let x = &x[head * head_dim..][..head_dim];
@@ -147,6 +205,7 @@ impl SsmInputs<'_> {
                 decay: libm::exp(-f64::from(self.spec.fading[head]) * step) as f32,
                 skip: self.spec.skip[head],
             };
+            let state = states.before(index, [token.input, token.key, &[token.decay]]);
             ssm::step(self.isa, state, token, out);
         }
     }
@@ -170,12 +229,12 @@ struct HeadInputs<'a> {
 
 impl HeadInputs<'_> {
     /// Computes one head's rows, `[rows, value_dim]`, into `out`.
-    fn run(&self, head: usize, state: &mut [f32], out: &mut [f32]) {
+    fn run(&self, head: usize, mut states: HeadState<'_>, out: &mut [f32]) {
         let DeltaShape { key_heads, key_dim, value_dim, .. } = self.spec.shape;
         let key_head = self.spec.shape.key_head(head);
         let fading = f64::from(self.spec.fading[head]);
         let (mut query, mut key, mut error) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
-        for (row, out) in self.span.rows.clone().zip(out.chunks_exact_mut(value_dim)) {
+        for (index, (row, out)) in self.span.rows.clone().zip(out.chunks_exact_mut(value_dim)).enumerate() {
             let qkv = self.qkv.row(row);
             let keys = key_heads * key_dim;
             let scale = 1.0 / (key_dim as f64).sqrt();
@@ -188,6 +247,7 @@ impl HeadInputs<'_> {
                 decay: kept(fading, self.decay.row(row)[head] + self.spec.decay_bias[head]),
                 rate: (1.0 / (1.0 + libm::exp(-f64::from(self.rate.row(row)[head])))) as f32,
             };
+            let state = states.before(index, [token.key, token.value, &[token.decay, token.rate]]);
             delta::step(self.isa, state, token, &mut error, out);
         }
     }

@@ -258,6 +258,10 @@ impl<B: Backend> Model for Decoder<B> {
         self.logits = logits.values;
     }
 
+    fn keep_drafted(&mut self, state: PageRef, count: usize) -> Result<()> {
+        self.backend.keep_drafted(&mut self.kv, state.group, state.page, count)
+    }
+
     fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<()> {
         self.backend.copy_page(&mut self.kv, from.group, from.page, to.page)
     }
@@ -321,14 +325,15 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<RowSpan>) -> Resu
             spans[count - 1].rows.end += 1;
         } else {
             if count == spans.len() {
-                spans.push(RowSpan { rows: 0..0, start: 0, pages: Vec::new() });
+                spans.push(RowSpan { rows: 0..0, start: 0, num_drafted: 0, pages: Vec::new() });
             }
             let span = &mut spans[count];
-            (span.rows, span.start) = (index..index + 1, row.position);
+            (span.rows, span.start, span.num_drafted) = (index..index + 1, row.position, 0);
             span.pages.clear();
             span.pages.extend(table.page_ids(group));
             count += 1;
         }
+        spans[count - 1].num_drafted += usize::from(row.is_drafted);
         last = Some((row.sequence, row.position));
     }
     spans.truncate(count);

@@ -1,6 +1,6 @@
 //! Every value that is written is read back the same, and every wrong line is refused.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,8 @@ use super::*;
 use crate::runtime::error::{GrammarError, LoadError, StoreError};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Difference, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, Sampling, Timings, Usage,
+    Difference, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, Sampling, SamplingNumbers,
+    Timings, Usage,
 };
 use crate::runtime::session::SessionState;
 use crate::template::TemplateError;
@@ -48,7 +49,24 @@ fn sent(request: &Request) -> Request {
     generate.into_request(no_text, no_grammar).expect("a request")
 }
 
+/// The line is one of those that a definition of the schema describes.
+#[track_caller]
+fn assert_described(definition: &str, line: &[u8]) {
+    let line = serde_json::from_slice(line).expect("JSON");
+    let mut schema = schema();
+    schema["$ref"] = json!(format!("#/$defs/{definition}"));
+    schema.as_object_mut().expect("an object").remove("anyOf");
+    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    assert!(validator.is_valid(&line), "{definition}: {line}");
+}
+
+fn schema() -> Value {
+    serde_json::from_str(include_str!("../../../../docs/worker-protocol.schema.json")).expect("JSON")
+}
+
 fn assert_same(request: &Request) {
+    let call = WorkerCall { id: Some(Id::Number(7)), op: Op::Generate(Box::new(request.into())) };
+    assert_described("request", &line(&call));
     assert_eq!(format!("{:?}", sent(request)), format!("{request:?}"));
 }
 
@@ -96,6 +114,59 @@ fn a_request_comes_out_as_it_went_in() {
     assert_same(&Request { sampling: seeded, ..Request::default() });
 }
 
+/// All fields are named, so that a new one cannot be left out here, nor in the schema.
+#[test]
+fn the_schema_has_each_field_of_a_generation() {
+    let generate = Generate {
+        prompt: Some("a".to_owned()),
+        prompt_segments: Some(vec![PromptSegment { text: Some("a".to_owned()), ids: Some(vec![1]) }]),
+        max_new_tokens: 9,
+        overflow: Overflow::Refuse,
+        top_k: 5,
+        numbers: SamplingNumbers::default(),
+        logit_bias: BTreeMap::from([(3, 1.5)]),
+        seed: 3,
+        exact_seed: Some(0),
+        stop: vec!["x".to_owned()],
+        session_id: Some(named("s")),
+        ignore_eos: true,
+        render_special: true,
+        markup: vec![5],
+        logprobs: Some(2),
+        prompt_logprobs: Some(3),
+        prompt_only: true,
+        stop_ids: vec![7],
+        grammar: Some(GrammarSource::JsonObject),
+        reasoning: Some(ReasoningLimit { max_tokens: 1, closing: vec![4], ..ReasoningLimit::default() }),
+        prediction: vec![1],
+        deadline_ms: Some(2.5),
+        events: true,
+    };
+    let call = WorkerCall { id: Some(Id::Number(1)), op: Op::Generate(Box::new(generate.clone())) };
+    let keys = |object: &Value| -> BTreeSet<String> {
+        object.as_object().expect("an object").keys().cloned().collect()
+    };
+    let written = serde_json::to_value(&call).expect("JSON");
+    assert_eq!(keys(&written), keys(&schema()["$defs"]["generate"]["properties"]));
+    let one_prompt = Generate { prompt: None, ..generate };
+    assert_described("generate", &line(&WorkerCall { id: None, op: Op::Generate(Box::new(one_prompt)) }));
+}
+
+#[test]
+fn the_schema_has_each_reason_and_each_code() {
+    let listed = |pointer: &str| schema().pointer(pointer).unwrap_or_else(|| panic!("{pointer}")).clone();
+    let reasons = listed("/$defs/done/properties/session_reset_reason/enum");
+    assert_eq!(listed("/$defs/started/properties/reuse/properties/reason/enum"), reasons);
+    let is_known = |name: &Value| serde_json::from_value::<ReuseReason>(name.clone()).is_ok();
+    assert!(reasons.as_array().expect("a list").iter().all(is_known), "{reasons}");
+    // The derived reader lists all names when it meets another.
+    let all = serde_json::from_str::<ReuseReason>("\"?\"").expect_err("no reason").to_string();
+    assert_eq!(all.matches('`').count() / 2 - 1, reasons.as_array().expect("a list").len(), "{all}");
+    let codes = listed("/$defs/error/properties/code/enum");
+    let all = serde_json::from_str::<ErrorCode>("\"?\"").expect_err("no code").to_string();
+    assert_eq!(all.matches('`').count() / 2 - 1, codes.as_array().expect("a list").len(), "{all}");
+}
+
 #[test]
 fn a_grammar_travels_as_its_source() {
     let schema = json!({"type": "object", "properties": {"a": {"const": 1.5}, "7": true}});
@@ -139,6 +210,7 @@ proptest! {
 fn round_trip(event: Event) -> String {
     let answer = EventEncoder::new(Detail::Events).encode(event).expect("all are told");
     let reply = Reply { id: Some(Id::Text("x".to_owned())), answer };
+    assert_described("reply", &line(&reply));
     let read_back = Reply::parse(&line(&reply)).expect("a reply");
     assert_eq!(read_back.id, reply.id);
     format!("{:?}", read_back.answer.into_event().expect("an event"))

@@ -1,0 +1,209 @@
+//! Recurrent states behind drafted rows. A state stands for all tokens it has taken in and cannot drop one, so a step
+//! leaves it after the known rows, and computes drafted rows on a copy. What these would feed to it is recorded; once it
+//! is known how many of them hold, the state takes in so many records. That reads no weight.
+//!
+//! Invariant: a record has the very inputs that the step computed, and taking it in is the step's own operation, so the
+//! state gets the bits that it would have got without a draft.
+
+use super::Cpu;
+use super::kv::CpuKv;
+use crate::runtime::backend::{PageId, RowSpan};
+use crate::runtime::error::{Error, Result};
+use crate::runtime::kernel::delta::DeltaToken;
+use crate::runtime::kernel::ssm::SsmToken;
+use crate::runtime::kernel::{Isa, delta, ssm};
+
+/// How a state takes in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Update {
+    /// The last inputs of a convolution, `[tokens, width]`: the oldest are dropped.
+    Shift { width: usize },
+    /// The delta rule, for each head: key, value, decay and rate.
+    Delta { key_dim: usize, value_dim: usize },
+    /// Mamba-2, for each head: input, key and decay.
+    Ssm { head_dim: usize, state_dim: usize },
+}
+
+impl Update {
+    /// Returns the values of one row's record, of one head if there are heads.
+    pub fn record_len(self) -> usize {
+        match self {
+            Update::Shift { width } => width,
+            Update::Delta { key_dim, value_dim } => key_dim + value_dim + 2,
+            Update::Ssm { head_dim, state_dim } => head_dim + state_dim + 1,
+        }
+    }
+
+    /// Returns the values of the state of one head; `len`, those of the whole state, if there are no heads.
+    fn state_len(self, len: usize) -> usize {
+        match self {
+            Update::Shift { .. } => len,
+            Update::Delta { key_dim, value_dim } => key_dim * value_dim,
+            Update::Ssm { head_dim, state_dim } => head_dim * state_dim,
+        }
+    }
+
+    /// Lets a state, of one head if there are heads, take in the first `count` of its records.
+    fn take_in(self, isa: Isa, state: &mut [f32], records: &[f32], count: usize) {
+        let rows = records.chunks_exact(self.record_len()).take(count);
+        match self {
+            Update::Shift { width } => shift(state, &records[..count * width]),
+            Update::Delta { key_dim, value_dim } => {
+                let (mut error, mut out) = (vec![0.0; value_dim], vec![0.0; value_dim]);
+                for row in rows {
+                    let (key, rest) = row.split_at(key_dim);
+                    let (value, decay, rate) = (&rest[..value_dim], rest[value_dim], rest[value_dim + 1]);
+                    let token = DeltaToken { key, query: key, value, decay, rate };
+                    delta::step(isa, state, token, &mut error, &mut out);
+                }
+            }
+            Update::Ssm { head_dim, .. } => {
+                let mut out = vec![0.0; head_dim];
+                for row in rows {
+                    let (input, rest) = row.split_at(head_dim);
+                    let (decay, key) = rest.split_last().expect("the decay comes last");
+                    let token = SsmToken { x: input, input, key, query: key, decay: *decay, skip: 0.0 };
+                    ssm::step(isa, state, token, &mut out);
+                }
+            }
+        }
+    }
+}
+
+/// Appends `rows` to a state and drops as many values from its start.
+fn shift(state: &mut [f32], rows: &[f32]) {
+    let kept = state.len().saturating_sub(rows.len());
+    state.copy_within(state.len() - kept.., 0);
+    let new = state.len() - kept;
+    state[kept..].copy_from_slice(&rows[rows.len() - new..]);
+}
+
+/// What the drafted rows of one sequence would feed to one state, `[heads, rows, record]`.
+#[derive(Debug, Default)]
+pub struct DraftRecord {
+    page: PageId,
+    num_rows: usize,
+    pub values: Vec<f32>,
+}
+
+/// The records of one store. Their memory is kept for later steps.
+#[derive(Debug)]
+pub struct StoreRecords {
+    update: Update,
+    /// Those of the last step.
+    records: Vec<DraftRecord>,
+    spare: Vec<DraftRecord>,
+}
+
+impl Default for StoreRecords {
+    fn default() -> Self {
+        Self { update: Update::Shift { width: 1 }, records: Vec::new(), spare: Vec::new() }
+    }
+}
+
+impl StoreRecords {
+    /// Forgets the records of the last step.
+    pub fn begin(&mut self, update: Update) {
+        self.update = update;
+        self.spare.append(&mut self.records);
+    }
+
+    /// Returns a record for a span's drafted rows in a state of `heads` heads. Its values are to be written.
+    pub fn start(&mut self, span: &RowSpan, heads: usize) -> DraftRecord {
+        if span.num_drafted == 0 {
+            return DraftRecord::default();
+        }
+        let mut record = self.spare.pop().unwrap_or_default();
+        (record.page, record.num_rows) = (span.pages[0], span.num_drafted);
+        record.values.resize(heads * span.num_drafted * self.update.record_len(), 0.0);
+        record
+    }
+
+    /// Adds a written record.
+    pub fn add(&mut self, record: DraftRecord) {
+        if record.num_rows > 0 {
+            self.records.push(record);
+        }
+    }
+
+    fn find(&self, page: PageId) -> Option<&DraftRecord> {
+        self.records.iter().find(|record| record.page == page)
+    }
+}
+
+/// The state of one head, or all of a state without heads, and its records.
+struct Part<'a> {
+    update: Update,
+    state: &'a mut [f32],
+    records: &'a [f32],
+}
+
+impl Cpu {
+    /// Lets the states in a page take in the first `count` drafted rows of the last step.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if so many were not drafted.
+    pub(super) fn take_in_drafted(
+        &self,
+        kv: &mut CpuKv,
+        group: usize,
+        page: PageId,
+        count: usize,
+    ) -> Result<()> {
+        let mut parts = Vec::new();
+        for (state, records) in kv.states_with_records(group, page)? {
+            let record = records.find(page).filter(|record| record.num_rows >= count);
+            let Some(record) = record else {
+                return Err(Error::Backend(format!("{count} rows were not drafted over page {page}")));
+            };
+            let update = records.update;
+            let state_len = update.state_len(state.len()).max(1);
+            let states = state.chunks_exact_mut(state_len);
+            let rows = record.values.chunks_exact(record.num_rows * update.record_len());
+            parts.extend(states.zip(rows).map(|(state, records)| Part { update, state, records }));
+        }
+        let isa = self.isa;
+        self.pool.chunks_mut(&mut parts, 1, |_, part| {
+            let Part { update, state, records } = &mut part[0];
+            update.take_in(isa, state, records, count);
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_inputs_keeps_the_last_ones() {
+        for (rows, expected) in
+            [(1, [3, 4, 5, 6, 10, 11]), (2, [5, 6, 10, 11, 12, 13]), (4, [12, 13, 14, 15, 16, 17])]
+        {
+            let mut state = [1, 2, 3, 4, 5, 6].map(|n| n as f32);
+            let records: Vec<f32> = (10..18).map(|n| n as f32).collect();
+            Update::Shift { width: 2 }.take_in(Isa::Scalar, &mut state, &records, rows);
+            assert_eq!(state, expected.map(|n| n as f32), "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn rows_that_were_not_drafted_cannot_be_kept() {
+        use crate::runtime::backend::{KvLayout, KvType, Store, StoreShape};
+        let stores = vec![Store { shape: StoreShape::State(4), group: 0 }];
+        let mut kv = CpuKv::new(&KvLayout { stores, num_groups: 1 }, KvType::F32);
+        let cpu = Cpu::new(1).expect("a backend");
+        let span = RowSpan { rows: 0..3, start: 5, num_drafted: 2, pages: vec![3] };
+        let records = kv.drafted_mut(0);
+        records.begin(Update::Shift { width: 2 });
+        let mut record = records.start(&span, 1);
+        record.values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+        records.add(record);
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 3).is_err(), "two rows were drafted");
+        assert!(cpu.take_in_drafted(&mut kv, 0, 4, 1).is_err(), "another page");
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_ok());
+        assert_eq!(kv.state_mut(0, &span).expect("a state"), [0.0, 0.0, 1.0, 2.0]);
+        kv.drafted_mut(0).begin(Update::Shift { width: 2 });
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_err(), "another step");
+    }
+}
