@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::error::{LoadError, Result};
 pub use super::kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use super::kernel::math::Activation;
-use super::tensor::HostTensor;
+use super::tensor::{HostTensor, SharedBytes};
 
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
@@ -354,8 +354,9 @@ pub trait Backend: Send + 'static {
     /// Appends a page's content to `out`, [`KvLayout::page_bytes`] bytes in the backend's own order.
     fn export_page(&self, kv: &Self::Kv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Fills a page with the bytes that `export_page` wrote. Returns an error for any other number of bytes.
-    fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
+    /// Replaces a page's content by the bytes that `export_page` wrote, which the page may keep and read where they are.
+    /// Returns an error for any other number of bytes.
+    fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: SharedBytes) -> Result<()>;
 
     /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions. `q` is `[rows,
     /// num_heads * head_dim]`, `out` is `[rows, num_heads * value_dim]`.

@@ -27,6 +27,7 @@ use self::folder::Folder;
 use self::io_queue::IoQueue;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::notice::Notice;
+use crate::runtime::tensor::SharedBytes;
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
@@ -110,7 +111,7 @@ pub enum MissingReason {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskEvent {
-    Loaded { key: DiskPageKey, bytes: Vec<u8> },
+    Loaded { key: DiskPageKey, bytes: SharedBytes },
     Missing { key: DiskPageKey, reason: MissingReason },
     Notice(Notice),
 }
