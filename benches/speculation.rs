@@ -12,6 +12,7 @@ use llmctl::runtime::kv::PageRef;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{self, CpuOptions, Device, Dtype, KvType, LoadOptions};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
+use llmctl::runtime::tensor::SharedBytes;
 use llmctl::runtime::text::Tokenizer;
 use llmctl::runtime::{Engine, EngineConfig, Event, Request, Result, Speculation, Usage};
 
@@ -59,7 +60,7 @@ impl Model for Scripted {
         self.model.export_page(page_ref, out)
     }
 
-    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
+    fn import_page(&mut self, page_ref: PageRef, bytes: SharedBytes) -> Result<()> {
         self.model.import_page(page_ref, bytes)
     }
 }

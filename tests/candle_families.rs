@@ -313,7 +313,7 @@ fn rewinding_forking_and_the_disk_are_refused_or_left_alone() {
     let mut model = watched.model();
     let place = PageRef { group: 0, page: 0 };
     assert!(matches!(model.export_page(place, &mut Vec::new()), Err(Error::NotSupported(_))));
-    assert!(matches!(model.import_page(place, &[]), Err(Error::NotSupported(_))));
+    assert!(matches!(model.import_page(place, Vec::new().into()), Err(Error::NotSupported(_))));
     assert!(matches!(model.copy_page(place, place), Err(Error::NotSupported(_))));
 }
 

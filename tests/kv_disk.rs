@@ -111,7 +111,7 @@ fn answers(
         assert!(store.wait(LONG), "{} of {asked} answers", answers.len());
         for event in store.poll() {
             let (key, answer) = match event {
-                DiskEvent::Loaded { key, bytes } => (key, Ok(bytes)),
+                DiskEvent::Loaded { key, bytes } => (key, Ok(bytes.to_vec())),
                 DiskEvent::Missing { key, reason } => (key, Err(reason)),
                 DiskEvent::Notice(_) => continue,
             };
@@ -366,6 +366,26 @@ fn what_vanishes_or_is_no_file_is_a_missing_page() {
     save(&store, [0, 1, 3], 500);
     assert_eq!(present(&open(&root), 0..4, 500), [0, 1, 3]);
     assert!(root.join("f00d/manifest.json").is_file(), "made anew with the folder");
+}
+
+#[test]
+fn a_page_in_use_stays_as_it_is_when_its_file_is_removed_or_saved_anew() {
+    const NUM_BYTES: usize = 100_000;
+    let (_folder, root) = scratch();
+    saved(&root, 0..2, NUM_BYTES);
+    let store = open(&root);
+    store.load(label(0), NUM_BYTES);
+    assert!(store.wait(LONG), "no answer");
+    let events = store.poll();
+    let [DiskEvent::Loaded { bytes, .. }] = &events[..] else { panic!("{events:?}") };
+    fs::remove_file(page_file(&root, 0)).expect("a page in use can be removed");
+    let other = open(&root);
+    assert_eq!(other.save(label(0), vec![9; NUM_BYTES]), Saving::Queued);
+    assert!(other.flush(LONG), "written in time");
+    let news = fs::read(page_file(&root, 0)).expect("saved anew");
+    assert!(news.windows(64).any(|bytes| bytes == [9; 64]), "the new content");
+    fs::remove_dir_all(&root).expect("ours");
+    assert_eq!(**bytes, *payload(0, NUM_BYTES));
 }
 
 #[test]

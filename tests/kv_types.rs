@@ -100,9 +100,12 @@ fn moved(from: &dyn Model, to: &mut dyn Model, table: &PageTable, pool: &PagePoo
             let mut bytes = Vec::new();
             from.export_page(PageRef { group, page: source }, &mut bytes).expect("export");
             assert_eq!(bytes.len(), from.spec().groups[group].page_bytes);
-            to.import_page(PageRef { group, page: target }, &bytes).expect("import");
+            to.import_page(PageRef { group, page: target }, bytes.clone().into()).expect("import");
             bytes.push(0);
-            assert!(to.import_page(PageRef { group, page: target }, &bytes).is_err(), "one byte too many");
+            assert!(
+                to.import_page(PageRef { group, page: target }, bytes.into()).is_err(),
+                "one byte too many"
+            );
         }
     }
     moved

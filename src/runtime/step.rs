@@ -20,6 +20,7 @@ use super::request::{Logprob, Sampling};
 use super::sample::{Sampler, Turn};
 use super::sequence::Sequence;
 use super::spec::EngineSpec;
+use super::tensor::SharedBytes;
 
 /// From this many masks on, they are computed in parallel; waking the threads costs as much as a few masks.
 const MASKS_WORTH_THREADS: usize = 8;
@@ -106,7 +107,7 @@ impl Executor {
     }
 
     /// Fills a page of `pool` that has no other holder.
-    pub fn import_page(&mut self, pool: &PagePool, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
+    pub fn import_page(&mut self, pool: &PagePool, page_ref: PageRef, bytes: SharedBytes) -> Result<()> {
         free_dropped(&mut *self.model, pool);
         guarded(|| self.model.import_page(page_ref, bytes))
     }

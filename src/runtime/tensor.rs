@@ -7,11 +7,12 @@
 
 use std::borrow::Cow;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapOptions};
 
 use super::error::LoadError;
 use super::kernel::Dtype;
@@ -51,10 +52,23 @@ impl SharedBytes {
             return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
         }
         let file = File::open(path).map_err(|error| LoadError::io(path, &error))?;
+        SharedBytes::map(&file, &MmapOptions::new()).map_err(|error| LoadError::io(path, &error))
+    }
+
+    /// Maps a whole open file for reading, with the warning of [`map_file`](Self::map_file), and waits until all of it is
+    /// in memory: for a file that is about to be read once from beginning to end.
+    ///
+    /// # Errors
+    /// Errors of the system, among them that its file system maps no files.
+    pub fn map_present(file: &File) -> io::Result<SharedBytes> {
+        SharedBytes::map(file, MmapOptions::new().populate())
+    }
+
+    fn map(file: &File, options: &MmapOptions) -> io::Result<SharedBytes> {
         // SAFETY: the map is private to `SharedBytes`, never written, and outlives every borrow of it. Another process
         // may change the file meanwhile; only plain integers and floats are read from it, for which every bit
         // pattern is valid, and text is checked as UTF-8 each time it is borrowed.
-        let map = unsafe { Mmap::map(&file) }.map_err(|error| LoadError::io(path, &error))?;
+        let map = unsafe { options.map(file) }?;
         let len = map.len();
         Ok(SharedBytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
     }
@@ -130,6 +144,14 @@ impl From<Vec<u8>> for SharedBytes {
         SharedBytes { storage: Storage::Owned(Arc::new(buffer)), start: 0, len }.aligned_to(OWNED_ALIGN)
     }
 }
+
+impl PartialEq for SharedBytes {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for SharedBytes {}
 
 impl std::fmt::Debug for SharedBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -14,6 +14,7 @@ use llmctl::runtime::kv::{PAGE_TOKENS, PageRef, PageTable};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::{Device, LoadOptions, LoadedModel, load};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl::runtime::tensor::SharedBytes;
 use llmctl::runtime::text::Tokenizer;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
@@ -224,13 +225,14 @@ impl Model for ScriptedModel {
         Ok(())
     }
 
-    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<(), Error> {
+    fn import_page(&mut self, page_ref: PageRef, bytes: SharedBytes) -> Result<(), Error> {
         let (rows, tokens) = bytes.split_at(bytes.len() - TOKEN_BYTES);
         let mut page = [0; PAGE_TOKENS];
         for (token, bytes) in page.iter_mut().zip(tokens.chunks_exact(size_of::<u32>())) {
             *token = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
         }
         self.tokens.insert(page_ref, page);
-        self.inner.import_page(page_ref, rows)
+        let num_bytes = rows.len();
+        self.inner.import_page(page_ref, bytes.slice(0, num_bytes))
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef, PageTable};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl::runtime::tensor::SharedBytes;
 use llmctl::runtime::text::Vocabulary;
 use llmctl::runtime::{
     Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Reuse, Sampling, Token,
@@ -198,7 +199,7 @@ impl Model for ToyModel {
         Ok(())
     }
 
-    fn import_page(&mut self, place: PageRef, bytes: &[u8]) -> Result<(), Error> {
+    fn import_page(&mut self, place: PageRef, bytes: SharedBytes) -> Result<(), Error> {
         self.free_page(place);
         if self.spec.groups[place.group].kind == KvKind::Recurrent {
             let state = bytes[1..][..bytes[0].into()].iter().map(|&token| token.into());

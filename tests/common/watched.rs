@@ -8,6 +8,7 @@ use llmctl::runtime::kv::PageRef;
 use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl::runtime::load::{LoadOptions, LoadedModel};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
+use llmctl::runtime::tensor::SharedBytes;
 use llmctl::runtime::text::Tokenizer;
 use llmctl::runtime::{Engine, EngineConfig, Request, Result, Token};
 
@@ -77,7 +78,7 @@ impl Model for Watch {
         self.inner().model.export_page(place, out)
     }
 
-    fn import_page(&mut self, place: PageRef, bytes: &[u8]) -> Result<()> {
+    fn import_page(&mut self, place: PageRef, bytes: SharedBytes) -> Result<()> {
         self.inner().model.import_page(place, bytes)
     }
 }

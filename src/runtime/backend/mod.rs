@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::error::{LoadError, Result};
 pub use super::kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use super::kernel::math::Activation;
-use super::tensor::HostTensor;
+use super::tensor::{HostTensor, SharedBytes};
 
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
@@ -356,8 +356,9 @@ pub trait Backend: Send + 'static {
     /// Appends a page's content to `out`, [`KvLayout::page_bytes`] bytes in the backend's own order.
     fn export_page(&self, kv: &Self::Kv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Fills a page with the bytes that `export_page` wrote. Returns an error for any other number of bytes.
-    fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: &[u8]) -> Result<()>;
+    /// Replaces a page's content by the bytes that `export_page` wrote, which the page may keep and read where they are.
+    /// Returns an error for any other number of bytes.
+    fn import_page(&self, kv: &mut Self::Kv, group: usize, page: PageId, bytes: SharedBytes) -> Result<()>;
 
     /// Lets the states in a page of a recurrent group take in the first `count` drafted rows of the last step. Returns an
     /// error if fewer were drafted.

@@ -16,6 +16,7 @@ use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
 use crate::runtime::notice::Notice;
 use crate::runtime::session::prefill::common_prefix;
+use crate::runtime::tensor::SharedBytes;
 
 /// Bytes copied out per step while requests run; takes about a millisecond.
 const BYTES_PER_BUSY_STEP: usize = 8 << 20;
@@ -205,7 +206,7 @@ impl Engine {
         let Some(disk) = &mut self.disk else { return };
         for event in disk.store.poll() {
             match event {
-                DiskEvent::Loaded { key, bytes } => self.page_loaded(key, &bytes),
+                DiskEvent::Loaded { key, bytes } => self.page_loaded(key, bytes),
                 DiskEvent::Missing { key, reason } => self.page_missing(key, &reason),
                 DiskEvent::Notice(notice) => self.note(notice),
             }
@@ -285,7 +286,7 @@ impl Engine {
         })
     }
 
-    fn page_loaded(&mut self, key: disk::DiskPageKey, bytes: &[u8]) {
+    fn page_loaded(&mut self, key: disk::DiskPageKey, bytes: SharedBytes) {
         let Some((id, wanted)) = self.take_wanted(key) else { return };
         let page = self.pool.find(wanted.group, wanted.name, wanted.key());
         let Some(page) = page.or_else(|| self.import(&wanted, bytes)) else { return };
@@ -306,9 +307,9 @@ impl Engine {
         restoring.find(|restoring| restoring.request.generation.id() == id)
     }
 
-    /// Writes a page into memory and publishes it in the index; `None` if no page is free or the model
+    /// Gives the model a page and publishes it in the index; `None` if no page is free or the model
     /// rejects the bytes.
-    fn import(&mut self, wanted: &PageAt, bytes: &[u8]) -> Option<PageHold> {
+    fn import(&mut self, wanted: &PageAt, bytes: SharedBytes) -> Option<PageHold> {
         self.make_room(self.page_bytes(wanted.group));
         let page = self.pool.take(wanted.group)?;
         match self.executor.import_page(&self.pool, page.page_ref(), bytes) {

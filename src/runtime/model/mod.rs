@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{Error, Result};
 use super::kv::{KvGroup, PageRef, PageTable};
+use super::tensor::SharedBytes;
 
 /// Default number of rows per step; a cancelled prompt ends within one step.
 pub const STEP_TOKENS: usize = 128;
@@ -116,10 +117,10 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`].
     fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()>;
 
-    /// Fills a page with bytes that `export_page` wrote, for this model or one with equal weights, KV type and
-    /// backend.
+    /// Replaces a page's content by bytes that `export_page` wrote, for this model or one with equal weights, KV type
+    /// and backend. The model may keep the bytes and read them where they are.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`] for any other number of bytes; the content is then undefined.
-    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()>;
+    fn import_page(&mut self, page_ref: PageRef, bytes: SharedBytes) -> Result<()>;
 }

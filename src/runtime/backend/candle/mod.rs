@@ -22,7 +22,7 @@ use super::{
     SsmSpec,
 };
 use crate::runtime::error::{Error, LoadError, Result};
-use crate::runtime::tensor::HostTensor;
+use crate::runtime::tensor::{HostTensor, SharedBytes};
 
 pub use kv::CandleKv;
 pub use weight::{CandleWeight, is_widened};
@@ -215,8 +215,8 @@ impl Backend for Candle {
         kv.export_page(group, page, out).map_err(backend_error)
     }
 
-    fn import_page(&self, kv: &mut CandleKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
-        kv.import_page(group, page, bytes).map_err(backend_error)
+    fn import_page(&self, kv: &mut CandleKv, group: usize, page: PageId, bytes: SharedBytes) -> Result<()> {
+        kv.import_page(group, page, &bytes).map_err(backend_error)
     }
 
     fn attend(

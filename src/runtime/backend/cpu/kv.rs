@@ -4,6 +4,10 @@
 //! [`attention::write_row`], or the f32 values of a state. Its memory is allocated at the first write and stays for
 //! the page's next owner, unless the page is freed: then the system takes it back, and the addresses are reused for
 //! the next allocated page.
+//!
+//! A page that was imported stays where its bytes are, usually in a mapped file, and is read there: filling fresh memory
+//! takes several times as long as checking the bytes. Invariant: those bytes are never written; a page is copied into
+//! memory of its own before its first write.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -17,6 +21,7 @@ use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::attention::{self, HeadPage, KvPart};
 use crate::runtime::kernel::memory::{Arena, ArenaMemory};
 use crate::runtime::kernel::pool::Pool;
+use crate::runtime::tensor::SharedBytes;
 
 /// Number of values below which writing rows on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 14;
@@ -48,9 +53,35 @@ struct PageRun {
 struct GroupKv {
     page_bytes: usize,
     /// `None` for a page that was never written or is freed.
-    pages: Vec<Option<ArenaMemory>>,
+    pages: Vec<Option<PageMemory>>,
     /// Address ranges of freed pages, whose memory the system has taken back.
     spare: Vec<ArenaMemory>,
+}
+
+impl GroupKv {
+    /// Returns the bytes of a page that has memory of its own.
+    fn own_mut(&mut self, id: PageId) -> &mut [u8] {
+        match &mut self.pages[id as usize] {
+            Some(PageMemory::Own(memory)) => &mut memory[..self.page_bytes],
+            _ => unreachable!("page {id} has memory of its own"),
+        }
+    }
+}
+
+/// Where a page's bytes are.
+enum PageMemory {
+    Own(ArenaMemory),
+    /// Imported and not written since; aligned for every value of a page.
+    Imported(SharedBytes),
+}
+
+impl PageMemory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            PageMemory::Own(memory) => memory,
+            PageMemory::Imported(bytes) => bytes,
+        }
+    }
 }
 
 /// Offset of a store in a page of its group; a layer's values follow its keys.
@@ -116,10 +147,9 @@ impl CpuKv {
         group: usize,
         page: PageId,
     ) -> Result<Vec<(&mut [f32], &StoreRecords)>> {
-        self.page_mut(group, page)?;
+        self.own(group, page)?;
         let Self { kv_type, stores, groups, drafted, .. } = self;
-        let GroupKv { page_bytes, pages, .. } = &mut groups[group];
-        let mut rest = &mut pages[page as usize].as_mut().expect("made above")[..*page_bytes];
+        let mut rest = groups[group].own_mut(page);
         let mut states = Vec::new();
         for (store, records) in stores.iter().zip(drafted).filter(|(store, _)| store.group == group) {
             let (state, behind) = rest.split_at_mut(store.shape.bytes(*kv_type));
@@ -129,38 +159,58 @@ impl CpuKv {
         Ok(states)
     }
 
-    /// Returns the page's bytes for writing.
+    /// Returns the page's bytes for writing, in memory of its own.
     fn page_mut(&mut self, group: usize, id: PageId) -> Result<&mut [u8]> {
-        let GroupKv { page_bytes, pages, spare } = &mut self.groups[group];
+        self.own(group, id)?;
+        Ok(self.groups[group].own_mut(id))
+    }
+
+    /// Gives a page memory of its own, with the page's content if it has any.
+    fn own(&mut self, group: usize, id: PageId) -> Result<()> {
+        if !matches!(self.slot_mut(group, id), Some(PageMemory::Own(_))) {
+            let mut memory = self.unused_memory(group)?;
+            let slot = self.slot_mut(group, id);
+            if let Some(PageMemory::Imported(bytes)) = slot {
+                memory[..bytes.len()].copy_from_slice(bytes);
+            }
+            *slot = Some(PageMemory::Own(memory));
+        }
+        Ok(())
+    }
+
+    /// Returns the entry of a page, `None` for a new one.
+    fn slot_mut(&mut self, group: usize, id: PageId) -> &mut Option<PageMemory> {
+        let pages = &mut self.groups[group].pages;
         let index = id as usize;
         if index >= pages.len() {
             pages.resize_with(index + 1, || None);
         }
-        let page = &mut pages[index];
-        if page.is_none() {
-            let no_memory = |error| Error::Backend(format!("no memory for a KV page: {error}"));
-            let arena = self.arena.get_mut().unwrap_or_else(PoisonError::into_inner);
-            *page = Some(match spare.pop() {
-                Some(memory) => memory,
-                None => arena.zeroed(*page_bytes).map_err(no_memory)?,
-            });
-        }
-        Ok(&mut page.as_mut().expect("made above")[..*page_bytes])
+        &mut pages[index]
+    }
+
+    fn unused_memory(&mut self, group: usize) -> Result<ArenaMemory> {
+        let GroupKv { page_bytes, spare, .. } = &mut self.groups[group];
+        let arena = self.arena.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let no_memory = |error| Error::Backend(format!("no memory for a KV page: {error}"));
+        spare.pop().map_or_else(|| arena.zeroed(*page_bytes).map_err(no_memory), Ok)
     }
 
     fn page(&self, group: usize, id: PageId) -> Option<&[u8]> {
         let GroupKv { page_bytes, pages, .. } = &self.groups[group];
-        pages.get(id as usize)?.as_ref().map(|page| &page[..*page_bytes])
+        pages.get(id as usize)?.as_ref().map(|page| &page.bytes()[..*page_bytes])
     }
 
     pub fn copy_page(&mut self, group: usize, from: PageId, to: PageId) -> Result<()> {
         if self.page(group, from).is_none() {
             self.free_page(group, to);
         } else if from != to {
-            self.page_mut(group, to)?;
+            if matches!(self.slot_mut(group, to), Some(PageMemory::Imported(_))) {
+                self.free_page(group, to);
+            }
+            let page_bytes = self.page_mut(group, to)?.len();
             let pair = self.groups[group].pages.get_disjoint_mut([from as usize, to as usize]);
-            if let Ok([Some(from), Some(to)]) = pair {
-                to.copy_from_slice(from);
+            if let Ok([Some(from), Some(PageMemory::Own(to))]) = pair {
+                to[..page_bytes].copy_from_slice(&from.bytes()[..page_bytes]);
             }
         }
         Ok(())
@@ -168,7 +218,7 @@ impl CpuKv {
 
     pub fn free_page(&mut self, group: usize, page: PageId) {
         let GroupKv { pages, spare, .. } = &mut self.groups[group];
-        if let Some(mut memory) = pages.get_mut(page as usize).and_then(Option::take) {
+        if let Some(PageMemory::Own(mut memory)) = pages.get_mut(page as usize).and_then(Option::take) {
             memory.release();
             spare.push(memory);
         }
@@ -180,12 +230,13 @@ impl CpuKv {
         Ok(())
     }
 
-    pub fn import_page(&mut self, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
+    pub fn import_page(&mut self, group: usize, page: PageId, bytes: SharedBytes) -> Result<()> {
         let expected = self.groups[group].page_bytes;
         if expected != bytes.len() {
             return Err(Error::Backend(format!("a page of {expected} bytes, not {}", bytes.len())));
         }
-        self.page_mut(group, page)?.copy_from_slice(bytes);
+        self.free_page(group, page);
+        *self.slot_mut(group, page) = Some(PageMemory::Imported(bytes.aligned_to(align_of::<f32>())));
         Ok(())
     }
 
@@ -324,5 +375,41 @@ mod tests {
         write(&mut kv, 2);
         assert!(kv.groups[0].spare.is_empty());
         assert_eq!(written(&kv, 2, 0, 0), [x[..64].to_vec(), x[..64].to_vec()]);
+    }
+
+    #[test]
+    fn an_imported_page_stays_where_it_is_until_it_is_written() {
+        let layout =
+            KvLayout { stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }], num_groups: 1 };
+        let pool = Pool::new(1).unwrap();
+        let spans = |page, rows: Range<usize>| {
+            [RowSpan { start: rows.start, rows: 0..rows.len(), num_drafted: 0, pages: vec![page] }]
+        };
+        let mut kv = CpuKv::new(&layout, KvType::F32);
+        let x = rows(PAGE_TOKENS, 1.0);
+        kv.write(0, [&x, &x], &spans(0, 0..PAGE_TOKENS), &pool).unwrap();
+        let mut saved = Vec::new();
+        kv.export_page(0, 0, &mut saved).unwrap();
+        let bytes = SharedBytes::from(saved.clone());
+
+        kv.import_page(0, 3, bytes.clone()).unwrap();
+        assert_eq!(kv.page(0, 3).unwrap().as_ptr(), bytes.as_ptr(), "not copied");
+        kv.copy_page(0, 3, 4).unwrap();
+        let y = rows(1, 9000.0);
+        kv.write(0, [&y, &y], &spans(3, 5..6), &pool).unwrap();
+        assert_eq!(*bytes, *saved, "others may read these bytes");
+        for token in 0..PAGE_TOKENS {
+            let row = if token == 5 { &y[..64] } else { &x[token * 128..][..64] };
+            assert_eq!(written(&kv, 3, token, 0), [row.to_vec(), row.to_vec()], "row {token}");
+        }
+        assert_eq!(kv.page(0, 4).unwrap(), saved, "its own copy");
+
+        kv.import_page(0, 4, bytes.clone()).unwrap();
+        assert_eq!(kv.groups[0].spare.len(), 1, "the memory that page 4 had");
+        kv.copy_page(0, 3, 4).unwrap();
+        assert!(kv.groups[0].spare.is_empty() && kv.page(0, 4) == kv.page(0, 3) && *bytes == *saved);
+        kv.import_page(0, 4, bytes.clone()).unwrap();
+        kv.free_page(0, 4);
+        assert!(kv.page(0, 4).is_none() && kv.import_page(0, 4, bytes.slice(4, 64)).is_err());
     }
 }

@@ -27,7 +27,7 @@ use crate::runtime::kernel::matmul::{self, MatmulShape};
 use crate::runtime::kernel::memory::{Arena, MemoryNodes};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
-use crate::runtime::tensor::HostTensor;
+use crate::runtime::tensor::{HostTensor, SharedBytes};
 
 /// Weight rows that a task widens and multiplies: few enough for the second-level cache.
 const ROWS_PER_TASK: usize = 16;
@@ -474,7 +474,7 @@ impl Backend for Cpu {
         kv.export_page(group, page, out)
     }
 
-    fn import_page(&self, kv: &mut CpuKv, group: usize, page: PageId, bytes: &[u8]) -> Result<()> {
+    fn import_page(&self, kv: &mut CpuKv, group: usize, page: PageId, bytes: SharedBytes) -> Result<()> {
         kv.import_page(group, page, bytes)
     }
 

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::page::{self, FORMAT_VERSION};
 use super::{DiskPageKey, MissingReason, PageLabel, PageName, PageUse};
 use crate::runtime::private_files::{private_file, private_folder};
+use crate::runtime::tensor::SharedBytes;
 
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
@@ -195,7 +196,7 @@ impl Folder {
     ///
     /// # Errors
     /// [`MissingReason`] if the page is absent, damaged, another page, or unreadable.
-    pub fn read(&self, label: &PageLabel, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
+    pub fn read(&self, label: &PageLabel, num_bytes: usize) -> Result<SharedBytes, MissingReason> {
         let path = self.page_path(label.key);
         let io = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => MissingReason::Absent,
@@ -207,9 +208,11 @@ impl Folder {
         }
         let mut file = File::open(&path).map_err(io)?;
         let len = file.metadata().map_err(io)?.len();
-        let payload = page::read(&mut file, len, label, num_bytes)?;
+        page::check_len(&mut file, len, label, num_bytes)?;
+        let bytes = contents(&mut file, len).map_err(io)?;
+        let payload = page::find_payload(&bytes, label, num_bytes)?;
         note_use(&file, PageUse { depth: label.depth, is_shared: false });
-        Ok(payload)
+        Ok(bytes.slice(payload.start, payload.len()))
     }
 
     /// Sets a page's time of last use.
@@ -274,6 +277,25 @@ impl Folder {
         }
         Ok(())
     }
+}
+
+/// Returns the content of a page's file, `len` bytes: the system's own copy of it, which is there already if the file was
+/// written or read before, so that no fresh memory is filled. A copy of ours where a mapped file could not be removed or
+/// replaced, and where mapping fails.
+fn contents(file: &mut File, len: u64) -> io::Result<SharedBytes> {
+    if cfg!(unix)
+        && let Ok(mapped) = SharedBytes::map_present(file)
+    {
+        return Ok(mapped);
+    }
+    copied(file, len)
+}
+
+fn copied(file: &mut File, len: u64) -> io::Result<SharedBytes> {
+    let mut copy = Vec::new();
+    copy.try_reserve_exact(usize::try_from(len).unwrap_or(usize::MAX)).map_err(io::Error::other)?;
+    file.take(len).read_to_end(&mut copy)?;
+    Ok(SharedBytes::from(copy))
 }
 
 fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
@@ -442,6 +464,18 @@ mod tests {
         }
         assert!(is_unfinished(".new-12-0"));
         assert!(!is_unfinished(".new-12") && !is_unfinished(".new-a-b") && !is_unfinished("new-1-2"));
+    }
+
+    #[test]
+    fn a_file_gives_the_same_bytes_mapped_and_copied() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("page");
+        fs::write(&path, (0..100_000u32).map(|n| (n * 7) as u8).collect::<Vec<_>>()).expect("written");
+        let open = || File::open(&path).expect("opened");
+        let found = contents(&mut open(), 100_000).expect("read");
+        assert_eq!(found.is_mapped(), cfg!(unix));
+        assert_eq!(copied(&mut open(), 100_000).expect("read"), found);
+        assert_eq!(copied(&mut open(), 99).expect("read"), found.slice(0, 99));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, PageUse, Saving};
 use crate::runtime::notice::Notice;
+use crate::runtime::tensor::SharedBytes;
 
 #[derive(Debug)]
 pub struct IoQueue {
@@ -231,7 +232,7 @@ impl IoQueue {
         }
     }
 
-    pub fn finish_read(&self, key: DiskPageKey, result: Result<Vec<u8>, MissingReason>) {
+    pub fn finish_read(&self, key: DiskPageKey, result: Result<SharedBytes, MissingReason>) {
         let mut state = self.state();
         state.reading = None;
         match &result {
@@ -357,7 +358,7 @@ impl IoState {
         self.write_bytes = 0;
     }
 
-    fn answer(&mut self, key: DiskPageKey, result: Result<Vec<u8>, MissingReason>) {
+    fn answer(&mut self, key: DiskPageKey, result: Result<SharedBytes, MissingReason>) {
         self.events.push_back(match result {
             Ok(bytes) => {
                 self.event_bytes += bytes.len() as u64;
@@ -456,9 +457,9 @@ mod tests {
         (1..=3).for_each(|n| queue.load(label(n), 60, true));
         save(&queue, 7, 10);
         assert_eq!(next(&queue), ("read", 1));
-        queue.finish_read(label(1).key, Ok(vec![1; 60]));
+        queue.finish_read(label(1).key, Ok(vec![1; 60].into()));
         assert_eq!(next(&queue), ("write", 7), "120 bytes would wait");
-        assert_eq!(queue.poll(), [DiskEvent::Loaded { key: label(1).key, bytes: vec![1; 60] }]);
+        assert_eq!(queue.poll(), [DiskEvent::Loaded { key: label(1).key, bytes: vec![1; 60].into() }]);
         assert_eq!(next(&queue), ("read", 2));
         assert!(queue.is_loading());
     }

@@ -12,6 +12,7 @@ use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
 use crate::runtime::notice::Notice;
+use crate::runtime::tensor::SharedBytes;
 
 /// Processes jobs until the queue returns `Stop`.
 pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
@@ -157,11 +158,11 @@ impl IoThread<'_> {
 }
 
 /// Returns a page that still waits to be written, under the same checks as a page on disk.
-fn from_memory(write: &WriteJob, read: &ReadJob) -> Result<Vec<u8>, MissingReason> {
+fn from_memory(write: &WriteJob, read: &ReadJob) -> Result<SharedBytes, MissingReason> {
     let WriteJob { label, bytes } = write;
     let is_same = label.parent == read.label.parent && label.tokens == read.label.tokens;
     if is_same && bytes.len() == read.num_bytes {
-        return Ok(bytes.clone());
+        return Ok(bytes.clone().into());
     }
     Err(MissingReason::Mismatch("a page with other tokens, parent or length is being saved".to_owned()))
 }

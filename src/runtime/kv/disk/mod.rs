@@ -8,6 +8,11 @@
 //! with one notice while loading continues. Any number of processes may share a root: files are immutable and named
 //! by content.
 //!
+//! Loaded bytes are those of the mapped file, where the system maps files and lets a mapped one be removed and replaced. No
+//! process changes a file in place, so they stay the verified ones; a file that is removed while a page is in use takes
+//! room on the disk until the page is freed, beyond the limit. What the system drops from memory it reads again
+//! unverified, as it does the weights: an error of the disk then ends the process (SIGBUS).
+//!
 //! `page` is the file format, `folder` the layout, `io_queue` the requests and answers, `io_thread` the thread. The
 //! caller decides which pages to save and interprets their bytes.
 
@@ -27,6 +32,7 @@ use self::folder::Folder;
 use self::io_queue::IoQueue;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::notice::Notice;
+use crate::runtime::tensor::SharedBytes;
 
 pub use self::folder::forget;
 pub use self::page::FORMAT_VERSION;
@@ -110,7 +116,7 @@ pub enum MissingReason {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskEvent {
-    Loaded { key: DiskPageKey, bytes: Vec<u8> },
+    Loaded { key: DiskPageKey, bytes: SharedBytes },
     Missing { key: DiskPageKey, reason: MissingReason },
     Notice(Notice),
 }

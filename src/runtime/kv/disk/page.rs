@@ -77,35 +77,37 @@ pub fn write(file: &mut impl Write, label: &PageLabel, payload: &[u8]) -> io::Re
     file.write_all(&crc.finalize().to_le_bytes())
 }
 
-/// Reads the payload of the page `label`, `num_bytes` long, from a file of `len` bytes.
+/// Checks all bytes of a file, and returns which of them are the payload of the page `label`, `num_bytes` long.
 ///
 /// # Errors
 /// [`MissingReason`], never `Absent`, if the file is not exactly what [`write`] produces for this page.
-pub fn read(
+pub fn find_payload(file: &[u8], label: &PageLabel, num_bytes: usize) -> Result<Range<usize>, MissingReason> {
+    check_len(&mut &*file, file.len() as u64, label, num_bytes)?;
+    let expected = header(label, num_bytes);
+    let payload = expected.len()..expected.len() + num_bytes;
+    let (content, stored) = file.split_at(payload.end);
+    if crc32fast::hash(content).to_le_bytes() != *stored {
+        return Err(MissingReason::Damaged("the checksum is wrong".to_owned()));
+    }
+    let found = &content[..payload.start];
+    if found != expected {
+        return Err(MissingReason::Mismatch(difference(found, &expected)));
+    }
+    Ok(payload)
+}
+
+/// Checks the length of a file, `len` bytes, before more than its beginning is read.
+///
+/// # Errors
+/// [`MissingReason::Mismatch`] if it is a page of another size, otherwise that the file is damaged or cannot be read.
+pub fn check_len(
     file: &mut impl Read,
     len: u64,
     label: &PageLabel,
     num_bytes: usize,
-) -> Result<Vec<u8>, MissingReason> {
-    let expected = header(label, num_bytes);
-    if len != file_len(label, num_bytes) {
-        return Err(wrong_length(file, len, file_len(label, num_bytes)));
-    }
-    let mut found = vec![0; expected.len()];
-    file.read_exact(&mut found).map_err(unreadable)?;
-    let payload = read_payload(file, num_bytes)?;
-    let mut stored = [0; CRC_BYTES];
-    file.read_exact(&mut stored).map_err(unreadable)?;
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&found);
-    crc.update(&payload);
-    if crc.finalize() != u32::from_le_bytes(stored) {
-        return Err(MissingReason::Damaged("the checksum is wrong".to_owned()));
-    }
-    if found != expected {
-        return Err(MissingReason::Mismatch(difference(&found, &expected)));
-    }
-    Ok(payload)
+) -> Result<(), MissingReason> {
+    let expected = file_len(label, num_bytes);
+    if len == expected { Ok(()) } else { Err(wrong_length(file, len, expected)) }
 }
 
 /// Reads the name of the preceding page without verifying the rest of the file; `None` if there is none.
@@ -118,33 +120,15 @@ pub fn read_parent(file: &mut impl Read) -> Option<PageName> {
     Some(PageName(parent))
 }
 
-fn read_payload(file: &mut impl Read, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
-    let mut payload = Vec::new();
-    payload.try_reserve_exact(num_bytes).map_err(|error| MissingReason::Io(error.to_string()))?;
-    file.take(num_bytes as u64).read_to_end(&mut payload).map_err(unreadable)?;
-    if payload.len() == num_bytes {
-        Ok(payload)
-    } else {
-        Err(unreadable(io::ErrorKind::UnexpectedEof.into()))
-    }
-}
-
-fn unreadable(error: io::Error) -> MissingReason {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof => MissingReason::Damaged("the file ends too early".to_owned()),
-        _ => MissingReason::Io(error.to_string()),
-    }
-}
-
 /// Classifies a file of unexpected length: another page's size if its header agrees with the length, otherwise
 /// damage.
 fn wrong_length(file: &mut impl Read, len: u64, expected: u64) -> MissingReason {
     let message = format!("the file has {len} bytes instead of {expected}");
     let mut found = [0; TOKENS_START];
     if let Err(error) = file.read_exact(&mut found) {
-        return match unreadable(error) {
-            MissingReason::Damaged(_) => MissingReason::Damaged(message),
-            other => other,
+        return match error.kind() {
+            io::ErrorKind::UnexpectedEof => MissingReason::Damaged(message),
+            _ => MissingReason::Io(error.to_string()),
         };
     }
     let num_tokens = number(&found[NUM_TOKENS]);
@@ -201,7 +185,7 @@ mod tests {
     }
 
     fn read_back(file: &[u8], label: &PageLabel, num_bytes: usize) -> Result<Vec<u8>, MissingReason> {
-        read(&mut &file[..], file.len() as u64, label, num_bytes)
+        find_payload(file, label, num_bytes).map(|payload| file[payload].to_vec())
     }
 
     #[test]
@@ -236,9 +220,8 @@ mod tests {
         for bytes in (0..file.len()).map(|cut| &file[..cut]).chain([&longer[..]]) {
             let reason = read_back(bytes, &label(), payload().len()).expect_err("another length");
             assert!(matches!(reason, MissingReason::Damaged(_)), "{} bytes: {reason}", bytes.len());
-            // Simulates a file that is cut after it was measured.
-            let raced = read(&mut &bytes[..], file.len() as u64, &label(), payload().len());
-            assert_eq!(raced.is_err(), bytes.len() < file.len());
+            let measured = check_len(&mut &bytes[..], bytes.len() as u64, &label(), payload().len());
+            assert_eq!(measured, Err(reason), "found before the file is read");
         }
     }
 

@@ -27,7 +27,7 @@ use crate::runtime::backend::cpu::{BATCH_ROWS, CpuOptions};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageId, PageRef, PageTable};
 use crate::runtime::notice::Notice;
-use crate::runtime::tensor::TensorSource;
+use crate::runtime::tensor::{SharedBytes, TensorSource};
 use sequence::{CHUNK, CandleSequence, LONGEST_BEGINNING, ModelParts};
 use weights::{CandleWeights, WeightAdaptation};
 
@@ -279,7 +279,7 @@ impl Model for CandleModel {
         Err(Error::NotSupported("keeping KV on disk"))
     }
 
-    fn import_page(&mut self, _: PageRef, _: &[u8]) -> Result<()> {
+    fn import_page(&mut self, _: PageRef, _: SharedBytes) -> Result<()> {
         Err(Error::NotSupported("keeping KV on disk"))
     }
 }

@@ -36,7 +36,7 @@ use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowS
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::{isa, math};
 use crate::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
-use crate::runtime::tensor::{HostTensor, TensorSource};
+use crate::runtime::tensor::{HostTensor, SharedBytes, TensorSource};
 
 /// The inputs of a decoder's construction, besides the backend.
 pub struct DecoderParts<'a> {
@@ -274,7 +274,7 @@ impl<B: Backend> Model for Decoder<B> {
         self.backend.export_page(&self.kv, page_ref.group, page_ref.page, out)
     }
 
-    fn import_page(&mut self, page_ref: PageRef, bytes: &[u8]) -> Result<()> {
+    fn import_page(&mut self, page_ref: PageRef, bytes: SharedBytes) -> Result<()> {
         self.backend.import_page(&mut self.kv, page_ref.group, page_ref.page, bytes)
     }
 }
