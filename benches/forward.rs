@@ -57,7 +57,8 @@ fn feed(model: &mut dyn Model, table: &mut PageTable, count: usize) -> f64 {
     table.extend(count).expect("pages");
     let row = |index: usize| {
         let position = start + index;
-        Row { token: (position * 7919 % 997) as u32, position, sequence: 0, wants_logits: index + 1 == count }
+        let token = (position * 7919 % 997) as u32;
+        Row { token, position, sequence: 0, wants_logits: index + 1 == count, is_drafted: false }
     };
     let rows: Vec<Row> = (0..count).map(row).collect();
     let began = Instant::now();
@@ -77,7 +78,7 @@ fn filled(model: &mut dyn Model, pool: &PagePool, depth: usize) -> PageTable {
             (0..facts.page_bytes).map(|at| if at % 2 == 1 { 0x2c } else { (at * 37 / 2) as u8 }).collect();
         let pages: Vec<_> = table.page_ids(group).filter(|page| *page != NO_PAGE).collect();
         for page in pages {
-            model.import_page(PageRef { group, page }, &bytes).expect("import");
+            model.import_page(PageRef { group, page }, bytes.clone().into()).expect("import");
         }
     }
     table

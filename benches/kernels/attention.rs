@@ -54,7 +54,7 @@ impl Subject {
         let page: Vec<u8> =
             (0..bytes).map(|at| if at % 2 == 1 { 0x2c } else { (at * 37 / 2) as u8 }).collect();
         for number in 0..DEPTH / PAGE_TOKENS {
-            cpu.import_page(&mut kv, 0, number as u32, &page).expect("a whole page");
+            cpu.import_page(&mut kv, 0, number as u32, page.clone().into()).expect("a whole page");
         }
         Subject { kv_type, kv, layers, decode: Vec::new(), prefill: Vec::new() }
     }

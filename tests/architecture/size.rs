@@ -12,8 +12,8 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/serve", 11_400),     // four APIs
     ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
     ("src/runtime/kernel/", 9_000), // codebooks of all GGUF types, Mamba-2, every product for AVX2, NEON, dotprod and i8mm
-    ("src/runtime/", 35_700),       // 47 families, downloads, every published type and its quantisers, drafts
-    ("src/", 10),                   // lib.rs and main.rs
+    ("src/runtime/", 36_000), // 47 families, downloads, every published type and its quantisers, drafts over states too
+    ("src/", 10),             // lib.rs and main.rs
 ];
 
 /// The most lines of a function, and of nine in ten functions of a module.

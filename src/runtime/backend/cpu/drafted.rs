@@ -5,17 +5,14 @@
 //! Invariant: a record has the very inputs that the step computed, and taking it in is the step's own operation, so the
 //! state gets the bits that it would have got without a draft.
 
-use super::Cpu;
-use super::kv::CpuKv;
 use crate::runtime::backend::{PageId, RowSpan};
-use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::delta::DeltaToken;
 use crate::runtime::kernel::ssm::SsmToken;
 use crate::runtime::kernel::{Isa, delta, ssm};
 
 /// How a state takes in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Update {
+pub enum StateUpdate {
     /// The last inputs of a convolution, `[tokens, width]`: the oldest are dropped.
     Shift { width: usize },
     /// The delta rule, for each head: key, value, decay and rate.
@@ -24,31 +21,31 @@ pub enum Update {
     Ssm { head_dim: usize, state_dim: usize },
 }
 
-impl Update {
+impl StateUpdate {
     /// Returns the values of one row's record, of one head if there are heads.
     pub fn record_len(self) -> usize {
         match self {
-            Update::Shift { width } => width,
-            Update::Delta { key_dim, value_dim } => key_dim + value_dim + 2,
-            Update::Ssm { head_dim, state_dim } => head_dim + state_dim + 1,
+            StateUpdate::Shift { width } => width,
+            StateUpdate::Delta { key_dim, value_dim } => key_dim + value_dim + 2,
+            StateUpdate::Ssm { head_dim, state_dim } => head_dim + state_dim + 1,
         }
     }
 
     /// Returns the values of the state of one head; `len`, those of the whole state, if there are no heads.
-    fn state_len(self, len: usize) -> usize {
+    pub fn state_len(self, len: usize) -> usize {
         match self {
-            Update::Shift { .. } => len,
-            Update::Delta { key_dim, value_dim } => key_dim * value_dim,
-            Update::Ssm { head_dim, state_dim } => head_dim * state_dim,
+            StateUpdate::Shift { .. } => len,
+            StateUpdate::Delta { key_dim, value_dim } => key_dim * value_dim,
+            StateUpdate::Ssm { head_dim, state_dim } => head_dim * state_dim,
         }
     }
 
     /// Lets a state, of one head if there are heads, take in the first `count` of its records.
-    fn take_in(self, isa: Isa, state: &mut [f32], records: &[f32], count: usize) {
+    pub fn take_in(self, isa: Isa, state: &mut [f32], records: &[f32], count: usize) {
         let rows = records.chunks_exact(self.record_len()).take(count);
         match self {
-            Update::Shift { width } => shift(state, &records[..count * width]),
-            Update::Delta { key_dim, value_dim } => {
+            StateUpdate::Shift { width } => shift(state, &records[..count * width]),
+            StateUpdate::Delta { key_dim, value_dim } => {
                 let (mut error, mut out) = (vec![0.0; value_dim], vec![0.0; value_dim]);
                 for row in rows {
                     let (key, rest) = row.split_at(key_dim);
@@ -57,7 +54,7 @@ impl Update {
                     delta::step(isa, state, token, &mut error, &mut out);
                 }
             }
-            Update::Ssm { head_dim, .. } => {
+            StateUpdate::Ssm { head_dim, .. } => {
                 let mut out = vec![0.0; head_dim];
                 for row in rows {
                     let (input, rest) = row.split_at(head_dim);
@@ -82,14 +79,14 @@ fn shift(state: &mut [f32], rows: &[f32]) {
 #[derive(Debug, Default)]
 pub struct DraftRecord {
     page: PageId,
-    num_rows: usize,
+    pub num_rows: usize,
     pub values: Vec<f32>,
 }
 
 /// The records of one store. Their memory is kept for later steps.
 #[derive(Debug)]
 pub struct StoreRecords {
-    update: Update,
+    update: StateUpdate,
     /// Those of the last step.
     records: Vec<DraftRecord>,
     spare: Vec<DraftRecord>,
@@ -97,13 +94,13 @@ pub struct StoreRecords {
 
 impl Default for StoreRecords {
     fn default() -> Self {
-        Self { update: Update::Shift { width: 1 }, records: Vec::new(), spare: Vec::new() }
+        Self { update: StateUpdate::Shift { width: 1 }, records: Vec::new(), spare: Vec::new() }
     }
 }
 
 impl StoreRecords {
     /// Forgets the records of the last step.
-    pub fn begin(&mut self, update: Update) {
+    pub fn begin(&mut self, update: StateUpdate) {
         self.update = update;
         self.spare.append(&mut self.records);
     }
@@ -126,48 +123,11 @@ impl StoreRecords {
         }
     }
 
-    fn find(&self, page: PageId) -> Option<&DraftRecord> {
-        self.records.iter().find(|record| record.page == page)
-    }
-}
-
-/// The state of one head, or all of a state without heads, and its records.
-struct Part<'a> {
-    update: Update,
-    state: &'a mut [f32],
-    records: &'a [f32],
-}
-
-impl Cpu {
-    /// Lets the states in a page take in the first `count` drafted rows of the last step.
-    ///
-    /// # Errors
-    /// [`Error::Backend`] if so many were not drafted.
-    pub(super) fn take_in_drafted(
-        &self,
-        kv: &mut CpuKv,
-        group: usize,
-        page: PageId,
-        count: usize,
-    ) -> Result<()> {
-        let mut parts = Vec::new();
-        for (state, records) in kv.states_with_records(group, page)? {
-            let record = records.find(page).filter(|record| record.num_rows >= count);
-            let Some(record) = record else {
-                return Err(Error::Backend(format!("{count} rows were not drafted over page {page}")));
-            };
-            let update = records.update;
-            let state_len = update.state_len(state.len()).max(1);
-            let states = state.chunks_exact_mut(state_len);
-            let rows = record.values.chunks_exact(record.num_rows * update.record_len());
-            parts.extend(states.zip(rows).map(|(state, records)| Part { update, state, records }));
-        }
-        let isa = self.isa;
-        self.pool.chunks_mut(&mut parts, 1, |_, part| {
-            let Part { update, state, records } = &mut part[0];
-            update.take_in(isa, state, records, count);
-        });
-        Ok(())
+    /// Returns the record of the sequence whose states are in a page, if at least `count` rows were drafted, and how it
+    /// is taken in.
+    pub fn find(&self, page: PageId, count: usize) -> Option<(StateUpdate, &DraftRecord)> {
+        let record = self.records.iter().find(|record| record.page == page && record.num_rows >= count)?;
+        Some((self.update, record))
     }
 }
 
@@ -182,28 +142,8 @@ mod tests {
         {
             let mut state = [1, 2, 3, 4, 5, 6].map(|n| n as f32);
             let records: Vec<f32> = (10..18).map(|n| n as f32).collect();
-            Update::Shift { width: 2 }.take_in(Isa::Scalar, &mut state, &records, rows);
+            StateUpdate::Shift { width: 2 }.take_in(Isa::Scalar, &mut state, &records, rows);
             assert_eq!(state, expected.map(|n| n as f32), "{rows} rows");
         }
-    }
-
-    #[test]
-    fn rows_that_were_not_drafted_cannot_be_kept() {
-        use crate::runtime::backend::{KvLayout, KvType, Store, StoreShape};
-        let stores = vec![Store { shape: StoreShape::State(4), group: 0 }];
-        let mut kv = CpuKv::new(&KvLayout { stores, num_groups: 1 }, KvType::F32);
-        let cpu = Cpu::new(1).expect("a backend");
-        let span = RowSpan { rows: 0..3, start: 5, num_drafted: 2, pages: vec![3] };
-        let records = kv.drafted_mut(0);
-        records.begin(Update::Shift { width: 2 });
-        let mut record = records.start(&span, 1);
-        record.values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
-        records.add(record);
-        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 3).is_err(), "two rows were drafted");
-        assert!(cpu.take_in_drafted(&mut kv, 0, 4, 1).is_err(), "another page");
-        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_ok());
-        assert_eq!(kv.state_mut(0, &span).expect("a state"), [0.0, 0.0, 1.0, 2.0]);
-        kv.drafted_mut(0).begin(Update::Shift { width: 2 });
-        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_err(), "another step");
     }
 }

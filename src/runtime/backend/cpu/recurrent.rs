@@ -5,11 +5,11 @@
 //!
 //! Inputs of a state are computed in f64 and rounded once: the norm after it magnifies earlier errors.
 
-use super::drafted::Update;
+use super::drafted::StateUpdate;
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
-use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, RowSpan, SsmShape, SsmSpec};
-use crate::runtime::error::Result;
+use crate::runtime::backend::{ConvSpec, DeltaShape, DeltaSpec, PageId, RowSpan, SsmShape, SsmSpec};
+use crate::runtime::error::{Error, Result};
 use crate::runtime::kernel::{Isa, conv, delta, dot, ssm};
 
 impl Cpu {
@@ -24,7 +24,7 @@ impl Cpu {
     ) -> Result<()> {
         let width = x.width();
         let scratch = &mut *self.scratch.borrow_mut();
-        kv.drafted_mut(spec.store).begin(Update::Shift { width });
+        kv.drafted_mut(spec.store).begin(StateUpdate::Shift { width });
         for span in spans {
             let mut record = kv.drafted_mut(spec.store).start(span, 1);
             let state = kv.state_mut(spec.store, span)?;
@@ -59,7 +59,7 @@ impl Cpu {
     ) -> Result<()> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
         let heads = Heads { count: value_heads, state_len: key_dim * value_dim, dim: value_dim };
-        kv.drafted_mut(spec.store).begin(Update::Delta { key_dim, value_dim });
+        kv.drafted_mut(spec.store).begin(StateUpdate::Delta { key_dim, value_dim });
         for span in spans {
             let inputs = HeadInputs { isa: self.isa, spec, qkv, rate, decay, span };
             self.for_heads(heads, kv, (spec.store, span), out, |head, states, out| {
@@ -80,13 +80,42 @@ impl Cpu {
     ) -> Result<()> {
         let SsmShape { heads, head_dim, state_dim, .. } = spec.shape;
         let heads = Heads { count: heads, state_len: state_dim * head_dim, dim: head_dim };
-        kv.drafted_mut(spec.store).begin(Update::Ssm { head_dim, state_dim });
+        kv.drafted_mut(spec.store).begin(StateUpdate::Ssm { head_dim, state_dim });
         for span in spans {
             let inputs = SsmInputs { isa: self.isa, spec, xbc, step, span };
             self.for_heads(heads, kv, (spec.store, span), out, |head, states, out| {
                 inputs.run(head, states, out);
             })?;
         }
+        Ok(())
+    }
+
+    /// Lets the states in a page take in the first `count` drafted rows of the last step.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if so many were not drafted.
+    pub(super) fn take_in_drafted(
+        &self,
+        kv: &mut CpuKv,
+        group: usize,
+        page: PageId,
+        count: usize,
+    ) -> Result<()> {
+        let mut parts = Vec::new();
+        for (state, records) in kv.states_with_records(group, page)? {
+            let Some((update, record)) = records.find(page, count) else {
+                return Err(Error::Backend(format!("{count} rows were not drafted over page {page}")));
+            };
+            let state_len = update.state_len(state.len()).max(1);
+            let states = state.chunks_exact_mut(state_len);
+            let rows = record.values.chunks_exact(record.num_rows * update.record_len());
+            parts.extend(states.zip(rows).map(|(state, records)| DraftedState { update, state, records }));
+        }
+        let isa = self.isa;
+        self.pool.chunks_mut(&mut parts, 1, |_, part| {
+            let DraftedState { update, state, records } = &mut part[0];
+            update.take_in(isa, state, records, count);
+        });
         Ok(())
     }
 
@@ -134,6 +163,13 @@ impl Cpu {
         }
         Ok(())
     }
+}
+
+/// The state of one head, or all of a state without heads, and its records.
+struct DraftedState<'a> {
+    update: StateUpdate,
+    state: &'a mut [f32],
+    records: &'a [f32],
 }
 
 /// The heads of a recurrent layer.
@@ -289,5 +325,25 @@ mod tests {
         assert!((out[0] - 0.6).abs() < 1e-6 && (out[1] - 0.8).abs() < 1e-6);
         normalize(Isa::Scalar, &[0.0; 2], 1.0, &mut out);
         assert_eq!(out, [0.0; 2]);
+    }
+
+    #[test]
+    fn rows_that_were_not_drafted_cannot_be_kept() {
+        use crate::runtime::backend::{KvLayout, KvType, Store, StoreShape};
+        let stores = vec![Store { shape: StoreShape::State(4), group: 0 }];
+        let mut kv = CpuKv::new(&KvLayout { stores, num_groups: 1 }, KvType::F32);
+        let cpu = Cpu::new(1).expect("a backend");
+        let span = RowSpan { rows: 0..3, start: 5, num_drafted: 2, pages: vec![3] };
+        let records = kv.drafted_mut(0);
+        records.begin(StateUpdate::Shift { width: 2 });
+        let mut record = records.start(&span, 1);
+        record.values.copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+        records.add(record);
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 3).is_err(), "two rows were drafted");
+        assert!(cpu.take_in_drafted(&mut kv, 0, 4, 1).is_err(), "another page");
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_ok());
+        assert_eq!(kv.state_mut(0, &span).expect("a state"), [0.0, 0.0, 1.0, 2.0]);
+        kv.drafted_mut(0).begin(StateUpdate::Shift { width: 2 });
+        assert!(cpu.take_in_drafted(&mut kv, 0, 3, 1).is_err(), "another step");
     }
 }

@@ -13,8 +13,8 @@ use super::*;
 use crate::runtime::error::{GrammarError, LoadError, StoreError};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Difference, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, Sampling, SamplingNumbers,
-    Timings, Usage,
+    Difference, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, SAMPLING, Sampling,
+    SamplingNumbers, Timings, Usage,
 };
 use crate::runtime::session::SessionState;
 use crate::template::TemplateError;
@@ -117,13 +117,15 @@ fn a_request_comes_out_as_it_went_in() {
 /// All fields are named, so that a new one cannot be left out here, nor in the schema.
 #[test]
 fn the_schema_has_each_field_of_a_generation() {
+    let mut numbers = SamplingNumbers::default();
+    SAMPLING.iter().for_each(|number| number.give(&mut numbers, Some(0.5)));
     let generate = Generate {
         prompt: Some("a".to_owned()),
         prompt_segments: Some(vec![PromptSegment { text: Some("a".to_owned()), ids: Some(vec![1]) }]),
         max_new_tokens: 9,
         overflow: Overflow::Refuse,
         top_k: 5,
-        numbers: SamplingNumbers::default(),
+        numbers,
         logit_bias: BTreeMap::from([(3, 1.5)]),
         seed: 3,
         exact_seed: Some(0),
@@ -200,7 +202,8 @@ proptest! {
         prop_assert_eq!(read_back.sampling.temperature.to_bits(), bits);
         prop_assert_eq!(read_back.limits, request.limits);
         prop_assert_eq!(read_back.sampling.seed, Some(seed));
-        let token = Token { id: 1, logprob: Some(Logprob { logprob: number, top: vec![(2, number)] }) };
+        let logprob = -number.abs();
+        let token = Token { id: 1, logprob: Some(Logprob { logprob, top: vec![(2, logprob)] }) };
         prop_assert_eq!(round_trip(Event::Text { text: String::new(), tokens: vec![token.clone()] }),
             format!("{:?}", Event::Text { text: String::new(), tokens: vec![token] }));
     }
