@@ -58,7 +58,7 @@ fn feed(model: &mut dyn Model, table: &mut PageTable, count: usize) -> f64 {
     let row = |index: usize| {
         let position = start + index;
         let token = (position * 7919 % 997) as u32;
-        Row { token, position, sequence: 0, wants_logits: index + 1 == count, is_drafted: false }
+        Row::known(token, position, 0, index + 1 == count)
     };
     let rows: Vec<Row> = (0..count).map(row).collect();
     let began = Instant::now();

@@ -33,8 +33,8 @@ SHAPES = {
     "llama-3.2-1b": dict(arch="llama", layers=16, hidden=2048, heads=32, kv=8, head=64, ffn=8192, vocab=128256),
     "smollm2-135m": dict(arch="llama", layers=30, hidden=576, heads=9, kv=3, head=64, ffn=1536, vocab=49152),
 }
-# Models with experts, by --shapes: the first layers of a published one (`of` in all). `head` layers are dense, `conv` ones have
-# a short convolution instead of attention. MXFP4 means experts in MXFP4 and everything else in Q8_0.
+# Models with experts, by --shapes: the first layers of a published one (`of` in all). The first `dense` layers have no
+# experts, `conv` ones have a short convolution instead of attention. MXFP4 means experts in MXFP4 and everything else in Q8_0.
 EXPERT_SHAPES = {
     "qwen3-30b-a3b": dict(arch="qwen3moe", layers=6, of=48, hidden=2048, heads=32, kv=4, head=128, ffn=6144, vocab=151936,
                           experts=128, used=8, expert_ffn=768),

@@ -154,13 +154,7 @@ fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f3
             let start = table.len();
             let end = prompt.tokens.len().min(start + CHUNKS[(step + sequence) % CHUNKS.len()]);
             table.extend(end - start).unwrap();
-            let row = |position| Row {
-                token: prompt.tokens[position],
-                position,
-                sequence,
-                wants_logits: true,
-                is_drafted: false,
-            };
+            let row = |position| Row::known(prompt.tokens[position], position, sequence, true);
             rows.extend((start..end).map(row));
         }
         if rows.is_empty() {

@@ -136,13 +136,8 @@ fn last_logits(model: &mut dyn Model, tokens: &[u32], chunk: usize) -> Vec<f32> 
 
 /// Rows of tokens from `start` on, of which the one before position `end` wants logits.
 fn rows(tokens: &[u32], start: usize, sequence: usize, end: usize) -> Vec<Row> {
-    let row = |(index, &token): (usize, &u32)| Row {
-        token,
-        position: start + index,
-        sequence,
-        wants_logits: start + index + 1 == end,
-        is_drafted: false,
-    };
+    let row =
+        |(index, &token): (usize, &u32)| Row::known(token, start + index, sequence, start + index + 1 == end);
     tokens.iter().enumerate().map(row).collect()
 }
 

@@ -69,13 +69,7 @@ fn step_together(model: &mut dyn Model, tables: &mut [PageTable], chunks: &[&[u3
     for (sequence, (table, chunk)) in tables.iter_mut().zip(chunks).enumerate() {
         let start = table.len();
         table.extend(chunk.len()).expect("pages");
-        let row = |(index, &token)| Row {
-            token,
-            position: start + index,
-            sequence,
-            wants_logits: true,
-            is_drafted: false,
-        };
+        let row = |(index, &token)| Row::known(token, start + index, sequence, true);
         rows.extend(chunk.iter().enumerate().map(row));
     }
     let tables: Vec<&PageTable> = tables.iter().collect();

@@ -159,7 +159,7 @@ fn letters() -> Arc<Tokenizer> {
 
 const LETTERS: usize = 259;
 
-/// What toy models keep of their sequences.
+/// The kinds of KV that toy models have.
 const KINDS: [&[KvKind]; 4] = [
     &[KvKind::Full],
     &[KvKind::Full, KvKind::SlidingWindow(20)],

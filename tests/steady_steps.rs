@@ -16,13 +16,7 @@ fn step(model: &mut dyn Model, tables: &mut [PageTable; 2], count: usize) -> usi
     tables[1].extend(1).expect("pages");
     let row = |sequence: usize, index: usize, of: usize| {
         let position = starts[sequence] + index;
-        Row {
-            token: (position % 50) as u32,
-            position,
-            sequence,
-            wants_logits: index + 1 == of,
-            is_drafted: false,
-        }
+        Row::known((position % 50) as u32, position, sequence, index + 1 == of)
     };
     let rows: Vec<Row> = (0..count).map(|index| row(0, index, count)).chain([row(1, 0, 1)]).collect();
     let tables = [&tables[0], &tables[1]];

@@ -4,7 +4,8 @@
 //! pending token becomes resident when it is fed; a token that ends the generation never does. A sequence
 //! whose rows may not match its tokens, because a step failed, is poisoned until `reset`. Drafted tokens
 //! have rows behind those of the known tokens, until `confirm` makes them known or `end_draft` removes
-//! them; nothing is published before that, because recurrent states have taken in no drafted row by then. This file knows neither sessions nor requests.
+//! them; nothing is published before that, because recurrent states have taken in no drafted row by then.
+//! This file knows neither sessions nor requests.
 
 use super::kv::table::PoolExhausted;
 use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
@@ -67,15 +68,21 @@ impl Resident {
 #[derive(Debug)]
 pub struct Sequence {
     resident: Resident,
-    /// Number of the last resident tokens that are drafted; 0 between steps.
-    num_drafted: usize,
-    /// Number of drafted tokens of this step that were confirmed; `None` without a draft.
-    num_confirmed: Option<usize>,
+    /// Draft of this step; `None` between steps.
+    draft: Option<Draft>,
     pending: Option<Token>,
     turn: TurnStart,
     /// Length at which this turn's answer last saved a recurrent state.
     last_state: Option<usize>,
     poisoned: bool,
+}
+
+/// Progress of a step's drafted tokens, which were fed behind the known ones.
+#[derive(Debug, Clone, Copy)]
+struct Draft {
+    /// Number of the last resident tokens that are still drafted.
+    num_left: usize,
+    num_confirmed: usize,
 }
 
 /// Parameters of a turn, fixed when its prompt starts.
@@ -116,15 +123,7 @@ impl Sequence {
 
     fn over(resident: Resident) -> Self {
         let turn = TurnStart::default();
-        Self {
-            resident,
-            num_drafted: 0,
-            num_confirmed: None,
-            pending: None,
-            turn,
-            last_state: None,
-            poisoned: false,
-        }
+        Self { resident, draft: None, pending: None, turn, last_state: None, poisoned: false }
     }
 
     /// Returns another sequence over the same pages, without a pending token. This one must not be poisoned.
@@ -135,7 +134,7 @@ impl Sequence {
 
     /// Returns the number of resident tokens, without drafted ones.
     pub fn position(&self) -> usize {
-        self.resident.tokens.len() - self.num_drafted
+        self.resident.tokens.len() - self.draft.map_or(0, |draft| draft.num_left)
     }
 
     /// Returns the resident tokens without drafted ones.
@@ -199,9 +198,9 @@ impl Sequence {
     /// # Errors
     /// [`PoolExhausted`], with nothing changed.
     pub fn begin_feed(&mut self, tokens: &[u32], num_drafted: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
-        debug_assert_eq!(self.num_confirmed, None, "the last step's draft has ended");
+        debug_assert!(self.draft.is_none(), "the last step's draft has ended");
         let copies = self.resident.extend(tokens)?;
-        (self.num_drafted, self.num_confirmed) = (num_drafted, (num_drafted > 0).then_some(0));
+        self.draft = (num_drafted > 0).then_some(Draft { num_left: num_drafted, num_confirmed: 0 });
         self.pending = None;
         self.poisoned = true;
         Ok(copies)
@@ -210,7 +209,7 @@ impl Sequence {
     /// Completes a feed: sets the token that was sampled, if any, and publishes full pages unless a draft is to be
     /// ended first.
     pub fn settle(&mut self, pending: Option<Token>) {
-        if self.num_confirmed.is_none() {
+        if self.draft.is_none() {
             self.publish();
         }
         self.pending = pending;
@@ -233,9 +232,10 @@ impl Sequence {
     /// Makes the next `count` drafted tokens known; the sequence is poisoned until `settle`. Panics if fewer
     /// are drafted.
     pub fn confirm(&mut self, count: usize) {
-        assert!(count <= self.num_drafted, "only drafted tokens can be confirmed");
-        self.num_drafted -= count;
-        self.num_confirmed = self.num_confirmed.map(|confirmed| confirmed + count);
+        let draft = self.draft.as_mut().filter(|draft| count <= draft.num_left);
+        let draft = draft.expect("only drafted tokens can be confirmed");
+        draft.num_left -= count;
+        draft.num_confirmed += count;
         self.pending = None;
         self.poisoned = true;
     }
@@ -243,15 +243,15 @@ impl Sequence {
     /// Returns how many drafted tokens of this step were confirmed: so many the sequence's states must take in before
     /// `end_draft`.
     pub fn num_confirmed(&self) -> usize {
-        self.num_confirmed.unwrap_or(0)
+        self.draft.map_or(0, |draft| draft.num_confirmed)
     }
 
     /// Removes the drafted tokens that are left and their rows, and publishes what `settle` has not. Does nothing if the
     /// sequence is poisoned.
     pub fn end_draft(&mut self) {
-        if self.num_confirmed.is_some() && !self.poisoned {
+        if self.draft.is_some() && !self.poisoned {
             self.resident.drop_drafted(self.position());
-            (self.num_drafted, self.num_confirmed) = (0, None);
+            self.draft = None;
             self.publish();
         }
     }
@@ -282,7 +282,7 @@ impl Sequence {
     pub fn truncate(&mut self, len: usize) -> bool {
         let can = self.resident.truncate(len);
         if can {
-            (self.num_drafted, self.num_confirmed) = (0, None);
+            self.draft = None;
             self.pending = None;
             self.last_state = self.last_state.filter(|&last| last <= len);
         }

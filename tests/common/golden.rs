@@ -277,13 +277,7 @@ pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec
     for copy in table.extend(tokens.len()).expect("enough pages") {
         model.copy_page(copy.from, copy.to).expect("copy");
     }
-    let row = |(index, &token)| Row {
-        token,
-        position: start + index,
-        sequence: 0,
-        wants_logits: true,
-        is_drafted: false,
-    };
+    let row = |(index, &token)| Row::known(token, start + index, 0, true);
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
     model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward").values
 }

@@ -202,7 +202,8 @@ pub struct RowSpan {
     pub rows: Range<usize>,
     /// Position of the first row; the others follow without gaps.
     pub start: usize,
-    /// How many of the last rows are drafted: recurrent states do not take them in before [`Backend::keep_drafted`].
+    /// Number of drafted rows, which are the last. A step leaves recurrent states before them; see
+    /// [`Backend::keep_drafted`].
     pub num_drafted: usize,
     /// The sequence's pages in this group, in token order, with [`NO_PAGE`] for those out of sight. In a recurrent
     /// group the single page.

@@ -102,13 +102,7 @@ fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32], values: &m
     for copy in copies.map_err(|_| Error::InvalidState("no pages for a window"))? {
         model.copy_page(copy.from, copy.to)?;
     }
-    let row = |(index, &token)| Row {
-        token,
-        position: start + index,
-        sequence: 0,
-        wants_logits: true,
-        is_drafted: false,
-    };
+    let row = |(index, &token)| Row::known(token, start + index, 0, true);
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
     let logits = model.forward(&Batch { rows: &rows, tables: &[table] })?;
     values.extend_from_slice(&logits.values);

@@ -30,8 +30,15 @@ pub struct Row {
     /// Index into [`Batch::tables`].
     pub sequence: usize,
     pub wants_logits: bool,
-    /// Whether the token is a guess. Recurrent states take it in only if [`Model::keep_drafted`] says so.
+    /// Whether the token is a guess. A step leaves recurrent states before it; see [`Model::keep_drafted`].
     pub is_drafted: bool,
+}
+
+impl Row {
+    /// Returns the row of a token that is no guess.
+    pub fn known(token: u32, position: usize, sequence: usize, wants_logits: bool) -> Self {
+        Self { token, position, sequence, wants_logits, is_drafted: false }
+    }
 }
 
 /// One step: rows of any mix of prompts and running generations.

@@ -1,6 +1,6 @@
 //! Recurrent states behind drafted rows. A state stands for all tokens it has taken in and cannot drop one, so a step
-//! leaves it after the known rows, and computes drafted rows on a copy. What these would feed to it is recorded; once it
-//! is known how many of them hold, the state takes in so many records. That reads no weight.
+//! leaves it after the known rows, computes drafted rows on a copy, and records their inputs. Once the engine knows how
+//! many drafted tokens are right, the state takes in their records, which reads no weight.
 //!
 //! Invariant: a record has the very inputs that the step computed, and taking it in is the step's own operation, so the
 //! state gets the bits that it would have got without a draft.
@@ -10,7 +10,7 @@ use crate::runtime::kernel::delta::DeltaToken;
 use crate::runtime::kernel::ssm::SsmToken;
 use crate::runtime::kernel::{Isa, delta, ssm};
 
-/// How a state takes in a row.
+/// The operation by which a state takes in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateUpdate {
     /// The last inputs of a convolution, `[tokens, width]`: the oldest are dropped.
@@ -75,7 +75,7 @@ fn shift(state: &mut [f32], rows: &[f32]) {
     state[kept..].copy_from_slice(&rows[rows.len() - new..]);
 }
 
-/// What the drafted rows of one sequence would feed to one state, `[heads, rows, record]`.
+/// The inputs that the drafted rows of one sequence have for one state, `[heads, rows, record]` in f32.
 #[derive(Debug, Default)]
 pub struct DraftRecord {
     page: PageId,

@@ -35,7 +35,7 @@ pub struct CpuKv {
     arena: Mutex<Arena>,
     /// Runs of the rows being written; kept to reuse the memory.
     runs: Vec<PageRun>,
-    /// By store: what the last step's drafted rows would feed to its states.
+    /// By store: the inputs that the last step's drafted rows have for its states.
     drafted: Vec<StoreRecords>,
 }
 
@@ -381,34 +381,34 @@ mod tests {
     fn an_imported_page_stays_where_it_is_until_it_is_written() {
         let layout =
             KvLayout { stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }], num_groups: 1 };
-        let pool = Pool::new(1).unwrap();
+        let pool = Pool::new(1).expect("threads");
         let spans = |page, rows: Range<usize>| {
             [RowSpan { start: rows.start, rows: 0..rows.len(), num_drafted: 0, pages: vec![page] }]
         };
         let mut kv = CpuKv::new(&layout, KvType::F32);
         let x = rows(PAGE_TOKENS, 1.0);
-        kv.write(0, [&x, &x], &spans(0, 0..PAGE_TOKENS), &pool).unwrap();
+        kv.write(0, [&x, &x], &spans(0, 0..PAGE_TOKENS), &pool).expect("pages");
         let mut saved = Vec::new();
-        kv.export_page(0, 0, &mut saved).unwrap();
+        kv.export_page(0, 0, &mut saved).expect("a page");
         let bytes = SharedBytes::from(saved.clone());
 
-        kv.import_page(0, 3, bytes.clone()).unwrap();
-        assert_eq!(kv.page(0, 3).unwrap().as_ptr(), bytes.as_ptr(), "not copied");
-        kv.copy_page(0, 3, 4).unwrap();
+        kv.import_page(0, 3, bytes.clone()).expect("a page");
+        assert_eq!(kv.page(0, 3).expect("a page").as_ptr(), bytes.as_ptr(), "not copied");
+        kv.copy_page(0, 3, 4).expect("a page");
         let y = rows(1, 9000.0);
-        kv.write(0, [&y, &y], &spans(3, 5..6), &pool).unwrap();
+        kv.write(0, [&y, &y], &spans(3, 5..6), &pool).expect("pages");
         assert_eq!(*bytes, *saved, "others may read these bytes");
         for token in 0..PAGE_TOKENS {
             let row = if token == 5 { &y[..64] } else { &x[token * 128..][..64] };
             assert_eq!(written(&kv, 3, token, 0), [row.to_vec(), row.to_vec()], "row {token}");
         }
-        assert_eq!(kv.page(0, 4).unwrap(), saved, "its own copy");
+        assert_eq!(kv.page(0, 4).expect("a page"), saved, "its own copy");
 
-        kv.import_page(0, 4, bytes.clone()).unwrap();
+        kv.import_page(0, 4, bytes.clone()).expect("a page");
         assert_eq!(kv.groups[0].spare.len(), 1, "the memory that page 4 had");
-        kv.copy_page(0, 3, 4).unwrap();
+        kv.copy_page(0, 3, 4).expect("a page");
         assert!(kv.groups[0].spare.is_empty() && kv.page(0, 4) == kv.page(0, 3) && *bytes == *saved);
-        kv.import_page(0, 4, bytes.clone()).unwrap();
+        kv.import_page(0, 4, bytes.clone()).expect("a page");
         kv.free_page(0, 4);
         assert!(kv.page(0, 4).is_none() && kv.import_page(0, 4, bytes.slice(4, 64)).is_err());
     }
