@@ -11,6 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memmap2::{Mmap, MmapOptions};
 
@@ -30,10 +31,47 @@ pub struct SharedBytes {
 
 #[derive(Clone)]
 enum Storage {
-    Mapped(Arc<Mmap>),
+    Mapped(Arc<Mapping>),
     Owned(Arc<Vec<u8>>),
     /// Part of the executable, which the system maps like other files.
     Static(&'static [u8]),
+}
+
+struct Mapping {
+    map: Mmap,
+    /// Held by a map of [`SharedBytes::map_present`].
+    _slot: Option<MapSlot>,
+}
+
+/// Slots for maps that are many and small: a process may have 65,530 maps on Linux by default (`vm.max_map_count`), and the
+/// allocator and threads need some of them.
+static PRESENT_MAPS: MapSlots = MapSlots::new(1 << 14);
+
+#[derive(Debug)]
+struct MapSlots {
+    most: usize,
+    taken: AtomicUsize,
+}
+
+/// A taken slot, given back when it is dropped.
+#[derive(Debug)]
+struct MapSlot(&'static MapSlots);
+
+impl MapSlots {
+    const fn new(most: usize) -> Self {
+        Self { most, taken: AtomicUsize::new(0) }
+    }
+
+    fn take(&'static self) -> Option<MapSlot> {
+        let more = |taken: usize| (taken < self.most).then_some(taken + 1);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| MapSlot(self))
+    }
+}
+
+impl Drop for MapSlot {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl SharedBytes {
@@ -52,25 +90,27 @@ impl SharedBytes {
             return Err(LoadError::Io { path: path.into(), message: "not a regular file".into() });
         }
         let file = File::open(path).map_err(|error| LoadError::io(path, &error))?;
-        SharedBytes::map(&file, &MmapOptions::new()).map_err(|error| LoadError::io(path, &error))
+        SharedBytes::map(&file, &MmapOptions::new(), None).map_err(|error| LoadError::io(path, &error))
     }
 
     /// Maps a whole open file for reading, with the warning of [`map_file`](Self::map_file), and waits until all of it is
     /// in memory: for a file that is about to be read once from beginning to end.
     ///
     /// # Errors
-    /// Errors of the system, among them that its file system maps no files.
+    /// Errors of the system, among them that its file system maps no files, and too many of these maps
+    /// ([`io::ErrorKind::QuotaExceeded`]).
     pub fn map_present(file: &File) -> io::Result<SharedBytes> {
-        SharedBytes::map(file, MmapOptions::new().populate())
+        let slot = PRESENT_MAPS.take().ok_or(io::ErrorKind::QuotaExceeded)?;
+        SharedBytes::map(file, MmapOptions::new().populate(), Some(slot))
     }
 
-    fn map(file: &File, options: &MmapOptions) -> io::Result<SharedBytes> {
+    fn map(file: &File, options: &MmapOptions, slot: Option<MapSlot>) -> io::Result<SharedBytes> {
         // SAFETY: the map is private to `SharedBytes`, never written, and outlives every borrow of it. Another process
         // may change the file meanwhile; only plain integers and floats are read from it, for which every bit
         // pattern is valid, and text is checked as UTF-8 each time it is borrowed.
         let map = unsafe { options.map(file) }?;
         let len = map.len();
-        Ok(SharedBytes { storage: Storage::Mapped(Arc::new(map)), start: 0, len })
+        Ok(SharedBytes { storage: Storage::Mapped(Arc::new(Mapping { map, _slot: slot })), start: 0, len })
     }
 
     /// Returns a part of these bytes that shares the storage. Panics if it is out of bounds.
@@ -100,10 +140,11 @@ impl SharedBytes {
     pub fn release(&self, part: Range<usize>) {
         let len = self[part.clone()].len();
         #[cfg(unix)]
-        if let (Storage::Mapped(map), 1..) = (&self.storage, len) {
+        if let (Storage::Mapped(mapping), 1..) = (&self.storage, len) {
             // SAFETY: a read-only map of a file gives the same bytes when they are read again, as `map_file` assumes of it.
             let released = unsafe {
-                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, self.start + part.start, len)
+                let start = self.start + part.start;
+                mapping.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, len)
             };
             // If the system refuses, the only cost is memory.
             let _ = released;
@@ -123,7 +164,7 @@ impl std::ops::Deref for SharedBytes {
 
     fn deref(&self) -> &[u8] {
         let whole: &[u8] = match &self.storage {
-            Storage::Mapped(map) => map,
+            Storage::Mapped(mapping) => &mapping.map,
             Storage::Owned(buffer) => buffer,
             Storage::Static(bytes) => bytes,
         };
@@ -266,6 +307,25 @@ mod tests {
             let shared = std::ptr::eq(tensor.bytes.as_ptr(), part.as_ptr());
             assert_eq!(shared, start.is_multiple_of(4));
         }
+    }
+
+    #[test]
+    fn a_slot_of_a_map_is_given_back_with_it() {
+        static SLOTS: MapSlots = MapSlots::new(2);
+        let [first, second] = [SLOTS.take(), SLOTS.take()];
+        assert!(first.is_some() && second.is_some());
+        assert!(SLOTS.take().is_none(), "both are taken");
+        drop(first);
+        assert!(SLOTS.take().is_some());
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), [7; 100]).expect("written");
+        let before = SLOTS.taken.load(Ordering::Relaxed);
+        let map = SharedBytes::map(file.as_file(), &MmapOptions::new(), SLOTS.take()).expect("mapped");
+        let part = map.slice(10, 20);
+        drop(map);
+        assert_eq!(SLOTS.taken.load(Ordering::Relaxed), before + 1, "a part keeps the map");
+        drop(part);
+        assert_eq!(SLOTS.taken.load(Ordering::Relaxed), before);
     }
 
     #[test]

@@ -281,7 +281,7 @@ impl Folder {
 
 /// Returns the content of a page's file, `len` bytes: the system's own copy of it, which is there already if the file was
 /// written or read before, so that no fresh memory is filled. A copy of ours where a mapped file could not be removed or
-/// replaced, and where mapping fails.
+/// replaced, and where mapping fails, as it does when very many pages are mapped.
 fn contents(file: &mut File, len: u64) -> io::Result<SharedBytes> {
     if cfg!(unix)
         && let Ok(mapped) = SharedBytes::map_present(file)
