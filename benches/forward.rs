@@ -99,6 +99,7 @@ fn main() {
         kv_type,
         kv_memory: None,
         available_memory: None,
+        packed: None,
     };
     let source = ModelSource::Gguf(model.clone().into());
     let resolved = Resolved::new(model.clone(), source);

@@ -188,6 +188,7 @@ fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine
         kv_type: KvType::F16,
         kv_memory: None,
         available_memory: None,
+        packed: None,
     };
     let resolved = Resolved::new(options.model.clone(), source(options.model.clone().into()));
     let loaded = load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads");

@@ -85,6 +85,7 @@ fn here(options: &Options) -> Result<EngineClient, Failure> {
         kv_type: KvType::default(),
         kv_memory: None,
         available_memory: None,
+        packed: None,
     };
     let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;
     let alone = EngineConfig::new(options.context, Vec::new());

@@ -1,6 +1,6 @@
 //! Speed of a model through the engine, for `benches/side_by_side.py`: commands on stdin, a JSON line for each on stdout.
 //!
-//! `cargo run --release --example throughput -- MODEL.gguf [threads=N] [threads-batch=N] [cpu=SET] [ctx=N]`, then
+//! `cargo run --release --example throughput -- MODEL.gguf [threads=N] [threads-batch=N] [cpu=SET] [ctx=N] [packed=FOLDER]`, then
 //!
 //! ```text
 //! prefill N         one prompt of N random tokens
@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, Isa, KvType, LoadOptions, kernels_name};
+use llmctl::runtime::load::{self, CpuOptions, Device, Isa, KvType, LoadOptions, PanelPlace, kernels_name};
 use llmctl::runtime::{
     Engine, EngineClient, EngineConfig, EngineSessionName, Event, Limits, Outcome, Request,
 };
@@ -45,12 +45,13 @@ struct Options {
     model: String,
     cpu: CpuOptions,
     context: usize,
+    packed: Option<PanelPlace>,
 }
 
 fn options() -> Result<Options, Failure> {
     let mut args = std::env::args().skip(1);
     let model = args.next().ok_or("which model?")?;
-    let mut options = Options { model, cpu: CpuOptions::new(2), context: 4096 };
+    let mut options = Options { model, cpu: CpuOptions::new(2), context: 4096, packed: None };
     let mut threads_batch = None;
     for arg in args {
         let (key, value) = arg.split_once('=').ok_or("KEY=VALUE")?;
@@ -58,6 +59,10 @@ fn options() -> Result<Options, Failure> {
             "threads" => options.cpu.threads = value.parse()?,
             "threads-batch" => threads_batch = Some(value.parse()?),
             "ctx" => options.context = value.parse()?,
+            "packed" => {
+                let folder = value.into();
+                options.packed = Some(PanelPlace { folder, limit_bytes: u64::MAX, least_bytes: 0 });
+            }
             "cpu" => {
                 let named = Isa::available().find(|isa| isa.name() == value);
                 options.cpu.isa = named.ok_or("this processor has no such instruction set")?;
@@ -89,6 +94,7 @@ impl Bench {
             kv_type: KvType::F16,
             kv_memory: None,
             available_memory: None,
+            packed: options.packed.clone(),
         };
         let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;
         let mut config = EngineConfig::new(options.context, Vec::new());

@@ -37,7 +37,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
     &["grammar", "infill"], // a request carries its grammar, which is made from a tokenizer
     &["text", "kv"],
     &["backend"],
-    &["memory"],
+    &["memory", "panels"],
     &["tensor"],
     &["error", "hints", "kernel", "machine", "notice", "private_files", "repetition"],
     &["units"],

@@ -32,6 +32,7 @@ mod hub_download;
 mod hub_faults;
 mod hub_python;
 mod hub_upkeep;
+mod kept_panels;
 mod kv;
 mod kv_disk;
 mod kv_restore;

@@ -265,6 +265,13 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
 
+    /// Disk for packed weights, which a later start maps instead of packing them again; 0 keeps none (default: 20G)
+    ///
+    /// Of models of 64 MiB and more, as they are in the file. Lies in the cache folder and may be deleted at any time. The files
+    /// used longest ago are removed first; the default is at most half of the disk space that is free.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub packed_disk: Option<ByteSize>,
+
     /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
     ///
     /// Drafts come from the text itself and from a grammar, and are as long as pays by the times measured. The answer
@@ -304,6 +311,7 @@ pub struct EngineOptions {
     /// Bytes; `None` leaves it to the engine, here and below.
     pub kv_memory: Option<u64>,
     pub kv_disk: Option<u64>,
+    pub packed_disk: Option<u64>,
     pub speculation: Speculation,
     pub sharing: Sharing,
 }
@@ -331,6 +339,7 @@ impl EngineArgs {
             keeps_sessions,
             kv_memory: self.kv_memory.map(|size| size.0),
             kv_disk: self.kv_disk.map(|size| size.0),
+            packed_disk: self.packed_disk.map(|size| size.0),
             speculation: self.speculate.unwrap_or_default().into(),
         }
     }
@@ -787,6 +796,7 @@ mod tests {
             keeps_sessions: true,
             kv_memory: None,
             kv_disk: None,
+            packed_disk: None,
             speculation: Speculation::Auto,
             sharing: Sharing::default(),
         };
@@ -798,9 +808,11 @@ mod tests {
             keeps_sessions: true,
             kv_memory: Some(512 << 20),
             kv_disk: Some(0),
+            packed_disk: Some(1 << 30),
             ..unset
         };
-        assert_eq!(parse(&["--no-warm-resume", "--kv-memory", "512M", "--kv-disk", "0"]), Ok(given));
+        let words = ["--no-warm-resume", "--kv-memory", "512M", "--kv-disk", "0", "--packed-disk", "1G"];
+        assert_eq!(parse(&words), Ok(given));
         let refusal = parse(&["--kv-disk", "lots"]).expect_err("no size");
         assert!(refusal.contains("--kv-disk <SIZE>") && refusal.contains("512M"), "{refusal}");
     }

@@ -22,7 +22,7 @@ use super::report::{ReportFormat, bytes, columns, print, print_json};
 use super::slow_cpu::slow_kernels;
 use super::terminal::colors_wanted;
 use super::variables;
-use crate::runtime::load::{DeviceKind, Isa, hub, kernels_name, open_device};
+use crate::runtime::load::{DeviceKind, Isa, KeptPanels, hub, kept_panels, kernels_name, open_device};
 use crate::runtime::machine::Cores;
 use crate::runtime::{machine, memory};
 
@@ -80,6 +80,7 @@ pub fn run(
     facts.extend(config_facts(config, places));
     facts.push(variables_fact(command));
     facts.extend(folder_facts(places));
+    facts.extend(places.packed().map(|folder| packed_fact(&folder, places)));
     facts.extend(model_facts(config, model.as_deref(), places));
     facts.extend(terminal_facts());
     match args.output {
@@ -271,6 +272,19 @@ fn folder_facts(places: &Places) -> Vec<DoctorFact> {
         .collect()
 }
 
+/// Counts the packed weights that are kept.
+fn packed_fact(folder: &Path, places: &Places) -> DoctorFact {
+    let KeptPanels { files, bytes: size } = kept_panels(folder);
+    let models = if files == 1 { "model" } else { "models" };
+    let text = format!("{} ({files} {models}, {})", places.shorten(folder), bytes(size));
+    DoctorFact::new(
+        "folders",
+        "packed_weights",
+        json!({"path": folder, "models": files, "bytes": size}),
+        text,
+    )
+}
+
 /// Describes a folder. `obstacle` is the reason why it cannot be written.
 fn folder_fact(
     name: &'static str,
@@ -439,6 +453,16 @@ mod tests {
         let warning = facts[0].warning.as_deref().expect("a warning");
         assert!(warning.contains("sessions cannot be saved"), "{warning}");
         assert_eq!(facts[0].value["writable"], false);
+    }
+
+    #[test]
+    fn packed_weights_are_counted() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        fs::write(folder.path().join("0a.panels"), [0; 3000]).expect("write");
+        fs::write(folder.path().join("0b.part"), [0; 96]).expect("write");
+        let fact = packed_fact(folder.path(), &Places::default());
+        assert_eq!((&fact.value["models"], &fact.value["bytes"]), (&json!(1), &json!(3096)));
+        assert!(fact.text.contains("(1 model, "), "{}", fact.text);
     }
 
     #[test]

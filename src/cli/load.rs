@@ -19,7 +19,7 @@ use super::error::{CommandError, Kind};
 use super::input::read_file;
 use super::models;
 use super::output::visible;
-use super::places::Places;
+use super::places::{Places, free_bytes};
 use super::report::bytes;
 use super::slow_cpu::slow_kernels;
 use super::terminal::Terminal;
@@ -27,8 +27,8 @@ use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
-    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LoadOptions, LoadedModel, ModelFiles,
-    ModelTexts, open_device,
+    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedModel,
+    ModelFiles, ModelTexts, PanelPlace, kept_panels, open_device,
 };
 use crate::runtime::machine::{Cores, default_threads};
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
@@ -40,6 +40,9 @@ pub use loaded::{Loaded, ModelInfo, PreparedTexts};
 
 /// Default for bytes of KV kept on disk.
 const DEFAULT_KV_DISK: u64 = 4 << 30;
+
+/// Default for bytes of packed weights kept on disk.
+const DEFAULT_PACKED_DISK: u64 = 20 << 30;
 
 /// Rows of a step for each request that may run.
 const ROWS_PER_RUNNING: usize = 8;
@@ -176,6 +179,19 @@ fn shared_kv(
         ));
     }
     Ok(granted)
+}
+
+/// Returns where packed weights are kept; `None` if they are not, or no folder is known. Without a limit of the user's, half
+/// of the free space stays free.
+fn packed_place(asked: EngineOptions, places: &Places) -> Option<PanelPlace> {
+    let folder = places.packed()?;
+    let by_default = || {
+        let kept = kept_panels(&folder).bytes;
+        let free = free_bytes(&folder).unwrap_or(u64::MAX);
+        DEFAULT_PACKED_DISK.min(kept.saturating_add(free) / 2)
+    };
+    let limit_bytes = asked.packed_disk.unwrap_or_else(by_default);
+    (limit_bytes > 0).then_some(PanelPlace { folder, limit_bytes, least_bytes: LEAST_BYTES })
 }
 
 /// Opens the user's folder of KV; `None` if KV on disk is off or no folder is known.
@@ -338,6 +354,7 @@ pub fn options(
         }),
         kv_memory: asked.kv_memory,
         available_memory,
+        packed: packed_place(asked, &Places::from_environment()),
     })
 }
 

@@ -118,6 +118,11 @@ impl Places {
         Some(self.cache.as_ref()?.join("kv"))
     }
 
+    /// Returns the folder of packed weights, which can be packed again.
+    pub fn packed(&self) -> Option<PathBuf> {
+        Some(self.cache.as_ref()?.join("packed"))
+    }
+
     /// Returns the folder of `kept`.
     pub fn folder(&self, kept: KeptFiles) -> Option<PathBuf> {
         match kept {

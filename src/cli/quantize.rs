@@ -245,6 +245,7 @@ fn predictions(resolved: &Resolved, text: &str, terminal: &Terminal) -> Result<P
         kv_type: KvType::F32,
         kv_memory: None,
         available_memory: tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
+        packed: None,
     };
     terminal.status(&format!("checking {}", resolved.name));
     let mut loaded = load::load(resolved, &options, &mut |_, _| ())?;

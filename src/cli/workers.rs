@@ -319,12 +319,13 @@ impl Flags {
     }
 
     fn engine(&mut self, engine: &EngineArgs) {
-        let EngineArgs { no_warm_resume, kv_memory, kv_disk, speculate } = engine;
+        let EngineArgs { no_warm_resume, kv_memory, kv_disk, packed_disk, speculate } = engine;
         if *no_warm_resume {
             self.0.push("--no-warm-resume".into());
         }
         self.text("--kv-memory", kv_memory.map(|size| size.0));
         self.text("--kv-disk", kv_disk.map(|size| size.0));
+        self.text("--packed-disk", packed_disk.map(|size| size.0));
         self.name("--speculate", *speculate);
     }
 
@@ -401,6 +402,7 @@ mod tests {
             "--no-warm-resume",
             "--kv-memory=3M",
             "--kv-disk=0",
+            "--packed-disk=5M",
             "--parallel=7",
             "--max-waiting=9",
             "--max-sessions=11",

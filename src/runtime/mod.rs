@@ -18,6 +18,7 @@ pub mod machine;
 pub mod memory;
 pub mod model;
 pub mod notice;
+pub mod panels;
 pub mod private_files;
 pub mod repetition;
 pub mod request;

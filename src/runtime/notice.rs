@@ -3,6 +3,8 @@
 //! Every notice is worded here, by thiserror, although none is ever an error. Each frontend shows it in its way: a line on
 //! stderr, a log entry, a line in chat.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use super::units;
@@ -53,6 +55,10 @@ pub enum Notice {
         } else { ", without loss" }
     )]
     PackedWeights { form: &'static str, count: usize, bytes: u64, rounded: bool },
+    #[error("the packed weights kept in {} are damaged ({reason}): the model was packed again", .path.display())]
+    DamagedPanels { path: PathBuf, reason: String },
+    #[error("packed weights cannot be kept in {}: {reason} (--packed-disk 0 keeps none)", .path.display())]
+    PanelsNotKept { path: PathBuf, reason: String },
     /// `prompts` describes how candle-transformers computes prompts of the family.
     #[error(
         "{name} is not a native family of llmctl and runs through candle-transformers: slower, in f32, one sequence at a \

@@ -114,6 +114,7 @@ pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
         kv_type: llmctl::runtime::load::KvType::default(),
         kv_memory: None,
         available_memory: None,
+        packed: None,
     };
     let loaded = load(&resolved, &options, &mut |_, _| {}).expect("a model");
     let speaker = Speaker::new(loaded.texts.tokenizer.clone(), script);

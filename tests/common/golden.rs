@@ -233,6 +233,7 @@ pub fn exact() -> LoadOptions {
         kv_type: KvType::F32,
         kv_memory: None,
         available_memory: None,
+        packed: None,
     }
 }
 

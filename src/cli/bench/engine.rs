@@ -529,6 +529,7 @@ fn start(
         keeps_sessions: disk.is_some(),
         kv_memory: None,
         kv_disk: None,
+        packed_disk: Some(0), // nothing is written while times are taken
         speculation: recipe.speculation,
         sharing: Sharing::default(),
     };

@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -149,7 +150,7 @@ fn use_huge_pages(mapping: &MmapMut, len: usize) {
     let _ = (mapping, len);
 }
 
-impl std::ops::Deref for ArenaMemory {
+impl Deref for ArenaMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -158,10 +159,42 @@ impl std::ops::Deref for ArenaMemory {
     }
 }
 
-impl std::ops::DerefMut for ArenaMemory {
+impl DerefMut for ArenaMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+/// The panels of one matrix: packed in this process, or read where somebody else keeps them, as in a mapped file. Clones
+/// share the bytes, and nobody writes them.
+#[derive(Clone)]
+pub enum PanelMemory {
+    Made(Arc<ArenaMemory>),
+    Kept(Arc<dyn Deref<Target = [u8]> + Send + Sync>),
+}
+
+impl PanelMemory {
+    /// Returns whether these are `len` bytes that begin at a cache line, as kernels expect of panels.
+    pub(crate) fn holds(&self, len: usize) -> bool {
+        self.len() == len && (self.as_ptr() as usize).is_multiple_of(ALIGNMENT)
+    }
+}
+
+impl From<ArenaMemory> for PanelMemory {
+    fn from(memory: ArenaMemory) -> PanelMemory {
+        PanelMemory::Made(Arc::new(memory))
+    }
+}
+
+impl Deref for PanelMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            PanelMemory::Made(memory) => memory,
+            PanelMemory::Kept(bytes) => bytes,
+        }
     }
 }
 
@@ -316,6 +349,26 @@ mod tests {
         }
         // A node that the machine lacks is refused or ignored, and the memory is usable.
         check(Arena::over([0, 63].into_iter().collect()).zeroed(HUGE_PAGE).unwrap(), HUGE_PAGE);
+    }
+
+    #[test]
+    fn panels_are_read_where_they_lie_if_they_begin_at_a_cache_line() {
+        let made = PanelMemory::from(check(ArenaMemory::zeroed(256).expect("memory"), 256));
+        assert!(made.holds(256) && !made.holds(255));
+        assert!(std::ptr::eq(made.as_ptr(), made.clone().as_ptr()), "clones share the bytes");
+        let part = |at: usize, made: PanelMemory| {
+            struct Part(PanelMemory, usize);
+            impl Deref for Part {
+                type Target = [u8];
+                fn deref(&self) -> &[u8] {
+                    &self.0[self.1..]
+                }
+            }
+            PanelMemory::Kept(Arc::new(Part(made, at)))
+        };
+        let kept = part(64, made.clone());
+        assert!(kept.holds(192) && kept[191] == 7);
+        assert!(!part(32, made).holds(224));
     }
 
     #[test]

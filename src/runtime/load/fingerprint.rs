@@ -86,8 +86,16 @@ fn fingerprint_as(
 ) -> Result<Fingerprint, LoadError> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
     // only affect `context_length`; the device is in `backend`.
-    let LoadOptions { device: _, dtype, quantize, kv_type, context: _, kv_memory: _, available_memory: _ } =
-        options;
+    let LoadOptions {
+        device: _,
+        dtype,
+        quantize,
+        kv_type,
+        context: _,
+        kv_memory: _,
+        available_memory: _,
+        packed: _,
+    } = options;
     let facts = json!({
         "scheme": SCHEME,
         "llmctl": env!("CARGO_PKG_VERSION"),
@@ -121,6 +129,18 @@ pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
 /// Extends an identity by the active chat template, which determines what ids stand for in a conversation.
 pub fn with_template(identity: &str, template: Option<&str>) -> String {
     sha256(&[identity.as_bytes(), template.unwrap_or_default().as_bytes()])
+}
+
+/// Names the packed form of a model's weights: the same for equal bytes only. `identity` is that of [`identity`], so another
+/// size, time or content of a weight file gives another name; `layout` is that of the kernels (`PANEL_LAYOUT`).
+pub fn panel_key(architecture: &str, identity: &str, layout: &str) -> String {
+    let facts = json!({
+        "llmctl": env!("CARGO_PKG_VERSION"),
+        "layout": layout,
+        "architecture": architecture,
+        "model": identity,
+    });
+    sha256(&[facts.to_string().as_bytes()])
 }
 
 /// Names the source of a native model's bits. Our kernels and `libm`, which no compute path bypasses

@@ -36,6 +36,7 @@ pub use super::backend::candle::{DeviceKind, open_device};
 pub use super::backend::cpu::CpuOptions;
 pub use super::kernel::gemm::kernels_name;
 pub use super::kernel::{Dtype, Isa};
+pub use super::panels::{KeptPanels, LEAST_BYTES, PanelPlace, kept_panels};
 pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
@@ -48,7 +49,7 @@ use super::backend::cpu::Cpu;
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
-use super::kernel::gemm::packed_bytes;
+use super::kernel::gemm::{PANEL_LAYOUT, packed_bytes};
 use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::Description;
@@ -57,6 +58,7 @@ use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
 use super::model::recognise::{Recognised, recognise};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
+use super::panels::PanelStore;
 use super::request::{Sampling, SamplingNumbers};
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
@@ -170,6 +172,8 @@ pub struct LoadOptions {
     pub kv_memory: Option<u64>,
     /// Bytes for weights and KV together; `None` if unknown.
     pub available_memory: Option<u64>,
+    /// Where packed weights are kept; `None` packs at every load.
+    pub packed: Option<PanelPlace>,
 }
 
 /// Reads everything except the weights.
@@ -223,7 +227,7 @@ pub fn load(
     let (fingerprint, model) = match recognised {
         Recognised::Native(description) => (
             fingerprint(&files, &description.config, context_length, options)?,
-            decoder(&files, description, options, context_length, progress, &mut notices)?,
+            decoder(&files, description, (options, &texts.identity), context_length, progress, &mut notices)?,
         ),
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
@@ -463,11 +467,12 @@ fn target(options: &LoadOptions, matrix: Matrix, stored: Dtype) -> Dtype {
 fn decoder(
     files: &ModelFiles,
     description: Description,
-    options: &LoadOptions,
+    (options, identity): (&LoadOptions, &str),
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
 ) -> Result<Box<dyn Model>, LoadError> {
+    let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
         let wanted = target(options, matrix, tensor.dtype);
@@ -489,16 +494,35 @@ fn decoder(
         progress,
     };
     let model: Box<dyn Model> = match options.device {
-        Device::Cpu(options) => Box::new(Decoder::load(Cpu::with(options).map_err(backend)?, parts)?),
+        Device::Cpu(options) => {
+            let cpu = Cpu::with(options).map_err(backend)?.keeping(panels.clone());
+            Box::new(Decoder::load(cpu, parts)?)
+        }
         Device::Candle(kind) => {
             let device = open_device(kind).map_err(backend)?;
             Box::new(Decoder::load(Candle::new(device).map_err(backend)?, parts)?)
         }
     };
+    notices.extend(panels.iter().flat_map(|panels| panels.finish()));
     for ((dtype, asked), count) in kept.into_inner() {
         notices.push(Notice::WeightTypes { count, dtype, asked });
     }
     Ok(model)
+}
+
+/// Opens the packed weights of a model. None are kept of weights that are converted on load, because converting them takes
+/// most of the time, of the model in the executable, and for other devices.
+fn panels(
+    files: &ModelFiles,
+    architecture: &str,
+    identity: &str,
+    options: &LoadOptions,
+) -> Option<PanelStore> {
+    let is_as_stored = options.dtype.is_none() && options.quantize.is_none() && files.packed().is_none();
+    let is_kept =
+        is_as_stored && !files.is_built_in() && matches!(options.device, Device::Cpu(_)) && cfg!(unix);
+    let place = options.packed.clone().filter(|_| is_kept)?;
+    Some(PanelStore::open(place, fingerprint::panel_key(architecture, identity, PANEL_LAYOUT)))
 }
 
 fn backend(error: Error) -> LoadError {
@@ -520,6 +544,7 @@ mod tests {
             kv_type: KvType::default(),
             kv_memory: None,
             available_memory: None,
+            packed: None,
         };
         for stored in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0] {
             for dtype in [None, Some(Dtype::F32), Some(Dtype::F16), Some(Dtype::Bf16)] {

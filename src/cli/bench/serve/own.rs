@@ -76,6 +76,7 @@ pub fn start(
         keeps_sessions: false,
         kv_memory: None,
         kv_disk: None,
+        packed_disk: Some(0), // nothing is written while times are taken
         speculation: Speculation::Off,
         sharing,
     };

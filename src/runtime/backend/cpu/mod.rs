@@ -13,6 +13,7 @@ mod recurrent;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::sync::Arc;
 
 pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
@@ -24,9 +25,10 @@ use super::{
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
 use crate::runtime::kernel::matmul::{self, MatmulShape};
-use crate::runtime::kernel::memory::{Arena, MemoryNodes};
+use crate::runtime::kernel::memory::{Arena, MemoryNodes, PanelMemory};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
+use crate::runtime::panels::PanelStore;
 use crate::runtime::tensor::{HostTensor, SharedBytes};
 
 /// Weight rows that a task widens and multiplies: few enough for the second-level cache.
@@ -71,7 +73,9 @@ pub struct Cpu {
     head: RefCell<[CpuBuffer; 2]>,
     /// Memory of packed weights.
     weights: Arena,
-    /// Whether any weights were packed.
+    /// Packed weights on disk.
+    panels: Option<Arc<PanelStore>>,
+    /// Whether any weights are in the packed form of quantised ones.
     has_packed: Cell<bool>,
 }
 
@@ -113,8 +117,56 @@ impl Cpu {
             scratch: RefCell::default(),
             head: RefCell::default(),
             weights: Arena::over(nodes),
+            panels: None,
             has_packed: Cell::new(false),
         })
+    }
+
+    /// Takes weights from `panels` where it has them, and tells it of all.
+    #[must_use]
+    pub fn keeping(self, panels: Option<Arc<PanelStore>>) -> Self {
+        Self { panels, ..self }
+    }
+
+    /// Returns a matrix whose panels are kept on disk.
+    fn kept(&self, tensor: &HostTensor) -> Option<CpuWeight> {
+        let (rows, cols) = tensor.rows_cols();
+        let (dtype, shape) = (tensor.dtype, [rows, cols]);
+        let kept = || self.panels.as_ref()?.next(dtype, shape, &self.pool);
+        let weight = match dtype {
+            Dtype::F32 => None,
+            Dtype::F16 | Dtype::Bf16 => fixed::FixedWeights::of(shape, kept()?).map(CpuWeight::Fixed),
+            _ => Packed::of(dtype, shape, kept()?).map(CpuWeight::Packed),
+        }?;
+        // The fingerprint has read samples of the file's bytes.
+        tensor.bytes.release(0..tensor.bytes.len());
+        Some(weight)
+    }
+
+    /// Packs a matrix in the file's layout; plain floats stay there.
+    fn packed(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        let (rows, cols) = tensor.rows_cols();
+        let failed = |message| {
+            let tensor = format!("{} {:?}", tensor.dtype.name(), tensor.shape);
+            LoadError::Tensor { tensor, message }
+        };
+        let (dtype, bytes) = (tensor.dtype, &tensor.bytes[..]);
+        let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
+        if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
+            return Err(failed("has values above 2^18, the limit for weights".to_owned()));
+        }
+        let release = |packed| tensor.bytes.release(packed);
+        let source = MatrixSource::new(dtype, [rows, cols], bytes).telling(&release);
+        let packed = match dtype {
+            Dtype::F32 => Ok(None),
+            Dtype::F16 | Dtype::Bf16 => {
+                fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool)
+                    .map(|weights| weights.map(CpuWeight::Fixed))
+            }
+            _ => Packed::pack(&source, &self.weights, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
+        };
+        let packed = packed.map_err(|error| failed(format!("no memory to pack it: {error}")))?;
+        Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
     }
 
     /// Runs `task` on every chunk of `out`, on all threads if there is enough work.
@@ -222,6 +274,15 @@ impl CpuWeight {
             CpuWeight::Fixed(fixed) => (fixed.rows(), fixed.cols()),
         }
     }
+
+    /// Returns the matrix in the kernels' layout.
+    fn panels(&self) -> Option<&PanelMemory> {
+        match self {
+            CpuWeight::Plain(_) => None,
+            CpuWeight::Packed(packed) => Some(packed.memory()),
+            CpuWeight::Fixed(fixed) => Some(fixed.memory()),
+        }
+    }
 }
 
 /// Cosines and sines of a step, `[rows, half]` each.
@@ -244,33 +305,14 @@ impl Backend for Cpu {
     type Kv = CpuKv;
 
     fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
-        let (rows, cols) = tensor.rows_cols();
-        let (dtype, bytes) = (tensor.dtype, &tensor.bytes[..]);
-        let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
-        if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
-            return Err(LoadError::Tensor {
-                tensor: format!("{} {:?}", dtype.name(), tensor.shape),
-                message: "has values above 2^18, the limit for weights".to_owned(),
-            });
+        let weight = self.kept(tensor).map_or_else(|| self.packed(tensor), Ok)?;
+        if let (Some(panels), Some(memory)) = (&self.panels, weight.panels()) {
+            panels.loaded(tensor.dtype, weight.rows_cols().into(), memory);
         }
-        let release = |packed| tensor.bytes.release(packed);
-        let source = MatrixSource::new(dtype, [rows, cols], bytes).telling(&release);
-        let packed = match dtype {
-            Dtype::F32 => Ok(None),
-            Dtype::F16 | Dtype::Bf16 => {
-                fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool)
-                    .map(|weights| weights.map(CpuWeight::Fixed))
-            }
-            _ => Packed::pack(&source, &self.weights, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
-        };
-        let packed = packed.map_err(|error| LoadError::Tensor {
-            tensor: format!("{} {:?}", dtype.name(), tensor.shape),
-            message: format!("no memory to pack it: {error}"),
-        })?;
-        if matches!(packed, Some(CpuWeight::Packed(_))) {
+        if matches!(weight, CpuWeight::Packed(_)) {
             self.has_packed.set(true);
         }
-        Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
+        Ok(weight)
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {

@@ -47,7 +47,7 @@ pub use activation::Activations;
 pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
-pub use pack::{MatrixSource, Packed, packed_bytes};
+pub use pack::{MatrixSource, PANEL_LAYOUT, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
 use pairs::ActivationPairs as Tiles;
 #[cfg(target_arch = "x86_64")]

@@ -11,7 +11,7 @@ use half::f16;
 use super::format::{BLOCK, CodeTile, EMPTY_TILE, QuantFormat, ROWS, Scales, with_format};
 use crate::Dtype;
 use crate::blocks::{RowBlock, e4m3};
-use crate::memory::{Arena, ArenaMemory};
+use crate::memory::{Arena, PanelMemory};
 use crate::pool::Pool;
 
 /// Least number of bytes that one task packs.
@@ -19,6 +19,14 @@ const TASK_BYTES: usize = 256 << 10;
 
 /// Least number of bytes that are packed before the file's bytes are released.
 const PORTION_BYTES: usize = 16 << 20;
+
+/// Names the layout of panels; changes whenever panels of the same weights get other bytes, of these or of
+/// [`fixed`](super::fixed). Little-endian machines that invert no codes, for one, share a layout whatever their instruction set.
+pub const PANEL_LAYOUT: &str = match (cfg!(target_endian = "little"), cfg!(target_arch = "aarch64")) {
+    (true, false) => "1",
+    (true, true) => "1 inverted",
+    (false, _) => "1 big-endian",
+};
 
 /// The rows of a matrix in the file's layout.
 pub struct MatrixSource<'a> {
@@ -71,7 +79,7 @@ pub struct Packed {
     rows: usize,
     cols: usize,
     panel_bytes: usize,
-    memory: ArenaMemory,
+    memory: PanelMemory,
 }
 
 impl Packed {
@@ -87,7 +95,19 @@ impl Packed {
         source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
             with_format!(dtype, F => pack_panel::<F>(rows, row_bytes, panel), unreachable!());
         });
-        Ok(Some(Packed { dtype, rows, cols, panel_bytes, memory }))
+        Ok(Some(Packed { dtype, rows, cols, panel_bytes, memory: memory.into() }))
+    }
+
+    /// Takes panels that [`Self::pack`] made of a matrix of this type and shape, under the same [`PANEL_LAYOUT`]. `None` if
+    /// they cannot be: plain floats, another length, or not at a cache line.
+    pub fn of(dtype: Dtype, [rows, cols]: [usize; 2], memory: PanelMemory) -> Option<Packed> {
+        let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return None);
+        let whole = memory.holds(packed_bytes(dtype, [rows, cols])?);
+        whole.then_some(Packed { dtype, rows, cols, panel_bytes, memory })
+    }
+
+    pub fn memory(&self) -> &PanelMemory {
+        &self.memory
     }
 
     pub fn dtype(&self) -> Dtype {

@@ -30,7 +30,7 @@ use std::io;
 use std::ops::Range;
 
 use super::{MAX_TOGETHER, MatrixSource, OutputMatrix, Variant};
-use crate::memory::{Arena, ArenaMemory};
+use crate::memory::{Arena, PanelMemory};
 use crate::pool::Pool;
 use crate::{Dtype, Isa};
 
@@ -67,7 +67,7 @@ const SERIAL_LIMIT: usize = 1 << 16;
 pub struct FixedWeights {
     rows: usize,
     cols: usize,
-    memory: ArenaMemory,
+    memory: PanelMemory,
 }
 
 /// One panel's codes `[block][pair][row][2]` and scales `[block][row]`; a scale is 2 to the power of `exponent -
@@ -104,7 +104,18 @@ impl FixedWeights {
         source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
             convert::pack_panel(isa, dtype, rows, cols, panel);
         });
-        Ok(Some(FixedWeights { rows, cols, memory }))
+        Ok(Some(FixedWeights { rows, cols, memory: memory.into() }))
+    }
+
+    /// Takes panels that [`Self::pack`] made of a matrix of this shape, under the same [`PANEL_LAYOUT`](super::PANEL_LAYOUT).
+    /// `None` if they cannot be: another length, or not at a cache line.
+    pub fn of([rows, cols]: [usize; 2], memory: PanelMemory) -> Option<FixedWeights> {
+        let whole = memory.holds(rows.div_ceil(ROWS) * panel_bytes(cols));
+        whole.then_some(FixedWeights { rows, cols, memory })
+    }
+
+    pub fn memory(&self) -> &PanelMemory {
+        &self.memory
     }
 
     pub fn rows(&self) -> usize {

@@ -1,0 +1,166 @@
+//! A file of packed weights:
+//!
+//! ```text
+//! name and version, 64 bytes
+//! panels of each matrix, in the order of loading, each from a multiple of 64 on
+//! index: JSON, an object with the label, place and checksums of each matrix
+//! end: the index's start and CRC-32, and the first 16 bytes once more, 32 bytes
+//! ```
+//!
+//! The index comes last, so that a file that is cut off anywhere has none. Each MiB of panels has a CRC-32 of its own, so that
+//! all threads check a matrix together, at the speed of memory.
+
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::runtime::error::LoadError;
+use crate::runtime::kernel::memory::PanelMemory;
+use crate::runtime::kernel::pool::Pool;
+use crate::runtime::tensor::SharedBytes;
+
+/// Name and version of the format.
+const MAGIC: &[u8; 16] = b"llmctl panels 1\n";
+
+/// Where the first panels begin, and a divisor of where others do: a cache line.
+pub const ALIGNMENT: usize = 64;
+
+/// Bytes under one checksum.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of the end.
+const END_BYTES: usize = 32;
+
+/// What a matrix is, to be compared with what is loaded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PanelLabel {
+    pub dtype: String,
+    pub shape: [usize; 2],
+}
+
+/// One matrix of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PanelEntry {
+    #[serde(flatten)]
+    pub label: PanelLabel,
+    /// Offset in the file.
+    pub start: usize,
+    pub len: usize,
+    /// The CRC-32 of each [`PIECE_BYTES`].
+    pub checksums: Vec<u32>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct PanelIndex {
+    matrices: Vec<PanelEntry>,
+}
+
+/// A mapped file whose index was checked; its panels were not.
+pub struct PanelFile {
+    bytes: SharedBytes,
+    entries: Vec<PanelEntry>,
+}
+
+impl PanelFile {
+    /// Maps a file; `None` if there is none.
+    ///
+    /// # Errors
+    /// What is wrong with it, as the end of a sentence.
+    pub fn open(path: &Path) -> Result<Option<PanelFile>, String> {
+        let bytes = match SharedBytes::map_file(path) {
+            Err(LoadError::NotFound(_)) => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+            Ok(bytes) => bytes,
+        };
+        let index = index_of(&bytes).ok_or("it is cut off, or of another version")?;
+        let index: PanelIndex =
+            serde_json::from_slice(index).map_err(|error| format!("its index: {error}"))?;
+        let entries = index.matrices;
+        let fits = |entry: &PanelEntry| {
+            entry.start.is_multiple_of(ALIGNMENT)
+                && entry.start.checked_add(entry.len).is_some_and(|end| end <= bytes.len())
+                && entry.checksums.len() == entry.len.div_ceil(PIECE_BYTES)
+        };
+        match entries.iter().all(fits) {
+            true => Ok(Some(PanelFile { bytes, entries })),
+            false => Err("its index names places that it does not have".to_owned()),
+        }
+    }
+
+    /// Returns the number of matrices.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the panels of matrix `index`, compared with its label and its checksums.
+    ///
+    /// # Errors
+    /// What is wrong with it, as the end of a sentence.
+    pub fn read(&self, index: usize, label: &PanelLabel, pool: &Pool) -> Result<PanelMemory, String> {
+        let entry = self.entries.get(index).ok_or("it has fewer matrices than the model")?;
+        if entry.label != *label {
+            return Err(format!("matrix {index} is {:?}, not {label:?}", entry.label));
+        }
+        let bytes = self.bytes.slice(entry.start, entry.len);
+        let mut found = vec![0; entry.checksums.len()];
+        pool.chunks_mut(&mut found, 1, |piece, found| {
+            let piece = bytes.chunks(PIECE_BYTES).nth(piece).unwrap_or_default();
+            found.fill(crc32fast::hash(piece));
+        });
+        match found == entry.checksums {
+            true => Ok(PanelMemory::Kept(Arc::new(bytes))),
+            false => Err(format!("matrix {index} does not have its checksum")),
+        }
+    }
+}
+
+/// Returns the index of a whole file.
+fn index_of(bytes: &[u8]) -> Option<&[u8]> {
+    let (start, end) = bytes.split_last_chunk::<END_BYTES>()?;
+    let start_of_index = usize::try_from(u64::from_le_bytes(*end.first_chunk()?)).ok()?;
+    let checksum = u32::from_le_bytes(*end[8..].first_chunk()?);
+    let index = start.get(start_of_index..)?;
+    let is_whole = bytes.starts_with(MAGIC) && end.ends_with(MAGIC) && crc32fast::hash(index) == checksum;
+    is_whole.then_some(index)
+}
+
+/// Returns where the panels of each matrix begin, given their lengths, and where the index does.
+pub fn places(lens: impl Iterator<Item = usize>) -> (Vec<usize>, usize) {
+    let mut end = ALIGNMENT;
+    let starts = lens.map(|len| {
+        let start = end;
+        end = (start + len).next_multiple_of(ALIGNMENT);
+        start
+    });
+    (starts.collect(), end)
+}
+
+/// Writes the beginning of a file that has none yet.
+///
+/// # Errors
+/// Errors of writing.
+pub fn write_start(file: &mut (impl Write + Seek)) -> io::Result<()> {
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(MAGIC)
+}
+
+/// Writes index and end from `start` on, which [`places`] has returned.
+///
+/// # Errors
+/// Errors of writing.
+pub fn write_index(
+    file: &mut (impl Write + Seek),
+    start: usize,
+    matrices: Vec<PanelEntry>,
+) -> io::Result<()> {
+    let index = serde_json::to_vec(&PanelIndex { matrices })?;
+    let mut end = [0; END_BYTES];
+    end[..8].copy_from_slice(&(start as u64).to_le_bytes());
+    end[8..12].copy_from_slice(&crc32fast::hash(&index).to_le_bytes());
+    end[16..].copy_from_slice(MAGIC);
+    file.seek(SeekFrom::Start(start as u64))?;
+    file.write_all(&index)?;
+    file.write_all(&end)
+}
