@@ -9,6 +9,7 @@ pub mod builtin;
 #[cfg(feature = "candle-families")]
 mod candle_models;
 pub mod divergence;
+pub mod draft;
 pub mod export;
 pub mod files;
 pub mod fingerprint;
@@ -36,6 +37,8 @@ pub use super::backend::candle::{DeviceKind, open_device};
 pub use super::backend::cpu::CpuOptions;
 pub use super::kernel::gemm::kernels_name;
 pub use super::kernel::{Dtype, Isa};
+use draft::DraftFiles;
+pub use draft::LoadedDraft;
 pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
@@ -44,7 +47,7 @@ pub use texts::TextFiles;
 
 use super::backend::PAGE_TOKENS;
 use super::backend::candle::{Candle, is_widened};
-use super::backend::cpu::Cpu;
+use super::backend::cpu::{Cpu, CpuThreads};
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
@@ -72,6 +75,8 @@ pub struct LoadedModel {
     pub fingerprint: Fingerprint,
     /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<Notice>,
+    /// Set if a draft model was asked for.
+    pub draft: Option<LoadedDraft>,
 }
 
 /// The text side of a model, without its weights: all that converts a conversation to token ids and back.
@@ -155,6 +160,16 @@ pub enum Device {
     Candle(DeviceKind),
 }
 
+impl Device {
+    /// Starts threads that several models share; `None` for a GPU.
+    fn workers(self) -> Option<Result<CpuThreads, Error>> {
+        match self {
+            Device::Cpu(options) => Some(CpuThreads::new(&options)),
+            Device::Candle(_) => None,
+        }
+    }
+}
+
 /// Options for loading a model.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
@@ -203,7 +218,21 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
+    load_with_draft(resolved, None, options, progress)
+}
+
+/// Loads a model, and another one that drafts for it. The context is one that both models' memory fits.
+///
+/// # Errors
+/// Those of [`load`], of either model; [`LoadError::DraftModel`] if the other cannot draft for it.
+pub fn load_with_draft(
+    resolved: &Resolved,
+    draft: Option<&Resolved>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
+    let draft = draft.map(|draft| DraftFiles::open(draft, &resolved.name)).transpose()?;
     let recognised = recognise(files.config_reader())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
@@ -219,11 +248,13 @@ pub fn load(
         }
     };
     fit_vocabulary(&mut texts, vocab_size, &mut notices);
-    let context_length = context_of(&files, &recognised, options, &mut notices)?;
+    draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
+    let context_length = context_of(&files, &recognised, draft.as_ref(), options, &mut notices)?;
+    let workers = draft.as_ref().and_then(|_| options.device.workers()).transpose().map_err(backend)?;
     let (fingerprint, model) = match recognised {
         Recognised::Native(description) => (
             fingerprint(&files, &description.config, context_length, options)?,
-            decoder(&files, description, options, context_length, progress, &mut notices)?,
+            decoder(&files, description, options, workers.as_ref(), context_length, progress, &mut notices)?,
         ),
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
@@ -231,7 +262,9 @@ pub fn load(
             candle_models::load(&files, plan, options, context_length, progress)?,
         ),
     };
-    Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
+    let draft =
+        draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
+    Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices, draft })
 }
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
@@ -258,7 +291,7 @@ pub fn context_length(
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     let options = in_force(files, options, notices);
-    context_of(files, &recognise(files.config_reader())?, &options, notices)
+    context_of(files, &recognise(files.config_reader())?, None, &options, notices)
 }
 
 /// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
@@ -281,12 +314,16 @@ fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>
 fn context_of(
     files: &ModelFiles,
     recognised: &Recognised,
+    draft: Option<&DraftFiles>,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     match recognised {
         Recognised::Native(description) => {
-            let demand = |context| demand(files, description, options, context);
+            let demand = |context| {
+                let demand = demand(files, description, options, context)?;
+                draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
+            };
             context(description.config.context_length, demand, options, notices)
         }
         #[cfg(feature = "candle-families")]
@@ -464,6 +501,7 @@ fn decoder(
     files: &ModelFiles,
     description: Description,
     options: &LoadOptions,
+    workers: Option<&CpuThreads>,
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
@@ -488,9 +526,13 @@ fn decoder(
         convert: &convert,
         progress,
     };
-    let model: Box<dyn Model> = match options.device {
-        Device::Cpu(options) => Box::new(Decoder::load(Cpu::with(options).map_err(backend)?, parts)?),
-        Device::Candle(kind) => {
+    let model: Box<dyn Model> = match (options.device, workers) {
+        (Device::Cpu(options), Some(workers)) => {
+            let cpu = Cpu::sharing(options, workers.clone()).map_err(backend)?;
+            Box::new(Decoder::load(cpu, parts)?)
+        }
+        (Device::Cpu(options), None) => Box::new(Decoder::load(Cpu::with(options).map_err(backend)?, parts)?),
+        (Device::Candle(kind), _) => {
             let device = open_device(kind).map_err(backend)?;
             Box::new(Decoder::load(Candle::new(device).map_err(backend)?, parts)?)
         }

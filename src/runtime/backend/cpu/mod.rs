@@ -295,7 +295,9 @@ impl Backend for Cpu {
                 fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool())
                     .map(|weights| weights.map(CpuWeight::Fixed))
             }
-            _ => Packed::pack(&source, &self.weights, &self.pool()).map(|packed| packed.map(CpuWeight::Packed)),
+            _ => {
+                Packed::pack(&source, &self.weights, &self.pool()).map(|packed| packed.map(CpuWeight::Packed))
+            }
         };
         let packed = packed.map_err(|error| LoadError::Tensor {
             tensor: format!("{} {:?}", dtype.name(), tensor.shape),
