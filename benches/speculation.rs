@@ -1,9 +1,12 @@
 //! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL [threads=N] [runs=N]
-//! [lines=N]`. The model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
+//! [lines=N] [draft=MODEL]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
 //!
 //! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
 //! its logits are then replaced by a script: a source file that is rewritten with small edits, a JSON list of its
 //! functions, the calls of an agent that edits it, and prose. Runs with and without drafts take turns; medians of tokens per second of decoding, and their ratio.
+//!
+//! With a draft model, whose logits are the script too but for a part of the tokens, prose is decoded once for each part: what
+//! it costs if it is never right, and what it gains.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
 use std::sync::Arc;
@@ -19,10 +22,21 @@ use llmctl::runtime::{Engine, EngineConfig, Event, Request, Result, Speculation,
 const SOURCE: &str = include_str!("../src/runtime/sample.rs");
 const PROSE: &str = include_str!("../ARCHITECTURE.md");
 
+/// Parts of the tokens that a draft model expects, in percent.
+const RIGHT: [usize; 4] = [0, 60, 80, 95];
+
 /// A model whose sequence goes on as written, whatever it computes.
 struct Scripted {
     model: Box<dyn Model>,
     script: Vec<u32>,
+    /// Tokens of a hundred that it tells right.
+    right: usize,
+}
+
+/// Returns whether the token at a position is among so many of a hundred, spread as by chance.
+fn is_right(position: usize, right: usize) -> bool {
+    let drawn = ((position as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 100;
+    drawn < right as u64
 }
 
 impl Model for Scripted {
@@ -35,6 +49,7 @@ impl Model for Scripted {
         let wanted = batch.rows.iter().filter(|row| row.wants_logits);
         for (row, values) in wanted.zip(logits.values.chunks_exact_mut(logits.vocab_size)) {
             let next = self.script.get(row.position + 1).copied().unwrap_or_default();
+            let next = if is_right(row.position, self.right) { next } else { next ^ 1 };
             values[next as usize] = 1e9;
         }
         Ok(logits)
@@ -161,24 +176,31 @@ struct Options {
     threads: usize,
     runs: usize,
     lines: usize,
+    draft: Option<String>,
 }
 
 fn options() -> Options {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options = Options { model: String::new(), threads, runs: 3, lines: 300 };
+    let mut options = Options { model: String::new(), threads, runs: 3, lines: 300, draft: None };
     for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
         match arg.split_once('=') {
             Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
             Some(("runs", n)) => options.runs = n.parse().expect("runs=N"),
             Some(("lines", n)) => options.lines = n.parse().expect("lines=N"),
+            Some(("draft", model)) => options.draft = Some(model.to_owned()),
             _ => options.model = arg,
         }
     }
     options
 }
 
-fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine {
-    let is_folder = std::path::Path::new(&options.model).is_dir();
+fn load_scripted(
+    path: &str,
+    options: &Options,
+    script: &[u32],
+    right: usize,
+) -> (Box<dyn Model>, Arc<Tokenizer>) {
+    let is_folder = std::path::Path::new(path).is_dir();
     let source = if is_folder { ModelSource::Folder } else { ModelSource::Gguf };
     let load_options = LoadOptions {
         device: Device::Cpu(CpuOptions::new(options.threads)),
@@ -190,10 +212,13 @@ fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine
         available_memory: None,
         packed: None,
     };
-    let resolved = Resolved::new(options.model.clone(), source(options.model.clone().into()));
+    let resolved = Resolved::new(path.to_owned(), source(path.into()));
     let loaded = load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads");
-    let vocabulary: Arc<Tokenizer> = loaded.texts.tokenizer;
-    let model = Box::new(Scripted { model: loaded.model, script: script.to_vec() });
+    (Box::new(Scripted { model: loaded.model, script: script.to_vec(), right }), loaded.texts.tokenizer)
+}
+
+fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine {
+    let (model, vocabulary) = load_scripted(&options.model, options, script, 100);
     let config = EngineConfig { speculation, ..EngineConfig::new(script.len() + 64, Vec::new()) };
     Engine::new(model, vocabulary, config).expect("valid")
 }
@@ -203,11 +228,48 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// Decodes the answer with both engines in turns. Prints the medians and what drafts came to.
+fn compare(name: &str, engines: &mut [Engine; 2], options: &Options, prompt: &[u32], answer: &[u32]) {
+    let mut rates = [Vec::new(), Vec::new()];
+    let mut usage = Usage::default();
+    for _ in 0..options.runs {
+        for (engine, rates) in engines.iter_mut().zip(&mut rates) {
+            let (rate, used) = run(engine, prompt, answer);
+            rates.push(rate);
+            usage = used;
+        }
+    }
+    let [off, auto] = rates.map(median);
+    let Usage { drafted_tokens, accepted_tokens, completion_tokens, .. } = usage;
+    println!(
+        "{name}: {off:.1} tok/s off, {auto:.1} tok/s auto, ratio {:.2}; {completion_tokens} tokens, {drafted_tokens} drafted, \
+         {accepted_tokens} accepted",
+        auto / off
+    );
+}
+
+/// Prose with a draft model that is right for so many tokens of a hundred.
+fn compare_drafted(draft: &str, options: &Options, vocab_size: usize) {
+    let draft_vocab = load_scripted(draft, options, &[0; 64], 100).0.spec().vocab_size;
+    let (prompt, answer) = prose(vocab_size.min(draft_vocab) & !1);
+    let answer = &answer[..answer.len().min(400)];
+    let script = [&prompt[..], answer].concat();
+    for right in RIGHT {
+        let mut engines = [Speculation::Off, Speculation::Auto].map(|mode| engine(options, &script, mode));
+        let (model, _) = load_scripted(draft, options, &script, right);
+        engines[1].set_draft_model(model).expect("a draft model");
+        compare(&format!("prose, {right}% right"), &mut engines, options, &prompt, answer);
+    }
+}
+
 fn main() {
     let options = options();
     let probe = engine(&options, &[0; 64], Speculation::Off);
     let vocab_size = probe.spec().vocab_size();
     drop(probe);
+    if let Some(draft) = &options.draft {
+        return compare_drafted(draft, &options, vocab_size);
+    }
     let scripts = [
         ("rewrite", rewrite(options.lines, vocab_size)),
         ("JSON", json(options.lines, vocab_size)),
@@ -216,23 +278,7 @@ fn main() {
     ];
     for (name, (prompt, answer)) in scripts {
         let script = [&prompt[..], &answer].concat();
-        let modes = [Speculation::Off, Speculation::Auto];
-        let mut engines = modes.map(|mode| engine(&options, &script, mode));
-        let mut rates = [Vec::new(), Vec::new()];
-        let mut usage = Usage::default();
-        for _ in 0..options.runs {
-            for (engine, rates) in engines.iter_mut().zip(&mut rates) {
-                let (rate, used) = run(engine, &prompt, &answer);
-                rates.push(rate);
-                usage = used;
-            }
-        }
-        let [off, auto] = rates.map(median);
-        let Usage { drafted_tokens, accepted_tokens, completion_tokens, .. } = usage;
-        println!(
-            "{name}: {off:.1} tok/s off, {auto:.1} tok/s auto, ratio {:.2}; {completion_tokens} tokens, {drafted_tokens} drafted, \
-             {accepted_tokens} accepted",
-            auto / off
-        );
+        let mut engines = [Speculation::Off, Speculation::Auto].map(|mode| engine(&options, &script, mode));
+        compare(name, &mut engines, &options, &prompt, &answer);
     }
 }

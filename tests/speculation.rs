@@ -4,19 +4,23 @@
 use std::sync::Arc;
 
 use llmctl::runtime::backend::KvType;
+use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::KvKind;
 use llmctl::runtime::load::LoadOptions;
+use llmctl::runtime::model::Model;
 use llmctl::runtime::text::{TokenKind, Tokenizer, VocabSpec};
 use llmctl::runtime::{
-    Engine, EngineConfig, Event, Finish, GrammarSource, Request, Sampling, Speculation, Usage,
+    DraftModelUsage, DraftStop, Engine, EngineConfig, Error, Event, Finish, GrammarSource, Request, Sampling,
+    Speculation, Usage,
 };
 use proptest::prelude::*;
 
 use crate::cli::llmctl;
-use crate::common::golden::{checkpoint, exact, families, golden_prompts};
+use crate::common::golden::{checkpoint, exact, families, golden_prompts, load_model};
 use crate::common::named;
 use crate::common::toy::{
-    Answer, Setup, ToyModel, ToyVocabulary, counting, hashing, limited, request, run_all, run_one, seeded,
+    Answer, Setup, ToyModel, ToyVocabulary, counting, hashing, limited, pages, request, run_all, run_one,
+    seeded,
 };
 use crate::common::watched::{Truth, Watched};
 
@@ -119,13 +123,94 @@ fn every_family_answers_the_same_with_drafts() {
     }
 }
 
+/// A checkpoint as a draft model, with weights in `dtype`.
+fn draft_model(family: &str, dtype: Dtype) -> Box<dyn Model> {
+    let options = LoadOptions { dtype: Some(dtype), kv_type: KvType::F16, ..exact() };
+    load_model(&checkpoint(family), &options).expect("a checkpoint").model
+}
+
+impl Subject {
+    /// Two turns of a session, and three requests at once, with a draft model. Returns what that came to.
+    fn check_draft_model(&self, draft_model: &dyn Fn() -> Box<dyn Model>, len: usize) -> DraftModelUsage {
+        let mut sum = Usage::default();
+        let engine = || {
+            let mut engine = self.model.engine(|config| drafting(config, len));
+            engine.set_draft_model(draft_model()).expect("a draft model");
+            engine
+        };
+        let mut check = |way: &str, answer: &Answer, truth: &Truth| {
+            self.model.check(
+                &format!("{}: {way}, a draft model's drafts of {len}", self.name),
+                answer,
+                truth,
+            );
+            sum.add_drafts(&answer.outcome().usage);
+        };
+        let [first, second, _] = &self.truths;
+        let mut alone = engine();
+        for (name, truth) in [("a", first), ("a", second), ("b", second)] {
+            self.model.forget();
+            let answer = run_one(&mut alone, within(name, truth.request.clone()));
+            check(name, &answer, truth);
+            assert_eq!(alone.inspect_session(&named(name)).expect("open").tokens, truth.fed());
+        }
+        self.model.forget();
+        let asked = self.truths.iter().map(|truth| truth.request.clone()).collect();
+        let answers = run_all(&mut engine(), asked);
+        answers.iter().zip(&self.truths).for_each(|(answer, truth)| check("together", answer, truth));
+        sum.draft_model.expect("it was asked")
+    }
+}
+
+/// Full attention, a window, and recurrent states, as model and as draft model.
+#[test]
+fn families_answer_the_same_with_a_draft_model() {
+    for family in ["llama", "gemma3", "lfm2", "qwen3.5"] {
+        let subject = Subject::family(family, KvType::F16);
+        let vocab_size = subject.model.spec().vocab_size;
+        for len in DRAFTS {
+            let same = subject.check_draft_model(&|| draft_model(family, Dtype::F32), len);
+            assert_eq!(same.stop, None, "{family}");
+            // Most of the answers are drawn; only tokens that are the likeliest as well are drafted right.
+            let DraftModelUsage { drafted_tokens, accepted_tokens, .. } = same;
+            assert!(0 < accepted_tokens && accepted_tokens < drafted_tokens, "{family}: {same:?} of {len}");
+        }
+        for other in ["llama", "gemma3", "lfm2"] {
+            let model = || draft_model(other, Dtype::Bf16);
+            if other != family && model().spec().vocab_size == vocab_size {
+                let usage = subject.check_draft_model(&model, 3);
+                assert!(usage.accepted_tokens < usage.drafted_tokens, "{family}, {other}: {usage:?}");
+            }
+        }
+    }
+}
+
+/// A model that drafts for itself and takes the likeliest token is right whenever the draft is not cut short.
+#[test]
+fn a_model_that_drafts_for_itself_is_right() {
+    for family in ["llama", "gemma3", "lfm2"] {
+        let subject = Subject::family(family, KvType::F16);
+        let mut engine = subject.model.engine(|config| drafting(config, 4));
+        engine.set_draft_model(draft_model(family, Dtype::F32)).expect("a draft model");
+        let asked = Request { sampling: Sampling::default(), ..subject.truths[0].request.clone() };
+        let usage = run_one(&mut engine, asked).outcome().usage.draft_model.expect("asked");
+        assert!(
+            usage.accepted_tokens >= 12 && usage.accepted_tokens + 2 >= usage.drafted_tokens,
+            "{usage:?}"
+        );
+    }
+}
+
 /// What users get: drafts that depend on measured times.
 #[test]
 fn every_family_answers_the_same_with_drafts_by_measured_costs() {
     for family in families() {
         let subject = Subject::family(family, KvType::F16);
-        for mode in [Speculation::Auto, Speculation::Ngram] {
+        for mode in [Speculation::Auto, Speculation::Ngram, Speculation::Draft] {
             let mut engine = subject.model.engine(|config| config.speculation = mode);
+            if mode == Speculation::Draft {
+                engine.set_draft_model(draft_model(family, Dtype::F32)).expect("a draft model");
+            }
             for truth in &subject.truths {
                 subject.model.forget();
                 let answer = run_one(&mut engine, subject.foreseen(truth));
@@ -193,6 +278,132 @@ fn received(answer: &Answer) -> Vec<String> {
         event => format!("{event:?}"),
     };
     answer.events.iter().map(text).collect()
+}
+
+/// The engine with a draft model that tells the true next token four times out of five, of the kinds of a toy model.
+fn with_draft_model(mut engine: Engine, kinds: &[KvKind], context: usize) -> Engine {
+    let mut rule = hashing(LETTERS);
+    let nearly = move |history: &[u32]| {
+        let mut logits = rule(history)?;
+        let drop = if history.len() % 5 == 4 { LETTERS / 2 } else { 0 };
+        logits.rotate_left(drop);
+        Ok(logits)
+    };
+    let model = ToyModel::new(LETTERS, Box::new(nearly)).with_groups(kinds).with_context(context);
+    engine.set_draft_model(Box::new(model)).expect("a draft model");
+    engine
+}
+
+/// Runs a request in a session without drafts, then with those of draft models of all kinds; the session must be the same
+/// too. Returns the last answer.
+#[track_caller]
+fn check_draft_models(asked: &Request, kinds: &[KvKind], len: usize) -> Answer {
+    let run = |mut engine: Engine| {
+        let answer = run_one(&mut engine, within("a", asked.clone()));
+        let tokens = engine.inspect_session(&named("a")).expect("open").tokens;
+        let next = limited(&[&tokens[..], &[9]].concat(), 8);
+        let next = run_one(&mut engine, within("a", Request { sampling: seeded(3), ..next }));
+        (answer, tokens, next)
+    };
+    let (plain, tokens, next) = run(letters_engine(kinds, Speculation::Off));
+    let mut last = Answer::default();
+    for draft_kinds in KINDS {
+        let engine = letters_engine(kinds, Speculation::Always(len));
+        let (answer, tokens_drafted, next_drafted) = run(with_draft_model(engine, draft_kinds, 256));
+        assert_eq!(received(&answer), received(&plain), "drafts of {len} by {draft_kinds:?}");
+        assert_eq!(tokens_drafted, tokens);
+        assert_eq!(received(&next_drafted), received(&next), "the turn after");
+        last = answer;
+    }
+    last
+}
+
+/// A request for the likeliest tokens, with a seed that its report names.
+fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
+    Request { sampling: Sampling { seed: Some(1), ..Sampling::default() }, ..limited(prompt, max_tokens) }
+}
+
+fn by_draft_model(answer: &Answer) -> DraftModelUsage {
+    answer.outcome().usage.draft_model.expect("a draft model was asked")
+}
+
+#[test]
+fn ends_and_limits_hold_within_a_draft_models_draft() {
+    let base = greedy(&bytes("go on with it"), 26);
+    for kinds in KINDS {
+        let whole = check_draft_models(&base, kinds, 5);
+        let usage = by_draft_model(&whole);
+        assert!(0 < usage.accepted_tokens && usage.accepted_tokens < usage.drafted_tokens, "{usage:?}");
+        for cut in (1..12).step_by(2) {
+            check_draft_models(&greedy(&base.prompt, cut), kinds, 5);
+            let mut ended = base.clone();
+            ended.limits.stop_ids = vec![whole.ids()[cut]];
+            check_draft_models(&ended, kinds, 5);
+        }
+    }
+}
+
+#[test]
+fn a_full_context_or_pool_ends_drafts_and_nothing_else() {
+    let asked = greedy(&bytes("a prompt of some length"), 60);
+    let plain = run_one(&mut letters_engine(&[KvKind::Full], Speculation::Off), asked.clone());
+    let drafted = |context| {
+        let engine = letters_engine(&[KvKind::Full], Speculation::Always(4));
+        run_one(&mut with_draft_model(engine, &[KvKind::Full], context), asked.clone())
+    };
+    let answer = drafted(48);
+    assert_eq!(received(&answer), received(&plain));
+    let usage = by_draft_model(&answer);
+    assert!(usage.drafted_tokens > 8 && usage.stop == Some(DraftStop::Context), "{usage:?}");
+    assert_eq!(by_draft_model(&drafted(256)).stop, None);
+    assert_eq!(by_draft_model(&drafted(34)).stop, Some(DraftStop::Context));
+
+    // Four requests share a pool of one context of the draft model, 64 tokens, because the model's own holds just one.
+    let setup =
+        Setup { vocab_size: LETTERS, context_length: 64, end_of_generation: vec![], ..Setup::default() };
+    let config = EngineConfig { speculation: Speculation::Always(4), kv_memory: pages(16), ..setup.config() };
+    let model = ToyModel::new(LETTERS, hashing(LETTERS)).with_groups(&[KvKind::Full]);
+    let engine = Engine::new(Box::new(model), letters(), config).expect("valid");
+    let mut engine = with_draft_model(engine, &[KvKind::Full, KvKind::Full], 64);
+    let asked: Vec<Request> =
+        (0..4).map(|seed| limited(&bytes(&format!("{seed} is a prompt")), 40)).collect();
+    let alone =
+        |asked: &Request| run_one(&mut letters_engine(&[KvKind::Full], Speculation::Off), asked.clone());
+    let truths: Vec<Answer> = asked.iter().map(alone).collect();
+    let answers = run_all(&mut engine, asked);
+    for (answer, truth) in answers.iter().zip(&truths) {
+        assert_eq!(answer.ids(), truth.ids());
+    }
+    assert!(answers.iter().all(|answer| by_draft_model(answer).drafted_tokens > 0));
+}
+
+#[test]
+fn a_draft_model_that_fails_drafts_nothing_more_and_says_so() {
+    let plain = run_one(&mut letters_engine(&[KvKind::Full], Speculation::Off), drawn(9));
+    let mut engine = letters_engine(&[KvKind::Full], Speculation::Always(3));
+    let mut num_left = 10;
+    let hook = move || {
+        num_left -= 1;
+        if num_left > 0 { Ok(()) } else { Err(Error::Backend("out of luck".to_owned())) }
+    };
+    let model = ToyModel::new(LETTERS, hashing(LETTERS)).with_hook(Box::new(hook));
+    engine.set_draft_model(Box::new(model)).expect("a draft model");
+    for _ in 0..2 {
+        let answer = run_one(&mut engine, drawn(9));
+        assert_eq!(answer.ids(), plain.ids());
+        assert_eq!(by_draft_model(&answer).stop, Some(DraftStop::Failed));
+    }
+    let notices: Vec<String> = engine.take_notices().iter().map(ToString::to_string).collect();
+    assert_eq!(notices.len(), 1, "{notices:?}");
+    assert!(notices[0].contains("draft model") && notices[0].contains("out of luck"), "{notices:?}");
+}
+
+#[test]
+fn a_draft_model_that_cannot_drop_rows_is_refused() {
+    let mut engine = letters_engine(&[KvKind::Full], Speculation::Auto);
+    let model = ToyModel::new(LETTERS, hashing(LETTERS)).without_rewind();
+    let error = engine.set_draft_model(Box::new(model)).expect_err("refused");
+    assert!(error.to_string().contains("draft model"), "{error}");
 }
 
 /// Runs a request in a session without drafts, then with them; the session must be the same too. Returns the answer
@@ -293,9 +504,14 @@ fn a_repeating_text_is_drafted_from_itself() {
 fn a_request_cancelled_within_drafts_goes_on_the_same() {
     for kinds in KINDS {
         let whole = run_one(&mut letters_engine(kinds, Speculation::Off), drawn(9));
-        for num_steps in 1..8 {
+        for num_steps in 1..16 {
             let mut engine = letters_engine(kinds, Speculation::Always(5));
-            let asked = Request { prediction: nearly(&whole.ids(), LETTERS as u32), ..drawn(9) };
+            let mut asked = drawn(9);
+            if num_steps % 2 == 0 {
+                asked.prediction = nearly(&whole.ids(), LETTERS as u32);
+            } else {
+                engine = with_draft_model(engine, kinds, 256);
+            }
             let id = engine.submit(within("a", asked.clone())).expect("room");
             let mut cut = Answer::default();
             (0..num_steps).for_each(|_| cut.events.extend(engine.step().into_iter().map(|(_, event)| event)));
@@ -332,6 +548,32 @@ fn stats_count_drafts_over_recurrent_states_too() {
     }
 }
 
+fn complete(family: &str, flags: &[&str]) -> crate::cli::Ran {
+    let model = checkpoint(family);
+    let model = model.to_str().expect("a path of text");
+    llmctl(&[&["run", "--model", model, "--raw", "a", "--max-tokens", "20", "--stats"], flags].concat())
+}
+
+#[test]
+fn stats_say_what_a_draft_model_came_to() {
+    let model = checkpoint("llama");
+    let draft = ["--draft-model", model.to_str().expect("a path of text"), "-v"];
+    let ran = complete("qwen3", &draft);
+    ran.check(0, "by the draft model ").check(0, " of weights, up to ");
+    let plain = complete("qwen3", &["--speculate", "off"]);
+    assert_eq!(ran.stdout, plain.stdout);
+    let unused = complete("qwen3", &[&draft[..], &["--speculate", "ngram"]].concat());
+    unused.check(0, "the draft model is not loaded");
+    assert!(!unused.stderr.contains("by the draft model"), "{unused:?}");
+    complete("qwen3", &["--speculate", "draft"]).check(2, "--draft-model");
+}
+
+#[test]
+fn a_draft_model_with_other_tokens_is_refused_by_name() {
+    let ran = complete("llama", &["--draft-model", "guide"]);
+    ran.check(2, "draft model guide cannot draft for llama: token ").check(2, " in the one and ");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
@@ -346,6 +588,8 @@ proptest! {
         let grammar = has_grammar.then(|| compiler.compile(&source).expect("compiles"));
         let sampling = Sampling { presence_penalty: penalty as f32 * 0.5, ..seeded(seed) };
         let prompt: Vec<u32> = (0..prompt_len as u32).map(|n| 3 + n * n % 200).collect();
-        check(&Request { sampling, logprobs, grammar, ..limited(&prompt, max_tokens) }, kinds, len);
+        let asked = Request { sampling, logprobs, grammar, ..limited(&prompt, max_tokens) };
+        check(&asked, kinds, len);
+        check_draft_models(&asked, kinds, len);
     }
 }

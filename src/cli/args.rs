@@ -77,6 +77,14 @@ pub struct ModelArgs {
     #[arg(long, short, value_name = "REF")]
     pub model: Option<String>,
 
+    /// Small model with the same vocabulary that proposes tokens for --model to check: a file, a folder, org/repo or an alias
+    ///
+    /// The answer is the same, bit by bit, and comes sooner if the small model is much faster and often right. It takes memory
+    /// of its own, and what it costs is measured: when its drafts do not pay, it stops. --kv-type, --dtype, --quantize and the
+    /// threads are those of both models. With --speculate off or ngram it is not loaded.
+    #[arg(long, value_name = "REF", hide_short_help = true)]
+    pub draft_model: Option<String>,
+
     /// Type of the weights in memory (default: as they are in the file)
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub dtype: Option<WeightDtype>,
@@ -274,8 +282,8 @@ pub struct EngineArgs {
 
     /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
     ///
-    /// Drafts come from the text itself and from a grammar, and are as long as pays by the times measured. The answer
-    /// is the same, bit by bit.
+    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model, and are as long as
+    /// pays by the times measured. The answer is the same, bit by bit.
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 }
@@ -290,6 +298,8 @@ pub enum SpeculateArg {
     Auto,
     /// What followed the same tokens earlier in the text
     Ngram,
+    /// --draft-model alone
+    Draft,
 }
 
 impl From<SpeculateArg> for Speculation {
@@ -298,6 +308,7 @@ impl From<SpeculateArg> for Speculation {
             SpeculateArg::Off => Speculation::Off,
             SpeculateArg::Auto => Speculation::Auto,
             SpeculateArg::Ngram => Speculation::Ngram,
+            SpeculateArg::Draft => Speculation::Draft,
         }
     }
 }

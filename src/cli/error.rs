@@ -258,6 +258,9 @@ impl From<LoadError> for CommandError {
             LoadError::UnknownModel { candidates, .. } => (Kind::NotFound, did_you_mean(candidates)),
             LoadError::AmbiguousModel { .. } => (Kind::NotFound, Some("name one of them exactly".to_owned())),
             LoadError::InvalidReference { .. } | LoadError::ContextTooLong { .. } => (Kind::Usage, None),
+            LoadError::DraftModel { .. } => {
+                (Kind::Usage, Some("give a smaller model of the same family with --draft-model".to_owned()))
+            }
             LoadError::OutOfMemory(_) => (Kind::Temporary, None),
             LoadError::Device(_) => (Kind::Failure, None),
             LoadError::Io { .. } => (Kind::Io, None),

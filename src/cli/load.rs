@@ -27,14 +27,16 @@ use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
-    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedModel,
-    ModelFiles, ModelTexts, PanelPlace, kept_panels, open_device,
+    self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedDraft,
+    LoadedModel, ModelFiles, ModelTexts, PanelPlace, kept_panels, open_device,
 };
 use crate::runtime::machine::{Cores, default_threads};
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
-use crate::runtime::{Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling};
+use crate::runtime::{
+    Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling, Speculation,
+};
 use crate::template::TemplateError;
 pub use loaded::{Loaded, ModelInfo, PreparedTexts};
 
@@ -63,9 +65,10 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
+    let draft = resolve_draft(args, asked.speculation, terminal)?;
     let options = options(args, asked, terminal)?;
     let is_on_cpu = matches!(options.device, Device::Cpu(_));
-    let mut loaded = load_files(&resolved, &options, terminal)?;
+    let mut loaded = load_files(&resolved, draft.as_ref(), &options, terminal)?;
     set_tokens(args, &mut loaded.texts)?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
@@ -80,10 +83,13 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let mut config = engine_config(asked, context_tokens, ends);
     config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
     if asked.kv_memory.is_none() && config.max_running > 1 {
-        config.kv_memory = Some(shared_kv(loaded.model.spec(), &config, is_on_cpu, terminal)?);
+        config.kv_memory =
+            Some(shared_kv(loaded.model.spec(), loaded.draft.as_ref(), &config, is_on_cpu, terminal)?);
     }
     let kv = open_kv(asked, &loaded.fingerprint)?;
-    let engine = start_engine(loaded.model, texts.chat_tokenizer.tokenizer(), config, kv)?;
+    report_draft(loaded.model.spec(), loaded.draft.as_ref(), &config, terminal)?;
+    let models = (loaded.model, loaded.draft.map(|draft| draft.model));
+    let engine = start_engine(models, texts.chat_tokenizer.tokenizer(), config, kv)?;
     texts.info.vocab_size = engine.spec().vocab_size();
     texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
     texts.info.load_time = start.elapsed();
@@ -92,29 +98,47 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     Ok(Loaded { texts, engine, compiler })
 }
 
-/// Loads the model's files, with a progress bar.
+/// Loads the files of a model and of its draft model, with a progress bar.
 ///
 /// # Errors
-/// Those of [`load::load`].
+/// Those of [`load::load_with_draft`].
 pub fn load_files(
     resolved: &Resolved,
+    draft: Option<&Resolved>,
     options: &LoadOptions,
     terminal: &Terminal,
 ) -> Result<LoadedModel, CommandError> {
     let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded = load::load(resolved, options, &mut |done, total| bar.show(done, total));
+    let loaded = load::load_with_draft(resolved, draft, options, &mut |done, total| bar.show(done, total));
     bar.clear();
     let loaded = loaded?;
-    models::record_use(resolved, &Places::from_environment());
+    let used = std::iter::once(resolved).chain(draft);
+    used.for_each(|resolved| models::record_use(resolved, &Places::from_environment()));
     Ok(loaded)
 }
 
-/// Starts an engine in a thread of its own, which keeps the KV of named sessions in `kv`.
+/// Says with `-v` what memory the draft model takes.
+fn report_draft(
+    model: &ModelSpec,
+    draft: Option<&LoadedDraft>,
+    config: &EngineConfig,
+    terminal: &Terminal,
+) -> Result<(), CommandError> {
+    let Some(draft) = draft else { return Ok(()) };
+    let spec = EngineSpec::new(model.clone(), config.clone())?;
+    let kv_memory = spec.for_draft_model(draft.model.spec())?.kv_memory as u64;
+    let (name, weights) = (&draft.name, bytes(draft.weight_bytes));
+    terminal.detail(&format!("draft model {name}: {weights} of weights, up to {} of KV", bytes(kv_memory)));
+    Ok(())
+}
+
+/// Starts an engine in a thread of its own, which drafts with the second model if there is one, and keeps the KV of named
+/// sessions in `kv`.
 ///
 /// # Errors
-/// Those of [`Engine::new`] and [`EngineClient::spawn`].
+/// Those of [`Engine::new`], [`Engine::set_draft_model`] and [`EngineClient::spawn`].
 pub fn start_engine(
-    model: Box<dyn Model>,
+    (model, draft_model): (Box<dyn Model>, Option<Box<dyn Model>>),
     tokenizer: &Arc<Tokenizer>,
     config: EngineConfig,
     kv: Option<DiskStore>,
@@ -122,6 +146,7 @@ pub fn start_engine(
     let vocabulary = Arc::clone(tokenizer);
     EngineClient::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
+        draft_model.map_or(Ok(()), |model| engine.set_draft_model(model))?;
         kv.into_iter().for_each(|store| engine.set_disk(store));
         Ok(engine)
     })
@@ -158,6 +183,7 @@ fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) ->
 /// at least the one context that loading has checked. Memory is taken as it is used.
 fn shared_kv(
     model: &ModelSpec,
+    draft: Option<&LoadedDraft>,
     config: &EngineConfig,
     is_on_cpu: bool,
     terminal: &Terminal,
@@ -166,10 +192,13 @@ fn shared_kv(
     let (context_tokens, max_running) = (config.context_length, config.max_running);
     let spec = EngineSpec::new(model.clone(), config)?;
     let (wanted, one) = (spec.kv_memory, spec.sequence_bytes(context_tokens));
+    let draft = draft.map(|draft| spec.for_draft_model(draft.model.spec())).transpose()?;
+    // A draft model gets memory in the same proportion.
+    let own_part = wanted as f64 / (wanted + draft.map_or(0, |draft| draft.kv_memory)).max(1) as f64;
     let available =
         tightest(&memory_limits(Path::new("/"))).filter(|_| is_on_cpu).map(|limit| limit.available);
     let Some(available) = available else { return Ok(wanted) };
-    let left = usize::try_from(available / 4 * 3).unwrap_or(usize::MAX);
+    let left = (available as f64 * 0.75 * own_part) as usize;
     let granted = wanted.min(left).max(one);
     if granted < wanted {
         terminal.note(format!(
@@ -252,6 +281,31 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
     Ok(resolved)
+}
+
+/// Resolves `--draft-model`; `None` without one, or if no draft would be asked of it.
+///
+/// # Errors
+/// Those of [`resolve`]; a usage error if drafts of a draft model are asked for and there is none.
+pub fn resolve_draft(
+    args: &ModelArgs,
+    speculation: Speculation,
+    terminal: &Terminal,
+) -> Result<Option<Resolved>, CommandError> {
+    let Some(reference) = &args.draft_model else {
+        return match speculation {
+            Speculation::Draft => {
+                let hint = "name a small model of the same family with --draft-model";
+                Err(CommandError::usage("--speculate draft needs a draft model").hint(hint))
+            }
+            _ => Ok(None),
+        };
+    };
+    if matches!(speculation, Speculation::Off | Speculation::Ngram) {
+        terminal.detail("the draft model is not loaded: --speculate asks for none");
+        return Ok(None);
+    }
+    find_or_download(reference, args, &Places::from_environment(), terminal).map(Some)
 }
 
 /// Finds the files of `reference`, after downloading them if they are missing and may be downloaded.

@@ -9,8 +9,8 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
-use crate::runtime::Usage;
 pub use crate::runtime::units::bytes;
+use crate::runtime::{DraftModelUsage, Usage};
 
 /// `--output` of helper subcommands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -130,11 +130,18 @@ pub fn used(usage: &Usage) -> usize {
 /// Returns what `--stats` says of drafts behind the number of tokens; `refuses_drafts` if the model makes none.
 pub fn drafts(usage: &Usage, refuses_drafts: bool) -> String {
     let Usage { drafted_tokens, accepted_tokens, .. } = usage;
-    match drafted_tokens {
+    let all = match drafted_tokens {
         0 if refuses_drafts => ", no drafts: the model cannot drop rows".to_owned(),
         0 => String::new(),
         _ => format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"),
-    }
+    };
+    all + &usage.draft_model.map_or(String::new(), by_draft_model)
+}
+
+fn by_draft_model(usage: DraftModelUsage) -> String {
+    let DraftModelUsage { drafted_tokens, accepted_tokens, stop } = usage;
+    let stop = stop.map_or(String::new(), |stop| format!(", then none: {stop}"));
+    format!("; by the draft model {accepted_tokens} of {drafted_tokens}{stop}")
 }
 
 /// Returns OpenAI's usage object.
@@ -148,6 +155,9 @@ pub fn usage_json(usage: &Usage) -> Value {
     if usage.drafted_tokens > 0 {
         json["drafted_tokens"] = usage.drafted_tokens.into();
         json["accepted_tokens"] = usage.accepted_tokens.into();
+    }
+    if let Some(draft_model) = usage.draft_model {
+        json["draft_model"] = json!(draft_model);
     }
     json
 }

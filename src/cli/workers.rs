@@ -287,6 +287,7 @@ impl Flags {
     fn model(&mut self, model: &ModelArgs, count: usize) {
         let ModelArgs {
             model,
+            draft_model,
             dtype,
             quantize,
             ctx,
@@ -303,6 +304,7 @@ impl Flags {
             is_named: _,
         } = model;
         self.text("--model", model.clone());
+        self.text("--draft-model", draft_model.clone());
         self.name("--dtype", *dtype);
         self.name("--quantize", *quantize);
         self.text("--ctx", *ctx);
@@ -389,6 +391,8 @@ mod tests {
     fn a_worker_is_told_all_that_concerns_it() {
         let words = [
             "--model=-odd name",
+            "--draft-model=-smaller one",
+            "--speculate=draft",
             "--quantize=q4_k",
             "--ctx=512",
             "--threads=3",

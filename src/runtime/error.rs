@@ -300,6 +300,10 @@ pub enum LoadError {
     #[error("a context of {asked} tokens was asked for, but the model was made for {most}")]
     ContextTooLong { asked: usize, most: usize },
 
+    /// The model cannot draft for the other.
+    #[error("draft model {draft} cannot draft for {model}: {message}")]
+    DraftModel { draft: String, model: String, message: String },
+
     /// The device cannot be used.
     #[error("{0}")]
     Device(String),

@@ -48,9 +48,9 @@ pub use hints::Frontend;
 pub use llmctl_kernel as kernel;
 pub use notice::Notice;
 pub use request::{
-    Difference, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Outcome, Overflow, Request,
-    Reuse, ReuseReason, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started,
-    Timings, Token, Usage,
+    Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS,
+    Outcome, Overflow, Request, Reuse, ReuseReason, SAMPLING, Sampling, SamplingNumber, SamplingNumbers,
+    SamplingParameter, Started, Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity, Speculation};

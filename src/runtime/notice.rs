@@ -115,6 +115,8 @@ pub enum Notice {
     KvPageUnusable(String),
     #[error("{count} KV pages on disk cannot be used and are recomputed: {reason}")]
     KvPagesRecomputed { count: usize, reason: String },
+    #[error("the draft model failed and drafts nothing more: {0}")]
+    DraftModelFailed(String),
     /// A notice of an engine in another process, which sends it in words.
     #[error("{0}")]
     Remote(String),

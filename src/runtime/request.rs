@@ -376,6 +376,47 @@ pub struct Usage {
     pub drafted_tokens: usize,
     /// Those of them that were sampled then.
     pub accepted_tokens: usize,
+    /// What a draft model came to; `None` if it was never asked.
+    pub draft_model: Option<DraftModelUsage>,
+}
+
+/// The drafts of a draft model, which the totals of [`Usage`] contain.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DraftModelUsage {
+    pub drafted_tokens: usize,
+    pub accepted_tokens: usize,
+    /// Why it drafted nothing from some token on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop: Option<DraftStop>,
+}
+
+/// Reason for which a draft model drafts nothing more for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DraftStop {
+    #[error("its context is full")]
+    Context,
+    #[error("its KV memory is full")]
+    Memory,
+    #[error("the text has a token that it lacks")]
+    Token,
+    #[error("it failed")]
+    Failed,
+}
+
+impl Usage {
+    /// Adds what was drafted for another request.
+    pub fn add_drafts(&mut self, other: &Usage) {
+        self.drafted_tokens += other.drafted_tokens;
+        self.accepted_tokens += other.accepted_tokens;
+        if let Some(other) = other.draft_model {
+            let sum = self.draft_model.get_or_insert_default();
+            sum.drafted_tokens += other.drafted_tokens;
+            sum.accepted_tokens += other.accepted_tokens;
+            sum.stop = sum.stop.or(other.stop);
+        }
+    }
 }
 
 /// Wall times of one request.

@@ -69,7 +69,7 @@ impl Resident {
 pub struct Sequence {
     resident: Resident,
     /// Draft of this step; `None` between steps.
-    draft: Option<Draft>,
+    draft: Option<StepDraft>,
     pending: Option<Token>,
     turn: TurnStart,
     /// Length at which this turn's answer last saved a recurrent state.
@@ -79,7 +79,7 @@ pub struct Sequence {
 
 /// Progress of a step's drafted tokens, which were fed behind the known ones.
 #[derive(Debug, Clone, Copy)]
-struct Draft {
+struct StepDraft {
     /// Number of the last resident tokens that are still drafted.
     num_left: usize,
     num_confirmed: usize,
@@ -200,7 +200,7 @@ impl Sequence {
     pub fn begin_feed(&mut self, tokens: &[u32], num_drafted: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
         debug_assert!(self.draft.is_none(), "the last step's draft has ended");
         let copies = self.resident.extend(tokens)?;
-        self.draft = (num_drafted > 0).then_some(Draft { num_left: num_drafted, num_confirmed: 0 });
+        self.draft = (num_drafted > 0).then_some(StepDraft { num_left: num_drafted, num_confirmed: 0 });
         self.pending = None;
         self.poisoned = true;
         Ok(copies)

@@ -55,6 +55,8 @@ pub enum Speculation {
     Auto,
     /// As `Auto`, from the text alone: what followed the latest tokens when they occurred before.
     Ngram,
+    /// As `Auto`, from the draft model alone.
+    Draft,
     /// From every source, so many tokens whenever there are, whatever they cost.
     Always(usize),
 }
@@ -141,6 +143,28 @@ impl EngineSpec {
     /// Returns the speculation in force: off if the model cannot drop rows.
     pub fn speculation(&self) -> Speculation {
         if self.model.can_rewind { self.config.speculation } else { Speculation::Off }
+    }
+
+    /// Returns the limits of a model that drafts for this one: memory for as many contexts as this one's own memory holds,
+    /// one at least.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if it cannot drop rows; otherwise those of [`Self::new`].
+    pub fn for_draft_model(&self, model: &ModelSpec) -> Result<Self> {
+        if !model.can_rewind {
+            return Err(Error::NotSupported("a draft model that cannot drop rows"));
+        }
+        let context_length = self.context_length().min(model.context_length);
+        let config = EngineConfig {
+            step_tokens: self.config.step_tokens,
+            max_running: self.config.max_running,
+            ..EngineConfig::new(context_length, Vec::new())
+        };
+        let most = Self::new(model.clone(), config.clone())?;
+        let one = most.sequence_bytes(context_length);
+        let num_contexts = self.kv_memory as f64 / self.sequence_bytes(self.context_length()).max(1) as f64;
+        let kv_memory = most.kv_memory.min((one as f64 * num_contexts) as usize).max(one);
+        Self::new(model.clone(), EngineConfig { kv_memory: Some(kv_memory), ..config })
     }
 
     pub fn ends_generation(&self, id: u32) -> bool {

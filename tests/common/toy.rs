@@ -71,6 +71,11 @@ impl ToyModel {
         self
     }
 
+    pub fn with_context(mut self, context_length: usize) -> Self {
+        self.spec.context_length = context_length;
+        self
+    }
+
     pub fn with_hook(mut self, hook: Hook) -> Self {
         self.before_forward = hook;
         self

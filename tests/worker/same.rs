@@ -47,6 +47,24 @@ fn prompt_ids() -> Value {
     told["tokens"].clone()
 }
 
+/// The model drafts for itself, if that pays.
+#[test]
+fn a_worker_with_a_draft_model_answers_as_run_does() {
+    let mut process = Process::start(&["--speculate", "draft", "--draft-model", &model()]);
+    let prompt = prompt_ids();
+    let mut was_asked = false;
+    for (flags, fields) in cases() {
+        let events = run(&[&flags[..], &["--speculate", "off"]].concat());
+        let mut line =
+            json!({"id": 1, "prompt_segments": [{"ids": prompt}], "max_new_tokens": 30, "events": true});
+        line.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        let answer = process.client.ask(&line);
+        assert_eq!(tokens_of_worker(&answer), tokens_of_run(&events), "{flags:?}");
+        was_asked |= answer.done()["draft_model"].is_object();
+    }
+    assert!(was_asked, "the process has a draft model");
+}
+
 /// With drafts from a prediction that is right but for every fifth token. The first draft is made whatever steps cost.
 #[test]
 fn a_worker_that_drafts_answers_as_run_does() {

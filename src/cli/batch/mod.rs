@@ -162,8 +162,7 @@ impl Counts {
     fn add(&mut self, usage: &Usage) {
         self.usage.prompt_tokens += usage.prompt_tokens;
         self.usage.cached_tokens += usage.cached_tokens;
-        self.usage.drafted_tokens += usage.drafted_tokens;
-        self.usage.accepted_tokens += usage.accepted_tokens;
+        self.usage.add_drafts(usage);
         self.usage.completion_tokens += usage.completion_tokens;
     }
 }

@@ -26,8 +26,8 @@ use crate::runtime::kv::{KvKind, PAGE_TOKENS};
 use crate::runtime::load::{Device, ModelFiles, kernels_name, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
-    EngineClient, EngineConfig, EngineSessionName, EngineSpec, Error, Event, Limits, Outcome, Request,
-    Speculation, StopHandle,
+    DraftModelUsage, EngineClient, EngineConfig, EngineSessionName, EngineSpec, Error, Event, Limits,
+    Outcome, Request, Speculation, StopHandle, Usage,
 };
 
 /// Interval for polling signals while the engine is silent.
@@ -383,6 +383,7 @@ impl<'a> EngineSubject<'a> {
             restored_tokens: courses.iter().map(|course| course.restored_tokens).sum(),
             drafted_tokens: courses.iter().map(|course| course.outcome.usage.drafted_tokens).sum(),
             accepted_tokens: courses.iter().map(|course| course.outcome.usage.accepted_tokens).sum(),
+            draft_model: by_draft_model(courses),
             token_ms: token_ms.map(rounded).collect(),
             ..Sample::default()
         }
@@ -407,6 +408,13 @@ impl BenchSubject for EngineSubject<'_> {
             Work::Agent { first, turn } => self.agent(case, first, turn),
         }
     }
+}
+
+/// Sums up what the draft model came to.
+fn by_draft_model(courses: &[Course]) -> Option<DraftModelUsage> {
+    let mut sum = Usage::default();
+    courses.iter().for_each(|course| sum.add_drafts(&course.outcome.usage));
+    sum.draft_model
 }
 
 /// Rounds to thousandths, enough for rates and milliseconds.
@@ -534,29 +542,35 @@ fn start(
         sharing: Sharing::default(),
     };
     let options = load::options(&recipe.model, asked, terminal)?;
-    let loaded = load::load_files(&resolved, &options, terminal)?;
+    let draft = load::resolve_draft(&recipe.model, recipe.speculation, &quiet)?;
+    let loaded = load::load_files(&resolved, draft.as_ref(), &options, terminal)?;
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
     config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
     config.max_running = recipe.sequences;
     config.speculation = recipe.speculation;
     config.max_sessions = recipe.sequences + recipe.depths + 1;
     let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
-    check_memory(&spec)?;
+    let draft_spec =
+        loaded.draft.as_ref().map(|draft| spec.for_draft_model(draft.model.spec())).transpose()?;
+    check_memory(spec.kv_memory + draft_spec.map_or(0, |spec| spec.kv_memory))?;
     let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
     let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
-    let handle = load::start_engine(loaded.model, &loaded.texts.tokenizer, config, kv)?;
+    let draft_name = loaded.draft.as_ref().map(|draft| draft.name.clone());
+    let models = (loaded.model, loaded.draft.map(|draft| draft.model));
+    let handle = load::start_engine(models, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
     let mut facts = facts(recipe, &resolved, &options, handle.spec())?;
     facts.setting.step_tokens = step_tokens;
     facts.fingerprint = Some(loaded.fingerprint.hex);
     facts.load_s = vec![load_s];
+    facts.draft_model = draft_name;
     Ok((handle, facts))
 }
 
 /// Checks that all sequences fit beside what is loaded.
-fn check_memory(spec: &EngineSpec) -> Result<(), CommandError> {
-    let needed = spec.kv_memory as u64;
+fn check_memory(kv_memory: usize) -> Result<(), CommandError> {
+    let needed = kv_memory as u64;
     let available = tightest(&memory_limits(Path::new("/"))).map_or(u64::MAX, |limit| limit.available);
     if needed <= available {
         return Ok(());

@@ -173,13 +173,24 @@ pub struct EngineSweepArgs {
           value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
     pub step_tokens: Vec<usize>,
 
-    /// Tokens computed before they are sampled (default: off, because a test's text is made up)
+    /// Tokens computed before they are sampled (default: off, because a test's text is made up; auto with --draft-model)
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
+
+    /// Small model with the same vocabulary that proposes tokens for each --model to check
+    #[arg(long, value_name = "REF", hide_short_help = true)]
+    pub draft_model: Option<String>,
 
     /// Context size in tokens (default: what the largest test needs)
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     pub ctx: Option<usize>,
+}
+
+impl EngineSweepArgs {
+    fn speculation(&self) -> SpeculateArg {
+        let usual = if self.draft_model.is_some() { SpeculateArg::Auto } else { SpeculateArg::Off };
+        self.speculate.unwrap_or(usual)
+    }
 }
 
 /// Destinations of results.
@@ -383,6 +394,7 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
     for reference in if given.is_empty() { &nothing_given[..] } else { &given } {
         let model = ModelArgs {
             model: reference.clone(),
+            draft_model: args.engine.draft_model.clone(),
             fetch: args.fetch.clone(),
             aliases: args.aliases.clone(),
             ..ModelArgs::default()
@@ -400,7 +412,7 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
         model: ModelArgs { ctx: Some(context), device: args.engine.device, ..model },
         name,
         step_tokens: None,
-        speculation: args.engine.speculate.unwrap_or(SpeculateArg::Off).into(),
+        speculation: args.engine.speculation().into(),
         context,
         sequences: cases.iter().map(|case| case.sequences).max().unwrap_or(1),
         depths: depths.len(),

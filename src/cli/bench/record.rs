@@ -12,6 +12,7 @@ use super::plan::{Case, Unit};
 use super::point::Point;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
+use crate::runtime::DraftModelUsage;
 
 /// Changes when a reader of the old form would misread the new one.
 pub const SCHEMA: &str = "llmctl.bench.v1";
@@ -105,6 +106,9 @@ pub struct BenchModel {
     pub kv_bytes_per_token: Option<u64>,
     /// Matrix kernels in use, e.g. `avx512-vnni`.
     pub kernels: Option<String>,
+    /// Name of the model that drafts for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model: Option<String>,
     /// Seconds, one value per load.
     pub load_s: Vec<f64>,
     /// Cost of a token; `None` if unknown, e.g. for a mixture of experts.
@@ -184,6 +188,9 @@ pub struct Sample {
     /// Those of them that were sampled then.
     #[serde(default)]
     pub accepted_tokens: usize,
+    /// Those of a draft model among them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model: Option<DraftModelUsage>,
     /// Bytes of KV in use while all sequences were open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kv_bytes: Option<u64>,

@@ -109,6 +109,7 @@ fn model_line(model: &BenchModel) -> String {
     if let Some(kv) = model.kv_bytes_per_token {
         parts.push(format!("KV {} per token ({})", bytes(kv), model.setting.kv_type));
     }
+    parts.extend(model.draft_model.as_ref().map(|name| format!("draft model {name}")));
     if let Some(load) = model.load_s.first() {
         parts.push(format!("loaded in {load:.2} s"));
     }
@@ -153,7 +154,15 @@ fn add_drafts(document: &Document, rows: &mut [Vec<String>]) {
     let cell = |result: &CaseResult| {
         let sum = |count: fn(&Sample) -> usize| result.samples.iter().map(count).sum::<usize>();
         let (drafted, accepted) = (sum(|sample| sample.drafted_tokens), sum(|sample| sample.accepted_tokens));
-        if drafted > 0 { format!("{accepted} of {drafted}") } else { String::new() }
+        let by_model: Vec<_> = result.samples.iter().filter_map(|sample| sample.draft_model).collect();
+        let by_model = match by_model.iter().map(|usage| usage.drafted_tokens).sum::<usize>() {
+            0 => String::new(),
+            drafted => {
+                let accepted: usize = by_model.iter().map(|usage| usage.accepted_tokens).sum();
+                format!(" (draft model {accepted} of {drafted})")
+            }
+        };
+        if drafted > 0 { format!("{accepted} of {drafted}{by_model}") } else { String::new() }
     };
     let cells: Vec<String> = measured.map(cell).collect();
     if cells.iter().any(|cell| !cell.is_empty()) {

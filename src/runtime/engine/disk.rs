@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
+use super::speculate::DraftModel;
 use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
 use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
@@ -160,10 +161,12 @@ impl Engine {
         }
     }
 
-    /// Returns the disk's notices for the user, and clears them.
+    /// Returns the notices of the disk and of the draft model for the user, and clears them.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         self.poll_disk();
-        self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices)).unwrap_or_default()
+        let of_disk = self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices));
+        let of_drafts = self.speculator.draft_model().and_then(DraftModel::take_notice);
+        of_disk.into_iter().flatten().chain(of_drafts).collect()
     }
 
     /// Saves pending pages within `timeout`. Returns false if it was too short.

@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::speculate::{DraftOffer, DraftText, Drafting, Drafts};
+use super::speculate::{DraftOffer, DraftText, Drafting, Drafts, Followed, KnownText};
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
@@ -450,6 +450,7 @@ impl Generation {
             completion_tokens: self.num_generated,
             drafted_tokens: self.drafts.totals().0,
             accepted_tokens: self.drafts.totals().1,
+            draft_model: self.drafts.by_model(),
         };
         let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
         self.emit(events, Event::Done(outcome));
@@ -490,19 +491,23 @@ impl Generation {
     }
 }
 
-impl Drafting for Generation {
-    /// Drafts no token that the limit on generated tokens rules out, so that the bytes promised suffice.
-    fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
+impl Generation {
+    /// Returns how many of `most` tokens may be drafted: none that the limit on generated tokens rules out, so that the
+    /// bytes promised suffice, and none behind the place where a state is saved, because that is saved after a whole step.
+    fn most_drafted(&self, most: usize) -> usize {
         let most = most.min(self.max_tokens.saturating_sub(self.num_generated + 1));
-        // A step that ends where a state is saved saves the state after all of its tokens.
         let num_known = self.rows_left().max(1);
-        let most = self.sequence.rows_allowed(num_known + most).saturating_sub(num_known);
+        self.sequence.rows_allowed(num_known + most).saturating_sub(num_known)
+    }
+}
+
+impl Drafting for Generation {
+    fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
+        let most = self.most_drafted(most);
         let Self { request, sequence, grammar, closing, forced, drafts, .. } = self;
         let forced_next = grammar.iter().flat_map(GrammarState::forced_tokens);
         let foreseen = closing.iter().copied().chain(forced_next.filter(|_| closing.is_empty()));
-        let resident = sequence.known();
-        let num_known = request.prompt.len() + self.num_generated;
-        let following = &forced[forced.len() - (num_known - resident.len())..];
+        let KnownText { resident, following } = known_text(request, self.num_generated, sequence, forced);
         let text = DraftText {
             prediction: &request.prediction,
             prompt_len: request.prompt.len(),
@@ -512,9 +517,35 @@ impl Drafting for Generation {
         if most == 0 { None } else { drafts.propose(mode, most, foreseen, text) }
     }
 
+    fn follow(&mut self, most: usize) -> Followed<'_> {
+        let most = self.most_drafted(most);
+        let Self { request, sequence, forced, drafts, .. } = self;
+        drafts.follow(known_text(request, self.num_generated, sequence, forced), most)
+    }
+
+    fn pass(&mut self) {
+        self.drafts.pass();
+    }
+
     fn keep_draft(&mut self, len: usize) {
         self.drafts.keep(len);
     }
+
+    fn draft_len(&self) -> usize {
+        self.drafts.tokens().len()
+    }
+}
+
+/// Returns the prompt and the tokens generated, of which the last are in `forced`.
+fn known_text<'a>(
+    request: &Request,
+    num_generated: usize,
+    sequence: &'a Sequence,
+    forced: &'a [u32],
+) -> KnownText<'a> {
+    let resident = sequence.known();
+    let num_known = request.prompt.len() + num_generated;
+    KnownText { resident, following: &forced[forced.len() - (num_known - resident.len())..] }
 }
 
 impl Clock {

@@ -38,7 +38,7 @@ use queue::RequestQueue;
 pub use schedule::MAX_BYPASSES;
 use schedule::{Budget, RunningRequest, StepPlan};
 pub use sessions::SessionDetail;
-use speculate::Speculator;
+use speculate::{DraftModel, Speculator, wall_clock};
 
 /// Runs requests and sessions on one model.
 pub struct Engine {
@@ -93,6 +93,16 @@ impl Engine {
             num_submitted: 0,
             schedule_clock: 0,
         })
+    }
+
+    /// Drafts with another model of the same vocabulary, which is loaded beside the engine's own.
+    ///
+    /// # Errors
+    /// [`Error::NotSupported`] if it cannot drop rows; [`Error::Backend`] if it computes nothing.
+    pub fn set_draft_model(&mut self, model: Box<dyn Model>) -> Result<()> {
+        let model = DraftModel::new(model, self.spec(), wall_clock())?;
+        self.speculator.set_draft_model(model);
+        Ok(())
     }
 
     pub fn spec(&self) -> &EngineSpec {
@@ -276,7 +286,9 @@ impl Engine {
         let took = begun.elapsed();
         let num_accepted = self.deliver(plan, results);
         let took = took + self.executor.ending_drafts();
-        if num_rows > 0 && !has_prompts {
+        if has_prompts {
+            self.speculator.learn_prompts(took);
+        } else if num_rows > 0 {
             self.speculator.learn(num_rows, num_drafted, num_accepted, took);
         }
     }

@@ -9,6 +9,7 @@ pub mod builtin;
 #[cfg(feature = "candle-families")]
 mod candle_models;
 pub mod divergence;
+pub mod draft;
 pub mod export;
 pub mod files;
 pub mod fingerprint;
@@ -37,6 +38,8 @@ pub use super::backend::cpu::CpuOptions;
 pub use super::kernel::gemm::kernels_name;
 pub use super::kernel::{Dtype, Isa};
 pub use super::panels::{KeptPanels, LEAST_BYTES, PanelPlace, kept_panels};
+use draft::DraftFiles;
+pub use draft::LoadedDraft;
 pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
@@ -45,7 +48,7 @@ pub use texts::TextFiles;
 
 use super::backend::PAGE_TOKENS;
 use super::backend::candle::{Candle, is_widened};
-use super::backend::cpu::Cpu;
+use super::backend::cpu::{Cpu, CpuThreads};
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
@@ -74,6 +77,8 @@ pub struct LoadedModel {
     pub fingerprint: Fingerprint,
     /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<Notice>,
+    /// Set if a draft model was asked for.
+    pub draft: Option<LoadedDraft>,
 }
 
 /// The text side of a model, without its weights: all that converts a conversation to token ids and back.
@@ -157,6 +162,16 @@ pub enum Device {
     Candle(DeviceKind),
 }
 
+impl Device {
+    /// Starts threads that several models share; `None` for a GPU.
+    fn workers(self) -> Option<Result<CpuThreads, Error>> {
+        match self {
+            Device::Cpu(options) => Some(CpuThreads::new(&options)),
+            Device::Candle(_) => None,
+        }
+    }
+}
+
 /// Options for loading a model.
 #[derive(Debug, Clone)]
 pub struct LoadOptions {
@@ -207,7 +222,21 @@ pub fn load(
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
+    load_with_draft(resolved, None, options, progress)
+}
+
+/// Loads a model, and another one that drafts for it. The context is one that both models' memory fits.
+///
+/// # Errors
+/// Those of [`load`], of either model; [`LoadError::DraftModel`] if the other cannot draft for it.
+pub fn load_with_draft(
+    resolved: &Resolved,
+    draft: Option<&Resolved>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
+    let draft = draft.map(|draft| DraftFiles::open(draft, &resolved.name)).transpose()?;
     let recognised = recognise(files.config_reader())?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
@@ -223,11 +252,14 @@ pub fn load(
         }
     };
     fit_vocabulary(&mut texts, vocab_size, &mut notices);
-    let context_length = context_of(&files, &recognised, options, &mut notices)?;
+    draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
+    let context_length = context_of(&files, &recognised, draft.as_ref(), options, &mut notices)?;
+    let workers = draft.as_ref().and_then(|_| options.device.workers()).transpose().map_err(backend)?;
+    let with = |identity| DecoderWith { options, workers: workers.as_ref(), identity };
     let (fingerprint, model) = match recognised {
         Recognised::Native(description) => (
             fingerprint(&files, &description.config, context_length, options)?,
-            decoder(&files, description, (options, &texts.identity), context_length, progress, &mut notices)?,
+            decoder(&files, description, with(&texts.identity), context_length, progress, &mut notices)?,
         ),
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
@@ -235,7 +267,9 @@ pub fn load(
             candle_models::load(&files, plan, options, context_length, progress)?,
         ),
     };
-    Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices })
+    let draft =
+        draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
+    Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices, draft })
 }
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
@@ -262,7 +296,7 @@ pub fn context_length(
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     let options = in_force(files, options, notices);
-    context_of(files, &recognise(files.config_reader())?, &options, notices)
+    context_of(files, &recognise(files.config_reader())?, None, &options, notices)
 }
 
 /// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
@@ -285,12 +319,16 @@ fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>
 fn context_of(
     files: &ModelFiles,
     recognised: &Recognised,
+    draft: Option<&DraftFiles>,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     match recognised {
         Recognised::Native(description) => {
-            let demand = |context| demand(files, description, options, context);
+            let demand = |context| {
+                let demand = demand(files, description, options, context)?;
+                draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
+            };
             context(description.config.context_length, demand, options, notices)
         }
         #[cfg(feature = "candle-families")]
@@ -464,14 +502,25 @@ fn target(options: &LoadOptions, matrix: Matrix, stored: Dtype) -> Dtype {
     }
 }
 
+/// The parts of a load that a decoder's own files do not give.
+#[derive(Clone, Copy)]
+struct DecoderWith<'a> {
+    options: &'a LoadOptions,
+    /// Threads that it shares with another model.
+    workers: Option<&'a CpuThreads>,
+    /// See [`fingerprint::identity`].
+    identity: &'a str,
+}
+
 fn decoder(
     files: &ModelFiles,
     description: Description,
-    (options, identity): (&LoadOptions, &str),
+    with: DecoderWith<'_>,
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
 ) -> Result<Box<dyn Model>, LoadError> {
+    let DecoderWith { options, workers, identity } = with;
     let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
@@ -495,8 +544,11 @@ fn decoder(
     };
     let model: Box<dyn Model> = match options.device {
         Device::Cpu(options) => {
-            let cpu = Cpu::with(options).map_err(backend)?.keeping(panels.clone());
-            Box::new(Decoder::load(cpu, parts)?)
+            let cpu = match workers {
+                Some(workers) => Cpu::sharing(options, workers.clone()),
+                None => Cpu::with(options),
+            };
+            Box::new(Decoder::load(cpu.map_err(backend)?.keeping(panels.clone()), parts)?)
         }
         Device::Candle(kind) => {
             let device = open_device(kind).map_err(backend)?;

@@ -147,7 +147,7 @@ impl Cpu {
         let job = AttentionJob { kv, spec, q, spans, group: spec.num_heads / shape.num_kv_heads, shape };
         let scratch = &mut *self.scratch.borrow_mut();
         let (plan, isa) = (&mut scratch.attention, self.isa);
-        plan.make(&job, self.pool.threads());
+        plan.make(&job, self.pool().threads());
         let slot_len = job.slot_len(plan);
         plan.partials.resize(plan.tasks.len() * slot_len, 0.0);
         let AttentionPlan { blocks, tasks, partials } = plan;

@@ -13,7 +13,7 @@ mod recurrent;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
@@ -63,11 +63,33 @@ impl CpuOptions {
     }
 }
 
-/// The CPU backend with its own threads.
+/// Threads that backends share: a model's, and those of its draft model. One region runs at a time, so models that take
+/// turns need no more threads than one of them.
+#[derive(Clone)]
+pub struct CpuThreads(Arc<Mutex<Pool>>);
+
+impl CpuThreads {
+    /// Starts threads, of which the calling thread is one.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if they cannot be started.
+    pub fn new(options: &CpuOptions) -> Result<Self> {
+        let pool = Pool::new(options.threads.max(options.threads_batch));
+        let pool = pool.map_err(|error| Error::Backend(error.to_string()))?;
+        Ok(Self(Arc::new(Mutex::new(pool))))
+    }
+
+    /// Returns the threads, which nobody else uses until the guard is dropped.
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The CPU backend.
 pub struct Cpu {
     isa: Isa,
     threads: [usize; 2],
-    pool: Pool,
+    workers: CpuThreads,
     scratch: RefCell<CpuScratch>,
     /// Input and output of one head's product.
     head: RefCell<[CpuBuffer; 2]>,
@@ -100,20 +122,27 @@ impl Cpu {
         Self::with(CpuOptions::new(num_threads))
     }
 
-    /// Creates a backend with these options.
+    /// Creates a backend with these options and threads of its own.
     ///
     /// # Errors
     /// [`Error::Backend`] if the threads cannot be started or the processor lacks the instruction set.
-    pub fn with(CpuOptions { threads, threads_batch, isa, nodes }: CpuOptions) -> Result<Self> {
+    pub fn with(options: CpuOptions) -> Result<Self> {
+        Self::sharing(options, CpuThreads::new(&options)?)
+    }
+
+    /// Creates a backend that computes with `workers`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if the processor lacks the instruction set.
+    pub fn sharing(options: CpuOptions, workers: CpuThreads) -> Result<Self> {
+        let CpuOptions { threads, threads_batch, isa, nodes } = options;
         if isa > isa::isa() {
             return Err(Error::Backend(format!("this processor has no {}", isa.name())));
         }
-        let pool = Pool::new(threads.max(threads_batch));
-        let pool = pool.map_err(|error| Error::Backend(error.to_string()))?;
         Ok(Self {
             isa,
             threads: [threads, threads_batch],
-            pool,
+            workers,
             scratch: RefCell::default(),
             head: RefCell::default(),
             weights: Arena::over(nodes),
@@ -132,7 +161,7 @@ impl Cpu {
     fn kept(&self, tensor: &HostTensor) -> Option<CpuWeight> {
         let (rows, cols) = tensor.rows_cols();
         let (dtype, shape) = (tensor.dtype, [rows, cols]);
-        let kept = || self.panels.as_ref()?.next(dtype, shape, &self.pool);
+        let kept = || self.panels.as_ref()?.next(dtype, shape, &self.pool());
         let weight = match dtype {
             Dtype::F32 => None,
             Dtype::F16 | Dtype::Bf16 => fixed::FixedWeights::of(shape, kept()?).map(CpuWeight::Fixed),
@@ -160,13 +189,19 @@ impl Cpu {
         let packed = match dtype {
             Dtype::F32 => Ok(None),
             Dtype::F16 | Dtype::Bf16 => {
-                fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool)
+                fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool())
                     .map(|weights| weights.map(CpuWeight::Fixed))
             }
-            _ => Packed::pack(&source, &self.weights, &self.pool).map(|packed| packed.map(CpuWeight::Packed)),
+            _ => {
+                Packed::pack(&source, &self.weights, &self.pool()).map(|packed| packed.map(CpuWeight::Packed))
+            }
         };
         let packed = packed.map_err(|error| failed(format!("no memory to pack it: {error}")))?;
         Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
+    }
+
+    fn pool(&self) -> MutexGuard<'_, Pool> {
+        self.workers.pool()
     }
 
     /// Runs `task` on every chunk of `out`, on all threads if there is enough work.
@@ -180,7 +215,7 @@ impl Cpu {
         if work < SERIAL_LIMIT {
             out.chunks_mut(chunk).enumerate().for_each(|(index, out)| task(index, out));
         } else {
-            self.pool.chunks_mut(out, chunk, task);
+            self.pool().chunks_mut(out, chunk, task);
         }
     }
 
@@ -197,7 +232,7 @@ impl Cpu {
     /// Returns the quantised form of `x`: its own, or one computed into `scratch`.
     fn quantized<'a>(&self, x: &'a CpuBuffer, scratch: &'a mut Activations) -> &'a Activations {
         x.quantized().unwrap_or_else(|| {
-            scratch.quantize(self.isa, x.values(), x.width(), &self.pool);
+            scratch.quantize(self.isa, x.values(), x.width(), &self.pool());
             scratch
         })
     }
@@ -211,7 +246,7 @@ impl Cpu {
         let mut packed = packed.peekable();
         if packed.peek().is_some() {
             let scratch = &mut self.scratch.borrow_mut().quantized;
-            gemm::matmul_each(self.isa, self.quantized(x, scratch), packed, &self.pool);
+            gemm::matmul_each(self.isa, self.quantized(x, scratch), packed, &self.pool());
         }
     }
 
@@ -224,8 +259,8 @@ impl Cpu {
         let mut fixed = fixed.peekable();
         if fixed.peek().is_some() {
             let rows = &mut self.scratch.borrow_mut().fixed;
-            rows.quantize(self.isa, x.values(), x.width(), &self.pool);
-            fixed::matmul_each(self.isa, rows, fixed, &self.pool);
+            rows.quantize(self.isa, x.values(), x.width(), &self.pool());
+            fixed::matmul_each(self.isa, rows, fixed, &self.pool());
         }
     }
 
@@ -333,7 +368,7 @@ impl Backend for Cpu {
 
     fn embed(&self, table: &CpuWeight, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
         // Every step starts here, so the number of threads is chosen here.
-        self.pool.use_threads(self.threads[usize::from(tokens.len() >= BATCH_ROWS)]);
+        self.pool().use_threads(self.threads[usize::from(tokens.len() >= BATCH_ROWS)]);
         let (rows, width) = table.rows_cols();
         out.resize(tokens.len(), width);
         for (out, &token) in out.values_mut().chunks_exact_mut(width).zip(tokens) {
@@ -368,7 +403,7 @@ impl Backend for Cpu {
         out.resize(x.num_rows(), x.width());
         let (len, isa) = (weight.len(), self.isa);
         let (values, quantized) = out.both_mut();
-        quantized.quantize_made(isa, values, x.width(), &self.pool, |row, out| {
+        quantized.quantize_made(isa, values, x.width(), &self.pool(), |row, out| {
             for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 norm::rms_norm(isa, x, weight, eps, out);
             }
@@ -456,8 +491,8 @@ impl Backend for Cpu {
         }
         down.out.resize(x.num_rows(), last.rows());
         let CpuScratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
-        gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool);
-        gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool);
+        gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool());
+        gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool());
         self.add_bias(&mut down);
         Ok(())
     }
@@ -501,7 +536,7 @@ impl Backend for Cpu {
         v: &CpuBuffer,
         spans: &[RowSpan],
     ) -> Result<()> {
-        kv.write(store, [k.values(), v.values()], spans, &self.pool)
+        kv.write(store, [k.values(), v.values()], spans, &self.pool())
     }
 
     fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {

@@ -112,7 +112,7 @@ impl Cpu {
             parts.extend(states.zip(rows).map(|(state, records)| DraftedState { update, state, records }));
         }
         let isa = self.isa;
-        self.pool.chunks_mut(&mut parts, 1, |_, part| {
+        self.pool().chunks_mut(&mut parts, 1, |_, part| {
             let DraftedState { update, state, records } = &mut part[0];
             update.take_in(isa, state, records, count);
         });
@@ -144,7 +144,7 @@ impl Cpu {
         };
         let mut heads: Vec<_> = states.zip(outs).map(|(state, out)| (state, next_records(), out)).collect();
         let num_known = span.rows.len() - span.num_drafted;
-        self.pool.chunks_mut(&mut heads, 1, |head, one| {
+        self.pool().chunks_mut(&mut heads, 1, |head, one| {
             let (known, records, out) = &mut one[0];
             task(
                 head,

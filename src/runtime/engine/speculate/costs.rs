@@ -25,6 +25,12 @@ const ALLOWANCE: f64 = 0.01;
 /// then costs 2% more.
 const MAX_CREDIT: f64 = 2.0;
 
+/// Part of the credit that may be spent on reading a text for drafts; the rest is for the drafts.
+const READING_SHARE: f64 = 0.5;
+
+/// Most savings in steps.
+const MAX_SAVINGS: f64 = 512.0;
+
 /// Running means of the time of steps, in seconds, by their number of rows.
 #[derive(Debug, Default)]
 pub struct StepCosts {
@@ -73,6 +79,9 @@ impl StepCosts {
 pub struct Account {
     /// Seconds. Negative after wrong drafts.
     balance: f64,
+    /// Seconds that right drafts saved beyond the most credit. Wrong drafts cannot cost them: they pay for reading texts
+    /// alone, which takes many steps' time at once and brings it back later.
+    savings: f64,
     /// Seconds of a step without drafts; 0 before the first.
     step: f64,
 }
@@ -89,7 +98,32 @@ impl Account {
             self.balance = MAX_CREDIT * step;
         }
         self.step = step;
-        self.balance = (self.balance + gain + ALLOWANCE * step).min(MAX_CREDIT * step);
+        let balance = self.balance + gain + ALLOWANCE * step;
+        self.balance = balance.min(MAX_CREDIT * step);
+        self.save(balance - self.balance);
+    }
+
+    /// Books a step that took `seconds` and could have no drafts: one of prompts.
+    pub fn book_other(&mut self, seconds: f64) {
+        self.save(ALLOWANCE * seconds);
+    }
+
+    fn save(&mut self, seconds: f64) {
+        // Before the first step without prompts there is no measure of the most.
+        let most = if self.step > 0.0 { MAX_SAVINGS * self.step } else { f64::INFINITY };
+        self.savings = (self.savings + seconds).min(most);
+    }
+
+    /// Returns the seconds that may be spent on reading.
+    pub fn for_reading(&self) -> f64 {
+        self.savings + READING_SHARE * self.balance.max(0.0)
+    }
+
+    /// Books seconds spent on reading.
+    pub fn pay_reading(&mut self, seconds: f64) {
+        let saved = seconds.min(self.savings);
+        self.savings -= saved;
+        self.balance -= seconds - saved;
     }
 }
 
@@ -112,6 +146,20 @@ mod tests {
         costs.learn(1, 4, ms(50));
         assert!((costs.of(4) - 0.05).abs() < 1e-9);
         assert!(costs.of(3) > 0.04, "nearer to 4 than to 1");
+    }
+
+    #[test]
+    fn reading_is_paid_from_savings_first_and_from_half_the_credit() {
+        let mut account = Account::default();
+        account.book(0.0, 1.0);
+        assert!((account.for_reading() - 1.01).abs() < 1e-9, "{account:?}");
+        account.book(10.0, 1.0);
+        account.book_other(50.0);
+        assert!((account.for_reading() - 11.52).abs() < 1e-9, "{account:?}");
+        account.pay_reading(10.6);
+        assert!(account.for_reading() < 1.0 && account.allows(1.5), "{account:?}");
+        account.pay_reading(5.0);
+        assert!(account.for_reading() == 0.0 && !account.allows(0.0), "{account:?}");
     }
 
     #[test]

@@ -1,19 +1,28 @@
 //! Drafts of one generation: where their tokens come from, how many were accepted, and how likely the next are.
 
 use super::allotment::DraftOffer;
+use super::draft_model::Followed;
 use super::ngram::NgramDrafter;
+use super::track::{DraftTrack, KnownText};
+use crate::runtime::request::DraftModelUsage;
 use crate::runtime::spec::Speculation;
 
 /// Kinds of drafts whose acceptance is estimated apart: by the number of tokens that agree with an earlier
-/// place, and tokens that the request itself foresees.
-const NUM_KINDS: usize = 5;
-const FORESEEN: usize = NUM_KINDS - 1;
+/// place, tokens that the request itself foresees, and those of a draft model.
+const NUM_KINDS: usize = 6;
+const FORESEEN: usize = 4;
+const MODEL: usize = 5;
 
 /// Accepted and refused tokens that an estimate begins with, by kind.
-const PRIORS: [(f64, f64); NUM_KINDS] = [(1.0, 3.0), (2.0, 2.0), (3.0, 1.5), (4.0, 1.0), (99.0, 1.0)];
+const PRIORS: [(f64, f64); NUM_KINDS] =
+    [(1.0, 3.0), (2.0, 2.0), (3.0, 1.5), (4.0, 1.0), (99.0, 1.0), (2.0, 1.5)];
 
 /// Weight that each earlier draft keeps when another one was judged.
 const DECAY: f64 = 0.9;
+
+/// Part of the way back to where it began that the draft model's estimate goes whenever its draft was not worth its cost,
+/// so that it is tried again.
+const FORGIVENESS: f64 = 1.0 / 64.0;
 
 /// A source of drafts.
 pub trait Drafter {
@@ -57,6 +66,9 @@ pub struct Drafts {
     judged: [(f64, f64); NUM_KINDS],
     num_drafted: usize,
     num_accepted: usize,
+    track: DraftTrack,
+    /// What the draft model came to; `None` if it was never asked.
+    by_model: Option<DraftModelUsage>,
 }
 
 impl Default for Drafts {
@@ -69,6 +81,8 @@ impl Default for Drafts {
             judged: PRIORS,
             num_drafted: 0,
             num_accepted: 0,
+            track: DraftTrack::default(),
+            by_model: None,
         }
     }
 }
@@ -84,6 +98,11 @@ impl Drafts {
         (self.num_drafted, self.num_accepted)
     }
 
+    /// Returns what the draft model came to.
+    pub fn by_model(&self) -> Option<DraftModelUsage> {
+        self.by_model.map(|usage| DraftModelUsage { stop: self.track.stop(), ..usage })
+    }
+
     /// Drafts at most `most` tokens: from `foreseen`, else from the text, which is `prediction`, then the
     /// sequence: `resident`, then `following`. `prompt_len` tokens of it are the prompt.
     pub fn propose(
@@ -95,6 +114,7 @@ impl Drafts {
     ) -> Option<DraftOffer> {
         self.tokens.clear();
         let foreseen = match mode {
+            Speculation::Draft => return None,
             Speculation::Ngram => None,
             _ => Foreseen(foreseen).draft(most, &mut self.tokens),
         };
@@ -106,7 +126,26 @@ impl Drafts {
             }
         };
         let (accepted, refused) = self.judged[self.kind];
-        Some(DraftOffer { len: self.tokens.len(), acceptance: accepted / (accepted + refused) })
+        let acceptance = accepted / (accepted + refused);
+        Some(DraftOffer { len: self.tokens.len(), acceptance, num_lacking: 0 })
+    }
+
+    /// Returns what the draft model needs for a draft of at most `most` tokens after `text`, in place of the one proposed.
+    pub fn follow<'a>(&'a mut self, text: KnownText<'a>, most: usize) -> Followed<'a> {
+        self.by_model.get_or_insert_default();
+        self.tokens.clear();
+        self.kind = MODEL;
+        let (accepted, refused) = self.judged[MODEL];
+        let acceptance = accepted / (accepted + refused);
+        Followed { track: &mut self.track, text, draft: &mut self.tokens, most, acceptance }
+    }
+
+    /// Notes that a draft of the draft model was not worth its cost.
+    pub fn pass(&mut self) {
+        let (accepted, refused) = &mut self.judged[MODEL];
+        let (first_accepted, first_refused) = PRIORS[MODEL];
+        *accepted += (first_accepted - *accepted) * FORGIVENESS;
+        *refused += (first_refused - *refused) * FORGIVENESS;
     }
 
     /// Adds all tokens to the n-gram index.
@@ -134,6 +173,10 @@ impl Drafts {
         }
         self.num_drafted += num_drafted;
         self.num_accepted += num_accepted;
+        if let Some(usage) = self.by_model.as_mut().filter(|_| self.kind == MODEL) {
+            usage.drafted_tokens += num_drafted;
+            usage.accepted_tokens += num_accepted;
+        }
         let refused = f64::from(u8::from(is_judged && num_accepted < num_drafted));
         let (accepted_before, refused_before) = &mut self.judged[self.kind];
         *accepted_before = *accepted_before * DECAY + num_accepted as f64;

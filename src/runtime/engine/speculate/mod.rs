@@ -6,40 +6,66 @@
 
 mod allotment;
 mod costs;
+mod draft_model;
 mod drafts;
 mod ngram;
+mod track;
 
 use std::time::Duration;
 
 use crate::runtime::spec::Speculation;
 pub use allotment::DraftOffer;
 use costs::{Account, MAX_ROWS, StepCosts};
+pub use draft_model::{DraftModel, Followed, wall_clock};
 pub use drafts::{DraftText, Drafts};
+pub use track::KnownText;
 
 /// Draws up drafts: what it asks of each running generation.
 pub trait Drafting {
-    /// Returns the expected length and acceptance of a new draft of at most `most` tokens.
+    /// Returns the expected length and acceptance of a new draft of at most `most` tokens from what the generation knows
+    /// itself.
     fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer>;
+
+    /// Returns what a draft model needs for a draft of at most `most` tokens, in place of the one proposed.
+    fn follow(&mut self, most: usize) -> Followed<'_>;
+
+    /// Notes that the draft model's draft was not worth its cost.
+    fn pass(&mut self);
 
     /// Keeps the first `len` tokens of the draft.
     fn keep_draft(&mut self, len: usize);
+
+    /// Returns the length of the draft.
+    fn draft_len(&self) -> usize;
 }
 
 /// Decides how many tokens are drafted in a step.
-#[derive(Debug)]
 pub struct Speculator {
     mode: Speculation,
     costs: StepCosts,
     account: Account,
+    draft_model: Option<DraftModel>,
+    /// Seconds that the draft model has spent on drafts since the last step that was learned from.
+    spent: f64,
 }
 
 impl Speculator {
     pub fn new(mode: Speculation) -> Self {
-        Self { mode, costs: StepCosts::default(), account: Account::default() }
+        let (costs, account) = Default::default();
+        Self { mode, costs, account, draft_model: None, spent: 0.0 }
     }
 
     pub fn is_off(&self) -> bool {
         self.mode == Speculation::Off
+    }
+
+    /// Drafts with `model` where nothing else does.
+    pub fn set_draft_model(&mut self, model: DraftModel) {
+        self.draft_model = Some(model);
+    }
+
+    pub fn draft_model(&mut self) -> Option<&mut DraftModel> {
+        self.draft_model.as_mut()
     }
 
     /// Gives drafts to `generating`, those generations that sample in a step of `num_rows` rows, and at most
@@ -53,7 +79,7 @@ impl Speculator {
         let (room, each) = match self.mode {
             Speculation::Off => return 0,
             Speculation::Always(each) => (most_rows.saturating_sub(num_rows), each),
-            Speculation::Auto | Speculation::Ngram => {
+            Speculation::Auto | Speculation::Ngram | Speculation::Draft => {
                 (most_rows.min(MAX_ROWS).saturating_sub(num_rows), MAX_ROWS)
             }
         };
@@ -61,18 +87,72 @@ impl Speculator {
             return 0;
         }
         let proposed = generating.iter_mut().map(|generation| generation.propose(self.mode, each.min(room)));
-        let offers: Vec<DraftOffer> = proposed.map(Option::unwrap_or_default).collect();
+        let mut offers: Vec<DraftOffer> = proposed.map(Option::unwrap_or_default).collect();
+        self.offer_by_model(generating, each.min(room), &mut offers);
         let lens = match self.is_forced() {
             true => allotment::in_turn(&offers, room),
-            false => allotment::by_gain(&offers, num_rows, room, |rows| self.costs.of(rows)),
+            false => allotment::by_gain(&offers, room, |lens| self.cost(num_rows, &offers, lens)),
         };
-        let num_drafted: usize = lens.iter().sum();
-        let extra = self.costs.extra(num_rows, num_rows + num_drafted);
-        let is_refused = num_drafted > 0 && !self.is_forced() && !self.account.allows(extra);
-        for (generation, len) in generating.iter_mut().zip(lens) {
-            generation.keep_draft(if is_refused { 0 } else { len });
+        let extra = self.cost(num_rows, &offers, &lens) - self.costs.of(num_rows);
+        let is_allowed = self.is_forced() || self.account.allows(extra);
+        let lens = if is_allowed { lens } else { vec![0; lens.len()] };
+        self.draft_by_model(generating, &offers, &lens);
+        for (generation, (offer, len)) in generating.iter_mut().zip(offers.iter().zip(lens)) {
+            match (offer.num_lacking, len) {
+                (0, len) => generation.keep_draft(len),
+                (_, 0) => generation.pass(),
+                _ => {}
+            }
         }
-        if is_refused { 0 } else { num_drafted }
+        generating.iter().map(|generation| generation.draft_len()).sum()
+    }
+
+    /// Returns the seconds of a step of `num_rows` known rows and drafts of `lens` tokens, with their making.
+    fn cost(&self, num_rows: usize, offers: &[DraftOffer], lens: &[usize]) -> f64 {
+        let num_drafted: usize = lens.iter().sum();
+        let step = self.costs.of(num_rows) + self.costs.extra(num_rows, num_rows + num_drafted);
+        let lacking: Vec<usize> = offers.iter().map(|offer| offer.num_lacking).collect();
+        step + self.draft_model.as_ref().map_or(0.0, |model| model.drafting_cost(&lacking, lens))
+    }
+
+    /// Adds what the draft model can draft for generations without an offer. What it reads for that is paid at once.
+    fn offer_by_model<D: Drafting>(
+        &mut self,
+        generating: &mut [&mut D],
+        most: usize,
+        offers: &mut [DraftOffer],
+    ) {
+        let is_forced = self.is_forced();
+        let Some(model) = self.draft_model.as_mut().filter(|_| self.mode != Speculation::Ngram) else {
+            return;
+        };
+        let before = self.account.for_reading();
+        let mut budget = (!is_forced).then_some(before);
+        for (generation, offer) in generating.iter_mut().zip(offers).filter(|(_, offer)| offer.len == 0) {
+            let mut followed = generation.follow(most);
+            if let Some((num_lacking, len)) = model.prepare(&mut followed, &mut budget) {
+                *offer = DraftOffer { len, acceptance: followed.acceptance, num_lacking };
+            }
+        }
+        if let Some(left) = budget {
+            self.account.pay_reading(before - left);
+        }
+    }
+
+    /// Lets the draft model draft as many tokens as were granted.
+    fn draft_by_model<D: Drafting>(
+        &mut self,
+        generating: &mut [&mut D],
+        offers: &[DraftOffer],
+        lens: &[usize],
+    ) {
+        let Some(model) = &mut self.draft_model else { return };
+        let granted = generating.iter_mut().zip(offers.iter().zip(lens));
+        let granted = granted.filter(|(_, (offer, len))| offer.num_lacking > 0 && **len > 0);
+        let asked: Vec<_> = granted.map(|(generation, (_, len))| (generation.follow(*len), *len)).collect();
+        if !asked.is_empty() {
+            self.spent += model.draft(asked);
+        }
     }
 
     fn is_forced(&self) -> bool {
@@ -87,14 +167,29 @@ impl Speculator {
         }
         self.costs.learn(num_rows, num_rows + num_drafted, took);
         let per_token = self.costs.of(num_rows) / num_rows.max(1) as f64;
-        let gain = num_accepted as f64 * per_token - self.costs.extra(num_rows, num_rows + num_drafted);
+        let saved = num_accepted as f64 * per_token;
+        let gain =
+            saved - self.costs.extra(num_rows, num_rows + num_drafted) - std::mem::take(&mut self.spent);
         self.account.book(gain, self.costs.of(num_rows));
+    }
+
+    /// Notes a step with prompts.
+    pub fn learn_prompts(&mut self, took: Duration) {
+        self.account.book_other(took.as_secs_f64());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+    use crate::runtime::error::Result;
+    use crate::runtime::kv::{KvGroup, KvKind, PageRef};
+    use crate::runtime::model::{Batch, Logits, Model, ModelSpec};
+    use crate::runtime::spec::{EngineConfig, EngineSpec};
+    use crate::runtime::tensor::SharedBytes;
 
     struct Guess(DraftOffer, usize);
 
@@ -103,8 +198,18 @@ mod tests {
             Some(DraftOffer { len: self.0.len.min(most), ..self.0 })
         }
 
+        fn follow(&mut self, _: usize) -> Followed<'_> {
+            unreachable!("there is no draft model")
+        }
+
+        fn pass(&mut self) {}
+
         fn keep_draft(&mut self, len: usize) {
             self.1 = len;
+        }
+
+        fn draft_len(&self) -> usize {
+            self.1
         }
     }
 
@@ -115,7 +220,8 @@ mod tests {
         let (mut time, mut tokens, mut drafts) = (0.0, 0.0, 0);
         let mut credit = 0.0;
         for _ in 0..steps {
-            let mut guess = Guess(DraftOffer { len: MAX_ROWS, acceptance: 0.8 }, 0);
+            let offer = DraftOffer { len: MAX_ROWS, acceptance: 0.8, num_lacking: 0 };
+            let mut guess = Guess(offer, 0);
             let num_drafted = speculator.draft(&mut [&mut guess], 1, 128);
             assert_eq!(num_drafted, guess.1);
             credit += num_drafted as f64 * rate;
@@ -145,5 +251,168 @@ mod tests {
         assert!(cheap < 0.25, "{cheap}");
         let (dear, _) = simulate(1.0, 1.0, 1000);
         assert!(dear < 1.02, "{dear}");
+    }
+
+    const VOCAB: u32 = 500;
+
+    /// Microseconds, advanced by whatever computes.
+    type Hands = Arc<AtomicU64>;
+
+    /// A model that counts on from the last token. A step takes so many microseconds, and so many more for each row.
+    struct Counting {
+        spec: ModelSpec,
+        hands: Hands,
+        times: [u64; 2],
+    }
+
+    impl Model for Counting {
+        fn spec(&self) -> &ModelSpec {
+            &self.spec
+        }
+
+        fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
+            let [step, row] = self.times;
+            self.hands.fetch_add(step + row * batch.rows.len() as u64, Ordering::Relaxed);
+            let vocab_size = VOCAB as usize;
+            let mut values = Vec::new();
+            for row in batch.rows.iter().filter(|row| row.wants_logits) {
+                let from = values.len();
+                values.resize(from + vocab_size, 0.0);
+                values[from + ((row.token + 1) % VOCAB) as usize] = 1.0;
+            }
+            Ok(Logits { values, vocab_size })
+        }
+
+        fn copy_page(&mut self, _: PageRef, _: PageRef) -> Result<()> {
+            Ok(())
+        }
+
+        fn free_page(&mut self, _: PageRef) {}
+
+        fn export_page(&self, _: PageRef, _: &mut Vec<u8>) -> Result<()> {
+            unreachable!("its pages are not saved")
+        }
+
+        fn import_page(&mut self, _: PageRef, _: SharedBytes) -> Result<()> {
+            unreachable!("its pages are not saved")
+        }
+    }
+
+    /// A generation that only the draft model drafts for.
+    #[derive(Default)]
+    struct Text {
+        known: Vec<u32>,
+        drafts: Drafts,
+    }
+
+    impl Drafting for Text {
+        fn propose(&mut self, _: Speculation, _: usize) -> Option<DraftOffer> {
+            None
+        }
+
+        fn follow(&mut self, most: usize) -> Followed<'_> {
+            let (following, resident) = self.known.split_last().expect("a prompt");
+            let text = KnownText { resident, following: std::slice::from_ref(following) };
+            self.drafts.follow(text, most)
+        }
+
+        fn pass(&mut self) {
+            self.drafts.pass();
+        }
+
+        fn keep_draft(&mut self, len: usize) {
+            self.drafts.keep(len);
+        }
+
+        fn draft_len(&self) -> usize {
+            self.drafts.tokens().len()
+        }
+    }
+
+    /// What the draft model of a simulation is like.
+    struct Drafted {
+        /// Microseconds of a step and of each row; a step of the model takes 10,000, and 1,000 for each further row.
+        times: [u64; 2],
+        /// Every so manyeth token is one that the draft model does not expect.
+        wrong_every: usize,
+        prompt_len: usize,
+    }
+
+    /// Runs answers of 400 tokens each, one after the other. Returns the time over the time without drafts, and the drafted
+    /// and accepted tokens.
+    fn simulate_model(drafted: &Drafted, num_answers: usize) -> (f64, usize, usize) {
+        let group = KvGroup { kind: KvKind::Full, page_bytes: 16 };
+        let spec = ModelSpec {
+            architecture: "counting".to_owned(),
+            vocab_size: VOCAB as usize,
+            context_length: 1 << 14,
+            groups: vec![group],
+            can_rewind: true,
+        };
+        let main = EngineSpec::new(spec.clone(), EngineConfig::new(1 << 14, Vec::new())).expect("valid");
+        let hands = Hands::default();
+        let clock = {
+            let hands = hands.clone();
+            move || Duration::from_micros(hands.load(Ordering::Relaxed))
+        };
+        let model = Counting { spec, hands: hands.clone(), times: drafted.times };
+        let model = DraftModel::new(Box::new(model), &main, Box::new(clock)).expect("a draft model");
+        let mut speculator = Speculator::new(Speculation::Auto);
+        speculator.set_draft_model(model);
+        hands.store(0, Ordering::Relaxed);
+        let (mut plain, mut num_drafted, mut num_accepted) = (0, 0, 0);
+        for answer in 0..num_answers {
+            let known = (0..drafted.prompt_len).map(|token| (token * 7 + answer) as u32 % VOCAB).collect();
+            let mut text = Text { known, ..Text::default() };
+            let read = Duration::from_micros(500 * drafted.prompt_len as u64);
+            hands.fetch_add(read.as_micros() as u64, Ordering::Relaxed);
+            plain += read.as_micros() as u64 + 10_000 * 400;
+            speculator.learn_prompts(read);
+            while text.known.len() < drafted.prompt_len + 400 {
+                let count = speculator.draft(&mut [&mut text], 1, 128);
+                let draft = text.drafts.tokens().to_vec();
+                assert_eq!(draft.len(), count);
+                let next = |known: &[u32]| {
+                    let is_wrong = known.len().is_multiple_of(drafted.wrong_every);
+                    (known.last().expect("a prompt") + 1 + u32::from(is_wrong)) % VOCAB
+                };
+                let mut accepted = 0;
+                while accepted < count && draft[accepted] == next(&text.known) {
+                    text.known.push(draft[accepted]);
+                    accepted += 1;
+                }
+                text.known.push(next(&text.known));
+                text.drafts.end(accepted, true);
+                let took = Duration::from_micros(10_000 + 1_000 * count as u64);
+                hands.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+                speculator.learn(1, count, accepted, took);
+            }
+            num_drafted += text.drafts.totals().0;
+            num_accepted += text.drafts.totals().1;
+        }
+        (hands.load(Ordering::Relaxed) as f64 / plain as f64, num_drafted, num_accepted)
+    }
+
+    #[test]
+    fn a_draft_model_that_is_always_wrong_costs_at_most_two_percent() {
+        for times in [[100, 20], [1_000, 100], [5_000, 500], [20_000, 2_000]] {
+            for prompt_len in [10, 200, 3_000] {
+                let (cost, drafted, accepted) =
+                    simulate_model(&Drafted { times, wrong_every: 1, prompt_len }, 5);
+                assert_eq!(accepted, 0);
+                assert!(cost < 1.02, "{cost} with {times:?} after {prompt_len} tokens");
+                assert!(drafted > 0 || times[0] >= 5_000, "it is tried: {times:?} after {prompt_len} tokens");
+            }
+        }
+    }
+
+    #[test]
+    fn a_draft_model_that_is_right_is_used_as_far_as_it_is_cheap() {
+        let cost =
+            |times, wrong_every, prompt_len| simulate_model(&Drafted { times, wrong_every, prompt_len }, 5).0;
+        assert!(cost([1_000, 100], 1_000, 10) < 0.4, "{}", cost([1_000, 100], 1_000, 10));
+        assert!(cost([1_000, 100], 5, 200) < 0.65, "{}", cost([1_000, 100], 5, 200));
+        assert!(cost([1_000, 50], 5, 3_000) < 0.9, "{}", cost([1_000, 50], 5, 3_000));
+        assert!(cost([20_000, 2_000], 1_000, 10) < 1.02, "{}", cost([20_000, 2_000], 1_000, 10));
     }
 }

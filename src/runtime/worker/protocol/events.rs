@@ -99,6 +99,7 @@ impl EventEncoder {
             finish: Some(finish).filter(|_| tells_reasons),
             drafted_tokens: if self.detail == Detail::Events { usage.drafted_tokens } else { 0 },
             accepted_tokens: if self.detail == Detail::Events { usage.accepted_tokens } else { 0 },
+            draft_model: usage.draft_model.filter(|_| self.detail == Detail::Events),
         }
     }
 }
@@ -144,6 +145,7 @@ impl DoneLine {
                 completion_tokens: self.completion_tokens,
                 drafted_tokens: self.drafted_tokens,
                 accepted_tokens: self.accepted_tokens,
+                draft_model: self.draft_model,
             },
             timings: Timings {
                 queue: duration(self.queue_ms?)?,

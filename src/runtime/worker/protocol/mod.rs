@@ -16,7 +16,9 @@ use serde_json::Value;
 
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{EngineSessionName, Finish, Logprob, ReuseReason, Started, Token};
+use crate::runtime::request::{
+    DraftModelUsage, EngineSessionName, Finish, Logprob, ReuseReason, Started, Token,
+};
 use crate::runtime::spec::EngineSpec;
 
 pub use events::{Detail, EventEncoder};
@@ -260,6 +262,9 @@ pub struct DoneLine {
     /// Those of them that were sampled then.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub accepted_tokens: usize,
+    /// Those of a draft model among them; `None` for calls without `events`, or without a draft model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft_model: Option<DraftModelUsage>,
 }
 
 fn is_zero(count: &usize) -> bool {

@@ -13,8 +13,8 @@ use super::*;
 use crate::runtime::error::{GrammarError, LoadError, StoreError};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Difference, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, SAMPLING, Sampling,
-    SamplingNumbers, Timings, Usage,
+    Difference, DraftStop, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, SAMPLING,
+    Sampling, SamplingNumbers, Timings, Usage,
 };
 use crate::runtime::session::SessionState;
 use crate::template::TemplateError;
@@ -228,6 +228,11 @@ fn outcome(finish: Finish) -> Outcome {
             completion_tokens: 3,
             drafted_tokens: 7,
             accepted_tokens: 2,
+            draft_model: Some(DraftModelUsage {
+                drafted_tokens: 4,
+                accepted_tokens: 1,
+                stop: Some(DraftStop::Context),
+            }),
         },
         timings: Timings {
             queue: Duration::ZERO,

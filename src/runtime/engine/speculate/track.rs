@@ -1,0 +1,154 @@
+//! What the draft model has computed of one generation, and the tokens that it lacks.
+//!
+//! ```text
+//! text of the generation   t t t t t t t t t t t t t n n     n: new since the last draft
+//! sequence of the draft    t t t t . . . t t t t t t x x     x: drafted and refused; . : skipped
+//! ```
+//!
+//! Invariant: up to `num_agreed` tokens, the sequence is the text without the skipped tokens.
+
+use std::ops::Range;
+
+use crate::runtime::kv::PAGE_TOKENS;
+use crate::runtime::request::DraftStop;
+use crate::runtime::sequence::{Sequence, TurnStart};
+
+/// The known tokens of a generation, in two parts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct KnownText<'a> {
+    /// Those with rows.
+    pub resident: &'a [u32],
+    /// Those after them.
+    pub following: &'a [u32],
+}
+
+impl<'a> KnownText<'a> {
+    pub fn len(&self) -> usize {
+        self.resident.len() + self.following.len()
+    }
+
+    /// Iterates over the tokens from the `start`th on.
+    pub fn from(self, start: usize) -> impl Iterator<Item = u32> + 'a {
+        let num_resident = self.resident.len();
+        let resident = &self.resident[start.min(num_resident)..];
+        resident.iter().chain(&self.following[start.saturating_sub(num_resident)..]).copied()
+    }
+}
+
+/// The draft model's side of one generation.
+#[derive(Debug, Default)]
+pub struct DraftTrack {
+    sequence: Option<Sequence>,
+    /// Tokens of the text that the sequence leaves out.
+    skipped: Range<usize>,
+    num_agreed: usize,
+    stop: Option<DraftStop>,
+}
+
+impl DraftTrack {
+    /// Returns why nothing is drafted any more.
+    pub fn stop(&self) -> Option<DraftStop> {
+        self.stop
+    }
+
+    /// Ends drafting for this generation, and frees its pages.
+    pub fn end(&mut self, reason: DraftStop) {
+        *self = Self { stop: Some(reason), ..Self::default() };
+    }
+
+    pub fn has_begun(&self) -> bool {
+        self.sequence.is_some()
+    }
+
+    /// Returns the length of the sequence for a text.
+    pub fn len_of(&self, text: KnownText<'_>) -> usize {
+        text.len() - self.skipped.len()
+    }
+
+    pub fn has_skipped(&self) -> bool {
+        !self.skipped.is_empty()
+    }
+
+    /// Returns the sequence; `None` before `begin`.
+    pub fn sequence(&mut self) -> Option<&mut Sequence> {
+        self.sequence.as_mut()
+    }
+
+    /// Starts over with a sequence that has the first tokens of a text of `len` tokens, and leaves out `skipped`.
+    pub fn begin(&mut self, mut sequence: Sequence, skipped: Range<usize>, len: usize) {
+        // A recurrent state is left at the last page of what is known now, and then at the end of each page.
+        let generated_from = len - skipped.len();
+        let states_at = vec![(generated_from - 1) / PAGE_TOKENS * PAGE_TOKENS];
+        sequence.begin_turn(TurnStart { generated_from, states_at, ..TurnStart::default() });
+        *self = Self { num_agreed: sequence.position(), sequence: Some(sequence), skipped, stop: None };
+    }
+
+    /// Removes what differs from the text, and the last token of the text, after which the next draft begins. Returns
+    /// the tokens to compute; none before `begin`.
+    pub fn align(&mut self, text: KnownText<'_>) -> Vec<u32> {
+        let Range { start: first, end } = self.skipped.clone();
+        let from = move |at: usize| {
+            let rest = text.from(if at < first { end } else { at + (end - first) });
+            text.from(at).take(first.saturating_sub(at)).chain(rest)
+        };
+        let Some(sequence) = self.sequence.as_mut() else { return Vec::new() };
+        let resident = sequence.resident();
+        let computed = &resident.tokens()[self.num_agreed..];
+        let num_same = computed.iter().zip(from(self.num_agreed)).take_while(|(a, b)| **a == *b).count();
+        let len = (self.num_agreed + num_same).min(text.len() - (end - first) - 1);
+        if len < resident.tokens().len() {
+            let len = resident.resumable(len);
+            let can = sequence.truncate(len);
+            debug_assert!(can, "a length that can be resumed at");
+        }
+        self.num_agreed = sequence.position();
+        from(self.num_agreed).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::kv::{KvGroup, KvKind, PagePool};
+
+    fn feed(track: &mut DraftTrack, tokens: &[u32]) {
+        let sequence = track.sequence().expect("begun");
+        sequence.begin_feed(tokens, 0).expect("room");
+        sequence.settle(None);
+    }
+
+    /// Returns the tokens to compute for a text of `known` tokens, `num_resident` of them with rows.
+    fn lacking(track: &mut DraftTrack, known: &[u32], num_resident: usize) -> Vec<u32> {
+        let (resident, following) = known.split_at(num_resident);
+        track.align(KnownText { resident, following })
+    }
+
+    #[test]
+    fn what_was_refused_is_removed_and_what_is_new_is_lacking() {
+        let pool = PagePool::new(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], 8);
+        let mut track = DraftTrack::default();
+        assert_eq!(lacking(&mut track, &[1, 2, 3], 3), [0; 0]);
+        track.begin(Sequence::new(&pool), 0..0, 3);
+        assert_eq!(lacking(&mut track, &[1, 2, 3], 2), [1, 2, 3]);
+        feed(&mut track, &[1, 2, 3, 40, 50]);
+        assert_eq!(lacking(&mut track, &[1, 2, 3, 40, 5], 4), [5]);
+        assert_eq!(track.sequence().expect("begun").known(), [1, 2, 3, 40]);
+        feed(&mut track, &[5]);
+        assert_eq!(lacking(&mut track, &[1, 2, 3, 40, 5], 4), [5], "there is one to go on from");
+        track.end(DraftStop::Context);
+        assert_eq!((track.has_begun(), pool.free_bytes()), (false, 8));
+    }
+
+    #[test]
+    fn skipped_tokens_are_left_out() {
+        let pool = PagePool::new(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], 8);
+        let mut track = DraftTrack::default();
+        let text: Vec<u32> = (0..20).collect();
+        track.begin(Sequence::new(&pool), 2..15, 20);
+        assert_eq!(lacking(&mut track, &text, 19), [0, 1, 15, 16, 17, 18, 19]);
+        feed(&mut track, &[0]);
+        assert_eq!(lacking(&mut track, &text, 17), [1, 15, 16, 17, 18, 19]);
+        feed(&mut track, &[1, 15, 16, 17, 18, 19, 20, 99]);
+        assert_eq!(lacking(&mut track, &(0..23).collect::<Vec<_>>(), 22), [21, 22]);
+    }
+}
