@@ -45,6 +45,9 @@ impl PanelWriter {
             Err(TryLockError::Error(error)) => return Err(error),
             Ok(()) => {}
         }
+        if !is_at(&file, unfinished) {
+            return Ok(None); // its writer has given it its name since it was opened
+        }
         let stop = Arc::new(AtomicBool::new(false));
         let (alive, ended) = mpsc::channel();
         let draft =
@@ -63,6 +66,22 @@ impl Drop for PanelWriter {
     fn drop(&mut self) {
         let _ = self.ended.recv_timeout(LAST_WAIT);
         self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Returns whether an open file is still the one at `path`.
+fn is_at(file: &File, path: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let id = |meta: io::Result<fs::Metadata>| meta.map(|meta| (meta.dev(), meta.ino())).ok();
+        let here = id(fs::metadata(path));
+        here.is_some() && here == id(file.metadata())
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = file;
+        path.exists()
     }
 }
 
@@ -116,5 +135,22 @@ impl PanelDraft {
             at += piece.len() as u64;
         }
         Ok(Some(checksums))
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_got_its_name_meanwhile_is_not_written_again() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let [unfinished, path] = ["aa.part", "aa.panels"].map(|name| folder.path().join(name));
+        let file = File::create(&unfinished).expect("creates");
+        assert!(is_at(&file, &unfinished));
+        fs::rename(&unfinished, &path).expect("renames");
+        assert!(!is_at(&file, &unfinished), "gone");
+        drop(File::create(&unfinished).expect("creates"));
+        assert!(!is_at(&file, &unfinished), "another file");
     }
 }
