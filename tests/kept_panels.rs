@@ -202,7 +202,7 @@ fn the_limit_holds_and_the_file_used_longest_ago_goes() {
     drop(load_model(&floats, &keeping(folder.path(), 1000)).expect("loads"));
     assert_eq!(
         named(folder.path(), "panels"),
-        [first.clone()],
+        std::slice::from_ref(&first),
         "a model larger than the limit changes nothing"
     );
     // There is room for the larger one alone.
