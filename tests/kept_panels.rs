@@ -121,7 +121,7 @@ fn a_damaged_file_is_found_out_and_written_again() {
             File::options().write(true).open(&path).and_then(|file| file.set_len(kept)).expect("cuts");
             check_repair(&model, folder.path(), &expected, &whole);
         }
-        // Whole, but the file of a model with other matrices.
+        // Whole, but the file of another model, whose matrices have the same types and shapes.
         let others = tempfile::tempdir().expect("tempdir");
         let other = load_and_keep(&parity_folder().join("gemma2"), others.path()).2;
         fs::copy(other, &path).expect("copies");

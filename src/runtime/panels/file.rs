@@ -3,7 +3,7 @@
 //! ```text
 //! name and version, 64 bytes
 //! panels of each matrix, in the order of loading, each from a multiple of 64 on
-//! index: JSON, an object with the label, place and checksums of each matrix
+//! index: JSON, an object with the key and the label, place and checksums of each matrix
 //! end: the index's start and CRC-32, and the first 16 bytes once more, 32 bytes
 //! ```
 //!
@@ -54,6 +54,8 @@ pub struct PanelEntry {
 
 #[derive(Serialize, Deserialize)]
 struct PanelIndex {
+    /// The key whose panels these are, which is also the file's name.
+    key: String,
     matrices: Vec<PanelEntry>,
 }
 
@@ -77,6 +79,9 @@ impl PanelFile {
         let index = index_of(&bytes).ok_or("it is cut off, or of another version")?;
         let index: PanelIndex =
             serde_json::from_slice(index).map_err(|error| format!("its index: {error}"))?;
+        if path.file_stem().is_none_or(|stem| stem != index.key.as_str()) {
+            return Err(format!("it is the file of {}", index.key));
+        }
         let entries = index.matrices;
         let fits = |entry: &PanelEntry| {
             entry.start.is_multiple_of(ALIGNMENT)
@@ -146,16 +151,17 @@ pub fn write_start(file: &mut (impl Write + Seek)) -> io::Result<()> {
     file.write_all(MAGIC)
 }
 
-/// Writes index and end from `start` on, which [`places`] has returned.
+/// Writes index and end of the panels of `key` from `start` on, which [`places`] has returned.
 ///
 /// # Errors
 /// Errors of writing.
 pub fn write_index(
     file: &mut (impl Write + Seek),
+    key: String,
     start: usize,
     matrices: Vec<PanelEntry>,
 ) -> io::Result<()> {
-    let index = serde_json::to_vec(&PanelIndex { matrices })?;
+    let index = serde_json::to_vec(&PanelIndex { key, matrices })?;
     let mut end = [0; END_BYTES];
     end[..8].copy_from_slice(&(start as u64).to_le_bytes());
     end[8..12].copy_from_slice(&crc32fast::hash(&index).to_le_bytes());

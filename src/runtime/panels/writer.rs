@@ -111,7 +111,8 @@ impl PanelDraft {
             entries.push(PanelEntry { label: label.clone(), start, len: memory.len(), checksums });
         }
         self.file.set_len(end as u64)?;
-        file::write_index(&mut self.file, end, entries)?;
+        let key = self.path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        file::write_index(&mut self.file, key, end, entries)?;
         self.file.sync_all()?;
         fs::rename(&self.unfinished, &self.path)?;
         // The name, too, survives a crash of the system where folders can be synced.
