@@ -273,7 +273,7 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_disk: Option<ByteSize>,
 
-    /// Disk for packed weights, which a later start maps instead of packing them again; 0 keeps none (default: 20G)
+    /// Disk for packed weights, which a later start reads instead of packing them again; 0 keeps none (default: 20G)
     ///
     /// Of models of 64 MiB and more, as they are in the file. Lies in the cache folder and may be deleted at any time. The files
     /// used longest ago are removed first; the default is at most half of the disk space that is free.

@@ -166,13 +166,9 @@ impl DerefMut for ArenaMemory {
     }
 }
 
-/// The panels of one matrix: packed in this process, or read where somebody else keeps them, as in a mapped file. Clones
-/// share the bytes, and nobody writes them.
+/// The panels of one matrix. Clones share the bytes, and nobody writes them.
 #[derive(Clone)]
-pub enum PanelMemory {
-    Made(Arc<ArenaMemory>),
-    Kept(Arc<dyn Deref<Target = [u8]> + Send + Sync>),
-}
+pub struct PanelMemory(Arc<ArenaMemory>);
 
 impl PanelMemory {
     /// Returns whether these are `len` bytes that begin at a cache line, as kernels expect of panels.
@@ -183,7 +179,7 @@ impl PanelMemory {
 
 impl From<ArenaMemory> for PanelMemory {
     fn from(memory: ArenaMemory) -> PanelMemory {
-        PanelMemory::Made(Arc::new(memory))
+        PanelMemory(Arc::new(memory))
     }
 }
 
@@ -191,10 +187,7 @@ impl Deref for PanelMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        match self {
-            PanelMemory::Made(memory) => memory,
-            PanelMemory::Kept(bytes) => bytes,
-        }
+        &self.0
     }
 }
 
@@ -352,23 +345,10 @@ mod tests {
     }
 
     #[test]
-    fn panels_are_read_where_they_lie_if_they_begin_at_a_cache_line() {
+    fn panels_are_shared_and_begin_at_a_cache_line() {
         let made = PanelMemory::from(check(ArenaMemory::zeroed(256).expect("memory"), 256));
         assert!(made.holds(256) && !made.holds(255));
         assert!(std::ptr::eq(made.as_ptr(), made.clone().as_ptr()), "clones share the bytes");
-        let part = |at: usize, made: PanelMemory| {
-            struct Part(PanelMemory, usize);
-            impl Deref for Part {
-                type Target = [u8];
-                fn deref(&self) -> &[u8] {
-                    &self.0[self.1..]
-                }
-            }
-            PanelMemory::Kept(Arc::new(Part(made, at)))
-        };
-        let kept = part(64, made.clone());
-        assert!(kept.holds(192) && kept[191] == 7);
-        assert!(!part(32, made).holds(224));
     }
 
     #[test]

@@ -12,12 +12,12 @@
 
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::error::LoadError;
-use crate::runtime::kernel::memory::PanelMemory;
+use crate::runtime::kernel::memory::{Arena, PanelMemory};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::tensor::SharedBytes;
 
@@ -99,24 +99,35 @@ impl PanelFile {
         self.entries.len()
     }
 
-    /// Returns the panels of matrix `index`, compared with its label and its checksums.
+    /// Copies the panels of matrix `index` to `memory`, and compares them with their label and their checksums.
     ///
     /// # Errors
     /// What is wrong with it, as the end of a sentence.
-    pub fn read(&self, index: usize, label: &PanelLabel, pool: &Pool) -> Result<PanelMemory, String> {
+    pub fn read(
+        &self,
+        index: usize,
+        label: &PanelLabel,
+        memory: &Arena,
+        pool: &Pool,
+    ) -> Result<PanelMemory, String> {
         let entry = self.entries.get(index).ok_or("it has fewer matrices than the model")?;
         if entry.label != *label {
             return Err(format!("matrix {index} is {:?}, not {label:?}", entry.label));
         }
-        let bytes = self.bytes.slice(entry.start, entry.len);
-        let mut found = vec![0; entry.checksums.len()];
-        pool.chunks_mut(&mut found, 1, |piece, found| {
-            let piece = bytes.chunks(PIECE_BYTES).nth(piece).unwrap_or_default();
-            found.fill(crc32fast::hash(piece));
+        let places = entry.start..entry.start + entry.len;
+        let bytes = &self.bytes[places.clone()];
+        let mut panels = memory.zeroed(entry.len).map_err(|error| format!("no memory for it: {error}"))?;
+        let differs = AtomicBool::new(false);
+        pool.chunks_mut(&mut panels, PIECE_BYTES, |piece, copy| {
+            copy.copy_from_slice(&bytes[piece * PIECE_BYTES..][..copy.len()]);
+            if crc32fast::hash(copy) != entry.checksums[piece] {
+                differs.store(true, Ordering::Relaxed);
+            }
         });
-        match found == entry.checksums {
-            true => Ok(PanelMemory::Kept(Arc::new(bytes))),
-            false => Err(format!("matrix {index} does not have its checksum")),
+        self.bytes.release(places);
+        match differs.into_inner() {
+            false => Ok(panels.into()),
+            true => Err(format!("matrix {index} does not have its checksum")),
         }
     }
 }

@@ -161,7 +161,7 @@ impl Cpu {
     fn kept(&self, tensor: &HostTensor) -> Option<CpuWeight> {
         let (rows, cols) = tensor.rows_cols();
         let (dtype, shape) = (tensor.dtype, [rows, cols]);
-        let kept = || self.panels.as_ref()?.next(dtype, shape, &self.pool());
+        let kept = || self.panels.as_ref()?.next(dtype, shape, &self.weights, &self.pool());
         let weight = match dtype {
             Dtype::F32 => None,
             Dtype::F16 | Dtype::Bf16 => fixed::FixedWeights::of(shape, kept()?).map(CpuWeight::Fixed),
