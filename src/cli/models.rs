@@ -161,6 +161,14 @@ pub fn look_up(reference: &str, places: &Places, aliases: &Aliases) -> Result<Re
     ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases))
 }
 
+/// Resolves `reference` to the texts of a model, whose weights need not be here.
+///
+/// # Errors
+/// See [`hub::resolve_texts`].
+pub fn look_up_texts(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, LoadError> {
+    ModelRef::parse(reference).and_then(|r| hub::resolve_texts(&r, &places.hub_paths(), aliases))
+}
+
 /// Returns the repository to download if `reference` was not found because of `error`. A name without an owner is
 /// more likely a slip than a repository.
 pub fn downloadable(

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::message::tool_call_json;
 use crate::runtime::turn::{Answer, AnsweredCall};
-use crate::runtime::{Logprob, Token, Usage};
+use crate::runtime::{Logprob, RemoteUsage, Token, Usage};
 use crate::template::ToolCall;
 
 /// OpenAI's log-probability of an impossible token.
@@ -47,6 +47,11 @@ pub fn usage(usage: &Usage) -> Value {
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     });
+    if let Some(RemoteUsage { reports_cached }) = usage.remote {
+        json["engine"] = json!({
+            "remote": true, "same_bits": false, "restores_from_disk": false, "reports_cached_tokens": reports_cached,
+        });
+    }
     if usage.drafted_tokens > 0 {
         json["completion_tokens_details"] = json!({});
         count_drafts(&mut json["completion_tokens_details"], usage);
