@@ -202,12 +202,9 @@ impl RemoteAnswer {
             return Ok(Some(Finish::StopString(stop.to_owned())));
         }
         if let Some(grammar) = &mut self.grammar {
-            let allowed = grammar.mask()?.is_some_and(|mask| mask.allows(id));
-            if !allowed {
-                let message = "the remote engine's answer does not keep to the constraint".to_owned();
-                return Err(Error::RemoteRefused(message));
-            }
-            grammar.accept(id)?;
+            grammar.accept(id).map_err(|error| {
+                Error::RemoteRefused(format!("the remote engine's answer does not keep to the constraint: {error}"))
+            })?;
             if grammar.is_complete() {
                 return Ok(Some(Finish::Complete));
             }

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::answer::RemoteAnswer;
 use super::http::{EngineHttp, HttpFailure, SseStream};
 use super::refusal;
-use super::wire::{AskedGeneration, ChunkReader, EngineChunk, EngineFinish, EngineKind};
+use super::wire::{AskedGeneration, ChunkReader, EngineChunk, EngineFinish, EngineKind, LARK_HEAD};
 use crate::runtime::error::Error;
 use crate::runtime::request::Finish;
 use crate::runtime::spec::EngineSpec;
@@ -29,7 +29,7 @@ const TROUBLE_TIME: Duration = Duration::from_secs(5);
 
 /// A text that tokenizers of different models cut differently, and a grammar that only llmctl's own library takes.
 const PROBE_TEXT: &str = "The 1,234 naïve façades (x_y): 漢字, \"don't\" 😀\n\tif a != b { return; }";
-const PROBE_GRAMMAR: &str = "start: %json {\"type\": \"integer\"}\n";
+const PROBE_GRAMMAR: &str = "start: %json {\"type\": \"integer\"}\n"; // behind `LARK_HEAD`
 
 /// What an engine says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,14 +155,16 @@ impl Host {
     /// Returns whether the engine compiles grammars with llmctl's own library. It is asked once.
     async fn takes_lark(&self, facts: &HostFacts, prompt: &[u32]) -> Result<bool, HttpFailure> {
         let asking = async || {
+            if facts.kind != EngineKind::Vllm {
+                return Ok(false);
+            }
             let body = json!({
                 "model": facts.model, "prompt": &prompt[..1], "max_tokens": 1,
-                "structured_outputs": {"grammar": PROBE_GRAMMAR},
+                "structured_outputs": {"grammar": format!("{LARK_HEAD}{PROBE_GRAMMAR}")},
             });
-            match (facts.kind, self.http.post(facts.kind.path(), &body).await) {
-                (EngineKind::Vllm, Err(HttpFailure::Status(..))) => Ok(false),
-                (EngineKind::Vllm, answer) => answer.map(|_| true),
-                (kind, _) => Ok(kind == EngineKind::Llmctl),
+            match self.http.post(facts.kind.path(), &body).await {
+                Err(HttpFailure::Status(400..=422, _)) => Ok(false),
+                answer => answer.map(|_| true),
             }
         };
         self.takes_lark.get_or_try_init(asking).await.copied()
@@ -186,8 +188,8 @@ impl Host {
         };
         let takes_lark = match takes_lark {
             Err(failure) => return AttemptEnd::Lost(failure.to_string()),
-            Ok(false) if refusal::needs_lark(&answer.request) => {
-                answer.fail(refusal::lark(facts.kind));
+            Ok(false) if facts.kind == EngineKind::Vllm && refusal::needs_lark(&answer.request) => {
+                answer.fail(refusal::lark());
                 return AttemptEnd::Over;
             }
             Ok(takes_lark) => takes_lark,

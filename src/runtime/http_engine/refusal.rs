@@ -21,17 +21,11 @@ pub fn check(kind: EngineKind, request: &Request) -> Result<(), Error> {
     }
 }
 
-/// Refuses a Lark grammar for an engine that does not compile it as llmctl does.
-pub fn lark(kind: EngineKind) -> Error {
-    let remedy = match kind {
-        EngineKind::Vllm => ": start it with --structured-outputs-config.backend guidance",
-        EngineKind::Sglang | EngineKind::Llmctl => "",
-    };
-    let message = format!(
-        "{} does not take llmctl's grammars here, which grammars, tool calls and answers after reasoning need{remedy}",
-        kind.name()
-    );
-    Error::InvalidParameter { name: "grammar", message }
+/// Refuses a Lark grammar for a vLLM whose grammar library is another than llmctl's.
+pub fn lark() -> Error {
+    let message = "this vLLM does not take llmctl's grammars, which tool calls and answers after reasoning need too: start it \
+                   with --structured-outputs-config.backend auto or guidance";
+    Error::InvalidParameter { name: "grammar", message: message.to_owned() }
 }
 
 /// Returns whether the request needs an engine with llmctl's own grammar library.

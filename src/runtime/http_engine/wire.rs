@@ -5,7 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::runtime::grammar::GrammarSource;
+use crate::runtime::error::GrammarError;
+use crate::runtime::grammar::{GrammarSource, between_slashes, prepare_schema};
 use crate::runtime::request::{Logprob, Request, SAMPLING, Sampling, Token};
 
 /// Log-probability that engines write for an impossible token.
@@ -13,6 +14,10 @@ const IMPOSSIBLE: f32 = -9999.0;
 
 /// Text before the id of a token in vLLM's log-probabilities.
 const ID_PREFIX: &str = "token_id:";
+
+/// First line of a Lark grammar that only llmctl's own library compiles (llguidance): vLLM by default tries another one first,
+/// which gives some grammars another meaning.
+pub const LARK_HEAD: &str = "%llguidance {}\n";
 
 /// Kind of a remote engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,23 +166,29 @@ fn bias(sampling: &Sampling) -> Option<(String, Value)> {
     (!biases.is_empty()).then(|| ("logit_bias".to_owned(), biases.into()))
 }
 
-/// Returns a constraint as vLLM's `structured_outputs`. With `takes_lark`, the engine has llmctl's own grammar library, and
-/// gets JSON as Lark too, so that the spaces in it are llmctl's.
+/// Returns a constraint as vLLM's `structured_outputs`. With `takes_lark`, the engine compiles it with llmctl's own grammar
+/// library, so that it means the same there, spaces in JSON included.
 fn structured(source: &GrammarSource, takes_lark: bool) -> Value {
     match source {
-        GrammarSource::JsonObject => {
-            structured(&GrammarSource::JsonSchema(json!({"type": "object"})), takes_lark)
-        }
-        GrammarSource::JsonSchema(schema) if takes_lark => {
-            match crate::runtime::grammar::prepare_schema(schema) {
-                Ok(prepared) => json!({"grammar": format!("start: %json {prepared}\n")}),
-                Err(_) => json!({"json": schema}), // it was prepared before, when the request was planned
-            }
-        }
+        GrammarSource::Lark(lark) if takes_lark => json!({"grammar": format!("{LARK_HEAD}{lark}")}),
+        GrammarSource::Lark(lark) => json!({"grammar": lark}),
+        other if takes_lark => match lark_of(other) {
+            Ok(lark) => json!({"grammar": format!("{LARK_HEAD}{lark}")}),
+            Err(_) => structured(other, false), // it was compiled here before, so this does not happen
+        },
+        GrammarSource::JsonObject => json!({"json": {"type": "object"}}),
         GrammarSource::JsonSchema(schema) => json!({"json": schema}),
         GrammarSource::Regex(regex) => json!({"regex": regex}),
-        GrammarSource::Lark(lark) => json!({"grammar": lark}),
     }
+}
+
+fn lark_of(source: &GrammarSource) -> Result<String, GrammarError> {
+    Ok(match source {
+        GrammarSource::JsonObject => format!("start: %json {}\n", prepare_schema(&json!({"type": "object"}))?),
+        GrammarSource::JsonSchema(schema) => format!("start: %json {}\n", prepare_schema(schema)?),
+        GrammarSource::Regex(regex) => format!("start: /{}/\n", between_slashes(regex)),
+        GrammarSource::Lark(lark) => lark.clone(),
+    })
 }
 
 /// The content of one event of a stream.
