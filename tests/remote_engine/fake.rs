@@ -91,9 +91,10 @@ impl FakeVllm {
     /// Waits until the client has closed so many waiting streams.
     pub fn wait_for_closed(&self, count: usize) {
         let (state, changed) = &*self.state;
-        let waited = changed.wait_timeout_while(state.lock().expect("free"), Duration::from_secs(30), |state| {
-            state.num_closed < count
-        });
+        let waited =
+            changed.wait_timeout_while(state.lock().expect("free"), Duration::from_secs(30), |state| {
+                state.num_closed < count
+            });
         assert!(!waited.expect("free").1.timed_out(), "the client keeps its connection");
     }
 
@@ -158,7 +159,10 @@ fn request(stream: &TcpStream) -> Option<(String, String)> {
 
 fn answer(stream: &mut TcpStream, code: u16, text: &str) -> std::io::Result<()> {
     let length = text.len();
-    write!(stream, "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{text}")
+    write!(
+        stream,
+        "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{text}"
+    )
 }
 
 fn events(stream: &mut TcpStream, text: &str, count: usize) -> std::io::Result<()> {

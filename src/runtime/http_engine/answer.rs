@@ -22,7 +22,7 @@ use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
 pub type OnEnd = Box<dyn FnOnce(Option<Vec<u32>>) + Send>;
 
 /// A value that is dropped before the last event, so that its reader finds the request gone.
-type Held = Option<Box<dyn Send>>;
+type HeldUntilEnd = Option<Box<dyn Send>>;
 
 /// What an answer needs besides its request.
 pub struct AnswerSetting {
@@ -39,8 +39,8 @@ pub struct RemoteAnswer {
     pub request: Request,
     setting: AnswerSetting,
     on_end: Option<OnEnd>,
-    place: Held,
-    engine: Held,
+    place: HeldUntilEnd,
+    engine: HeldUntilEnd,
     /// `None` after the last event, or when its reader has gone.
     sink: Option<Sink>,
     is_started: bool,
@@ -203,7 +203,9 @@ impl RemoteAnswer {
         }
         if let Some(grammar) = &mut self.grammar {
             grammar.accept(id).map_err(|error| {
-                Error::RemoteRefused(format!("the remote engine's answer does not keep to the constraint: {error}"))
+                Error::RemoteRefused(format!(
+                    "the remote engine's answer does not keep to the constraint: {error}"
+                ))
             })?;
             if grammar.is_complete() {
                 return Ok(Some(Finish::Complete));

@@ -33,7 +33,7 @@ const PROBE_GRAMMAR: &str = "start: %json {\"type\": \"integer\"}\n"; // behind 
 
 /// What an engine says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostFacts {
+pub struct EngineHostFacts {
     pub kind: EngineKind,
     pub version: Option<String>,
     /// Name of the model there.
@@ -79,7 +79,7 @@ enum PartEnd {
 
 pub struct Host {
     pub http: EngineHttp,
-    facts: Mutex<Option<Arc<HostFacts>>>,
+    facts: Mutex<Option<Arc<EngineHostFacts>>>,
     takes_lark: OnceCell<bool>,
     num_running: AtomicUsize,
     /// When and why it was lost last.
@@ -116,7 +116,7 @@ impl Host {
         self.http.url().to_string()
     }
 
-    pub fn known_facts(&self) -> Option<Arc<HostFacts>> {
+    pub fn known_facts(&self) -> Option<Arc<EngineHostFacts>> {
         lock(&self.facts).clone()
     }
 
@@ -137,7 +137,7 @@ impl Host {
     ///
     /// # Errors
     /// Why it cannot be used.
-    pub async fn facts(&self, expected: &ExpectedModel) -> Result<Arc<HostFacts>, String> {
+    pub async fn facts(&self, expected: &ExpectedModel) -> Result<Arc<EngineHostFacts>, String> {
         if let Some(facts) = self.known_facts() {
             return Ok(facts);
         }
@@ -153,7 +153,7 @@ impl Host {
     }
 
     /// Returns whether the engine compiles grammars with llmctl's own library. It is asked once.
-    async fn takes_lark(&self, facts: &HostFacts, prompt: &[u32]) -> Result<bool, HttpFailure> {
+    async fn takes_lark(&self, facts: &EngineHostFacts, prompt: &[u32]) -> Result<bool, HttpFailure> {
         let asking = async || {
             if facts.kind != EngineKind::Vllm {
                 return Ok(false);
@@ -175,7 +175,7 @@ impl Host {
         &self,
         answer: &mut RemoteAnswer,
         spec: &EngineSpec,
-        (facts, cache_salt): (&HostFacts, Option<&str>),
+        (facts, cache_salt): (&EngineHostFacts, Option<&str>),
         cancel: &Notify,
     ) -> AttemptEnd {
         if let Err(error) = refusal::check(facts.kind, &answer.request) {
@@ -344,7 +344,7 @@ fn take(answer: &mut RemoteAnswer, chunk: &EngineChunk, is_first: bool) -> Optio
 fn body(
     answer: &RemoteAnswer,
     spec: &EngineSpec,
-    facts: &HostFacts,
+    facts: &EngineHostFacts,
     (takes_lark, cache_salt): (bool, Option<&str>),
 ) -> Value {
     let limits = &answer.request.limits;
@@ -366,7 +366,7 @@ fn body(
 }
 
 /// Asks an engine what it is, and compares its tokenizer with ours.
-async fn describe(http: &EngineHttp, expected: &ExpectedModel) -> Result<HostFacts, String> {
+async fn describe(http: &EngineHttp, expected: &ExpectedModel) -> Result<EngineHostFacts, String> {
     let listed = http.get("/v1/models").await.map_err(|failure| failure.to_string())?;
     let listed: Value = serde_json::from_str(&listed).map_err(|_| "it lists no models".to_owned())?;
     let models = listed["data"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -382,7 +382,7 @@ async fn describe(http: &EngineHttp, expected: &ExpectedModel) -> Result<HostFac
     let context = [&model["max_model_len"], &model["context_length"]].into_iter().find_map(Value::as_u64);
     let name = model["id"].as_str().ok_or("it lists a model without a name")?.to_owned();
     check_tokenizer(http, &name, &expected.probe_ids).await?;
-    Ok(HostFacts {
+    Ok(EngineHostFacts {
         kind,
         version: version(http, kind).await,
         model: name,

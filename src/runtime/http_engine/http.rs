@@ -60,9 +60,9 @@ pub struct EngineHttp {
 }
 
 /// The task that drives a connection; the connection is closed when this is dropped.
-struct Connection(JoinHandle<()>);
+struct EngineConnection(JoinHandle<()>);
 
-impl Drop for Connection {
+impl Drop for EngineConnection {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -117,10 +117,10 @@ impl EngineHttp {
         method: Method,
         path: &str,
         body: String,
-    ) -> Result<(Response<Incoming>, Connection), HttpFailure> {
+    ) -> Result<(Response<Incoming>, EngineConnection), HttpFailure> {
         let stream = self.connect().await.map_err(|error| HttpFailure::Unreachable(error.to_string()))?;
         let (mut sender, driver) = handshake(TokioIo::new(stream)).await.map_err(HttpFailure::broken)?;
-        let connection = Connection(tokio::spawn(async move {
+        let connection = EngineConnection(tokio::spawn(async move {
             let _ = driver.await; // the request reports its errors
         }));
         let mut request = Request::builder()
@@ -157,7 +157,7 @@ pub struct SseStream {
     body: Incoming,
     parser: SseParser,
     events: VecDeque<String>,
-    _connection: Connection,
+    _connection: EngineConnection,
 }
 
 impl SseStream {

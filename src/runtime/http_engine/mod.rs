@@ -32,7 +32,7 @@ use tokio::time::sleep;
 
 pub use self::address::EngineUrl;
 use self::answer::{AnswerSetting, OnEnd, RemoteAnswer};
-use self::host::{AttemptEnd, ExpectedModel, Host, HostFacts, RunningAt};
+use self::host::{AttemptEnd, EngineHostFacts, ExpectedModel, Host, RunningAt};
 use self::http::EngineHttp;
 pub use self::order::rendezvous_order;
 use self::sessions::RemoteSessions;
@@ -317,7 +317,7 @@ fn prepare(settings: &HttpEngineSettings) -> Result<(Arc<Shared>, TaskThread)> {
 fn describe_all(
     shared: &Arc<Shared>,
     tasks: &TaskThread,
-) -> Result<(RemoteEngineFacts, Vec<Arc<HostFacts>>)> {
+) -> Result<(RemoteEngineFacts, Vec<Arc<EngineHostFacts>>)> {
     let asked = Arc::clone(shared);
     let answers = tasks.ask(async move {
         let mut answers = Vec::new();
@@ -368,7 +368,7 @@ impl HttpEngine {
     }
 }
 
-fn remote_facts(answers: &[(String, Result<Arc<HostFacts>, String>)]) -> RemoteEngineFacts {
+fn remote_facts(answers: &[(String, Result<Arc<EngineHostFacts>, String>)]) -> RemoteEngineFacts {
     let mut facts = RemoteEngineFacts::default();
     for (name, answer) in answers {
         match answer {
@@ -383,7 +383,7 @@ fn remote_facts(answers: &[(String, Result<Arc<HostFacts>, String>)]) -> RemoteE
 }
 
 /// Returns the limits in force: the smallest of all engines, and of what was asked for.
-fn spec(settings: &HttpEngineSettings, known: &[Arc<HostFacts>]) -> Result<EngineSpec> {
+fn spec(settings: &HttpEngineSettings, known: &[Arc<EngineHostFacts>]) -> Result<EngineSpec> {
     let theirs = known.iter().filter_map(|facts| facts.context_tokens).min();
     let Some(most) = theirs.or(settings.most_context_tokens) else {
         let message = "neither the engine nor the model's files say how long it is; give --ctx".to_owned();

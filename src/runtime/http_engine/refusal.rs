@@ -33,9 +33,9 @@ pub fn needs_lark(request: &Request) -> bool {
     request.grammar.as_ref().is_some_and(|grammar| matches!(grammar.source(), GrammarSource::Lark(_)))
 }
 
-type Refusal = Option<(&'static str, String)>;
+type NamedRefusal = Option<(&'static str, String)>;
 
-fn sampling(kind: EngineKind, request: &Request) -> Refusal {
+fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
     let sampling = &request.sampling;
     if sampling.temperature == 0.0 || kind == EngineKind::Llmctl {
         return None; // a greedy choice knows no truncation
@@ -64,7 +64,7 @@ fn sampling(kind: EngineKind, request: &Request) -> Refusal {
     }
 }
 
-fn logprobs(kind: EngineKind, request: &Request) -> Refusal {
+fn logprobs(kind: EngineKind, request: &Request) -> NamedRefusal {
     let sampling = &request.sampling;
     let is_edited = sampling.repetition_penalty != 1.0
         || sampling.presence_penalty != 0.0
@@ -85,7 +85,7 @@ fn logprobs(kind: EngineKind, request: &Request) -> Refusal {
 }
 
 /// A limit on reasoning is kept by ending the generation and asking for the rest of the answer.
-fn reasoning(request: &Request) -> Refusal {
+fn reasoning(request: &Request) -> NamedRefusal {
     request.reasoning.as_ref()?;
     let sampling = &request.sampling;
     let beside = match () {
@@ -97,7 +97,7 @@ fn reasoning(request: &Request) -> Refusal {
     Some(("reasoning", format!("cannot keep a limit on the reasoning beside {beside}")))
 }
 
-fn others(kind: EngineKind, request: &Request) -> Refusal {
+fn others(kind: EngineKind, request: &Request) -> NamedRefusal {
     match kind {
         EngineKind::Sglang if needs_lark(request) => Some(("grammar", "takes no Lark grammar".to_owned())),
         _ => None,

@@ -184,7 +184,9 @@ fn structured(source: &GrammarSource, takes_lark: bool) -> Value {
 
 fn lark_of(source: &GrammarSource) -> Result<String, GrammarError> {
     Ok(match source {
-        GrammarSource::JsonObject => format!("start: %json {}\n", prepare_schema(&json!({"type": "object"}))?),
+        GrammarSource::JsonObject => {
+            format!("start: %json {}\n", prepare_schema(&json!({"type": "object"}))?)
+        }
         GrammarSource::JsonSchema(schema) => format!("start: %json {}\n", prepare_schema(schema)?),
         GrammarSource::Regex(regex) => format!("start: /{}/\n", between_slashes(regex)),
         GrammarSource::Lark(lark) => lark.clone(),

@@ -47,16 +47,21 @@ pub fn usage(usage: &Usage) -> Value {
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     });
-    if let Some(RemoteUsage { reports_cached }) = usage.remote {
-        json["engine"] = json!({
-            "remote": true, "same_bits": false, "restores_from_disk": false, "reports_cached_tokens": reports_cached,
-        });
+    if let Some(remote) = usage.remote {
+        json["engine"] = remote_json(remote);
     }
     if usage.drafted_tokens > 0 {
         json["completion_tokens_details"] = json!({});
         count_drafts(&mut json["completion_tokens_details"], usage);
     }
     json
+}
+
+/// Writes what a remote engine does not promise, and whether it reports what it had cached.
+pub fn remote_json(RemoteUsage { reports_cached }: RemoteUsage) -> Value {
+    json!({
+        "remote": true, "same_bits": false, "restores_from_disk": false, "reports_cached_tokens": reports_cached,
+    })
 }
 
 /// Adds OpenAI's counts of drafted tokens to the details of an answer's tokens. Without drafts there are none: clients
