@@ -143,7 +143,7 @@ fn chat(at: SocketAddr, more: &Value) -> Reply {
     )
 }
 
-/// Returns a stream after its first event.
+/// Returns a stream after its first text.
 fn ask_for_stream(at: SocketAddr, more: &Value) -> BufReader<TcpStream> {
     let mut body = json!({"session_id": "trip", "session_append": true, "temperature": 0});
     body.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
@@ -158,7 +158,8 @@ fn ask_for_stream(at: SocketAddr, more: &Value) -> BufReader<TcpStream> {
     .expect("it reads");
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
-    while !line.contains("\"content\":\"") {
+    // The first event has the role and no text yet.
+    while !line.contains("\"content\":\"") || line.contains("\"content\":\"\"") {
         line.clear();
         assert!(stream.read_line(&mut line).expect("UTF-8") > 0, "the stream has ended");
     }
