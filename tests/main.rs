@@ -53,6 +53,7 @@ mod quantized_products;
 mod qwen3_5_gguf;
 mod qwen3_next_gguf;
 mod real_models;
+mod remote_engine;
 mod same_answer;
 mod same_bits;
 mod serve_chat;

@@ -238,6 +238,10 @@ impl From<Error> for CommandError {
             Error::NotFinite(_) => {
                 (Kind::BadData, Some("the model's weights are probably damaged; fetch its files again"))
             }
+            Error::RemoteLost(_) => {
+                (Kind::Unavailable, Some("try again when the engine of --engine is back"))
+            }
+            Error::RemoteRefused(_) => (Kind::Failure, None),
             Error::InvalidState(_) | Error::Poisoned | Error::EngineGone => {
                 (Kind::Bug, Some("this is a bug; please report it with the command"))
             }

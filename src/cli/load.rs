@@ -4,6 +4,7 @@
 //! engine client into the [`Loaded`] model that the commands use.
 
 mod loaded;
+pub mod remote;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
@@ -62,6 +63,9 @@ const NO_MODEL: &str =
 /// `NotFound` if the reference cannot be resolved, `BadData` for damaged files, `Temporary` if the model does
 /// not fit.
 pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
+    if !args.remote.engine.is_empty() {
+        return remote::load(args, asked, terminal);
+    }
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -240,6 +244,9 @@ pub fn load_texts(
     asked: EngineOptions,
     terminal: &Terminal,
 ) -> Result<PreparedTexts, CommandError> {
+    if !args.remote.engine.is_empty() {
+        return Ok(remote::open(args, asked, terminal)?.0);
+    }
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -274,13 +281,18 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
     };
     let places = Places::from_environment();
     let resolved = find_or_download(reference, args, &places, terminal)?;
+    note_place(reference, &resolved, terminal);
+    Ok(resolved)
+}
+
+/// Reports the files of a reference, if they are not what the user typed.
+fn note_place(reference: &str, resolved: &Resolved, terminal: &Terminal) {
     let path = resolved.source.path();
     tracing::info!("{reference} is {}", path.display());
     // A path that the user typed needs no notice.
     if path != Path::new(reference) {
         terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
-    Ok(resolved)
 }
 
 /// Resolves `--draft-model`; `None` without one, or if no draft would be asked of it.
@@ -315,7 +327,9 @@ fn find_or_download(
     places: &Places,
     terminal: &Terminal,
 ) -> Result<Resolved, CommandError> {
-    let missing = match models::look_up(reference, places, &args.aliases) {
+    let only_texts = !args.remote.engine.is_empty();
+    let look_up = if only_texts { models::look_up_texts } else { models::look_up };
+    let missing = match look_up(reference, places, &args.aliases) {
         Ok(resolved) => return Ok(resolved),
         Err(error) => error,
     };
@@ -332,7 +346,7 @@ fn find_or_download(
         let hint = format!("{meant}{setting} forbids downloading it; `llmctl models` lists what you have");
         return Err(CommandError::from(missing).hint(hint));
     }
-    download::first_use(&hub, &args.fetch, places, terminal).map_err(|error| match &missing {
+    download::first_use(&hub, only_texts, &args.fetch, places, terminal).map_err(|error| match &missing {
         // The name may be a slip of one that is here.
         LoadError::UnknownModel { candidates, .. }
             if error.kind == Kind::NotFound && !candidates.is_empty() =>
@@ -341,7 +355,7 @@ fn find_or_download(
         }
         _ => error,
     })?;
-    models::find(reference, places, &args.aliases)
+    look_up(reference, places, &args.aliases).map_err(models::not_found)
 }
 
 /// Returns whether the flags mean the built-in model. An invalid reference is reported when it is loaded.

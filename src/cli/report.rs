@@ -11,6 +11,7 @@ use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
 pub use crate::runtime::units::bytes;
 use crate::runtime::{DraftModelUsage, Usage};
+use crate::serve::wire::answer::remote_json;
 
 /// `--output` of helper subcommands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -155,6 +156,9 @@ pub fn usage_json(usage: &Usage) -> Value {
     if usage.drafted_tokens > 0 {
         json["drafted_tokens"] = usage.drafted_tokens.into();
         json["accepted_tokens"] = usage.accepted_tokens.into();
+    }
+    if let Some(remote) = usage.remote {
+        json["engine"] = remote_json(remote);
     }
     if let Some(draft_model) = usage.draft_model {
         json["draft_model"] = json!(draft_model);

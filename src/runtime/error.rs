@@ -132,6 +132,14 @@ pub enum Error {
     #[error("the model's logits hold {0}")]
     NotFinite(#[serde(deserialize_with = "lasting")] Lasting),
 
+    /// A remote engine cannot be reached, or was lost in the middle of an answer; each with its address and the reason.
+    #[error("no remote engine answers: {0}")]
+    RemoteLost(String),
+
+    /// A remote engine has refused the request, or its answer breaks what was asked.
+    #[error("{0}")]
+    RemoteRefused(String),
+
     /// The engine has ended; it accepts no calls.
     #[error("the engine has stopped")]
     EngineGone,

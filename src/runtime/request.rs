@@ -302,6 +302,8 @@ pub enum ReuseReason {
     /// The engine that held the session was lost, and none of its KV was on disk. The server sets it when it moves a session to
     /// another engine.
     EngineLost,
+    /// A remote engine keeps the KV, and reports what it reused when it has answered.
+    RemoteEngine,
 }
 
 impl ReuseReason {
@@ -319,6 +321,7 @@ impl ReuseReason {
             ReuseReason::Restored => "restored",
             ReuseReason::PromptLogprobs => "prompt_logprobs",
             ReuseReason::EngineLost => "engine_lost",
+            ReuseReason::RemoteEngine => "remote_engine",
         }
     }
 }
@@ -378,6 +381,16 @@ pub struct Usage {
     pub accepted_tokens: usize,
     /// What a draft model came to; `None` if it was never asked.
     pub draft_model: Option<DraftModelUsage>,
+    /// Set if a remote engine has answered, which promises neither the same bits nor KV on this disk.
+    pub remote: Option<RemoteUsage>,
+}
+
+/// What a remote engine reports of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteUsage {
+    /// Whether it reports the prompt tokens that it had cached; else `cached_tokens` is 0 and means nothing.
+    pub reports_cached: bool,
 }
 
 /// The drafts of a draft model, which the totals of [`Usage`] contain.

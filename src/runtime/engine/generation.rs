@@ -451,6 +451,7 @@ impl Generation {
             drafted_tokens: self.drafts.totals().0,
             accepted_tokens: self.drafts.totals().1,
             draft_model: self.drafts.by_model(),
+            remote: None,
         };
         let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
         self.emit(events, Event::Done(outcome));

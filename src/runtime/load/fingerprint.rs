@@ -126,6 +126,15 @@ pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
     Ok(sha256(&[facts.to_string().as_bytes()]))
 }
 
+/// Identifies the texts of a model whose weights are elsewhere, in `path`: equal identities have equal token ids.
+///
+/// # Errors
+/// [`LoadError`] naming the file that cannot be read.
+pub fn texts_identity(path: &Path) -> Result<String, LoadError> {
+    let facts = json!({"sha256": folder(path)?, "weights": null});
+    Ok(sha256(&[facts.to_string().as_bytes()]))
+}
+
 /// Extends an identity by the active chat template, which determines what ids stand for in a conversation.
 pub fn with_template(identity: &str, template: Option<&str>) -> String {
     sha256(&[identity.as_bytes(), template.unwrap_or_default().as_bytes()])

@@ -44,7 +44,7 @@ pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
-pub use texts::TextFiles;
+pub use texts::{TextFiles, TextsAlone};
 
 use super::backend::PAGE_TOKENS;
 use super::backend::candle::{Candle, is_widened};

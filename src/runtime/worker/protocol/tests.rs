@@ -233,6 +233,7 @@ fn outcome(finish: Finish) -> Outcome {
                 accepted_tokens: 1,
                 stop: Some(DraftStop::Context),
             }),
+            remote: None,
         },
         timings: Timings {
             queue: Duration::ZERO,
