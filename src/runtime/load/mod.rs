@@ -45,7 +45,7 @@ pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
-use prediction::Block;
+use prediction::OwnBlock;
 pub use prediction::PredictionUse;
 pub use texts::TextFiles;
 
@@ -318,7 +318,7 @@ pub fn context_length(
 #[derive(Clone, Copy)]
 struct Drafters<'a> {
     draft: Option<&'a DraftFiles>,
-    block: Option<&'a Block>,
+    block: Option<&'a OwnBlock>,
 }
 
 /// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
@@ -545,7 +545,7 @@ struct DecoderWith<'a> {
     /// See [`fingerprint::identity`].
     identity: &'a str,
     /// Loaded with the model.
-    block: Option<&'a Block>,
+    block: Option<&'a OwnBlock>,
 }
 
 /// A model, and its block that predicts further tokens.

@@ -25,7 +25,7 @@ pub enum PredictionUse {
 }
 
 /// A block to load.
-pub struct Block {
+pub struct OwnBlock {
     pub layer: LayerConfig,
     weight_bytes: u64,
     kv_per_token: u64,
@@ -40,7 +40,7 @@ pub fn block(
     recognised: &Recognised,
     options: &LoadOptions,
     name: &str,
-) -> Result<Option<Block>, LoadError> {
+) -> Result<Option<OwnBlock>, LoadError> {
     let found = match recognised {
         _ if options.prediction == PredictionUse::Never => return Ok(None),
         Recognised::Native(description) => find(files, description, options)?,
@@ -63,14 +63,14 @@ fn find(
     files: &ModelFiles,
     Description { config, naming, prediction }: &Description,
     options: &LoadOptions,
-) -> Result<Option<Block>, LoadError> {
+) -> Result<Option<OwnBlock>, LoadError> {
     let num_layers = config.layers.len();
     let file = WeightFile::of_prediction(files.tensors(), naming, num_layers);
     let Some((layer, file)) = prediction.clone().zip(file) else { return Ok(None) };
     let weight_bytes = tensor_bytes(file.prediction_tensors(num_layers), config, options)?;
     let alone = DecoderConfig { layers: vec![layer.clone()], ..config.clone() };
     let page_bytes: usize = kv_groups(&alone, options.kv_type).iter().map(|group| group.page_bytes).sum();
-    Ok(Some(Block { layer, weight_bytes, kv_per_token: (page_bytes / PAGE_TOKENS) as u64 }))
+    Ok(Some(OwnBlock { layer, weight_bytes, kv_per_token: (page_bytes / PAGE_TOKENS) as u64 }))
 }
 
 /// Returns what to say of a file with blocks that llmctl cannot compute.
@@ -91,7 +91,7 @@ pub fn unused(files: &ModelFiles, recognised: &Recognised) -> Result<Option<Noti
     }
 }
 
-impl Block {
+impl OwnBlock {
     /// Adds the memory of the block, with a context of `context` tokens, to that of the model.
     pub fn add_demand(&self, model: Demand, options: &LoadOptions, context: usize) -> Demand {
         // KV memory that the user gives is the model's alone.
