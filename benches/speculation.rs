@@ -253,23 +253,24 @@ fn load_plain(path: &str, options: &Options, script_len: usize) -> LoadedModel {
     load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads")
 }
 
+struct ScriptedModels {
+    model: Box<dyn Model>,
+    block: Option<Box<dyn Model>>,
+    vocabulary: Arc<Tokenizer>,
+}
+
 /// The model as scripted, and its own block, which tells `right` tokens of a hundred.
-fn load_scripted(
-    path: &str,
-    options: &Options,
-    script: &[u32],
-    right: usize,
-) -> (Box<dyn Model>, Option<Box<dyn Model>>, Arc<Tokenizer>) {
+fn load_scripted(path: &str, options: &Options, script: &[u32], right: usize) -> ScriptedModels {
     let loaded = load_plain(path, options, script.len());
     let model = Box::new(Scripted::new(loaded.model, script, 100));
     let block =
         loaded.draft.map(|draft| Box::new(Scripted::new(draft.model, script, right)) as Box<dyn Model>);
-    (model, block, loaded.texts.tokenizer)
+    ScriptedModels { model, block, vocabulary: loaded.texts.tokenizer }
 }
 
 /// An engine, and with drafts the model's own block, which tells `right` tokens of a hundred.
 fn engine(options: &Options, script: &[u32], speculation: Speculation, right: usize) -> Engine {
-    let (model, block, vocabulary) = load_scripted(&options.model, options, script, right);
+    let ScriptedModels { model, block, vocabulary } = load_scripted(&options.model, options, script, right);
     let config = EngineConfig { speculation, ..EngineConfig::new(script.len() + 64, Vec::new()) };
     let mut engine = Engine::new(model, vocabulary, config).expect("valid");
     let block = block.filter(|_| speculation != Speculation::Off);
@@ -306,7 +307,7 @@ fn compare(name: &str, engines: &mut [Engine; 2], options: &Options, prompt: &[u
 fn compare_drafted(draft: &str, options: &Options, vocab_size: usize) {
     let own = draft == "mtp";
     let path = if own { &options.model } else { draft };
-    let draft_vocab = load_scripted(path, options, &[0; 64], 100).0.spec().vocab_size;
+    let draft_vocab = load_scripted(path, options, &[0; 64], 100).model.spec().vocab_size;
     let (prompt, answer) = prose(vocab_size.min(draft_vocab) & !1);
     let answer = &answer[..answer.len().min(400)];
     let script = [&prompt[..], answer].concat();

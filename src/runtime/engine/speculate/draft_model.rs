@@ -385,17 +385,13 @@ impl DraftModel {
         (self.clock)().saturating_sub(begun).as_secs_f64()
     }
 
-    fn ask<'a>(&self, followed: Followed<'a>, len: usize) -> Ask<'a> {
-        let Followed { track, text, .. } = &followed;
+    fn ask<'a>(&self, mut followed: Followed<'a>, len: usize) -> Ask<'a> {
+        let Followed { track, text, .. } = &mut followed;
         let (lacking, hidden) = match self.drafter {
-            ModelDrafter::DraftModel => (Vec::new(), Vec::new()),
+            ModelDrafter::DraftModel => (track.align(*text), Vec::new()),
             ModelDrafter::PredictionBlock => track.unread(*text, usize::MAX),
         };
-        let mut ask = Ask { followed, lacking, hidden, len, chance: 1.0 };
-        if self.drafter == ModelDrafter::DraftModel {
-            ask.lacking = ask.followed.track.align(ask.followed.text);
-        }
-        ask
+        Ask { followed, lacking, hidden, len, chance: 1.0 }
     }
 }
 

@@ -245,4 +245,33 @@ mod tests {
         feed(&mut track, &[1, 15, 16, 17, 18, 19, 20, 99]);
         assert_eq!(lacking(&mut track, &(0..23).collect::<Vec<_>>(), 22), [21, 22]);
     }
+
+    #[test]
+    fn a_block_reads_the_latest_hidden_states_without_gaps() {
+        let pool = PagePool::without_index(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], 64);
+        let text: Vec<u32> = (0..400).collect();
+        let known = |len: usize| KnownText { resident: &text[..len - 1], following: &text[len - 1..len] };
+        let hidden = |positions: Range<usize>| -> Vec<f32> {
+            positions.flat_map(|position| [position as f32; 2]).collect()
+        };
+        let mut track = DraftTrack::default();
+        track.note_hidden(0, 3, &hidden(0..3));
+        track.begin_block(Sequence::new(&pool));
+        assert_eq!(track.align_block(known(4)), 3);
+        assert_eq!(track.align_block(known(5)), 0, "a token without a hidden state before it is known");
+        assert_eq!(track.unread(known(4), 2), (vec![1, 2], hidden(0..2)));
+        feed(&mut track, &[1, 2]);
+        track.note_read(2);
+        feed(&mut track, &[90]);
+        track.note_hidden(3, 1, &hidden(3..4));
+        assert_eq!(track.align_block(known(5)), 2);
+        assert_eq!(track.sequence().expect("begun").known(), [1, 2], "what was drafted is removed");
+        assert_eq!(track.unread(known(5), 9), (vec![3, 4], hidden(2..4)));
+        track.note_hidden(40, 2, &hidden(40..42));
+        assert_eq!(track.unread(known(43), 9), (vec![41, 42], hidden(40..42)), "behind a gap");
+        track.note_hidden(42, 300, &hidden(42..342));
+        assert_eq!(track.align_block(known(343)), MAX_UNREAD);
+        track.skip_unread(1);
+        assert_eq!(track.unread(known(343), 9), (vec![342], hidden(341..342)));
+    }
 }
