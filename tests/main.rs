@@ -47,6 +47,7 @@ mod oracle;
 mod packed;
 mod parity_table;
 mod phi3_gguf;
+mod prediction_block;
 mod quant_types;
 mod quantize;
 mod quantized_products;

@@ -304,8 +304,9 @@ pub struct EngineArgs {
 
     /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
     ///
-    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model, and are as long as
-    /// pays by the times measured. The answer is the same, bit by bit.
+    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model or from the block for
+    /// multi-token prediction in the model's own file (Qwen 3.5), and are as long as pays by the times measured. The answer is
+    /// the same, bit by bit.
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 }
@@ -322,6 +323,8 @@ pub enum SpeculateArg {
     Ngram,
     /// --draft-model alone
     Draft,
+    /// The model's own block for multi-token prediction alone
+    Mtp,
 }
 
 impl From<SpeculateArg> for Speculation {
@@ -331,6 +334,7 @@ impl From<SpeculateArg> for Speculation {
             SpeculateArg::Auto => Speculation::Auto,
             SpeculateArg::Ngram => Speculation::Ngram,
             SpeculateArg::Draft => Speculation::Draft,
+            SpeculateArg::Mtp => Speculation::Mtp,
         }
     }
 }

@@ -265,6 +265,9 @@ impl From<LoadError> for CommandError {
             LoadError::DraftModel { .. } => {
                 (Kind::Usage, Some("give a smaller model of the same family with --draft-model".to_owned()))
             }
+            LoadError::NoPrediction { .. } => {
+                (Kind::Usage, Some("leave --speculate out: drafts then come from what there is".to_owned()))
+            }
             LoadError::OutOfMemory(_) => (Kind::Temporary, None),
             LoadError::Device(_) => (Kind::Failure, None),
             LoadError::Io { .. } => (Kind::Io, None),

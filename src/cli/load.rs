@@ -29,7 +29,7 @@ use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
     self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedDraft,
-    LoadedModel, ModelFiles, ModelTexts, PanelPlace, kept_panels, open_device,
+    LoadedModel, ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
 };
 use crate::runtime::machine::{Cores, default_threads};
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
@@ -75,6 +75,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let mut loaded = load_files(&resolved, draft.as_ref(), &options, terminal)?;
     set_tokens(args, &mut loaded.texts)?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
+    loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
         let ids: std::collections::BTreeSet<_> = ends.iter().collect();
         let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
@@ -121,7 +122,7 @@ pub fn load_files(
     Ok(loaded)
 }
 
-/// Says with `-v` what memory the draft model takes.
+/// Says with `-v` what memory the draft model, or the model's own block, takes.
 fn report_draft(
     model: &ModelSpec,
     draft: Option<&LoadedDraft>,
@@ -131,8 +132,10 @@ fn report_draft(
     let Some(draft) = draft else { return Ok(()) };
     let spec = EngineSpec::new(model.clone(), config.clone())?;
     let kv_memory = spec.for_draft_model(draft.model.spec())?.kv_memory as u64;
-    let (name, weights) = (&draft.name, bytes(draft.weight_bytes));
-    terminal.detail(&format!("draft model {name}: {weights} of weights, up to {} of KV", bytes(kv_memory)));
+    let (kv_memory, weights) = (bytes(kv_memory), bytes(draft.weight_bytes));
+    let drafter =
+        draft.name.as_ref().map_or("prediction block".to_owned(), |name| format!("draft model {name}"));
+    terminal.detail(&format!("{drafter}: {weights} of weights, up to {kv_memory} of KV"));
     Ok(())
 }
 
@@ -313,7 +316,7 @@ pub fn resolve_draft(
             _ => Ok(None),
         };
     };
-    if matches!(speculation, Speculation::Off | Speculation::Ngram) {
+    if matches!(speculation, Speculation::Off | Speculation::Ngram | Speculation::Mtp) {
         terminal.detail("the draft model is not loaded: --speculate asks for none");
         return Ok(None);
     }
@@ -423,6 +426,13 @@ pub fn options(
         kv_memory: asked.kv_memory,
         available_memory,
         packed: packed_place(asked, &Places::from_environment()),
+        prediction: match asked.speculation {
+            Speculation::Mtp => PredictionUse::Required,
+            Speculation::Auto | Speculation::Always(_) if args.draft_model.is_none() => {
+                PredictionUse::IfPresent
+            }
+            _ => PredictionUse::Never,
+        },
     })
 }
 

@@ -140,9 +140,9 @@ pub fn drafts(usage: &Usage, refuses_drafts: bool) -> String {
 }
 
 fn by_draft_model(usage: DraftModelUsage) -> String {
-    let DraftModelUsage { drafted_tokens, accepted_tokens, stop } = usage;
+    let DraftModelUsage { drafter, drafted_tokens, accepted_tokens, stop } = usage;
     let stop = stop.map_or(String::new(), |stop| format!(", then none: {stop}"));
-    format!("; by the draft model {accepted_tokens} of {drafted_tokens}{stop}")
+    format!("; by {} {accepted_tokens} of {drafted_tokens}{stop}", drafter.name())
 }
 
 /// Returns OpenAI's usage object.

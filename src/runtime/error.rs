@@ -312,6 +312,10 @@ pub enum LoadError {
     #[error("draft model {draft} cannot draft for {model}: {message}")]
     DraftModel { draft: String, model: String, message: String },
 
+    /// No block of the model's file can predict further tokens.
+    #[error("{model} cannot draft for itself: {message}")]
+    NoPrediction { model: String, message: String },
+
     /// The device cannot be used.
     #[error("{0}")]
     Device(String),

@@ -50,8 +50,8 @@ pub use llmctl_kernel as kernel;
 pub use notice::Notice;
 pub use request::{
     Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS,
-    Outcome, Overflow, RemoteUsage, Request, Reuse, ReuseReason, SAMPLING, Sampling, SamplingNumber,
-    SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
+    ModelDrafter, Outcome, Overflow, RemoteUsage, Request, Reuse, ReuseReason, SAMPLING, Sampling,
+    SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity, Speculation};

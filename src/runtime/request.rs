@@ -379,7 +379,7 @@ pub struct Usage {
     pub drafted_tokens: usize,
     /// Those of them that were sampled then.
     pub accepted_tokens: usize,
-    /// What a draft model came to; `None` if it was never asked.
+    /// What a draft model, or the model's own block, came to; `None` if it was never asked.
     pub draft_model: Option<DraftModelUsage>,
     /// Set if a remote engine has answered, which promises neither the same bits nor KV on this disk.
     pub remote: Option<RemoteUsage>,
@@ -393,10 +393,37 @@ pub struct RemoteUsage {
     pub reports_cached: bool,
 }
 
-/// The drafts of a draft model, which the totals of [`Usage`] contain.
+/// What computes drafts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelDrafter {
+    #[default]
+    DraftModel,
+    /// The block of the model's own file that predicts further tokens.
+    PredictionBlock,
+}
+
+impl ModelDrafter {
+    /// Returns its name for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelDrafter::DraftModel => "the draft model",
+            ModelDrafter::PredictionBlock => "the prediction block",
+        }
+    }
+
+    fn is_draft_model(&self) -> bool {
+        *self == ModelDrafter::DraftModel
+    }
+}
+
+/// The drafts of a draft model or a block, which the totals of [`Usage`] contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftModelUsage {
+    /// Absent for a draft model.
+    #[serde(default, skip_serializing_if = "ModelDrafter::is_draft_model")]
+    pub drafter: ModelDrafter,
     pub drafted_tokens: usize,
     pub accepted_tokens: usize,
     /// Why it drafted nothing from some token on.
@@ -424,7 +451,9 @@ impl Usage {
         self.drafted_tokens += other.drafted_tokens;
         self.accepted_tokens += other.accepted_tokens;
         if let Some(other) = other.draft_model {
-            let sum = self.draft_model.get_or_insert_default();
+            let drafter = other.drafter;
+            let sum =
+                self.draft_model.get_or_insert(DraftModelUsage { drafter, ..DraftModelUsage::default() });
             sum.drafted_tokens += other.drafted_tokens;
             sum.accepted_tokens += other.accepted_tokens;
             sum.stop = sum.stop.or(other.stop);

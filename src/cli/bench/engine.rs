@@ -559,7 +559,7 @@ fn start(
     let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
     let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
-    let draft_name = loaded.draft.as_ref().map(|draft| draft.name.clone());
+    let draft_name = loaded.draft.as_ref().and_then(|draft| draft.name.clone());
     let models = (loaded.model, loaded.draft.map(|draft| draft.model));
     let handle = load::start_engine(models, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());

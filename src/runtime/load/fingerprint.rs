@@ -85,7 +85,7 @@ fn fingerprint_as(
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
-    // only affect `context_length`; the device is in `backend`.
+    // only affect `context_length`; the device is in `backend`. A block that drafts changes no bit of the model's.
     let LoadOptions {
         device: _,
         dtype,
@@ -95,6 +95,7 @@ fn fingerprint_as(
         kv_memory: _,
         available_memory: _,
         packed: _,
+        prediction: _,
     } = options;
     let facts = json!({
         "scheme": SCHEME,
