@@ -179,6 +179,8 @@ struct TurnMetrics {
     generated_tokens: PerEngine<Counter>,
     drafted_tokens: PerEngine<Counter>,
     accepted_tokens: PerEngine<Counter>,
+    /// Those of a draft model or of the model's own block.
+    computed_drafts: [PerEngine<Counter>; 2],
     first_token: Times,
     inter_token: Times,
     total: Times,
@@ -199,6 +201,7 @@ impl TurnMetrics {
             generated_tokens: Family::default(),
             drafted_tokens: Family::default(),
             accepted_tokens: Family::default(),
+            computed_drafts: Default::default(),
             first_token: latency(),
             inter_token: Times::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
             total: latency(),
@@ -219,7 +222,7 @@ impl TurnMetrics {
             &self.drafted_tokens,
             &self.accepted_tokens,
         ];
-        counts.iter().for_each(|count| drop(count.get_or_create(&labels)));
+        counts.into_iter().chain(&self.computed_drafts).for_each(|count| drop(count.get_or_create(&labels)));
         let times =
             [&self.first_token, &self.inter_token, &self.total, &self.queue, &self.prefill, &self.decode];
         times.iter().for_each(|times| drop(times.get_or_create(&labels)));
@@ -247,6 +250,10 @@ impl TurnMetrics {
         count(&self.generated_tokens, usage.completion_tokens);
         count(&self.drafted_tokens, usage.drafted_tokens);
         count(&self.accepted_tokens, usage.accepted_tokens);
+        if let Some(drafts) = usage.draft_model {
+            count(&self.computed_drafts[0], drafts.drafted_tokens);
+            count(&self.computed_drafts[1], drafts.accepted_tokens);
+        }
         let observe =
             |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
         timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
@@ -369,6 +376,14 @@ impl Metrics {
         r.register("llmctl_turns_started", "Turns by why as much of their prompt was reused", resumed);
         let restored = turns.restored_tokens.clone();
         r.register("llmctl_restored_tokens", "Prompt tokens whose KV was read from disk", restored);
+        let [drafted, accepted] = turns.computed_drafts.clone();
+        let by = "a draft model or the model's own prediction block";
+        r.register("llmctl_computed_draft_tokens", format!("Tokens drafted by {by}"), drafted);
+        r.register(
+            "llmctl_computed_accepted_tokens",
+            format!("Accepted ones of those drafted by {by}"),
+            accepted,
+        );
     }
 
     fn register_vllm(&self, r: &mut Registry) {
@@ -437,7 +452,7 @@ fn to_text(open_metrics: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{EngineLoad, Timings, Usage};
+    use crate::runtime::{DraftModelUsage, EngineLoad, Timings, Usage};
 
     #[test]
     fn both_formats_name_a_metric_alike() {
@@ -483,7 +498,10 @@ mod tests {
     fn drafts_are_counted_under_vllms_names() {
         let metrics = Metrics::default();
         metrics.register_model("m", 1);
-        let usage = Usage { drafted_tokens: 9, accepted_tokens: 7, ..Usage::default() };
+        let by_model =
+            DraftModelUsage { drafted_tokens: 5, accepted_tokens: 4, ..DraftModelUsage::default() };
+        let usage =
+            Usage { drafted_tokens: 9, accepted_tokens: 7, draft_model: Some(by_model), ..Usage::default() };
         let outcome = Outcome { finish: Finish::MaxTokens, usage, timings: Timings::default(), seed: 1 };
         let request_id = "r".to_owned();
         let inter_token = Vec::new();
@@ -500,6 +518,8 @@ mod tests {
         for expected in [
             format!("vllm:spec_decode_num_draft_tokens_total{labels} 9\n"),
             format!("vllm:spec_decode_num_accepted_tokens_total{labels} 7\n"),
+            format!("llmctl_computed_draft_tokens_total{labels} 5\n"),
+            format!("llmctl_computed_accepted_tokens_total{labels} 4\n"),
         ] {
             assert!(text.contains(&expected), "{expected} in\n{text}");
         }
