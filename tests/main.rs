@@ -13,6 +13,7 @@ mod config;
 mod conversation;
 mod deepseek_gguf;
 mod dialects;
+mod docs;
 mod engine;
 mod engine_models;
 mod engine_queue;
