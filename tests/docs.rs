@@ -284,7 +284,7 @@ fn table_of(name: &str, command: &clap::Command, page: &mut String) {
     }
     for option in options {
         let value = option.get_value_names().filter(|_| option.get_action().takes_values());
-        let value = value.map_or(String::new(), |names| format!(" {}", names.join(" ")));
+        let value = value.map_or(String::new(), |names| format!(" {}", names.join(" ").replace('|', "\\|")));
         let defaults: Vec<_> =
             option.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
         let default = match defaults.is_empty() || !option.get_action().takes_values() {

@@ -390,4 +390,22 @@ fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
     let mut quick = start(&["chat", "--yes", "--model", "org/guide"]);
     quick.expect("/4,096 > ").expect("no question");
     assert!(user.hub.seen().is_empty());
+
+    // Nothing names a model: some that fit are offered, and the one that is chosen is asked for without another question.
+    let mut offered = start(&["chat", "--ephemeral"]);
+    offered.expect("models for this machine").expect("the menu");
+    offered.expect("number, or Enter for guide:").expect("the question");
+    offered.send("7\r").expect("typed");
+    offered.expect("a number from 1 to 3, or Enter").expect("the refusal");
+    offered.expect("number, or Enter for guide:").expect("the question again");
+    offered.send("\r").expect("typed");
+    offered.expect("/4,096 > ").expect("guide answers");
+    drop(offered);
+    user.hub.forget();
+    let mut chosen = start(&["chat", "--ephemeral"]);
+    chosen.expect("number, or Enter for guide:").expect("the question");
+    chosen.send("1\r").expect("typed");
+    chosen.expect("next time: llmctl chat --model").expect("how to name it");
+    chosen.expect("error:").expect("the test's hub does not have it");
+    assert!(!user.hub.seen().is_empty(), "the hub was asked");
 }

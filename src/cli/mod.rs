@@ -38,6 +38,7 @@ pub mod serve;
 pub mod sessions;
 pub mod signal;
 mod slow_cpu;
+mod starter;
 pub mod template_cmd;
 pub mod terminal;
 mod think;
@@ -71,7 +72,6 @@ use variables::with_variables;
     name = "llmctl",
     version,
     subcommand_required = true,
-    arg_required_else_help = true,
     after_help = "`llmctl help COMMAND` has examples, exit codes, files and environment.",
     after_long_help = LONG_HELP,
 )]
@@ -143,12 +143,24 @@ Files:
   $XDG_DATA_HOME/llmctl/sessions/        saved conversations
   $XDG_STATE_HOME/llmctl/history         what was typed in chat";
 
+/// Message for a command line without arguments.
+const FIRST_STEPS: &str = "\
+llmctl runs large language models on this machine. Next:
+  llmctl chat                                    talk; without a model it offers some that fit this machine
+  llmctl run \"How do I save a conversation?\"    one answer, from the demo model in the binary
+  llmctl serve --model ORG/REPO                  OpenAI's and Anthropic's interfaces on http://127.0.0.1:8484
+  llmctl help                                    all commands";
+
 /// Runs the program. `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
     if completions::answer(&args) {
         return ExitCode::SUCCESS;
     }
     let color = peek_color(&args);
+    if args.len() <= 1 {
+        Terminal::new(color, 0, false).note(FIRST_STEPS);
+        return ExitCode::from(Exit::from(Kind::Usage).code());
+    }
     let result = std::panic::catch_unwind(|| parse_and_run(args, color));
     // The hook has printed the panic's message.
     let exit = result.unwrap_or_else(|_| {

@@ -22,7 +22,8 @@ fn help_and_version_go_to_stdout_and_no_command_is_a_usage_error() {
     let version = llmctl(&["--version"]);
     assert_eq!(version.check(0, "").stdout, concat!("llmctl ", env!("CARGO_PKG_VERSION"), "\n"));
     let none = llmctl(&[]);
-    assert_eq!(none.check(2, "Usage: llmctl").stdout, "");
+    assert_eq!(none.check(2, "llmctl chat ").stdout, "");
+    assert_eq!(none.stderr.lines().count(), 5, "{}", none.stderr);
 }
 
 #[test]

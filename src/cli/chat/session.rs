@@ -24,6 +24,7 @@ use crate::cli::resume;
 use crate::cli::run::note_system;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
+use crate::cli::starter;
 use crate::cli::terminal::Terminal;
 use crate::cli::think::Think;
 use crate::runtime::load::builtin::GUIDE;
@@ -64,8 +65,12 @@ impl<'a> Chat<'a> {
         let wanted = wanted_session(&args, places)?;
         // Before the model is loaded, so that a session in use is refused at once.
         let opened = wanted.as_ref().map_or(Ok(None), |name| open_if_there(name, places))?;
-        if let Some(writer) = &opened {
-            args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
+        match &opened {
+            Some(writer) => {
+                args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
+            }
+            None if args.prompt.message.is_none() => starter::offer(&mut args.model, places, terminal)?,
+            None => {}
         }
         let input = LineInput::open(terminal, places.state.as_deref())?;
         let ChatArgs { model, engine, screen, session, .. } = args;
