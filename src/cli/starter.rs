@@ -5,7 +5,7 @@
 
 use super::args::ModelArgs;
 use super::download::forbidden_by;
-use super::error::CommandError;
+use super::error::{CommandError, Kind};
 use super::places::Places;
 use super::question::{self, TypedAnswer};
 use super::report::columns;
@@ -95,7 +95,8 @@ pub fn offer(model: &mut ModelArgs, places: &Places, terminal: &Terminal) -> Res
     let offered = suitable(places.hub_paths().memory);
     terminal.note(menu(offered));
     loop {
-        let TypedAnswer::Line(line) = question::ask("number, or Enter for guide:", || false)? else {
+        let answer = question::ask("number, or Enter for guide:", || false);
+        let TypedAnswer::Line(line) = answer.map_err(|error| CommandError::new(Kind::Io, error))? else {
             return Ok(());
         };
         match choice(&line, offered) {
