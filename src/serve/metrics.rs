@@ -55,7 +55,12 @@ impl KvBlocks {
     /// Counts the pages of full attention that fit, if all memory of KV were theirs; of all layers where none has it.
     pub fn of(spec: &EngineSpec) -> Self {
         let bytes = |is_counted: fn(KvKind) -> bool| -> usize {
-            spec.model.groups.iter().filter(|group| is_counted(group.kind)).map(|group| group.page_bytes).sum()
+            spec.model
+                .groups
+                .iter()
+                .filter(|group| is_counted(group.kind))
+                .map(|group| group.page_bytes)
+                .sum()
         };
         let block_bytes = match bytes(|kind| kind == KvKind::Full) {
             0 => bytes(|_| true),

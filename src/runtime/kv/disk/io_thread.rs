@@ -7,10 +7,10 @@
 use std::io;
 use std::time::SystemTime;
 
-use super::{MissingReason, PageUse};
 use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
+use super::{MissingReason, PageUse};
 use crate::runtime::notice::Notice;
 use crate::runtime::tensor::SharedBytes;
 

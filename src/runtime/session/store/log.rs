@@ -138,7 +138,9 @@ impl<F: LogFile> Log<F> {
         if num_bytes == expected {
             return Ok(());
         }
-        let message = format!("another process has written to the file: it has {num_bytes} bytes instead of {expected}");
+        let message = format!(
+            "another process has written to the file: it has {num_bytes} bytes instead of {expected}"
+        );
         Err(io::Error::other(message))
     }
 
