@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions};
+use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, PredictionUse};
 use llmctl::runtime::model::{Batch, Model, Row};
 
 /// Rows of a step of a prompt.
@@ -100,6 +100,7 @@ fn main() {
         kv_memory: None,
         available_memory: None,
         packed: None,
+        prediction: PredictionUse::Never,
     };
     let source = ModelSource::Gguf(model.clone().into());
     let resolved = Resolved::new(model.clone(), source);

@@ -13,7 +13,9 @@ use std::sync::Arc;
 
 use llmctl::runtime::kv::PageRef;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, Dtype, KvType, LoadOptions};
+use llmctl::runtime::load::{
+    self, CpuOptions, Device, Dtype, KvType, LoadOptions, LoadedModel, PredictionUse,
+};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
 use llmctl::runtime::tensor::SharedBytes;
 use llmctl::runtime::text::Tokenizer;
@@ -25,12 +27,36 @@ const PROSE: &str = include_str!("../ARCHITECTURE.md");
 /// Parts of the tokens that a draft model expects, in percent.
 const RIGHT: [usize; 4] = [0, 60, 80, 95];
 
-/// A model whose sequence goes on as written, whatever it computes.
+/// A model whose sequence goes on as written, whatever it computes. The hidden state of a row, which a prediction block reads, begins
+/// with the row's position in the script.
 struct Scripted {
     model: Box<dyn Model>,
     script: Vec<u32>,
     /// Tokens of a hundred that it tells right.
     right: usize,
+    hidden: Vec<f32>,
+}
+
+impl Scripted {
+    fn new(model: Box<dyn Model>, script: &[u32], right: usize) -> Self {
+        Self { model, script: script.to_vec(), right, hidden: Vec::new() }
+    }
+
+    /// Replaces the logits of rows at `positions` of the script.
+    fn tell(&mut self, batch: &Batch<'_>, positions: &[usize], logits: &mut Logits) {
+        let wanted = batch.rows.iter().zip(positions).filter(|(row, _)| row.wants_logits);
+        for ((_, &position), values) in wanted.zip(logits.values.chunks_exact_mut(logits.vocab_size)) {
+            let next = self.script.get(position + 1).copied().unwrap_or_default();
+            let next = if is_right(position, self.right) { next } else { next ^ 1 };
+            values[next as usize] = 1e9;
+        }
+        self.hidden.clear();
+        self.hidden.extend_from_slice(self.model.hidden());
+        let width = self.hidden.len() / positions.len();
+        for (row, &position) in self.hidden.chunks_exact_mut(width.max(1)).zip(positions) {
+            row[0] = position as f32;
+        }
+    }
 }
 
 /// Returns whether the token at a position is among so many of a hundred, spread as by chance.
@@ -46,13 +72,25 @@ impl Model for Scripted {
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
         let mut logits = self.model.forward(batch)?;
-        let wanted = batch.rows.iter().filter(|row| row.wants_logits);
-        for (row, values) in wanted.zip(logits.values.chunks_exact_mut(logits.vocab_size)) {
-            let next = self.script.get(row.position + 1).copied().unwrap_or_default();
-            let next = if is_right(row.position, self.right) { next } else { next ^ 1 };
-            values[next as usize] = 1e9;
-        }
+        let positions: Vec<usize> = batch.rows.iter().map(|row| row.position).collect();
+        self.tell(batch, &positions, &mut logits);
         Ok(logits)
+    }
+
+    fn hidden_width(&self) -> Option<usize> {
+        self.model.hidden_width()
+    }
+
+    fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits> {
+        let mut logits = self.model.predict(batch, hidden)?;
+        let before = hidden.chunks_exact(hidden.len() / batch.rows.len());
+        let positions: Vec<usize> = before.map(|row| row[0] as usize + 1).collect();
+        self.tell(batch, &positions, &mut logits);
+        Ok(logits)
+    }
+
+    fn hidden(&self) -> &[f32] {
+        &self.hidden
     }
 
     fn reuse(&mut self, logits: Logits) {
@@ -194,33 +232,50 @@ fn options() -> Options {
     options
 }
 
-fn load_scripted(
-    path: &str,
-    options: &Options,
-    script: &[u32],
-    right: usize,
-) -> (Box<dyn Model>, Arc<Tokenizer>) {
+fn load_plain(path: &str, options: &Options, script_len: usize) -> LoadedModel {
     let is_folder = std::path::Path::new(path).is_dir();
     let source = if is_folder { ModelSource::Folder } else { ModelSource::Gguf };
     let load_options = LoadOptions {
         device: Device::Cpu(CpuOptions::new(options.threads)),
         dtype: None,
         quantize: is_folder.then_some(Dtype::Q4_0),
-        context: Some(script.len() + 64),
+        context: Some(script_len + 64),
         kv_type: KvType::F16,
         kv_memory: None,
         available_memory: None,
         packed: None,
+        prediction: match options.draft.as_deref() {
+            Some("mtp") => PredictionUse::Required,
+            _ => PredictionUse::Never,
+        },
     };
     let resolved = Resolved::new(path.to_owned(), source(path.into()));
-    let loaded = load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads");
-    (Box::new(Scripted { model: loaded.model, script: script.to_vec(), right }), loaded.texts.tokenizer)
+    load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads")
 }
 
-fn engine(options: &Options, script: &[u32], speculation: Speculation) -> Engine {
-    let (model, vocabulary) = load_scripted(&options.model, options, script, 100);
+struct ScriptedModels {
+    model: Box<dyn Model>,
+    block: Option<Box<dyn Model>>,
+    vocabulary: Arc<Tokenizer>,
+}
+
+/// The model as scripted, and its own block, which tells `right` tokens of a hundred.
+fn load_scripted(path: &str, options: &Options, script: &[u32], right: usize) -> ScriptedModels {
+    let loaded = load_plain(path, options, script.len());
+    let model = Box::new(Scripted::new(loaded.model, script, 100));
+    let block =
+        loaded.draft.map(|draft| Box::new(Scripted::new(draft.model, script, right)) as Box<dyn Model>);
+    ScriptedModels { model, block, vocabulary: loaded.texts.tokenizer }
+}
+
+/// An engine, and with drafts the model's own block, which tells `right` tokens of a hundred.
+fn engine(options: &Options, script: &[u32], speculation: Speculation, right: usize) -> Engine {
+    let ScriptedModels { model, block, vocabulary } = load_scripted(&options.model, options, script, right);
     let config = EngineConfig { speculation, ..EngineConfig::new(script.len() + 64, Vec::new()) };
-    Engine::new(model, vocabulary, config).expect("valid")
+    let mut engine = Engine::new(model, vocabulary, config).expect("valid");
+    let block = block.filter(|_| speculation != Speculation::Off);
+    block.into_iter().for_each(|block| engine.set_draft_model(block).expect("a block"));
+    engine
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -250,21 +305,26 @@ fn compare(name: &str, engines: &mut [Engine; 2], options: &Options, prompt: &[u
 
 /// Prose with a draft model that is right for so many tokens of a hundred.
 fn compare_drafted(draft: &str, options: &Options, vocab_size: usize) {
-    let draft_vocab = load_scripted(draft, options, &[0; 64], 100).0.spec().vocab_size;
+    let own = draft == "mtp";
+    let path = if own { &options.model } else { draft };
+    let draft_vocab = load_scripted(path, options, &[0; 64], 100).model.spec().vocab_size;
     let (prompt, answer) = prose(vocab_size.min(draft_vocab) & !1);
     let answer = &answer[..answer.len().min(400)];
     let script = [&prompt[..], answer].concat();
     for right in RIGHT {
-        let mut engines = [Speculation::Off, Speculation::Auto].map(|mode| engine(options, &script, mode));
-        let (model, _) = load_scripted(draft, options, &script, right);
-        engines[1].set_draft_model(model).expect("a draft model");
+        let mut engines =
+            [Speculation::Off, Speculation::Auto].map(|mode| engine(options, &script, mode, right));
+        if !own {
+            let model = Scripted::new(load_plain(draft, options, script.len()).model, &script, right);
+            engines[1].set_draft_model(Box::new(model)).expect("a draft model");
+        }
         compare(&format!("prose, {right}% right"), &mut engines, options, &prompt, answer);
     }
 }
 
 fn main() {
     let options = options();
-    let probe = engine(&options, &[0; 64], Speculation::Off);
+    let probe = engine(&options, &[0; 64], Speculation::Off, 100);
     let vocab_size = probe.spec().vocab_size();
     drop(probe);
     if let Some(draft) = &options.draft {
@@ -278,7 +338,8 @@ fn main() {
     ];
     for (name, (prompt, answer)) in scripts {
         let script = [&prompt[..], &answer].concat();
-        let mut engines = [Speculation::Off, Speculation::Auto].map(|mode| engine(&options, &script, mode));
+        let mut engines =
+            [Speculation::Off, Speculation::Auto].map(|mode| engine(&options, &script, mode, 100));
         compare(name, &mut engines, &options, &prompt, &answer);
     }
 }

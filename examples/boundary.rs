@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, kernels_name};
+use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, PredictionUse, kernels_name};
 use llmctl::runtime::worker::process::Launch;
 use llmctl::runtime::worker::remote::Timeouts;
 use llmctl::runtime::{Engine, EngineClient, EngineConfig, Event, Limits, Request};
@@ -86,6 +86,7 @@ fn here(options: &Options) -> Result<EngineClient, Failure> {
         kv_memory: None,
         available_memory: None,
         packed: None,
+        prediction: PredictionUse::Never,
     };
     let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;
     let alone = EngineConfig::new(options.context, Vec::new());

@@ -27,7 +27,9 @@ use std::time::Instant;
 
 use llmctl::runtime::kernel::pool::Pool;
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, Isa, KvType, LoadOptions, PanelPlace, kernels_name};
+use llmctl::runtime::load::{
+    self, CpuOptions, Device, Isa, KvType, LoadOptions, PanelPlace, PredictionUse, kernels_name,
+};
 use llmctl::runtime::{
     Engine, EngineClient, EngineConfig, EngineSessionName, Event, Limits, Outcome, Request,
 };
@@ -95,6 +97,7 @@ impl Bench {
             kv_memory: None,
             available_memory: None,
             packed: options.packed.clone(),
+            prediction: PredictionUse::Never,
         };
         let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;
         let mut config = EngineConfig::new(options.context, Vec::new());

@@ -22,7 +22,7 @@ const MEMBERS: [&str; 2] = ["template", "runtime::kernel"];
 
 /// Inside runtime: each group may import from those after it, and its members not from each other.
 const RUNTIME_LAYERS: &[&[&str]] = &[
-    &["thread", "worker"], // the two kinds of engine behind a client
+    &["http_engine", "thread", "worker"], // the three kinds of engine behind a client
     &["client"],
     &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
@@ -112,6 +112,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
 const RUNTIME_FACADES: &[&str] = &[
     "engine",
     "grammar",
+    "http_engine",
     "kernel::limits", // bench lays its rates beside them
     "kv",
     "kv::disk",

@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use llmctl::runtime::load::{LoadOptions, PredictionUse};
+
 use crate::common::convert::{Tensor, Written, checkpoint, stack_experts, with_tokens, worst, write};
 use crate::common::gguf::GgufBuilder;
 use crate::common::golden::{exact, load_model, next_folder};
@@ -163,6 +165,22 @@ fn converted_file(folder: &Path, kind: &Kind, is_absorbed: bool) -> Written {
         tensors.push(("blk.4.nextn.enorm.weight".to_owned(), (vec![32], vec![1.0; 32])));
     }
     write(facts(kind, if is_absorbed { &ABSORBED } else { &EXPANDED }), &tensors)
+}
+
+#[test]
+fn a_block_that_predicts_further_tokens_and_is_not_used_is_told() {
+    let Some(next) = next_folder() else { return };
+    for kind in KINDS {
+        let file = converted_file(&next.join(kind.name), &kind, true);
+        let details = load_model(&file.path, &exact()).expect("loads").details;
+        let has_block = kind.counts.contains(&("nextn_predict_layers", 1));
+        assert_eq!(details.len(), usize::from(has_block), "{}: {details:?}", kind.name);
+        if has_block {
+            let asked = LoadOptions { prediction: PredictionUse::Required, ..exact() };
+            let error = load_model(&file.path, &asked).err().expect("refused").to_string();
+            assert!(error.contains(&details[0].to_string()), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ const ORIGINAL: u32 = 512;
 
 fn logits(source: &ModelSource, tokens: &[u32]) -> Vec<f32> {
     let files = ModelFiles::open(source).expect("opens");
-    let Description { config, naming } =
+    let Description { config, naming, .. } =
         parse_config(files.config_reader()).expect("describes").expect("native");
     let parts = DecoderParts {
         context_length: config.context_length,

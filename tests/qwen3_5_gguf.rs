@@ -31,7 +31,7 @@ fn values_in_turns(values: &[f32], row: usize) -> Vec<f32> {
 }
 
 /// The name and the values that the converter gives a tensor of a layer.
-fn converted(part: &str, (shape, values): &Tensor) -> (&'static str, Tensor) {
+pub fn converted(part: &str, (shape, values): &Tensor) -> (&'static str, Tensor) {
     let row = *shape.last().expect("a dimension");
     let same = |name| (name, (shape.clone(), values.clone()));
     let other = |name, values| (name, (shape.clone(), values));
@@ -71,7 +71,7 @@ fn converted(part: &str, (shape, values): &Tensor) -> (&'static str, Tensor) {
 }
 
 /// All tensors of the checkpoint in `folder` as the converter has them.
-fn tensors(folder: &Path, has_experts: bool) -> Vec<(String, Tensor)> {
+pub fn tensors(folder: &Path, has_experts: bool) -> Vec<(String, Tensor)> {
     let mut tensors = checkpoint(folder);
     let mut found = Vec::new();
     for layer in (0..4).filter(|_| has_experts) {
@@ -93,7 +93,7 @@ fn tensors(folder: &Path, has_experts: bool) -> Vec<(String, Tensor)> {
             }
         });
     }
-    // What predicts further tokens is of no use here, whatever it holds.
+    // A block that lacks most of its tensors is left out.
     found.push(("blk.4.nextn.enorm.weight".to_owned(), (vec![32], vec![1.0; 32])));
     found
 }
@@ -126,7 +126,7 @@ fn facts(arch: &str, others: &[(&str, u32)]) -> GgufBuilder {
     counts.into_iter().fold(file, |file, (key, count)| file.u32(&format!("{arch}.{key}"), count))
 }
 
-fn dense() -> GgufBuilder {
+pub fn dense() -> GgufBuilder {
     facts("qwen35", &[("feed_forward_length", 96)])
 }
 

@@ -12,6 +12,8 @@ use llmctl::runtime::{
     EngineClient, EngineSpec, Error, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
 };
 
+use serde_json::Value;
+
 use crate::common::remote::{Other, PATIENT, Script, behind_pipes, connect, pong, scripted, tokenizer};
 use crate::common::toy::{Setup, counting, hashing, limited, seeded};
 
@@ -319,6 +321,28 @@ fn pings_tell_the_load_and_open_requests_are_counted_here() {
         (load.num_running, load.num_waiting) == (1, 1)
     }));
     assert!(matches!(engine.list_sessions(), Err(Error::EngineGone)), "that was no list");
+}
+
+/// A worker that is told of the running request first could start a waiting one in its place.
+#[test]
+fn all_are_cancelled_with_the_running_one_last() {
+    let (told, cancelled) = mpsc::channel();
+    let (engine, _) = scripted(&spec(), Other::default(), PATIENT, move |worker| {
+        let ids: Vec<Value> = (0..6).map(|_| worker.hear().expect("a request")["id"].clone()).collect();
+        worker.say(&format!(r#"{{"id":{},{STARTED}}}"#, ids[2]));
+        let cancelled: Vec<Value> =
+            (0..6).map(|_| worker.hear().expect("a cancel")["request"].clone()).collect();
+        told.send((ids, cancelled)).expect("the test waits");
+    });
+    let _open: Vec<EventStream> =
+        (1..=6).map(|first| engine.submit(limited(&[first, 2], 5)).expect("valid")).collect();
+    assert!((0..6000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        engine.last_load().num_running == 1
+    }));
+    engine.cancel_all().expect("it lives");
+    let (ids, cancelled) = cancelled.recv_timeout(Duration::from_secs(60)).expect("six cancels");
+    assert_eq!(cancelled, [5, 4, 3, 1, 0, 2].map(|index: usize| ids[index].clone()));
 }
 
 #[test]

@@ -13,6 +13,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use super::error::CommandError;
+use crate::runtime::http_engine::EngineUrl;
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::{GenerationDefaults, Isa};
 use crate::runtime::{
@@ -134,6 +135,9 @@ pub struct ModelArgs {
     pub eos_id: Vec<u32>,
 
     #[command(flatten)]
+    pub remote: RemoteArgs,
+
+    #[command(flatten)]
     pub fetch: FetchArgs,
 
     /// Names of models in the configuration files; set after the parse.
@@ -143,6 +147,24 @@ pub struct ModelArgs {
     /// A flag or a variable names the model, not a configuration file; filled in after the parse.
     #[arg(skip)]
     pub is_named: bool,
+}
+
+/// Flags of engines elsewhere.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct RemoteArgs {
+    /// Compute with this vLLM, SGLang or llmctl server instead of here, e.g. http://127.0.0.1:8000; may be repeated
+    ///
+    /// Token ids go there and come back: template, tools, constraints and sessions stay here, so --model names the model that the
+    /// server runs, without its weights (`llmctl pull --texts`). Of several engines a session keeps to one, and goes to another
+    /// with a notice if that is lost. LLMCTL_ENGINE_KEY holds the server's API key. docs/remote-engine.md says what a remote engine
+    /// cannot promise.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub engine: Vec<EngineUrl>,
+
+    /// Keep what a remote vLLM has cached of one session apart from all others (cache_salt)
+    #[arg(long, hide_short_help = true)]
+    pub engine_cache_salt: bool,
 }
 
 /// `--bos-id`: a token id, or `none`.
@@ -282,8 +304,9 @@ pub struct EngineArgs {
 
     /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
     ///
-    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model, and are as long as
-    /// pays by the times measured. The answer is the same, bit by bit.
+    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model or from the block for
+    /// multi-token prediction in the model's own file (Qwen 3.5), and are as long as pays by the times measured. The answer is
+    /// the same, bit by bit.
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 }
@@ -300,6 +323,8 @@ pub enum SpeculateArg {
     Ngram,
     /// --draft-model alone
     Draft,
+    /// The model's own block for multi-token prediction alone
+    Mtp,
 }
 
 impl From<SpeculateArg> for Speculation {
@@ -309,6 +334,7 @@ impl From<SpeculateArg> for Speculation {
             SpeculateArg::Auto => Speculation::Auto,
             SpeculateArg::Ngram => Speculation::Ngram,
             SpeculateArg::Draft => Speculation::Draft,
+            SpeculateArg::Mtp => Speculation::Mtp,
         }
     }
 }

@@ -130,18 +130,19 @@ impl<'a> Downloads<'a> {
 /// SIGTERM on every system that has it.
 const SIGTERM: i32 = 15;
 
-/// Downloads a model that a command meets for the first time. On a terminal the user is asked.
+/// Downloads a model that a command meets for the first time, or its texts alone. On a terminal the user is asked.
 ///
 /// # Errors
 /// The hub's refusal; [`Kind::NotFound`] if the user declines.
 pub fn first_use(
     hub: &HubRef,
+    only_texts: bool,
     fetch: &FetchArgs,
     places: &Places,
     terminal: &Terminal,
 ) -> Result<(), CommandError> {
     let downloads = Downloads::new(places, terminal)?;
-    let plan = downloads.plan(hub, false)?;
+    let plan = downloads.plan(hub, only_texts)?;
     let missing = plan.missing_bytes();
     if missing > 0 {
         let what = format!("{} ({})", plan.reference, size(&plan));

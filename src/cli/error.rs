@@ -238,6 +238,10 @@ impl From<Error> for CommandError {
             Error::NotFinite(_) => {
                 (Kind::BadData, Some("the model's weights are probably damaged; fetch its files again"))
             }
+            Error::RemoteLost(_) => {
+                (Kind::Unavailable, Some("try again when the engine of --engine is back"))
+            }
+            Error::RemoteRefused(_) => (Kind::Failure, None),
             Error::InvalidState(_) | Error::Poisoned | Error::EngineGone => {
                 (Kind::Bug, Some("this is a bug; please report it with the command"))
             }
@@ -260,6 +264,9 @@ impl From<LoadError> for CommandError {
             LoadError::InvalidReference { .. } | LoadError::ContextTooLong { .. } => (Kind::Usage, None),
             LoadError::DraftModel { .. } => {
                 (Kind::Usage, Some("give a smaller model of the same family with --draft-model".to_owned()))
+            }
+            LoadError::NoPrediction { .. } => {
+                (Kind::Usage, Some("leave --speculate out: drafts then come from what there is".to_owned()))
             }
             LoadError::OutOfMemory(_) => (Kind::Temporary, None),
             LoadError::Device(_) => (Kind::Failure, None),

@@ -4,6 +4,7 @@
 //! engine client into the [`Loaded`] model that the commands use.
 
 mod loaded;
+pub mod remote;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
@@ -28,7 +29,7 @@ use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{
     self, CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedDraft,
-    LoadedModel, ModelFiles, ModelTexts, PanelPlace, kept_panels, open_device,
+    LoadedModel, ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
 };
 use crate::runtime::machine::{Cores, default_threads};
 use crate::runtime::memory::{LimitKind, memory_limits, tightest};
@@ -62,6 +63,9 @@ const NO_MODEL: &str =
 /// `NotFound` if the reference cannot be resolved, `BadData` for damaged files, `Temporary` if the model does
 /// not fit.
 pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
+    if !args.remote.engine.is_empty() {
+        return remote::load(args, asked, terminal);
+    }
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -71,6 +75,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     let mut loaded = load_files(&resolved, draft.as_ref(), &options, terminal)?;
     set_tokens(args, &mut loaded.texts)?;
     loaded.notices.iter().for_each(|notice| terminal.note(notice));
+    loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
     if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
         let ids: std::collections::BTreeSet<_> = ends.iter().collect();
         let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
@@ -117,7 +122,7 @@ pub fn load_files(
     Ok(loaded)
 }
 
-/// Says with `-v` what memory the draft model takes.
+/// Says with `-v` what memory the draft model, or the model's own block, takes.
 fn report_draft(
     model: &ModelSpec,
     draft: Option<&LoadedDraft>,
@@ -127,8 +132,10 @@ fn report_draft(
     let Some(draft) = draft else { return Ok(()) };
     let spec = EngineSpec::new(model.clone(), config.clone())?;
     let kv_memory = spec.for_draft_model(draft.model.spec())?.kv_memory as u64;
-    let (name, weights) = (&draft.name, bytes(draft.weight_bytes));
-    terminal.detail(&format!("draft model {name}: {weights} of weights, up to {} of KV", bytes(kv_memory)));
+    let (kv_memory, weights) = (bytes(kv_memory), bytes(draft.weight_bytes));
+    let drafter =
+        draft.name.as_ref().map_or("prediction block".to_owned(), |name| format!("draft model {name}"));
+    terminal.detail(&format!("{drafter}: {weights} of weights, up to {kv_memory} of KV"));
     Ok(())
 }
 
@@ -240,6 +247,9 @@ pub fn load_texts(
     asked: EngineOptions,
     terminal: &Terminal,
 ) -> Result<PreparedTexts, CommandError> {
+    if !args.remote.engine.is_empty() {
+        return Ok(remote::open(args, asked, terminal)?.0);
+    }
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
@@ -274,13 +284,18 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
     };
     let places = Places::from_environment();
     let resolved = find_or_download(reference, args, &places, terminal)?;
+    note_place(reference, &resolved, terminal);
+    Ok(resolved)
+}
+
+/// Reports the files of a reference, if they are not what the user typed.
+fn note_place(reference: &str, resolved: &Resolved, terminal: &Terminal) {
     let path = resolved.source.path();
     tracing::info!("{reference} is {}", path.display());
     // A path that the user typed needs no notice.
     if path != Path::new(reference) {
         terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
-    Ok(resolved)
 }
 
 /// Resolves `--draft-model`; `None` without one, or if no draft would be asked of it.
@@ -301,7 +316,7 @@ pub fn resolve_draft(
             _ => Ok(None),
         };
     };
-    if matches!(speculation, Speculation::Off | Speculation::Ngram) {
+    if matches!(speculation, Speculation::Off | Speculation::Ngram | Speculation::Mtp) {
         terminal.detail("the draft model is not loaded: --speculate asks for none");
         return Ok(None);
     }
@@ -315,7 +330,9 @@ fn find_or_download(
     places: &Places,
     terminal: &Terminal,
 ) -> Result<Resolved, CommandError> {
-    let missing = match models::look_up(reference, places, &args.aliases) {
+    let only_texts = !args.remote.engine.is_empty();
+    let look_up = if only_texts { models::look_up_texts } else { models::look_up };
+    let missing = match look_up(reference, places, &args.aliases) {
         Ok(resolved) => return Ok(resolved),
         Err(error) => error,
     };
@@ -332,7 +349,7 @@ fn find_or_download(
         let hint = format!("{meant}{setting} forbids downloading it; `llmctl models` lists what you have");
         return Err(CommandError::from(missing).hint(hint));
     }
-    download::first_use(&hub, &args.fetch, places, terminal).map_err(|error| match &missing {
+    download::first_use(&hub, only_texts, &args.fetch, places, terminal).map_err(|error| match &missing {
         // The name may be a slip of one that is here.
         LoadError::UnknownModel { candidates, .. }
             if error.kind == Kind::NotFound && !candidates.is_empty() =>
@@ -341,7 +358,7 @@ fn find_or_download(
         }
         _ => error,
     })?;
-    models::find(reference, places, &args.aliases)
+    look_up(reference, places, &args.aliases).map_err(models::not_found)
 }
 
 /// Returns whether the flags mean the built-in model. An invalid reference is reported when it is loaded.
@@ -409,6 +426,13 @@ pub fn options(
         kv_memory: asked.kv_memory,
         available_memory,
         packed: packed_place(asked, &Places::from_environment()),
+        prediction: match asked.speculation {
+            Speculation::Mtp => PredictionUse::Required,
+            Speculation::Auto | Speculation::Always(_) if args.draft_model.is_none() => {
+                PredictionUse::IfPresent
+            }
+            _ => PredictionUse::Never,
+        },
     })
 }
 

@@ -21,6 +21,7 @@ use super::places::Places;
 use super::report::ReportFormat;
 use super::terminal::Terminal;
 use crate::runtime::LoadError;
+use crate::runtime::load::TextFiles;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::{self, Aliases, HubRef, ModelRef, Resolved};
 
@@ -159,6 +160,15 @@ pub fn find(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resol
 /// See [`hub::resolve`].
 pub fn look_up(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, LoadError> {
     ModelRef::parse(reference).and_then(|r| hub::resolve(&r, &places.hub_paths(), aliases))
+}
+
+/// Resolves `reference` to the texts of a model, whose weights need not be here.
+///
+/// # Errors
+/// See [`hub::resolve_texts`].
+pub fn look_up_texts(reference: &str, places: &Places, aliases: &Aliases) -> Result<Resolved, LoadError> {
+    ModelRef::parse(reference)
+        .and_then(|r| hub::resolve_texts(&r, &places.hub_paths(), aliases, TextFiles::are_in))
 }
 
 /// Returns the repository to download if `reference` was not found because of `error`. A name without an owner is

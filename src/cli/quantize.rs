@@ -246,6 +246,7 @@ fn predictions(resolved: &Resolved, text: &str, terminal: &Terminal) -> Result<P
         kv_memory: None,
         available_memory: tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
         packed: None,
+        prediction: load::PredictionUse::Never,
     };
     terminal.status(&format!("checking {}", resolved.name));
     let mut loaded = load::load(resolved, &options, &mut |_, _| ())?;

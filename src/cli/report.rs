@@ -11,6 +11,7 @@ use super::error::{CommandError, Exit, Kind};
 use super::output::{Output, OutputError};
 pub use crate::runtime::units::bytes;
 use crate::runtime::{DraftModelUsage, Usage};
+use crate::serve::wire::answer::remote_json;
 
 /// `--output` of helper subcommands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -139,9 +140,9 @@ pub fn drafts(usage: &Usage, refuses_drafts: bool) -> String {
 }
 
 fn by_draft_model(usage: DraftModelUsage) -> String {
-    let DraftModelUsage { drafted_tokens, accepted_tokens, stop } = usage;
+    let DraftModelUsage { drafter, drafted_tokens, accepted_tokens, stop } = usage;
     let stop = stop.map_or(String::new(), |stop| format!(", then none: {stop}"));
-    format!("; by the draft model {accepted_tokens} of {drafted_tokens}{stop}")
+    format!("; by {} {accepted_tokens} of {drafted_tokens}{stop}", drafter.name())
 }
 
 /// Returns OpenAI's usage object.
@@ -155,6 +156,9 @@ pub fn usage_json(usage: &Usage) -> Value {
     if usage.drafted_tokens > 0 {
         json["drafted_tokens"] = usage.drafted_tokens.into();
         json["accepted_tokens"] = usage.accepted_tokens.into();
+    }
+    if let Some(remote) = usage.remote {
+        json["engine"] = remote_json(remote);
     }
     if let Some(draft_model) = usage.draft_model {
         json["draft_model"] = json!(draft_model);

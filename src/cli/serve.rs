@@ -18,16 +18,17 @@ use super::capacity::{CapacityArgs, at_least_one};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
-use super::load::{self, PreparedTexts};
+use super::load::{self, PreparedTexts, remote};
 use super::places::{KeptFiles, Places};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
+use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineClient, Frontend, private_files};
+use crate::runtime::{EngineClient, EngineTransport, Frontend, private_files};
 use crate::serve::access_log::AccessLog;
 use crate::serve::connection::ConnectionLimits;
-use crate::serve::engine::{EngineSlot, Recovery};
+use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use crate::serve::engines::Engines;
 use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Address, Listener, Server};
@@ -48,6 +49,10 @@ const OTHER_DESCRIPTORS: usize = 128;
 
 /// Descriptors of a worker's pipes.
 const DESCRIPTORS_PER_WORKER: usize = 3;
+
+/// First and longest pause between two attempts to reach a remote engine.
+const REMOTE_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_REMOTE_PAUSE: Duration = Duration::from_secs(5);
 
 /// Longest wait of the shutdown for saving KV, and for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -441,6 +446,11 @@ fn load_app(
         terminal.warn(format!("{obstacle}; {end}"));
     }
     let (texts, engines) = match args.isolation.num_workers()? {
+        Some(_) if is_remote(args) => {
+            let message = "--isolate and --workers are for engines of this machine, not for --engine";
+            return Err(CommandError::usage(message));
+        }
+        None if is_remote(args) => connect_engines(args, terminal)?,
         None => load_engine(args, stop, terminal)?,
         Some(count) => start_workers(args, count, stop, terminal)?,
     };
@@ -458,6 +468,43 @@ fn load_app(
     Ok(App::new(model, engines, store, observer, settings(args)))
 }
 
+fn is_remote(args: &ServeArgs) -> bool {
+    !args.model.remote.engine.is_empty()
+}
+
+/// Connects to engines elsewhere, each in a slot of its own, so that requests of a lost one go to another. An engine that is
+/// lost is asked again for ever: somebody else starts it.
+fn connect_engines(args: &ServeArgs, terminal: &Terminal) -> Result<(PreparedTexts, Engines), CommandError> {
+    let asked = args.capacity.options(&args.engine);
+    let (mut texts, settings) = remote::open(&args.model, asked, terminal)?;
+    let all = remote::connect(settings.clone())?;
+    remote::report(&all, terminal);
+    remote::set_limits(&mut texts, &all);
+    let spec = all.spec().clone();
+    let mut slots = Vec::new();
+    for url in &settings.urls {
+        let alone =
+            HttpEngineSettings { urls: vec![url.clone()], when_lost: WhenLost::End, ..settings.clone() };
+        let engine = EngineClient::new(HttpEngine::connect_as(alone.clone(), &spec)?);
+        let spec = spec.clone();
+        let recovery = Recovery {
+            name: format!("the engine at {url}"),
+            rebuild: Box::new(move || {
+                let engine =
+                    HttpEngine::connect_as(alone.clone(), &spec).map_err(|error| error.to_string())?;
+                engine.exit_reason().map_or(Ok(EngineClient::new(engine)), Err)
+            }),
+            build_time: REMOTE_PAUSE,
+            pause: REMOTE_PAUSE,
+            longest_pause: LONGEST_REMOTE_PAUSE,
+            max_attempts: u32::MAX,
+            gave_up: Box::new(|_| {}),
+        };
+        slots.push(EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching an engine"))?);
+    }
+    Ok((texts, Engines::new(slots)))
+}
+
 /// Starts the engine as a thread of this process.
 fn load_engine(
     args: &ServeArgs,
@@ -472,6 +519,7 @@ fn load_engine(
         rebuild: rebuild(args.model.clone(), asked, texts.fingerprint().clone(), terminal.clone()),
         build_time: start.elapsed(),
         pause: RELOAD_PAUSE,
+        longest_pause: LONGEST_PAUSE,
         max_attempts: RELOAD_ATTEMPTS,
         gave_up: Box::new(move |why| drop(stop.send(Stop::EngineLost(why)))),
     };

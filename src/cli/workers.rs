@@ -25,7 +25,7 @@ use crate::runtime::session::store::ModelFingerprint;
 use crate::runtime::worker::process::{Launch, tells_of_no_memory};
 use crate::runtime::worker::remote::{StartError, Timeouts};
 use crate::runtime::{EngineClient, Error};
-use crate::serve::engine::{EngineSlot, Recovery};
+use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 
 /// Attempts to reload the model after the engine was lost, and the first pause between two attempts.
 pub const RELOAD_ATTEMPTS: u32 = 6;
@@ -170,6 +170,7 @@ pub fn start(
             }),
             build_time: begun.elapsed(),
             pause: RELOAD_PAUSE,
+            longest_pause: LONGEST_PAUSE,
             max_attempts: RELOAD_ATTEMPTS,
             gave_up: Box::new(move |why| match num_left.fetch_sub(1, Ordering::SeqCst) {
                 1 => gave_up(why),
@@ -299,6 +300,7 @@ impl Flags {
             chat_template,
             bos_id,
             eos_id,
+            remote: _,  // refused beside workers
             fetch: _,   // this process has the files, and a worker downloads nothing
             aliases: _, // the worker reads the same configuration
             is_named: _,

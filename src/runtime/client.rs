@@ -1,5 +1,5 @@
 //! The client of an engine, wherever the engine runs: in a thread of this process ([`super::thread`]) or in a worker
-//! process ([`super::worker`]).
+//! process ([`super::worker`]), or elsewhere, behind HTTP ([`super::http_engine`]).
 //!
 //! Invariants: the client validates a request, the same for every kind of engine, before the engine sees it; a stream
 //! ends with `Done` or `Failed`; an engine that ends fails its unfinished requests with `EngineGone`.
@@ -54,6 +54,11 @@ pub trait EngineTransport: Send + Sync {
         None
     }
 
+    /// Returns what users should know of the engine's programs if they run elsewhere, behind HTTP.
+    fn remote(&self) -> Option<&RemoteEngineFacts> {
+        None
+    }
+
     /// Drops `guard` when the engine ends, however it does; at once if it has ended. So a guard that reports its drop
     /// replaces asking for [`Self::is_alive`] from time to time.
     fn drop_at_end(&self, guard: EndGuard);
@@ -102,6 +107,15 @@ pub trait EngineTransport: Send + Sync {
     /// # Errors
     /// [`Error::EngineGone`].
     fn list_sessions(&self) -> Result<Vec<SessionInfo>>;
+}
+
+/// What users should know of remote engines.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RemoteEngineFacts {
+    /// Address, kind, version and model of each engine that answers.
+    pub engines: Vec<String>,
+    /// Address and reason of each that does not.
+    pub unreachable: Vec<String>,
 }
 
 /// A client of a running engine. Clones share the engine; dropping the last one ends it.

@@ -132,6 +132,14 @@ pub enum Error {
     #[error("the model's logits hold {0}")]
     NotFinite(#[serde(deserialize_with = "lasting")] Lasting),
 
+    /// A remote engine cannot be reached, or was lost in the middle of an answer; each with its address and the reason.
+    #[error("no remote engine answers: {0}")]
+    RemoteLost(String),
+
+    /// A remote engine has refused the request, or its answer breaks what was asked.
+    #[error("{0}")]
+    RemoteRefused(String),
+
     /// The engine has ended; it accepts no calls.
     #[error("the engine has stopped")]
     EngineGone,
@@ -303,6 +311,10 @@ pub enum LoadError {
     /// The model cannot draft for the other.
     #[error("draft model {draft} cannot draft for {model}: {message}")]
     DraftModel { draft: String, model: String, message: String },
+
+    /// No block of the model's file can predict further tokens.
+    #[error("{model} cannot draft for itself: {message}")]
+    NoPrediction { model: String, message: String },
 
     /// The device cannot be used.
     #[error("{0}")]

@@ -11,6 +11,7 @@ pub mod error;
 pub mod grammar;
 
 pub mod hints;
+pub mod http_engine;
 pub mod infill;
 pub mod kv;
 pub mod load;
@@ -36,7 +37,7 @@ pub mod units;
 pub mod worker;
 
 pub use chat_tokenizer::ChatTokenizer;
-pub use client::{EndGuard, EngineClient, EngineTransport, EventStream, NotYet, Sink};
+pub use client::{EndGuard, EngineClient, EngineTransport, EventStream, NotYet, RemoteEngineFacts, Sink};
 pub use engine::{
     DecodeOutcome, Engine, EngineLoad, RequestId, SessionDetail, SessionId, SessionInfo, SessionState,
     StopHandle,
@@ -49,8 +50,8 @@ pub use llmctl_kernel as kernel;
 pub use notice::Notice;
 pub use request::{
     Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS,
-    Outcome, Overflow, Request, Reuse, ReuseReason, SAMPLING, Sampling, SamplingNumber, SamplingNumbers,
-    SamplingParameter, Started, Timings, Token, Usage,
+    ModelDrafter, Outcome, Overflow, RemoteUsage, Request, Reuse, ReuseReason, SAMPLING, Sampling,
+    SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
 };
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity, Speculation};

@@ -115,8 +115,12 @@ pub enum Notice {
     KvPageUnusable(String),
     #[error("{count} KV pages on disk cannot be used and are recomputed: {reason}")]
     KvPagesRecomputed { count: usize, reason: String },
-    #[error("the draft model failed and drafts nothing more: {0}")]
-    DraftModelFailed(String),
+    #[error("{drafter} failed and drafts nothing more: {reason}")]
+    DrafterFailed { drafter: &'static str, reason: String },
+    #[error(
+        "the file's blocks that predict further tokens are not used: those of {architecture} are not supported"
+    )]
+    UnusedPrediction { architecture: &'static str },
     /// A notice of an engine in another process, which sends it in words.
     #[error("{0}")]
     Remote(String),

@@ -302,6 +302,8 @@ pub enum ReuseReason {
     /// The engine that held the session was lost, and none of its KV was on disk. The server sets it when it moves a session to
     /// another engine.
     EngineLost,
+    /// A remote engine keeps the KV, and reports what it reused when it has answered.
+    RemoteEngine,
 }
 
 impl ReuseReason {
@@ -319,6 +321,7 @@ impl ReuseReason {
             ReuseReason::Restored => "restored",
             ReuseReason::PromptLogprobs => "prompt_logprobs",
             ReuseReason::EngineLost => "engine_lost",
+            ReuseReason::RemoteEngine => "remote_engine",
         }
     }
 }
@@ -376,14 +379,51 @@ pub struct Usage {
     pub drafted_tokens: usize,
     /// Those of them that were sampled then.
     pub accepted_tokens: usize,
-    /// What a draft model came to; `None` if it was never asked.
+    /// What a draft model, or the model's own block, came to; `None` if it was never asked.
     pub draft_model: Option<DraftModelUsage>,
+    /// Set if a remote engine has answered, which promises neither the same bits nor KV on this disk.
+    pub remote: Option<RemoteUsage>,
 }
 
-/// The drafts of a draft model, which the totals of [`Usage`] contain.
+/// What a remote engine reports of a request.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteUsage {
+    /// Whether it reports the prompt tokens that it had cached; else `cached_tokens` is 0 and means nothing.
+    pub reports_cached: bool,
+}
+
+/// What computes drafts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelDrafter {
+    #[default]
+    DraftModel,
+    /// The block of the model's own file that predicts further tokens.
+    PredictionBlock,
+}
+
+impl ModelDrafter {
+    /// Returns its name for users.
+    pub fn name(self) -> &'static str {
+        match self {
+            ModelDrafter::DraftModel => "the draft model",
+            ModelDrafter::PredictionBlock => "the prediction block",
+        }
+    }
+
+    fn is_draft_model(&self) -> bool {
+        *self == ModelDrafter::DraftModel
+    }
+}
+
+/// The drafts of a draft model or a block, which the totals of [`Usage`] contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftModelUsage {
+    /// Absent for a draft model.
+    #[serde(default, skip_serializing_if = "ModelDrafter::is_draft_model")]
+    pub drafter: ModelDrafter,
     pub drafted_tokens: usize,
     pub accepted_tokens: usize,
     /// Why it drafted nothing from some token on.
@@ -411,7 +451,9 @@ impl Usage {
         self.drafted_tokens += other.drafted_tokens;
         self.accepted_tokens += other.accepted_tokens;
         if let Some(other) = other.draft_model {
-            let sum = self.draft_model.get_or_insert_default();
+            let drafter = other.drafter;
+            let sum =
+                self.draft_model.get_or_insert(DraftModelUsage { drafter, ..DraftModelUsage::default() });
             sum.drafted_tokens += other.drafted_tokens;
             sum.accepted_tokens += other.accepted_tokens;
             sum.stop = sum.stop.or(other.stop);

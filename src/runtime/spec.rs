@@ -57,6 +57,8 @@ pub enum Speculation {
     Ngram,
     /// As `Auto`, from the draft model alone.
     Draft,
+    /// As `Auto`, from the model's own block that predicts further tokens alone.
+    Mtp,
     /// From every source, so many tokens whenever there are, whatever they cost.
     Always(usize),
 }

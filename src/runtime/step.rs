@@ -7,6 +7,7 @@
 //! them were sampled and accepted, by the same path and with the same inputs as without a draft.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -62,11 +63,14 @@ pub enum FeedInput<'a> {
     Pending,
 }
 
-/// Logits of a feed's drafted tokens that were not sampled from, as rows of the last step's logits.
+/// Where the rows of a feed are in the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DraftedRows {
-    /// Row of the next drafted token.
-    pub next: usize,
+pub struct FedRows {
+    /// The first row of the feed, and the position of its token.
+    pub first: usize,
+    pub position: usize,
+    /// Row of the logits of the next drafted token, from which nothing was sampled.
+    pub next_drafted: usize,
 }
 
 /// The model, its spec and the sampler.
@@ -98,6 +102,18 @@ impl Executor {
         &self.spec
     }
 
+    /// Returns the width of the hidden states that the model reads; see [`Model::hidden_width`].
+    pub fn hidden_width(&self) -> Option<usize> {
+        self.model.hidden_width()
+    }
+
+    /// Returns the hidden states of these rows of the last step, which succeeded; empty if the model keeps none.
+    pub fn hidden(&self, rows: Range<usize>) -> &[f32] {
+        let all = self.model.hidden();
+        let width = all.len().checked_div(self.rows.len()).unwrap_or(0);
+        &all[rows.start * width..rows.end * width]
+    }
+
     /// Appends the content of a page to `out`.
     ///
     /// # Errors
@@ -118,19 +134,33 @@ impl Executor {
     /// Per feed: [`Error::Backend`], with the sequence poisoned; [`Error::InvalidState`] with the sequence
     /// unchanged if it has no pending token to feed; [`Error::Grammar`] with the sequence fed and nothing
     /// sampled.
-    pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<DraftedRows>> {
+    pub fn step(&mut self, feeds: &mut [SequenceFeed<'_>]) -> Vec<Result<FedRows>> {
+        self.step_after(feeds, None)
+    }
+
+    /// Runs one step as [`Self::step`] does. For a block that predicts further tokens, `hidden` has a hidden state for each
+    /// row; see [`Model::predict`].
+    ///
+    /// # Errors
+    /// Those of `step`.
+    pub fn step_after(
+        &mut self,
+        feeds: &mut [SequenceFeed<'_>],
+        hidden: Option<&[f32]>,
+    ) -> Vec<Result<FedRows>> {
         self.rows.clear();
         self.ending_drafts = Duration::ZERO;
         self.model.reuse(std::mem::take(&mut self.logits));
         let mut num_tables = 0;
         let mut results = Vec::with_capacity(feeds.len());
         for feed in feeds.iter_mut() {
+            let fed = FedRows { first: self.rows.len(), position: feed.sequence.position(), next_drafted: 0 };
             let result = append_rows(&mut *self.model, feed, num_tables, &mut self.rows);
             num_tables += usize::from(result.is_ok());
-            results.push(result.map(|()| DraftedRows::default()));
+            results.push(result.map(|()| fed));
         }
         if num_tables > 0 {
-            match self.forward(feeds, &results) {
+            match self.forward(feeds, &results, hidden) {
                 Ok(logits) => {
                     self.logits = logits;
                     self.sample(feeds, &mut results);
@@ -141,12 +171,20 @@ impl Executor {
         results
     }
 
-    fn forward(&mut self, feeds: &[SequenceFeed<'_>], results: &[Result<DraftedRows>]) -> Result<Logits> {
+    fn forward(
+        &mut self,
+        feeds: &[SequenceFeed<'_>],
+        results: &[Result<FedRows>],
+        hidden: Option<&[f32]>,
+    ) -> Result<Logits> {
         let fed = feeds.iter().zip(results).filter(|(_, result)| result.is_ok());
         let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
         let batch = Batch { rows: &self.rows, tables: &tables };
         let model = &mut self.model;
-        let logits = guarded(|| model.forward(&batch))?;
+        let logits = guarded(|| match hidden {
+            None => model.forward(&batch),
+            Some(hidden) => model.predict(&batch, hidden),
+        })?;
         let wanted = self.rows.iter().filter(|row| row.wants_logits).count();
         let vocab_size = self.spec.vocab_size();
         if logits.values.len() != wanted * vocab_size || (wanted > 0 && logits.vocab_size != vocab_size) {
@@ -156,7 +194,7 @@ impl Executor {
         Ok(logits)
     }
 
-    fn sample(&mut self, feeds: &mut [SequenceFeed<'_>], results: &mut [Result<DraftedRows>]) {
+    fn sample(&mut self, feeds: &mut [SequenceFeed<'_>], results: &mut [Result<FedRows>]) {
         let mut next_row = 0;
         let mut masks = masks(feeds, results).into_iter();
         for (feed, result) in feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok()) {
@@ -165,6 +203,7 @@ impl Executor {
             let row = first_row + num_scored(feed);
             next_row = row + usize::from(samples) + feed.drafted.len();
             let mask = feed.grammar.as_ref().filter(|_| samples).and_then(|_| masks.next());
+            let fed = result.as_ref().copied().unwrap_or_default();
             let sampled = match self.score(feed, first_row) {
                 Ok(()) if samples => self.sample_row(feed, mask, row),
                 Ok(()) => {
@@ -173,7 +212,7 @@ impl Executor {
                 }
                 Err(error) => Err(error),
             };
-            *result = sampled.map(|()| DraftedRows { next: row + 1 });
+            *result = sampled.map(|()| FedRows { next_drafted: row + 1, ..fed });
         }
     }
 
@@ -260,7 +299,7 @@ fn num_scored(feed: &SequenceFeed<'_>) -> usize {
 /// vocabulary of 150 000, 1 microsecond for a known lexer state, tens of them on average.
 fn masks(
     feeds: &mut [SequenceFeed<'_>],
-    results: &[Result<DraftedRows>],
+    results: &[Result<FedRows>],
 ) -> Vec<Result<Option<TokenMask>, GrammarError>> {
     let sampled = feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok());
     let sampled = sampled.filter(|(feed, _)| !matches!(feed.input, FeedInput::Chunk(_)));

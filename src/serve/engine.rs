@@ -29,7 +29,8 @@ const UNWIND_TIME: Duration = Duration::from_secs(30);
 /// An engine that ran this long, or answered a request, resets the count of failures in a row.
 const LASTING: Duration = Duration::from_secs(60);
 
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Longest pause between two attempts to bring an engine of this machine back, and what clients are told of one that is given up.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Recipe for restarting a lost engine.
 pub struct Recovery {
@@ -41,6 +42,7 @@ pub struct Recovery {
     pub build_time: Duration,
     /// Pause before the second attempt; each further pause is twice the one before. The first attempt has none.
     pub pause: Duration,
+    pub longest_pause: Duration,
     /// Failed builds in a row, or engines in a row without an answer, after which the watcher gives up.
     pub max_attempts: u32,
     /// Called with the reason when the watcher gives up.
@@ -372,7 +374,7 @@ impl EngineWatcher {
         let num_before = self.num_short_lived.saturating_sub(1) + attempt;
         num_before.checked_sub(1).map_or(Duration::ZERO, |doublings| {
             let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
-            self.recovery.pause.saturating_mul(factor).min(LONGEST_PAUSE)
+            self.recovery.pause.saturating_mul(factor).min(self.recovery.longest_pause)
         })
     }
 }

@@ -139,6 +139,8 @@ impl From<Error> for ApiError {
                 (StatusCode::INTERNAL_SERVER_ERROR, Some("grammar_error"))
             }
             Error::EngineGone => return Self::engine_down(),
+            Error::RemoteLost(_) => return Self { message: error.to_string(), ..Self::engine_down() },
+            Error::RemoteRefused(_) => (StatusCode::BAD_GATEWAY, Some("remote_engine_error")),
             Error::InvalidState(_)
             | Error::Poisoned
             | Error::Load(_)

@@ -52,7 +52,8 @@ pub struct KvBlocks {
 }
 
 impl KvBlocks {
-    /// Counts the pages of full attention that fit, if all memory of KV were theirs; of all layers where none has it.
+    /// Counts the pages of full attention that fit, if all memory of KV were theirs; of all layers where none has it. None
+    /// where a remote engine keeps them.
     pub fn of(spec: &EngineSpec) -> Self {
         let bytes = |is_counted: fn(KvKind) -> bool| -> usize {
             spec.model
@@ -66,7 +67,7 @@ impl KvBlocks {
             0 => bytes(|_| true),
             full => full,
         };
-        Self { block_tokens: PAGE_TOKENS, blocks_per_engine: spec.kv_memory / block_bytes.max(1) }
+        Self { block_tokens: PAGE_TOKENS, blocks_per_engine: spec.kv_memory.checked_div(block_bytes).unwrap_or(0) }
     }
 }
 
@@ -214,6 +215,8 @@ struct TurnMetrics {
     generated_tokens: PerEngine<Counter>,
     drafted_tokens: PerEngine<Counter>,
     accepted_tokens: PerEngine<Counter>,
+    /// Those of a draft model or of the model's own block.
+    computed_drafts: [PerEngine<Counter>; 2],
     first_token: Times,
     inter_token: Times,
     total: Times,
@@ -234,6 +237,7 @@ impl TurnMetrics {
             generated_tokens: Family::default(),
             drafted_tokens: Family::default(),
             accepted_tokens: Family::default(),
+            computed_drafts: Default::default(),
             first_token: latency(),
             inter_token: Times::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
             total: latency(),
@@ -254,7 +258,7 @@ impl TurnMetrics {
             &self.drafted_tokens,
             &self.accepted_tokens,
         ];
-        counts.iter().for_each(|count| drop(count.get_or_create(&labels)));
+        counts.into_iter().chain(&self.computed_drafts).for_each(|count| drop(count.get_or_create(&labels)));
         let times =
             [&self.first_token, &self.inter_token, &self.total, &self.queue, &self.prefill, &self.decode];
         times.iter().for_each(|times| drop(times.get_or_create(&labels)));
@@ -282,6 +286,10 @@ impl TurnMetrics {
         count(&self.generated_tokens, usage.completion_tokens);
         count(&self.drafted_tokens, usage.drafted_tokens);
         count(&self.accepted_tokens, usage.accepted_tokens);
+        if let Some(drafts) = usage.draft_model {
+            count(&self.computed_drafts[0], drafts.drafted_tokens);
+            count(&self.computed_drafts[1], drafts.accepted_tokens);
+        }
         let observe =
             |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
         timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
@@ -353,7 +361,8 @@ impl Metrics {
             num_gpu_blocks: cache.blocks_per_engine,
         };
         let blocks: Family<KvBlockLabels, Level> = Family::default();
-        for engine in 0..num_engines {
+        let known_engines = if cache.blocks_per_engine > 0 { num_engines } else { 0 };
+        for engine in 0..known_engines {
             blocks.get_or_create(&labels(engine)).set(1);
         }
         vllm.register("vllm:cache_config_info", "Blocks of KV, with their size in tokens", blocks);
@@ -415,6 +424,14 @@ impl Metrics {
         r.register("llmctl_turns_started", "Turns by why as much of their prompt was reused", resumed);
         let restored = turns.restored_tokens.clone();
         r.register("llmctl_restored_tokens", "Prompt tokens whose KV was read from disk", restored);
+        let [drafted, accepted] = turns.computed_drafts.clone();
+        let by = "a draft model or the model's own prediction block";
+        r.register("llmctl_computed_draft_tokens", format!("Tokens drafted by {by}"), drafted);
+        r.register(
+            "llmctl_computed_accepted_tokens",
+            format!("Accepted ones of those drafted by {by}"),
+            accepted,
+        );
     }
 
     fn register_vllm(&self, r: &mut Registry) {
@@ -483,7 +500,7 @@ fn to_text(open_metrics: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{EngineLoad, Timings, Usage};
+    use crate::runtime::{DraftModelUsage, EngineLoad, Timings, Usage};
 
     #[test]
     fn both_formats_name_a_metric_alike() {
@@ -531,7 +548,10 @@ mod tests {
     fn drafts_are_counted_under_vllms_names() {
         let metrics = Metrics::default();
         metrics.register_model("m", 1, KvBlocks::default());
-        let usage = Usage { drafted_tokens: 9, accepted_tokens: 7, ..Usage::default() };
+        let by_model =
+            DraftModelUsage { drafted_tokens: 5, accepted_tokens: 4, ..DraftModelUsage::default() };
+        let usage =
+            Usage { drafted_tokens: 9, accepted_tokens: 7, draft_model: Some(by_model), ..Usage::default() };
         let outcome = Outcome { finish: Finish::MaxTokens, usage, timings: Timings::default(), seed: 1 };
         let request_id = "r".to_owned();
         let inter_token = Vec::new();
@@ -548,6 +568,8 @@ mod tests {
         for expected in [
             format!("vllm:spec_decode_num_draft_tokens_total{labels} 9\n"),
             format!("vllm:spec_decode_num_accepted_tokens_total{labels} 7\n"),
+            format!("llmctl_computed_draft_tokens_total{labels} 5\n"),
+            format!("llmctl_computed_accepted_tokens_total{labels} 4\n"),
         ] {
             assert!(text.contains(&expected), "{expected} in\n{text}");
         }

@@ -115,6 +115,7 @@ pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
         kv_memory: None,
         available_memory: None,
         packed: None,
+        prediction: llmctl::runtime::load::PredictionUse::Never,
     };
     let loaded = load(&resolved, &options, &mut |_, _| {}).expect("a model");
     let speaker = Speaker::new(loaded.texts.tokenizer.clone(), script);

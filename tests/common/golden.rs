@@ -234,6 +234,7 @@ pub fn exact() -> LoadOptions {
         kv_memory: None,
         available_memory: None,
         packed: None,
+        prediction: load::PredictionUse::Never,
     }
 }
 

@@ -405,6 +405,7 @@ impl Build {
                     },
                     build_time: Duration::from_millis(1),
                     pause: Duration::from_millis(1),
+                    longest_pause: Duration::from_secs(60),
                     max_attempts: 5,
                     gave_up: Box::new(|_| {}),
                 };

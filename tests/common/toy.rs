@@ -105,7 +105,7 @@ impl ToyModel {
     }
 
     /// Returns the tokens that a row attends to. All groups must agree on them.
-    fn history(&self, batch: &Batch<'_>, row: &Row) -> Vec<u32> {
+    pub fn history(&self, batch: &Batch<'_>, row: &Row) -> Vec<u32> {
         let table = batch.tables[row.sequence];
         let told = self.spec.groups.iter().enumerate().map(|(group, spec)| match spec.kind {
             KvKind::Recurrent => {

@@ -31,6 +31,8 @@ struct Inner {
 #[derive(Clone)]
 struct Watch {
     spec: ModelSpec,
+    /// Of the last step.
+    hidden: Vec<f32>,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -55,7 +57,14 @@ impl Model for Watch {
             logits: bits(logits.row(index)),
         });
         inner.seen.extend(seen);
+        let hidden = inner.model.hidden().to_vec();
+        drop(inner);
+        self.hidden = hidden;
         Ok(logits)
+    }
+
+    fn hidden(&self) -> &[f32] {
+        &self.hidden
     }
 
     fn reuse(&mut self, logits: Logits) {
@@ -105,14 +114,21 @@ pub struct Truth {
 impl Watched {
     #[track_caller]
     pub fn load(path: &Path, options: &LoadOptions) -> Self {
+        Self::load_with_drafter(path, options).0
+    }
+
+    /// Loads a model with the block of its file that drafts for it.
+    #[track_caller]
+    pub fn load_with_drafter(path: &Path, options: &LoadOptions) -> (Self, Option<Box<dyn Model>>) {
         let loaded = load_model(path, options);
         let loaded: LoadedModel = loaded.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let (spec, inner) = (loaded.model.spec().clone(), Inner { model: loaded.model, seen: Vec::new() });
-        Self {
-            watch: Watch { spec, inner: Arc::new(Mutex::new(inner)) },
+        let watched = Self {
+            watch: Watch { spec, hidden: Vec::new(), inner: Arc::new(Mutex::new(inner)) },
             vocabulary: loaded.texts.tokenizer,
             fingerprint: loaded.fingerprint.hex,
-        }
+        };
+        (watched, loaded.draft.map(|draft| draft.model))
     }
 
     pub fn spec(&self) -> &ModelSpec {

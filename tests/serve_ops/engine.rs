@@ -59,6 +59,7 @@ fn recovery(rebuild: impl FnMut() -> Result<EngineClient, String> + Send + 'stat
         rebuild: Box::new(rebuild),
         build_time: Duration::from_secs(7),
         pause: Duration::from_millis(1),
+        longest_pause: Duration::from_secs(60),
         max_attempts: 3,
         gave_up: Box::new(|_| {}),
     }

@@ -529,6 +529,9 @@ fn start(
     disk: Option<&Path>,
     terminal: &Terminal,
 ) -> Result<(EngineClient, BenchModel), CommandError> {
+    if !recipe.model.remote.engine.is_empty() {
+        return start_remote(recipe, terminal);
+    }
     let begun = Instant::now();
     let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
     let resolved = load::resolve(&recipe.model, &quiet)?;
@@ -556,7 +559,7 @@ fn start(
     let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
     let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
-    let draft_name = loaded.draft.as_ref().map(|draft| draft.name.clone());
+    let draft_name = loaded.draft.as_ref().and_then(|draft| draft.name.clone());
     let models = (loaded.model, loaded.draft.map(|draft| draft.model));
     let handle = load::start_engine(models, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
@@ -565,6 +568,39 @@ fn start(
     facts.fingerprint = Some(loaded.fingerprint.hex);
     facts.load_s = vec![load_s];
     facts.draft_model = draft_name;
+    Ok((handle, facts))
+}
+
+/// Returns the context of a model whose engine is elsewhere.
+pub fn remote_context(model: &ModelArgs, terminal: &Terminal) -> Result<usize, CommandError> {
+    let (_, settings) = load::remote::open(model, remote_options(1), terminal)?;
+    Ok(load::remote::connect(settings)?.spec().context_length())
+}
+
+fn remote_options(sequences: usize) -> EngineOptions {
+    let sharing = Sharing { max_running: sequences, max_sessions: sequences, ..Sharing::default() };
+    EngineOptions {
+        warm_resume: true,
+        keeps_sessions: false,
+        kv_memory: None,
+        kv_disk: None,
+        packed_disk: None,
+        speculation: Speculation::Off,
+        sharing,
+    }
+}
+
+/// Connects to an engine elsewhere.
+fn start_remote(recipe: &Recipe, terminal: &Terminal) -> Result<(EngineClient, BenchModel), CommandError> {
+    let options = remote_options(recipe.sequences + recipe.depths + 1);
+    let (_, settings) = load::remote::open(&recipe.model, options, terminal)?;
+    let architecture = settings.architecture.clone();
+    let handle = load::remote::connect(settings)?;
+    load::remote::report(&handle, terminal);
+    let setting =
+        BenchSetting { model: recipe.name.clone(), cpu: "remote".to_owned(), ..BenchSetting::default() };
+    let context = Some(recipe.context);
+    let facts = BenchModel { architecture: Some(architecture), context, setting, ..BenchModel::default() };
     Ok((handle, facts))
 }
 

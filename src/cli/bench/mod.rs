@@ -30,7 +30,9 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, SpeculateArg, WeightDtype};
+use super::args::{
+    CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg, WeightDtype,
+};
 use super::error::{CommandError, Exit, Kind};
 use super::load;
 use super::output::{Output, OutputError};
@@ -58,6 +60,9 @@ pub struct BenchArgs {
     /// Models: .gguf files, folders, org/repo[:QUANT][@REVISION] or aliases
     #[arg(long, short, value_name = "REF", value_delimiter = ',')]
     pub model: Vec<String>,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
 
     #[command(flatten)]
     pub fetch: FetchArgs,
@@ -388,6 +393,8 @@ impl<'a> Outlook<'a> {
 /// # Errors
 /// A usage error if a case needs more context than the model has; those of finding a model.
 fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<Recipe>, CommandError> {
+    let is_remote = !args.remote.engine.is_empty();
+    check_remote(args, is_remote)?;
     let mut models: Vec<(ModelArgs, String, usize)> = Vec::new();
     let nothing_given = [None];
     let given: Vec<_> = args.model.iter().cloned().map(Some).collect();
@@ -395,12 +402,16 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
         let model = ModelArgs {
             model: reference.clone(),
             draft_model: args.engine.draft_model.clone(),
+            remote: args.remote.clone(),
             fetch: args.fetch.clone(),
             aliases: args.aliases.clone(),
             ..ModelArgs::default()
         };
         let resolved = load::resolve(&model, terminal)?;
-        let most = model_facts(&resolved.source)?.decoder?.context_length;
+        let most = match is_remote {
+            true => engine::remote_context(&model, terminal)?,
+            false => model_facts(&resolved.source)?.decoder?.context_length,
+        };
         let context = context(args, cases, &resolved.name, most)?;
         // Files with equal names are labelled by their full argument.
         let is_taken = models.iter().any(|(_, name, _)| *name == resolved.name);
@@ -431,6 +442,18 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
     Ok(each(recipes, &sweep.step_tokens, |recipe, value| recipe.step_tokens = Some(value)))
 }
 
+/// Refuses what cannot be measured of an engine elsewhere.
+fn check_remote(args: &BenchArgs, is_remote: bool) -> Result<(), CommandError> {
+    if is_remote && !args.tests.sessions.is_empty() {
+        let message = "--sessions measures KV in memory and on disk here, and --engine has its own elsewhere";
+        return Err(CommandError::usage(message));
+    }
+    if is_remote && !args.engine.step_tokens.is_empty() {
+        return Err(CommandError::usage("--step-tokens: the remote engine of --engine decides that"));
+    }
+    Ok(())
+}
+
 /// Combines every recipe with every value; without values the recipes stay as they are.
 fn each<V: Clone>(recipes: Vec<Recipe>, values: &[V], set: impl Fn(&mut Recipe, V)) -> Vec<Recipe> {
     if values.is_empty() {
@@ -459,7 +482,7 @@ fn context(args: &BenchArgs, cases: &[Case], model: &str, most: usize) -> Result
 
 /// Returns the numbers of threads to probe.
 fn probed_threads(args: &BenchArgs, recipes: &[Recipe]) -> Vec<usize> {
-    if args.tests.no_probe {
+    if args.tests.no_probe || !args.remote.engine.is_empty() {
         return Vec::new();
     }
     let default = crate::runtime::machine::default_threads();

@@ -243,7 +243,7 @@ pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
     type Buffer: Default + Send;
     /// A matrix `[out, in]` in its stored type.
-    type Weight: Send;
+    type Weight: Send + Sync;
     /// A vector in f32.
     type Vector: Send;
     /// Cosines and sines of one step's positions, `[rows, dim / 2]` each.
@@ -451,4 +451,7 @@ pub trait Backend: Send + 'static {
     /// again. A backend with activations on the host may swap the two, so passing the last call's `out` again avoids
     /// allocations.
     fn read(&self, x: &mut Self::Buffer, out: &mut Vec<f32>) -> Result<()>;
+
+    /// Fills `out` with activations of the host, row-major, each row `width` wide.
+    fn write(&self, values: &[f32], width: usize, out: &mut Self::Buffer) -> Result<()>;
 }

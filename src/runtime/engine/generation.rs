@@ -18,13 +18,13 @@ use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::repetition::repeats;
 use crate::runtime::request::{
-    EngineSessionName, Event, Finish, Logprob, Outcome, ReasoningWatch, Request, Started, Timings, Token,
-    Usage,
+    EngineSessionName, Event, Finish, Logprob, ModelDrafter, Outcome, ReasoningWatch, Request, Started,
+    Timings, Token, Usage,
 };
 use crate::runtime::sample::draw_seed;
 use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
 use crate::runtime::spec::{EngineSpec, Speculation};
-use crate::runtime::step::{DraftedRows, Executor, FeedInput, Scores, SequenceFeed};
+use crate::runtime::step::{Executor, FedRows, FeedInput, Scores, SequenceFeed};
 use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// Prompt tokens per step when their log-probabilities are wanted: each takes a row of logits as long as the
@@ -273,12 +273,12 @@ impl Generation {
         }
     }
 
-    /// Handles a step that succeeded, and samples from `drafted` rows as far as the draft holds. Returns true
+    /// Handles a step that succeeded, and samples from drafted rows as far as the draft holds. Returns true
     /// if it ended the generation.
     pub fn advance(
         &mut self,
         executor: &mut Executor,
-        drafted: DraftedRows,
+        fed: FedRows,
         vocabulary: &dyn Vocabulary,
         events: &mut EngineEvents,
     ) -> bool {
@@ -290,10 +290,15 @@ impl Generation {
             let logprobs = std::mem::take(&mut self.scores);
             self.emit(events, Event::Prompt { logprobs });
         }
-        let ended = self.accept_sampled(executor, drafted, vocabulary, events);
+        let ended = self.accept_sampled(executor, fed, vocabulary, events);
         let ended = executor.end_draft(&mut self.sequence).and(ended);
         match ended {
-            Ok(None) => return false,
+            Ok(None) => {
+                let FedRows { first, position, .. } = fed;
+                let count = self.sequence.position() - position;
+                self.drafts.note_hidden(position, count, executor.hidden(first..first + count));
+                return false;
+            }
             Ok(Some(finish)) => self.finish(finish, events),
             Err(error) => self.fail(error, events),
         }
@@ -304,11 +309,11 @@ impl Generation {
     fn accept_sampled(
         &mut self,
         executor: &mut Executor,
-        drafted: DraftedRows,
+        fed: FedRows,
         vocabulary: &dyn Vocabulary,
         events: &mut EngineEvents,
     ) -> Result<Option<Finish>> {
-        let (mut next_row, mut num_accepted) = (drafted.next, 0);
+        let (mut next_row, mut num_accepted) = (fed.next_drafted, 0);
         loop {
             let Some(token) = self.sequence.pending().cloned() else {
                 self.drafts.end(num_accepted, false);
@@ -451,6 +456,7 @@ impl Generation {
             drafted_tokens: self.drafts.totals().0,
             accepted_tokens: self.drafts.totals().1,
             draft_model: self.drafts.by_model(),
+            remote: None,
         };
         let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
         self.emit(events, Event::Done(outcome));
@@ -517,14 +523,22 @@ impl Drafting for Generation {
         if most == 0 { None } else { drafts.propose(mode, most, foreseen, text) }
     }
 
-    fn follow(&mut self, most: usize) -> Followed<'_> {
+    fn follow(&mut self, drafter: ModelDrafter, most: usize) -> Followed<'_> {
         let most = self.most_drafted(most);
         let Self { request, sequence, forced, drafts, .. } = self;
-        drafts.follow(known_text(request, self.num_generated, sequence, forced), most)
+        drafts.follow(drafter, known_text(request, self.num_generated, sequence, forced), most)
+    }
+
+    fn model_acceptance(&self) -> Option<f64> {
+        self.drafts.model_acceptance()
     }
 
     fn pass(&mut self) {
         self.drafts.pass();
+    }
+
+    fn decline(&mut self) {
+        self.drafts.decline();
     }
 
     fn keep_draft(&mut self, len: usize) {

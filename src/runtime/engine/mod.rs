@@ -27,7 +27,7 @@ use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
 use crate::runtime::sequence::{Resumed, Sequence};
 use crate::runtime::session::{CheckedOut, SessionTable};
 use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
-use crate::runtime::step::{DraftedRows, Executor, SequenceFeed};
+use crate::runtime::step::{Executor, FedRows, SequenceFeed};
 use crate::runtime::text::Vocabulary;
 
 pub use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
@@ -293,7 +293,7 @@ impl Engine {
         }
     }
 
-    fn forward(&mut self, plan: &StepPlan) -> Vec<Result<DraftedRows>> {
+    fn forward(&mut self, plan: &StepPlan) -> Vec<Result<FedRows>> {
         let fed = self.running.iter().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
         self.make_room(fed.map(|(generation, &rows)| generation.bytes_needed(rows)).sum());
         let fed = self.running.iter_mut().zip(&plan.rows).filter(|(_, rows)| **rows > 0);
@@ -307,7 +307,7 @@ impl Engine {
     }
 
     /// Delivers what a step computed. Returns the number of drafted tokens that were accepted.
-    fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<DraftedRows>>) -> usize {
+    fn deliver(&mut self, plan: &StepPlan, results: Vec<Result<FedRows>>) -> usize {
         let (mut results, mut num_accepted) = (results.into_iter(), 0);
         let stepped = std::mem::take(&mut self.running);
         for (mut generation, &rows) in stepped.into_iter().zip(&plan.rows) {
@@ -315,8 +315,8 @@ impl Engine {
             let (_, accepted_before) = generation.draft_totals();
             let ended = match result {
                 None => false,
-                Some(Ok(drafted)) => {
-                    generation.advance(&mut self.executor, drafted, &*self.vocabulary, &mut self.events)
+                Some(Ok(fed)) => {
+                    generation.advance(&mut self.executor, fed, &*self.vocabulary, &mut self.events)
                 }
                 Some(Err(error)) => {
                     generation.fail(error, &mut self.events);

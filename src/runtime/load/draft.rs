@@ -18,9 +18,10 @@ use crate::runtime::text::Tokenizer;
 /// Beginnings of the names of tokens that fill up a vocabulary.
 const PADDING: [&str; 5] = ["[PAD", "<pad", "<unused", "<|dummy", "<|reserved"];
 
-/// A draft model in memory.
+/// A draft model, or the model's own block that predicts further tokens, in memory.
 pub struct LoadedDraft {
-    pub name: String,
+    /// `None` for the model's own block.
+    pub name: Option<String>,
     pub model: Box<dyn Model>,
     /// Bytes of its weights in memory.
     pub weight_bytes: u64,
@@ -111,9 +112,9 @@ impl DraftFiles {
         let context = description.config.context_length.min(context);
         let weight_bytes = demand(&files, &description, options, context)?.weights;
         let identity = &fingerprint::identity(&files)?;
-        let with = DecoderWith { options, workers, identity };
-        let model = decoder(&files, description, with, context, &mut |_, _| (), notices)?;
-        Ok(LoadedDraft { name, model, weight_bytes })
+        let with = DecoderWith { options, workers, identity, block: None };
+        let (model, _) = decoder(&files, description, with, context, &mut |_, _| (), notices)?;
+        Ok(LoadedDraft { name: Some(name), model, weight_bytes })
     }
 }
 

@@ -85,7 +85,7 @@ fn fingerprint_as(
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
-    // only affect `context_length`; the device is in `backend`.
+    // only affect `context_length`; the device is in `backend`. A block that drafts changes no bit of the model's.
     let LoadOptions {
         device: _,
         dtype,
@@ -95,6 +95,7 @@ fn fingerprint_as(
         kv_memory: _,
         available_memory: _,
         packed: _,
+        prediction: _,
     } = options;
     let facts = json!({
         "scheme": SCHEME,
@@ -123,6 +124,15 @@ pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
         "sha256": files.folder().map(folder).transpose()?,
         "weights": weights(files)?,
     });
+    Ok(sha256(&[facts.to_string().as_bytes()]))
+}
+
+/// Identifies the texts of a model whose weights are elsewhere, in `path`: equal identities have equal token ids.
+///
+/// # Errors
+/// [`LoadError`] naming the file that cannot be read.
+pub fn texts_identity(path: &Path) -> Result<String, LoadError> {
+    let facts = json!({"sha256": folder(path)?, "weights": null});
     Ok(sha256(&[facts.to_string().as_bytes()]))
 }
 

@@ -69,7 +69,8 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
     })
 }
 
-fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
+/// Returns the facts of a decoder.
+pub(super) fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
     match recognised {
         Recognised::Native(Description { config, .. }) => DecoderFacts {
             context_length: config.context_length,

@@ -21,6 +21,7 @@ pub mod hub;
 pub mod inspect;
 pub mod metadata;
 mod packed;
+mod prediction;
 pub mod quantize;
 pub mod safetensors;
 mod sentencepiece;
@@ -44,11 +45,13 @@ pub use files::ModelFiles;
 pub use fingerprint::{Fingerprint, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
-pub use texts::TextFiles;
+use prediction::OwnBlock;
+pub use prediction::PredictionUse;
+pub use texts::{TextFiles, TextsAlone};
 
-use super::backend::PAGE_TOKENS;
 use super::backend::candle::{Candle, is_widened};
 use super::backend::cpu::{Cpu, CpuThreads};
+use super::backend::{Backend, PAGE_TOKENS};
 use super::error::{Error, LoadError};
 use super::hints::Hints;
 use super::kernel::attention::{RUN_TOKENS, partial_len};
@@ -57,7 +60,7 @@ use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::Description;
 use super::model::config::{DecoderConfig, MixerConfig};
-use super::model::decoder::{Decoder, DecoderParts, Matrix, kv_groups};
+use super::model::decoder::{Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
 use super::model::recognise::{Recognised, recognise};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
@@ -77,8 +80,10 @@ pub struct LoadedModel {
     pub fingerprint: Fingerprint,
     /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<Notice>,
-    /// Set if a draft model was asked for.
+    /// What drafts for the model: a draft model that was asked for, or the file's own block.
     pub draft: Option<LoadedDraft>,
+    /// As `notices`, for users who ask for details.
+    pub details: Vec<Notice>,
 }
 
 /// The text side of a model, without its weights: all that converts a conversation to token ids and back.
@@ -189,6 +194,7 @@ pub struct LoadOptions {
     pub available_memory: Option<u64>,
     /// Where packed weights are kept; `None` packs at every load.
     pub packed: Option<PanelPlace>,
+    pub prediction: PredictionUse,
 }
 
 /// Reads everything except the weights.
@@ -253,10 +259,14 @@ pub fn load_with_draft(
     };
     fit_vocabulary(&mut texts, vocab_size, &mut notices);
     draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
-    let context_length = context_of(&files, &recognised, draft.as_ref(), options, &mut notices)?;
-    let workers = draft.as_ref().and_then(|_| options.device.workers()).transpose().map_err(backend)?;
-    let with = |identity| DecoderWith { options, workers: workers.as_ref(), identity };
-    let (fingerprint, model) = match recognised {
+    let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
+    let block = prediction::block(&files, &recognised, options, &resolved.name)?;
+    let drafters = Drafters { draft: draft.as_ref(), block: block.as_ref() };
+    let context_length = context_of(&files, &recognised, drafters, options, &mut notices)?;
+    let shares = draft.is_some() || block.is_some();
+    let workers = shares.then(|| options.device.workers()).flatten().transpose().map_err(backend)?;
+    let with = |identity| DecoderWith { options, workers: workers.as_ref(), identity, block: block.as_ref() };
+    let (fingerprint, (model, own)) = match recognised {
         Recognised::Native(description) => (
             fingerprint(&files, &description.config, context_length, options)?,
             decoder(&files, description, with(&texts.identity), context_length, progress, &mut notices)?,
@@ -264,12 +274,14 @@ pub fn load_with_draft(
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
             fingerprint::candle_fingerprint(&files, plan.architecture, options)?,
-            candle_models::load(&files, plan, options, context_length, progress)?,
+            (candle_models::load(&files, plan, options, context_length, progress)?, None),
         ),
     };
+    let own = own.zip(block).map(|(model, block)| block.loaded(model));
     let draft =
         draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
-    Ok(LoadedModel { name: resolved.name.clone(), model, texts, fingerprint, notices, draft })
+    let (name, draft) = (resolved.name.clone(), draft.or(own));
+    Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, details })
 }
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
@@ -296,7 +308,17 @@ pub fn context_length(
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     let options = in_force(files, options, notices);
-    context_of(files, &recognise(files.config_reader())?, None, &options, notices)
+    let recognised = recognise(files.config_reader())?;
+    let block = prediction::block(files, &recognised, &options, "")?;
+    let drafters = Drafters { draft: None, block: block.as_ref() };
+    context_of(files, &recognised, drafters, &options, notices)
+}
+
+/// What takes memory beside the model to draft for it.
+#[derive(Clone, Copy)]
+struct Drafters<'a> {
+    draft: Option<&'a DraftFiles>,
+    block: Option<&'a OwnBlock>,
 }
 
 /// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
@@ -319,7 +341,7 @@ fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>
 fn context_of(
     files: &ModelFiles,
     recognised: &Recognised,
-    draft: Option<&DraftFiles>,
+    drafters: Drafters<'_>,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
@@ -327,7 +349,9 @@ fn context_of(
         Recognised::Native(description) => {
             let demand = |context| {
                 let demand = demand(files, description, options, context)?;
-                draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
+                let demand =
+                    drafters.block.map_or(demand, |block| block.add_demand(demand, options, context));
+                drafters.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
             };
             context(description.config.context_length, demand, options, notices)
         }
@@ -396,15 +420,9 @@ fn demand(
     options: &LoadOptions,
     context: usize,
 ) -> Result<Demand, LoadError> {
-    let Description { config, naming } = description;
+    let Description { config, naming, .. } = description;
     let file = WeightFile::new(files.tensors(), naming)?;
-    let mut weights = 0u64;
-    for (name, shape, dtype) in file.decoder_tensors(description.config.layers.len()) {
-        let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
-        let bytes = weight_bytes(options.device, dtype, &shape)
-            .map_err(|message| LoadError::Tensor { tensor: name, message })?;
-        weights = weights.saturating_add(bytes as u64);
-    }
+    let weights = tensor_bytes(file.decoder_tensors(config.layers.len()), config, options)?;
     let (lasting, windowed): (Vec<_>, Vec<_>) =
         kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
@@ -416,6 +434,22 @@ fn demand(
         kv_fixed: page_bytes + in_windows,
         fixed: activation_bytes(config),
     })
+}
+
+/// Returns the bytes of tensors in memory.
+fn tensor_bytes(
+    tensors: impl IntoIterator<Item = (String, Vec<usize>, Dtype)>,
+    config: &DecoderConfig,
+    options: &LoadOptions,
+) -> Result<u64, LoadError> {
+    let mut bytes = 0u64;
+    for (name, shape, dtype) in tensors {
+        let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
+        let tensor = weight_bytes(options.device, dtype, &shape)
+            .map_err(|message| LoadError::Tensor { tensor: name, message })?;
+        bytes = bytes.saturating_add(tensor as u64);
+    }
+    Ok(bytes)
 }
 
 /// Returns the bytes of a tensor in memory: our kernels keep matrices in a layout of their own, candle keeps the types that
@@ -434,7 +468,7 @@ fn weight_bytes(device: Device, dtype: Dtype, shape: &[usize]) -> Result<usize, 
 /// Returns the types whose weights take far more memory than in the file, and how much more.
 fn widened_types(
     files: &ModelFiles,
-    Description { config, naming }: &Description,
+    Description { config, naming, .. }: &Description,
     options: &LoadOptions,
 ) -> Result<Option<Notice>, LoadError> {
     let is_kept = options.quantize.is_none() && options.dtype != Some(Dtype::F32);
@@ -510,7 +544,12 @@ struct DecoderWith<'a> {
     workers: Option<&'a CpuThreads>,
     /// See [`fingerprint::identity`].
     identity: &'a str,
+    /// Loaded with the model.
+    block: Option<&'a OwnBlock>,
 }
+
+/// A model, and its block that predicts further tokens.
+type Models = (Box<dyn Model>, Option<Box<dyn Model>>);
 
 fn decoder(
     files: &ModelFiles,
@@ -519,8 +558,8 @@ fn decoder(
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
-) -> Result<Box<dyn Model>, LoadError> {
-    let DecoderWith { options, workers, identity } = with;
+) -> Result<Models, LoadError> {
+    let DecoderWith { options, workers, identity, block } = with;
     let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
@@ -533,6 +572,13 @@ fn decoder(
         Ok(converted)
     };
     notices.extend(widened_types(files, &description, options)?);
+    let block = block.map(|block| PredictionParts {
+        layer: block.layer.clone(),
+        naming: description.naming.clone(),
+        source: files.tensors(),
+        kv_type: options.kv_type,
+        convert: &convert,
+    });
     let parts = DecoderParts {
         config: description.config,
         naming: description.naming,
@@ -542,24 +588,37 @@ fn decoder(
         convert: &convert,
         progress,
     };
-    let model: Box<dyn Model> = match options.device {
+    let models = match options.device {
         Device::Cpu(options) => {
-            let cpu = match workers {
+            let cpu = || match workers {
                 Some(workers) => Cpu::sharing(options, workers.clone()),
                 None => Cpu::with(options),
             };
-            Box::new(Decoder::load(cpu.map_err(backend)?.keeping(panels.clone()), parts)?)
+            build(|| cpu().map_err(backend), |cpu| cpu.keeping(panels.clone()), parts, block)?
         }
         Device::Candle(kind) => {
             let device = open_device(kind).map_err(backend)?;
-            Box::new(Decoder::load(Candle::new(device).map_err(backend)?, parts)?)
+            build(|| Candle::new(device.clone()).map_err(backend), |candle| candle, parts, block)?
         }
     };
     notices.extend(panels.iter().flat_map(|panels| panels.finish()));
     for ((dtype, asked), count) in kept.into_inner() {
         notices.push(Notice::WeightTypes { count, dtype, asked });
     }
-    Ok(model)
+    Ok(models)
+}
+
+/// Loads a decoder on the backend that `keeping` makes of a new one, and its block on another, because only the decoder's packed
+/// weights are kept: a file of them does not depend on what drafts.
+fn build<B: Backend>(
+    new: impl Fn() -> Result<B, LoadError>,
+    keeping: impl FnOnce(B) -> B,
+    parts: DecoderParts<'_>,
+    block: Option<PredictionParts<'_>>,
+) -> Result<Models, LoadError> {
+    let mut decoder = Decoder::load(keeping(new()?), parts)?;
+    let block = block.map(|block| decoder.load_prediction(new()?, block)).transpose()?;
+    Ok((Box::new(decoder), block.map(|block| Box::new(block) as Box<dyn Model>)))
 }
 
 /// Opens the packed weights of a model. None are kept of weights that are converted on load, because converting them takes
@@ -597,6 +656,7 @@ mod tests {
             kv_memory: None,
             available_memory: None,
             packed: None,
+            prediction: PredictionUse::Never,
         };
         for stored in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0] {
             for dtype in [None, Some(Dtype::F32), Some(Dtype::F16), Some(Dtype::Bf16)] {

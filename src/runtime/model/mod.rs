@@ -95,6 +95,27 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
 
+    /// Returns the width of the hidden state that each row needs beside its token; `None` for all models but blocks that
+    /// predict further tokens, which compute by [`Self::predict`] alone.
+    fn hidden_width(&self) -> Option<usize> {
+        None
+    }
+
+    /// Computes one step of a block that predicts further tokens. `hidden` holds for each row the hidden state of the token
+    /// before it, `[rows, width]`.
+    ///
+    /// # Errors
+    /// [`crate::runtime::Error::Backend`], also for every other model.
+    fn predict(&mut self, _: &Batch<'_>, _hidden: &[f32]) -> Result<Logits> {
+        Err(Error::Backend("the model takes no hidden states".to_owned()))
+    }
+
+    /// Returns the hidden states of all rows of the last step, `[rows, width]`: what the output matrix is multiplied with.
+    /// Empty unless a block that predicts further tokens was loaded with the model, or the model is one.
+    fn hidden(&self) -> &[f32] {
+        &[]
+    }
+
     /// Returns logits that are no longer needed, to reuse their memory.
     fn reuse(&mut self, logits: Logits) {
         drop(logits);

@@ -14,12 +14,16 @@ use crate::runtime::tensor::{HostTensor, TensorSource};
 pub struct WeightFile<'a> {
     source: &'a dyn TensorSource,
     naming: &'a Naming,
-    /// Prefix of Hugging Face's names: `model.`, or longer for the text part of a multimodal model.
+    /// Prefix of Hugging Face's names: `model.`, or longer for the text part of a multimodal model. In GGUF, that of names
+    /// outside the layers: empty but for a block that predicts further tokens.
     prefix: String,
 }
 
 /// Prefixes of the text decoder in Hugging Face checkpoints, most common first.
 const PREFIXES: [&str; 5] = ["model.", "model.language_model.", "language_model.model.", "backbone.", ""];
+
+/// Prefix of the block that predicts further tokens.
+const PREDICTION_PREFIX: &str = "mtp.";
 
 impl<'a> WeightFile<'a> {
     pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> Result<Self, LoadError> {
@@ -32,6 +36,41 @@ impl<'a> WeightFile<'a> {
                 .to_string(),
         };
         Ok(Self { source, naming, prefix })
+    }
+
+    /// Returns the tensors of the block that predicts further tokens, which Hugging Face's files have beside the decoder's;
+    /// `None` if there is no such block behind `num_layers` layers.
+    pub fn of_prediction(
+        source: &'a dyn TensorSource,
+        naming: &'a Naming,
+        num_layers: usize,
+    ) -> Option<Self> {
+        let prefix = match naming.gguf {
+            true => format!("blk.{num_layers}.nextn."),
+            false => PREDICTION_PREFIX.to_owned(),
+        };
+        let file = Self { source, naming, prefix };
+        file.has_global(["fc", "eh_proj"]).then_some(file)
+    }
+
+    /// Lists the tensors of a file of [`Self::of_prediction`], as [`Self::decoder_tensors`] does.
+    pub fn prediction_tensors(&self, num_layers: usize) -> Vec<(String, Vec<usize>, Dtype)> {
+        let ours = |name: &str| match self.naming.gguf {
+            true => self.layer_of(name) == Some(num_layers),
+            false => name.starts_with(&self.prefix),
+        };
+        let described =
+            |name: &str| self.source.describe(name).map(|(shape, dtype)| (name.to_owned(), shape, dtype));
+        self.source.names().iter().filter(|name| ours(name)).filter_map(|name| described(name)).collect()
+    }
+
+    /// Returns whether the file has tensors that predict further tokens, of whatever form.
+    pub fn has_prediction(&self, num_layers: usize) -> bool {
+        let is_of_one = |name: &str| {
+            self.layer_of(name).is_some_and(|layer| layer >= num_layers)
+                || !self.naming.gguf && name.starts_with(PREDICTION_PREFIX)
+        };
+        self.source.names().iter().any(|name| is_of_one(name))
     }
 
     /// Returns the prefix of Hugging Face's names, e.g. `model.`.
@@ -73,7 +112,7 @@ impl<'a> WeightFile<'a> {
 
     /// Returns the name of a tensor outside the layers, e.g. `embed_tokens.weight` / `token_embd.weight`.
     fn global_name(&self, hf: &str, gguf: &str) -> String {
-        if self.naming.gguf { gguf.to_owned() } else { format!("{}{hf}", self.prefix) }
+        format!("{}{}", self.prefix, if self.naming.gguf { gguf } else { hf })
     }
 
     fn layer_name(&self, layer: usize, [hf, gguf]: [&str; 2]) -> String {
@@ -217,9 +256,18 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads a matrix outside the layers.
-    pub fn global_linear(&self, [hf, gguf]: Names, shape: [usize; 2]) -> Result<Linear, LoadError> {
-        let name = self.global_name(hf, gguf);
-        self.optional_linear(&name, shape)?.ok_or_else(|| missing(&format!("{name}.weight")))
+    pub fn global_linear(&self, names: [&str; 2], shape: [usize; 2]) -> Result<Linear, LoadError> {
+        let missing = || missing(&format!("{}.weight", self.global_name(names[0], names[1])));
+        self.optional_global_linear(names, shape)?.ok_or_else(missing)
+    }
+
+    /// Reads a matrix as [`Self::global_linear`] does; `None` if the file lacks it.
+    pub fn optional_global_linear(
+        &self,
+        [hf, gguf]: [&str; 2],
+        shape: [usize; 2],
+    ) -> Result<Option<Linear>, LoadError> {
+        self.optional_linear(&self.global_name(hf, gguf), shape)
     }
 
     /// Reads matrices of one shape outside the layers: modules with numbers, or one tensor of all.
@@ -241,8 +289,13 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads a norm outside the layers.
-    pub fn global_norm(&self, [hf, gguf]: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn global_norm(&self, [hf, gguf]: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
         self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len)
+    }
+
+    /// Returns whether the file has a tensor outside the layers, given its names without `.weight`.
+    pub fn has_global(&self, [hf, gguf]: [&str; 2]) -> bool {
+        self.source.describe(&format!("{}.weight", self.global_name(hf, gguf))).is_some()
     }
 
     /// Reads projections stored separately, or as consecutive rows of one matrix (Phi-3).

@@ -218,7 +218,10 @@ impl AnswerStream {
     pub fn finish(mut self, outcome: Outcome) -> (Vec<Delta>, Answer) {
         let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
         let deltas = self.flush(is_cut);
-        let Self { content, reasoning, tool_calls, num_reasoning_tokens, tokens, started, .. } = self;
+        let Self { content, reasoning, tool_calls, num_reasoning_tokens, tokens, mut started, .. } = self;
+        if let Some(started) = started.as_mut().filter(|_| outcome.usage.remote.is_some()) {
+            started.reuse.cached_tokens = outcome.usage.cached_tokens; // known at the end only
+        }
         let answer =
             Answer { content, reasoning, tool_calls, num_reasoning_tokens, tokens, outcome, started };
         (deltas, answer)

@@ -7,6 +7,7 @@
 //! fails: sinks are dropped and calls return [`Error::EngineGone`]. No reply is used after the first invalid
 //! one. No lock is held while a sink is called. The process is known only as a [`ProcessHandle`].
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufReader, Read, Write};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -338,24 +339,28 @@ impl LinkState {
         self.state == WorkerState::Up
     }
 
-    fn generations(&self) -> impl Iterator<Item = &RemoteGeneration> {
-        self.pending.values().filter_map(|call| match call {
-            PendingCall::Generation(generation) => Some(generation),
+    fn generations(&self) -> impl Iterator<Item = (&i64, &RemoteGeneration)> {
+        self.pending.iter().filter_map(|(id, call)| match call {
+            PendingCall::Generation(generation) => Some((id, generation)),
             _ => None,
         })
     }
 
+    /// Returns the stops of all generations, the last to start first: if the running one were stopped before those that
+    /// wait, the worker could start one of them in its place.
     fn stops(&self) -> Result<Vec<StopHandle>> {
-        match self.is_up() {
-            true => Ok(self.generations().map(|generation| generation.stop.clone()).collect()),
-            false => Err(Error::EngineGone),
+        if !self.is_up() {
+            return Err(Error::EngineGone);
         }
+        let mut newest_first: Vec<(&i64, &RemoteGeneration)> = self.generations().collect();
+        newest_first.sort_by_key(|(id, generation)| (generation.is_started, Reverse(**id)));
+        Ok(newest_first.into_iter().map(|(_, generation)| generation.stop.clone()).collect())
     }
 
     /// Returns the load, with requests counted here so that the newest are included.
     fn load(&self) -> EngineLoad {
         let num_open = self.generations().count();
-        let num_running = self.generations().filter(|generation| generation.is_started).count();
+        let num_running = self.generations().filter(|(_, generation)| generation.is_started).count();
         EngineLoad { num_waiting: num_open - num_running, num_running, ..self.load }
     }
 

@@ -25,7 +25,7 @@ pub async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let asked = blocking(&app, move |app| request::completion(app, body, incoming)).await?;
-    let request::Completion { request, streaming, echo, ignored } = asked;
+    let request::Completion { request, streaming, echo, returns_token_ids, ignored } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let scores_prompt = request.turn.prompt_logprobs.is_some();
     let head = Head::new(&app, "cmpl");
@@ -34,17 +34,19 @@ pub async fn post(
     let prompts = std::mem::take(&mut running.prompts);
     // The choices of one prompt stand together.
     let echoed = prompts.into_iter().flat_map(|Sent { text, tokens }| {
+        let prompt_ids = if returns_token_ids { tokens.clone() } else { Vec::new() };
         let echoed = if echo { Echoed { text, ids: tokens, scores: Vec::new() } } else { Echoed::default() };
-        std::iter::repeat_n(echoed, num_choices)
+        std::iter::repeat_n((echoed, prompt_ids), num_choices)
     });
-    let echoed: Vec<Echoed> = echoed.collect();
-    let style = CompletionStyle { logprobs, scores_prompt: logprobs && scores_prompt, streaming };
+    let (echoed, prompt_ids): (Vec<Echoed>, Vec<Vec<u32>>) = echoed.unzip();
+    let scores_prompt = logprobs && scores_prompt;
+    let style = CompletionStyle { logprobs, scores_prompt, returns_token_ids, streaming };
     if !streaming.is_on {
         let collected = collect::all(running).await?;
-        let whole = Json(completion(&head, style, echoed, &collected));
+        let whole = Json(completion(&head, style, (echoed, prompt_ids), &collected));
         return Ok((Ignored(ignored), whole).into_response());
     }
-    let held = echoed.iter().map(|_| HeldTokens::default()).collect();
+    let held = prompt_ids.into_iter().map(HeldTokens::of_prompt).collect();
     let chunks = TextChunks { head, style, usage, echoed: echoed.into_iter().map(Some).collect(), held };
     Ok((Ignored(ignored), sse::response(running, chunks)).into_response())
 }
@@ -55,22 +57,33 @@ struct CompletionStyle {
     logprobs: bool,
     /// Also those of the prompt.
     scores_prompt: bool,
+    returns_token_ids: bool,
     streaming: Streaming,
 }
 
-fn completion(head: &Head, style: CompletionStyle, echoed: Vec<Echoed>, collected: &Collected) -> Value {
+fn completion(
+    head: &Head,
+    style: CompletionStyle,
+    (echoed, prompt_ids): (Vec<Echoed>, Vec<Vec<u32>>),
+    collected: &Collected,
+) -> Value {
     let scores = collected.scores.iter().cloned();
     let echoed = echoed.into_iter().zip(scores).map(|(echoed, scores)| Echoed { scores, ..echoed });
     let choice = |(index, (choice, echoed)): (usize, (&FinishedChoice, Echoed))| {
         let tokens = &choice.answer.tokens;
         let mut offset = if style.scores_prompt { 0 } else { echoed.text.chars().count() };
         let told = Some(&echoed).filter(|_| style.scores_prompt);
-        json!({
+        let mut choice_json = json!({
             "index": index,
             "text": format!("{}{}", echoed.text, choice.answer.content),
             "logprobs": style.logprobs.then(|| head.completion_logprobs(told, tokens, &mut offset)),
             "finish_reason": choice.finish_reason(),
-        })
+        });
+        if style.returns_token_ids {
+            choice_json["token_ids"] = choice.answer.ids().into();
+            choice_json["prompt_token_ids"] = prompt_ids[index].clone().into();
+        }
+        choice_json
     };
     let choices = collected.choices.iter().zip(echoed).enumerate().map(choice).collect();
     let mut object = head.object(OBJECT, choices);
@@ -89,12 +102,19 @@ struct TextChunks {
     held: Vec<HeldTokens>,
 }
 
-/// Tokens whose log-probabilities wait for a chunk.
-#[derive(Default)]
+/// Tokens whose log-probabilities or ids wait for a chunk.
 struct HeldTokens {
     tokens: Vec<Token>,
+    /// Ids of the prompt, until they are sent.
+    prompt_ids: Vec<u32>,
     /// Characters of the text before them.
     offset: usize,
+}
+
+impl HeldTokens {
+    fn of_prompt(prompt_ids: Vec<u32>) -> Self {
+        Self { tokens: Vec::new(), prompt_ids, offset: 0 }
+    }
 }
 
 impl TextChunks {
@@ -105,12 +125,18 @@ impl TextChunks {
     }
 
     fn text(&mut self, choice: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
-        let HeldTokens { tokens, offset } = &mut self.held[choice];
-        let tokens = std::mem::take(tokens);
-        let logprobs = (!tokens.is_empty()).then(|| self.head.completion_logprobs(None, &tokens, offset));
-        self.chunk(vec![json!({
+        let HeldTokens { tokens, prompt_ids, offset } = &mut self.held[choice];
+        let (tokens, prompt_ids) = (std::mem::take(tokens), std::mem::take(prompt_ids));
+        let has_scores = self.style.logprobs && !tokens.is_empty();
+        let logprobs = has_scores.then(|| self.head.completion_logprobs(None, &tokens, offset));
+        let mut choice = json!({
             "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish,
-        })])
+        });
+        if self.style.returns_token_ids {
+            choice["token_ids"] = tokens.iter().map(|token| token.id).collect();
+            choice["prompt_token_ids"] = Some(prompt_ids).filter(|ids| !ids.is_empty()).into();
+        }
+        self.chunk(vec![choice])
     }
 
     /// The prompt, unless it has been told; with what was asked about its tokens.
@@ -142,7 +168,7 @@ impl StreamFormat for TextChunks {
 
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
         self.usage.count(tokens.len());
-        if self.style.logprobs {
+        if self.style.logprobs || self.style.returns_token_ids {
             self.held[choice].tokens.extend(tokens);
         }
         let echo = self.echo(choice);
@@ -150,7 +176,11 @@ impl StreamFormat for TextChunks {
             Delta::Content(text) => Some(Value::Object(self.text(choice, text, None))),
             _ => None, // a text without a template has no other parts
         };
-        let chunks: Vec<Value> = deltas.iter().filter_map(chunk).collect();
+        let mut chunks: Vec<Value> = deltas.iter().filter_map(chunk).collect();
+        // A token without text is sent too where ids are asked for.
+        if self.style.returns_token_ids && !self.held[choice].tokens.is_empty() {
+            chunks.push(Value::Object(self.text(choice, "", None)));
+        }
         echo.into_iter().chain(chunks).collect()
     }
 

@@ -402,12 +402,15 @@ impl InFlight {
 
     /// Translates the engine's refusal. A lost engine is reported, so that other requests avoid it and get its Retry-After.
     fn refused(&self, error: Error) -> ApiError {
-        let Error::EngineGone = error else { return error.into() };
+        if !matches!(error, Error::EngineGone | Error::RemoteLost(_)) {
+            return error.into();
+        }
         if let Some(assignment) = &self.assignment {
             self.app.engine_lost(&assignment.engine);
         }
-        let other = self.app.engine_of(self.session.as_ref());
-        other.err().unwrap_or_else(ApiError::engine_down)
+        let other = self.app.engine_of(self.session.as_ref()).err();
+        let lost = ApiError::from(error); // says of a remote engine which, and why
+        ApiError { retry_after: other.and_then(|other| other.retry_after).or(lost.retry_after), ..lost }
     }
 
     /// The next event; a reader that goes away meanwhile stops the requests, which then come to their ends.
@@ -469,7 +472,8 @@ impl InFlight {
 
     fn start(&mut self, index: usize, mut started: Started) -> Update {
         let is_brought_back = self.assignment.as_ref().is_some_and(|assignment| assignment.is_brought_back);
-        if is_brought_back && started.reuse.reason == ReuseReason::Evicted {
+        if is_brought_back && matches!(started.reuse.reason, ReuseReason::Evicted | ReuseReason::RemoteEngine)
+        {
             started.reuse.reason = ReuseReason::EngineLost; // it was not for others that its KV went
         }
         if let (Some(session), Some(assignment)) = (&self.session, &self.assignment) {

@@ -192,6 +192,7 @@ impl Totals {
             self.usage.prompt_tokens += usage.prompt_tokens;
             self.usage.cached_tokens += usage.cached_tokens;
             self.usage.add_drafts(usage);
+            self.usage.remote = self.usage.remote.or(usage.remote);
         }
         self.usage.completion_tokens += usage.completion_tokens;
         self.num_reasoning_tokens += answer.num_reasoning_tokens;

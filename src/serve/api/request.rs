@@ -37,6 +37,8 @@ pub struct Completion {
     pub streaming: Streaming,
     /// Answers begin with their prompts.
     pub echo: bool,
+    /// Answers have the ids of their tokens and of their prompts.
+    pub returns_token_ids: bool,
     /// Fields that have no effect.
     pub ignored: Vec<String>,
 }
@@ -137,6 +139,7 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let prompts = prompts(&mut fields);
     let prompts = between(&mut fields, prompts, &app.model().chat_tokenizer);
     let echo = fields.flag("echo").unwrap_or(false);
+    let returns_token_ids = fields.flag("return_token_ids").unwrap_or(false);
     let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let params = params(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
@@ -163,7 +166,7 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let session = session.filter(|_| prompt_logprobs.is_none());
     let mut request = params.request(Prompt::Texts(prompts), session, incoming.request_id);
     request.turn.prompt_logprobs = prompt_logprobs;
-    Ok(Completion { request, streaming, echo, ignored })
+    Ok(Completion { request, streaming, echo, returns_token_ids, ignored })
 }
 
 /// A request for the text between two others.

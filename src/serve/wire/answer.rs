@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::message::tool_call_json;
 use crate::runtime::turn::{Answer, AnsweredCall};
-use crate::runtime::{Logprob, Token, Usage};
+use crate::runtime::{Logprob, RemoteUsage, Token, Usage};
 use crate::template::ToolCall;
 
 /// OpenAI's log-probability of an impossible token.
@@ -47,11 +47,21 @@ pub fn usage(usage: &Usage) -> Value {
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     });
+    if let Some(remote) = usage.remote {
+        json["engine"] = remote_json(remote);
+    }
     if usage.drafted_tokens > 0 {
         json["completion_tokens_details"] = json!({});
         count_drafts(&mut json["completion_tokens_details"], usage);
     }
     json
+}
+
+/// Writes what a remote engine does not promise, and whether it reports what it had cached.
+pub fn remote_json(RemoteUsage { reports_cached }: RemoteUsage) -> Value {
+    json!({
+        "remote": true, "same_bits": false, "restores_from_disk": false, "reports_cached_tokens": reports_cached,
+    })
 }
 
 /// Adds OpenAI's counts of drafted tokens to the details of an answer's tokens. Without drafts there are none: clients

@@ -17,8 +17,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-use super::sse::{self, ChunkUsage, SseParser};
+use super::sse::{self, ChunkUsage};
 use crate::cli::error::{CommandError, Kind};
+use crate::runtime::http_engine::SseParser;
 
 /// Most bytes of a response that is read whole.
 const MAX_BODY_BYTES: usize = 16 << 20;

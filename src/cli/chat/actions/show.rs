@@ -80,7 +80,10 @@ fn model(chat: &Chat<'_>) -> String {
         row("model", info.name.clone()),
         row("context", format!("{} tokens", grouped(info.context_tokens))),
         row("vocabulary", format!("{} tokens", grouped(info.vocab_size))),
-        row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
+        match chat.model.llm().engine().remote() {
+            Some(remote) => row("engine", remote.engines.join(", ")),
+            None => row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
+        },
         row("loaded in", crate::cli::chat::spoken(info.load_time)),
         row("reasoning", output_markup.reasoning.map_or("none", |format| format.name()).to_owned()),
         row("tool calls", output_markup.tool_calls.map_or("none", |format| format.name()).to_owned()),
@@ -195,6 +198,9 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::PromptLogprobs => "log-probabilities of the prompt were asked for",
         ReuseReason::EngineLost => {
             "the engine that held the conversation has ended, and none of it was on disk"
+        }
+        ReuseReason::RemoteEngine => {
+            "the remote engine keeps what it has computed, and reports what it reused when it has answered"
         }
         ReuseReason::Restored => "computed by another process and read from disk, in whole pages",
     }

@@ -18,6 +18,9 @@ impl Chat<'_> {
             saved.turns.last().is_some_and(|turn| turn.model.is_same(self.model.llm().texts().fingerprint()));
         let tokens = saved.tokens();
         let num_tokens = tokens.len();
+        if self.model.llm().engine().remote().is_some() {
+            return Ok(None); // asking would make the engine compute, and it says nothing before its answer
+        }
         if !is_ours || num_tokens == 0 {
             return Ok(None);
         }

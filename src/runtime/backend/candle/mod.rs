@@ -361,6 +361,10 @@ impl Backend for Candle {
         *out = values.map_err(backend_error)?;
         Ok(())
     }
+
+    fn write(&self, values: &[f32], width: usize, out: &mut CandleBuffer) -> Result<()> {
+        out.fill(Tensor::from_slice(values, (values.len() / width, width), &self.device))
+    }
 }
 
 #[cfg(test)]

@@ -708,6 +708,12 @@ impl Backend for Cpu {
         x.swap(out);
         Ok(())
     }
+
+    fn write(&self, values: &[f32], width: usize, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(values.len() / width, width);
+        out.values_mut().copy_from_slice(values);
+        Ok(())
+    }
 }
 
 /// Returns the bytes of `count` rows of a matrix from `start`.

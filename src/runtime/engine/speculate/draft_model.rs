@@ -5,6 +5,10 @@
 //! request: a draft model that cannot go on drafts nothing, and the generation's track says why. Its pages are freed
 //! with the generation's track; they stay findable, so that the next turn of a session begins with them.
 //!
+//! The model's own block that predicts further tokens ([`PredictionBlock`](crate::runtime::model::decoder::PredictionBlock))
+//! drafts in the same way. It cannot read a text: each of its rows needs the hidden state of the token before it, of which the
+//! track has the last ones. What it drafts after its own hidden states is computed again from the model's.
+//!
 //! A long prompt is read only as far as the account pays for it, because only accepted drafts bring the time back: its first
 //! tokens, to which many models attend from everywhere, and its last ones.
 
@@ -16,7 +20,7 @@ use crate::runtime::error::Result;
 use crate::runtime::kv::{PAGE_TOKENS, PagePool, PageTable};
 use crate::runtime::model::Model;
 use crate::runtime::notice::Notice;
-use crate::runtime::request::{DraftStop, Sampling};
+use crate::runtime::request::{DraftStop, ModelDrafter, Sampling};
 use crate::runtime::sequence::Sequence;
 use crate::runtime::spec::EngineSpec;
 use crate::runtime::step::{Executor, FeedInput, SequenceFeed};
@@ -63,7 +67,19 @@ struct Ask<'a> {
     followed: Followed<'a>,
     /// Tokens to compute before the draft.
     lacking: Vec<u32>,
+    /// Hidden states of the next rows of a block; empty for a draft model.
+    hidden: Vec<f32>,
     len: usize,
+    /// Probability of the draft so far, by the drafter.
+    chance: f64,
+}
+
+/// Rows of a generation in a step.
+struct Fed<'f, 'a> {
+    followed: &'f mut Followed<'a>,
+    input: FeedInput<'f>,
+    /// See [`Ask::hidden`].
+    hidden: &'f [f32],
 }
 
 /// The draft model, its pages and what its steps cost.
@@ -76,6 +92,7 @@ pub struct DraftModel {
     /// Seconds per row of steps with more than [`MAX_ROWS`] rows.
     read_row: f64,
     clock: StepClock,
+    drafter: ModelDrafter,
     /// Whether a step failed: it computes nothing any more.
     has_failed: bool,
     notice: Option<Notice>,
@@ -89,8 +106,14 @@ impl DraftModel {
     pub fn new(model: Box<dyn Model>, spec: &EngineSpec, clock: StepClock) -> Result<Self> {
         let own = spec.for_draft_model(model.spec())?;
         let vocab_size = own.vocab_size().min(spec.vocab_size());
+        // A block's rows depend on more than its tokens.
+        let (drafter, pool): (_, fn(&_, _) -> _) = match model.hidden_width() {
+            None => (ModelDrafter::DraftModel, PagePool::new),
+            Some(_) => (ModelDrafter::PredictionBlock, PagePool::without_index),
+        };
         let mut drafter = Self {
-            pool: PagePool::new(&own.model.groups, own.kv_memory),
+            pool: pool(&own.model.groups, own.kv_memory),
+            drafter,
             executor: Executor::new(model, own),
             vocab_size,
             steps: StepCosts::default(),
@@ -101,6 +124,10 @@ impl DraftModel {
         };
         drafter.measure()?;
         Ok(drafter)
+    }
+
+    pub fn drafter(&self) -> ModelDrafter {
+        self.drafter
     }
 
     /// Returns what the user should know of it, once.
@@ -115,14 +142,15 @@ impl DraftModel {
             self.read_row = 0.0;
             let mut sequence = Sequence::new(&self.pool);
             let tokens = vec![0; rows];
-            self.step(&mut [(&mut sequence, FeedInput::LastChunk(&tokens))])?;
-            self.step(&mut [(&mut sequence, FeedInput::Pending)])?;
+            let hidden = vec![0.0; rows * self.executor.hidden_width().unwrap_or(0)];
+            self.step(&mut [(&mut sequence, FeedInput::LastChunk(&tokens))], &hidden)?;
+            self.step(&mut [(&mut sequence, FeedInput::Pending)], &hidden[..hidden.len() / rows])?;
         }
         Ok(())
     }
 
     /// Runs one step, and learns what it costs.
-    fn step(&mut self, feeds: &mut [(&mut Sequence, FeedInput<'_>)]) -> Result<()> {
+    fn step(&mut self, feeds: &mut [(&mut Sequence, FeedInput<'_>)], hidden: &[f32]) -> Result<()> {
         let greedy = Sampling::default();
         let num_rows: usize = feeds.iter().map(|(_, input)| num_rows(*input)).sum();
         let begun = (self.clock)();
@@ -138,7 +166,8 @@ impl DraftModel {
                 scores: None,
             })
             .collect();
-        let result = self.executor.step(&mut feeds).into_iter().collect::<Result<Vec<_>>>();
+        let hidden = self.executor.hidden_width().map(|_| hidden);
+        let result = self.executor.step_after(&mut feeds, hidden).into_iter().collect::<Result<Vec<_>>>();
         let took = (self.clock)().saturating_sub(begun);
         self.learn(num_rows, took);
         result.map(drop)
@@ -185,6 +214,9 @@ impl DraftModel {
         if followed.track.len_of(followed.text) + followed.most > self.executor.spec().context_length() {
             followed.track.end(DraftStop::Context);
             return None;
+        }
+        if self.drafter == ModelDrafter::PredictionBlock {
+            return Some((self.read_hidden(followed, budget)?, followed.most));
         }
         let can_begin = !followed.track.has_begun() || self.reads_again(followed, *budget);
         if can_begin && !self.begin(followed, *budget) {
@@ -250,9 +282,7 @@ impl DraftModel {
             if budget.is_some_and(|budget| self.cost(rows) > budget) {
                 return None;
             }
-            let begun = (self.clock)();
-            self.feed(&mut [(&mut *followed, FeedInput::Chunk(&lacking[..rows]))]);
-            let spent = (self.clock)().saturating_sub(begun).as_secs_f64();
+            let spent = self.feed_chunk(followed, &lacking[..rows], &[]);
             if let Some(budget) = budget {
                 *budget -= spent;
                 let is_done = lacking.len() - rows <= MAX_ROWS;
@@ -261,59 +291,125 @@ impl DraftModel {
         }
     }
 
-    /// Feeds generations that the pool has room for. The tracks of the others end; all end if the model fails.
-    fn feed(&mut self, fed: &mut [(&mut Followed<'_>, FeedInput<'_>)]) {
+    /// Lets a block read hidden states until few enough are left to be read with the draft, and gives up the oldest ones if
+    /// `budget` is too small for all. Returns the number that is left; `None` without any, or if the track has ended.
+    fn read_hidden(&mut self, followed: &mut Followed<'_>, budget: &mut Option<f64>) -> Option<usize> {
+        if !followed.track.has_begun() {
+            followed.track.begin_block(Sequence::new(&self.pool));
+        }
+        loop {
+            let unread = followed.track.align_block(followed.text);
+            if unread <= MAX_ROWS {
+                return (unread > 0 && followed.track.has_begun()).then_some(unread);
+            }
+            // One row is left for the draft to begin after.
+            let affordable = budget.map_or(unread, |budget| (budget / self.read_row) as usize);
+            if affordable < unread - 1 {
+                followed.track.skip_unread(affordable.max(MAX_ROWS - 1) + 1);
+            }
+            if affordable >= MAX_ROWS {
+                let rows = (unread - 1).min(affordable).min(self.executor.spec().config.step_tokens);
+                let (tokens, hidden) = followed.track.unread(followed.text, rows);
+                let spent = self.feed_chunk(followed, &tokens, &hidden);
+                followed.track.note_read(rows);
+                if let Some(budget) = budget {
+                    *budget -= spent;
+                }
+            }
+        }
+    }
+
+    /// Feeds a part of one generation's text. Returns the seconds that it took.
+    fn feed_chunk(&mut self, followed: &mut Followed<'_>, tokens: &[u32], hidden: &[f32]) -> f64 {
+        let begun = (self.clock)();
+        self.feed(&mut [Fed { followed, input: FeedInput::Chunk(tokens), hidden }]);
+        (self.clock)().saturating_sub(begun).as_secs_f64()
+    }
+
+    /// Feeds generations that the pool has room for. The tracks of the others end; all end if the model fails. Returns the
+    /// hidden state of the last row of each, which is empty for a draft model.
+    fn feed(&mut self, fed: &mut [Fed<'_, '_>]) -> Vec<Vec<f32>> {
         let mut room = self.pool.free_bytes();
-        for (followed, input) in fed.iter_mut() {
-            let needed = followed
-                .track
-                .sequence()
-                .map(|sequence| sequence.resident().table().bytes_needed(num_rows(*input)));
+        for Fed { followed, input, .. } in fed.iter_mut() {
+            let sequence = followed.track.sequence();
+            let needed = sequence.map(|sequence| sequence.resident().table().bytes_needed(num_rows(*input)));
             match needed.and_then(|needed| room.checked_sub(needed)) {
                 Some(left) => room = left,
                 None if needed.is_some() => followed.track.end(DraftStop::Memory),
                 None => {}
             }
         }
+        let hidden: Vec<f32> = fed
+            .iter()
+            .filter(|fed| fed.followed.track.has_begun())
+            .flat_map(|fed| fed.hidden)
+            .copied()
+            .collect();
         let mut feeds: Vec<(&mut Sequence, FeedInput<'_>)> = fed
             .iter_mut()
-            .filter_map(|(followed, input)| Some((followed.track.sequence()?, *input)))
+            .filter_map(|Fed { followed, input, .. }| Some((followed.track.sequence()?, *input)))
             .collect();
-        if let Err(error) = self.step(&mut feeds) {
-            fed.iter_mut().for_each(|(followed, _)| followed.track.end(DraftStop::Failed));
+        if let Err(error) = self.step(&mut feeds, &hidden) {
+            fed.iter_mut().for_each(|fed| fed.followed.track.end(DraftStop::Failed));
             self.has_failed = true;
-            self.notice = Some(Notice::DraftModelFailed(error.to_string()));
+            let (drafter, reason) = (self.drafter.name(), error.to_string());
+            self.notice = Some(Notice::DrafterFailed { drafter, reason });
+            return vec![Vec::new(); fed.len()];
         }
+        let mut end = 0;
+        let last_hidden = |fed: &Fed<'_, '_>| {
+            end += if fed.followed.track.has_begun() { num_rows(fed.input) } else { return Vec::new() };
+            self.executor.hidden(end - 1..end).to_vec()
+        };
+        fed.iter().map(last_hidden).collect()
     }
 
-    /// Drafts up to `len` tokens for each generation. Returns the seconds that it took.
-    pub fn draft(&mut self, asked: Vec<(Followed<'_>, usize)>) -> f64 {
+    /// Drafts up to `len` tokens for each generation, and ends a draft before it is less probable than `least`. Returns the
+    /// seconds that it took.
+    pub fn draft(&mut self, asked: Vec<(Followed<'_>, usize)>, least: f64) -> f64 {
         let begun = (self.clock)();
-        let asks = asked.into_iter().map(|(followed, len)| {
-            let lacking = followed.track.align(followed.text);
-            Ask { followed, lacking, len }
-        });
-        let mut asks: Vec<Ask<'_>> = asks.collect();
+        let mut asks: Vec<Ask<'_>> =
+            asked.into_iter().map(|(followed, len)| self.ask(followed, len)).collect();
         let longest = asks.iter().map(|ask| ask.len).max().unwrap_or(0);
         for step in 0..longest {
             let drafting = asks.iter_mut().filter(|ask| ask.len > step);
-            let input = |lacking| if step == 0 { FeedInput::LastChunk(lacking) } else { FeedInput::Pending };
-            let mut fed: Vec<_> =
-                drafting.map(|Ask { followed, lacking, .. }| (followed, input(&lacking[..]))).collect();
-            self.feed(&mut fed);
-            for ask in asks.iter_mut().filter(|ask| ask.len > step) {
-                ask.take_drafted(self.vocab_size);
+            let hidden = self.feed(&mut drafting.map(|ask| ask.next_rows(step)).collect::<Vec<_>>());
+            for (ask, hidden) in asks.iter_mut().filter(|ask| ask.len > step).zip(hidden) {
+                if step == 0 && self.drafter == ModelDrafter::PredictionBlock {
+                    ask.followed.track.note_read(ask.lacking.len());
+                }
+                ask.hidden = hidden;
+                ask.take_drafted(self.vocab_size, least);
             }
         }
         (self.clock)().saturating_sub(begun).as_secs_f64()
     }
+
+    fn ask<'a>(&self, mut followed: Followed<'a>, len: usize) -> Ask<'a> {
+        let Followed { track, text, .. } = &mut followed;
+        let (lacking, hidden) = match self.drafter {
+            ModelDrafter::DraftModel => (track.align(*text), Vec::new()),
+            ModelDrafter::PredictionBlock => track.unread(*text, usize::MAX),
+        };
+        Ask { followed, lacking, hidden, len, chance: 1.0 }
+    }
 }
 
-impl Ask<'_> {
-    /// Appends the token that the draft model comes to; without one, the draft ends.
-    fn take_drafted(&mut self, vocab_size: usize) {
+impl<'a> Ask<'a> {
+    /// Returns the rows of a step: what is lacking in the first one, then the token drafted last.
+    fn next_rows(&mut self, step: usize) -> Fed<'_, 'a> {
+        let Self { followed, lacking, hidden, .. } = self;
+        let input = if step == 0 { FeedInput::LastChunk(lacking) } else { FeedInput::Pending };
+        Fed { followed, input, hidden }
+    }
+
+    /// Appends the token that the drafter comes to; without one, or if it is improbable, the draft ends.
+    fn take_drafted(&mut self, vocab_size: usize, least: f64) {
         let pending = self.followed.track.sequence().and_then(|sequence| sequence.pending().cloned());
-        match pending.filter(|token| (token.id as usize) < vocab_size) {
+        let token = pending.filter(|token| (token.id as usize) < vocab_size);
+        let logprob = token.as_ref().and_then(|token| token.logprob.as_ref()).map_or(0.0, |of| of.logprob);
+        self.chance *= f64::from(logprob).exp();
+        match token.filter(|_| self.chance >= least) {
             Some(token) => self.followed.draft.push(token.id),
             None => self.len = 0,
         }

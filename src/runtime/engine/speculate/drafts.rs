@@ -4,7 +4,7 @@ use super::allotment::DraftOffer;
 use super::draft_model::Followed;
 use super::ngram::NgramDrafter;
 use super::track::{DraftTrack, KnownText};
-use crate::runtime::request::DraftModelUsage;
+use crate::runtime::request::{DraftModelUsage, ModelDrafter};
 use crate::runtime::spec::Speculation;
 
 /// Kinds of drafts whose acceptance is estimated apart: by the number of tokens that agree with an earlier
@@ -114,7 +114,7 @@ impl Drafts {
     ) -> Option<DraftOffer> {
         self.tokens.clear();
         let foreseen = match mode {
-            Speculation::Draft => return None,
+            Speculation::Draft | Speculation::Mtp => return None,
             Speculation::Ngram => None,
             _ => Foreseen(foreseen).draft(most, &mut self.tokens),
         };
@@ -125,19 +125,23 @@ impl Drafts {
                 Drafter::draft(self.ngram.as_mut()?, most, &mut self.tokens)?
             }
         };
-        let (accepted, refused) = self.judged[self.kind];
-        let acceptance = accepted / (accepted + refused);
+        let acceptance = self.acceptance(self.kind);
         Some(DraftOffer { len: self.tokens.len(), acceptance, num_lacking: 0 })
     }
 
-    /// Returns what the draft model needs for a draft of at most `most` tokens after `text`, in place of the one proposed.
-    pub fn follow<'a>(&'a mut self, text: KnownText<'a>, most: usize) -> Followed<'a> {
-        self.by_model.get_or_insert_default();
+    /// Returns what a drafter that computes needs for a draft of at most `most` tokens after `text`, in place of the one
+    /// proposed.
+    pub fn follow<'a>(&'a mut self, drafter: ModelDrafter, text: KnownText<'a>, most: usize) -> Followed<'a> {
+        self.by_model.get_or_insert(DraftModelUsage { drafter, ..DraftModelUsage::default() });
         self.tokens.clear();
         self.kind = MODEL;
-        let (accepted, refused) = self.judged[MODEL];
-        let acceptance = accepted / (accepted + refused);
+        let acceptance = self.acceptance(MODEL);
         Followed { track: &mut self.track, text, draft: &mut self.tokens, most, acceptance }
+    }
+
+    /// Takes the hidden states of `count` known tokens from `position` on, if the model keeps any for a block.
+    pub fn note_hidden(&mut self, position: usize, count: usize, hidden: &[f32]) {
+        self.track.note_hidden(position, count, hidden);
     }
 
     /// Notes that a draft of the draft model was not worth its cost.
@@ -146,6 +150,27 @@ impl Drafts {
         let (first_accepted, first_refused) = PRIORS[MODEL];
         *accepted += (first_accepted - *accepted) * FORGIVENESS;
         *refused += (first_refused - *refused) * FORGIVENESS;
+    }
+
+    /// Notes that the draft model was too unsure to draft: as if its first token had been refused.
+    pub fn decline(&mut self) {
+        self.judge(MODEL, 0, true);
+    }
+
+    fn acceptance(&self, kind: usize) -> f64 {
+        let (accepted, refused) = self.judged[kind];
+        accepted / (accepted + refused)
+    }
+
+    /// Returns the acceptance of the draft model's tokens; `None` if it has stopped.
+    pub fn model_acceptance(&self) -> Option<f64> {
+        self.track.stop().is_none().then(|| self.acceptance(MODEL))
+    }
+
+    fn judge(&mut self, kind: usize, num_accepted: usize, is_refused: bool) {
+        let (accepted, refused) = &mut self.judged[kind];
+        *accepted = *accepted * DECAY + num_accepted as f64;
+        *refused = *refused * DECAY + f64::from(u8::from(is_refused));
     }
 
     /// Adds all tokens to the n-gram index.
@@ -177,10 +202,7 @@ impl Drafts {
             usage.drafted_tokens += num_drafted;
             usage.accepted_tokens += num_accepted;
         }
-        let refused = f64::from(u8::from(is_judged && num_accepted < num_drafted));
-        let (accepted_before, refused_before) = &mut self.judged[self.kind];
-        *accepted_before = *accepted_before * DECAY + num_accepted as f64;
-        *refused_before = *refused_before * DECAY + refused;
+        self.judge(self.kind, num_accepted, is_judged && num_accepted < num_drafted);
     }
 }
 

@@ -13,6 +13,7 @@ mod track;
 
 use std::time::Duration;
 
+use crate::runtime::request::ModelDrafter;
 use crate::runtime::spec::Speculation;
 pub use allotment::DraftOffer;
 use costs::{Account, MAX_ROWS, StepCosts};
@@ -26,11 +27,17 @@ pub trait Drafting {
     /// itself.
     fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer>;
 
-    /// Returns what a draft model needs for a draft of at most `most` tokens, in place of the one proposed.
-    fn follow(&mut self, most: usize) -> Followed<'_>;
+    /// Returns what a drafter that computes needs for a draft of at most `most` tokens, in place of the one proposed.
+    fn follow(&mut self, drafter: ModelDrafter, most: usize) -> Followed<'_>;
+
+    /// Returns how probable it is that a token of a drafter that computes is accepted; `None` if it has stopped.
+    fn model_acceptance(&self) -> Option<f64>;
 
     /// Notes that the draft model's draft was not worth its cost.
     fn pass(&mut self);
+
+    /// Notes that the draft model was too unsure to draft.
+    fn decline(&mut self);
 
     /// Keeps the first `len` tokens of the draft.
     fn keep_draft(&mut self, len: usize);
@@ -79,7 +86,7 @@ impl Speculator {
         let (room, each) = match self.mode {
             Speculation::Off => return 0,
             Speculation::Always(each) => (most_rows.saturating_sub(num_rows), each),
-            Speculation::Auto | Speculation::Ngram | Speculation::Draft => {
+            Speculation::Auto | Speculation::Ngram | Speculation::Draft | Speculation::Mtp => {
                 (most_rows.min(MAX_ROWS).saturating_sub(num_rows), MAX_ROWS)
             }
         };
@@ -88,7 +95,7 @@ impl Speculator {
         }
         let proposed = generating.iter_mut().map(|generation| generation.propose(self.mode, each.min(room)));
         let mut offers: Vec<DraftOffer> = proposed.map(Option::unwrap_or_default).collect();
-        self.offer_by_model(generating, each.min(room), &mut offers);
+        self.offer_by_model(generating, (num_rows, each.min(room)), &mut offers);
         let lens = match self.is_forced() {
             true => allotment::in_turn(&offers, room),
             false => allotment::by_gain(&offers, room, |lens| self.cost(num_rows, &offers, lens)),
@@ -96,7 +103,8 @@ impl Speculator {
         let extra = self.cost(num_rows, &offers, &lens) - self.costs.of(num_rows);
         let is_allowed = self.is_forced() || self.account.allows(extra);
         let lens = if is_allowed { lens } else { vec![0; lens.len()] };
-        self.draft_by_model(generating, &offers, &lens);
+        let least = if self.is_forced() { 0.0 } else { self.least_chance(num_rows, lens.iter().sum()) };
+        self.draft_by_model(generating, (&offers, &lens), least);
         for (generation, (offer, len)) in generating.iter_mut().zip(offers.iter().zip(lens)) {
             match (offer.num_lacking, len) {
                 (0, len) => generation.keep_draft(len),
@@ -115,43 +123,87 @@ impl Speculator {
         step + self.draft_model.as_ref().map_or(0.0, |model| model.drafting_cost(&lacking, lens))
     }
 
-    /// Adds what the draft model can draft for generations without an offer. What it reads for that is paid at once.
+    /// Returns the tokens per second that an offer of one generation promises in a step of `num_rows` rows.
+    fn promise(&self, offer: DraftOffer, num_rows: usize) -> f64 {
+        let cost = |lens: &[usize]| self.cost(num_rows, &[offer], lens);
+        let lens = allotment::by_gain(&[offer], offer.len, cost);
+        let drafted: f64 = (1..=lens[0]).map(|len| offer.acceptance.powi(len as i32)).sum();
+        (num_rows as f64 + drafted) / cost(&lens)
+    }
+
+    /// Returns whether a draft of the model's is to take the place of an offer from the text: there is none, or by the times
+    /// measured it promises less.
+    fn prefers_model(
+        &self,
+        offer: DraftOffer,
+        acceptance: Option<f64>,
+        num_rows: usize,
+        most: usize,
+    ) -> bool {
+        let Some(acceptance) = acceptance else { return false };
+        let by_model = DraftOffer { len: most, acceptance, num_lacking: 1 };
+        offer.len == 0
+            || !self.is_forced() && self.promise(by_model, num_rows) > self.promise(offer, num_rows)
+    }
+
+    /// Adds what the draft model can draft for generations without an offer, or with a worse one. What it reads for that is
+    /// paid at once.
     fn offer_by_model<D: Drafting>(
         &mut self,
         generating: &mut [&mut D],
-        most: usize,
+        (num_rows, most): (usize, usize),
         offers: &mut [DraftOffer],
     ) {
-        let is_forced = self.is_forced();
+        let (is_forced, mode) = (self.is_forced(), self.mode);
+        let prefers = |(generation, offer): (&&mut D, &DraftOffer)| {
+            self.draft_model.is_some()
+                && self.prefers_model(*offer, generation.model_acceptance(), num_rows, most)
+        };
+        let preferred: Vec<bool> = generating.iter().zip(offers.iter()).map(prefers).collect();
         let Some(model) = self.draft_model.as_mut().filter(|_| self.mode != Speculation::Ngram) else {
             return;
         };
         let before = self.account.for_reading();
         let mut budget = (!is_forced).then_some(before);
-        for (generation, offer) in generating.iter_mut().zip(offers).filter(|(_, offer)| offer.len == 0) {
-            let mut followed = generation.follow(most);
-            if let Some((num_lacking, len)) = model.prepare(&mut followed, &mut budget) {
-                *offer = DraftOffer { len, acceptance: followed.acceptance, num_lacking };
-            }
+        let asked = generating.iter_mut().zip(offers).zip(preferred).filter(|(_, preferred)| *preferred);
+        for ((generation, offer), _) in asked {
+            let mut followed = generation.follow(model.drafter(), most);
+            *offer = match model.prepare(&mut followed, &mut budget) {
+                Some((num_lacking, len)) => DraftOffer { len, acceptance: followed.acceptance, num_lacking },
+                None if offer.len == 0 => continue,
+                None => generation.propose(mode, most).unwrap_or_default(),
+            };
         }
         if let Some(left) = budget {
             self.account.pay_reading(before - left);
         }
     }
 
-    /// Lets the draft model draft as many tokens as were granted.
+    /// Returns the probability below which a row for a drafted token costs more than the token saves.
+    fn least_chance(&self, num_rows: usize, num_drafted: usize) -> f64 {
+        let row = self.costs.extra(num_rows, num_rows + num_drafted) / num_drafted.max(1) as f64;
+        row * num_rows as f64 / self.costs.of(num_rows)
+    }
+
+    /// Lets the draft model draft as many tokens as were granted, as long as the draft is at least so probable.
     fn draft_by_model<D: Drafting>(
         &mut self,
         generating: &mut [&mut D],
-        offers: &[DraftOffer],
-        lens: &[usize],
+        (offers, lens): (&[DraftOffer], &[usize]),
+        least: f64,
     ) {
         let Some(model) = &mut self.draft_model else { return };
         let granted = generating.iter_mut().zip(offers.iter().zip(lens));
         let granted = granted.filter(|(_, (offer, len))| offer.num_lacking > 0 && **len > 0);
-        let asked: Vec<_> = granted.map(|(generation, (_, len))| (generation.follow(*len), *len)).collect();
+        let asked: Vec<_> =
+            granted.map(|(generation, (_, len))| (generation.follow(model.drafter(), *len), *len)).collect();
         if !asked.is_empty() {
-            self.spent += model.draft(asked);
+            self.spent += model.draft(asked, least);
+        }
+        for (generation, (offer, len)) in generating.iter_mut().zip(offers.iter().zip(lens)) {
+            if offer.num_lacking > 0 && *len > 0 && generation.draft_len() == 0 {
+                generation.decline();
+            }
         }
     }
 
@@ -198,11 +250,17 @@ mod tests {
             Some(DraftOffer { len: self.0.len.min(most), ..self.0 })
         }
 
-        fn follow(&mut self, _: usize) -> Followed<'_> {
+        fn follow(&mut self, _: ModelDrafter, _: usize) -> Followed<'_> {
             unreachable!("there is no draft model")
         }
 
+        fn model_acceptance(&self) -> Option<f64> {
+            None
+        }
+
         fn pass(&mut self) {}
+
+        fn decline(&mut self) {}
 
         fn keep_draft(&mut self, len: usize) {
             self.1 = len;
@@ -263,6 +321,8 @@ mod tests {
         spec: ModelSpec,
         hands: Hands,
         times: [u64; 2],
+        /// Logit of the token that it tells; the others have 0.
+        logit: f32,
     }
 
     impl Model for Counting {
@@ -278,7 +338,7 @@ mod tests {
             for row in batch.rows.iter().filter(|row| row.wants_logits) {
                 let from = values.len();
                 values.resize(from + vocab_size, 0.0);
-                values[from + ((row.token + 1) % VOCAB) as usize] = 1.0;
+                values[from + ((row.token + 1) % VOCAB) as usize] = self.logit;
             }
             Ok(Logits { values, vocab_size })
         }
@@ -310,14 +370,22 @@ mod tests {
             None
         }
 
-        fn follow(&mut self, most: usize) -> Followed<'_> {
+        fn follow(&mut self, drafter: ModelDrafter, most: usize) -> Followed<'_> {
             let (following, resident) = self.known.split_last().expect("a prompt");
             let text = KnownText { resident, following: std::slice::from_ref(following) };
-            self.drafts.follow(text, most)
+            self.drafts.follow(drafter, text, most)
+        }
+
+        fn model_acceptance(&self) -> Option<f64> {
+            self.drafts.model_acceptance()
         }
 
         fn pass(&mut self) {
             self.drafts.pass();
+        }
+
+        fn decline(&mut self) {
+            self.drafts.decline();
         }
 
         fn keep_draft(&mut self, len: usize) {
@@ -336,6 +404,7 @@ mod tests {
         /// Every so manyeth token is one that the draft model does not expect.
         wrong_every: usize,
         prompt_len: usize,
+        is_sure: bool,
     }
 
     /// Runs answers of 400 tokens each, one after the other. Returns the time over the time without drafts, and the drafted
@@ -355,7 +424,8 @@ mod tests {
             let hands = hands.clone();
             move || Duration::from_micros(hands.load(Ordering::Relaxed))
         };
-        let model = Counting { spec, hands: hands.clone(), times: drafted.times };
+        let logit = if drafted.is_sure { 30.0 } else { 1.0 };
+        let model = Counting { spec, hands: hands.clone(), times: drafted.times, logit };
         let model = DraftModel::new(Box::new(model), &main, Box::new(clock)).expect("a draft model");
         let mut speculator = Speculator::new(Speculation::Auto);
         speculator.set_draft_model(model);
@@ -398,7 +468,7 @@ mod tests {
         for times in [[100, 20], [1_000, 100], [5_000, 500], [20_000, 2_000]] {
             for prompt_len in [10, 200, 3_000] {
                 let (cost, drafted, accepted) =
-                    simulate_model(&Drafted { times, wrong_every: 1, prompt_len }, 5);
+                    simulate_model(&Drafted { times, wrong_every: 1, prompt_len, is_sure: true }, 5);
                 assert_eq!(accepted, 0);
                 assert!(cost < 1.02, "{cost} with {times:?} after {prompt_len} tokens");
                 assert!(drafted > 0 || times[0] >= 5_000, "it is tried: {times:?} after {prompt_len} tokens");
@@ -408,11 +478,31 @@ mod tests {
 
     #[test]
     fn a_draft_model_that_is_right_is_used_as_far_as_it_is_cheap() {
-        let cost =
-            |times, wrong_every, prompt_len| simulate_model(&Drafted { times, wrong_every, prompt_len }, 5).0;
+        let cost = |times, wrong_every, prompt_len| {
+            simulate_model(&Drafted { times, wrong_every, prompt_len, is_sure: true }, 5).0
+        };
         assert!(cost([1_000, 100], 1_000, 10) < 0.4, "{}", cost([1_000, 100], 1_000, 10));
         assert!(cost([1_000, 100], 5, 200) < 0.65, "{}", cost([1_000, 100], 5, 200));
         assert!(cost([1_000, 50], 5, 3_000) < 0.9, "{}", cost([1_000, 50], 5, 3_000));
         assert!(cost([20_000, 2_000], 1_000, 10) < 1.02, "{}", cost([20_000, 2_000], 1_000, 10));
+    }
+
+    #[test]
+    fn a_draft_model_that_is_unsure_drafts_nothing_and_costs_at_most_two_percent() {
+        let drafted = Drafted { times: [1_000, 100], wrong_every: 1_000, prompt_len: 10, is_sure: false };
+        let (cost, drafted, _) = simulate_model(&drafted, 5);
+        assert!(cost < 1.02, "{cost}");
+        assert_eq!(drafted, 0);
+    }
+
+    #[test]
+    fn a_model_takes_the_place_of_a_text_that_promises_less() {
+        let mut speculator = Speculator::new(Speculation::Auto);
+        (0..2).for_each(|_| speculator.learn(1, 0, 0, Duration::from_millis(10)));
+        let text = |acceptance| DraftOffer { len: 4, acceptance, num_lacking: 0 };
+        assert!(speculator.prefers_model(DraftOffer::default(), Some(0.1), 1, 4));
+        assert!(speculator.prefers_model(text(0.25), Some(0.8), 1, 4));
+        assert!(!speculator.prefers_model(text(0.9), Some(0.8), 1, 4));
+        assert!(!speculator.prefers_model(text(0.1), None, 1, 4), "it has stopped");
     }
 }

@@ -1,17 +1,23 @@
-//! What the draft model has computed of one generation, and the tokens that it lacks.
+//! What a drafter that computes has computed of one generation, and the tokens that it lacks.
 //!
 //! ```text
 //! text of the generation   t t t t t t t t t t t t t n n     n: new since the last draft
 //! sequence of the draft    t t t t . . . t t t t t t x x     x: drafted and refused; . : skipped
 //! ```
 //!
-//! Invariant: up to `num_agreed` tokens, the sequence is the text without the skipped tokens.
+//! Invariant: up to `num_agreed` tokens, the sequence is the text without the skipped tokens. The sequence of a block has
+//! those tokens whose hidden states it was given, wherever they are in the text: it begins late where a session is continued,
+//! and goes on behind a gap as if there were none.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 
 use crate::runtime::kv::PAGE_TOKENS;
 use crate::runtime::request::DraftStop;
 use crate::runtime::sequence::{Sequence, TurnStart};
+
+/// Most hidden states that are kept for a block: with more of a prompt it would draft a little better, and reading costs time.
+const MAX_UNREAD: usize = 128;
 
 /// The known tokens of a generation, in two parts.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,6 +41,45 @@ impl<'a> KnownText<'a> {
     }
 }
 
+/// Hidden states of known tokens that a block has not read: the latest, without gaps.
+#[derive(Debug, Default)]
+struct UnreadHidden {
+    values: VecDeque<f32>,
+    /// Position of the first one's token.
+    position: usize,
+    width: usize,
+}
+
+impl UnreadHidden {
+    fn len(&self) -> usize {
+        self.values.len().checked_div(self.width).unwrap_or(0)
+    }
+
+    /// Returns the position after the last one's token.
+    fn end(&self) -> usize {
+        self.position + self.len()
+    }
+
+    fn push(&mut self, position: usize, count: usize, hidden: &[f32]) {
+        if self.end() != position {
+            self.values.clear();
+            self.position = position;
+        }
+        self.width = hidden.len() / count.max(1);
+        self.values.extend(hidden);
+        self.drop_first(self.len().saturating_sub(MAX_UNREAD));
+    }
+
+    fn drop_first(&mut self, count: usize) {
+        self.values.drain(..count * self.width);
+        self.position += count;
+    }
+
+    fn rows(&self, count: usize) -> Vec<f32> {
+        self.values.iter().take(count * self.width).copied().collect()
+    }
+}
+
 /// The draft model's side of one generation.
 #[derive(Debug, Default)]
 pub struct DraftTrack {
@@ -43,6 +88,8 @@ pub struct DraftTrack {
     skipped: Range<usize>,
     num_agreed: usize,
     stop: Option<DraftStop>,
+    /// For a block: what it has not read.
+    unread: UnreadHidden,
 }
 
 impl DraftTrack {
@@ -79,8 +126,55 @@ impl DraftTrack {
         // A recurrent state is left at the last page of what is known now, and then at the end of each page.
         let generated_from = len - skipped.len();
         let states_at = vec![(generated_from - 1) / PAGE_TOKENS * PAGE_TOKENS];
-        sequence.begin_turn(TurnStart { generated_from, states_at, ..TurnStart::default() });
-        *self = Self { num_agreed: sequence.position(), sequence: Some(sequence), skipped, stop: None };
+        sequence.begin_turn(TurnStart {
+            generated_from,
+            states_at,
+            logprobs: Some(0),
+            ..TurnStart::default()
+        });
+        let num_agreed = sequence.position();
+        *self = Self { num_agreed, sequence: Some(sequence), skipped, ..Self::default() };
+    }
+
+    /// Starts the sequence of a block. It has no tokens yet, and reads the unread ones.
+    pub fn begin_block(&mut self, mut sequence: Sequence) {
+        sequence.begin_turn(TurnStart { logprobs: Some(0), ..TurnStart::default() });
+        self.sequence = Some(sequence);
+    }
+
+    /// Takes the hidden states of `count` known tokens from `position` on.
+    pub fn note_hidden(&mut self, position: usize, count: usize, hidden: &[f32]) {
+        if self.stop.is_none() && !hidden.is_empty() {
+            self.unread.push(position, count, hidden);
+        }
+    }
+
+    /// Removes a block's drafted rows. Returns the number of rows that it can read so as to draft after `text`: none if
+    /// the last token of the text is not the one after the last hidden state.
+    pub fn align_block(&mut self, text: KnownText<'_>) -> usize {
+        if let Some(sequence) = self.sequence.as_mut() {
+            let can = sequence.truncate(self.num_agreed.min(sequence.position()));
+            debug_assert!(can, "full attention resumes anywhere");
+        }
+        if self.unread.end() + 1 == text.len() { self.unread.len() } else { 0 }
+    }
+
+    /// Gives up the oldest unread hidden states but `count`.
+    pub fn skip_unread(&mut self, count: usize) {
+        self.unread.drop_first(self.unread.len().saturating_sub(count));
+    }
+
+    /// Returns a block's next rows, at most `count`: tokens, and the hidden states of those before them.
+    pub fn unread(&self, text: KnownText<'_>, count: usize) -> (Vec<u32>, Vec<f32>) {
+        let count = count.min(self.unread.len());
+        let tokens = text.from(self.unread.position + 1).take(count);
+        (tokens.collect(), self.unread.rows(count))
+    }
+
+    /// Notes that the block has read `count` rows, which stay.
+    pub fn note_read(&mut self, count: usize) {
+        self.num_agreed += count;
+        self.unread.drop_first(count);
     }
 
     /// Removes what differs from the text, and the last token of the text, after which the next draft begins. Returns
@@ -150,5 +244,34 @@ mod tests {
         assert_eq!(lacking(&mut track, &text, 17), [1, 15, 16, 17, 18, 19]);
         feed(&mut track, &[1, 15, 16, 17, 18, 19, 20, 99]);
         assert_eq!(lacking(&mut track, &(0..23).collect::<Vec<_>>(), 22), [21, 22]);
+    }
+
+    #[test]
+    fn a_block_reads_the_latest_hidden_states_without_gaps() {
+        let pool = PagePool::without_index(&[KvGroup { kind: KvKind::Full, page_bytes: 1 }], 64);
+        let text: Vec<u32> = (0..400).collect();
+        let known = |len: usize| KnownText { resident: &text[..len - 1], following: &text[len - 1..len] };
+        let hidden = |positions: Range<usize>| -> Vec<f32> {
+            positions.flat_map(|position| [position as f32; 2]).collect()
+        };
+        let mut track = DraftTrack::default();
+        track.note_hidden(0, 3, &hidden(0..3));
+        track.begin_block(Sequence::new(&pool));
+        assert_eq!(track.align_block(known(4)), 3);
+        assert_eq!(track.align_block(known(5)), 0, "a token without a hidden state before it is known");
+        assert_eq!(track.unread(known(4), 2), (vec![1, 2], hidden(0..2)));
+        feed(&mut track, &[1, 2]);
+        track.note_read(2);
+        feed(&mut track, &[90]);
+        track.note_hidden(3, 1, &hidden(3..4));
+        assert_eq!(track.align_block(known(5)), 2);
+        assert_eq!(track.sequence().expect("begun").known(), [1, 2], "what was drafted is removed");
+        assert_eq!(track.unread(known(5), 9), (vec![3, 4], hidden(2..4)));
+        track.note_hidden(40, 2, &hidden(40..42));
+        assert_eq!(track.unread(known(43), 9), (vec![41, 42], hidden(40..42)), "behind a gap");
+        track.note_hidden(42, 300, &hidden(42..342));
+        assert_eq!(track.align_block(known(343)), MAX_UNREAD);
+        track.skip_unread(1);
+        assert_eq!(track.unread(known(343), 9), (vec![342], hidden(341..342)));
     }
 }

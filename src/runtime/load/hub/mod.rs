@@ -158,6 +158,36 @@ pub fn resolve(reference: &ModelRef, paths: &HubPaths, aliases: &Aliases) -> Res
     Err(LoadError::InvalidReference { reference: reference.text().to_owned(), message })
 }
 
+/// Finds the texts of a model whose weights need not be here: as [`resolve`] does, else in a folder or a cached snapshot that
+/// has texts and no model.
+///
+/// # Errors
+/// Those of [`resolve`].
+pub fn resolve_texts(
+    reference: &ModelRef,
+    paths: &HubPaths,
+    aliases: &Aliases,
+    has_texts: impl Fn(&Path) -> bool,
+) -> Result<Resolved, LoadError> {
+    let error = match resolve(reference, paths, aliases) {
+        Ok(resolved) => return Ok(resolved),
+        Err(error) => error,
+    };
+    let path = Path::new(reference.text());
+    if has_texts(path) {
+        return Ok(Resolved::new(folder_name(path), ModelSource::Folder(path.to_path_buf())));
+    }
+    let Ok(hub) = remote_form(reference, aliases) else { return Err(error) };
+    let Ok(repo) = cached_repo(reference, &hub, paths, aliases) else { return Err(error) };
+    match repo.snapshot(hub.revision.as_deref()) {
+        Ok(Snapshot { dir, commit }) if has_texts(&dir) => {
+            let snapshot = SnapshotRef { repo: repo.id.clone(), revision: commit, folder: dir.clone() };
+            Ok(Resolved { snapshot: Some(snapshot), ..Resolved::new(repo.id, ModelSource::Folder(dir)) })
+        }
+        _ => Err(error),
+    }
+}
+
 /// Returns the repository of the hub that `reference` means if no file has that name.
 ///
 /// # Errors

@@ -101,7 +101,7 @@ pub fn decoder(
         per_layer_inputs: None,
         altup: None,
     };
-    Ok(Description { config, naming: naming(reader, defaults)? })
+    Ok(Description { config, naming: naming(reader, defaults)?, prediction: None })
 }
 
 fn hidden_size(reader: &ConfigReader) -> Result<usize, LoadError> {

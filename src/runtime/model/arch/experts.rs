@@ -62,7 +62,8 @@ impl Description {
         is_sparse: impl Fn(usize) -> bool,
         part: impl Fn(MlpConfig) -> Result<FeedForwardConfig, LoadError>,
     ) -> Result<(), LoadError> {
-        for (_, layer) in self.config.layers.iter_mut().enumerate().filter(|(index, _)| is_sparse(*index)) {
+        let layers = self.config.layers.iter_mut().enumerate().filter(|(index, _)| is_sparse(*index));
+        for layer in layers.map(|(_, layer)| layer).chain(self.prediction.as_mut()) {
             if let Some(dense) = layer.feed_forward.dense.take() {
                 layer.feed_forward = part(dense)?;
             }

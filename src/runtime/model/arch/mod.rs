@@ -51,7 +51,7 @@ pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 
-use super::config::{DecoderConfig, Naming};
+use super::config::{DecoderConfig, LayerConfig, Naming};
 use crate::runtime::error::LoadError;
 
 /// The model described by a file: its shape, and the names of its tensors.
@@ -59,6 +59,8 @@ use crate::runtime::error::LoadError;
 pub struct Description {
     pub config: DecoderConfig,
     pub naming: Naming,
+    /// The layer of the block that predicts further tokens, if the family's blocks can be computed; the file may lack it.
+    pub prediction: Option<LayerConfig>,
 }
 
 /// One family and its names in files.

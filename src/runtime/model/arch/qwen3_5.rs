@@ -27,6 +27,9 @@ pub const MOE_FAMILY: Family = Family {
     parse_config: parse_moe,
 };
 
+/// Number of blocks that predict further tokens; Qwen 3 Next has one without it.
+const PREDICTION: &str = "mtp_num_hidden_layers";
+
 /// Every fourth layer is full attention by default.
 const PATTERN: usize = 4;
 
@@ -114,7 +117,7 @@ fn parse_config(
     if reader.is_gguf() {
         // The converter has added 1 to the weights of norms.
         description.naming.norms = NormNames::POST_ATTENTION;
-        description.leave_prediction_out(reader, "mtp_num_hidden_layers")?;
+        description.leave_prediction_out(reader, PREDICTION)?;
     } else {
         description.naming.norm_offset = 1.0;
     }
@@ -123,6 +126,9 @@ fn parse_config(
         attention.qk_norm = QkNorm::PerHead;
         attention.has_output_gate = has_output_gate;
     }
+    let blocks = reader.count(reader.pick(PREDICTION, "nextn_predict_layers"))?;
+    // More blocks than one, of which each would predict one token more, are in no published model.
+    description.prediction = description.config.layers.first().filter(|_| blocks.unwrap_or(1) == 1).cloned();
     let delta_net = MixerConfig::DeltaNet(delta_net(reader)?);
     let is_recurrent = recurrent_layers(reader, description.config.layers.len())?;
     for (layer, _) in description.config.layers.iter_mut().zip(is_recurrent).filter(|(_, is)| *is) {

@@ -10,7 +10,7 @@ use super::per_layer::LayerInput;
 use super::stream::Stream;
 use crate::runtime::backend::Backend;
 use crate::runtime::error::{LoadError, Result};
-use crate::runtime::model::config::{DecoderConfig, MixerConfig};
+use crate::runtime::model::config::{DecoderConfig, LayerConfig, MixerConfig};
 
 const OUTPUT_SCALE: [&str; 2] = ["layer_scalar", "layer_output_scale.weight"];
 
@@ -34,9 +34,9 @@ impl<B: Backend> DecoderLayer<B> {
     pub fn load(
         loader: &Loader<'_, B>,
         model: &DecoderConfig,
+        config: &LayerConfig,
         stores: &[StoreIndex],
     ) -> Result<Self, LoadError> {
-        let config = &model.layers[loader.layer];
         let (per_layer, altup) = (model.per_layer_inputs.as_ref(), model.altup.as_ref());
         let gate_cutoff = altup.and_then(|altup| altup.gate_cutoffs[loader.layer]);
         let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();

@@ -14,6 +14,7 @@ mod layer;
 mod load;
 mod mixer;
 mod per_layer;
+mod prediction;
 mod routing;
 mod short_conv;
 mod ssm;
@@ -24,7 +25,10 @@ use buffers::{LayerBuffers, LayerContext};
 use layer::DecoderLayer;
 use load::Loader;
 use per_layer::PerLayer;
+pub use prediction::{PredictionBlock, PredictionParts};
 use stream::Stream;
+
+use std::sync::Arc;
 
 use super::config::{
     AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling, SsmConfig,
@@ -72,8 +76,8 @@ pub struct Decoder<B: Backend> {
     config: DecoderConfig,
     spec: ModelSpec,
     ropes: Vec<Rope>,
-    embedding: B::Weight,
-    head: Option<B::Weight>,
+    embedding: Arc<B::Weight>,
+    head: Option<Arc<B::Weight>>,
     final_norm: B::Vector,
     per_layer: Option<PerLayer<B>>,
     altup: Option<AltUp<B>>,
@@ -87,6 +91,25 @@ pub struct Decoder<B: Backend> {
     head_out: B::Buffer,
     /// Memory for the next step's logits.
     logits: Vec<f32>,
+    /// Hidden states of the last step, for a block that predicts further tokens; `None` without one.
+    hidden: Option<HiddenStates<B>>,
+}
+
+/// The hidden states of a step's rows, behind the last norm.
+struct HiddenStates<B: Backend> {
+    on_backend: B::Buffer,
+    values: Vec<f32>,
+}
+
+impl<B: Backend> HiddenStates<B> {
+    fn new(backend: &B) -> Self {
+        Self { on_backend: backend.buffer(), values: Vec::new() }
+    }
+
+    fn compute(&mut self, backend: &B, residual: &B::Buffer, norm: &B::Vector, eps: f32) -> Result<()> {
+        backend.rms_norm(residual, norm, eps, &mut self.on_backend)?;
+        backend.read(&mut self.on_backend, &mut self.values)
+    }
 }
 
 /// Index of a layer's store, and its group.
@@ -185,6 +208,7 @@ impl<B: Backend> Decoder<B> {
         );
         let step = StepBuffers::new(spec.groups.len(), ropes.len());
         let (head_out, logits) = (backend.buffer(), Vec::new());
+        let (embedding, head) = (Arc::new(embedding), head.map(Arc::new));
         Ok(Self {
             backend,
             config,
@@ -202,6 +226,7 @@ impl<B: Backend> Decoder<B> {
             step,
             head_out,
             logits,
+            hidden: None,
         })
     }
 
@@ -251,7 +276,14 @@ impl<B: Backend> Model for Decoder<B> {
         let per_layer = per_layer.as_ref().map(PerLayer::inputs);
         let mut context = LayerContext { backend, step, kv, per_layer, work };
         self.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))?;
+        if let Some(hidden) = &mut self.hidden {
+            hidden.compute(backend, &stream.residual, &self.final_norm, config.final_norm_eps)?;
+        }
         self.logits()
+    }
+
+    fn hidden(&self) -> &[f32] {
+        self.hidden.as_ref().map_or(&[], |hidden| &hidden.values)
     }
 
     fn reuse(&mut self, logits: Logits) {
@@ -303,7 +335,7 @@ fn load_layers<B: Backend>(
     let mut layers = Vec::with_capacity(config.layers.len());
     for (layer, stores) in stores.iter().enumerate() {
         let loader = Loader { layer, ..*loader };
-        layers.push(DecoderLayer::load(&loader, config, stores)?);
+        layers.push(DecoderLayer::load(&loader, config, &config.layers[layer], stores)?);
         progress(layer + 1, config.layers.len());
     }
     Ok(layers)

@@ -146,6 +146,7 @@ impl DoneLine {
                 drafted_tokens: self.drafted_tokens,
                 accepted_tokens: self.accepted_tokens,
                 draft_model: self.draft_model,
+                remote: None, // a worker computes itself
             },
             timings: Timings {
                 queue: duration(self.queue_ms?)?,

@@ -359,6 +359,8 @@ impl ErrorCode {
             | Error::Template(_)
             | Error::Store(_)
             | Error::Backend(_)
+            | Error::RemoteLost(_)
+            | Error::RemoteRefused(_)
             | Error::NotFinite(_) => ErrorCode::Backend,
             Error::EngineGone => ErrorCode::EngineGone,
         }

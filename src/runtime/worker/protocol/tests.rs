@@ -13,8 +13,8 @@ use super::*;
 use crate::runtime::error::{GrammarError, LoadError, StoreError};
 use crate::runtime::grammar::{Grammar, GrammarSource};
 use crate::runtime::request::{
-    Difference, DraftStop, Event, Limits, Outcome, Overflow, ReasoningLimit, Request, Reuse, SAMPLING,
-    Sampling, SamplingNumbers, Timings, Usage,
+    Difference, DraftStop, Event, Limits, ModelDrafter, Outcome, Overflow, ReasoningLimit, Request, Reuse,
+    SAMPLING, Sampling, SamplingNumbers, Timings, Usage,
 };
 use crate::runtime::session::SessionState;
 use crate::template::TemplateError;
@@ -229,10 +229,12 @@ fn outcome(finish: Finish) -> Outcome {
             drafted_tokens: 7,
             accepted_tokens: 2,
             draft_model: Some(DraftModelUsage {
+                drafter: ModelDrafter::PredictionBlock,
                 drafted_tokens: 4,
                 accepted_tokens: 1,
                 stop: Some(DraftStop::Context),
             }),
+            remote: None,
         },
         timings: Timings {
             queue: Duration::ZERO,

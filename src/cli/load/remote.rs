@@ -1,0 +1,140 @@
+//! `--engine`: the texts of a model from here, its tokens from engines elsewhere.
+//!
+//! Decides which flags have a meaning then. A flag that would change answers is refused, one that cannot is reported.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::loaded::{Loaded, PreparedTexts};
+use super::{resolve, set_tokens, template_flag};
+use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
+use crate::cli::error::CommandError;
+use crate::cli::terminal::Terminal;
+use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
+use crate::runtime::load::TextsAlone;
+use crate::runtime::{EngineClient, Error, RemoteEngineFacts};
+
+/// Variable with the API key of remote engines. Not a flag, because every user of the machine can read the command line.
+const KEY_VARIABLE: &str = "LLMCTL_ENGINE_KEY";
+
+/// Opens a model whose engine is elsewhere.
+///
+/// # Errors
+/// Those of [`open`] and [`connect`].
+pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
+    let (texts, settings) = open(args, asked, terminal)?;
+    let engine = connect(HttpEngineSettings { when_lost: WhenLost::Stay, ..settings })?;
+    report(&engine, terminal);
+    Ok(joined(texts, engine))
+}
+
+/// Joins the texts with a connected engine, whose limits are in force.
+pub fn joined(mut texts: PreparedTexts, engine: EngineClient) -> Loaded {
+    set_limits(&mut texts, &engine);
+    let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
+    Loaded { texts, engine, compiler }
+}
+
+/// Notes the limits of the engine in what is known of the model.
+pub fn set_limits(texts: &mut PreparedTexts, engine: &EngineClient) {
+    let (context_tokens, vocab_size) = (engine.spec().context_length(), engine.spec().vocab_size());
+    texts.chat_tokenizer.set_context_tokens(context_tokens);
+    texts.info.context_tokens = context_tokens;
+    texts.info.vocab_size = vocab_size;
+}
+
+/// Reads the texts of the model, and returns what a connection to its engines needs.
+///
+/// # Errors
+/// A usage error for a flag that no remote engine can honour; those of the model's files.
+pub fn open(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<(PreparedTexts, HttpEngineSettings), CommandError> {
+    check(args, asked, terminal)?;
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    let template = template_flag(args)?;
+    let TextsAlone { mut texts, architecture, vocab_size, context_length } =
+        TextsAlone::open(&resolved.source)?;
+    set_tokens(args, &mut texts)?;
+    let context_tokens = args.ctx.or(context_length).unwrap_or_default();
+    let mut prepared = PreparedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    prepared.info.vocab_size = vocab_size;
+    prepared.info.load_time = start.elapsed();
+    let Sharing { max_running, max_waiting, max_sessions, .. } = asked.sharing;
+    let settings = HttpEngineSettings {
+        urls: args.remote.engine.clone(),
+        key: std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),
+        model: args.model.clone().unwrap_or_else(|| resolved.name.clone()),
+        architecture,
+        tokenizer: Arc::clone(prepared.chat_tokenizer.tokenizer()),
+        vocab_size,
+        context_tokens: args.ctx,
+        most_context_tokens: context_length,
+        ends: prepared.chat_tokenizer.texts().end_of_generation.clone(),
+        max_running,
+        max_waiting,
+        max_sessions,
+        salts_cache: args.remote.engine_cache_salt,
+        when_lost: WhenLost::Stay,
+    };
+    Ok((prepared, settings))
+}
+
+/// Connects to the engines.
+///
+/// # Errors
+/// Those of [`HttpEngine::connect`].
+pub fn connect(settings: HttpEngineSettings) -> Result<EngineClient, CommandError> {
+    let engine = HttpEngine::connect(settings).map_err(|error| match error {
+        Error::InvalidParameter { name: "context_length", message } => {
+            CommandError::usage(format!("--ctx: the remote engine's context: {message}"))
+        }
+        other => other.into(),
+    })?;
+    Ok(EngineClient::new(engine))
+}
+
+/// Says where answers come from, and what is not promised there.
+pub fn report(engine: &EngineClient, terminal: &Terminal) {
+    let Some(RemoteEngineFacts { engines, unreachable }) = engine.remote() else { return };
+    terminal.note(format!(
+        "answers come from {}: neither the same bits each time nor KV on this disk is promised there",
+        engines.join(", ")
+    ));
+    for reason in unreachable {
+        terminal.warn(format!("{reason}; it is asked again later"));
+    }
+}
+
+/// Refuses flags that choose how this machine computes, where they would change answers.
+fn check(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<(), CommandError> {
+    let changing = [
+        (args.dtype.is_some(), "--dtype"),
+        (args.quantize.is_some(), "--quantize"),
+        (args.kv_type.is_some(), "--kv-type"),
+        (args.draft_model.is_some(), "--draft-model"),
+        (!asked.warm_resume, "--no-warm-resume"),
+    ];
+    if let Some((_, flag)) = changing.iter().find(|(is_given, _)| *is_given) {
+        let message = format!("{flag}: the remote engine of --engine decides that");
+        return Err(CommandError::usage(message).hint("set it where that engine is started"));
+    }
+    let harmless = [
+        (args.threads.is_some(), "--threads"),
+        (args.threads_batch.is_some(), "--threads-batch"),
+        (args.cpu.is_some(), "--cpu"),
+        (args.device.is_some(), "--device"),
+        (asked.kv_memory.is_some(), "--kv-memory"),
+        (asked.kv_disk.is_some(), "--kv-disk"),
+        (asked.packed_disk.is_some_and(|bytes| bytes > 0), "--packed-disk"),
+    ];
+    let without_effect: Vec<&str> =
+        harmless.into_iter().filter(|(is_given, _)| *is_given).map(|(_, flag)| flag).collect();
+    if !without_effect.is_empty() {
+        terminal.note(format!("with --engine, these have no effect: {}", without_effect.join(", ")));
+    }
+    Ok(())
+}

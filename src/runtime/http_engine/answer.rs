@@ -1,0 +1,338 @@
+//! One answer of a remote engine: from token ids to events, with llmctl's own text, stop strings and limits.
+//!
+//! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`, unless the answer
+//! is dropped; every generated token is in one `Text` event. An answer that has delivered no token may begin anew elsewhere.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::wire::EngineFinish;
+use crate::runtime::client::Sink;
+use crate::runtime::error::Error;
+use crate::runtime::grammar::{GrammarSource, GrammarState};
+use crate::runtime::request::{
+    Difference, Event, Finish, Outcome, ReasoningWatch, RemoteUsage, Request, Reuse, ReuseReason, Started,
+    Timings, Token, Usage,
+};
+use crate::runtime::spec::EngineSpec;
+use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
+
+/// What to do before the last event, with the tokens of prompt and answer; `None` after a failure.
+pub type OnEnd = Box<dyn FnOnce(Option<Vec<u32>>) + Send>;
+
+/// A value that is dropped before the last event, so that its reader finds the request gone.
+type HeldUntilEnd = Option<Box<dyn Send>>;
+
+/// What an answer needs besides its request.
+pub struct AnswerSetting {
+    pub vocabulary: Arc<dyn Vocabulary>,
+    pub spec: Arc<EngineSpec>,
+    pub max_tokens: usize,
+    pub seed: u64,
+    /// Where the session's tokens and the prompt part.
+    pub difference: Option<Difference>,
+    pub on_end: OnEnd,
+}
+
+pub struct RemoteAnswer {
+    pub request: Request,
+    setting: AnswerSetting,
+    on_end: Option<OnEnd>,
+    place: HeldUntilEnd,
+    engine: HeldUntilEnd,
+    /// `None` after the last event, or when its reader has gone.
+    sink: Option<Sink>,
+    is_started: bool,
+    /// The reader wants no more.
+    is_left: bool,
+    generated: Vec<u32>,
+    utf8: Utf8Stream,
+    stop: StopMatcher,
+    reasoning: Option<ReasoningWatch>,
+    /// Tokens that end the reasoning, in the model's place.
+    closing: VecDeque<u32>,
+    /// Follows a constraint whose meaning may differ at the engine.
+    grammar: Option<GrammarState>,
+    cached_tokens: Option<usize>,
+    clock: AnswerClock,
+}
+
+#[derive(Debug)]
+struct AnswerClock {
+    submitted: Instant,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+}
+
+impl RemoteAnswer {
+    pub fn new(request: Request, mut setting: AnswerSetting, sink: Sink) -> Self {
+        let on_end = std::mem::replace(&mut setting.on_end, Box::new(|_| ()));
+        let is_followed =
+            |source: &GrammarSource| matches!(source, GrammarSource::Regex(_) | GrammarSource::Lark(_));
+        let grammar = request.grammar.as_ref().filter(|grammar| is_followed(grammar.source()));
+        let clock =
+            AnswerClock { submitted: Instant::now(), started: None, first_token: None, last_token: None };
+        Self {
+            setting,
+            on_end: Some(on_end),
+            place: None,
+            engine: None,
+            sink: Some(sink),
+            is_started: false,
+            is_left: false,
+            generated: Vec::new(),
+            utf8: Utf8Stream::new(),
+            stop: StopMatcher::new(request.limits.stop.iter().cloned()),
+            reasoning: request.reasoning.clone().map(ReasoningWatch::new),
+            closing: VecDeque::new(),
+            grammar: grammar.map(|grammar| GrammarState::new(grammar, request.limits.ignore_eos)),
+            cached_tokens: None,
+            clock,
+            request,
+        }
+    }
+
+    /// Returns whether no token has been delivered, so that another engine may answer.
+    pub fn is_untouched(&self) -> bool {
+        self.generated.is_empty()
+    }
+
+    /// Returns whether the reader wants no more.
+    pub fn is_left(&self) -> bool {
+        self.is_left
+    }
+
+    /// Keeps its place among the running requests until it ends.
+    pub fn hold_place(&mut self, place: impl Send + 'static) {
+        self.place = Some(Box::new(place));
+    }
+
+    /// Keeps its count at an engine until it ends.
+    pub fn hold_engine(&mut self, engine: Option<Box<dyn Send>>) {
+        self.engine = engine;
+    }
+
+    /// Reports that other requests come first.
+    pub fn wait(&mut self, position: usize) {
+        self.emit(Event::Queued { position });
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.setting.seed
+    }
+
+    /// Returns the prompt and the tokens generated.
+    pub fn tokens(&self) -> Vec<u32> {
+        self.request.prompt.iter().chain(&self.generated).copied().collect()
+    }
+
+    /// Returns how many tokens may still be generated.
+    pub fn tokens_left(&self) -> usize {
+        self.setting.max_tokens.saturating_sub(self.generated.len())
+    }
+
+    /// Returns the time left until the deadline; `None` without one.
+    pub fn time_left(&self) -> Option<Duration> {
+        let deadline = self.request.limits.deadline?;
+        Some(deadline.saturating_sub(self.clock.submitted.elapsed()))
+    }
+
+    /// Reports that an engine has taken the request. Only the first report counts.
+    pub fn start(&mut self) {
+        if std::mem::replace(&mut self.is_started, true) {
+            return;
+        }
+        self.clock.started = Some(Instant::now());
+        let difference = self.setting.difference.clone();
+        let first_difference = difference.as_ref().map(|difference| difference.position);
+        let reason = ReuseReason::RemoteEngine;
+        let reuse = Reuse { reason, first_difference, ..Reuse::default() };
+        let (prompt_tokens, max_tokens) = (self.request.prompt.len(), self.setting.max_tokens);
+        let started = Started { prompt_tokens, max_tokens, seed: self.setting.seed, reuse, difference };
+        self.emit(Event::Started(started));
+    }
+
+    /// Notes what the engine reports as cached. The first report counts: later ones are of continued requests.
+    pub fn note_cached(&mut self, tokens: Option<usize>) {
+        self.cached_tokens = self.cached_tokens.or(tokens);
+    }
+
+    /// Returns whether the reasoning must be ended in the model's place.
+    pub fn is_closing(&self) -> bool {
+        !self.closing.is_empty()
+    }
+
+    /// Delivers the tokens that end the reasoning. Returns why the answer ends with them; `None` if the engine must be asked
+    /// for the rest of it.
+    ///
+    /// # Errors
+    /// Those of [`Self::push`].
+    pub fn close_reasoning(&mut self) -> Result<Option<Finish>, Error> {
+        for id in std::mem::take(&mut self.closing) {
+            let finish = self.push(Token { id, logprob: None })?;
+            if finish.is_some() {
+                return Ok(finish);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the next token. Returns why it ends the answer, if it does.
+    ///
+    /// # Errors
+    /// [`Error::RemoteRefused`] if the answer does not keep to its constraint; those of the constraint.
+    pub fn push(&mut self, token: Token) -> Result<Option<Finish>, Error> {
+        let now = Instant::now();
+        if self.generated.is_empty() {
+            self.clock.first_token.get_or_insert(now);
+            let total = self.request.prompt.len();
+            self.emit(Event::Prefill { done: total, total });
+        }
+        if self.ends(token.id) {
+            return Ok(Some(Finish::Eos(token.id)));
+        }
+        let id = token.id;
+        self.clock.last_token = Some(now);
+        self.generated.push(id);
+        let text = self.text_of(id);
+        self.emit(Event::Text { text, tokens: vec![token] });
+        if let Some(stop) = self.stop.hit() {
+            return Ok(Some(Finish::StopString(stop.to_owned())));
+        }
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(id).map_err(|error| {
+                Error::RemoteRefused(format!(
+                    "the remote engine's answer does not keep to the constraint: {error}"
+                ))
+            })?;
+            if grammar.is_complete() {
+                return Ok(Some(Finish::Complete));
+            }
+        }
+        Ok((self.tokens_left() == 0).then(|| self.limit()))
+    }
+
+    fn ends(&self, id: u32) -> bool {
+        let limits = &self.request.limits;
+        let is_end = self.setting.spec.ends_generation(id);
+        let counts = !limits.ignore_eos || self.request.grammar.is_some();
+        (is_end && counts) || limits.stop_ids.contains(&id)
+    }
+
+    /// Returns the name of the limit on generated tokens: the request's, or what the context leaves.
+    fn limit(&self) -> Finish {
+        match self.request.limits.max_tokens == Some(self.generated.len()) {
+            true => Finish::MaxTokens,
+            false => Finish::ContextFull,
+        }
+    }
+
+    fn text_of(&mut self, id: u32) -> String {
+        let vocabulary = &self.setting.vocabulary;
+        let is_hidden =
+            vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id);
+        let bytes = if is_hidden { None } else { vocabulary.token_bytes(id) };
+        let complete = self.utf8.push(&bytes.unwrap_or_default());
+        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(&complete)) {
+            self.closing = closing.iter().copied().collect();
+        }
+        self.stop.push(&complete)
+    }
+
+    /// Ends the answer as the engine has ended it.
+    pub fn end(&mut self, finish: EngineFinish) {
+        match finish {
+            EngineFinish::Stop(id) => {
+                self.clock.first_token.get_or_insert_with(Instant::now);
+                let first = self.setting.spec.config.end_of_generation.first();
+                self.finish(Finish::Eos(id.or(first.copied()).unwrap_or_default()));
+            }
+            EngineFinish::Length => self.finish(self.limit()),
+            EngineFinish::Other(reason) => {
+                let message = format!("the remote engine has ended the answer: {reason}");
+                self.fail(Error::RemoteRefused(message));
+            }
+        }
+    }
+
+    /// Ends the answer, or with a stop string that completes in the text held back.
+    pub fn finish(&mut self, finish: Finish) {
+        self.flush();
+        let finish = match self.stop.hit() {
+            Some(stop) if finish != Finish::Cancelled => Finish::StopString(stop.to_owned()),
+            _ => finish,
+        };
+        let prompt_tokens = self.clock.first_token.map_or(0, |_| self.request.prompt.len());
+        let usage = Usage {
+            prompt_tokens,
+            cached_tokens: self.cached_tokens.unwrap_or_default().min(prompt_tokens),
+            completion_tokens: self.generated.len(),
+            remote: Some(RemoteUsage { reports_cached: self.cached_tokens.is_some() }),
+            ..Usage::default()
+        };
+        let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.setting.seed };
+        self.emit(Event::Done(outcome));
+    }
+
+    /// Ends the answer with an error, after the text held back.
+    pub fn fail(&mut self, error: Error) {
+        self.flush();
+        self.emit(Event::Failed(error));
+    }
+
+    fn flush(&mut self) {
+        let unfinished = self.utf8.finish();
+        let mut text = self.stop.push(&unfinished);
+        text.push_str(&self.stop.finish());
+        if !text.is_empty() {
+            self.emit(Event::Text { text, tokens: Vec::new() });
+        }
+    }
+
+    fn emit(&mut self, event: Event) {
+        let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
+        if is_last {
+            let tokens = matches!(event, Event::Done(_)).then(|| self.tokens());
+            self.release(tokens);
+        }
+        if let Some(sink) = &mut self.sink {
+            self.is_left |= sink(event).is_break();
+        }
+        if is_last {
+            self.sink = None;
+        }
+    }
+
+    fn release(&mut self, tokens: Option<Vec<u32>>) {
+        (self.place, self.engine) = (None, None);
+        if let Some(on_end) = self.on_end.take() {
+            on_end(tokens);
+        }
+    }
+}
+
+/// An answer that is dropped without its last event has failed.
+impl Drop for RemoteAnswer {
+    fn drop(&mut self) {
+        self.release(None);
+    }
+}
+
+impl AnswerClock {
+    fn timings(&self) -> Timings {
+        let end = Instant::now();
+        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_duration_since(from),
+            _ => Duration::ZERO,
+        };
+        Timings {
+            queue: self.started.unwrap_or(end).saturating_duration_since(self.submitted),
+            prefill: between(self.started, self.first_token.or(Some(end))),
+            decode: between(self.first_token, self.last_token),
+            time_to_first_token: self.first_token.map(|at| at.saturating_duration_since(self.submitted)),
+            total: end.saturating_duration_since(self.submitted),
+        }
+    }
+}

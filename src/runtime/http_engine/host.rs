@@ -1,0 +1,414 @@
+//! One remote engine: what it says of itself, whether it is healthy, and one generation by it.
+//!
+//! Invariant: an answer that has begun elsewhere is never begun anew here.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::sync::{Notify, OnceCell};
+use tokio::time::{sleep, timeout};
+
+use super::answer::RemoteAnswer;
+use super::http::{EngineHttp, HttpFailure, SseStream};
+use super::refusal;
+use super::wire::{AskedGeneration, ChunkReader, EngineChunk, EngineFinish, EngineKind, LARK_HEAD};
+use crate::runtime::error::Error;
+use crate::runtime::request::Finish;
+use crate::runtime::spec::EngineSpec;
+
+/// Silence of a stream after which the engine is asked whether it is healthy.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// Longest wait for the counts that follow the last token.
+const COUNTS_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Time for which an engine in trouble is not asked again, unless there is no other.
+const TROUBLE_TIME: Duration = Duration::from_secs(5);
+
+/// A text that tokenizers of different models cut differently, and a grammar that only llmctl's own library takes.
+const PROBE_TEXT: &str = "The 1,234 naïve façades (x_y): 漢字, \"don't\" 😀\n\tif a != b { return; }";
+const PROBE_GRAMMAR: &str = "start: %json {\"type\": \"integer\"}\n"; // behind `LARK_HEAD`
+
+/// What an engine says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineHostFacts {
+    pub kind: EngineKind,
+    pub version: Option<String>,
+    /// Name of the model there.
+    pub model: String,
+    /// Most tokens of a sequence, if it says so.
+    pub context_tokens: Option<usize>,
+}
+
+/// What this process knows of the model, to compare with what an engine has.
+#[derive(Debug, Clone)]
+pub struct ExpectedModel {
+    /// The name that the user gave; taken among several of an engine.
+    pub name: String,
+    /// Token ids of [`ExpectedModel::probe_text`].
+    pub probe_ids: Vec<u32>,
+}
+
+impl ExpectedModel {
+    /// Returns the text whose ids are compared.
+    pub fn probe_text() -> &'static str {
+        PROBE_TEXT
+    }
+}
+
+/// How an attempt to generate has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttemptEnd {
+    /// The answer has its last event.
+    Over,
+    /// The engine was lost, for this reason.
+    Lost(String),
+}
+
+/// Why a part of an answer ended.
+enum PartEnd {
+    Finished(Finish),
+    ByEngine(EngineFinish),
+    /// The reasoning must be closed, and the rest be asked for.
+    Closing,
+    Failed(Error),
+    Lost(String),
+}
+
+pub struct Host {
+    pub http: EngineHttp,
+    facts: Mutex<Option<Arc<EngineHostFacts>>>,
+    takes_lark: OnceCell<bool>,
+    num_running: AtomicUsize,
+    /// When and why it was lost last.
+    trouble: Mutex<Option<(Instant, String)>>,
+}
+
+/// Counts a request at an engine until it is dropped.
+pub struct RunningAt(Arc<Host>);
+
+impl RunningAt {
+    pub fn new(host: &Arc<Host>) -> Self {
+        host.num_running.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(host))
+    }
+}
+
+impl Drop for RunningAt {
+    fn drop(&mut self) {
+        self.0.num_running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner) // each change is one assignment
+}
+
+impl Host {
+    pub fn new(http: EngineHttp) -> Self {
+        let (facts, takes_lark, trouble) = Default::default();
+        Self { http, facts, takes_lark, num_running: AtomicUsize::new(0), trouble }
+    }
+
+    pub fn name(&self) -> String {
+        self.http.url().to_string()
+    }
+
+    pub fn known_facts(&self) -> Option<Arc<EngineHostFacts>> {
+        lock(&self.facts).clone()
+    }
+
+    pub fn num_running(&self) -> usize {
+        self.num_running.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether it was lost a moment ago.
+    pub fn is_in_trouble(&self) -> bool {
+        lock(&self.trouble).as_ref().is_some_and(|(since, _)| since.elapsed() < TROUBLE_TIME)
+    }
+
+    pub fn set_trouble(&self, why: Option<String>) {
+        *lock(&self.trouble) = why.map(|why| (Instant::now(), why));
+    }
+
+    /// Returns what the engine says of itself, asked for once.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub async fn facts(&self, expected: &ExpectedModel) -> Result<Arc<EngineHostFacts>, String> {
+        if let Some(facts) = self.known_facts() {
+            return Ok(facts);
+        }
+        let facts = Arc::new(describe(&self.http, expected).await?);
+        *lock(&self.facts) = Some(Arc::clone(&facts));
+        Ok(facts)
+    }
+
+    /// # Errors
+    /// Why it is not healthy.
+    pub async fn check_health(&self) -> Result<(), HttpFailure> {
+        self.http.get("/health").await.map(drop)
+    }
+
+    /// Returns whether the engine compiles grammars with llmctl's own library. It is asked once.
+    async fn takes_lark(&self, facts: &EngineHostFacts, prompt: &[u32]) -> Result<bool, HttpFailure> {
+        let asking = async || {
+            if facts.kind != EngineKind::Vllm {
+                return Ok(false);
+            }
+            let body = json!({
+                "model": facts.model, "prompt": &prompt[..1], "max_tokens": 1,
+                "structured_outputs": {"grammar": format!("{LARK_HEAD}{PROBE_GRAMMAR}")},
+            });
+            match self.http.post(facts.kind.path(), &body).await {
+                Err(HttpFailure::Status(400..=422, _)) => Ok(false),
+                answer => answer.map(|_| true),
+            }
+        };
+        self.takes_lark.get_or_try_init(asking).await.copied()
+    }
+
+    /// Generates an answer, or the part of it that is left when the engine is lost.
+    pub async fn generate(
+        &self,
+        answer: &mut RemoteAnswer,
+        spec: &EngineSpec,
+        (facts, cache_salt): (&EngineHostFacts, Option<&str>),
+        cancel: &Notify,
+    ) -> AttemptEnd {
+        if let Err(error) = refusal::check(facts.kind, &answer.request) {
+            answer.fail(error);
+            return AttemptEnd::Over;
+        }
+        let takes_lark = match answer.request.grammar {
+            None => Ok(false),
+            Some(_) => self.takes_lark(facts, &answer.request.prompt).await,
+        };
+        let takes_lark = match takes_lark {
+            Err(failure) => return AttemptEnd::Lost(failure.to_string()),
+            Ok(false) if facts.kind == EngineKind::Vllm && refusal::needs_lark(&answer.request) => {
+                answer.fail(refusal::lark());
+                return AttemptEnd::Over;
+            }
+            Ok(takes_lark) => takes_lark,
+        };
+        loop {
+            let body = body(answer, spec, facts, (takes_lark, cache_salt));
+            match self.generate_part(answer, facts.kind, &body, cancel).await {
+                PartEnd::Finished(finish) => answer.finish(finish),
+                PartEnd::ByEngine(finish) => answer.end(finish),
+                PartEnd::Failed(error) => answer.fail(error),
+                PartEnd::Lost(why) => return AttemptEnd::Lost(why),
+                PartEnd::Closing => match answer.close_reasoning() {
+                    Ok(None) => continue,
+                    Ok(Some(finish)) => answer.finish(finish),
+                    Err(error) => answer.fail(error),
+                },
+            }
+            return AttemptEnd::Over;
+        }
+    }
+
+    /// Reads one stream to its end.
+    async fn generate_part(
+        &self,
+        answer: &mut RemoteAnswer,
+        kind: EngineKind,
+        body: &Value,
+        cancel: &Notify,
+    ) -> PartEnd {
+        let is_first = answer.is_untouched();
+        let deadline = answer.time_left();
+        let stream = tokio::select! {
+            biased;
+            () = cancel.notified() => return PartEnd::Finished(Finish::Cancelled),
+            () = until(deadline) => return overdue(answer),
+            stream = self.http.stream(kind.path(), body) => stream,
+        };
+        let mut stream = match stream {
+            Ok(stream) => stream,
+            Err(HttpFailure::Status(code, why)) if (400..500).contains(&code) && code != 429 => {
+                return PartEnd::Failed(Error::RemoteRefused(format!(
+                    "{} answers {code}: {why}",
+                    self.name()
+                )));
+            }
+            Err(failure) => return PartEnd::Lost(failure.to_string()),
+        };
+        answer.start();
+        let mut reader = ChunkReader::new(kind, answer.request.logprobs);
+        loop {
+            let chunk = tokio::select! {
+                biased;
+                () = cancel.notified() => return PartEnd::Finished(Finish::Cancelled),
+                () = until(answer.time_left()) => return overdue(answer),
+                chunk = self.next_chunk(&mut stream, &mut reader) => match chunk {
+                    Ok(chunk) => chunk,
+                    Err(why) => return PartEnd::Lost(why),
+                },
+            };
+            if let Some(end) = take(answer, &chunk, is_first) {
+                return self.with_counts(answer, end, &mut stream, &mut reader, is_first).await;
+            }
+        }
+    }
+
+    /// Reads the next event; while there is none, asks from time to time whether the engine is healthy.
+    async fn next_chunk(
+        &self,
+        stream: &mut SseStream,
+        reader: &mut ChunkReader,
+    ) -> Result<EngineChunk, String> {
+        let mut next = std::pin::pin!(stream.next());
+        let event = loop {
+            match timeout(SILENCE, &mut next).await {
+                Ok(event) => break event.map_err(|failure| failure.to_string())?,
+                Err(_) => self.check_health().await.map_err(|failure| failure.to_string())?,
+            }
+        };
+        reader.read(&event.ok_or("its answer has no end")?)
+    }
+
+    /// Reads the counts that follow the engine's last token; what llmctl itself has ended, it does not wait for.
+    async fn with_counts(
+        &self,
+        answer: &mut RemoteAnswer,
+        end: PartEnd,
+        stream: &mut SseStream,
+        reader: &mut ChunkReader,
+        is_first: bool,
+    ) -> PartEnd {
+        let is_by_engine = matches!(
+            end,
+            PartEnd::ByEngine(_)
+                | PartEnd::Finished(Finish::Eos(_) | Finish::MaxTokens | Finish::ContextFull)
+        );
+        let counts = async {
+            while let Ok(chunk) = self.next_chunk(stream, reader).await {
+                if is_first {
+                    answer.note_cached(chunk.cached_tokens);
+                }
+                if chunk.is_last || chunk.cached_tokens.is_some() {
+                    break;
+                }
+            }
+        };
+        if is_by_engine {
+            let _ = timeout(COUNTS_TIMEOUT, counts).await; // without them, the counts are unknown
+        }
+        end
+    }
+}
+
+/// Ends a request whose deadline has passed.
+fn overdue(answer: &RemoteAnswer) -> PartEnd {
+    match (answer.is_untouched(), answer.request.limits.deadline) {
+        (true, Some(deadline)) => PartEnd::Failed(Error::DeadlineExceeded { deadline }),
+        _ => PartEnd::Finished(Finish::Deadline),
+    }
+}
+
+async fn until(left: Option<Duration>) {
+    match left {
+        Some(left) => sleep(left).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Delivers a chunk; returns why the stream need not be read further.
+fn take(answer: &mut RemoteAnswer, chunk: &EngineChunk, is_first: bool) -> Option<PartEnd> {
+    if is_first {
+        answer.note_cached(chunk.cached_tokens);
+    }
+    for token in &chunk.tokens {
+        match answer.push(token.clone()) {
+            Err(error) => return Some(PartEnd::Failed(error)),
+            Ok(Some(finish)) => return Some(PartEnd::Finished(finish)),
+            Ok(None) if answer.is_left() => return Some(PartEnd::Finished(Finish::Cancelled)),
+            Ok(None) if answer.is_closing() => return Some(PartEnd::Closing),
+            Ok(None) => {}
+        }
+    }
+    match &chunk.finish {
+        Some(EngineFinish::Other(why)) if why == "abort" => {
+            Some(PartEnd::Lost("it has aborted the request".to_owned()))
+        }
+        Some(finish) => Some(PartEnd::ByEngine(finish.clone())),
+        None if chunk.is_last => Some(PartEnd::Lost("its answer has no end".to_owned())),
+        None => None,
+    }
+}
+
+fn body(
+    answer: &RemoteAnswer,
+    spec: &EngineSpec,
+    facts: &EngineHostFacts,
+    (takes_lark, cache_salt): (bool, Option<&str>),
+) -> Value {
+    let limits = &answer.request.limits;
+    let mut ends = limits.stop_ids.clone();
+    if !limits.ignore_eos {
+        ends.extend(&spec.config.end_of_generation);
+    }
+    let asked = AskedGeneration {
+        model: &facts.model,
+        request: &answer.request,
+        tokens: &answer.tokens(),
+        max_tokens: answer.tokens_left(),
+        seed: answer.seed(),
+        ends: &ends,
+        takes_lark,
+        cache_salt,
+    };
+    asked.body(facts.kind)
+}
+
+/// Asks an engine what it is, and compares its tokenizer with ours.
+async fn describe(http: &EngineHttp, expected: &ExpectedModel) -> Result<EngineHostFacts, String> {
+    let listed = http.get("/v1/models").await.map_err(|failure| failure.to_string())?;
+    let listed: Value = serde_json::from_str(&listed).map_err(|_| "it lists no models".to_owned())?;
+    let models = listed["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_meant =
+        |model: &&Value| model["id"] == expected.name.as_str() || model["root"] == expected.name.as_str();
+    let model = models.iter().find(is_meant).or(models.first()).ok_or("it lists no models")?;
+    let kind = match model["owned_by"].as_str().unwrap_or_default() {
+        "vllm" => EngineKind::Vllm,
+        "sglang" => EngineKind::Sglang,
+        "llmctl" => EngineKind::Llmctl,
+        other => return Err(format!("it is neither vLLM nor SGLang nor llmctl ({other:?})")),
+    };
+    let context = [&model["max_model_len"], &model["context_length"]].into_iter().find_map(Value::as_u64);
+    let name = model["id"].as_str().ok_or("it lists a model without a name")?.to_owned();
+    check_tokenizer(http, &name, &expected.probe_ids).await?;
+    Ok(EngineHostFacts {
+        kind,
+        version: version(http, kind).await,
+        model: name,
+        context_tokens: context.and_then(|context| usize::try_from(context).ok()),
+    })
+}
+
+/// Compares the ids of a text. An engine that does not answer the question is not refused.
+async fn check_tokenizer(http: &EngineHttp, model: &str, ids: &[u32]) -> Result<(), String> {
+    let body = json!({"model": model, "prompt": PROBE_TEXT, "add_special_tokens": false});
+    let Ok(answer) = http.post("/tokenize", &body).await else { return Ok(()) };
+    let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
+    let Some(theirs) = answer["tokens"].as_array() else { return Ok(()) };
+    let theirs: Option<Vec<u64>> = theirs.iter().map(Value::as_u64).collect();
+    match theirs.is_none_or(|theirs| theirs.into_iter().eq(ids.iter().map(|&id| u64::from(id)))) {
+        true => Ok(()),
+        false => Err(format!("its model {model:?} has another tokenizer")),
+    }
+}
+
+async fn version(http: &EngineHttp, kind: EngineKind) -> Option<String> {
+    let path = match kind {
+        EngineKind::Vllm => "/version",
+        EngineKind::Sglang => "/get_server_info",
+        EngineKind::Llmctl => return None,
+    };
+    let answer: Value = serde_json::from_str(&http.get(path).await.ok()?).ok()?;
+    answer["version"].as_str().map(str::to_owned)
+}

@@ -1,0 +1,105 @@
+//! What an engine of another make cannot honour, refused by name before anything is sent. Pure.
+
+use super::wire::EngineKind;
+use crate::runtime::error::Error;
+use crate::runtime::grammar::GrammarSource;
+use crate::runtime::request::Request;
+
+/// vLLM raises lower temperatures to this one.
+const LEAST_VLLM_TEMPERATURE: f32 = 0.01;
+
+/// Checks that an engine of `kind` gives the request the meaning that it has here.
+///
+/// # Errors
+/// [`Error::InvalidParameter`] naming the first parameter that it lacks or defines otherwise.
+pub fn check(kind: EngineKind, request: &Request) -> Result<(), Error> {
+    let refusals =
+        [sampling(kind, request), logprobs(kind, request), reasoning(request), others(kind, request)];
+    match refusals.into_iter().flatten().next() {
+        None => Ok(()),
+        Some((name, why)) => Err(Error::InvalidParameter { name, message: format!("{} {why}", kind.name()) }),
+    }
+}
+
+/// Refuses a Lark grammar for a vLLM whose grammar library is another than llmctl's.
+pub fn lark() -> Error {
+    let message = "this vLLM does not take llmctl's grammars, which tool calls and answers after reasoning need too: start it \
+                   with --structured-outputs-config.backend auto or guidance";
+    Error::InvalidParameter { name: "grammar", message: message.to_owned() }
+}
+
+/// Returns whether the request needs an engine with llmctl's own grammar library.
+pub fn needs_lark(request: &Request) -> bool {
+    request.grammar.as_ref().is_some_and(|grammar| matches!(grammar.source(), GrammarSource::Lark(_)))
+}
+
+type NamedRefusal = Option<(&'static str, String)>;
+
+fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
+    let sampling = &request.sampling;
+    if sampling.temperature == 0.0 || kind == EngineKind::Llmctl {
+        return None; // a greedy choice knows no truncation
+    }
+    let lacks = |name: &'static str| Some((name, "has no such parameter".to_owned()));
+    if sampling.typical_p < 1.0 {
+        return lacks("typical_p");
+    }
+    if sampling.top_n_sigma > 0.0 {
+        return lacks("top_n_sigma");
+    }
+    match kind {
+        EngineKind::Vllm if sampling.temperature < LEAST_VLLM_TEMPERATURE => {
+            Some(("temperature", format!("takes 0, and nothing else below {LEAST_VLLM_TEMPERATURE}")))
+        }
+        EngineKind::Vllm if sampling.min_p > 0.0 && sampling.top_p < 1.0 => {
+            Some(("min_p", "applies it before top_p, not after it: give one of the two".to_owned()))
+        }
+        EngineKind::Vllm if sampling.seed.is_some_and(|seed| i64::try_from(seed).is_err()) => {
+            Some(("seed", format!("takes seeds up to {}", i64::MAX)))
+        }
+        EngineKind::Sglang if sampling.seed.is_some() => {
+            Some(("seed", "repeats an answer only as a whole server is set to".to_owned()))
+        }
+        _ => None,
+    }
+}
+
+fn logprobs(kind: EngineKind, request: &Request) -> NamedRefusal {
+    let sampling = &request.sampling;
+    let is_edited = sampling.repetition_penalty != 1.0
+        || sampling.presence_penalty != 0.0
+        || sampling.frequency_penalty != 0.0
+        || !sampling.logit_bias.is_empty();
+    if request.prompt_logprobs.is_some() {
+        return Some(("prompt_logprobs", "is not asked for the log-probabilities of a prompt".to_owned()));
+    }
+    match request.logprobs {
+        Some(_) if kind == EngineKind::Llmctl => {
+            Some(("logprobs", "reports them by text, not by token".to_owned()))
+        }
+        Some(_) if is_edited => {
+            Some(("logprobs", "reports them before penalties and logit_bias, not after them".to_owned()))
+        }
+        _ => None,
+    }
+}
+
+/// A limit on reasoning is kept by ending the generation and asking for the rest of the answer.
+fn reasoning(request: &Request) -> NamedRefusal {
+    request.reasoning.as_ref()?;
+    let sampling = &request.sampling;
+    let beside = match () {
+        () if request.grammar.is_some() => "a constraint on the answer",
+        () if request.logprobs.is_some() => "logprobs",
+        () if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 => "penalties",
+        () => return None,
+    };
+    Some(("reasoning", format!("cannot keep a limit on the reasoning beside {beside}")))
+}
+
+fn others(kind: EngineKind, request: &Request) -> NamedRefusal {
+    match kind {
+        EngineKind::Sglang if needs_lark(request) => Some(("grammar", "takes no Lark grammar".to_owned())),
+        _ => None,
+    }
+}

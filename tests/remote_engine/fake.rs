@@ -1,0 +1,177 @@
+//! A small vLLM for tests: answers with what vLLM 0.32.0 answered (`vllm-0.32.0/`, recorded by `vllm.rs`'s model and the request
+//! that the file's name says), records what it is asked, and breaks off or waits where a test wants it to.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use llmctl::runtime::http_engine::EngineUrl;
+use serde_json::Value;
+
+pub const MODELS: &str = include_str!("vllm-0.32.0/models.json");
+pub const VERSION: &str = include_str!("vllm-0.32.0/version.json");
+pub const TOKENS: &str = include_str!("vllm-0.32.0/tokenize.json");
+pub const LENGTH: &str = include_str!("vllm-0.32.0/length.sse");
+pub const LOGPROBS: &str = include_str!("vllm-0.32.0/logprobs.sse");
+pub const STOP: &str = include_str!("vllm-0.32.0/stop.sse");
+pub const JSON: &str = include_str!("vllm-0.32.0/json.sse");
+pub const REGEX: &str = include_str!("vllm-0.32.0/regex.sse");
+
+/// What the fake does with a generation.
+#[derive(Debug, Clone)]
+pub enum Deed {
+    /// Sends a stream.
+    Stream(&'static str),
+    /// Sends so many events of a stream, then closes the connection.
+    Break(&'static str, usize),
+    /// Sends so many events, then waits until the client closes the connection.
+    Wait(&'static str, usize),
+    /// Answers with a status and a body.
+    Refuse(u16, &'static str),
+}
+
+#[derive(Default)]
+struct State {
+    deeds: VecDeque<Deed>,
+    asked: Vec<Value>,
+    num_closed: usize,
+    is_sick: bool,
+}
+
+/// A listening fake. It listens until the process ends; `kill` makes it refuse.
+#[derive(Clone)]
+pub struct FakeVllm {
+    pub url: EngineUrl,
+    state: Arc<(Mutex<State>, Condvar)>,
+    models: Arc<str>,
+}
+
+impl FakeVllm {
+    pub fn start(deeds: impl IntoIterator<Item = Deed>) -> Self {
+        Self::with_models(MODELS, deeds)
+    }
+
+    /// Starts a fake that lists other models.
+    pub fn with_models(models: &str, deeds: impl IntoIterator<Item = Deed>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let state = State { deeds: deeds.into_iter().collect(), ..State::default() };
+        let fake = Self {
+            url: format!("http://{address}").parse().expect("an address"),
+            state: Arc::new((Mutex::new(state), Condvar::new())),
+            models: models.into(),
+        };
+        let serving = fake.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let fake = serving.clone();
+                thread::spawn(move || fake.serve(stream));
+            }
+        });
+        fake
+    }
+
+    /// Bodies of all generations that were asked for.
+    pub fn asked(&self) -> Vec<Value> {
+        self.state.0.lock().expect("free").asked.clone()
+    }
+
+    /// Breaks every connection from now on, as a killed process does.
+    pub fn kill(&self) {
+        self.state.0.lock().expect("free").is_sick = true;
+    }
+
+    pub fn revive(&self) {
+        self.state.0.lock().expect("free").is_sick = false;
+    }
+
+    /// Waits until the client has closed so many waiting streams.
+    pub fn wait_for_closed(&self, count: usize) {
+        let (state, changed) = &*self.state;
+        let waited =
+            changed.wait_timeout_while(state.lock().expect("free"), Duration::from_secs(30), |state| {
+                state.num_closed < count
+            });
+        assert!(!waited.expect("free").1.timed_out(), "the client keeps its connection");
+    }
+
+    fn serve(&self, mut stream: TcpStream) {
+        let Some((path, body)) = request(&stream) else { return };
+        if self.state.0.lock().expect("free").is_sick {
+            return;
+        }
+        let _ = match path.as_str() {
+            "/health" => answer(&mut stream, 200, ""),
+            "/v1/models" => answer(&mut stream, 200, &self.models),
+            "/version" => answer(&mut stream, 200, VERSION),
+            "/tokenize" => answer(&mut stream, 200, TOKENS),
+            "/v1/completions" => self.generate(stream, &body),
+            _ => answer(&mut stream, 404, r#"{"detail":"Not Found"}"#),
+        };
+    }
+
+    fn generate(&self, mut stream: TcpStream, body: &str) -> std::io::Result<()> {
+        let body: Value = serde_json::from_str(body).expect("JSON");
+        let deed = {
+            let mut state = self.state.0.lock().expect("free");
+            state.asked.push(body);
+            state.deeds.pop_front().unwrap_or(Deed::Stream(LENGTH))
+        };
+        match deed {
+            Deed::Refuse(code, text) => answer(&mut stream, code, text),
+            Deed::Stream(text) => events(&mut stream, text, usize::MAX),
+            Deed::Break(text, count) => events(&mut stream, text, count),
+            Deed::Wait(text, count) => {
+                events(&mut stream, text, count)?;
+                let _ = stream.read(&mut [0]); // until the client closes
+                self.state.0.lock().expect("free").num_closed += 1;
+                self.state.1.notify_all();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Reads a request: its path and body.
+fn request(stream: &TcpStream) -> Option<(String, String)> {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let path = line.split(' ').nth(1)?.to_owned();
+    let mut length = 0;
+    loop {
+        let mut header = String::new();
+        reader.read_line(&mut header).ok()?;
+        if header.trim().is_empty() {
+            break;
+        }
+        if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().ok()?;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).ok()?;
+    Some((path, String::from_utf8(body).ok()?))
+}
+
+fn answer(stream: &mut TcpStream, code: u16, text: &str) -> std::io::Result<()> {
+    let length = text.len();
+    write!(
+        stream,
+        "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{text}"
+    )
+}
+
+fn events(stream: &mut TcpStream, text: &str, count: usize) -> std::io::Result<()> {
+    let all: Vec<&str> = text.split_inclusive("\n\n").collect();
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes())?;
+    for event in all.iter().take(count) {
+        write!(stream, "{:x}\r\n{event}\r\n", event.len())?;
+        stream.flush()?;
+    }
+    if count >= all.len() { stream.write_all(b"0\r\n\r\n") } else { Ok(()) }
+}
