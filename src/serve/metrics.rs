@@ -67,7 +67,10 @@ impl KvBlocks {
             0 => bytes(|_| true),
             full => full,
         };
-        Self { block_tokens: PAGE_TOKENS, blocks_per_engine: spec.kv_memory.checked_div(block_bytes).unwrap_or(0) }
+        Self {
+            block_tokens: PAGE_TOKENS,
+            blocks_per_engine: spec.kv_memory.checked_div(block_bytes).unwrap_or(0),
+        }
     }
 }
 
