@@ -98,6 +98,13 @@ class Reply:
             return self.json()["choices"][0]["message"]["content"]
         return "".join(e["choices"][0]["delta"].get("content") or "" for e in self.events if e.get("choices"))
 
+    def error_code(self):
+        """The code of an error of a replica; a proxy's own errors are no JSON."""
+        try:
+            return self.json()["error"]["code"]
+        except (ValueError, KeyError, TypeError):
+            return "from the proxy"
+
     def is_finished(self):
         """Whether the client knows that the turn has ended well."""
         if self.status != 200 or not self.is_whole:
@@ -303,7 +310,12 @@ def check_drain(site):
     replica.wait_ready()
 
 
-def check_move(site, is_killed):
+def check_move(site):
+    check_move_from(site, is_killed=False)
+    check_move_from(site, is_killed=True)
+
+
+def check_move_from(site, is_killed):
     name = f"move-{'killed' if is_killed else 'alive'}"
     first, second = site.replicas[:2]
     long = f"{name} " + "all sheep look up " * 40
@@ -382,7 +394,7 @@ class Client(threading.Thread):
             self.finished.setdefault(session, []).append((text, reply.text()))
             return "finished"
         if reply.events is None:
-            return f"status {reply.status}"
+            return f"status {reply.status} {reply.error_code()}"
         return "a stream ended in the middle" if reply.events else "a stream ended before its first token"
 
 
@@ -395,7 +407,7 @@ def check_kills(site):
     num_kills = 0
     while num_kills < site.args.kills and time.monotonic() - began < site.args.limit:
         replica = rng.choice(site.replicas)
-        time.sleep(rng.uniform(0.05, 0.5))
+        time.sleep(rng.uniform(0.5, 1.5) * site.args.pause)
         replica.kill()
         num_kills += 1
         replica.start()
@@ -429,6 +441,10 @@ def saved_turns(site, session):
     return [(a["content"], b["content"]) for a, b in pairs if (a["role"], b["role"]) == ("user", "assistant")]
 
 
+CHECKS = {"affinity": check_affinity, "streams": check_streams, "drain": check_drain, "move": check_move, "stuck": check_stuck,
+          "kills": check_kills}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llmctl", default=f"{ROOT}/target/release/llmctl")
@@ -437,7 +453,9 @@ def main():
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--pause", type=float, default=1.4, help="mean seconds from a replica's start to the next kill")
     parser.add_argument("--limit", type=float, default=1200, help="seconds for all kills")
+    parser.add_argument("--checks", default=",".join(CHECKS), help="those to run, separated by commas")
     parser.add_argument("--keep", action="store_true", help="keep the folder with logs and sessions")
     args = parser.parse_args()
     if shutil.which(args.proxy) is None:
@@ -448,13 +466,8 @@ def main():
     site = Site(args, folder)
     try:
         site.start()
-        check_affinity(site)
-        check_streams(site)
-        check_drain(site)
-        check_move(site, is_killed=False)
-        check_move(site, is_killed=True)
-        check_stuck(site)
-        check_kills(site)
+        for name in args.checks.split(","):
+            CHECKS[name](site)
     finally:
         site.stop()
         if args.keep or FAILURES:
