@@ -102,7 +102,7 @@ class Reply:
         """The code of an error of a replica; a proxy's own errors are no JSON."""
         try:
             return self.json()["error"]["code"]
-        except (ValueError, KeyError, TypeError):
+        except ValueError:
             return "from the proxy"
 
     def is_finished(self):
@@ -283,8 +283,8 @@ def check_drain(site):
             if reply.status != 200:
                 refused.append((reply.status, reply.body[:100]))
 
-    threads = [threading.Thread(target=stream, args=(number,)) for number in range(6)]
-    askers = [threading.Thread(target=ask, args=(number,)) for number in range(2)]
+    threads = [threading.Thread(target=stream, args=(number,), daemon=True) for number in range(6)]
+    askers = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(2)]
     for thread in threads:
         thread.start()
     for event in began:
@@ -350,7 +350,7 @@ def check_stuck(site):
             pass
 
     request(first.port, "POST", CHAT, turn("first"), "stuck")
-    thread = threading.Thread(target=stream)
+    thread = threading.Thread(target=stream, daemon=True)
     thread.start()
     began.wait(REQUEST_LIMIT)
     first.signal(signal.SIGSTOP)
@@ -370,7 +370,7 @@ class Client(threading.Thread):
     """Adds turns to sessions of its own, and remembers those that have ended for it."""
 
     def __init__(self, site, number, stop):
-        super().__init__()
+        super().__init__(daemon=True)
         self.site, self.number, self.stop = site, number, stop
         self.finished, self.counts = {}, {}
 
@@ -464,6 +464,7 @@ def main():
     folder = tempfile.mkdtemp(prefix="llmctl-replicas-")
     print(f"== {args.replicas} replicas behind {args.proxy}", flush=True)
     site = Site(args, folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by a signal"))
     try:
         site.start()
         for name in args.checks.split(","):
