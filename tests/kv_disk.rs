@@ -650,6 +650,24 @@ fn two_stores_on_one_root_share_pages_and_keep_the_limit() {
 /// Where the children below find their root; set only by the tests that start them.
 const CHILD_ROOT: &str = "LLMCTL_TEST_KV_DISK";
 
+#[test]
+fn a_store_sees_pages_that_another_saves_later_and_writes_none_of_them_again() {
+    let (_scratch, root) = scratch();
+    let (early, late) = (open(&root), open(&root));
+    assert!(!late.contains(label(3).key));
+    save(&early, 0..8, 1000);
+    assert!((0..8).all(|n| late.contains(label(n).key)), "saved after the second store was opened");
+    assert!(!late.contains(label(8).key), "saved by neither");
+    assert_eq!(present(&late, 0..8, 1000), (0..8).collect::<Vec<_>>());
+    // A third store that has not looked saves one of them: the file stays, though what it was given differs.
+    let (third, file) = (open(&root), page_file(&root, 8));
+    save(&late, [8], 1000);
+    let before = fs::read(&file).expect("saved");
+    assert_eq!(third.save(label(8), payload(9, 1000)), Saving::Queued);
+    assert!(third.flush(LONG), "in time");
+    assert_eq!(fs::read(&file).expect("still there"), before);
+}
+
 fn child(test: &str, root: &Path, first: u32) -> Child {
     Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", &format!("kv_disk::{test}"), "--nocapture"])

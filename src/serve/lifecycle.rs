@@ -14,6 +14,7 @@ use super::App;
 use super::access_log::AccessLog;
 use super::engines::EngineStatus;
 use super::error::{ApiError, STAGE_WAIT};
+use super::metrics::KvBlocks;
 use super::observe::Observer;
 use super::policy::{Bodies, Policy};
 use super::uploads::Uploads;
@@ -53,7 +54,8 @@ impl Lifecycle {
 
     /// Enters [`Stage::Serving`]. `app` must use the observer that was passed to [`Self::new`].
     pub fn open(&self, app: App) {
-        self.observer().metrics().register_model(&app.model().id, app.engines().len());
+        let blocks = app.engines().any().map(|engine| KvBlocks::of(engine.spec())).unwrap_or_default();
+        self.observer().metrics().register_model(&app.model().id, app.engines().len(), blocks);
         // A second call would be a bug of the caller; the first app stays.
         if self.state.app.set(app).is_ok() {
             self.state.stage.store(Stage::Serving as u8, Ordering::Release);

@@ -17,7 +17,8 @@ use prometheus_client::registry::Registry;
 
 use super::engine::Health;
 use super::engines::EngineStatus;
-use crate::runtime::{Finish, Outcome, Started};
+use crate::runtime::kv::{KvKind, PAGE_TOKENS};
+use crate::runtime::{EngineSpec, Finish, Outcome, Started};
 
 /// Content type of [`MetricsFormat::Text`].
 const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -41,6 +42,36 @@ pub struct FinishedTurn {
     pub outcome: Outcome,
     /// Times between tokens, in order; one fewer than tokens.
     pub inter_token: Vec<Duration>,
+}
+
+/// The KV of each engine, in blocks of the same number of tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvBlocks {
+    pub block_tokens: usize,
+    pub blocks_per_engine: usize,
+}
+
+impl KvBlocks {
+    /// Counts the pages of full attention that fit, if all memory of KV were theirs; of all layers where none has it. None
+    /// where a remote engine keeps them.
+    pub fn of(spec: &EngineSpec) -> Self {
+        let bytes = |is_counted: fn(KvKind) -> bool| -> usize {
+            spec.model
+                .groups
+                .iter()
+                .filter(|group| is_counted(group.kind))
+                .map(|group| group.page_bytes)
+                .sum()
+        };
+        let block_bytes = match bytes(|kind| kind == KvKind::Full) {
+            0 => bytes(|_| true),
+            full => full,
+        };
+        Self {
+            block_tokens: PAGE_TOKENS,
+            blocks_per_engine: spec.kv_memory.checked_div(block_bytes).unwrap_or(0),
+        }
+    }
 }
 
 /// Text format of the metrics.
@@ -87,6 +118,14 @@ struct ReasonLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EngineLabels {
     engine: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KvBlockLabels {
+    engine: String,
+    block_size: usize,
+    /// vLLM's name, on processors too; the endpoint picker reads it with the size to bound its index of prefixes.
+    num_gpu_blocks: usize,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -313,11 +352,23 @@ impl Metrics {
     }
 
     /// Begins to show what concerns this model, which so many engines compute.
-    pub fn register_model(&self, id: &str, num_engines: usize) {
+    pub fn register_model(&self, id: &str, num_engines: usize, cache: KvBlocks) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let label = [("model_name".into(), id.to_owned().into())];
         self.register_ours(registry.sub_registry_with_labels(label.clone().into_iter()));
-        self.register_vllm(registry.sub_registry_with_labels(label.into_iter()));
+        let vllm = registry.sub_registry_with_labels(label.into_iter());
+        self.register_vllm(vllm);
+        let labels = |engine: usize| KvBlockLabels {
+            engine: engine.to_string(),
+            block_size: cache.block_tokens,
+            num_gpu_blocks: cache.blocks_per_engine,
+        };
+        let blocks: Family<KvBlockLabels, Level> = Family::default();
+        let known_engines = if cache.blocks_per_engine > 0 { num_engines } else { 0 };
+        for engine in 0..known_engines {
+            blocks.get_or_create(&labels(engine)).set(1);
+        }
+        vllm.register("vllm:cache_config_info", "Blocks of KV, with their size in tokens", blocks);
         (0..num_engines).for_each(|engine| self.turns.begin(engine));
     }
 
@@ -457,7 +508,7 @@ mod tests {
     #[test]
     fn both_formats_name_a_metric_alike() {
         let metrics = Metrics::default();
-        metrics.register_model("m \"1\"", 2);
+        metrics.register_model("m \"1\"", 2, KvBlocks { block_tokens: 32, blocks_per_engine: 7 });
         let labels = HttpLabels { method: "GET".into(), route: "/health".into(), status: 200 };
         metrics.http.requests.get_or_create(&labels).inc();
         let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..EngineLoad::default() };
@@ -471,6 +522,8 @@ mod tests {
             "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"0\"} 3\n",
             "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"1\"} 0\n",
             "vllm:kv_cache_usage_perc{model_name=\"m \\\"1\\\"\",engine=\"0\"} 0.25\n",
+            "# TYPE vllm:cache_config_info gauge\n",
+            "vllm:cache_config_info{model_name=\"m \\\"1\\\"\",engine=\"1\",block_size=\"32\",num_gpu_blocks=\"7\"} 1\n",
             "llmctl_engine_up{model_name=\"m \\\"1\\\"\",engine=\"0\"} 1\n",
             "llmctl_engine_up{model_name=\"m \\\"1\\\"\",engine=\"1\"} 0\n",
             "vllm:generation_tokens_total{model_name=\"m \\\"1\\\"\",engine=\"1\"} 0\n",
@@ -497,7 +550,7 @@ mod tests {
     #[test]
     fn drafts_are_counted_under_vllms_names() {
         let metrics = Metrics::default();
-        metrics.register_model("m", 1);
+        metrics.register_model("m", 1, KvBlocks::default());
         let by_model =
             DraftModelUsage { drafted_tokens: 5, accepted_tokens: 4, ..DraftModelUsage::default() };
         let usage =

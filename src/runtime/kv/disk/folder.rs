@@ -215,6 +215,11 @@ impl Folder {
         Ok(bytes.slice(payload.start, payload.len()))
     }
 
+    /// Returns whether there is a file under the page's name.
+    pub fn has(&self, key: DiskPageKey) -> bool {
+        fs::metadata(self.page_path(key)).is_ok_and(|metadata| metadata.is_file())
+    }
+
     /// Sets a page's time of last use.
     pub fn touch(&self, key: DiskPageKey, page_use: PageUse) {
         if let Ok(file) = File::open(self.page_path(key)) {

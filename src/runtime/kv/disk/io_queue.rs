@@ -92,6 +92,20 @@ impl IoQueue {
         self.state().contains(key)
     }
 
+    /// Adds a page that another process has saved. Returns false if its file could not be read before.
+    pub fn learn(&self, key: DiskPageKey) -> bool {
+        let mut state = self.state();
+        let is_readable = !state.unreadable.contains(&key);
+        if is_readable {
+            state.index.insert(key);
+        }
+        is_readable
+    }
+
+    pub fn is_unreadable(&self, key: DiskPageKey) -> bool {
+        self.state().unreadable.contains(&key)
+    }
+
     /// Records a use of a page that is saved or queued. Returns false if it is neither.
     pub fn touch(&self, key: DiskPageKey, page_use: PageUse) -> bool {
         let mut state = self.state();

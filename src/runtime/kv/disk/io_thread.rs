@@ -7,10 +7,10 @@
 use std::io;
 use std::time::SystemTime;
 
-use super::MissingReason;
 use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
 use super::page;
+use super::{MissingReason, PageUse};
 use crate::runtime::notice::Notice;
 use crate::runtime::tensor::SharedBytes;
 
@@ -83,9 +83,14 @@ impl IoThread<'_> {
         }
     }
 
-    /// Writes a page. Returns false if the thread must end before there is room.
+    /// Writes a page, unless another process has. Returns false if the thread must end before there is room.
     fn try_write(&mut self, write: &WriteJob) -> io::Result<bool> {
-        let len = page::file_len(&write.label, write.bytes.len());
+        let label = &write.label;
+        if self.folder.has(label.key) && !self.queue.is_unreadable(label.key) {
+            self.folder.touch(label.key, PageUse { depth: label.depth, is_shared: false });
+            return Ok(true);
+        }
+        let len = page::file_len(label, write.bytes.len());
         if !self.make_room(len)? {
             return Ok(false);
         }
@@ -93,7 +98,7 @@ impl IoThread<'_> {
             self.folder.prepare()?;
             self.is_prepared = true;
         }
-        self.folder.write(&write.label, &write.bytes)?;
+        self.folder.write(label, &write.bytes)?;
         self.space.add(len);
         Ok(true)
     }

@@ -1,7 +1,8 @@
 //! KV pages on disk, so that a conversation is warm again after a restart.
 //!
 //! The engine's thread sends requests and polls for events; one I/O thread does all reading and writing. Only
-//! [`DiskStore::open`], [`DiskStore::wait`], [`DiskStore::flush`] and dropping wait for the disk. Reads come before
+//! [`DiskStore::open`], [`DiskStore::wait`], [`DiskStore::flush`] and dropping wait for the disk;
+//! [`DiskStore::contains`] asks the system for the name of a page that this process does not know. Reads come before
 //! writes. Invariants: [`DiskEvent::Loaded`] delivers exactly what was saved under that key, parent and tokens,
 //! verified by a checksum; everything else is [`DiskEvent::Missing`] with a reason. Each requested page is answered
 //! once. Saving is best effort: a page that does not fit is dropped and counted, and the first error turns saving off
@@ -141,6 +142,7 @@ pub struct DiskStats {
 #[derive(Debug)]
 pub struct DiskStore {
     queue: Arc<IoQueue>,
+    folder: Arc<Folder>,
     limit_bytes: u64,
     thread: Option<JoinHandle<()>>,
 }
@@ -157,8 +159,9 @@ impl DiskStore {
     pub fn open(config: DiskConfig) -> Result<Self> {
         check_fingerprint(&config.fingerprint)?;
         let DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes } = config;
-        let mut store = Self { queue: Arc::new(IoQueue::new(queue_bytes)), limit_bytes, thread: None };
-        let folder = Folder::new(root, &fingerprint, &description);
+        let folder = Arc::new(Folder::new(root, &fingerprint, &description));
+        let queue = Arc::new(IoQueue::new(queue_bytes));
+        let mut store = Self { queue, folder: Arc::clone(&folder), limit_bytes, thread: None };
         if limit_bytes == 0 {
             return Ok(store);
         }
@@ -180,9 +183,10 @@ impl DiskStore {
         Ok(store)
     }
 
-    /// Returns whether the page is saved or queued, as far as this process knows.
+    /// Returns whether the page is saved or queued. A page that this process has not saved is looked for on disk, because
+    /// another process that shares the root may have saved it meanwhile.
     pub fn contains(&self, key: DiskPageKey) -> bool {
-        self.queue.contains(key)
+        self.queue.contains(key) || (self.thread.is_some() && self.folder.has(key) && self.queue.learn(key))
     }
 
     /// Records that a page is still in use, so that other pages are evicted first. Returns false if the page is not on

@@ -35,6 +35,12 @@ pub trait LogFile {
     /// # Errors
     /// Errors of the file.
     fn truncate(&mut self, len: u64) -> io::Result<()>;
+
+    /// Returns the length in bytes.
+    ///
+    /// # Errors
+    /// Errors of the file.
+    fn num_bytes(&self) -> io::Result<u64>;
 }
 
 impl LogFile for File {
@@ -48,6 +54,10 @@ impl LogFile for File {
 
     fn truncate(&mut self, len: u64) -> io::Result<()> {
         self.set_len(len)
+    }
+
+    fn num_bytes(&self) -> io::Result<u64> {
+        self.metadata().map(|metadata| metadata.len())
     }
 }
 
@@ -96,11 +106,13 @@ impl<F: LogFile> Log<F> {
     /// Appends one line per body, all or none, and syncs.
     ///
     /// # Errors
-    /// Errors of the file. The log is unchanged, or is restored before the next write.
+    /// Errors of the file. The log is unchanged, or is restored before the next write. An error if another process has
+    /// written to the file: a network file system may have given the lock of a host that it lost to another.
     pub fn append(&mut self, bodies: &[String]) -> io::Result<()> {
         if self.has_debris {
             self.take_back()?;
         }
+        self.check_len()?;
         let mut chain = self.chain;
         let mut bytes = String::new();
         for body in bodies {
@@ -119,6 +131,17 @@ impl<F: LogFile> Log<F> {
         self.len += bytes.len() as u64;
         self.chain = chain;
         Ok(())
+    }
+
+    fn check_len(&self) -> io::Result<()> {
+        let (num_bytes, expected) = (self.file.num_bytes()?, self.len);
+        if num_bytes == expected {
+            return Ok(());
+        }
+        let message = format!(
+            "another process has written to the file: it has {num_bytes} bytes instead of {expected}"
+        );
+        Err(io::Error::other(message))
     }
 
     fn take_back(&mut self) -> io::Result<()> {
@@ -256,6 +279,10 @@ mod tests {
             take(&mut self.fail_truncates)?;
             self.bytes.truncate(len as usize);
             Ok(())
+        }
+
+        fn num_bytes(&self) -> io::Result<u64> {
+            Ok(self.bytes.len() as u64)
         }
     }
 
@@ -410,6 +437,18 @@ mod tests {
             assert!((1..=4).contains(&failures), "{failures}");
             assert_eq!(log.file.bytes, log_of(3).file.bytes, "{syncs} {truncates}");
         }
+    }
+
+    #[test]
+    fn a_line_of_another_writer_is_kept_and_ours_refused() {
+        let mut log = log_of(2);
+        let mut other = Log { file: Disk { room: 1 << 20, ..Disk::default() }, len: log.len, ..log_of(2) };
+        other.file.bytes = log.file.bytes.clone();
+        other.append(&[body(7)]).expect("the holder of the lock");
+        log.file.bytes = other.file.bytes.clone();
+        let error = log.append(&[body(2)]).expect_err("the lock was lost");
+        assert!(error.to_string().contains("another process has written"), "{error}");
+        assert_eq!(log.file.bytes, other.file.bytes, "nothing of the other writer is cut off");
     }
 
     #[test]
