@@ -249,6 +249,7 @@ def check_affinity(site):
                 reply = request(site.port, "POST", CHAT, body, f"affinity-{header}-{session}", header)
                 if reply.status != 200:
                     return check(False, f"affinity: {header}: {reply.status} {reply.body[:200]}")
+                time.sleep(0.05)  # HAProxy counts a request a little longer, and its bound would send the next one elsewhere
             for _ in range(100):  # a turn is counted after its answer
                 after = site.generated()
                 if sum(after) == sum(before) + 3 * 12:
@@ -263,7 +264,7 @@ def check_affinity(site):
 
 def check_streams(site):
     reply = request(site.port, "POST", CHAT, turn("count", stream=True, max_tokens=200), "stream")
-    check(reply.is_finished() and reply.num_reads > 50, f"streams: 200 tokens arrived in {reply.num_reads} reads")
+    check(reply.is_finished() and reply.num_reads > 20, f"streams: 200 tokens arrived in {reply.num_reads} reads")
 
 
 def check_drain(site):
