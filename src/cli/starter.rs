@@ -53,20 +53,20 @@ fn suitable(memory: Option<u64>) -> &'static [StarterModel] {
 
 /// What a person typed.
 #[derive(Debug, PartialEq, Eq)]
-enum Choice {
+enum StarterChoice {
     BuiltIn,
     Model(&'static str),
     Unknown,
 }
 
-fn choice(line: &str, offered: &'static [StarterModel]) -> Choice {
+fn choice(line: &str, offered: &'static [StarterModel]) -> StarterChoice {
     match line.trim() {
-        "" | "0" | "guide" => Choice::BuiltIn,
+        "" | "0" | "guide" => StarterChoice::BuiltIn,
         typed => {
             let index = typed.parse::<usize>().ok().and_then(|number| number.checked_sub(1));
             index
                 .and_then(|index| offered.get(index))
-                .map_or(Choice::Unknown, |model| Choice::Model(model.reference))
+                .map_or(StarterChoice::Unknown, |model| StarterChoice::Model(model.reference))
         }
     }
 }
@@ -100,14 +100,14 @@ pub fn offer(model: &mut ModelArgs, places: &Places, terminal: &Terminal) -> Res
             return Ok(());
         };
         match choice(&line, offered) {
-            Choice::BuiltIn => return Ok(()),
-            Choice::Model(reference) => {
+            StarterChoice::BuiltIn => return Ok(()),
+            StarterChoice::Model(reference) => {
                 model.model = Some(reference.to_owned());
                 model.fetch.yes = true;
                 terminal.note(format!("next time: llmctl chat --model {reference}, or `model = \"{reference}\"` in the configuration"));
                 return Ok(());
             }
-            Choice::Unknown => terminal.note(format!("a number from 1 to {NUM_OFFERED}, or Enter")),
+            StarterChoice::Unknown => terminal.note(format!("a number from 1 to {NUM_OFFERED}, or Enter")),
         }
     }
 }
@@ -128,10 +128,10 @@ mod tests {
     #[test]
     fn a_number_or_enter_chooses() {
         let offered = suitable(Some(8 << 30));
-        assert_eq!(choice("", offered), Choice::BuiltIn);
-        assert_eq!(choice(" 3 ", offered), Choice::Model(offered[2].reference));
+        assert_eq!(choice("", offered), StarterChoice::BuiltIn);
+        assert_eq!(choice(" 3 ", offered), StarterChoice::Model(offered[2].reference));
         for wrong in ["4", "-1", "x", "99999999999999999999"] {
-            assert_eq!(choice(wrong, offered), Choice::Unknown, "{wrong}");
+            assert_eq!(choice(wrong, offered), StarterChoice::Unknown, "{wrong}");
         }
     }
 
