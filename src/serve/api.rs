@@ -4,7 +4,7 @@
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
 //! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
-//! for a session, `listing` and `sessions` the endpoints of all that; `text` is the model's text side, `models` its name.
+//! for a session, `listing` and `sessions` the endpoints of all that; `text` is the model's text side, `models` its name; `openapi` describes all of it.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
 
 mod body;
@@ -19,6 +19,7 @@ mod infill;
 mod listing;
 mod messages;
 mod models;
+mod openapi;
 mod patience;
 mod plain;
 mod prepare;
@@ -39,7 +40,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 23] = [
+pub const ENDPOINTS: [&str; 24] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -63,6 +64,7 @@ pub const ENDPOINTS: [&str; 23] = [
     "POST /v1/sessions/{id}/reset",
     "GET /v1/sessions/{id}/explain",
     "POST /v1/sessions/{id}/fork",
+    "GET /openapi.json",
 ];
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
@@ -118,6 +120,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/sessions/{id}/explain", get(listing::explain))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
+        .route("/openapi.json", get(openapi::get))
 }
 
 /// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.

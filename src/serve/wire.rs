@@ -12,6 +12,7 @@ pub mod json;
 pub mod message;
 pub mod options;
 pub mod params;
+pub mod record;
 pub mod responses;
 pub mod shape;
 pub mod switches;

@@ -56,20 +56,21 @@ pub async fn count_tokens(
     State(app): State<App>,
     JsonBody(body): JsonBody,
 ) -> Result<(Ignored, Json<Value>), ApiError> {
-    let (ignored, asked) = text::read(&app, body, |app, fields| {
-        // Members of the same request that say nothing of its prompt.
-        for name in ["max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"] {
-            fields.hint(name);
-        }
-        prompt_fields(app, fields)
-    })
-    .await?;
+    let (ignored, asked) = text::read(&app, body, counted_fields).await?;
     let count = text::count_of(&app, asked.conversation, asked.answer_start).await?;
     Ok((ignored, Json(json!({"input_tokens": count}))))
 }
 
+/// Reads the fields of a request for a message that its prompt depends on; the others say nothing of it.
+pub fn counted_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
+    for name in ["max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"] {
+        fields.hint(name);
+    }
+    prompt_fields(app, fields)
+}
+
 /// Body of a request for a message.
-struct MessagesBody {
+pub struct MessagesBody {
     request: GenerateRequest,
     is_streamed: bool,
     shows_thinking: bool,
@@ -81,7 +82,7 @@ struct MessagesBody {
 ///
 /// # Errors
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
-fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<MessagesBody, ApiError> {
+pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<MessagesBody, ApiError> {
     let engine = app.engine()?;
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
@@ -119,7 +120,7 @@ fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Messa
 }
 
 /// Fields that the prompt depends on, and those that are read beside them.
-struct PromptFields {
+pub struct PromptFields {
     conversation: Conversation,
     tools: ToolUse,
     constraint: Option<OutputConstraint>,

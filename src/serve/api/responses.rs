@@ -28,6 +28,8 @@ use super::{blocking, collect, drive, sse, text};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
+pub use body::read;
+
 use body::ResponsesBody;
 use events::ResponseEvents;
 
@@ -36,8 +38,8 @@ pub async fn post(
     incoming: Incoming,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let read = blocking(&app, move |app| body::read(app, body, incoming)).await?;
-    let ResponsesBody { request, is_streamed, writer, ignored } = read;
+    let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
+    let ResponsesBody { request, is_streamed, writer, ignored } = asked;
     let mut headers = AnswerHeaders::new(&app, &request, ignored);
     let running = match drive::begin(&app, request).await {
         Err(error) if is_streamed && error.code == Some("context_length_exceeded") => failed(error),
@@ -69,8 +71,7 @@ pub async fn input_tokens(
     incoming: Incoming,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let ResponsesBody { request, ignored, .. } =
-        blocking(&app, move |app| body::read(app, body, incoming)).await?;
+    let ResponsesBody { request, ignored, .. } = blocking(&app, move |app| read(app, body, incoming)).await?;
     let Prompt::Chat(conversation) = request.prompt else {
         return Err(ApiError::internal("a response without a conversation"));
     };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::blocking;
 use super::body::{InPath, JsonBody, session_name};
@@ -119,16 +119,7 @@ pub async fn fork(
     InPath(from): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    if !fields.has("to") {
-        fields.wrong("to", "is missing");
-    }
-    let to = fields.text("to").unwrap_or_default();
-    let turns = fields.size("turns");
-    fields.end();
-    problems.check(Ok(()))?;
-    let to = session_name(&to).map_err(|error| error.param("to"))?;
+    let (to, turns) = fork_body(&app, body)?;
     let forked = blocking(&app, move |app| {
         let model = &app.model().fingerprint;
         let old = app.conversations().find(&caller, &from);
@@ -142,6 +133,27 @@ pub async fn fork(
         Ok(json!({"forked": true, "session_id": to, "from": from, "turns": num_turns}))
     });
     Ok(Json(forked.await?))
+}
+
+/// Reads the name of the new session, and how many turns it begins with; `None` is all.
+///
+/// # Errors
+/// What is wrong with the body; `invalid_session_id`.
+pub fn fork_body(app: &App, body: Map<String, Value>) -> Result<(SessionName, Option<usize>), ApiError> {
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let to = required_text(&mut fields, "to");
+    let turns = fields.size("turns");
+    fields.end();
+    problems.check(Ok(()))?;
+    Ok((session_name(&to).map_err(|error| error.param("to"))?, turns))
+}
+
+fn required_text(fields: &mut Fields<'_>, name: &str) -> String {
+    if !fields.has(name) {
+        fields.wrong(name, "is missing");
+    }
+    fields.text(name).unwrap_or_default()
 }
 
 /// Shares what is in memory; with an engine that is another's, only the tokens, whose KV may be on disk.
@@ -164,15 +176,7 @@ pub async fn restore(
     InPath(name): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    if !fields.has("branch") {
-        fields.wrong("branch", "is missing");
-    }
-    let branch = fields.text("branch").unwrap_or_default();
-    fields.end();
-    problems.check(Ok(()))?;
-    let branch = session_name(&branch).map_err(|error| error.param("branch"))?;
+    let branch = restore_body(&app, body)?;
     let restored = blocking(&app, move |app| {
         let key = app.conversations().find(&caller, &name);
         let from = SessionKey { owner: key.owner.clone(), name: branch };
@@ -191,6 +195,19 @@ pub async fn restore(
         Ok(json!({"restored": true, "session_id": name, "branch": branch, "turns": turns, "kept_as": kept}))
     });
     Ok(Json(restored.await?))
+}
+
+/// Reads the name of the branch.
+///
+/// # Errors
+/// What is wrong with the body; `invalid_session_id`.
+pub fn restore_body(app: &App, body: Map<String, Value>) -> Result<SessionName, ApiError> {
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let branch = required_text(&mut fields, "branch");
+    fields.end();
+    problems.check(Ok(()))?;
+    session_name(&branch).map_err(|error| error.param("branch"))
 }
 
 /// Asks every engine that is up: a session that has moved may have left something behind. There must be one; what goes down

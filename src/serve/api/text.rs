@@ -22,7 +22,7 @@ use crate::template::{Conversation, DateTime};
 const MAX_PIECES: usize = 1 << 18;
 
 /// Input to tokenize.
-enum TextSource {
+pub enum TextSource {
     Text { text: String, options: Encode },
     Chat(Conversation, AnswerStart),
 }
@@ -39,11 +39,7 @@ impl TextSource {
 /// Text (`content` as in llama.cpp, `prompt` as in vLLM, whose defaults differ) or `messages` to token ids.
 pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<TextResponse, ApiError> {
     let engine = app.engine()?;
-    let (ignored, (with_pieces, source)) = read(&app, body, |app, fields| {
-        let asked = ["with_pieces", "return_token_strs"].map(|name| fields.flag(name));
-        (asked.contains(&Some(true)), source(app, fields))
-    })
-    .await?;
+    let (ignored, (with_pieces, source)) = read(&app, body, tokenize_fields).await?;
     let place = app.preparing().enter(source.num_bytes()).await?;
     let (count, tokens) = blocking(&app, move |app| {
         let _place = place;
@@ -63,6 +59,12 @@ pub async fn tokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Resul
     .await?;
     let context = engine.spec().context_length();
     Ok((ignored, Json(json!({"tokens": tokens, "count": count, "max_model_len": context}))))
+}
+
+/// Reads whether tokens are shown with their text, and the text.
+pub fn tokenize_fields(app: &App, fields: &mut Fields<'_>) -> (bool, TextSource) {
+    let asked = ["with_pieces", "return_token_strs"].map(|name| fields.flag(name));
+    (asked.contains(&Some(true)), source(app, fields))
 }
 
 fn source(app: &App, fields: &mut Fields<'_>) -> TextSource {
@@ -137,23 +139,25 @@ fn piece(chat_tokenizer: &ChatTokenizer, id: u32) -> Value {
 }
 
 pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Result<TextResponse, ApiError> {
-    let (ignored, ids) = read(&app, body, |app, fields| {
-        let vocab_size = app.model().chat_tokenizer.tokenizer().vocab_size();
-        let ids = fields.take("tokens");
-        let ids = ids.as_ref().and_then(Value::as_array).and_then(|items| token_ids(items));
-        if ids.is_none() {
-            fields.wrong("tokens", "is not an array of token ids");
-        }
-        let ids = ids.unwrap_or_default();
-        if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
-            fields.out_of_range("tokens", &format!("hold {id}, but the vocabulary has {vocab_size}"));
-        }
-        ids
-    })
-    .await?;
+    let (ignored, ids) = read(&app, body, detokenize_fields).await?;
     let text =
         blocking(&app, move |app| Ok(app.model().chat_tokenizer.tokenizer().decode(&ids, false))).await?;
     Ok((ignored, Json(json!({"content": text, "prompt": text}))))
+}
+
+/// Reads token ids of the model's vocabulary.
+pub fn detokenize_fields(app: &App, fields: &mut Fields<'_>) -> Vec<u32> {
+    let vocab_size = app.model().chat_tokenizer.tokenizer().vocab_size();
+    let ids = fields.take("tokens");
+    let ids = ids.as_ref().and_then(Value::as_array).and_then(|items| token_ids(items));
+    if ids.is_none() {
+        fields.wrong("tokens", "is not an array of token ids");
+    }
+    let ids = ids.unwrap_or_default();
+    if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+        fields.out_of_range("tokens", &format!("hold {id}, but the vocabulary has {vocab_size}"));
+    }
+    ids
 }
 
 /// The prompt that a chat completion with these messages begins with.

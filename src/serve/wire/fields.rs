@@ -9,8 +9,12 @@ use std::collections::BTreeSet;
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
-use super::hints::is_hint;
+use super::hints::{HINTS, is_hint};
+use super::record::{self, FieldType};
 use crate::serve::error::ApiError;
+
+/// How readers say that a field is required, in whatever body.
+const MISSING: &str = "is missing";
 
 /// Problems of one kind that an answer names; a body can have a million.
 const MAX_TOLD: usize = 8;
@@ -180,6 +184,11 @@ impl<'p> Fields<'p> {
         if self.at.is_empty() { name } else { format!("{}.{name}", self.at) }
     }
 
+    /// Returns the path of a member in every body, wherever in a list it stands.
+    fn recorded_path(&self, name: &str) -> String {
+        without_indices(&self.path(name))
+    }
+
     pub fn problems(&mut self) -> &mut Problems {
         self.problems
     }
@@ -187,6 +196,9 @@ impl<'p> Fields<'p> {
     /// Notes that a member is missing or of the wrong type: `what` completes "NAME ...".
     pub fn wrong(&mut self, name: &str, what: &str) {
         let path = self.path(name);
+        if what == MISSING {
+            record::note_missing(|| without_indices(&path));
+        }
         self.problems.schema(path.clone(), format!("{path} {what}"));
     }
 
@@ -210,7 +222,7 @@ impl<'p> Fields<'p> {
 
     /// A member on which no answer depends, whatever it is.
     pub fn hint(&mut self, name: &str) {
-        if self.take(name).is_some() {
+        if self.take_as(name, FieldType::Hint).is_some() {
             self.ignored(name);
         }
     }
@@ -220,6 +232,11 @@ impl<'p> Fields<'p> {
     }
 
     pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.take_as(name, FieldType::Any)
+    }
+
+    fn take_as(&mut self, name: &str, kind: FieldType) -> Option<Value> {
+        record::note(|| (self.recorded_path(name), kind));
         self.left.shift_remove(name).filter(|value| !value.is_null())
     }
 
@@ -231,6 +248,9 @@ impl<'p> Fields<'p> {
     /// The name under which one of several spellings of the same field is given, the first of them counts. Another one that says
     /// something else is a contradiction.
     pub fn spelled(&mut self, names: &[&'static str]) -> &'static str {
+        for other in &names[1..] {
+            record::note(|| (self.recorded_path(other), FieldType::SameAs(names[0])));
+        }
         let mut given = names.iter().filter(|name| self.has(name));
         let Some(first) = given.next() else { return names[0] };
         let others: Vec<&str> = given.copied().collect();
@@ -244,35 +264,35 @@ impl<'p> Fields<'p> {
     }
 
     pub fn text(&mut self, name: &str) -> Option<String> {
-        match self.take(name)? {
+        match self.take_as(name, FieldType::Text)? {
             Value::String(text) => Some(text),
             _ => self.none(name, "is not a string"),
         }
     }
 
     pub fn flag(&mut self, name: &str) -> Option<bool> {
-        match self.take(name)? {
+        match self.take_as(name, FieldType::Flag)? {
             Value::Bool(flag) => Some(flag),
             _ => self.none(name, "is neither true nor false"),
         }
     }
 
     pub fn list(&mut self, name: &str) -> Option<Vec<Value>> {
-        match self.take(name)? {
+        match self.take_as(name, FieldType::List)? {
             Value::Array(items) => Some(items),
             _ => self.none(name, "is not an array"),
         }
     }
 
     pub fn object(&mut self, name: &str) -> Option<Map<String, Value>> {
-        match self.take(name)? {
+        match self.take_as(name, FieldType::Object)? {
             Value::Object(members) => Some(members),
             _ => self.none(name, "is not an object"),
         }
     }
 
     pub fn number(&mut self, name: &str) -> Option<f32> {
-        match self.take(name)?.as_f64() {
+        match self.take_as(name, FieldType::Number)?.as_f64() {
             Some(number) => Some(number as f32),
             None => self.none(name, "is not a number"),
         }
@@ -288,6 +308,7 @@ impl<'p> Fields<'p> {
 
     /// As [`Self::count`], where other servers write -1 for what is left out.
     pub fn count_or_off(&mut self, name: &str) -> Option<u64> {
+        record::note(|| (self.recorded_path(name), FieldType::CountOrOff));
         if self.is_number(name, -1.0) {
             self.take(name);
         }
@@ -301,7 +322,7 @@ impl<'p> Fields<'p> {
 
     /// A whole number from 0, also one that is written `16.0`.
     pub fn count(&mut self, name: &str) -> Option<u64> {
-        let value = self.take(name)?;
+        let value = self.take_as(name, FieldType::Count)?;
         let Some(number) = value.as_f64().filter(|number| number.fract() == 0.0) else {
             return self.none(name, "is not a whole number");
         };
@@ -328,6 +349,7 @@ impl<'p> Fields<'p> {
 
     /// A field with values that ask for nothing; any other is not honoured.
     pub fn only(&mut self, name: &str, inert: &[Value]) {
+        record::note(|| (self.recorded_path(name), FieldType::Only(inert.to_vec())));
         let Some(value) = self.take(name) else { return };
         let same = |other: &Value| *other == value || (other.is_number() && other.as_f64() == value.as_f64());
         if inert.iter().any(same) {
@@ -354,6 +376,9 @@ impl<'p> Fields<'p> {
     /// Ends the object: members that are left must be hints, unless the reader is lenient.
     pub fn end(self) {
         let Self { left, at, problems } = self;
+        if at.is_empty() {
+            record::note_hints(&HINTS);
+        }
         let path = |name: &str| if at.is_empty() { shown(name) } else { format!("{at}.{}", shown(name)) };
         for (name, _) in left.iter().filter(|(_, value)| !value.is_null()) {
             let path = path(name);

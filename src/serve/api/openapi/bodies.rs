@@ -1,0 +1,89 @@
+//! The bodies of requests: what their readers ask for while they read `examples.json`.
+
+use axum::http::HeaderMap;
+use serde_json::{Map, Value};
+
+use super::super::body::Incoming;
+use super::super::messages::{self, counted_fields};
+use super::super::request::{self, check_model, conversation};
+use super::super::text::{detokenize_fields, tokenize_fields};
+use super::super::{responses, sessions};
+use super::{object_of, schema};
+use crate::serve::App;
+use crate::serve::owner::{Caller, Owner};
+use crate::serve::wire::record::{FieldRecord, recorded};
+use crate::serve::wire::{Fields, Problems};
+
+type Read = fn(&App, Map<String, Value>);
+
+/// The name of a body's schema, and its reader.
+const BODIES: [(&str, Read); 11] = [
+    ("ChatCompletionRequest", |app, body| drop(request::chat(app, body, incoming()))),
+    ("CompletionRequest", |app, body| drop(request::completion(app, body, incoming()))),
+    ("ResponseRequest", |app, body| drop(responses::read(app, body, incoming()))),
+    ("MessageRequest", |app, body| drop(messages::read(app, body, incoming()))),
+    ("CountTokensRequest", |app, body| fields(app, body, |app, fields| drop(counted_fields(app, fields)))),
+    ("InfillRequest", |app, body| drop(request::infill(app, body, incoming()))),
+    ("TokenizeRequest", |app, body| fields(app, body, |app, fields| drop(tokenize_fields(app, fields)))),
+    ("DetokenizeRequest", |app, body| fields(app, body, |app, fields| drop(detokenize_fields(app, fields)))),
+    ("ApplyTemplateRequest", |app, body| fields(app, body, |app, fields| drop(conversation(app, fields)))),
+    ("ForkRequest", |app, body| drop(sessions::fork_body(app, body))),
+    ("RestoreRequest", |app, body| drop(sessions::restore_body(app, body))),
+];
+
+/// A request of nobody, without headers.
+fn incoming() -> Incoming {
+    let caller = Caller::new(Owner::anonymous(), false);
+    Incoming { headers: HeaderMap::new(), caller, request_id: String::new() }
+}
+
+fn fields(app: &App, body: Map<String, Value>, read: fn(&App, &mut Fields<'_>)) {
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let _ = check_model(app, &mut fields); // noted is which field it asks for
+    read(app, &mut fields);
+    fields.end();
+}
+
+/// Returns the schema of each body, with its first example.
+pub fn schemas(app: &App) -> Map<String, Value> {
+    let (mut examples, facts) =
+        (object_of(include_str!("examples.json")), object_of(include_str!("fields.json")));
+    let described = BODIES.into_iter().map(|(name, read)| {
+        let examples =
+            examples.get_mut(name).and_then(Value::as_array_mut).map(std::mem::take).unwrap_or_default();
+        let record = observe(app, read, &examples);
+        let mut schema = schema::schema(&record, &facts);
+        schema["examples"] = examples.into_iter().take(1).collect();
+        (name.to_owned(), schema)
+    });
+    described.collect()
+}
+
+/// Observes the reader of a body: with an empty one, in which all that is required is missing, and with each example, which leads
+/// it into objects and lists.
+fn observe(app: &App, read: Read, examples: &[Value]) -> FieldRecord {
+    let mut all = recorded(|| read(app, Map::new()));
+    for body in examples.iter().filter_map(Value::as_object) {
+        let record = recorded(|| read(app, body.clone()));
+        for (path, kind) in record.fields {
+            if !all.fields.iter().any(|(known, _)| *known == path) {
+                all.fields.push((path, kind));
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_body_has_an_example() {
+        let examples = object_of(include_str!("examples.json"));
+        let names: Vec<&str> = BODIES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(examples.keys().map(String::as_str).collect::<Vec<_>>(), names);
+        assert!(examples.values().all(|examples| examples[0].is_object()));
+    }
+}

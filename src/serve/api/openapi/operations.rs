@@ -1,0 +1,275 @@
+//! The routes of the document: what each takes, and which statuses it answers with.
+
+use serde_json::{Map, Value, json};
+
+/// A route and method.
+struct Operation {
+    /// As in the router, e.g. `GET /v1/models/{id}`.
+    route: &'static str,
+    summary: &'static str,
+    /// Schema of the body; empty without one.
+    body: &'static str,
+    /// Schema of the answer; empty for plain text.
+    answer: &'static str,
+    /// Names and types of parameters in the query.
+    query: &'static [(&'static str, &'static str)],
+    /// Statuses beside those of every route.
+    errors: &'static [u16],
+}
+
+const fn get(route: &'static str, summary: &'static str, answer: &'static str) -> Operation {
+    Operation { route, summary, body: "", answer, query: &[], errors: &[] }
+}
+
+const fn post(
+    route: &'static str,
+    summary: &'static str,
+    body: &'static str,
+    answer: &'static str,
+    errors: &'static [u16],
+) -> Operation {
+    Operation { route, summary, body, answer, query: &[], errors }
+}
+
+impl Operation {
+    const fn query(self, query: &'static [(&'static str, &'static str)], errors: &'static [u16]) -> Self {
+        Self { query, errors, ..self }
+    }
+}
+
+/// Statuses of every route: the request's form, key, Host and Origin, time and size of the body, overload, a bug, no engine.
+const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 408, 413, 429, 500, 503];
+/// Statuses of routes with a body: not JSON, fields of a wrong type.
+const BODY_ERRORS: [u16; 2] = [415, 422];
+
+/// Errors of routes that generate: an unknown model, response or session, a busy session.
+const GENERATES: &[u16] = &[404, 409];
+const NAMES_MODEL: &[u16] = &[404];
+const NAMES_SESSION: &[u16] = &[404, 409];
+
+const TRANSIENT: (&str, &str) = ("transient", "boolean");
+
+const OPERATIONS: [Operation; 30] = [
+    post(
+        "POST /v1/chat/completions",
+        "Answer a conversation",
+        "ChatCompletionRequest",
+        "ChatCompletion",
+        GENERATES,
+    ),
+    post("POST /v1/completions", "Continue texts as they are", "CompletionRequest", "Completion", GENERATES),
+    post(
+        "POST /v1/responses",
+        "Answer a conversation, in the form of OpenAI's Responses",
+        "ResponseRequest",
+        "Response",
+        GENERATES,
+    ),
+    post(
+        "POST /v1/responses/input_tokens",
+        "Count the tokens of a prompt",
+        "ResponseRequest",
+        "InputTokens",
+        GENERATES,
+    ),
+    Operation { errors: NAMES_SESSION, ..get("GET /v1/responses/{id}", "A stored response", "Response") },
+    Operation {
+        errors: NAMES_SESSION,
+        ..get("DELETE /v1/responses/{id}", "Remove a stored response", "DeletedResponse")
+    },
+    post(
+        "POST /v1/messages",
+        "Answer a conversation, in Anthropic's form",
+        "MessageRequest",
+        "Message",
+        GENERATES,
+    ),
+    post(
+        "POST /v1/messages/count_tokens",
+        "Count the tokens of a prompt",
+        "CountTokensRequest",
+        "InputTokens",
+        NAMES_MODEL,
+    ),
+    post(
+        "POST /infill",
+        "The text between two others, in llama.cpp's form",
+        "InfillRequest",
+        "Infill",
+        GENERATES,
+    ),
+    post("POST /tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens", NAMES_MODEL),
+    post("POST /detokenize", "Token ids to text", "DetokenizeRequest", "Text", NAMES_MODEL),
+    get("GET /tokenizer_info", "The tokenizer's configuration, in vLLM's words", "TokenizerInfo"),
+    post(
+        "POST /apply-template",
+        "The prompt of a conversation",
+        "ApplyTemplateRequest",
+        "Prompt",
+        NAMES_MODEL,
+    ),
+    get("GET /v1/models", "The model that is served", "ModelList"),
+    Operation { errors: NAMES_MODEL, ..get("GET /v1/models/{id}", "A model by its id", "Model") },
+    get("GET /models", "The same as /v1/models", "ModelList"),
+    Operation { errors: NAMES_MODEL, ..get("GET /models/{id}", "The same as /v1/models/{id}", "Model") },
+    get("GET /props", "llama.cpp's properties of a server", "Properties"),
+    get("GET /v1/sessions", "The sessions of the key's owner, by id, in pages", "SessionList")
+        .query(&[("limit", "integer"), ("after", "string")], &[]),
+    get("GET /v1/sessions/{id}", "A session and its branches", "Session")
+        .query(&[("messages", "boolean"), TRANSIENT], NAMES_SESSION),
+    get("DELETE /v1/sessions/{id}", "Remove a session with its branches", "SessionClosed")
+        .query(&[TRANSIENT], NAMES_SESSION),
+    post(
+        "POST /v1/sessions/{id}/reset",
+        "Empty a session; a branch keeps its turns",
+        "",
+        "SessionReset",
+        NAMES_SESSION,
+    ),
+    post(
+        "POST /v1/sessions/{id}/fork",
+        "Begin a session with the turns of another",
+        "ForkRequest",
+        "SessionForked",
+        NAMES_SESSION,
+    ),
+    post(
+        "POST /v1/sessions/{id}/restore",
+        "Put a branch in its session's place",
+        "RestoreRequest",
+        "SessionRestored",
+        NAMES_SESSION,
+    ),
+    get("GET /v1/sessions/{id}/explain", "Why the last prompt was not resumed further", "SessionExplained")
+        .query(&[TRANSIENT], NAMES_SESSION),
+    get("GET /openapi.json", "This document", "Document"),
+    get("GET /", "Name, version, stage, model and endpoints", "Index"),
+    get("GET /health", "The process lives", "Status"),
+    get("GET /ready", "A request would be taken", "Status"),
+    get("GET /metrics", "Counters for Prometheus", ""),
+];
+
+/// Routes whose answers are streams if the body says so.
+const STREAMS: [&str; 5] =
+    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill"];
+
+/// Returns `paths` of the document.
+pub fn paths() -> Value {
+    let mut paths = Map::new();
+    for operation in &OPERATIONS {
+        let (method, path) = operation.route.split_once(' ').expect("a method and a path");
+        let methods = paths.entry(path).or_insert_with(|| json!({}));
+        methods[method.to_ascii_lowercase()] = operation.json(method, path);
+    }
+    paths.into()
+}
+
+impl Operation {
+    fn json(&self, method: &str, path: &str) -> Value {
+        let mut operation = json!({
+            "summary": self.summary,
+            "operationId": operation_id(method, path),
+            "tags": [tag(path)],
+            "parameters": self.parameters(path),
+            "responses": self.responses(path),
+        });
+        if !self.body.is_empty() {
+            let schema = schema_ref(self.body);
+            operation["requestBody"] =
+                json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        }
+        operation
+    }
+
+    fn parameters(&self, path: &str) -> Value {
+        let in_path = path.contains("{id}").then(|| {
+            json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
+        });
+        let in_query = self.query.iter().map(
+            |(name, kind)| json!({"name": name, "in": "query", "required": false, "schema": {"type": kind}}),
+        );
+        in_path.into_iter().chain(in_query).collect()
+    }
+
+    fn responses(&self, path: &str) -> Value {
+        let mut content = match self.answer {
+            "" => {
+                json!({"text/plain": {"schema": {"type": "string"}}, "application/openmetrics-text": {"schema": {"type": "string"}}})
+            }
+            answer => json!({"application/json": {"schema": schema_ref(answer)}}),
+        };
+        if STREAMS.contains(&path) {
+            content["text/event-stream"] = json!({"schema": {"type": "string"}});
+        }
+        let mut responses =
+            Map::from_iter([("200".to_owned(), json!({"description": "OK", "content": content}))]);
+        let of_body: &[u16] = if self.body.is_empty() { &[] } else { &BODY_ERRORS };
+        let statuses = COMMON_ERRORS.iter().chain(of_body).chain(self.errors);
+        responses.extend(statuses.map(|status| {
+            (status.to_string(), json!({"$ref": format!("#/components/responses/{}", error_name(*status))}))
+        }));
+        responses.sort_keys();
+        responses.into()
+    }
+}
+
+/// Returns the components that `responses` of operations refer to: one for each status of an error.
+pub fn error_responses() -> Value {
+    let mut statuses: Vec<u16> = COMMON_ERRORS.iter().chain(&BODY_ERRORS).copied().collect();
+    statuses.extend(OPERATIONS.iter().flat_map(|operation| operation.errors));
+    statuses.sort_unstable();
+    statuses.dedup();
+    let response = |status: u16| {
+        let schema = json!({"anyOf": [schema_ref("Error"), schema_ref("AnthropicError")]});
+        let mut response =
+            json!({"description": description(status), "content": {"application/json": {"schema": schema}}});
+        if matches!(status, 409 | 429 | 503) {
+            let seconds = json!({"description": "Seconds until another attempt is of use", "schema": {"type": "integer", "minimum": 0}});
+            response["headers"] = json!({"Retry-After": seconds});
+        }
+        (error_name(status), response)
+    };
+    statuses.into_iter().map(response).collect::<Map<_, _>>().into()
+}
+
+fn error_name(status: u16) -> String {
+    format!("Error{status}")
+}
+
+fn description(status: u16) -> &'static str {
+    match status {
+        400 => "A value, a field or the form of the request is refused by name",
+        401 => "A key is missing or wrong",
+        403 => "The name in Host or the Origin is not allowed",
+        404 => "The model, session, branch, response or item does not exist",
+        408 => "The body did not arrive in time",
+        409 => "The session is busy, or exists already",
+        413 => "The body is too large",
+        415 => "The body is not JSON, or compressed",
+        422 => "A field is missing or of a wrong type",
+        429 => "The queue is full, or the client sends too many slow bodies",
+        500 => "A bug of the server",
+        _ => "The model is loading, the engine is being brought back, or the server stops",
+    }
+}
+
+fn schema_ref(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
+/// E.g. `get_v1_sessions_id_explain`.
+fn operation_id(method: &str, path: &str) -> String {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    std::iter::once(method.to_ascii_lowercase()).chain(words.map(str::to_owned)).collect::<Vec<_>>().join("_")
+}
+
+/// The group of a path for people.
+fn tag(path: &str) -> &'static str {
+    match path {
+        path if path.starts_with("/v1/sessions") => "sessions",
+        path if path.contains("models") || path == "/props" => "models",
+        "/tokenize" | "/detokenize" | "/tokenizer_info" | "/apply-template" => "text",
+        "/" | "/health" | "/ready" | "/metrics" | "/openapi.json" => "server",
+        _ => "answers",
+    }
+}
