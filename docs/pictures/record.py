@@ -5,8 +5,8 @@
 Needs Linux, bash and pyte (PyPI). A shell runs in a pseudo-terminal with a home of its own; keys are typed at a fixed pace, what the
 programs print is kept with its times, and pauses are cut to a second. Nothing of the picture is written by hand.
 
-The SVG animates each line of the screen by itself (CSS, no script, so that it plays inside <img>). Its resting state is the last screen,
-which readers see who have asked for reduced motion.
+The SVG animates each line of the screen by itself (CSS, no script, so that it plays inside <img>). It begins with the last screen, so that
+a still of it says something; readers who have asked for reduced motion see only that.
 """
 
 import argparse
@@ -25,8 +25,9 @@ import time
 
 import pyte
 
-COLUMNS, LINES = 88, 28
-KEY_SECONDS, PAUSE_SECONDS, REST_SECONDS = 0.045, 1.0, 7.0
+COLUMNS, LINES = 96, 28
+KEY_SECONDS, PAUSE_SECONDS = 0.045, 1.0
+SECONDS_BEFORE, SECONDS_AFTER = 3.0, 6.0
 LONGEST_WAIT_SECONDS = 60
 CELL_WIDTH, LINE_HEIGHT, MARGIN, TITLE_HEIGHT = 8.4, 19, 16, 34
 COLORS = {
@@ -47,7 +48,7 @@ class Recording:
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
             environment = {
-                "HOME": folder, "PATH": f"{program.parent}:/usr/bin:/bin", "TERM": "xterm-256color", "PS1": "$ ", "LANG": "C.UTF-8",
+                "HOME": folder, "PATH": f"{program.parent}:/usr/bin:/bin", "TERM": "xterm-256color", "PS1": "\\[\\e[32m\\]$\\[\\e[0m\\] ", "LANG": "C.UTF-8",
                 "BASH_SILENCE_DEPRECATION_WARNING": "1",
             }
             os.chdir(folder)
@@ -155,7 +156,7 @@ def line_film(y, frames, total):
 def drawn(frames, title):
     used = max(y for _, lines in frames for y in range(LINES) if lines[y]) + 1
     width, height = COLUMNS * CELL_WIDTH + 2 * MARGIN, used * LINE_HEIGHT + 2 * MARGIN + TITLE_HEIGHT - 8
-    total = frames[-1][0] + REST_SECONDS
+    total = frames[-1][0] + SECONDS_AFTER
     films = [line_film(y, frames, total) for y in range(used)]
     dots = "".join(f'<circle cx="{20 + 20 * n}" cy="18" r="6" fill="{color}"/>' for n, color in enumerate(["#ff5f56", "#ffbd2e", "#27c93f"]))
     return (
@@ -174,9 +175,9 @@ def recorded_chat(program):
     with tempfile.TemporaryDirectory() as folder:
         recording = Recording(folder, program)
         recording.until(shell)
-        recording.type('llmctl run "How do I save a conversation?"')
+        recording.type('llmctl run "How do I stop an answer?"')
         recording.until(shell)
-        recording.type("llmctl chat --session demo")
+        recording.type("llmctl chat --model guide --session demo")
         recording.until(chat)
         recording.type("What does serve do?")
         recording.until(chat)
@@ -191,7 +192,9 @@ def recorded_chat(program):
         recording.kill_program()
         os.close(recording.terminal)
         os.waitpid(recording.pid, 0)
-    return [frame for frame in recording.frames if any(frame[1])]
+    begun = next(seconds for seconds, lines in recording.frames if any(lines))
+    played = [(seconds - begun + SECONDS_BEFORE, lines) for seconds, lines in recording.frames if seconds >= begun]
+    return [(0.0, played[-1][1]), *played]
 
 
 def main():
