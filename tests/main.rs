@@ -33,6 +33,7 @@ mod hub_download;
 mod hub_faults;
 mod hub_python;
 mod hub_upkeep;
+mod installer;
 mod kept_panels;
 mod kv;
 mod kv_disk;

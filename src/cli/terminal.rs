@@ -165,8 +165,7 @@ impl Terminal {
 
 /// Returns the width of the process's terminal, if it has one.
 pub fn columns() -> Option<usize> {
-    let size = crossterm::terminal::size().ok();
-    size.map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
+    terminal_size::terminal_size().map(|(columns, _)| usize::from(columns.0))
 }
 
 /// Returns whether the terminal reflows lines when it is resized; all but the oldest do.

@@ -94,7 +94,7 @@ impl IsolationArgs {
     /// A usage error for flags without effect.
     pub fn num_workers(&self) -> Result<Option<usize>, CommandError> {
         if self.isolate || self.workers.is_some() {
-            self.check_memory()?;
+            self.check_limits()?;
             return Ok(Some(self.workers.unwrap_or(1)));
         }
         let others = [
@@ -112,10 +112,13 @@ impl IsolationArgs {
         }
     }
 
-    /// Refuses a limit that this system does not have, or that no worker starts with.
-    fn check_memory(&self) -> Result<(), CommandError> {
+    /// Refuses limits that this system does not have, or that no worker starts with.
+    fn check_limits(&self) -> Result<(), CommandError> {
         if self.worker_memory.is_some() && !cfg!(target_os = "linux") {
             return Err(CommandError::usage("--worker-memory: this system has no such limit"));
+        }
+        if self.worker_nice.is_some() && !cfg!(unix) {
+            return Err(CommandError::usage("--worker-nice: this system has no such priorities"));
         }
         match self.worker_memory.filter(|size| size.0 < LEAST_MEMORY) {
             Some(size) => {
