@@ -353,9 +353,7 @@ fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<Doc
 fn terminal_facts() -> Vec<DoctorFact> {
     let kind = |is_terminal: bool| if is_terminal { "terminal" } else { "not a terminal" };
     let (stdout, stderr) = (std::io::stdout().is_terminal(), std::io::stderr().is_terminal());
-    let size = terminal_size::terminal_size()
-        .filter(|_| stdout || stderr)
-        .map(|(width, height)| (width.0, height.0));
+    let size = crossterm::terminal::size().ok().filter(|_| stdout || stderr);
     let colors = colors_wanted(ColorWhen::Auto, stderr, |name| std::env::var(name).ok());
     let size_text = size.map_or("unknown".to_owned(), |(width, height)| format!("{width}x{height}"));
     vec![

@@ -71,8 +71,9 @@ pub fn age(ms: u64) -> String {
 /// is cut, with an ellipsis; elsewhere it is whole.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let on_terminal = std::io::stdout().is_terminal();
-    let size = if on_terminal { terminal_size::terminal_size() } else { None };
-    aligned(rows, size.map_or(usize::MAX, |(columns, _)| usize::from(columns.0)))
+    let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
+    let widest = if on_terminal { size().map(|(columns, _)| usize::from(columns)) } else { None };
+    aligned(rows, widest.unwrap_or(usize::MAX))
 }
 
 fn aligned(rows: &[Vec<String>], widest: usize) -> String {

@@ -165,7 +165,8 @@ impl Terminal {
 
 /// Returns the width of the process's terminal, if it has one.
 pub fn columns() -> Option<usize> {
-    terminal_size::terminal_size().map(|(columns, _)| usize::from(columns.0))
+    let size = crossterm::terminal::size().ok();
+    size.map(|(columns, _)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
 /// Returns whether the terminal reflows lines when it is resized; all but the oldest do.
