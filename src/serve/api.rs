@@ -39,7 +39,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 23] = [
+pub const ENDPOINTS: [&str; 25] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -63,6 +63,8 @@ pub const ENDPOINTS: [&str; 23] = [
     "POST /v1/sessions/{id}/reset",
     "GET /v1/sessions/{id}/explain",
     "POST /v1/sessions/{id}/fork",
+    "POST /v1/sessions/{id}/rename",
+    "POST /v1/sessions/{id}/restore",
 ];
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
@@ -117,6 +119,7 @@ pub fn routes() -> Router<App> {
         .route("/v1/sessions/{id}/reset", post(sessions::reset))
         .route("/v1/sessions/{id}/explain", get(listing::explain))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rename", post(sessions::rename))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
 }
 
