@@ -7,7 +7,7 @@
 //! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections, `half_open` tells whether a
 //! client has left; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
 //! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
-//! of a request, `request_id` its id; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
+//! of a request, `request_id` its id; `page` is what browsers get; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
 //! finished turns; `error` is the envelope.
@@ -27,6 +27,7 @@ pub mod listen;
 pub mod metrics;
 pub mod observe;
 pub mod owner;
+mod page;
 pub mod policy;
 mod preparing;
 pub mod request_id;
@@ -116,6 +117,8 @@ pub struct ServeSettings {
     pub session_wait: Duration,
     /// All clients may see and use the sessions of the local user.
     pub share_sessions: bool,
+    /// Engines elsewhere compute and keep the KV.
+    pub remote: bool,
 }
 
 impl App {

@@ -693,6 +693,60 @@ async fn a_branch_is_restored_and_what_the_session_held_is_a_branch_then() {
     }
 }
 
+async fn a_renamed_session_goes_on_warm_under_its_new_name() {
+    for (_folder, server) in both() {
+        let mut client = Client::new(&server, "a");
+        client.says("one?").await;
+        server.chat("three?", json!({"session_id": "a"})).await.ok();
+        Client::new(&server, "taken").says("one?").await;
+        let rename = async |session: &str, body: Value| {
+            server.post(&format!("/v1/sessions/{session}/rename"), body).await
+        };
+        for (session, body, status, code) in [
+            ("a", json!({"to": "taken"}), 409, "session_exists"),
+            ("a", json!({"to": "x y"}), 400, "invalid_session_id"),
+            ("a", json!({}), 422, "invalid_value"),
+            ("a", json!({"to": "b", "strange": 1}), 400, "unsupported_parameter"),
+            ("none", json!({"to": "b"}), 404, "session_not_found"),
+        ] {
+            let error = rename(session, body.clone()).await.error();
+            assert_eq!((error.0, error.1.as_str()), (status, code), "{session} {body}");
+        }
+        let renamed = rename("a", json!({"to": "b"})).await.ok();
+        assert_eq!(renamed, json!({"renamed": true, "session_id": "b", "from": "a"}));
+        assert_eq!(rename("b", json!({"to": "b"})).await.status, StatusCode::OK);
+        assert_eq!(server.get("/v1/sessions/a").await.error().0, 404);
+        let session = server.get("/v1/sessions/b").await.ok();
+        assert_eq!((&session["branches"][0]["id"], &session["turns"]), (&json!("a~1"), &json!(1)));
+        assert_eq!(session["last_resume"]["reason"], "new", "what is known of its prompts has moved, too");
+        let mut client = Client { session: "b", ..client };
+        assert_eq!(reason(&client.says("two?").await), "exact_prefix");
+        // A branch with a name of its own belongs to nobody.
+        rename("a~1", json!({"to": "c"})).await.ok();
+        assert_eq!(server.get("/v1/sessions/c").await.ok()["branch"], Value::Null);
+        assert_eq!(server.get("/v1/sessions/b").await.ok()["branches"], json!([]));
+    }
+}
+
+async fn a_restored_branch_is_warm_and_its_prompt_is_explained() {
+    for (_folder, server) in both() {
+        let mut client = Client::new(&server, "s");
+        client.says("one?").await;
+        client.says("two?").await;
+        let mut edited = client.clone();
+        edited.messages.truncate(2);
+        let reply = edited.says("three?").await;
+        let branch = reply["llmctl"]["branch"].clone();
+        server.post("/v1/sessions/s/restore", json!({"branch": branch})).await.ok();
+        let explained = server.get("/v1/sessions/s/explain").await.ok();
+        assert_eq!(explained["last_miss"]["reason"], "partial_prefix", "{explained}");
+        let resident = server.get("/v1/sessions/s").await.ok()["resident_tokens"].clone();
+        assert_eq!(resident, reply["usage"]["total_tokens"]);
+        let next = edited.says("one?").await;
+        assert_eq!((reason(&next), &next["llmctl"]["branch"]), ("exact_prefix", &Value::Null));
+    }
+}
+
 async fn a_session_has_only_so_many_branches() {
     let server = build(None).start();
     Client::new(&server, "s").says("one?").await;
@@ -771,6 +825,8 @@ both_kinds! {
     what_the_terminal_has_open_is_waited_for,
     what_does_not_continue_a_session_takes_nothing_from_it,
     a_branch_is_restored_and_what_the_session_held_is_a_branch_then,
+    a_renamed_session_goes_on_warm_under_its_new_name,
+    a_restored_branch_is_warm_and_its_prompt_is_explained,
     a_session_has_only_so_many_branches,
     tool_calls_go_back_as_they_were_made,
 }

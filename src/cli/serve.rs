@@ -135,6 +135,10 @@ pub struct AccessArgs {
     #[arg(long, hide_short_help = true)]
     pub insecure_no_auth: bool,
 
+    /// Answer browsers at / with JSON as other programs, not with the page
+    #[arg(long)]
+    pub no_page: bool,
+
     /// Let web pages of this origin use the server, e.g. https://chat.example; `*` for all; may be repeated
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',', value_parser = parse_origin)]
     pub cors_origin: Vec<String>,
@@ -261,7 +265,7 @@ Examples:
 
 Endpoints:
   /v1/chat/completions, /v1/completions, /v1/models, /v1/sessions, /tokenize, /detokenize, /apply-template
-  /         name, version, model and endpoints as JSON
+  /         a page for browsers (chat, sessions, load; --no-page turns it off); name, version, model and endpoints as JSON for others
   /health   the process lives; needs no key
   /ready    a request would be taken: the model is loaded, an engine runs, the server does not stop; needs no key. One worker of
             several is enough; with workers, both say how each of them is
@@ -577,6 +581,7 @@ fn settings(args: &ServeArgs) -> ServeSettings {
         aliases: args.listen.alias.clone(),
         session_wait: args.sessions.session_wait.map_or(DEFAULT_SESSION_WAIT, |span| span.0),
         share_sessions: args.sessions.share_sessions,
+        remote: is_remote(args),
     }
 }
 
@@ -595,6 +600,7 @@ fn policy(args: &ServeArgs, keys: ApiKeys) -> Policy {
         max_body: max_body.unwrap_or(usize::MAX),
         body_timeout: args.limits.body_timeout.map_or(defaults.body_timeout, |span| span.0),
         max_slow_bodies: args.limits.max_slow_bodies.unwrap_or(defaults.max_slow_bodies),
+        page: !args.access.no_page,
     }
 }
 

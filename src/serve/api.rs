@@ -13,6 +13,7 @@ mod collect;
 mod completions;
 pub(crate) mod conversations;
 mod drive;
+mod embeddings;
 mod eta;
 mod generate;
 mod infill;
@@ -40,7 +41,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 24] = [
+pub const ENDPOINTS: [&str; 28] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -55,6 +56,8 @@ pub const ENDPOINTS: [&str; 24] = [
     "GET /v1/responses/{id}",
     "DELETE /v1/responses/{id}",
     "POST /infill",
+    "POST /v1/embeddings",
+    "POST /v1/rerank",
     "POST /tokenize",
     "POST /detokenize",
     "POST /apply-template",
@@ -65,6 +68,8 @@ pub const ENDPOINTS: [&str; 24] = [
     "GET /v1/sessions/{id}/explain",
     "POST /v1/sessions/{id}/fork",
     "GET /openapi.json",
+    "POST /v1/sessions/{id}/rename",
+    "POST /v1/sessions/{id}/restore",
 ];
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
@@ -94,14 +99,37 @@ fn fits(endpoint: &str, method: &str, path: &str) -> bool {
     }
 }
 
-/// All endpoints that speak of models, generations and sessions, without the layers around them.
-pub fn routes() -> Router<App> {
+/// Endpoints that every kind of model has.
+fn shared_routes() -> Router<App> {
     Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .route("/props", get(models::props))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/v2/rerank", post(embeddings::rerank))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/tokenizer_info", get(text::tokenizer_info))
+}
+
+/// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
+pub fn embedder_routes() -> Router<App> {
+    shared_routes()
+        .route("/v1/chat/completions", post(embeddings::writes_no_text))
+        .route("/v1/completions", post(embeddings::writes_no_text))
+        .route("/v1/messages", post(embeddings::writes_no_text))
+        .route("/v1/responses", post(embeddings::writes_no_text))
+        .route("/infill", post(embeddings::writes_no_text))
+        .route("/apply-template", post(embeddings::writes_no_text))
+}
+
+/// All endpoints that speak of models, generations and sessions, without the layers around them.
+pub fn routes() -> Router<App> {
+    shared_routes()
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
         .route("/v1/messages", post(messages::post))
@@ -110,15 +138,13 @@ pub fn routes() -> Router<App> {
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/infill", post(infill::post))
-        .route("/tokenize", post(text::tokenize))
-        .route("/detokenize", post(text::detokenize))
-        .route("/tokenizer_info", get(text::tokenizer_info))
         .route("/apply-template", post(text::apply_template))
         .route("/v1/sessions", get(listing::list))
         .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))
         .route("/v1/sessions/{id}/reset", post(sessions::reset))
         .route("/v1/sessions/{id}/explain", get(listing::explain))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rename", post(sessions::rename))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
         .route("/openapi.json", get(openapi::get))
 }

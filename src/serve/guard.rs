@@ -20,6 +20,7 @@ use super::error::ApiError;
 use super::ledger::Ledger;
 use super::lifecycle::Lifecycle;
 use super::owner::Owner;
+use super::page;
 use super::policy::check_origin;
 use super::uploads::{PROMPT, Slow};
 use crate::runtime::memory::give_back;
@@ -86,7 +87,8 @@ fn check(lifecycle: &Lifecycle, request: &Request) -> Result<Owner, ApiError> {
     if is_reachable && is_open {
         check_origin(policy, request)?;
     }
-    if OPEN_PATHS.contains(&path) {
+    let is_page = || page::is_meant(request.method(), path, request.headers());
+    if OPEN_PATHS.contains(&path) || policy.page && is_page() {
         return Ok(Owner::anonymous());
     }
     let owner = policy.keys.check(request.headers())?;

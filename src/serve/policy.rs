@@ -42,6 +42,8 @@ pub struct Policy {
     pub body_timeout: Duration,
     /// Most slow bodies of one client address at a time; 0 is no limit.
     pub max_slow_bodies: usize,
+    /// Browsers get the page, without a key: it asks for one.
+    pub page: bool,
 }
 
 impl Default for Policy {
@@ -53,6 +55,7 @@ impl Default for Policy {
             max_body: 16 << 20,
             body_timeout: Duration::from_secs(60),
             max_slow_bodies: 64,
+            page: true,
         }
     }
 }

@@ -13,11 +13,12 @@ use axum::routing::get;
 use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+use super::App;
 use super::error::ApiError;
 use super::lifecycle::{Lifecycle, Stage};
 use super::metrics::MetricsFormat;
 use super::request_id::{X_REQUEST_ID, X_TOOL_FORMAT};
-use super::{access, api, guard};
+use super::{access, api, guard, page};
 
 /// Time that a browser may cache the answer to a preflight request.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
@@ -33,6 +34,10 @@ pub fn router(lifecycle: &Lifecycle, api: Router) -> Router {
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(lifecycle.clone());
+    let own = match lifecycle.policy().page {
+        true => own.route("/page/{file}", get(page::file)),
+        false => own,
+    };
     // The guard bounds bodies by --max-body; axum's own limit of 2 MiB would apply first.
     let unbounded = own.merge(api).layer(DefaultBodyLimit::disable());
     let guarded = unbounded.layer(from_fn_with_state(lifecycle.clone(), guard::guard));
@@ -64,19 +69,30 @@ fn cors(origins: &[String]) -> CorsLayer {
         .allow_private_network(true)
 }
 
-/// `GET /`: name, version, stage, model and endpoints.
-async fn index(State(lifecycle): State<Lifecycle>) -> Json<serde_json::Value> {
+/// `GET /`: the page for browsers; for programs name, version, stage, model and endpoints.
+async fn index(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
+    let answer = match lifecycle.policy().page && page::prefers_page(&headers) {
+        true => page::document(),
+        false => description(&lifecycle).into_response(),
+    };
+    ([(header::VARY, "Accept")], answer).into_response()
+}
+
+fn description(lifecycle: &Lifecycle) -> Json<serde_json::Value> {
     let stage = match lifecycle.stage() {
         Stage::Loading => "loading",
         Stage::Serving => "serving",
         Stage::Draining => "draining",
     };
+    let settings = lifecycle.app().map(App::settings);
     Json(json!({
         "name": "llmctl",
         "version": env!("CARGO_PKG_VERSION"),
         "status": stage,
         "model": lifecycle.app().map(|app| app.model().id.as_str()),
         "base_url": "/v1",
+        "shares_sessions": settings.map(|settings| settings.share_sessions),
+        "remote_engine": settings.map(|settings| settings.remote),
         "endpoints": api::ENDPOINTS.iter().chain(&OWN_ENDPOINTS).collect::<Vec<_>>(),
     }))
 }

@@ -335,6 +335,17 @@ impl Conversations {
         Ok(())
     }
 
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming `session` when the name is taken; as [`Self::remove`].
+    pub fn rename(&self, from: &SessionKey, to: &SessionKey) -> Result<()> {
+        match &self.shared.place {
+            ConversationStore::Disk(store) => of_owner(store, &from.owner).rename(&from.name, &to.name)?,
+            ConversationStore::Memory(memory) => memory.rename(from, to)?,
+        }
+        locked(&self.shared.last_branches).remove(from);
+        Ok(())
+    }
+
     /// A new conversation with the first `turns` turns (all when `None`) of another; how many that are.
     ///
     /// # Errors
@@ -384,6 +395,14 @@ impl Conversations {
 
     pub fn resumes(&self, engine_name: &EngineSessionName) -> Resumes {
         locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
+    }
+
+    /// What is known of one session's prompts is another's from now on.
+    pub fn hand_over(&self, from: &EngineSessionName, to: &EngineSessionName) {
+        let mut all = locked(&self.shared.resumes);
+        if let Some(resumes) = all.remove(from) {
+            all.insert(to.clone(), resumes);
+        }
     }
 
     /// There is no such session any more.

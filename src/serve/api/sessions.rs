@@ -169,6 +169,24 @@ fn fork_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), A
     }
 }
 
+/// Hands what engines hold and what is known of a session's prompts to the session that has its turns now.
+///
+/// # Errors
+/// Those of [`in_each`].
+fn become_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), ApiError> {
+    let (old, new) = (from.engine_name(), to.engine_name());
+    if let (Ok(engine), Ok(next)) = (app.engine_of(Some(&old)), app.engine_of(Some(&new)))
+        && engine.is_same(&next)
+    {
+        // Where that does not work out, the next turn finds what it can.
+        let _ = engine.fork_session(&old, &new);
+    }
+    in_each(app, |engine| engine.close_session(&old))?;
+    app.conversations().hand_over(&old, &new);
+    app.engines().forget(&old);
+    Ok(())
+}
+
 /// Puts a branch in its session's place: `{"branch": ID}`. What the session held becomes a branch.
 pub async fn restore(
     State(app): State<App>,
@@ -183,12 +201,10 @@ pub async fn restore(
         let conversations = app.conversations();
         let opened = conversations.open_known(&key, &app.model().fingerprint);
         let mut opened = opened.map_err(|error| retriable(app, error.into()))?;
-        in_each(app, |engine| engine.reset_session(&key.engine_name()))?;
+        in_each(app, |engine| engine.close_session(&key.engine_name()))?;
         let kept = conversations.restore(&mut opened, &from.name);
         let kept = kept.map_err(|error| retriable(app, error.into()))?;
-        in_each(app, |engine| engine.close_session(&from.engine_name()))?;
-        conversations.forget(&from.engine_name());
-        app.engines().forget(&from.engine_name());
+        become_in_memory(app, &from, &key)?;
         let (name, branch) = (name.as_str(), from.name.as_str());
         let kept = kept.as_ref().map(SessionName::as_str);
         let turns = opened.saved().turns.len();
@@ -197,17 +213,55 @@ pub async fn restore(
     Ok(Json(restored.await?))
 }
 
-/// Reads the name of the branch.
+/// Gives a session another name: `{"to": ID}`. A branch that gets a name of its own becomes a session.
+pub async fn rename(
+    State(app): State<App>,
+    caller: Caller,
+    InPath(name): InPath,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let to = rename_body(&app, body)?;
+    let renamed = blocking(&app, move |app| {
+        let old = app.conversations().find(&caller, &name);
+        let new = SessionKey { owner: old.owner.clone(), name: to };
+        // A session of the caller's would hide one of the local user's that gets its name.
+        if old != new && app.conversations().exists(&app.conversations().find(&caller, &new.name)) {
+            let message = format!("there is a session named {:?} already", new.name.as_str());
+            return Err(ApiError::new(StatusCode::CONFLICT, Some("session_exists"), message).param("to"));
+        }
+        app.conversations().rename(&old, &new).map_err(taken)?;
+        if old != new {
+            become_in_memory(app, &old, &new)?;
+        }
+        Ok(json!({"renamed": true, "session_id": new.name.as_str(), "from": name.as_str()}))
+    });
+    Ok(Json(renamed.await?))
+}
+
+/// Reads the body of [`restore`].
 ///
 /// # Errors
 /// What is wrong with the body; `invalid_session_id`.
 pub fn restore_body(app: &App, body: Map<String, Value>) -> Result<SessionName, ApiError> {
+    only_name(app, body, "branch")
+}
+
+/// Reads the body of [`rename`].
+///
+/// # Errors
+/// As [`restore_body`].
+pub fn rename_body(app: &App, body: Map<String, Value>) -> Result<SessionName, ApiError> {
+    only_name(app, body, "to")
+}
+
+/// Reads a body whose only member names a session.
+fn only_name(app: &App, body: Map<String, Value>, member: &'static str) -> Result<SessionName, ApiError> {
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
-    let branch = required_text(&mut fields, "branch");
+    let name = required_text(&mut fields, member);
     fields.end();
     problems.check(Ok(()))?;
-    session_name(&branch).map_err(|error| error.param("branch"))
+    session_name(&name).map_err(|error| error.param(member))
 }
 
 /// Asks every engine that is up: a session that has moved may have left something behind. There must be one; what goes down

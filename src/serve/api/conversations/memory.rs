@@ -172,6 +172,23 @@ impl MemoryStore {
     }
 
     /// # Errors
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::InvalidParameter`] naming `session`.
+    pub fn rename(&self, from: &SessionKey, to: &SessionKey) -> Result<()> {
+        let mut session_chat = self.open(from)?;
+        let mut kept = locked(&self.kept);
+        if from != to && kept.contains_key(to) {
+            kept.get_mut(from).ok_or_else(|| not_found(from))?.session_chat = Some(session_chat);
+            return Err(taken(to));
+        }
+        let mut saved = kept.remove(from).ok_or_else(|| not_found(from))?.saved;
+        if let Some(fork) = saved.fork_of.as_mut().filter(|_| !to.name.is_of_branch()) {
+            fork.branch = None;
+            session_chat = SessionChat::look_at(saved.clone(), session_chat.model().clone());
+        }
+        insert(&mut kept, to.clone(), saved, Some(session_chat))
+    }
+
+    /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or `session`.
     pub fn fork(
         &self,
@@ -182,14 +199,14 @@ impl MemoryStore {
     ) -> Result<usize> {
         let mut kept = locked(&self.kept);
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
-        let refuse = |name, message| Err(Error::InvalidParameter { name, message });
         if kept.contains_key(to) {
-            return refuse("session", format!("there is a session named {:?} already", to.name.as_str()));
+            return Err(taken(to));
         }
         let num_turns = turns.unwrap_or(saved.turns.len());
         if num_turns > saved.turns.len() {
             let (name, count) = (from.name.as_str(), saved.turns.len());
-            return refuse("turns", format!("session {name:?} has {count} turns, not {num_turns}"));
+            let message = format!("session {name:?} has {count} turns, not {num_turns}");
+            return Err(Error::InvalidParameter { name: "turns", message });
         }
         let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
         let mut forked = saved.forked(fork_of, now_ms());
@@ -235,6 +252,11 @@ fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
 
 fn listed((key, kept): (&SessionKey, &MemorySession)) -> Listed {
     Listed { name: key.name.clone(), summary: Ok(SessionSummary::of(&kept.saved, 0)) }
+}
+
+fn taken(key: &SessionKey) -> Error {
+    let message = format!("there is a session named {:?} already", key.name.as_str());
+    Error::InvalidParameter { name: "session", message }
 }
 
 fn not_found(key: &SessionKey) -> Error {

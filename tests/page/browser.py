@@ -1,0 +1,706 @@
+#!/usr/bin/env python3
+"""Promise: the page that `llmctl serve` gives to browsers works, keeps its promises when the model or the network does not, and
+never runs what a model has written.
+
+Needs Chromium and PyPI's `playwright`; axe-core (npm), where --axe names its folder, checks accessibility. Starts servers with the
+built-in model on 127.0.0.1, in a folder of their own, and ends them by their process id.
+
+    python tests/page/browser.py --llmctl target/debug/llmctl [--axe node_modules/axe-core] [--shots FOLDER] [--only NAME]
+"""
+
+import argparse
+import http.client
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+PATIENCE_MS = 30_000
+QUESTION = "How do I save a conversation?"
+
+# Answers that would do harm as markup, as an address or as work.
+HOSTILE = """# <img src=x onerror="window.harmed=1">
+<script>window.harmed=1</script><svg onload=window.harmed=1><iframe srcdoc="<script>parent.harmed=1</script>">
+[one](javascript:window.harmed=1) [two](JaVaScRiPt:window.harmed=1) [three](&#106;avascript:window.harmed=1)
+[four](data:text/html,<script>window.harmed=1</script>) [five](  java\tscript:window.harmed=1) [six](vbscript:x) [seven](//evil.invalid/x)
+[eight](file:///etc/passwd) [nine](blob:http://evil.invalid/1) <javascript:window.harmed=1> [good](http://good.invalid/a_(b)?c=1 "title")
+![image](http://evil.invalid/pixel.png) ![x](x" onerror="window.harmed=1) <http://good.invalid/> http://good.invalid/bare.
+| <script>window.harmed=1</script> | `a\\|b` |
+|---|:-:|
+| <b onclick=window.harmed=1>x</b> | [t](javascript:harmed=1) |
+
+```html" onmouseover="window.harmed=1
+</code></pre><script>window.harmed=1</script>
+```
+<style>body{display:none}</style><base href="http://evil.invalid/"><form action="http://evil.invalid/"><input name=a></form>
+<meta http-equiv="refresh" content="0;url=http://evil.invalid/"><link rel=stylesheet href=http://evil.invalid/x.css>
+"""
+
+# What would take too long if the work were not bounded.
+HEAVY = [
+    ">" * 20_000 + " deep",
+    "\n".join("  " * depth + "- item" for depth in range(400)),
+    "[" * 30_000 + "](" * 2_000,
+    "*a **b " * 20_000,
+    "_a " * 30_000 + "a_ " * 30_000,
+    "`" * 5_000 + " a " + "".join("`" * size + " " for size in range(1, 300)),
+    "|a" * 5_000 + "\n" + "|-" * 5_000 + "\n" + "|b" * 5_000,
+    "\\(" * 30_000 + "$$" * 9_999,
+    "<" * 50_000 + "http://" * 10_000,
+    "```\n" + "x = '" * 20_000,
+    "1. " * 20_000,
+]
+
+MARKDOWN = """## Heading
+A paragraph with **bold**, *italic*, ***both***, ~~gone~~, `code`, snake_case_name and 2*3*4.
+Second line.
+
+1. first
+   - inner **bold**
+   - [link](https://good.invalid/)
+2. second
+
+> quoted
+> text
+
+| name | number |
+|:--|--:|
+| a | 1 |
+| b \\| c | 22 |
+
+```python
+def f(x):
+    # a comment
+    return "text" + str(42)
+```
+
+- [x] done
+- [ ] open
+
+---
+Formula \\(a_1 * b_1\\) and an [unfinished link](http
+"""
+
+
+class Server:
+    """`llmctl serve` in a folder of its own."""
+
+    def __init__(self, llmctl, folder, *flags, port=0, key=None):
+        self.llmctl, self.folder, self.flags, self.port, self.key = llmctl, folder, flags, port, key
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("LLMCTL_")},
+            **{f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("DATA", "CACHE", "STATE", "CONFIG")},
+            **({"LLMCTL_API_KEY": key} if key else {}),
+        }
+        self.process = None
+
+    def start(self):
+        log = open(self.folder / "serve.log", "a+")
+        start = log.seek(0, os.SEEK_END)
+        command = [self.llmctl, "serve", "--port", str(self.port), *self.flags]
+        self.process = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        for _ in range(600):
+            text = (self.folder / "serve.log").read_text()[start:]
+            found = re.search(r"listening on (http://127\.0\.0\.1:(\d+))", text)
+            if found:
+                self.port = int(found.group(2))
+                return self
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        raise SystemExit(f"the server did not start:\n{text}")
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/"
+
+    def stop(self, how=signal.SIGTERM):
+        if self.process and self.process.poll() is None:
+            self.process.send_signal(how)
+            self.process.wait(60)
+
+    def request(self, path, body=None, method=None, accept="application/json"):
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Accept": accept}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.read().decode()
+
+    def get(self, path):
+        return json.loads(self.request(path))
+
+    def run(self, *arguments):
+        done = subprocess.run([self.llmctl, *arguments], env=self.environment, capture_output=True, text=True, timeout=120)
+        return done.stdout
+
+    def tell(self, session, *messages, **more):
+        """Puts a conversation into a session."""
+        body = {"session_id": session, "messages": list(messages), "max_tokens": 4, **more}
+        return json.loads(self.request("v1/chat/completions", body))
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+    """Serves a server below /llm/, as a proxy that strips the path does."""
+
+    def __init__(self, server):
+        super().__init__(("127.0.0.1", 0), ProxyHandler)
+        self.port = server.port
+        self.url = f"http://127.0.0.1:{self.server_port}/llm/"
+
+
+class ProxyHandler(http.server.BaseHTTPRequestHandler):
+    def forward(self):
+        if not self.path.startswith("/llm/"):
+            return self.send_error(404)
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+        connection.request(self.command, self.path.removeprefix("/llm"), body, dict(self.headers))
+        answer = connection.getresponse()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("transfer-encoding", "connection", "date"):
+                self.send_header(name, value)
+        self.end_headers()
+        while piece := answer.read1(65536):
+            self.wfile.write(piece)
+        connection.close()
+
+    do_GET = do_POST = do_DELETE = forward
+
+    def log_message(self, *_):
+        pass
+
+
+class Suite:
+    def __init__(self, options, browser):
+        self.options, self.browser = options, browser
+        self.server = None
+
+    @contextmanager
+    def page(self, server=None, **context):
+        """A page on a server, watched: no error, no refused content, no request to elsewhere, no script of a model's."""
+        server = server or self.server
+        context = self.browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        faults, elsewhere = [], []
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda line: faults.append(line.text) if self.is_fault(line) else None)
+        page.on("request", lambda sent: elsewhere.append(sent.url) if not sent.url.startswith(server.url) else None)
+        try:
+            page.goto(server.url)
+            yield page
+            assert page.evaluate("window.harmed") is None, "a model's text ran as script"
+        except Exception:
+            self.shot(page, "failed")
+            raise
+        finally:
+            context.close()
+        assert not faults, faults
+        assert not elsewhere, elsewhere
+
+    @staticmethod
+    def is_fault(line):
+        # Refusals by status are what some checks are about.
+        return line.type == "error" and "Failed to load resource" not in line.text or "Content Security Policy" in line.text
+
+    def shot(self, page, name):
+        if self.options.shots:
+            page.screenshot(path=str(Path(self.options.shots) / f"{name}.png"))
+
+    def check_access(self, page, where):
+        """axe-core's findings, and that nothing is wider than the window."""
+        width = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert width[0] <= width[1], f"{where}: {width[0]} pixels wide in {width[1]}"
+        if not self.options.axe:
+            return
+        page.evaluate((Path(self.options.axe) / "axe.min.js").read_text())
+        found = page.evaluate("axe.run({resultTypes: ['violations']}).then(({violations}) => violations)")
+        lines = [f"{rule['id']}: {node['html']}: {node['failureSummary']}" for rule in found for node in rule["nodes"]]
+        assert not lines, f"{where}:\n" + "\n".join(lines)
+
+    # Each check below is a promise; those that need no server of their own share one.
+
+    def a_message_is_answered_saved_and_seen_by_the_terminal(self):
+        with self.page() as page:
+            self.shot(page, "empty")
+            self.say(page, QUESTION)
+            assert "/save" in page.inner_text(".answer")
+            assert "prompt tokens warm" in page.inner_text(".figures")
+            session = page.inner_text("#title")
+            assert page.url.endswith(f"#{session}"), page.url
+            self.say(page, "What is a session?")
+            saved = self.server.get(f"v1/sessions/{session}?messages=true")
+            assert [message["role"] for message in saved["messages"]] == ["user", "assistant"] * 2, saved
+            assert saved["last_resume"]["reason"] == "exact_prefix", saved
+            assert session in self.server.run("sessions")
+            page.reload()
+            page.wait_for_selector(".message.assistant >> nth=1")
+            assert QUESTION in page.inner_text("#log")
+            self.shot(page, "chat")
+
+    def a_session_of_the_terminal_goes_on_in_the_page(self):
+        self.server.run("run", "--session", "from-the-terminal", "--quiet", QUESTION)
+        with self.page() as page:
+            page.click("text=from-the-terminal")
+            page.wait_for_selector(".answer")
+            self.say(page, "What is a session?")
+            assert self.server.get("v1/sessions/from-the-terminal")["turns"] == 2
+
+    def edit_and_retry_keep_the_replaced_turns(self):
+        with self.page() as page:
+            self.say(page, QUESTION)
+            self.say(page, "What is a session?")
+            session = page.inner_text("#title")
+            page.click(".message.user >> nth=1 >> text=Edit")
+            page.fill(".edit textarea", "How do I delete a session?")
+            page.press(".edit textarea", "Enter")
+            self.wait_turn(page)
+            held = self.server.get(f"v1/sessions/{session}?messages=true")
+            said = [message["content"] for message in held["messages"] if message["role"] == "user"]
+            assert said == [QUESTION, "How do I delete a session?"], said
+            assert [branch["turns"] for branch in held["branches"]] == [2], held
+            page.click(".figures .link")
+            page.wait_for_selector("#explain-dialog mark")
+            marks = page.eval_on_selector_all("#explain-dialog mark", "marks => marks.map(mark => mark.textContent)")
+            assert len(marks) == 2 and marks[0] != marks[1], marks
+            self.check_access(page, "explain")
+            self.shot(page, "explain")
+            page.keyboard.press("Escape")
+            page.keyboard.press("Alt+r")
+            self.wait_turn(page)
+            assert self.server.get(f"v1/sessions/{session}")["turns"] == 2
+            # The branch is listed below, and can be put back.
+            page.click(".branch .session >> nth=0")
+            self.wait(page, "document.querySelector('#title').textContent.includes('~')")
+            self.act(page, "#restore")
+            self.wait(page, f"document.querySelector('#title').textContent === '{session}'")
+
+    def sessions_are_renamed_forked_and_deleted(self):
+        self.server.tell("old-name", {"role": "user", "content": QUESTION})
+        with self.page() as page:
+            page.fill("#filter", "OLD-n")
+            page.click("#session-list >> text=old-name")
+            page.wait_for_selector(".answer")
+            self.act(page, "#rename")
+            page.fill("#text-input", "new-name")
+            page.keyboard.press("Enter")
+            self.wait_title(page, "new-name")
+            self.act(page, "#fork")
+            assert page.input_value("#text-input") == "new-name-fork", page.input_value("#text-input")
+            page.keyboard.press("Enter")
+            self.wait_title(page, "new-name-fork")
+            self.act(page, "#remove")
+            page.wait_for_selector("#confirm-dialog[open]")
+            assert "new-name-fork (1 turn)" in page.inner_text("#confirm-text")
+            self.check_access(page, "confirm")
+            page.keyboard.press("Escape")
+            assert self.server.get("v1/sessions/new-name-fork")["turns"] == 1, "nothing is deleted without a yes"
+            self.act(page, "#remove")
+            page.click("#confirm-ok")
+            self.wait_title(page, "New chat")
+            ids = [session["id"] for session in self.server.get("v1/sessions?limit=1000")["data"]]
+            assert "new-name" in ids and not {"old-name", "new-name-fork"} & set(ids), ids
+
+    def an_answer_is_stopped_and_kept_so_far(self):
+        with self.page() as page:
+            self.stop_next(page)
+            page.fill("#input", QUESTION)
+            page.press("#input", "Enter")
+            self.wait_stopped(page)
+            self.say(page, "What is a session?")
+            session = page.inner_text("#title")
+            held = self.server.get(f"v1/sessions/{session}?messages=true")
+            assert [message["role"] for message in held["messages"]] == ["user", "assistant"] * 2, held
+            self.stop_next(page)
+            page.press("#input", "ArrowUp")
+            page.fill(".edit textarea", "How do I delete a session?")
+            page.press(".edit textarea", "Enter")
+            self.wait_stopped(page)
+            held = self.server.get(f"v1/sessions/{session}?messages=true")
+            assert held["messages"][2]["content"] == "How do I delete a session?", held
+            assert len(held["messages"]) == 4 and held["branches"], held
+
+    def stop_next(self, page):
+        """The next answer is long, and stopped as soon as it is seen."""
+        def lengthen(route):
+            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1000}
+            route.continue_(post_data=json.dumps(body))
+
+        page.route("**/v1/chat/completions", lengthen)
+        page.evaluate(
+            """new MutationObserver((_, observer) => {
+                if (!document.querySelector(".busy #log > :last-child .answer p")) return;
+                observer.disconnect();
+                document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+            }).observe(document.querySelector("#log"), { childList: true, subtree: true })"""
+        )
+
+    def wait_stopped(self, page):
+        page.wait_for_selector("#log > :last-child >> text=Stopped.")
+        page.wait_for_selector("#send:visible")
+        self.wait(page, "!document.querySelector('#log .message.assistant:last-of-type .actions:empty')")
+        page.unroute("**/v1/chat/completions")
+
+    def hostile_answers_stay_text(self):
+        user = {"role": "user", "content": "x"}
+        answer = {"role": "assistant", "content": HOSTILE, "reasoning_content": HOSTILE}
+        calls = [{"id": HOSTILE[:20], "type": "function", "function": {"name": HOSTILE, "arguments": HOSTILE}}]
+        called = {"role": "assistant", "content": HOSTILE, "reasoning_content": HOSTILE, "tool_calls": calls}
+        tool = {"role": "tool", "tool_call_id": HOSTILE[:20], "content": HOSTILE}
+        messages = [{"role": "system", "content": HOSTILE}, {"role": "user", "content": HOSTILE}, answer, user, called, tool]
+        with self.page() as page:
+            self.serve_session(page, "hostile", messages)
+            page.goto(self.server.url + "#hostile")
+            page.reload()
+            page.wait_for_selector(".answer")
+            self.check_is_text(page)
+            self.shot(page, "hostile")
+        with self.page() as page:
+            pieces = [HOSTILE[at : at + 7] for at in range(0, len(HOSTILE), 7)]
+            deltas = [{"reasoning_content": piece} for piece in pieces] + [{"content": piece} for piece in pieces]
+            self.serve_stream(page, deltas)
+            page.fill("#input", "x")
+            page.press("#input", "Enter")
+            self.wait(page, "document.querySelector('.answer')?.textContent.includes('refresh')")
+            self.check_is_text(page)
+
+    def check_is_text(self, page):
+        page.wait_for_timeout(300)
+        tags = page.eval_on_selector_all("#log *", "all => [...new Set(all.map(one => one.localName))]")
+        known = "a article blockquote br button code del details div em figcaption figure footer h3 hr li ol p pre span strong summary table tbody td textarea th thead tr ul form label"
+        assert set(tags) <= set(known.split()), tags
+        names = page.eval_on_selector_all("#log *", "all => [...new Set(all.flatMap(one => one.getAttributeNames()))]")
+        assert not [name for name in names if name.startswith("on") or name in ("src", "style", "action", "id")], names
+        links = page.eval_on_selector_all("#log a", "all => all.map(one => one.href)")
+        assert links and all(re.match(r"https?://(good|evil)\.invalid/", link) for link in links), links
+        assert "http://good.invalid/a_(b)?c=1" in links, links
+
+    def heavy_answers_take_no_time(self):
+        with self.page() as page:
+            for number, text in enumerate(HEAVY):
+                took = page.evaluate(
+                    """async (text) => {
+                        const { MarkdownView } = await import(new URL("page/markdown.js", document.baseURI).href);
+                        const root = document.createElement("div");
+                        const start = performance.now();
+                        new MarkdownView(root).update(text);
+                        document.querySelector("#log").replaceChildren(root);
+                        root.getBoundingClientRect();
+                        return performance.now() - start;
+                    }""",
+                    text,
+                )
+                print(f"    heavy text {number}, {len(text):,} characters: {took:.0f} ms")
+
+    def markdown_is_shown_as_it_is_meant(self):
+        with self.page() as page:
+            pieces = [MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)]
+            self.serve_stream(page, [{"content": piece} for piece in pieces])
+            page.fill("#input", "x")
+            page.press("#input", "Enter")
+            self.wait(page, "document.querySelector('.answer')?.textContent.includes('unfinished')")
+            expected = {
+                "h3.level-2": "Heading", "strong": "bold", "em": "italic", "em strong, strong em": "both", "del": "gone",
+                "ol > li > ul > li strong": "bold", "ol > li > ul a": "link", "blockquote p": "quotedtext", "td.end": "1",
+                "tbody tr:nth-child(2) td": "b | c", ".code .comment": "# a comment", ".code .string": '"text"', ".code .number": "42",
+                ".code .keyword": "def", "ul > li:nth-child(2)": "link", "code.math": "a_1 * b_1", "p code": "code",
+            }
+            for selector, text in expected.items():
+                found = page.eval_on_selector_all(f".answer :is({selector})", "all => all.map(one => one.textContent)")
+                assert text in found, (selector, text, found)
+            text = page.inner_text(".answer")
+            for part in ["snake_case_name and 2*3*4", "☑ done", "☐ open", "[unfinished link](http"]:
+                assert part in text, (part, text)
+            self.shot(page, "markdown")
+
+    def reasoning_is_folded_and_tool_calls_get_results(self):
+        with self.page() as page:
+            call = {"index": 0, "id": "call-1", "function": {"name": "weather", "arguments": ""}}
+            deltas = [{"reasoning_content": "I need "}, {"reasoning_content": "the weather."}, {"content": "Let me look."}]
+            deltas += [{"tool_calls": [call]}] + [{"tool_calls": [{"index": 0, "function": {"arguments": part}}]} for part in ['{"city": ', '"Oslo"}']]
+            self.serve_stream(page, deltas)
+            said = {"role": "assistant", "content": "Let me look.", "reasoning_content": "I need the weather."}
+            said["tool_calls"] = [{"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}]
+            self.serve_session(page, "*", [{"role": "user", "content": "Weather?"}, said])
+            page.fill("#input", "Weather?")
+            page.press("#input", "Enter")
+            page.wait_for_selector(".calls textarea")
+            assert not page.is_visible(".reasoning .said"), "reasoning is folded"
+            page.click(".reasoning summary")
+            assert page.inner_text(".reasoning .said") == "I need the weather."
+            assert '"city": "Oslo"' in page.inner_text(".call pre")
+            self.check_access(page, "tool call")
+            self.shot(page, "tools")
+            sent = []
+            page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+            page.fill(".calls textarea", "sunny")
+            page.click("text=Send results")
+            page.wait_for_selector(".results pre")
+            assert sent[-1]["messages"] == [{"role": "tool", "tool_call_id": "call-1", "content": "sunny"}], sent
+            assert sent[-1]["session_append"] is True, sent
+
+    def an_error_gives_the_message_back(self):
+        with self.page() as page:
+            long = "word " * 20_000
+            page.fill("#input", long)
+            page.press("#input", "Enter")
+            page.wait_for_selector(".message .error")
+            assert "context" in page.inner_text(".message .error")
+            assert page.input_value("#input").strip() == long.strip(), "the message is not lost"
+            self.shot(page, "error")
+
+    def a_key_is_asked_for_and_kept_for_the_tab(self):
+        with self.own_server(key="sk-right") as server, self.page(server) as page:
+            page.wait_for_selector("#key-dialog[open]")
+            self.check_access(page, "key")
+            self.shot(page, "key")
+            page.fill("#key-input", "sk-wrong")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("#key-refused:visible")
+            page.fill("#key-input", "sk-right")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("text=guide")
+            self.say(page, QUESTION)
+            assert "sk-right" not in page.url
+            kept = page.evaluate("[JSON.stringify(localStorage), document.cookie, JSON.stringify(sessionStorage)]")
+            assert "sk-" not in kept[0] + kept[1] and "sk-right" in kept[2], kept
+            page.reload()
+            page.wait_for_selector(".answer")
+            page.click("#forget-key")
+            page.wait_for_selector("#key-dialog[open]")
+
+    def a_lost_server_is_reported_and_found_again(self):
+        with self.own_server() as server, self.page(server) as page:
+            self.say(page, QUESTION)
+            server.stop(signal.SIGKILL)
+            page.fill("#input", "What is a session?")
+            page.press("#input", "Enter")
+            page.wait_for_selector("#banner:visible")
+            assert "cannot be reached" in page.inner_text("#banner")
+            self.shot(page, "gone")
+            server.start()
+            page.wait_for_selector("#banner", state="hidden")
+            page.click(".message .actions >> text=Retry >> nth=-1")
+            self.wait_turn(page)
+            held = server.get(f"v1/sessions/{page.inner_text('#title')}?messages=true")
+            assert len(held["messages"]) == 4, held
+
+    def what_the_server_does_is_plotted(self):
+        with self.page() as page:
+            page.click("#toggle-panel")
+            page.wait_for_selector(".plot svg polyline[points]", state="attached")
+            self.say(page, QUESTION)
+            self.wait(page, "/^Since the start: [1-9]/.test(document.querySelector('#plots').lastChild.textContent)")
+            titles = page.eval_on_selector_all(".plot h3", "all => all.map(one => one.firstChild.data)")
+            assert titles == ["Tokens/s", "Requests", "KV in use", "Warm share of prompts"], titles
+            self.check_access(page, "plots")
+            page.wait_for_timeout(4500 if self.options.shots else 0)
+            self.shot(page, "plots")
+
+    def every_width_and_both_themes_are_usable(self):
+        for name, width, height in [("phone", 320, 640), ("tablet", 800, 1100), ("desk", 1280, 800), ("large", 3840, 2160)]:
+            for theme in ["light", "dark"]:
+                with self.page(viewport={"width": width, "height": height}, color_scheme=theme) as page:
+                    self.check_access(page, f"empty, {name}, {theme}")
+                    self.serve_stream(page, [{"content": MARKDOWN}])
+                    page.fill("#input", "Show me **Markdown**, please, " * 6)
+                    page.press("#input", "Enter")
+                    page.wait_for_selector(".answer figure")
+                    page.wait_for_selector("#send:visible")
+                    self.check_access(page, f"chat, {name}, {theme}")
+                    self.shot(page, f"{name}-{theme}")
+                    page.click("#toggle-panel")
+                    page.wait_for_selector(".plot svg polyline[points]", state="attached")
+                    self.check_access(page, f"panel, {name}, {theme}")
+                    self.shot(page, f"{name}-{theme}-panel")
+                    page.keyboard.press("Escape")
+                    for dialog in ["settings", "keys"]:
+                        if dialog == "keys" and not page.is_visible("#sidebar"):
+                            page.click("#toggle-sidebar")
+                            page.wait_for_timeout(200)
+                            self.shot(page, f"{name}-{theme}-sessions")
+                        page.click(f"#open-{dialog}")
+                        self.check_access(page, f"{dialog}, {name}, {theme}")
+                        self.shot(page, f"{name}-{theme}-{dialog}")
+                        page.keyboard.press("Escape")
+
+    def the_keyboard_does_everything(self):
+        with self.page() as page:
+            self.say(page, QUESTION)
+            page.press("#input", "ArrowUp")
+            assert page.evaluate("document.activeElement.closest('.edit') !== null"), "the last message is being edited"
+            page.keyboard.press("Escape")
+            page.keyboard.press("Alt+k")
+            assert page.evaluate("document.activeElement.id") == "filter"
+            for _ in range(3):
+                page.keyboard.press("Tab")
+                if page.evaluate("document.activeElement.className") == "session":
+                    break
+            page.keyboard.press("Enter")
+            self.wait(page, "document.activeElement.id === 'input'")
+            page.keyboard.press("Alt+n")
+            assert page.inner_text("#title") == "New chat", page.inner_text("#title")
+            self.wait(page, "document.activeElement.id === 'input'")
+            page.keyboard.type("line one")
+            page.keyboard.press("Shift+Enter")
+            page.keyboard.type("line two")
+            assert page.input_value("#input") == "line one\nline two"
+
+    def a_proxy_may_strip_a_path(self):
+        proxy = Proxy(self.server)
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        try:
+            with self.page(proxy) as page:
+                self.say(page, QUESTION)
+                assert "/save" in page.inner_text(".answer")
+                page.click("#toggle-panel")
+                page.wait_for_selector(".plot svg polyline[points]", state="attached")
+        finally:
+            proxy.shutdown()
+
+    def settings_go_with_each_message_and_are_named(self):
+        with self.page() as page:
+            page.click("#open-settings")
+            page.fill("[name=system]", "Answer with one word.")
+            page.fill("[name=temperature]", "0")
+            page.fill("[name=max_tokens]", "3")
+            page.fill("[name=tools]", "no list")
+            page.select_option("[name=theme]", "dark")
+            page.keyboard.press("Escape")
+            assert page.inner_text("#active") == "Set: temperature 0, at most 3 tokens", page.inner_text("#active")
+            assert page.evaluate("getComputedStyle(document.documentElement).colorScheme") == "dark"
+            sent = []
+            page.on("request", lambda request: sent.append(request.post_data_json) if request.method == "POST" else None)
+            self.say(page, QUESTION)
+            assert [message["role"] for message in sent[0]["messages"]] == ["system", "user"], sent
+            assert (sent[0]["temperature"], sent[0]["max_tokens"], "tools" in sent[0]) == (0, 3, False), sent
+            assert "stopped at the token limit" in page.inner_text(".figures")
+            page.reload()
+            page.wait_for_selector(".answer")
+            assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+    def an_engine_elsewhere_is_named(self):
+        with self.page() as page:
+            about = {**self.server.get(""), "remote_engine": True}
+
+            def answer(route):
+                is_page = "text/html" in route.request.headers["accept"]
+                route.fallback() if is_page else route.fulfill(body=json.dumps(about), content_type="application/json")
+
+            page.route(self.server.url, answer)
+            page.reload()
+            page.wait_for_selector("#remote:visible")
+            page.click("#toggle-panel")
+            page.wait_for_selector("#plots .note:visible")
+            assert "KV in use" not in page.inner_text("#plots")
+            self.check_access(page, "remote engine")
+            self.shot(page, "remote")
+
+    def the_page_can_be_turned_off(self):
+        with self.own_server("--no-page") as server:
+            text = server.request("", accept="text/html")
+            assert text.startswith("{") and json.loads(text)["name"] == "llmctl", text
+
+    # Helpers of the checks.
+
+    @contextmanager
+    def own_server(self, *flags, key=None):
+        with tempfile.TemporaryDirectory() as folder:
+            server = Server(self.options.llmctl, Path(folder), *flags, key=key).start()
+            try:
+                yield server
+            finally:
+                server.stop()
+
+    def say(self, page, text):
+        page.fill("#input", text)
+        page.press("#input", "Enter")
+        self.wait_turn(page)
+
+    def wait(self, page, condition):
+        """Playwright's own waiting for a condition needs eval, which the page's policy refuses."""
+        for _ in range(PATIENCE_MS // 50):
+            if page.evaluate(condition):
+                return
+            page.wait_for_timeout(50)
+        raise AssertionError(f"never true: {condition}")
+
+    def wait_turn(self, page):
+        """The last answer has its figures, and its turn is listed."""
+        self.wait(page, "document.querySelector('#log .message.assistant:last-of-type .figures button')")
+        page.wait_for_selector("#send:visible")
+        self.wait(page, "!document.querySelector('#log .message.assistant:last-of-type .actions:empty')")
+
+    def act(self, page, action):
+        page.click("[popovertarget=session-menu]")
+        page.click(action)
+
+    def wait_title(self, page, text):
+        self.wait(page, f"document.querySelector('#title').textContent === {json.dumps(text)}")
+
+    def serve_session(self, page, session, messages):
+        """The server's answer about a session, for messages that the built-in model's template would not take."""
+        body = json.dumps({"id": session, "object": "session", "turns": 1, "state": "idle", "branches": [], "messages": messages})
+        pattern = re.compile(r"/v1/sessions/[^/?]+\?messages=true" if session == "*" else rf"/v1/sessions/{session}\?messages=true")
+        page.route(pattern, lambda route: route.fulfill(body=body, content_type="application/json"))
+
+    def serve_stream(self, page, deltas):
+        """An answer with these deltas, in place of the model's."""
+        chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+        timings = {"decode_tokens": 9, "decode_tokens_per_second": 3.0, "ttft_ms": 1.0, "cached_tokens": 1, "prefill_tokens": 2}
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": timings})
+        text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=text, content_type="text/event-stream"))
+
+
+CHECKS = [
+    name for name, value in vars(Suite).items()
+    if callable(value) and "_" in name and not name.startswith(("_", "check_", "serve_", "own_", "wait_", "is_", "stop_"))
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llmctl", required=True)
+    parser.add_argument("--axe", help="folder of axe-core")
+    parser.add_argument("--shots", help="folder for screenshots")
+    parser.add_argument("--only", default="", help="checks with this in their name")
+    parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("chromium-browser"))
+    options = parser.parse_args()
+    if options.shots:
+        Path(options.shots).mkdir(parents=True, exist_ok=True)
+    failed = []
+    with sync_playwright() as playwright:
+        # A container's root has no user namespaces, which Chromium's sandbox needs.
+        browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
+        suite = Suite(options, browser)
+        with suite.own_server("--share-sessions") as suite.server:
+            for name in [name for name in CHECKS if options.only in name]:
+                print(f"{name.replace('_', ' ')} ...", flush=True)
+                try:
+                    getattr(suite, name)()
+                except Exception as error:
+                    failed.append(name)
+                    print(f"  FAILED: {type(error).__name__}: {str(error)[:2000]}", flush=True)
+        browser.close()
+    print(f"{len(failed)} failed: {', '.join(failed)}" if failed else "all checks passed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
