@@ -52,7 +52,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["run"],
     &["sessions"],
     &["load"],
-    &["doctor", "pull", "resume", "starter"],
+    &["doctor", "endpoint", "pull", "resume", "starter"],
     &["quantize"],
     &["download"],
     &["config_cmd", "man", "models", "workers"],

@@ -2,6 +2,7 @@
 //! refused by name before it is sent, a lost engine costs nothing that was not seen yet, and what was seen is never begun anew.
 
 mod fake;
+mod llmctl_engine;
 mod vllm;
 
 use std::path::{Path, PathBuf};
@@ -9,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use llmctl::runtime::grammar::GrammarSource;
-use llmctl::runtime::http_engine::{EngineUrl, HttpEngine, HttpEngineSettings, WhenLost, rendezvous_order};
+use llmctl::runtime::http_engine::{
+    EngineUrl, HttpEngine, HttpEngineSettings, ServerSettings, WhenLost, rendezvous_order,
+};
 use llmctl::runtime::load::TextsAlone;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::{
@@ -35,7 +38,7 @@ fn settings(urls: &[&EngineUrl], when_lost: WhenLost) -> HttpEngineSettings {
         TextsAlone::open(&ModelSource::Folder(texts())).expect("texts");
     HttpEngineSettings {
         urls: urls.iter().map(|url| (*url).clone()).collect(),
-        key: None,
+        connection: ServerSettings::default(),
         model: "tiny".to_owned(),
         architecture,
         tokenizer: texts.tokenizer,

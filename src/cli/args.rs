@@ -13,7 +13,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use super::error::CommandError;
-use crate::runtime::http_engine::EngineUrl;
+use crate::runtime::http_engine::{EndpointUrl, EngineUrl};
 use crate::runtime::load::hub::Aliases;
 use crate::runtime::load::{GenerationDefaults, Isa};
 use crate::runtime::{
@@ -165,6 +165,38 @@ pub struct RemoteArgs {
     /// Keep what a remote vLLM has cached of one session apart from all others (cache_salt)
     #[arg(long, hide_short_help = true)]
     pub engine_cache_salt: bool,
+}
+
+/// Flags of a server that takes messages.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Endpoint")]
+pub struct EndpointArgs {
+    /// Ask this server with OpenAI's interface instead of a model here, e.g. https://api.openai.com/v1 or http://127.0.0.1:11434
+    ///
+    /// Messages go there and text comes back, so --model is the server's name of the model; without it, the only one that the
+    /// server lists. Sessions are saved here, as text. Flags that the server cannot honour are refused by name. docs/endpoint.md
+    /// says what is not available there.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<EndpointUrl>,
+
+    /// Name of the variable that holds the endpoint's API key
+    ///
+    /// No flag takes the key itself, because every user of the machine can read the command line. The key goes to --endpoint's
+    /// server only, and is neither printed nor saved.
+    #[arg(long, value_name = "NAME", alias = "api-key-env", conflicts_with = "endpoint_key_file")]
+    pub endpoint_key_env: Option<String>,
+
+    /// File that holds the endpoint's API key
+    #[arg(long, value_name = "FILE", alias = "api-key-file")]
+    pub endpoint_key_file: Option<PathBuf>,
+
+    /// A flag or a variable names the endpoint, not a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_named: bool,
+
+    /// Flags on the command line that have no meaning with an endpoint; filled in after the parse.
+    #[arg(skip)]
+    pub beside: Vec<&'static str>,
 }
 
 /// `--bos-id`: a token id, or `none`.

@@ -171,6 +171,11 @@ const FLAGS: &[(&[&str], &[&str], &str)] = &[
         &["api-key-file"],
         "'--api-key-file FILE', or the variable LLMCTL_API_KEY: a flag is seen by others",
     ),
+    (
+        &["api-key", "key"],
+        &["endpoint-key-env"],
+        "'--endpoint-key-env VARIABLE' or '--endpoint-key-file FILE': a flag is seen by others",
+    ),
     (&["np", "n-parallel", "max-num-seqs"], &["parallel"], "'--parallel N'"),
     (&["cache-type-k", "cache-type-v", "kv-cache-dtype"], &["kv-type"], "'--kv-type TYPE'"),
     (&["stream"], &["no-stream"], "answers are streamed unless there is '--no-stream'"),
@@ -181,10 +186,8 @@ fn argument(mut error: clap::Error, command: &Command, args: &[OsString]) -> cla
     let name = given.trim_start_matches('-').split('=').next().unwrap_or_default();
     let used = used(command, args);
     let has = |flag: &&str| used.get_arguments().any(|arg| arg.get_long() == Some(*flag));
-    let entry = FLAGS.iter().find(|(names, ..)| names.contains(&name));
-    let Some((_, _, tip)) = entry.filter(|(_, flags, _)| flags.iter().all(has)) else {
-        return error;
-    };
+    let entry = FLAGS.iter().find(|(names, flags, _)| names.contains(&name) && flags.iter().all(has));
+    let Some((_, _, tip)) = entry else { return error };
     error.remove(ContextKind::SuggestedArg);
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![StyledStr::from(*tip)]));
     // clap's usage shows the flag that it would have suggested.

@@ -37,6 +37,16 @@ pub fn hub_settings(places: &Places) -> HubSettings {
     settings(&|name| std::env::var(name).ok(), places.hub_token.as_ref().and_then(read))
 }
 
+/// Returns the PEM file with the certificate authorities to trust, if one is named.
+pub fn ca_file() -> Option<PathBuf> {
+    ca_file_of(&|name| std::env::var(name).ok())
+}
+
+fn ca_file_of(lookup: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let names = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
+    names.iter().find_map(|name| lookup(name).filter(|value| !value.is_empty())).map(PathBuf::from)
+}
+
 fn is_on(variable: HubVariable, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
     let value = lookup(variable.name()).unwrap_or_default().to_ascii_uppercase();
     matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
@@ -59,7 +69,7 @@ fn settings(lookup: &dyn Fn(&str) -> Option<String>, saved_token: Option<String>
             http: first(&["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"]),
             except: first(&["NO_PROXY", "no_proxy"]),
         },
-        ca_file: first(&["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]).map(PathBuf::from),
+        ca_file: ca_file_of(lookup),
         answer_timeout: seconds("HF_HUB_ETAG_TIMEOUT").unwrap_or(default.answer_timeout),
         read_timeout: seconds("HF_HUB_DOWNLOAD_TIMEOUT").unwrap_or(default.read_timeout),
         ..HubSettings::default()

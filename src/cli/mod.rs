@@ -14,6 +14,7 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod download;
+pub mod endpoint;
 pub mod error;
 pub mod explain;
 pub mod flags;
@@ -53,6 +54,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
+use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use args::{ColorWhen, GlobalArgs};
@@ -216,6 +218,10 @@ fn dispatch(
         CliCommand::Run(mut args) => {
             settle(&mut args.model, config)?;
             match args.batch.batch {
+                Some(_) if args.endpoint.endpoint.is_some() => {
+                    let error = CommandError::usage("--batch: has no meaning with an endpoint");
+                    Err(error.hint("leave --endpoint out, also of the configuration file"))
+                }
                 Some(_) => batch::run(*args, terminal),
                 None => run::run(*args, terminal),
             }
@@ -313,10 +319,16 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
         Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
     let matches = configured.try_get_matches_from(&args)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    let is_named = names_model(&matches);
+    let is_named = names(&matches, "model");
     match &mut cli.command {
-        CliCommand::Run(args) => args.model.is_named = is_named,
-        CliCommand::Chat(args) => args.model.is_named = is_named,
+        CliCommand::Run(args) => {
+            args.model.is_named = is_named;
+            note_endpoint(&mut args.endpoint, &matches);
+        }
+        CliCommand::Chat(args) => {
+            args.model.is_named = is_named;
+            note_endpoint(&mut args.endpoint, &matches);
+        }
         CliCommand::Launch(args) => args.model.is_named = is_named,
         _ => {}
     }
@@ -324,12 +336,22 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     Ok(Parsed { cli, config, command: base, origins })
 }
 
-/// Returns whether a flag or a variable names the model; a configuration file only sets a default.
-fn names_model(matches: &clap::ArgMatches) -> bool {
-    use clap::parser::ValueSource;
-    let Some((_, given)) = matches.subcommand() else { return false };
-    let source = given.try_contains_id("model").is_ok().then(|| given.value_source("model")).flatten();
-    matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+/// Returns where the subcommand's argument comes from.
+fn source_of(matches: &clap::ArgMatches, id: &str) -> Option<ValueSource> {
+    let (_, given) = matches.subcommand()?;
+    given.try_contains_id(id).is_ok().then(|| given.value_source(id)).flatten()
+}
+
+/// Returns whether a flag or a variable gives this value; a configuration file only sets a default.
+fn names(matches: &clap::ArgMatches, id: &str) -> bool {
+    matches!(source_of(matches, id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+}
+
+/// Notes how the endpoint was given, and the flags beside it that have no meaning there.
+fn note_endpoint(endpoint: &mut args::EndpointArgs, matches: &clap::ArgMatches) {
+    endpoint.is_named = names(matches, "endpoint");
+    let is_given = |id: &&&str| source_of(matches, id) == Some(ValueSource::CommandLine);
+    endpoint.beside = endpoint::WITHOUT_MEANING.iter().filter(is_given).copied().collect();
 }
 
 /// Finds `--color` before parsing, so that help and errors of the parser follow it.

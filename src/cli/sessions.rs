@@ -314,6 +314,11 @@ fn pages(count: usize) -> String {
     if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
 }
 
+/// Returns the tokens of a session; `None` if its last answer is an endpoint's, which keeps them to itself.
+fn counted_tokens(num_tokens: usize, num_turns: usize) -> Option<usize> {
+    (num_tokens > 0 || num_turns == 0).then_some(num_tokens)
+}
+
 /// `branch` is null for a fork that the user requested.
 fn fork_json(fork: &ForkOf) -> Value {
     let branch = |branch: &Branch| json!({"of": branch.of, "reason": branch.reason.as_str()});

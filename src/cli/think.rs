@@ -32,14 +32,22 @@ pub struct Thinking {
     /// The variables that switch it off.
     off: Map<String, Value>,
     format: Option<ReasoningFormat>,
+    /// A server elsewhere takes the wish, and refuses it if it cannot be fulfilled.
+    is_elsewhere: bool,
 }
 
 impl Thinking {
+    /// Returns the reasoning of a model whose template is not here.
+    pub fn elsewhere() -> Self {
+        Self { on: Map::new(), off: Map::new(), format: None, is_elsewhere: true }
+    }
+
     pub fn of(chat_tokenizer: &ChatTokenizer) -> Self {
         Self {
             on: chat_tokenizer.reasoning_variables(true.into()),
             off: chat_tokenizer.reasoning_variables(false.into()),
             format: chat_tokenizer.output_markup().reasoning,
+            is_elsewhere: false,
         }
     }
 
@@ -48,7 +56,7 @@ impl Thinking {
     }
 
     pub fn is_there(&self) -> bool {
-        self.has_switch() || self.format.is_some()
+        self.is_elsewhere || self.has_switch() || self.format.is_some()
     }
 }
 
@@ -91,7 +99,7 @@ impl Think {
     /// # Errors
     /// The setting that the template does not support.
     pub fn check(&self, thinking: &Thinking) -> Result<(), String> {
-        if *self == Self::default() {
+        if *self == Self::default() || thinking.is_elsewhere {
             return Ok(());
         }
         if !thinking.is_there() {
@@ -140,7 +148,7 @@ mod tests {
     fn of(switch: Option<&str>, format: Option<ReasoningFormat>) -> Thinking {
         let variables =
             |is_on: bool| switch.map(|name| (name.to_owned(), is_on.into())).into_iter().collect();
-        Thinking { on: variables(true), off: variables(false), format }
+        Thinking { on: variables(true), off: variables(false), format, is_elsewhere: false }
     }
 
     const ASKED: Option<&str> = Some("enable_thinking");

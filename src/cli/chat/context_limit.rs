@@ -44,6 +44,9 @@ enum OverflowChoice {
 impl Chat<'_> {
     /// Says once that the context is nearly full.
     pub fn warn_of_context(&mut self) {
+        if self.model.endpoint().is_some() {
+            return; // its context is not known
+        }
         let (used, size) = (self.state.session_chat.saved().num_tokens(), self.model.context());
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.state.has_warned {
@@ -63,6 +66,9 @@ impl Chat<'_> {
         asked: AnswerRequest,
     ) -> Result<Option<(PromptedTurn, AnswerRequest)>, CommandError> {
         let mut asked = asked;
+        if self.model.endpoint().is_some() {
+            return Ok(Some((self.prompted(&asked)?, asked))); // it says itself what does not fit
+        }
         loop {
             let (turn, needed) = self.measured(&asked)?;
             let size = self.model.context();
@@ -209,6 +215,7 @@ impl Chat<'_> {
 
     /// `/compact`: all but the last turn becomes a summary.
     pub fn compact(&mut self) -> Result<(), CommandError> {
+        self.model.needed_for("/compact")?;
         let kept = self.state.session_chat.saved().turns.len();
         if kept < 2 {
             return Err(CommandError::usage("there is nothing to compact yet"));
@@ -282,7 +289,8 @@ impl Chat<'_> {
         let sampling = Sampling::default();
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
         let request = TurnRequest { sampling: sampling.clone(), limits, ..TurnRequest::default() };
-        let (engine, planner) = (self.model.llm().engine(), self.model.llm().planner());
+        let llm = self.model.needed_for("/compact")?;
+        let (engine, planner) = (llm.engine(), llm.planner());
         let PlannedTurn { plan, .. } = PlannedTurn::new(planner, turn.clone(), &request)?;
         let (turn, graceful) = (&request, &self.ui.graceful);
         let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
@@ -344,7 +352,7 @@ impl Chat<'_> {
         messages: &mut Vec<Message>,
         answer: RecordedAnswer,
     ) -> Result<(), CommandError> {
-        let chat_tokenizer = self.model.llm().texts().chat_tokenizer();
+        let chat_tokenizer = self.model.needed_for("/compact")?.texts().chat_tokenizer();
         let kwargs = self.template_variables();
         let tools = self.state.tool_definitions();
         let conversation =
@@ -360,7 +368,7 @@ impl Chat<'_> {
     }
 
     fn ids_of(&self, message: &Message) -> Result<Vec<u32>, CommandError> {
-        Ok(self.model.llm().texts().chat_tokenizer().encode_rest(text(message))?)
+        Ok(self.model.needed_for("/compact")?.texts().chat_tokenizer().encode_rest(text(message))?)
     }
 
     /// Leaves the whole conversation as another session, before it loses turns.

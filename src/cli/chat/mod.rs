@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::args::{EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::places::Places;
 use super::report::counted;
@@ -55,6 +55,9 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -132,6 +135,8 @@ Examples:
   llmctl chat --session trip --system \"Be brief.\"
   llmctl chat -c
   llmctl chat --prompt-file notes.md --tools tools.toml
+  llmctl chat --endpoint https://api.openai.com/v1 --endpoint-key-env OPENAI_API_KEY --model gpt-4o-mini
+  llmctl chat --endpoint http://127.0.0.1:11434 --model llama3.2
   printf 'My name is Ada.\\nWhat is my name?\\n' | llmctl chat --ephemeral
 
 Typing:
@@ -153,6 +158,11 @@ file is for new sessions.
 Context:
   The prompt shows how much of the context is used. At 80% there is a warning; when a message does not fit, chat asks \
 whether to drop the oldest turns, to compact them into a summary, or to stop. Where nobody can be asked, it is an error.
+
+Endpoint:
+  Messages go to the server as text, and every turn is saved here. Not available there: the context's meter, /context, /why, \
+/continue, /compact, /show template and /show prompt. A session continues at its own endpoint without --endpoint; the key is \
+never saved, so --endpoint-key-env or --endpoint-key-file is given again, or stands in a configuration file.
 
 Standard input:
   From a pipe or a file each line is a message, or several while a fence is open; commands work too. stdout gets the \
@@ -178,9 +188,11 @@ Exit codes:
   2    usage
   65   bad input: a damaged model or session, a message that does not fit the context where nobody can be asked
   66   model or session not found, or the model of a session is missing
+  69   an endpoint or a remote engine cannot be reached, or was lost in the middle of an answer
   70   internal bug
   74   input or output failed, e.g. the disk is full
-  75   not enough memory, or the session is in use
+  75   not enough memory, the session is in use, or an endpoint takes no more requests for now
+  77   an API key that is missing or rejected
   78   bad configuration
   130  interrupted while loading or reading a pipe
   143  terminated

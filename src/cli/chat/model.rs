@@ -1,102 +1,251 @@
-//! The model of a chat: loaded, replaced, and asked for its facts.
+//! The model of a chat: loaded here or at an endpoint, replaced, and asked for its facts.
 
 use super::throughput::ThroughputEstimate;
-use crate::cli::args::{EngineArgs, ModelArgs};
+use crate::cli::args::{EndpointArgs, EngineArgs, ModelArgs};
+use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, unavailable};
 use crate::cli::error::CommandError;
 use crate::cli::load::{self, Loaded};
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::cli::think::Thinking;
-use crate::runtime::session::store::ModelFingerprint;
-use crate::runtime::{Frontend, Grammar, GrammarSource};
+use crate::runtime::load::GenerationDefaults;
+use crate::runtime::session::store::{ModelFingerprint, SavedSession};
+use crate::runtime::{EngineClient, EngineSessionName, Error, Frontend, Grammar, GrammarSource, Notice};
 use crate::template::TemplateError;
+
+/// Where the answers of a chat come from.
+enum Answerer {
+    Loaded(Box<Loaded>),
+    /// A server that takes messages.
+    Endpoint(Box<ChatEndpoint>),
+}
+
+/// The flags that choose where answers come from.
+pub struct ModelFlags {
+    pub model: ModelArgs,
+    pub engine: EngineArgs,
+    pub endpoint: EndpointArgs,
+}
+
+/// A model to change to.
+pub enum NextModel {
+    /// A model here.
+    Here(String),
+    /// A model of an endpoint.
+    There(EndpointChoice),
+}
 
 /// The model of a chat.
 pub struct ChatModel {
     /// `None` only while another model is loaded, and after that has failed.
-    llm: Option<Loaded>,
+    answerer: Option<Answerer>,
     pub args: ModelArgs,
     engine: EngineArgs,
+    endpoint_args: EndpointArgs,
     pub throughput: ThroughputEstimate,
 }
 
 impl ChatModel {
-    /// Loads the model that `args` names.
+    /// Loads the model that the flags name, or connects to the endpoint `choice`.
     ///
     /// # Errors
-    /// Why it cannot be loaded, or that it has no chat template.
+    /// Why it cannot be loaded or reached, or that it has no chat template.
     pub fn load(
-        args: ModelArgs,
-        engine: EngineArgs,
+        flags: ModelFlags,
+        choice: Option<EndpointChoice>,
         is_saved: bool,
         terminal: &Terminal,
         places: &Places,
     ) -> Result<Self, CommandError> {
-        let llm = load_llm(&args, &engine, is_saved, terminal)?;
-        let throughput = ThroughputEstimate::of(&llm.texts().fingerprint().fingerprint, places.state.clone());
-        Ok(Self { llm: Some(llm), args, engine, throughput })
+        let ModelFlags { model: args, engine, endpoint: endpoint_args } = flags;
+        let answerer = match choice {
+            Some(choice) => Answerer::Endpoint(Box::new(choice.connect(&endpoint_args, terminal)?)),
+            None => Answerer::Loaded(Box::new(load_llm(&args, &engine, is_saved, terminal)?)),
+        };
+        let throughput = ThroughputEstimate::of(&answerer.fingerprint().fingerprint, places.state.clone());
+        Ok(Self { answerer: Some(answerer), args, engine, endpoint_args, throughput })
     }
 
-    /// Loads another model in place of this one; if that fails, loads this one again and returns the failure inside.
+    /// Takes another model in place of this one; if that fails, this one answers again, and the failure is inside.
     ///
     /// # Errors
     /// That this one cannot be loaded again.
     pub fn change(
         &mut self,
-        reference: &str,
+        next: &NextModel,
         is_saved: bool,
         terminal: &Terminal,
         places: &Places,
     ) -> Result<Option<CommandError>, CommandError> {
-        let before = self.args.clone();
-        // Two models rarely fit into memory together, so this one is dropped first.
-        self.llm = None;
-        self.args.model = Some(reference.to_owned());
-        let failure = match load_llm(&self.args, &self.engine, is_saved, terminal) {
-            Ok(llm) => {
-                self.llm = Some(llm);
-                None
-            }
-            Err(error) => {
-                self.args = before;
-                self.llm = Some(load_llm(&self.args, &self.engine, is_saved, terminal)?);
-                Some(error)
-            }
+        let failure = match next {
+            NextModel::Here(reference) => self.change_here(reference, is_saved, terminal)?,
+            NextModel::There(choice) => match choice.connect(&self.endpoint_args, terminal) {
+                Ok(endpoint) => {
+                    self.answerer = Some(Answerer::Endpoint(Box::new(endpoint)));
+                    None
+                }
+                Err(error) => Some(error),
+            },
         };
         self.throughput = ThroughputEstimate::of(&self.fingerprint().fingerprint, places.state.clone());
         Ok(failure)
     }
 
-    /// Returns the loaded model.
-    pub fn llm(&self) -> &Loaded {
-        self.llm.as_ref().expect("a model is loaded whenever a command or a message is taken")
+    fn change_here(
+        &mut self,
+        reference: &str,
+        is_saved: bool,
+        terminal: &Terminal,
+    ) -> Result<Option<CommandError>, CommandError> {
+        let before = self.args.clone();
+        // Two models rarely fit into memory together, so this one is dropped first.
+        let left = self.answerer.take().filter(|answerer| matches!(answerer, Answerer::Endpoint(_)));
+        self.args.model = Some(reference.to_owned());
+        match load_llm(&self.args, &self.engine, is_saved, terminal) {
+            Ok(llm) => {
+                self.answerer = Some(Answerer::Loaded(Box::new(llm)));
+                Ok(None)
+            }
+            Err(error) => {
+                self.args = before;
+                self.answerer = Some(match left {
+                    Some(endpoint) => endpoint,
+                    None => {
+                        Answerer::Loaded(Box::new(load_llm(&self.args, &self.engine, is_saved, terminal)?))
+                    }
+                });
+                Ok(Some(error))
+            }
+        }
     }
 
-    /// Returns whether a model is loaded.
+    fn answerer(&self) -> &Answerer {
+        self.answerer.as_ref().expect("a model is there whenever a command or a message is taken")
+    }
+
+    /// Returns the model that is loaded here; `None` at an endpoint.
+    pub fn here(&self) -> Option<&Loaded> {
+        match self.answerer() {
+            Answerer::Loaded(llm) => Some(llm),
+            Answerer::Endpoint(_) => None,
+        }
+    }
+
+    /// Returns the endpoint, if one answers.
+    pub fn endpoint(&self) -> Option<&ChatEndpoint> {
+        match self.answerer() {
+            Answerer::Loaded(_) => None,
+            Answerer::Endpoint(endpoint) => Some(endpoint),
+        }
+    }
+
+    /// Returns the endpoint that a session continues with; `None` if a model here does.
+    pub fn endpoint_choice(&self, saved: &SavedSession) -> Option<EndpointChoice> {
+        EndpointChoice::of(&self.endpoint_args, &self.args, Some(saved))
+    }
+
+    /// Returns the model that is loaded here.
+    ///
+    /// # Errors
+    /// At an endpoint, that `what` is not available there.
+    pub fn needed_for(&self, what: &str) -> Result<&Loaded, CommandError> {
+        self.here().ok_or_else(|| unavailable(what))
+    }
+
+    /// Returns whether there is a model.
     pub fn is_loaded(&self) -> bool {
-        self.llm.is_some()
+        self.answerer.is_some()
+    }
+
+    /// Returns the model's name.
+    pub fn name(&self) -> &str {
+        match self.answerer() {
+            Answerer::Loaded(llm) => &llm.info().name,
+            Answerer::Endpoint(endpoint) => endpoint.model(),
+        }
     }
 
     pub fn fingerprint(&self) -> ModelFingerprint {
-        self.llm().texts().fingerprint().clone()
+        self.answerer().fingerprint()
     }
 
-    /// Returns the size of the context, in tokens.
+    /// Returns the size of the context, in tokens; `usize::MAX` at an endpoint, which does not say.
     pub fn context(&self) -> usize {
-        self.llm().info().context_tokens
+        self.here().map_or(usize::MAX, |llm| llm.info().context_tokens)
     }
 
-    /// Returns what the model's template can do about thinking.
+    /// Returns what the model's publisher recommends; nothing at an endpoint, which has defaults of its own.
+    pub fn defaults(&self) -> GenerationDefaults {
+        self.here().map(|llm| llm.info().defaults.clone()).unwrap_or_default()
+    }
+
+    /// Returns what can be done about the model's thinking.
     pub fn thinking(&self) -> Thinking {
-        Thinking::of(self.llm().texts().chat_tokenizer())
+        match self.answerer() {
+            Answerer::Loaded(llm) => Thinking::of(llm.texts().chat_tokenizer()),
+            Answerer::Endpoint(_) => Thinking::elsewhere(),
+        }
     }
 
     /// Compiles a grammar.
     ///
     /// # Errors
-    /// A part of the source that cannot be enforced.
-    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, CommandError> {
-        Ok(self.llm().compiler().compile(source)?)
+    /// A part of the source that cannot be enforced. An endpoint says that with the first message.
+    pub fn compile(&self, source: &GrammarSource) -> Result<Option<Grammar>, CommandError> {
+        Ok(self.here().map(|llm| llm.compiler().compile(source)).transpose()?)
+    }
+}
+
+/// The engine's side of a session. An endpoint knows nothing of sessions.
+impl ChatModel {
+    fn engine(&self) -> Option<&EngineClient> {
+        self.here().map(Loaded::engine)
+    }
+
+    /// Forgets a session's tokens; there may be none.
+    ///
+    /// # Errors
+    /// As [`EngineTransport::reset_session`](crate::runtime::EngineTransport::reset_session).
+    pub fn reset_session(&self, name: &EngineSessionName) -> Result<(), Error> {
+        match self.engine().map_or(Ok(()), |engine| engine.reset_session(name)) {
+            Err(Error::SessionNotFound(_)) => Ok(()),
+            reset => reset,
+        }
+    }
+
+    /// Closes a session; there is none before the first turn.
+    pub fn close_session(&self, name: &EngineSessionName) {
+        if let Some(engine) = self.engine() {
+            let _ = engine.close_session(name); // as said
+        }
+    }
+
+    /// As [`Loaded::restore`].
+    ///
+    /// # Errors
+    /// [`Error::EngineGone`].
+    pub fn restore_session(&self, name: &EngineSessionName, saved: &SavedSession) -> Result<(), Error> {
+        self.here().map_or(Ok(()), |llm| llm.restore(name, saved))
+    }
+
+    /// Waits until KV is on disk.
+    pub fn flush(&self, timeout: std::time::Duration) {
+        if let Some(engine) = self.engine() {
+            let _ = engine.flush_disk(timeout); // what is missing is computed again
+        }
+    }
+
+    pub fn take_notices(&self) -> Vec<Notice> {
+        self.engine().map(|engine| engine.take_notices().unwrap_or_default()).unwrap_or_default()
+    }
+}
+
+impl Answerer {
+    fn fingerprint(&self) -> ModelFingerprint {
+        match self {
+            Self::Loaded(llm) => llm.texts().fingerprint().clone(),
+            Self::Endpoint(endpoint) => endpoint.fingerprint(),
+        }
     }
 }
 

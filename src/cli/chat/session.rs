@@ -10,13 +10,15 @@ use serde_json::{Map, Value};
 
 use super::complete::Catalog;
 use super::input::{InputLine, LineInput};
-use super::model::ChatModel;
+use super::model::{ChatModel, ModelFlags, NextModel};
 use super::settings::ChatSettings;
 use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
 use super::tools::Toolbox;
 use super::ui::Ui;
 use super::{ChatArgs, grouped};
 use crate::cli::clock::local_time;
+use crate::cli::endpoint::request::EndpointRequest;
+use crate::cli::endpoint::{self, EndpointChoice};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::input::read_file;
 use crate::cli::places::{KeptFiles, Places};
@@ -32,7 +34,7 @@ use crate::runtime::load::hub;
 use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
 use crate::runtime::turn::{PromptedTurn, SessionChat};
 use crate::runtime::{Error, GrammarSource, Sampling};
-use crate::template::Conversation;
+use crate::template::{Conversation, Message};
 
 /// Number of tokens that are computed too fast to report.
 const TRIFLE: usize = 64;
@@ -65,7 +67,10 @@ impl<'a> Chat<'a> {
         let wanted = wanted_session(&args, places)?;
         // Before the model is loaded, so that a session in use is refused at once.
         let opened = wanted.as_ref().map_or(Ok(None), |name| open_if_there(name, places))?;
+        let saved = opened.as_ref().map(|writer| writer.saved());
+        let choice = EndpointChoice::of(&args.endpoint, &args.model, saved);
         match &opened {
+            _ if choice.is_some() => {}
             Some(writer) => {
                 args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
             }
@@ -73,9 +78,15 @@ impl<'a> Chat<'a> {
             None => {}
         }
         let input = LineInput::open(terminal, places.state.as_deref())?;
-        let ChatArgs { model, engine, screen, session, .. } = args;
-        let model = ChatModel::load(model, engine, !session.ephemeral, terminal, places)?;
-        note_system(model.llm().texts().chat_tokenizer(), system.as_deref(), terminal);
+        let ChatArgs { model, engine, endpoint, screen, session, .. } = args;
+        if choice.is_some() {
+            endpoint::check_flags(&endpoint)?;
+        }
+        let flags = ModelFlags { model, engine, endpoint };
+        let model = ChatModel::load(flags, choice, !session.ephemeral, terminal, places)?;
+        if let Some(llm) = model.here() {
+            note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
+        }
         let fingerprint = model.fingerprint();
         let state = ChatState {
             session_chat: SessionChat::new(fingerprint.clone()),
@@ -97,6 +108,7 @@ impl<'a> Chat<'a> {
         let mut chat = Self { state, ui, model, places };
         let resumed = chat.open(opened, wanted, &fingerprint)?;
         chat.state.think.check(&chat.model.thinking()).map_err(bad_think)?;
+        chat.check_endpoint()?;
         chat.banner(resumed.as_deref());
         Ok(chat)
     }
@@ -120,7 +132,36 @@ impl<'a> Chat<'a> {
 
     /// Returns the sampling in force: what was set, else what the model's publisher recommends.
     pub fn sampling(&self) -> Sampling {
-        self.state.settings.sampling.resolve(&self.model.llm().info().defaults).0
+        self.state.settings.sampling.resolve(&self.model.defaults()).0
+    }
+
+    /// Returns the settings in force, one a line.
+    pub fn settings_table(&self) -> Vec<Vec<String>> {
+        match self.model.endpoint() {
+            Some(_) => self.state.settings.table_at_endpoint(),
+            None => self.state.settings.table(&self.sampling()),
+        }
+    }
+
+    /// Returns what the settings ask of an endpoint, without tools.
+    pub fn endpoint_request<'b>(&'b self, messages: &'b [Message]) -> EndpointRequest<'b> {
+        EndpointRequest {
+            messages,
+            tools: &[],
+            constraint: self.state.schema.as_ref().map(|schema| &schema.source),
+            sampling: &self.state.settings.sampling,
+            limits: &self.state.settings.limits,
+            think: self.state.think,
+            seed: None,
+        }
+    }
+
+    /// Refuses settings that the endpoint, if one answers, is not known to honour.
+    pub fn check_endpoint(&self) -> Result<(), CommandError> {
+        match self.model.endpoint() {
+            Some(endpoint) => endpoint.body(&self.endpoint_request(&[])).map(drop),
+            None => Ok(()),
+        }
     }
 
     pub fn store(&self) -> Result<SessionStore, CommandError> {
@@ -143,6 +184,9 @@ impl<'a> Chat<'a> {
 
     fn prompt(&self) -> String {
         let pending = if self.state.attached.is_empty() { "" } else { "+file " };
+        if self.model.endpoint().is_some() {
+            return format!("{pending}{} > ", self.model.name());
+        }
         format!(
             "{pending}{}/{} > ",
             grouped(self.state.session_chat.saved().num_tokens()),
@@ -153,6 +197,9 @@ impl<'a> Chat<'a> {
     fn catalog(&self) -> Catalog {
         let listed = self.store().and_then(|store| Ok(store.list()?)).unwrap_or_default();
         let sessions = listed.into_iter().map(|listed| listed.name.to_string()).collect();
+        if let Some(endpoint) = self.model.endpoint() {
+            return Catalog { sessions, models: endpoint.models().into() };
+        }
         let cached = hub::list(self.places.hub.as_deref()).into_iter().map(|model| model.reference);
         let built_in = GUIDE.name.to_owned();
         let models = self.model.args.aliases.keys().cloned().chain([built_in]).chain(cached).collect();
@@ -178,7 +225,8 @@ impl<'a> Chat<'a> {
         let kept = self.state.session_chat.saved().turns.iter().take(asked.kept);
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
-        let chat_tokenizer = self.model.llm().texts().chat_tokenizer();
+        let Some(llm) = self.model.here() else { return Ok(self.state.session_chat.addressed(messages)) };
+        let chat_tokenizer = llm.texts().chat_tokenizer();
         let kwargs = self.template_variables();
         let conversation = Conversation {
             messages,
@@ -199,8 +247,10 @@ impl<'a> Chat<'a> {
     /// Ends the chat: waits until turns are on disk, and removes an empty session.
     pub fn end(&mut self) {
         self.leave();
-        if self.model.is_loaded() {
-            self.model.llm().settle(self.ui.terminal);
+        if self.model.is_loaded()
+            && let Some(llm) = self.model.here()
+        {
+            llm.settle(self.ui.terminal);
         }
     }
 }
@@ -210,7 +260,7 @@ impl Chat<'_> {
     /// Lets go of the session that is open; one that came to no turn is removed.
     fn leave(&mut self) {
         if self.model.is_loaded() {
-            let _ = self.model.llm().engine().close_session(&self.state.engine_name()); // there is none before the first turn
+            self.model.close_session(&self.state.engine_name());
         }
         let left = std::mem::replace(&mut self.state.keeping, SavePlace::Planned);
         let model = self.state.session_chat.saved().model.clone();
@@ -249,7 +299,7 @@ impl Chat<'_> {
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        Ok(self.model.llm().restore(&self.state.engine_name(), self.state.session_chat.saved())?)
+        Ok(self.model.restore_session(&self.state.engine_name(), self.state.session_chat.saved())?)
     }
 
     /// A planned session gets its place.
@@ -286,9 +336,9 @@ impl Chat<'_> {
 /// Another model.
 impl Chat<'_> {
     /// Loads another model in place of this one; if that fails, this one is loaded again.
-    pub fn change_model(&mut self, reference: &str) -> Result<(), CommandError> {
+    pub fn change_model(&mut self, next: &NextModel) -> Result<(), CommandError> {
         let is_saved = self.state.keeping != SavePlace::Nowhere;
-        let failure = self.model.change(reference, is_saved, self.ui.terminal, self.places)?;
+        let failure = self.model.change(next, is_saved, self.ui.terminal, self.places)?;
         let model = self.model.fingerprint();
         let session_chat = std::mem::replace(&mut self.state.session_chat, SessionChat::new(model.clone()));
         self.state.session_chat = session_chat.answered_by(model);

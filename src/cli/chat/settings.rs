@@ -6,6 +6,7 @@ use clap::Parser;
 
 use crate::cli::args::{LimitArgs, SamplingArgs};
 use crate::cli::error::CommandError;
+use crate::runtime::load::GenerationDefaults;
 use crate::runtime::{Error, Overflow, Sampling, SamplingParameter};
 
 /// Keys of limits.
@@ -107,6 +108,26 @@ impl ChatSettings {
         sampling.chain(limits.into_iter().map(|(key, value)| vec![key.to_owned(), value])).collect()
     }
 
+    /// As [`Self::table`], for an endpoint, which has defaults of its own.
+    pub fn table_at_endpoint(&self) -> Vec<Vec<String>> {
+        let is_given = |parameter: SamplingParameter| match parameter {
+            SamplingParameter::Number(number) => number.given(&self.sampling.numbers).is_some(),
+            SamplingParameter::TopK => self.sampling.top_k.is_some(),
+            SamplingParameter::LogitBias => !self.sampling.logit_bias.is_empty(),
+            SamplingParameter::Seed => self.sampling.seed.is_some(),
+        };
+        let given = SamplingParameter::all().filter(|one| is_given(*one)).map(|one| spelled(one.name()));
+        let mut given: Vec<String> = given.collect();
+        given.extend(self.limits.max_tokens.map(|_| "max-tokens".to_owned()));
+        let mut rows = self.table(&self.sampling.resolve(&GenerationDefaults::default()).0);
+        for row in rows.iter_mut().filter(|row| !given.contains(&row[0])) {
+            if !matches!(row[0].as_str(), "stop" | "ignore-eos") {
+                row[1] = "the endpoint's default".to_owned();
+            }
+        }
+        rows
+    }
+
     /// Returns the limits of an answer. Without `max_tokens` it may fill the context: chat asks before a conversation gets
     /// that far.
     pub fn limits(&self) -> crate::runtime::Limits {
@@ -128,7 +149,6 @@ fn refusal(key: &str, error: &clap::Error) -> CommandError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::load::GenerationDefaults;
 
     #[test]
     fn every_key_can_be_set_and_taken_back() {

@@ -7,15 +7,19 @@ use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
 use super::state::{AnswerRequest, Effect, LastTurn, SavePlace, with_attachments};
 use super::{counted, grouped};
+use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::load::Loaded;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{AnswerGeneration, Generated};
+use crate::cli::run::message_answer::{EndpointGenerated, MessageGeneration};
 use crate::cli::run::report;
 use crate::runtime::session::store::BranchReason;
+use crate::runtime::turn::session_chat::RecordedAnswer;
 use crate::runtime::turn::{
     Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
 };
-use crate::runtime::{Finish, Limits, Sampling};
+use crate::runtime::{Error, Finish, Limits, Sampling};
 use crate::template::Message;
 
 /// Answers in a row that may call tools before the user is asked again.
@@ -54,10 +58,13 @@ impl Chat<'_> {
         let mut asked = asked;
         for round in 1..=MAX_ROUNDS {
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
-            let (planned, generated) = self.generate(turn, &fitting)?;
+            let AnsweredTurn { prompted, sampling, generated, failure } = self.generate(turn, &fitting)?;
             let ending = ending(&generated, self.ui.is_interactive());
             let answer = generated.answer;
-            let is_kept = self.keep(planned, &answer, &fitting)?;
+            let is_kept = self.keep((prompted, sampling), &answer, &fitting)?;
+            if let Some(failure) = failure {
+                return Err(failure);
+            }
             match ending {
                 Some(Effect::Prompt) => return Ok(self.unsent()),
                 Some(next) => return Ok(next),
@@ -98,13 +105,46 @@ impl Chat<'_> {
         }
     }
 
-    fn generate(
-        &mut self,
+    fn generate(&mut self, turn: PromptedTurn, asked: &AnswerRequest) -> Result<AnsweredTurn, CommandError> {
+        let answered = match self.model.here() {
+            Some(llm) => self.generate_here(llm, turn, asked)?,
+            None => self.generate_there(turn, asked)?,
+        };
+        let Answer { started, outcome, .. } = &answered.generated.answer;
+        self.state.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
+        Ok(answered)
+    }
+
+    /// Asks the endpoint.
+    fn generate_there(
+        &self,
         turn: PromptedTurn,
         asked: &AnswerRequest,
-    ) -> Result<(PlannedTurn, Generated), CommandError> {
+    ) -> Result<AnsweredTurn, CommandError> {
+        let endpoint = self.model.endpoint().ok_or(Error::EngineGone)?;
+        let tools = if self.state.schema.is_some() { Vec::new() } else { self.state.tool_definitions() };
+        let messages = turn.messages().to_vec();
+        let request = EndpointRequest { tools: &tools, seed: asked.seed, ..self.endpoint_request(&messages) };
+        let (think, is_styled) = (self.state.think, self.ui.is_styled());
+        let mut screen =
+            Renderer::new(self.ui.terminal, RendererOptions { think, is_styled, estimate: None });
+        let generation = MessageGeneration { endpoint, request: &request, graceful: &self.ui.graceful };
+        let EndpointGenerated { mut generated, failure, notice } = generation.run(&mut screen)?;
+        generated.is_reader_gone |= closed(screen.finish())?;
+        drop(screen);
+        notice.iter().for_each(|notice| self.ui.terminal.warn(notice));
+        let sampling = Sampling { seed: request.seed(), ..self.sampling() };
+        Ok(AnsweredTurn { prompted: turn, sampling, generated, failure })
+    }
+
+    fn generate_here(
+        &self,
+        llm: &Loaded,
+        turn: PromptedTurn,
+        asked: &AnswerRequest,
+    ) -> Result<AnsweredTurn, CommandError> {
         let prompt_tokens = turn.tokens().len() + asked.begun.len();
-        let (llm, request) = (self.model.llm(), self.turn_request(asked, prompt_tokens));
+        let request = self.turn_request(asked, prompt_tokens);
         let planned = PlannedTurn::new(llm.planner(), turn, &request)?;
         let manner = RendererOptions {
             think: self.state.think,
@@ -124,9 +164,8 @@ impl Chat<'_> {
         let mut generated = generation.run(&mut screen)?;
         generated.is_reader_gone |= closed(screen.finish())?;
         drop(screen);
-        let Answer { started, outcome, .. } = &generated.answer;
-        self.state.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
-        Ok((planned, generated))
+        let sampling = request.sampling.clone();
+        Ok(AnsweredTurn { prompted: planned.prompted, sampling, generated, failure: None })
     }
 
     /// Unless the user or the model says how long an answer may be, it leaves room for the next message: one that never ends
@@ -144,23 +183,26 @@ impl Chat<'_> {
 
     /// Returns the most tokens of an answer if the user sets no limit.
     fn own_limit(&self) -> Option<usize> {
-        self.model.llm().engine().spec().config.answer_tokens
+        self.model.here()?.engine().spec().config.answer_tokens
     }
 
     /// Saves the turn and reports what became of it; returns whether there is one.
     fn keep(
         &mut self,
-        turn: PlannedTurn,
+        (turn, sampling): (PromptedTurn, Sampling),
         answer: &Answer,
         asked: &AnswerRequest,
     ) -> Result<bool, CommandError> {
         let outcome = &answer.outcome;
-        let is_empty = outcome.finish == Finish::Cancelled && answer.tokens.is_empty();
+        let is_empty = outcome.finish == Finish::Cancelled
+            && answer.tokens.is_empty()
+            && (self.model.here().is_some() || !answer.says_anything());
         let branch = match asked.replaces.filter(|_| !is_empty) {
             Some(reason) => self.state.set_aside(reason)?,
             None => None,
         };
-        let is_kept = self.state.session_chat.finish(turn, answer)? == Finished::Kept;
+        let record = RecordedAnswer::of(answer, sampling);
+        let is_kept = self.state.session_chat.record(turn, record)? == Finished::Kept;
         if is_kept {
             self.state.pending = None;
             if asked.has_files {
@@ -175,17 +217,14 @@ impl Chat<'_> {
             self.ui.terminal.note(format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
         let terminal = self.ui.terminal;
-        self.model.throughput.note(&outcome.usage, &outcome.timings);
-        if let Some(started) = self.state.last.as_ref().and_then(|last| last.started.as_ref()) {
-            terminal.detail(&report::reuse(started, self.model.llm().texts()));
+        if self.model.here().is_some() {
+            self.model.throughput.note(&outcome.usage, &outcome.timings);
         }
-        self.model
-            .llm()
-            .engine()
-            .take_notices()
-            .unwrap_or_default()
-            .iter()
-            .for_each(|notice| terminal.warn(notice));
+        let started = self.state.last.as_ref().and_then(|last| last.started.as_ref());
+        if let Some((started, llm)) = started.zip(self.model.here()) {
+            terminal.detail(&report::reuse(started, llm.texts()));
+        }
+        self.model.take_notices().iter().for_each(|notice| terminal.warn(notice));
         self.warn_of_context();
         Ok(is_kept)
     }
@@ -195,6 +234,15 @@ impl Chat<'_> {
         let terminal = self.ui.terminal;
         let has_limit = self.state.settings.limits().max_tokens.is_some();
         match (finish, is_kept) {
+            (Finish::Cancelled, true) if self.model.endpoint().is_some() => {
+                terminal.note("(the answer so far is kept as a cancelled turn; /retry answers again)")
+            }
+            (Finish::MaxTokens, true) if self.model.endpoint().is_some() => {
+                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to go on)")
+            }
+            (_, false) if self.model.endpoint().is_some() => {
+                terminal.note("(stopped before the answer began; the message is not part of the conversation)")
+            }
             (_, false) => terminal.note("(stopped before the answer began; the message was not sent)"),
             (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
             (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
@@ -226,6 +274,16 @@ impl Chat<'_> {
         let replaces = begun.is_empty().then_some(BranchReason::Retry);
         self.answer(AnswerRequest { kept: turns.len() - 1, added, begun, seed, has_files: false, replaces })
     }
+}
+
+/// An answer that is not saved yet.
+struct AnsweredTurn {
+    prompted: PromptedTurn,
+    /// As requested.
+    sampling: Sampling,
+    generated: Generated,
+    /// Why an endpoint was lost in the middle of it.
+    failure: Option<CommandError>,
 }
 
 /// Returns the effect of an answer's end on the chat.

@@ -95,6 +95,17 @@ impl Config {
             let exists = path.exists();
             if exists || role == FileRole::Named {
                 match read_file(&path, command) {
+                    Ok(file) if role == FileRole::Project && file.entries.iter().any(is_personal) => {
+                        problems.extend(file.entries.iter().filter(|entry| is_personal(entry)).map(
+                            |entry| {
+                                let ConfigEntry { key, line, .. } = entry;
+                                format!(
+                                    "{}:{line}: {key}: only your own configuration file may set it",
+                                    path.display()
+                                )
+                            },
+                        ));
+                    }
                     Ok(file) => config.files.push(file),
                     Err(found) => problems.extend(found),
                 }
@@ -297,6 +308,11 @@ fn tables(matches: &ArgMatches) -> Vec<String> {
     }
     tables.reverse();
     tables
+}
+
+/// Returns whether a setting sends prompts or keys elsewhere: a folder from another person must not do that.
+fn is_personal(entry: &ConfigEntry) -> bool {
+    ["endpoint", "endpoint-key-env", "endpoint-key-file", "engine"].contains(&entry.key.as_str())
 }
 
 fn is_off_in(arg: &Arg, entry: &ConfigEntry) -> bool {

@@ -9,8 +9,11 @@ use super::loaded::{Loaded, PreparedTexts};
 use super::{resolve, set_tokens, template_flag};
 use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::CommandError;
+use crate::cli::hub_access::ca_file;
 use crate::cli::terminal::Terminal;
-use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
+use crate::runtime::http_engine::{
+    HttpEngine, HttpEngineSettings, ServerKey, ServerSettings, TlsTrust, WhenLost,
+};
 use crate::runtime::load::TextsAlone;
 use crate::runtime::{EngineClient, Error, RemoteEngineFacts};
 
@@ -66,7 +69,7 @@ pub fn open(
     let Sharing { max_running, max_waiting, max_sessions, .. } = asked.sharing;
     let settings = HttpEngineSettings {
         urls: args.remote.engine.clone(),
-        key: std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()),
+        connection: ServerSettings { key: engine_key()?, trust: TlsTrust(ca_file()) },
         model: args.model.clone().unwrap_or_else(|| resolved.name.clone()),
         architecture,
         tokenizer: Arc::clone(prepared.chat_tokenizer.tokenizer()),
@@ -81,6 +84,12 @@ pub fn open(
         when_lost: WhenLost::Stay,
     };
     Ok((prepared, settings))
+}
+
+fn engine_key() -> Result<Option<ServerKey>, CommandError> {
+    let text = std::env::var(KEY_VARIABLE).unwrap_or_default();
+    let key = (!text.is_empty()).then(|| ServerKey::new(&text)).transpose();
+    key.map_err(|why| CommandError::usage(format!("{KEY_VARIABLE} {why}")))
 }
 
 /// Connects to the engines.

@@ -14,7 +14,7 @@ use crate::runtime::{
 };
 
 /// Interval at which signals are checked while the engine is silent.
-const POLL: Duration = Duration::from_millis(25);
+pub(super) const POLL: Duration = Duration::from_millis(25);
 
 /// Where an answer goes while it is generated.
 pub trait AnswerSink {
@@ -161,7 +161,7 @@ impl Run<'_> {
 }
 
 /// Returns whether the reader has left.
-fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
+pub(super) fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(false),
         Err(OutputError::Closed) => Ok(true),

@@ -7,6 +7,9 @@
 pub mod answer;
 pub mod check;
 pub mod constraint;
+mod endpoint;
+pub mod message_answer;
+mod next_turn;
 pub mod prompt;
 pub mod report;
 mod request;
@@ -17,7 +20,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::args::{EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::args::{EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::endpoint::EndpointChoice;
 use super::error::{CommandError, Exit};
 use super::input::read_file;
 use super::load::{self, Loaded, ModelInfo};
@@ -53,6 +57,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -218,6 +225,7 @@ Examples:
   llmctl run -m MODEL --schema '{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
   llmctl run -m MODEL --session trip \"Plan a day in Oslo\"; llmctl run -m MODEL --session trip \"And if it rains?\"
   llmctl run -m MODEL --batch questions.jsonl --out answers.jsonl --resume
+  llmctl run --endpoint https://api.openai.com/v1 --endpoint-key-env OPENAI_API_KEY -m gpt-4o-mini \"Why is the sky blue?\"
   MODEL is a .gguf file, a folder or ORG/REPO (`llmctl help models`); without one, guide answers, which knows only llmctl.
 
 Structured output:
@@ -264,10 +272,11 @@ Exit codes:
   4    rows of the batch failed
   65   bad input: a damaged model, a prompt that is empty, not UTF-8 or longer than the context
   66   prompt or model not found
+  69   an endpoint or a remote engine cannot be reached, or was lost in the middle of an answer
   70   internal bug
   74   input or output failed, e.g. the disk is full
-  75   not enough memory, or --out or the session is in use
-  77   a file that this user may not read
+  75   not enough memory, --out or the session is in use, or an endpoint takes no more requests for now
+  77   a file that this user may not read, or an API key that is missing or rejected
   78   bad configuration
   130  interrupted; a second Ctrl-C does not wait for the token under way
   143  terminated
@@ -298,7 +307,10 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
     if let Some(name) = &args.session.session {
-        return session::run(name, &args, session::Next { text, system }, terminal);
+        return session::run(name, &args, next_turn::Next { text, system }, terminal);
+    }
+    if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, None) {
+        return endpoint::run(&choice, &args, next_turn::Next { text, system }, terminal);
     }
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;

@@ -12,13 +12,16 @@ use serde_json::{Map, Value, json};
 
 use super::OutputFormat;
 use super::answer::AnswerSink;
+use crate::cli::endpoint::ChatEndpoint;
+use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::report::{drafts, usage_json, used};
 use crate::cli::terminal::Terminal;
 use crate::runtime::turn::{Answer, Delta};
 use crate::runtime::{
-    Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
+    Explanation, Finish, Logprob, Outcome, Reuse, SAMPLING, Sampling, SamplingParameter, Started, Timings,
+    Token, Usage,
 };
 use crate::serve::wire::answer::call_json;
 
@@ -34,9 +37,32 @@ pub struct ReportForm {
     pub shows_reasoning: bool,
 }
 
+/// What an answer comes from.
+#[derive(Clone, Copy)]
+pub enum ReportSubject<'a> {
+    Model(&'a PreparedTexts),
+    /// A server that takes messages, and what was asked of it.
+    Endpoint(&'a ChatEndpoint, &'a EndpointRequest<'a>),
+}
+
+impl<'a> From<&'a PreparedTexts> for ReportSubject<'a> {
+    fn from(texts: &'a PreparedTexts) -> Self {
+        Self::Model(texts)
+    }
+}
+
+impl ReportSubject<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Self::Model(texts) => &texts.info().name,
+            Self::Endpoint(endpoint, _) => endpoint.model(),
+        }
+    }
+}
+
 /// Writes one answer.
 pub struct Report<'a, W: Write> {
-    llm: &'a PreparedTexts,
+    subject: ReportSubject<'a>,
     form: ReportForm,
     output: Output<W>,
     terminal: &'a Terminal,
@@ -62,14 +88,14 @@ struct Held {
 
 impl<'a, W: Write> Report<'a, W> {
     pub fn new(
-        texts: &'a PreparedTexts,
+        subject: impl Into<ReportSubject<'a>>,
         form: ReportForm,
         output: Output<W>,
         terminal: &'a Terminal,
     ) -> Self {
         static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
         Self {
-            llm: texts,
+            subject: subject.into(),
             form,
             output,
             terminal,
@@ -111,8 +137,8 @@ impl<'a, W: Write> Report<'a, W> {
                 let reasoning = reasoning.filter(|text| self.form.shows_reasoning && !text.is_empty());
                 object.insert("reasoning".to_owned(), reasoning.cloned().into());
                 if self.form.logprobs {
-                    let tokens = answer.tokens.iter().map(|token| token_json(self.llm, token)).collect();
-                    object.insert("logprobs".to_owned(), Value::Array(tokens));
+                    let tokens = self.tokens(&answer.tokens);
+                    object.insert("logprobs".to_owned(), tokens);
                 }
                 self.output.line(&format!("{:#}", Value::Object(object)))
             }
@@ -140,11 +166,18 @@ impl<'a, W: Write> Report<'a, W> {
     }
 
     fn result(&self, answer: &Answer) -> Map<String, Value> {
-        let info = self.llm.info();
         let Outcome { finish, usage, timings, seed } = &answer.outcome;
         let mut object = Map::new();
         object.insert("schema".to_owned(), SCHEMA.into());
-        object.insert("model".to_owned(), info.name.as_str().into());
+        object.insert("model".to_owned(), self.subject.name().into());
+        let llm = match self.subject {
+            ReportSubject::Model(llm) => llm,
+            ReportSubject::Endpoint(endpoint, request) => {
+                object.extend(endpoint_result(endpoint, request, answer));
+                return object;
+            }
+        };
+        let info = llm.info();
         if !self.prefill.is_empty() {
             object.insert("prefill_response".to_owned(), self.prefill.into());
         }
@@ -152,7 +185,7 @@ impl<'a, W: Write> Report<'a, W> {
         object.insert("finish".to_owned(), finish_json(finish));
         object.insert("tool_calls".to_owned(), answer.tool_calls.iter().map(call_json).collect());
         object.insert("usage".to_owned(), usage_json(usage));
-        object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, self.llm)).into());
+        object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, llm)).into());
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
         object.insert("timings".to_owned(), timings_json(timings, usage, info));
         object.insert("seed".to_owned(), (*seed).into());
@@ -184,7 +217,7 @@ impl<'a, W: Write> Report<'a, W> {
     }
 
     fn text_event(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
-        let tokens: Vec<_> = tokens.iter().map(|token| token_json(self.llm, token)).collect();
+        let tokens = self.tokens(tokens);
         self.event("text", json!({"text": text, "tokens": tokens}))
     }
 
@@ -192,8 +225,16 @@ impl<'a, W: Write> Report<'a, W> {
         if !self.form.shows_reasoning {
             return Ok(());
         }
-        let tokens: Vec<_> = tokens.iter().map(|token| token_json(self.llm, token)).collect();
+        let tokens = self.tokens(tokens);
         self.event("reasoning", json!({"reasoning": reasoning, "tokens": tokens}))
+    }
+
+    /// Writes tokens; an endpoint has none.
+    fn tokens(&self, tokens: &[Token]) -> Value {
+        match self.subject {
+            ReportSubject::Model(llm) => tokens.iter().map(|token| token_json(llm, token)).collect(),
+            ReportSubject::Endpoint(..) => json!([]),
+        }
     }
 
     /// Takes text and reasoning of one step. Its tokens go with the text, if there is any.
@@ -266,15 +307,17 @@ impl<W: Write> Drop for Report<'_, W> {
 impl<W: Write> AnswerSink for Report<'_, W> {
     fn started(&mut self, started: &Started, deltas: &[Delta]) -> Result<(), OutputError> {
         self.started = Some(started.clone());
-        if self.form.format == OutputFormat::Jsonl {
-            let info = self.llm.info();
+        if self.form.format == OutputFormat::Jsonl
+            && let ReportSubject::Model(llm) = self.subject
+        {
+            let info = llm.info();
             let fields = json!({
                 "model": info.name,
                 "prompt_tokens": started.prompt_tokens,
                 "max_tokens": started.max_tokens,
                 "context": {"size": info.context_tokens},
                 "seed": started.seed,
-                "reuse": reuse_json(started, self.llm),
+                "reuse": reuse_json(started, llm),
             });
             self.event("started", fields)?;
         }
@@ -310,6 +353,59 @@ impl<W: Write> AnswerSink for Report<'_, W> {
         }
         self.take(&text, &reasoning, tokens)
     }
+}
+
+/// Returns the members of a result that differ where the answer is an endpoint's. What it does not report is null.
+fn endpoint_result(
+    endpoint: &ChatEndpoint,
+    request: &EndpointRequest<'_>,
+    answer: &Answer,
+) -> Map<String, Value> {
+    let Outcome { usage, timings, .. } = &answer.outcome;
+    let is_counted = usage.prompt_tokens > 0;
+    let given = SAMPLING.iter().filter_map(|number| {
+        Some((number.name.to_owned(), decimal(number.given(&request.sampling.numbers)?)))
+    });
+    let object = json!({
+        "endpoint": endpoint.url().to_string(),
+        "finish_reason": answer.finish_reason(),
+        "finish": {"by": if answer.outcome.finish == Finish::Cancelled { "cancelled" } else { "endpoint" }},
+        "tool_calls": answer.tool_calls.iter().map(call_json).collect::<Vec<_>>(),
+        "usage": is_counted.then(|| usage_json(usage)),
+        "reuse": null,
+        "context": {"used": is_counted.then(|| used(usage)), "size": null},
+        "timings": {
+            "time_to_first_token_ms": timings.time_to_first_token.map(ms),
+            "decode_ms": ms(timings.decode),
+            "total_ms": ms(timings.total),
+        },
+        "seed": request.seed(),
+        "sampling": given.collect::<Map<_, _>>(),
+    });
+    object.as_object().cloned().unwrap_or_default()
+}
+
+/// `--stats` and `/stats` for an endpoint's answer.
+pub fn endpoint_stats(outcome: &Outcome, endpoint: &ChatEndpoint) -> String {
+    let Outcome { finish, usage, timings, .. } = outcome;
+    let first = timings.time_to_first_token.map_or("none".to_owned(), |time| format!("{:.1} ms", ms(time)));
+    let counts = match usage.prompt_tokens {
+        0 => "tokens       not reported".to_owned(),
+        prompt => {
+            let rate = timings.decode_rate(usage).map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
+            let (cached, answered) = (usage.cached_tokens, usage.completion_tokens);
+            format!(
+                "tokens       prompt {prompt}, {cached} cached; answer {answered}{rate} (as the endpoint counts)"
+            )
+        }
+    };
+    [
+        format!("model        {} at {}", endpoint.model(), endpoint.url()),
+        counts,
+        format!("first token  {first}, total {:.1} ms", ms(timings.total)),
+        format!("finish       {}", finish.reason()),
+    ]
+    .join("\n")
 }
 
 fn prefill_bar(total: usize) -> ProgressBar {

@@ -66,7 +66,7 @@ impl PromptArgs {
     }
 
     /// Returns the tools of `--tools`.
-    fn tools(&self) -> Result<ToolUse, CommandError> {
+    pub(super) fn tools(&self) -> Result<ToolUse, CommandError> {
         let Some(given) = &self.tools else { return Ok(ToolUse::default()) };
         let (name, text) = match given.trim_start().starts_with('[') {
             true => ("--tools", given.clone()),

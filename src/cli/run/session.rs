@@ -3,8 +3,11 @@
 //! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
+use super::endpoint::{self, SessionPlace};
+use super::next_turn::{Next, check_system, messages};
 use super::request::{Rendered, chat_context, turn_request};
 use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
+use crate::cli::endpoint::{EndpointChoice, unavailable};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
 use crate::cli::places::{KeptFiles, Places};
@@ -15,13 +18,7 @@ use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{SavedSession, SessionName};
 use crate::runtime::turn::{Answer, Finished, SessionChat};
 use crate::runtime::{ChatTokenizer, Error, Finish};
-use crate::template::{Conversation, Message, TemplateError};
-
-/// The next turn's prompt.
-pub struct Next {
-    pub text: String,
-    pub system: Option<String>,
-}
+use crate::template::{Conversation, TemplateError};
 
 /// Answers the next turn, or shows its prompt with `--dry-run`.
 pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Result<Exit, CommandError> {
@@ -32,6 +29,9 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
             Err(Error::SessionNotFound(_)) => None,
             read => Some(read.map_err(sessions::explain)?),
         };
+        if EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()).is_some() {
+            return Err(unavailable("--dry-run with --session"));
+        }
         let args = &with_model(args, &name, saved.as_ref(), terminal)?;
         return preview(saved, args, next, terminal);
     }
@@ -44,7 +44,12 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     if let Some(writer) = &opened {
         check_system(writer.saved(), &next)?;
     }
-    let args = &with_model(args, &name, opened.as_ref().map(|writer| writer.saved()), terminal)?;
+    let saved = opened.as_ref().map(|writer| writer.saved());
+    if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved) {
+        let place = SessionPlace { name: &name, store: &store, opened };
+        return endpoint::run_in_session(&choice, place, args, next, terminal);
+    }
+    let args = &with_model(args, &name, saved, terminal)?;
     let llm = load_model(args, terminal)?;
     check_template(llm.texts().chat_tokenizer())?;
     super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
@@ -129,12 +134,6 @@ fn take_turn(
     })
 }
 
-/// Returns the messages that the next turn adds. The system prompt belongs to the first turn.
-fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
-    let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
-    system.into_iter().chain([Message::user(next.text)]).collect()
-}
-
 /// `--dry-run`: the whole conversation as the model would get it.
 fn preview(
     saved: Option<SavedSession>,
@@ -165,19 +164,4 @@ fn check_template(chat_tokenizer: &ChatTokenizer) -> Result<(), CommandError> {
     }
     let hint = "--session needs one: give it with --chat-template FILE, or leave --session out";
     Err(CommandError::from(TemplateError::Missing).hint(hint))
-}
-
-/// A conversation has one system prompt, the one that it began with.
-fn check_system(saved: &SavedSession, next: &Next) -> Result<(), CommandError> {
-    let is_same = next.system.is_none() || next.system.as_deref() == saved.system();
-    if is_same || saved.turns.is_empty() {
-        return Ok(());
-    }
-    let began = match saved.system() {
-        Some(_) => "the session began with another system prompt",
-        None => "the session began without a system prompt",
-    };
-    let hint = "leave --system out to continue with it; start anew with another --session NAME, or after \
-                `llmctl sessions remove NAME`";
-    Err(CommandError::usage(began).hint(hint))
 }

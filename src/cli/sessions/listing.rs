@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::fork_json;
+use super::{counted_tokens, fork_json};
 use crate::cli::error::CommandError;
 use crate::cli::places::Places;
 use crate::cli::report::{age, columns};
@@ -64,7 +64,7 @@ fn row(listed: &Listed, is_below: bool, now: u64) -> Vec<String> {
         Ok(summary) => vec![
             name,
             summary.turns.to_string(),
-            summary.tokens.to_string(),
+            counted_tokens(summary.tokens, summary.turns).map_or("-".to_owned(), |tokens| tokens.to_string()),
             age(now.saturating_sub(summary.last_used_ms)),
             summary.model.name.clone(),
         ],
@@ -80,7 +80,7 @@ fn summary_json(listed: &Listed) -> Value {
         Ok(summary) => json!({
             "name": listed.name.as_str(),
             "turns": summary.turns,
-            "tokens": summary.tokens,
+            "tokens": counted_tokens(summary.tokens, summary.turns),
             "created_ms": summary.created_ms,
             "last_used_ms": summary.last_used_ms,
             "model": summary.model.name,

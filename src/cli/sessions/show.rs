@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{fork_json, turns};
+use super::{counted_tokens, fork_json, turns};
 use crate::cli::clock::local_time;
 use crate::cli::report::columns;
 use crate::runtime::Finish;
@@ -11,6 +11,7 @@ use crate::template::{Content, Message};
 
 pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
+    let tokens = counted_tokens(saved.num_tokens(), saved.turns.len());
     let mut facts = vec![
         ["session".to_owned(), name.to_string()],
         ["model".to_owned(), saved.model.name.clone()],
@@ -18,7 +19,7 @@ pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
         ["created".to_owned(), when(saved.created_ms)],
         ["last used".to_owned(), when(saved.last_used_ms)],
         ["turns".to_owned(), saved.turns.len().to_string()],
-        ["tokens".to_owned(), saved.num_tokens().to_string()],
+        ["tokens".to_owned(), tokens.map_or("not known".to_owned(), |tokens| tokens.to_string())],
     ];
     facts.extend(saved.owner.iter().map(|owner| ["owner".to_owned(), owner.clone()]));
     facts.extend(fork.map(|fork| {
@@ -40,7 +41,7 @@ pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
         "owner": saved.owner,
         "created_ms": saved.created_ms,
         "last_used_ms": saved.last_used_ms,
-        "tokens": saved.num_tokens(),
+        "tokens": tokens,
         "fork_of": fork.map(fork_json),
         "turns": saved.turns.iter().map(|saved| turn_json(saved)).collect::<Vec<_>>(),
     });

@@ -1,13 +1,16 @@
-//! The address of a remote engine.
+//! Addresses of servers: a remote engine's, and an endpoint's, which takes messages.
 
 use std::fmt;
 use std::str::FromStr;
 
 use hyper::Uri;
 
+const EXAMPLE: &str = "not an address like http://127.0.0.1:8000";
+
 /// Address of a remote engine, e.g. `http://127.0.0.1:8000`, without `/v1`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineUrl {
+    pub is_https: bool,
     /// Without the brackets of an IPv6 address.
     pub host: String,
     pub port: u16,
@@ -23,11 +26,33 @@ impl EngineUrl {
             false => format!("{}:{}", self.host, self.port),
         }
     }
+
+    /// Parses an address and keeps its path.
+    fn with_path(text: &str) -> Result<Self, String> {
+        let uri: Uri = text.parse().map_err(|_| EXAMPLE.to_owned())?;
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err("an address begins with http:// or https://".to_owned()),
+        };
+        // It may be a key, so it is not repeated.
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err("an address holds no user name, password or key".to_owned());
+        }
+        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        if host.is_empty() || uri.query().is_some() || text.contains('#') {
+            return Err(EXAMPLE.to_owned());
+        }
+        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
+        let base = uri.path().trim_end_matches('/').to_owned();
+        Ok(Self { is_https, host: host.to_ascii_lowercase(), port, base })
+    }
 }
 
 impl fmt::Display for EngineUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority(), self.base)
+        let scheme = if self.is_https { "https" } else { "http" };
+        write!(f, "{scheme}://{}{}", self.authority(), self.base)
     }
 }
 
@@ -35,23 +60,49 @@ impl FromStr for EngineUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let uri: Uri = text.parse().map_err(|_| "not an address like http://127.0.0.1:8000".to_owned())?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(
-                    "https is not supported: give the engine's own port, or a tunnel to it".to_owned()
-                );
-            }
-            _ => return Err("an address begins with http://".to_owned()),
-        }
-        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-        if host.is_empty() || uri.query().is_some() {
-            return Err("not an address like http://127.0.0.1:8000".to_owned());
-        }
-        let path = uri.path().trim_end_matches('/');
-        let base = path.strip_suffix("/v1").unwrap_or(path);
-        Ok(Self { host: host.to_owned(), port: uri.port_u16().unwrap_or(80), base: base.to_owned() })
+        let mut url = Self::with_path(text)?;
+        url.base.truncate(url.base.strip_suffix("/v1").unwrap_or(&url.base).len());
+        Ok(url)
+    }
+}
+
+/// Address of a server that takes messages, as clients of OpenAI's API take it: with its path, which is `/v1` where none is
+/// given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointUrl(EngineUrl);
+
+impl EndpointUrl {
+    pub fn address(&self) -> &EngineUrl {
+        &self.0
+    }
+
+    /// Returns whether both are the same server: scheme, host and port.
+    pub fn is_same_server(&self, other: &Self) -> bool {
+        let parts = |url: &Self| (url.0.is_https, url.0.host.clone(), url.0.port);
+        parts(self) == parts(other)
+    }
+}
+
+/// Leaves out a port that the scheme implies.
+impl fmt::Display for EndpointUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let EngineUrl { is_https, port, .. } = self.0;
+        let usual = if is_https { ":443" } else { ":80" };
+        let (whole, authority) = (self.0.to_string(), self.0.authority());
+        let short = authority.strip_suffix(usual).filter(|_| usual[1..] == port.to_string());
+        f.write_str(&short.map_or(whole.clone(), |short| whole.replacen(&authority, short, 1)))
+    }
+}
+
+impl FromStr for EndpointUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut url = EngineUrl::with_path(text)?;
+        // The address of the request itself is a usual slip.
+        let path = url.base.strip_suffix("/chat/completions").unwrap_or(&url.base);
+        url.base = if path.is_empty() { "/v1".to_owned() } else { path.to_owned() };
+        Ok(Self(url))
     }
 }
 
@@ -67,14 +118,33 @@ mod tests {
         check("http://127.0.0.1:8000", "http://127.0.0.1:8000");
         check("http://gpu-1/v1/", "http://gpu-1:80");
         check("http://[::1]:30000/pool/v1", "http://[::1]:30000/pool");
+        check("https://GPU-1", "https://gpu-1:443");
         for (wrong, why) in [
-            ("https://gpu-1", "https is not supported"),
             ("gpu-1:8000", "http://"),
+            ("ftp://gpu-1", "http://"),
             ("http://a/?x=1", "not an address"),
+            ("http://a/#x", "not an address"),
             ("", "not an address"),
         ] {
             let error = wrong.parse::<EngineUrl>().expect_err(wrong);
             assert!(error.contains(why), "{wrong}: {error}");
         }
+        let error = "https://me:secret@host/v1".parse::<EndpointUrl>().expect_err("a password");
+        assert!(error.contains("password") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn an_endpoint_keeps_its_path() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(text.parse::<EndpointUrl>().expect(text).to_string(), expected);
+        };
+        check("http://127.0.0.1:11434", "http://127.0.0.1:11434/v1");
+        check("https://api.openai.com/v1/", "https://api.openai.com/v1");
+        check("https://host:8443/v1beta/openai", "https://host:8443/v1beta/openai");
+        check("http://host:80/v1/chat/completions", "http://host/v1");
+        check("https://host:80", "https://host:80/v1");
+        let url = |text: &str| text.parse::<EndpointUrl>().expect(text);
+        assert!(url("https://a/v1").is_same_server(&url("https://A:443/other")));
+        assert!(!url("https://a").is_same_server(&url("http://a")));
     }
 }

@@ -139,12 +139,20 @@ impl RemoteAnswer {
         Some(deadline.saturating_sub(self.clock.submitted.elapsed()))
     }
 
+    /// Notes that the request is sent. Prefill is measured from here, because some engines answer nothing before the first token:
+    /// it includes a wait there.
+    pub fn note_sent(&mut self) {
+        if !self.is_started {
+            self.clock.started = Some(Instant::now());
+        }
+    }
+
     /// Reports that an engine has taken the request. Only the first report counts.
     pub fn start(&mut self) {
         if std::mem::replace(&mut self.is_started, true) {
             return;
         }
-        self.clock.started = Some(Instant::now());
+        self.clock.started.get_or_insert_with(Instant::now);
         let difference = self.setting.difference.clone();
         let first_difference = difference.as_ref().map(|difference| difference.position);
         let reason = ReuseReason::RemoteEngine;

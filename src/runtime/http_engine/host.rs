@@ -163,7 +163,7 @@ impl Host {
                 "structured_outputs": {"grammar": format!("{LARK_HEAD}{PROBE_GRAMMAR}")},
             });
             match self.http.post(facts.kind.path(), &body).await {
-                Err(HttpFailure::Status(400..=422, _)) => Ok(false),
+                Err(HttpFailure::Status { code: 400..=422, .. }) => Ok(false),
                 answer => answer.map(|_| true),
             }
         };
@@ -220,6 +220,7 @@ impl Host {
         cancel: &Notify,
     ) -> PartEnd {
         let is_first = answer.is_untouched();
+        answer.note_sent();
         let deadline = answer.time_left();
         let stream = tokio::select! {
             biased;
@@ -229,9 +230,9 @@ impl Host {
         };
         let mut stream = match stream {
             Ok(stream) => stream,
-            Err(HttpFailure::Status(code, why)) if (400..500).contains(&code) && code != 429 => {
+            Err(HttpFailure::Status { code, message, .. }) if (400..500).contains(&code) && code != 429 => {
                 return PartEnd::Failed(Error::RemoteRefused(format!(
-                    "{} answers {code}: {why}",
+                    "{} answers {code}: {message}",
                     self.name()
                 )));
             }

@@ -10,20 +10,27 @@ use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::handshake;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::address::EngineUrl;
+use super::key::ServerKey;
 use super::sse::SseParser;
+use super::tls::TlsTrust;
 
 /// Longest wait for a connection, and for a whole answer to a short question.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Silence of a connection after which the other side is probed, so that a machine that is gone is noticed.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Most bytes of an answer that is read whole.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
@@ -38,8 +45,13 @@ pub enum HttpFailure {
     Unreachable(String),
     #[error("the connection ended before the answer: {0}")]
     Broken(String),
-    #[error("it answers {0}: {1}")]
-    Status(u16, String),
+    #[error("it answers {code}: {message}")]
+    Status {
+        code: u16,
+        message: String,
+        /// The pause that it asks for.
+        retry_after: Option<Duration>,
+    },
     #[error("its answer cannot be read: {0}")]
     Malformed(String),
     #[error("it does not answer")]
@@ -52,12 +64,24 @@ impl HttpFailure {
     }
 }
 
+/// Settings of connections to servers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ServerSettings {
+    pub key: Option<ServerKey>,
+    pub trust: TlsTrust,
+}
+
 /// Requests to one engine.
 #[derive(Debug, Clone)]
 pub struct EngineHttp {
     url: EngineUrl,
-    key: Option<String>,
+    settings: ServerSettings,
 }
+
+/// A connection, plain or secure.
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 /// The task that drives a connection; the connection is closed when this is dropped.
 struct EngineConnection(JoinHandle<()>);
@@ -69,9 +93,8 @@ impl Drop for EngineConnection {
 }
 
 impl EngineHttp {
-    /// Creates a client that sends `key` as a bearer token.
-    pub fn new(url: EngineUrl, key: Option<String>) -> Self {
-        Self { url, key }
+    pub fn new(url: EngineUrl, settings: ServerSettings) -> Self {
+        Self { url, settings }
     }
 
     pub fn url(&self) -> &EngineUrl {
@@ -108,8 +131,10 @@ impl EngineHttp {
     /// [`HttpFailure`].
     pub async fn stream(&self, path: &str, body: &Value) -> Result<SseStream, HttpFailure> {
         let (response, connection) = self.send(Method::POST, path, body.to_string()).await?;
+        let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let content_type = content_type.unwrap_or_default().to_ascii_lowercase();
         let (body, parser, events) = (response.into_body(), SseParser::default(), VecDeque::new());
-        Ok(SseStream { body, parser, events, _connection: connection })
+        Ok(SseStream { content_type, body, parser, events, _connection: connection })
     }
 
     async fn send(
@@ -128,32 +153,50 @@ impl EngineHttp {
             .uri(format!("{}{path}", self.url.base))
             .header(HOST, self.url.authority())
             .header(ACCEPT, "application/json, text/event-stream")
+            .header(USER_AGENT, concat!("llmctl/", env!("CARGO_PKG_VERSION")))
             .header(CONTENT_TYPE, "application/json");
-        if let Some(key) = &self.key {
-            request = request.header(AUTHORIZATION, format!("Bearer {key}"));
+        if let Some(key) = &self.settings.key {
+            request = request.header(AUTHORIZATION, key.header());
         }
         let request = request.body(body).map_err(|error| HttpFailure::Malformed(error.to_string()))?;
         let response = sender.send_request(request).await.map_err(HttpFailure::broken)?;
         match response.status() {
             StatusCode::OK => Ok((response, connection)),
             status => {
+                let retry_after = retry_after(&response);
                 let text = timeout(ASK_TIMEOUT, read_text(response.into_body())).await;
-                let text = text.unwrap_or(Ok(String::new())).unwrap_or_default();
-                Err(HttpFailure::Status(status.as_u16(), error_text(&text)))
+                let text = error_text(&text.unwrap_or(Ok(String::new())).unwrap_or_default());
+                let message = self.settings.key.as_ref().map_or(text.clone(), |key| key.hidden_in(&text));
+                Err(HttpFailure::Status { code: status.as_u16(), message, retry_after })
             }
         }
     }
 
-    async fn connect(&self) -> io::Result<TcpStream> {
-        let connecting = TcpStream::connect((self.url.host.as_str(), self.url.port));
-        let stream = timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| io::ErrorKind::TimedOut)??;
-        stream.set_nodelay(true)?;
-        Ok(stream)
+    async fn connect(&self) -> io::Result<Box<dyn Wire>> {
+        let connecting = async {
+            let stream = TcpStream::connect((self.url.host.as_str(), self.url.port)).await?;
+            stream.set_nodelay(true)?;
+            SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+            let connection: Box<dyn Wire> = match self.url.is_https {
+                false => Box::new(stream),
+                true => Box::new(self.settings.trust.secure(&self.url.host, stream).await?),
+            };
+            io::Result::Ok(connection)
+        };
+        timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
+}
+
+/// Returns the pause that an answer asks for, in seconds.
+fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
+    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
+    Duration::try_from_secs_f64(value.trim().parse().ok()?).ok()
 }
 
 /// The events of an answer. Dropping it closes the connection.
 pub struct SseStream {
+    /// In lower case; empty if the server does not say.
+    pub content_type: String,
     body: Incoming,
     parser: SseParser,
     events: VecDeque<String>,
@@ -173,6 +216,15 @@ impl SseStream {
             let Some(bytes) = next_part(&mut self.body).await? else { return Ok(None) };
             self.events.extend(self.parser.push(&bytes).map_err(HttpFailure::Malformed)?);
         }
+    }
+
+    /// Reads an answer that is no stream of events.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn whole(self) -> Result<String, HttpFailure> {
+        let Self { body, _connection, .. } = self;
+        read_text(body).await
     }
 }
 
@@ -204,6 +256,7 @@ async fn read_text(mut body: Incoming) -> Result<String, HttpFailure> {
 pub fn error_text(body: &str) -> String {
     let value: Value = serde_json::from_str(body).unwrap_or_default();
     let texts = [&value["error"]["message"], &value["message"], &value["detail"], &value["error"]];
-    let said = texts.into_iter().find_map(Value::as_str).unwrap_or(body).trim();
-    said.chars().take(SHOWN_BYTES).collect()
+    let said = texts.into_iter().find_map(Value::as_str).unwrap_or(body);
+    let words: Vec<&str> = said.split_whitespace().collect();
+    words.join(" ").chars().filter(|c| !c.is_control()).take(SHOWN_BYTES).collect()
 }

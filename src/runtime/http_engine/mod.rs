@@ -2,7 +2,8 @@
 //!
 //! One thread runs all requests of a client as tasks, and calls their sinks. `address` and `http` are requests and streams;
 //! `wire` is what engines are asked and answer, `refusal` what they cannot honour, `host` one engine, `answer` one answer,
-//! `sessions` the tokens of sessions, `order` the engine that a session is with.
+//! `sessions` the tokens of sessions, `order` the engine that a session is with. `message_server` lends the same connections to
+//! clients of servers that take messages.
 //!
 //! Invariants: what an engine cannot honour is refused by name before it is sent; a request is asked of another engine only
 //! while none of its tokens is delivered; an engine generates for no reader that has gone.
@@ -11,10 +12,13 @@ mod address;
 mod answer;
 mod host;
 mod http;
+mod key;
+mod message_server;
 mod order;
 mod refusal;
 mod sessions;
 mod sse;
+mod tls;
 mod wire;
 
 use std::collections::HashMap;
@@ -30,13 +34,17 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
-pub use self::address::EngineUrl;
+pub use self::address::{EndpointUrl, EngineUrl};
 use self::answer::{AnswerSetting, OnEnd, RemoteAnswer};
 use self::host::{AttemptEnd, EngineHostFacts, ExpectedModel, Host, RunningAt};
 use self::http::EngineHttp;
+pub use self::http::{HttpFailure, ServerSettings};
+pub use self::key::ServerKey;
+pub use self::message_server::{MessagePart, MessageServer, MessageStream};
 pub use self::order::rendezvous_order;
 use self::sessions::RemoteSessions;
 pub use self::sse::SseParser;
+pub use self::tls::TlsTrust;
 pub use self::wire::EngineKind;
 use crate::runtime::client::{EndGuard, EngineTransport, RemoteEngineFacts, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
@@ -66,8 +74,7 @@ pub enum WhenLost {
 #[derive(Debug, Clone)]
 pub struct HttpEngineSettings {
     pub urls: Vec<EngineUrl>,
-    /// Sent as a bearer token.
-    pub key: Option<String>,
+    pub connection: ServerSettings,
     /// Name of the model for the user.
     pub model: String,
     pub architecture: String,
@@ -292,7 +299,8 @@ fn prepare(settings: &HttpEngineSettings) -> Result<(Arc<Shared>, TaskThread)> {
             .tokenizer
             .encode(ExpectedModel::probe_text(), Encode { add_special: false, parse_special: false })?,
     };
-    let host = |url: &EngineUrl| Arc::new(Host::new(EngineHttp::new(url.clone(), settings.key.clone())));
+    let host =
+        |url: &EngineUrl| Arc::new(Host::new(EngineHttp::new(url.clone(), settings.connection.clone())));
     let shared = Arc::new(Shared {
         hosts: settings.urls.iter().map(host).collect(),
         expected,

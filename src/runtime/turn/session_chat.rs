@@ -23,7 +23,7 @@ use crate::runtime::session::store::{
     BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
 };
 use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
-use crate::template::{Conversation, DateTime, Message, Reasoning};
+use crate::template::{Content, Conversation, DateTime, Message, Reasoning};
 
 /// A conversation in progress.
 #[derive(Debug)]
@@ -68,6 +68,14 @@ pub struct RecordedAnswer {
     pub outcome: Outcome,
     /// As requested.
     pub sampling: Sampling,
+}
+
+impl RecordedAnswer {
+    /// Returns the record of an answer that was asked for with `sampling`.
+    pub fn of(answer: &Answer, sampling: Sampling) -> Self {
+        let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
+        Self { message, generated, outcome, sampling }
+    }
 }
 
 /// Result of finishing a turn.
@@ -157,6 +165,20 @@ impl SessionChat {
         Ok(PromptedTurn { prompt, tokens, messages, is_reasoning_off, kept_turns, kept_messages, started_ms })
     }
 
+    /// As [`Self::prompt`], for a server that takes `messages`: there is neither text nor tokens.
+    pub fn addressed(&self, messages: Vec<Message>) -> PromptedTurn {
+        let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
+        PromptedTurn {
+            prompt: SplicedPrompt { segments: Vec::new() },
+            tokens: Vec::new(),
+            messages,
+            is_reasoning_off: false,
+            kept_turns,
+            kept_messages,
+            started_ms: now_ms(),
+        }
+    }
+
     /// Plans the next turn. `conversation` is as for [`Self::prompt`].
     ///
     /// # Errors
@@ -189,9 +211,8 @@ impl SessionChat {
         answer: &Answer,
         note: Option<Value>,
     ) -> Result<Finished> {
-        let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
         let PlannedTurn { prompted, sampling, .. } = turn;
-        self.record_noted(prompted, RecordedAnswer { message, generated, outcome, sampling }, note)
+        self.record_noted(prompted, RecordedAnswer::of(answer, sampling), note)
     }
 
     /// Returns the time that templates see; `now_ms` before the first turn.
@@ -221,7 +242,9 @@ impl SessionChat {
         note: Option<Value>,
     ) -> Result<Finished> {
         let RecordedAnswer { message, generated, outcome, sampling } = answer;
-        if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && generated.is_empty() {
+        let has_tokens = !turn.tokens.is_empty();
+        let is_begun = if has_tokens { !generated.is_empty() } else { says_anything(&message) };
+        if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && !is_begun {
             return Ok(Finished::Empty);
         }
         // A stop string was generated, and is not part of what the client saw.
@@ -234,8 +257,11 @@ impl SessionChat {
             kept_tokens,
             prompt_tail: turn.tokens[kept_tokens..].to_vec(),
             generated: generated.clone(),
-            splice_after: is_shown_whole.then(|| after.to_owned()),
-            sampling: Sampling { seed: Some(outcome.seed), ..sampling },
+            splice_after: (is_shown_whole && has_tokens).then(|| after.to_owned()),
+            sampling: Sampling {
+                seed: if has_tokens { Some(outcome.seed) } else { sampling.seed },
+                ..sampling
+            },
             finish: outcome.finish,
             usage: outcome.usage,
             started_ms: turn.started_ms,
@@ -356,6 +382,16 @@ impl SessionChat {
     }
 }
 
+/// Returns whether a message has text, reasoning or a call.
+fn says_anything(message: &Message) -> bool {
+    let has_content = match &message.content {
+        Some(Content::Text(text)) => !text.is_empty(),
+        Some(Content::Parts(parts)) => !parts.is_empty(),
+        None => false,
+    };
+    has_content || message.reasoning.is_some() || !message.tool_calls.is_empty()
+}
+
 /// Returns the number of turns that `messages` begins with: all of them if it continues the conversation.
 pub fn num_repeated(saved: &SavedSession, messages: &[Message]) -> usize {
     repeated(saved, messages).0
@@ -398,7 +434,12 @@ impl PlannedTurn {
 }
 
 impl PromptedTurn {
-    /// Returns the ids of the prompt.
+    /// Returns all messages before the answer.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Returns the ids of the prompt; none for a server that takes messages.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

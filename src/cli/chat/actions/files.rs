@@ -30,8 +30,11 @@ pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
     let path = typed_path(argument);
     let text = read_file(&path)?;
     let name = path.file_name().map_or(argument.to_owned(), |name| name.to_string_lossy().into_owned());
-    let count = chat.model.llm().texts().chat_tokenizer().encode(&text)?.len();
-    chat.ui.terminal.report(&format!("{name} ({}) goes with the next message", counted(count, "token")));
+    let size = match chat.model.here() {
+        Some(llm) => counted(llm.texts().chat_tokenizer().encode(&text)?.len(), "token"),
+        None => counted(text.len(), "byte"),
+    };
+    chat.ui.terminal.report(&format!("{name} ({size}) goes with the next message"));
     chat.state.attached.push(Attachment { name, text });
     Ok(Effect::Prompt)
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Done, no_argument};
+use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::SavePlace;
@@ -61,10 +62,7 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     let branch = chat.state.set_aside(BranchReason::Reset)?;
     chat.state.keep_system();
     chat.state.session_chat.rewind(0)?;
-    match chat.model.llm().engine().reset_session(&chat.state.engine_name()) {
-        Ok(()) | Err(Error::SessionNotFound(_)) => {}
-        Err(error) => return Err(error.into()),
-    }
+    chat.model.reset_session(&chat.state.engine_name())?;
     (chat.state.last, chat.state.has_warned) = (None, false);
     chat.state.attached.clear();
     let system = if chat.state.system.is_some() { "; the system prompt stays" } else { "" };
@@ -136,7 +134,7 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             let model = chat.model.fingerprint();
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
-            let _ = chat.model.llm().engine().close_session(&chat.state.engine_name()); // there is none before the first turn
+            chat.model.close_session(&chat.state.engine_name());
             let is_fresh = turns.is_empty();
             chat.state.keeping = SavePlace::Saved { name: new.clone(), is_automatic: false, is_fresh };
             chat.state.session_chat = SessionChat::resume(writer, model);
@@ -175,16 +173,19 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// The session's own model is loaded, unless the user has named the one that answers now.
 fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) -> Result<(), CommandError> {
+    if let Some(choice) = chat.model.endpoint_choice(saved) {
+        let is_same = chat.model.endpoint().is_some_and(|endpoint| choice.is(endpoint));
+        return if is_same { Ok(()) } else { chat.change_model(&NextModel::There(choice)) };
+    }
     let chosen = resume::model_of(&chat.model.args, name, saved, "/model REF")?;
     let is_other = saved.turns.last().is_some_and(|last| !last.model.is_same(&chat.model.fingerprint()));
     match chosen.model {
         Some(reference) if is_other && !chat.model.args.is_named => {
-            chat.change_model(&reference)?;
-            let info = chat.model.llm().info();
-            let context = grouped(info.context_tokens);
+            chat.change_model(&NextModel::Here(reference))?;
+            let (model, context) = (chat.model.name().to_owned(), grouped(chat.model.context()));
             chat.ui
                 .terminal
-                .note(format!("model {}, context {context}, as session {name} was started with", info.name));
+                .note(format!("model {model}, context {context}, as session {name} was started with"));
             Ok(())
         }
         _ => Ok(()),
@@ -243,7 +244,7 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
     };
     chat.state.session_chat = SessionChat::resume(writer, model);
     renamed?;
-    let _ = chat.model.llm().engine().close_session(&from.into()); // there is none before the first turn
+    chat.model.close_session(&from.into());
     let is_fresh = matches!(chat.state.keeping, SavePlace::Saved { is_fresh: true, .. });
     chat.state.keeping = SavePlace::Saved { name: to.clone(), is_automatic: false, is_fresh };
     chat.tell_engine()?;
@@ -276,7 +277,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.begin_anew(planned(chat));
     }
     // What waits to be saved is on disk before it is looked for there.
-    let _ = chat.model.llm().engine().flush_disk(FLUSH_TIMEOUT);
+    chat.model.flush(FLUSH_TIMEOUT);
     let forgotten = match store.remove(&name) {
         // The open one had no turn, and is gone with its last use.
         Err(Error::SessionNotFound(_)) if open.as_ref() == Some(&name) => Forgotten::default(),

@@ -3,12 +3,14 @@
 use serde_json::Value;
 
 use super::Done;
+use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::settings::spelled;
 use crate::cli::chat::state::AnswerRequest;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::tools::Toolbox;
 use crate::cli::chat::{counted, grouped, typed_path};
+use crate::cli::endpoint::{EndpointChoice, EndpointReference};
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
 use crate::runtime::GrammarSource;
@@ -21,11 +23,16 @@ pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
             let error = CommandError::usage("/set: expected KEY VALUE");
             return Err(error.hint("/set alone shows the keys and their values"));
         }
-        chat.ui.report_table(&chat.state.settings.table(&chat.sampling()));
+        chat.ui.report_table(&chat.settings_table());
         return Ok(Effect::Prompt);
     };
+    let before = chat.state.settings.clone();
     chat.state.settings.set(key, value)?;
-    let rows = chat.state.settings.table(&chat.sampling());
+    if let Err(refusal) = chat.check_endpoint() {
+        chat.state.settings = before;
+        return Err(refusal);
+    }
+    let rows = chat.settings_table();
     let key = spelled(key);
     let now = rows.iter().find(|row| row[0] == key).map(|row| row[1].clone()).unwrap_or_default();
     chat.ui.terminal.report(&format!("{key}: {now}"));
@@ -43,7 +50,11 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
             false => Err(chat.state.think.spoken(&chat.model.thinking())),
         }
         .map_err(refused)?;
-        chat.state.think = changed;
+        let before = std::mem::replace(&mut chat.state.think, changed);
+        if let Err(refusal) = chat.check_endpoint() {
+            chat.state.think = before;
+            return Err(refusal);
+        }
     }
     chat.ui.terminal.report(&chat.state.think.spoken(&chat.model.thinking()));
     Ok(Effect::Prompt)
@@ -51,23 +62,39 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
-        let info = chat.model.llm().info();
-        chat.ui.terminal.report(&format!("{}, context {}", info.name, grouped(info.context_tokens)));
+        chat.ui.terminal.report(&spoken_model(chat));
         return Ok(Effect::Prompt);
     }
-    chat.change_model(argument).map_err(|error| match error.hint_text() {
+    let next = match (EndpointReference::parse(argument), chat.model.endpoint()) {
+        (Some(EndpointReference { url, model }), _) => {
+            NextModel::There(EndpointChoice { url, model: Some(model) })
+        }
+        (None, Some(endpoint)) => {
+            let (url, model) = (endpoint.url().clone(), Some(argument.to_owned()));
+            NextModel::There(EndpointChoice { url, model })
+        }
+        (None, None) => NextModel::Here(argument.to_owned()),
+    };
+    chat.change_model(&next).map_err(|error| match error.hint_text() {
         Some(hint) if hint.contains("--model ") => {
             let hint = hint.replace("--model ", "/model ");
             error.hint(hint)
         }
         _ => error,
     })?;
-    chat.model.args.is_named = true;
-    let info = chat.model.llm().info();
-    let (name, context) = (info.name.clone(), grouped(info.context_tokens));
-    chat.ui.terminal.report(&format!("model {name}, context {context}"));
-    chat.state.session_chat.notices().iter().for_each(|notice| chat.ui.terminal.note(notice));
+    chat.model.args.is_named |= matches!(next, NextModel::Here(_));
+    chat.ui.terminal.report(&format!("model {}", spoken_model(chat)));
+    if chat.model.here().is_some() {
+        chat.state.session_chat.notices().iter().for_each(|notice| chat.ui.terminal.note(notice));
+    }
     Ok(Effect::Prompt)
+}
+
+fn spoken_model(chat: &Chat<'_>) -> String {
+    match chat.model.endpoint() {
+        Some(endpoint) => format!("{} at {}", endpoint.model(), endpoint.url()),
+        None => format!("{}, context {}", chat.model.name(), grouped(chat.model.context())),
+    }
 }
 
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -122,7 +149,8 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
             let toolbox = Toolbox::read(&typed_path(path))?;
             let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
             chat.ui.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
-            if let Some(notice) = chat.model.llm().texts().chat_tokenizer().notice_of_tools() {
+            let here = chat.model.here();
+            if let Some(notice) = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools()) {
                 chat.ui.terminal.warn(notice);
             }
             chat.state.toolbox = Some(toolbox);
@@ -136,7 +164,7 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
 fn note_recomputed(chat: &Chat<'_>) -> Result<(), CommandError> {
     let saved = chat.state.session_chat.saved();
     let (kept, before) = (saved.turns.len(), saved.tokens());
-    if kept == 0 {
+    if kept == 0 || chat.model.here().is_none() {
         return Ok(());
     }
     let added = vec![Message::user("")];

@@ -11,6 +11,7 @@ use crate::cli::error::{CommandError, nearest};
 use crate::cli::report::columns;
 use crate::cli::run::report;
 use crate::cli::sessions as shared;
+use crate::runtime::text::Vocabulary;
 use crate::runtime::{Explanation, ReuseReason, Started};
 
 const SUBJECTS: [&str; 5] = ["config", "model", "template", "prompt", "thinking"];
@@ -21,7 +22,8 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
         "config" => config(chat),
         "model" => model(chat),
         "template" => {
-            chat.model.llm().texts().chat_tokenizer().template_source().unwrap_or_default().to_owned()
+            let llm = chat.model.needed_for("/show template")?;
+            llm.texts().chat_tokenizer().template_source().unwrap_or_default().to_owned()
         }
         "prompt" => prompt(chat)?,
         "thinking" => thinking(chat)?,
@@ -51,7 +53,7 @@ fn conversation(chat: &Chat<'_>) -> String {
 }
 
 fn config(chat: &Chat<'_>) -> String {
-    let mut rows = chat.state.settings.table(&chat.sampling());
+    let mut rows = chat.settings_table();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let thinking = chat.state.think.spoken(&chat.model.thinking());
     rows.push(row("thinking", thinking.trim_start_matches("thinking: ").to_owned()));
@@ -73,14 +75,22 @@ fn config(chat: &Chat<'_>) -> String {
 }
 
 fn model(chat: &Chat<'_>) -> String {
-    let (info, spec) = (chat.model.llm().info(), chat.model.llm().engine().spec());
-    let output_markup = chat.model.llm().texts().chat_tokenizer().output_markup();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let Some(llm) = chat.model.here() else {
+        let endpoint = chat.model.endpoint().map(|endpoint| endpoint.url().to_string());
+        return columns(&[
+            row("model", chat.model.name().to_owned()),
+            row("endpoint", endpoint.unwrap_or_default()),
+            row("fingerprint", chat.model.fingerprint().fingerprint),
+        ]);
+    };
+    let (info, spec) = (llm.info(), llm.engine().spec());
+    let output_markup = llm.texts().chat_tokenizer().output_markup();
     columns(&[
         row("model", info.name.clone()),
         row("context", format!("{} tokens", grouped(info.context_tokens))),
         row("vocabulary", format!("{} tokens", grouped(info.vocab_size))),
-        match chat.model.llm().engine().remote() {
+        match llm.engine().remote() {
             Some(remote) => row("engine", remote.engines.join(", ")),
             None => row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
         },
@@ -93,11 +103,12 @@ fn model(chat: &Chat<'_>) -> String {
 
 /// Returns the conversation as the model got it last, up to the last answer.
 fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
+    let llm = chat.model.needed_for("/show prompt")?;
     let turns = &chat.state.session_chat.saved().turns;
     let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };
     let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
     let turn = chat.prompted(&AnswerRequest { kept: turns.len() - 1, added, ..AnswerRequest::default() })?;
-    let text = turn.text(chat.model.llm().texts().chat_tokenizer());
+    let text = turn.text(llm.texts().chat_tokenizer());
     Ok(format!("{text}\n({})", counted(turn.tokens().len(), "token")))
 }
 
@@ -109,6 +120,7 @@ fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
 
 pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("context", argument)?;
+    chat.model.needed_for("/context")?;
     let saved = chat.state.session_chat.saved();
     let (used, size) = (saved.num_tokens(), chat.model.context());
     let mut rows = Vec::new();
@@ -138,28 +150,34 @@ pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.state.last else {
         return Err(CommandError::usage("there is no answer yet"));
     };
-    chat.ui.terminal.report(&report::stats(outcome, started.as_ref(), chat.model.llm().texts()));
+    let stats = match (chat.model.here(), chat.model.endpoint()) {
+        (Some(llm), _) => report::stats(outcome, started.as_ref(), llm.texts()),
+        (None, Some(endpoint)) => report::endpoint_stats(outcome, endpoint),
+        (None, None) => String::new(),
+    };
+    chat.ui.terminal.report(&stats);
     Ok(Effect::Prompt)
 }
 
 pub fn why(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("why", argument)?;
+    let llm = chat.model.needed_for("/why")?;
     let Some(started) = chat.state.last.as_ref().and_then(|last| last.started.as_ref()) else {
         return Err(CommandError::usage("there is no prompt yet"));
     };
-    chat.ui.terminal.report(&explained(started, chat));
+    chat.ui.terminal.report(&explained(started, llm.texts().vocabulary()));
     Ok(Effect::Prompt)
 }
 
 /// Why as much of a prompt was reused as was.
-fn explained(started: &Started, chat: &Chat<'_>) -> String {
+fn explained(started: &Started, vocabulary: &dyn Vocabulary) -> String {
     let Started { prompt_tokens, reuse, difference, .. } = started;
     let (cached, restored) = (reuse.cached_tokens, reuse.restored_tokens);
     let from_disk =
         if restored > 0 { format!(", {} of them from disk", grouped(restored)) } else { String::new() };
     let meaning = match (reuse.reason, difference) {
         (ReuseReason::PartialPrefix, Some(difference)) => {
-            let Explanation { position, .. } = difference.explain(chat.model.llm().texts().vocabulary());
+            let Explanation { position, .. } = difference.explain(vocabulary);
             format!("the prompt differs from the session after token {}", grouped(position))
         }
         (reason, _) => meaning(reason).to_owned(),
@@ -172,8 +190,7 @@ fn explained(started: &Started, chat: &Chat<'_>) -> String {
         reuse.reason.name(),
     );
     if let Some(difference) = difference {
-        let Explanation { before, session, prompt, .. } =
-            difference.explain(chat.model.llm().texts().vocabulary());
+        let Explanation { before, session, prompt, .. } = difference.explain(vocabulary);
         let side =
             |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(

@@ -84,7 +84,7 @@ fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
         }
     };
     (chat.state.last, chat.state.has_warned) = (None, false);
-    let _ = chat.model.llm().engine().close_session(&chat.state.engine_name()); // there is none before the first turn
+    chat.model.close_session(&chat.state.engine_name());
     chat.tell_engine()?;
     let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
     chat.ui.terminal.report(&format!("brought back: the conversation has {turns}"));
@@ -103,7 +103,9 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
         None => return Err(CommandError::usage(format!("/retry: expected seed=N, got {argument:?}"))),
     };
     let sampling = chat.sampling();
-    if sampling.temperature == 0.0 {
+    if chat.model.endpoint().is_some() {
+        // Its own temperature is not known, and few keep to a seed.
+    } else if sampling.temperature == 0.0 {
         chat.ui
             .terminal
             .note("(temperature is 0, so the answer will be the same; /set temperature 0.8 changes that)");
@@ -117,6 +119,8 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("continue", argument)?;
+    let is_here = chat.model.needed_for("/continue").map(drop);
+    is_here.map_err(|error| error.hint("type a message that asks it to go on, or /retry"))?;
     let Some(last) = chat.state.session_chat.saved().turns.last().cloned() else {
         return Err(CommandError::usage("there is no answer to continue"));
     };

@@ -7,18 +7,19 @@ use crate::cli::chat::state::LastTurn;
 use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
+use crate::cli::load::Loaded;
 use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
 
 impl Chat<'_> {
     /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
     /// session, and left when work on it would begin. Its pages stay where the first message finds them.
     pub(super) fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
+        let Some(llm) = self.model.here() else { return Ok(None) };
         let saved = self.state.session_chat.saved();
-        let is_ours =
-            saved.turns.last().is_some_and(|turn| turn.model.is_same(self.model.llm().texts().fingerprint()));
+        let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(llm.texts().fingerprint()));
         let tokens = saved.tokens();
         let num_tokens = tokens.len();
-        if self.model.llm().engine().remote().is_some() {
+        if llm.engine().remote().is_some() {
             return Ok(None); // asking would make the engine compute, and it says nothing before its answer
         }
         if !is_ours || num_tokens == 0 {
@@ -29,7 +30,7 @@ impl Chat<'_> {
             return Ok(Some(said));
         }
         let start = Instant::now();
-        let mut started = match self.look_for(tokens) {
+        let mut started = match look_for(llm, tokens) {
             Ok(started) => started,
             // The first message will say it, if it is still so.
             Err(error) => return Ok(Some(format!("not resumed: {error}"))),
@@ -66,27 +67,7 @@ impl Chat<'_> {
         Ok(Some(said))
     }
 
-    /// Asks the engine how many of these tokens it can reuse.
-    fn look_for(&self, prompt: Vec<u32>) -> Result<Started, CommandError> {
-        let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
-        let mut events =
-            self.model.llm().engine().submit(Request { prompt, limits, ..Request::default() })?;
-        let mut found = None;
-        while let Some(event) = events.next() {
-            match event {
-                Event::Started(started) => {
-                    found = Some(started);
-                    events.cancel();
-                }
-                Event::Failed(error) => return Err(error.into()),
-                _ => {}
-            }
-        }
-        found.ok_or_else(|| Error::EngineGone.into())
-    }
-
     pub(super) fn banner(&self, resumed: Option<&str>) {
-        let info = self.model.llm().info();
         let session = match &self.state.keeping {
             SavePlace::Nowhere => "not saved".to_owned(),
             SavePlace::Planned => format!("session {}", planned_name()),
@@ -95,10 +76,38 @@ impl Chat<'_> {
                 count => format!("session {name}, {}", counted(count, "turn")),
             },
         };
-        let context = format!("context {}", grouped(info.context_tokens));
+        let place = match self.model.endpoint() {
+            Some(endpoint) => format!("at {}", endpoint.url()),
+            None => format!("context {}", grouped(self.model.context())),
+        };
         let help = self.ui.is_interactive().then(|| "/help".to_owned());
-        let parts =
-            [info.name.clone(), context, session].into_iter().chain(resumed.map(str::to_owned)).chain(help);
+        let parts = [self.model.name().to_owned(), place, session]
+            .into_iter()
+            .chain(resumed.map(str::to_owned))
+            .chain(help);
         self.ui.terminal.note(parts.collect::<Vec<_>>().join(" \u{b7} "));
+        if self.model.endpoint().is_some() {
+            self.ui
+                .terminal
+                .note("(messages go there as text: no context meter, /context, /why, /continue or /compact)");
+        }
     }
+}
+
+/// Asks the engine how many of these tokens it can reuse.
+fn look_for(llm: &Loaded, prompt: Vec<u32>) -> Result<Started, CommandError> {
+    let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
+    let mut events = llm.engine().submit(Request { prompt, limits, ..Request::default() })?;
+    let mut found = None;
+    while let Some(event) = events.next() {
+        match event {
+            Event::Started(started) => {
+                found = Some(started);
+                events.cancel();
+            }
+            Event::Failed(error) => return Err(error.into()),
+            _ => {}
+        }
+    }
+    found.ok_or_else(|| Error::EngineGone.into())
 }

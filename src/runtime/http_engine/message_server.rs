@@ -1,0 +1,111 @@
+//! A server that takes messages, for callers without an async runtime.
+//!
+//! Invariant: dropping a stream closes its connection, so that the server generates for no reader that has gone.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::task::AbortHandle;
+
+use super::TaskThread;
+use super::address::EndpointUrl;
+use super::http::{EngineHttp, HttpFailure, ServerSettings};
+use crate::runtime::client::NotYet;
+use crate::runtime::error::Result;
+
+/// A server that takes messages.
+pub struct MessageServer {
+    http: EngineHttp,
+    tasks: TaskThread,
+}
+
+/// A part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MessagePart {
+    /// Data of an event.
+    Event(String),
+    /// The whole answer of a server that does not stream.
+    Whole { content_type: String, text: String },
+    /// The answer has no more parts.
+    End,
+}
+
+/// The parts of an answer as they come; it ends with [`MessagePart::End`] or a failure.
+pub struct MessageStream {
+    parts: Receiver<Result<MessagePart, HttpFailure>>,
+    task: AbortHandle,
+}
+
+impl Drop for MessageStream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl MessageServer {
+    /// Creates a client. It connects with each request.
+    ///
+    /// # Errors
+    /// [`Backend`](crate::runtime::Error::Backend) if the system gives no thread.
+    pub fn new(url: &EndpointUrl, settings: ServerSettings) -> Result<Self> {
+        Ok(Self { http: EngineHttp::new(url.address().clone(), settings), tasks: TaskThread::start()? })
+    }
+
+    /// Asks for a resource and reads the whole answer.
+    ///
+    /// # Errors
+    /// [`HttpFailure`], inside; [`EngineGone`](crate::runtime::Error::EngineGone) if the thread has ended.
+    pub fn get(&self, path: &'static str) -> Result<Result<String, HttpFailure>> {
+        let http = self.http.clone();
+        self.tasks.ask(async move { http.get(path).await })
+    }
+
+    /// Sends JSON. The answer's parts come with [`MessageStream::next_timeout`].
+    pub fn stream(&self, path: &'static str, body: Value) -> MessageStream {
+        let (sender, parts) = mpsc::channel();
+        let http = self.http.clone();
+        let task = self.tasks.handle.spawn(async move {
+            let end = pass_on(&http, path, &body, &sender).await;
+            let _ = sender.send(end.map(|()| MessagePart::End)); // the reader may have gone
+        });
+        MessageStream { parts, task: task.abort_handle() }
+    }
+}
+
+impl MessageStream {
+    /// Waits a little for the next part.
+    ///
+    /// # Errors
+    /// [`NotYet`]; the stream goes on.
+    pub fn next_timeout(&self, timeout: Duration) -> Result<Result<MessagePart, HttpFailure>, NotYet> {
+        match self.parts.recv_timeout(timeout) {
+            Ok(part) => Ok(part),
+            Err(RecvTimeoutError::Timeout) => Err(NotYet),
+            Err(RecvTimeoutError::Disconnected) => Ok(Ok(MessagePart::End)),
+        }
+    }
+}
+
+async fn pass_on(
+    http: &EngineHttp,
+    path: &str,
+    body: &Value,
+    parts: &Sender<Result<MessagePart, HttpFailure>>,
+) -> Result<(), HttpFailure> {
+    let mut stream = http.stream(path, body).await?;
+    let is_document =
+        ["application/json", "text/html"].iter().any(|kind| stream.content_type.starts_with(kind));
+    if is_document {
+        let content_type = stream.content_type.clone();
+        let text = stream.whole().await?;
+        let _ = parts.send(Ok(MessagePart::Whole { content_type, text })); // as below
+        return Ok(());
+    }
+    while let Some(event) = stream.next().await? {
+        if parts.send(Ok(MessagePart::Event(event))).is_err() {
+            break; // the reader has gone
+        }
+    }
+    Ok(())
+}
