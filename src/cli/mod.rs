@@ -14,6 +14,7 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod download;
+pub mod embed;
 pub mod error;
 pub mod explain;
 pub mod flags;
@@ -92,6 +93,7 @@ pub enum CliCommand {
     Worker(Box<worker::WorkerArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(Box<bench::BenchArgs>),
+    Embed(Box<embed::EmbedArgs>),
     Pull(pull::PullArgs),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -236,6 +238,7 @@ fn dispatch(
             settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
         }
+        CliCommand::Embed(args) => config.check().and_then(|()| embed::run(*args, config, terminal)),
         CliCommand::Bench(mut args) => {
             config.check()?;
             args.aliases = config.aliases();

@@ -13,6 +13,7 @@ mod collect;
 mod completions;
 pub(crate) mod conversations;
 mod drive;
+mod embeddings;
 mod eta;
 mod generate;
 mod infill;
@@ -39,7 +40,7 @@ use super::App;
 use super::error::ApiError;
 
 /// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 23] = [
+pub const ENDPOINTS: [&str; 25] = [
     "GET /v1/models",
     "GET /v1/models/{id}",
     "GET /models",
@@ -54,6 +55,8 @@ pub const ENDPOINTS: [&str; 23] = [
     "GET /v1/responses/{id}",
     "DELETE /v1/responses/{id}",
     "POST /infill",
+    "POST /v1/embeddings",
+    "POST /v1/rerank",
     "POST /tokenize",
     "POST /detokenize",
     "POST /apply-template",
@@ -92,14 +95,41 @@ fn fits(endpoint: &str, method: &str, path: &str) -> bool {
     }
 }
 
-/// All endpoints that speak of models, generations and sessions, without the layers around them.
-pub fn routes() -> Router<App> {
-    Router::new()
+/// Endpoints that every kind of model has.
+fn shared_routes() -> Router<App> {
+    let router = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .route("/props", get(models::props))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/tokenizer_info", get(text::tokenizer_info));
+    let paths = ["/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"];
+    paths.into_iter().fold(router, |router, path| router.route(path, post(embeddings::rerank)))
+}
+
+/// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
+pub fn embedder_routes() -> Router<App> {
+    let paths = [
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/infill",
+        "/apply-template",
+    ];
+    let refuse = |router: Router<App>, path| router.route(path, post(embeddings::writes_no_text));
+    paths.into_iter().fold(shared_routes(), refuse)
+}
+
+/// All endpoints that speak of models, generations and sessions, without the layers around them.
+pub fn routes() -> Router<App> {
+    shared_routes()
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
         .route("/v1/messages", post(messages::post))
@@ -108,9 +138,6 @@ pub fn routes() -> Router<App> {
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/infill", post(infill::post))
-        .route("/tokenize", post(text::tokenize))
-        .route("/detokenize", post(text::detokenize))
-        .route("/tokenizer_info", get(text::tokenizer_info))
         .route("/apply-template", post(text::apply_template))
         .route("/v1/sessions", get(listing::list))
         .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))
