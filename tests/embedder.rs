@@ -5,13 +5,19 @@
 
 use std::path::{Path, PathBuf};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use llmctl::runtime::LoadError;
 use llmctl::runtime::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, LongText};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{AskedTask, LoadOptions, LoadedEmbedder, load_embedder};
-use llmctl::runtime::LoadError;
-use serde_json::Value;
+use llmctl::runtime::load::{AskedTask, LoadOptions, LoadedEmbedder, Pooling, load_embedder};
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
 
+use crate::cli::{Place, finish};
 use crate::common::{fixtures, golden};
+use crate::serve_ops::binary::{Serving, start_as_told};
+use crate::serve_ops::client::{ask, get};
 
 const FAMILIES: [&str; 7] = [
     "bert-cls",
@@ -124,4 +130,245 @@ fn long_texts_are_refused_or_cut_and_dimensions_are_the_first() {
     assert!((length(&first[0]) - 1.0).abs() < 1e-6 && first[0].len() == 8);
     let factor = length(&whole[0][..8]);
     assert!(first[0].iter().zip(&whole[0]).all(|(cut, whole)| (cut * factor - whole).abs() < 1e-6));
+}
+
+/// A tiny encoder as a folder whose files a test may change.
+fn copy(name: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+    let from = encoder(name)?;
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join(name);
+    std::fs::create_dir_all(folder.join("1_Pooling")).unwrap();
+    for file in
+        ["config.json", "model.safetensors", "modules.json", "tokenizer.json", "tokenizer_config.json"]
+    {
+        std::fs::copy(from.join(file), folder.join(file)).unwrap();
+    }
+    std::fs::copy(from.join("1_Pooling/config.json"), folder.join("1_Pooling/config.json")).unwrap();
+    Some((place, folder))
+}
+
+#[test]
+fn what_is_not_computed_is_refused_by_name() {
+    let Some((_place, folder)) = copy("bert-mean") else { return };
+    let refused = |file: &str, content: &str, expected: &str| {
+        let path = folder.join(file);
+        let before = std::fs::read(&path).ok();
+        std::fs::write(&path, content).unwrap();
+        let error =
+            load(&folder, None, &golden::exact()).err().unwrap_or_else(|| panic!("{expected}")).to_string();
+        assert!(error.contains(expected), "{error}");
+        match before {
+            Some(before) => std::fs::write(&path, before).unwrap(),
+            None => std::fs::remove_file(&path).unwrap(),
+        }
+    };
+    let pooling = "1_Pooling/config.json";
+    refused(
+        pooling,
+        r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}"#,
+        "cls_token and mean_tokens",
+    );
+    refused(pooling, r#"{"pooling_mode_weightedmean_tokens": true}"#, "weightedmean_tokens");
+    refused(pooling, r#"{"pooling_mode_mean_tokens": true, "include_prompt": false}"#, "prompt");
+    refused("modules.json", r#"[{"path": "", "type": "sentence_transformers.models.CNN"}]"#, "CNN");
+    refused(
+        "modules.json",
+        r#"[{"path": "../x", "type": "sentence_transformers.models.Pooling"}]"#,
+        "leaves the folder",
+    );
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    refused("config.json", &config.replace("\"gelu\"", "\"relu\""), "relu");
+    refused("config.json", &config.replace("\"hidden_size\": 32", "\"hidden_size\": 30"), "heads");
+    refused("config.json", &config.replace("\"vocab_size\": 400", "\"vocab_size\": 401"), "word_embeddings");
+    let Some(parity) = Some(golden::parity_folder().join("llama")).filter(|path| path.is_dir()) else {
+        return;
+    };
+    let error = load(&parity, None, &golden::exact()).err().expect("a model that writes text").to_string();
+    assert!(error.contains("--pooling"), "{error}");
+    assert!(load(&parity, Some(AskedTask::Pooling(Pooling::Last)), &golden::exact()).is_ok());
+}
+
+#[test]
+fn an_encoder_without_modules_is_pooled_by_the_mean_with_a_notice() {
+    let Some((_place, folder)) = copy("bert-mean") else { return };
+    let said = client(&folder);
+    std::fs::remove_file(folder.join("modules.json")).unwrap();
+    let loaded = load(&folder, None, &golden::exact()).unwrap();
+    assert!(loaded.notices.iter().any(|notice| notice.to_string().contains("mean")), "{:?}", loaded.notices);
+    let assumed = EmbedClient::spawn(loaded).unwrap();
+    let [said, assumed] = [said, assumed].map(|client| {
+        let input = client.texts().encode("", "A feline", LongText::Refuse).unwrap();
+        vectors(&client, vec![input], None).remove(0)
+    });
+    assert!(same_bits(&said, &assumed));
+}
+
+#[test]
+fn prompts_of_the_files_go_before_the_text_and_dense_layers_behind_the_pooling() {
+    let Some((_place, folder)) = copy("bert-mean") else { return };
+    let settings = r#"{"prompts": {"query": "one two "}, "default_prompt_name": null}"#;
+    std::fs::write(folder.join("config_sentence_transformers.json"), settings).unwrap();
+    let plain = client(&folder);
+    let texts = plain.texts();
+    assert_eq!(texts.prompt(None).unwrap(), "");
+    let prompt = texts.prompt(Some("query")).unwrap();
+    let [with, whole] = [(prompt, "three"), ("", "one two three")]
+        .map(|(prompt, text)| texts.encode(prompt, text, LongText::Refuse).unwrap());
+    assert_eq!(with, whole);
+    assert!(texts.prompt(Some("passage")).unwrap_err().to_string().contains("query"));
+    // A dense layer that takes the difference of the first two values, and adds one.
+    let modules = r#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}]"#;
+    std::fs::write(folder.join("modules.json"), modules).unwrap();
+    std::fs::create_dir(folder.join("2_Dense")).unwrap();
+    let config = r#"{"in_features": 32, "out_features": 1, "bias": true,
+        "activation_function": "torch.nn.modules.linear.Identity"}"#;
+    std::fs::write(folder.join("2_Dense/config.json"), config).unwrap();
+    let weight: Vec<u8> =
+        (0..32).map(|at| [1.0f32, -1.0, 0.0][at.min(2)]).flat_map(f32::to_le_bytes).collect();
+    let bias = 1.0f32.to_le_bytes();
+    let view = |shape: Vec<usize>, bytes| TensorView::new(safetensors::Dtype::F32, shape, bytes).unwrap();
+    let tensors =
+        [("linear.weight", view(vec![1, 32], &weight[..])), ("linear.bias", view(vec![1], &bias[..]))];
+    let bytes = safetensors::serialize(tensors, None).unwrap();
+    std::fs::write(folder.join("2_Dense/model.safetensors"), bytes).unwrap();
+    let dense = client(&folder);
+    assert_eq!(dense.texts().kind, EmbedKind::Vectors(1));
+    std::fs::write(
+        folder.join("modules.json"),
+        modules.replace("2_Dense", "1_Pooling").replace("models.Dense", "models.Pooling"),
+    )
+    .unwrap();
+    let pooled = vectors(&client(&folder), vec![whole.clone()], None);
+    let vector = vectors(&dense, vec![whole], None);
+    assert!((vector[0][0] - (pooled[0][0] - pooled[0][1] + 1.0)).abs() < 1e-6, "{vector:?} {pooled:?}");
+}
+
+#[test]
+fn the_command_writes_lines_and_matrices() {
+    let Some(folder) = encoder("bert-mean") else { return };
+    let model = folder.to_string_lossy().into_owned();
+    let rows = golden_rows(&folder);
+    let place = Place::new();
+    let lines: String = rows.iter().map(|row| row.text.replace(['\n', '\t'], " ") + "\n").collect();
+    let ran = finish(place.command(&["embed", "--model", &model]), &lines);
+    let written: Vec<Value> =
+        ran.check(0, "").stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(written.len(), rows.len());
+    for (index, (line, row)) in written.iter().zip(&rows).enumerate() {
+        assert_eq!(line["index"], index);
+        let vector = line["embedding"].as_array().unwrap();
+        let close = |(got, expected): (&Value, &f32)| (got.as_f64().unwrap() as f32 - expected).abs() < 1e-4;
+        assert!(vector.iter().zip(&row.vector).all(close), "{line}");
+    }
+    let json = "{\"id\": \"a\", \"body\": \"x\"}\n\"x\"\n";
+    place.write("in.jsonl", json);
+    let args = ["embed", "--model", &model, "--jsonl", "--field", "body", "--input", "in.jsonl"];
+    let ran = place.run(&args);
+    let written: Vec<Value> =
+        ran.check(0, "").stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((&written[0]["id"], written[1].get("id")), (&"a".into(), None));
+    assert_eq!(written[0]["embedding"], written[1]["embedding"]);
+    place.run(&[&args[..], &["--out", "out.npy", "--dimensions", "8"]].concat()).check(0, "");
+    let matrix = std::fs::read(place.path("out.npy")).unwrap();
+    assert!(matrix.starts_with(b"\x93NUMPY\x01\x00") && matrix.len() == 128 + 2 * 8 * 4);
+    assert!(String::from_utf8_lossy(&matrix[..128]).contains("(2, 8)"));
+    assert!(!place.path("out.npy.part").exists());
+    let long = "one two three ".repeat(200);
+    let args = ["embed", "--model", &model, "short", &long];
+    place.run(&args).check(65, "text 2").check(65, "--truncate");
+    place.run(&[&args[..], &["--truncate"]].concat()).check(0, "1 text cut to 256 tokens");
+    place.run(&["embed", "x"]).check(2, "--model");
+    place.run(&["run", "--model", &model, "x"]).check(65, "llmctl embed");
+    place
+        .run(&["models", "show", &model])
+        .check(0, "")
+        .stdout
+        .contains("embeddings of 32 values")
+        .then_some(())
+        .expect("the kind");
+}
+
+fn post(serving: &Serving, path: &str, body: &Value) -> crate::serve_ops::client::Reply {
+    let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json");
+    ask(serving.address, &head, &body.to_string())
+}
+
+#[test]
+fn a_server_of_an_encoder_answers_as_openai_does_and_refuses_chat() {
+    let Some(folder) = encoder("bert-mean") else { return };
+    let model = folder.to_string_lossy().into_owned();
+    let (serving, said) = start_as_told(Place::new(), &["--model", &model]);
+    assert!(said.iter().any(|line| line.contains("embeddings of 32 values")), "{said:?}");
+    let rows = golden_rows(&folder);
+    let texts: Vec<&str> = rows.iter().map(|row| row.text.as_str()).collect();
+    let many = post(&serving, "/v1/embeddings", &json!({"input": texts, "model": "bert-mean"})).json();
+    for (index, (data, row)) in many["data"].as_array().unwrap().iter().zip(&rows).enumerate() {
+        assert_eq!((&data["object"], &data["index"]), (&"embedding".into(), &index.into()));
+        let close = |(got, expected): (&Value, &f32)| (got.as_f64().unwrap() as f32 - expected).abs() < 1e-4;
+        assert!(data["embedding"].as_array().unwrap().iter().zip(&row.vector).all(close), "{data}");
+    }
+    let tokens: usize = rows.iter().map(|row| row.ids.len()).sum();
+    assert_eq!(many["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}));
+    let same = |body: Value| {
+        let reply = post(&serving, "/v1/embeddings", &body).json();
+        assert_eq!(reply["data"][0]["embedding"], many["data"][0]["embedding"], "{body}");
+    };
+    same(json!({"input": texts[0]}));
+    same(json!({"input": rows[0].ids}));
+    same(json!({"input": [rows[0].ids, [2, 3]], "user": "somebody"}));
+    let packed =
+        post(&serving, "/v1/embeddings", &json!({"input": texts[0], "encoding_format": "base64"})).json();
+    let bytes = STANDARD.decode(packed["data"][0]["embedding"].as_str().unwrap()).unwrap();
+    let first = f32::from_le_bytes(bytes[..4].try_into().unwrap());
+    assert_eq!(many["data"][0]["embedding"][0].as_f64().unwrap() as f32, first);
+    let short = post(&serving, "/v1/embeddings", &json!({"input": texts[0], "dimensions": 4})).json();
+    assert_eq!(short["data"][0]["embedding"].as_array().unwrap().len(), 4);
+    for (body, status, code) in [
+        (json!({"input": []}), 422, "invalid_value"),
+        (json!({"input": {"a": 1}}), 422, "invalid_value"),
+        (json!({"model": "bert-mean"}), 422, "invalid_value"),
+        (json!({"input": "x", "model": "other"}), 404, "model_not_found"),
+        (json!({"input": "x", "dimensions": 33}), 400, "invalid_value"),
+        (json!({"input": "x", "dimensions": 0}), 400, "invalid_value"),
+        (json!({"input": "x", "encoding_format": "hex"}), 400, "unsupported_parameter"),
+        (json!({"input": [[400]]}), 400, "invalid_value"),
+        (json!({"input": ["x", "one ".repeat(300)]}), 400, "invalid_value"),
+        (json!({"input": "x", "temperature": 1}), 400, "unsupported_parameter"),
+    ] {
+        post(&serving, "/v1/embeddings", &body).check(status, code);
+    }
+    let cut = json!({"input": "one ".repeat(300), "truncate": true});
+    assert_eq!(post(&serving, "/v1/embeddings", &cut).json()["usage"]["total_tokens"], 256);
+    let chat = json!({"messages": [{"role": "user", "content": "x"}]});
+    let refused = post(&serving, "/v1/chat/completions", &chat);
+    assert!(refused.check(400, "unsupported_parameter").body.contains("/v1/embeddings"), "{}", refused.body);
+    post(&serving, "/v1/rerank", &json!({"query": "x", "documents": ["y"]}))
+        .check(400, "unsupported_parameter");
+    assert_eq!(get(serving.address, "/v1/models").json()["data"][0]["max_model_len"], 256);
+    let ids = post(&serving, "/tokenize", &json!({"content": texts[0], "add_special": true})).json();
+    assert_eq!(ids["tokens"], json!(rows[0].ids));
+}
+
+#[test]
+fn an_embedder_beside_a_model_that_writes_text() {
+    let Some(folder) = encoder("qwen3-embedding-last") else { return };
+    let (embedder, llama) = (folder.to_string_lossy().into_owned(), crate::serve_ops::binary::model());
+    let (serving, _) = start_as_told(Place::new(), &["--model", &llama, "--embedding-model", &embedder]);
+    let row = &golden_rows(&folder)[0];
+    let body = json!({"input": row.text, "model": "qwen3-embedding-last"});
+    let reply = post(&serving, "/v1/embeddings", &body).json();
+    assert!((reply["data"][0]["embedding"][0].as_f64().unwrap() as f32 - row.vector[0]).abs() < 1e-4);
+    post(&serving, "/v1/embeddings", &json!({"input": "x", "model": "llama"})).check(404, "model_not_found");
+    let text =
+        post(&serving, "/v1/completions", &json!({"prompt": "Once", "max_tokens": 2, "model": "llama"}));
+    assert_eq!(text.status, 200);
+    let (alone, _) = start_as_told(Place::new(), &["--model", &llama]);
+    let refused = post(&alone, "/v1/embeddings", &json!({"input": "x"}));
+    assert!(
+        refused.check(400, "unsupported_parameter").body.contains("--embedding-model"),
+        "{}",
+        refused.body
+    );
 }

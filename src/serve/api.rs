@@ -97,34 +97,30 @@ fn fits(endpoint: &str, method: &str, path: &str) -> bool {
 
 /// Endpoints that every kind of model has.
 fn shared_routes() -> Router<App> {
-    let router = Router::new()
+    Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .route("/props", get(models::props))
         .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/v2/rerank", post(embeddings::rerank))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
-        .route("/tokenizer_info", get(text::tokenizer_info));
-    let paths = ["/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking"];
-    paths.into_iter().fold(router, |router, path| router.route(path, post(embeddings::rerank)))
+        .route("/tokenizer_info", get(text::tokenizer_info))
 }
 
 /// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
 pub fn embedder_routes() -> Router<App> {
-    let paths = [
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/messages",
-        "/v1/messages/count_tokens",
-        "/v1/responses",
-        "/v1/responses/input_tokens",
-        "/infill",
-        "/apply-template",
-    ];
-    let refuse = |router: Router<App>, path| router.route(path, post(embeddings::writes_no_text));
-    paths.into_iter().fold(shared_routes(), refuse)
+    shared_routes()
+        .route("/v1/chat/completions", post(embeddings::writes_no_text))
+        .route("/v1/completions", post(embeddings::writes_no_text))
+        .route("/v1/messages", post(embeddings::writes_no_text))
+        .route("/v1/responses", post(embeddings::writes_no_text))
+        .route("/infill", post(embeddings::writes_no_text))
+        .route("/apply-template", post(embeddings::writes_no_text))
 }
 
 /// All endpoints that speak of models, generations and sessions, without the layers around them.

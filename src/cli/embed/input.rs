@@ -55,7 +55,8 @@ impl<'a> Rows<'a> {
                 RowSource::Lines(lines, field) => (lines, field),
             };
             let read = read_row(lines.as_mut());
-            let Some(bytes) = read.map_err(|error| CommandError::new(Kind::Io, error).context("reading texts"))?
+            let Some(bytes) =
+                read.map_err(|error| CommandError::new(Kind::Io, error).context("reading texts"))?
             else {
                 return Ok(None);
             };
@@ -102,7 +103,8 @@ mod tests {
 
     #[test]
     fn lines_are_texts_or_json() {
-        let texts = |rows: Vec<EmbedRow>| rows.into_iter().map(|row| (row.line, row.text)).collect::<Vec<_>>();
+        let texts =
+            |rows: Vec<EmbedRow>| rows.into_iter().map(|row| (row.line, row.text)).collect::<Vec<_>>();
         let row = |line, text: &str| (line, text.to_owned());
         assert_eq!(texts(read("a\r\n\nb", None).unwrap()), [row(1, "a"), row(2, ""), row(3, "b")]);
         let json = "\"a\"\n\n{\"id\": 7, \"body\": \"b\", \"more\": []}\n";

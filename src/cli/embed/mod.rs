@@ -166,14 +166,21 @@ pub fn run(args: EmbedArgs, config: &Config, terminal: &Terminal) -> Result<Exit
         true => {
             let path = args.input.clone().unwrap_or_else(|| "-".into());
             let (lines, total) = open_rows(&path)?;
-            (Rows::lines(lines, args.jsonl.then(|| args.field.clone().unwrap_or_else(|| "text".to_owned()))), total)
+            (
+                Rows::lines(
+                    lines,
+                    args.jsonl.then(|| args.field.clone().unwrap_or_else(|| "text".to_owned())),
+                ),
+                total,
+            )
         }
         false => (Rows::given(args.texts.clone()), Some(args.texts.len() as u64)),
     };
     let mut file = VectorFile::create(args.out.as_deref(), args.format, width)?;
     let bar = progress(total, terminal);
     let start = Instant::now();
-    let mut work = EmbedWork { client: &client, args: &args, prefix, num_texts: 0, num_tokens: 0, num_cut: 0 };
+    let mut work =
+        EmbedWork { client: &client, args: &args, prefix, num_texts: 0, num_tokens: 0, num_cut: 0 };
     let done = work.compute_all(rows, &mut file, &bar);
     bar.finish_and_clear();
     match done.and_then(|()| file.finish()) {
@@ -217,8 +224,10 @@ fn asked(args: &EmbedArgs) -> Option<AskedTask> {
 fn check(args: &EmbedArgs, client: &EmbedClient) -> Result<usize, CommandError> {
     let name = &client.texts().name;
     let EmbedKind::Vectors(width) = client.texts().kind else {
-        return Err(CommandError::bad_data(format!("{name} is a reranker: it scores pairs of texts, which \
-            `llmctl serve` does at /v1/rerank")));
+        return Err(CommandError::bad_data(format!(
+            "{name} is a reranker: it scores pairs of texts, which \
+            `llmctl serve` does at /v1/rerank"
+        )));
     };
     match args.dimensions {
         Some(dimensions) if dimensions > width => Err(CommandError::usage(format!(

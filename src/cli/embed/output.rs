@@ -42,7 +42,8 @@ impl VectorFile {
         let is_npy = path.and_then(Path::extension).is_some_and(|extension| extension == "npy");
         let by_name = if is_npy { VectorFormat::Npy } else { VectorFormat::Jsonl };
         let failed = |path: &Path, error: io::Error| {
-            super::CommandError::new(crate::cli::error::Kind::Io, error).context(format!("creating {}", path.display()))
+            super::CommandError::new(crate::cli::error::Kind::Io, error)
+                .context(format!("creating {}", path.display()))
         };
         let sink = match (path, format.unwrap_or(by_name)) {
             (None, VectorFormat::Jsonl) => Sink::Lines(Box::new(io::stdout().lock())),

@@ -1,7 +1,7 @@
 //! From flags to a running embedder.
 
 use super::{LoadBar, PreparedTexts, check_machine, options, resolve};
-use crate::cli::args::{EngineOptions, ModelArgs};
+use crate::cli::args::{EngineArgs, ModelArgs};
 use crate::cli::error::CommandError;
 use crate::cli::models;
 use crate::cli::places::Places;
@@ -34,7 +34,7 @@ pub fn load_resolved(
     asked: Option<AskedTask>,
     terminal: &Terminal,
 ) -> Result<EmbedClient, CommandError> {
-    let options = options(args, EngineOptions::default(), terminal)?;
+    let options = options(args, EngineArgs::default().resolve(false), terminal)?;
     let bar = LoadBar::new(terminal, &resolved.name);
     let loaded = load::load_embedder(resolved, asked, &options, &mut |done, total| bar.show(done, total));
     bar.clear();

@@ -1,7 +1,7 @@
 //! A served model that computes vectors or scores of texts: the server's only one, or one beside it.
 
 use super::{ModelTask, ServeArgs, ServedEmbedder, settings};
-use crate::cli::args::{EngineOptions, ModelArgs};
+use crate::cli::args::ModelArgs;
 use crate::cli::error::CommandError;
 use crate::cli::load;
 use crate::cli::load::embedder::{
@@ -12,8 +12,8 @@ use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::runtime::EngineClient;
 use crate::runtime::embed::{EmbedClient, EmbedKind, NoEngine};
-use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::AskedTask;
+use crate::runtime::load::hub::Resolved;
 use crate::runtime::session::store::SessionStore;
 use crate::serve::App;
 use crate::serve::engine::EngineSlot;

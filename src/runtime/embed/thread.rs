@@ -103,12 +103,13 @@ fn serve(mut model: EmbedModel, queue: &Receiver<QueuedJob>) {
 /// Computes one step, and delivers its results.
 fn step(model: &mut EmbedModel, jobs: &mut VecDeque<QueuedJob>) {
     let counts = plan(jobs);
-    let planned = jobs.iter().zip(&counts).flat_map(|(job, &count)| {
-        job.inputs.iter().take(count).map(|input| (input, job.dimensions))
-    });
+    let planned = jobs
+        .iter()
+        .zip(&counts)
+        .flat_map(|(job, &count)| job.inputs.iter().take(count).map(|input| (input, job.dimensions)));
     let planned: Vec<_> = planned.collect();
     let outputs = catch_unwind(AssertUnwindSafe(|| model.compute(&planned)))
-        .unwrap_or_else(|panic| Err(Error::Backend(panic_text(&*panic))));
+        .unwrap_or_else(|panic| Err(Error::Backend(panic_text(&*panic).to_owned())));
     let mut outputs = outputs.map(Vec::into_iter);
     for (job, count) in jobs.iter_mut().zip(counts) {
         job.inputs.drain(..count);

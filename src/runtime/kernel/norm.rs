@@ -97,7 +97,13 @@ mod tests {
     #[test]
     fn a_layer_norm_subtracts_the_mean_and_divides_by_the_deviation() {
         let mut out = [0.0; 4];
-        layer_norm(Isa::Scalar, &[1.0, 2.0, 3.0, 6.0], [&[1.0, 1.0, 2.0, 1.0], &[0.0, 0.5, 0.0, 0.0]], 0.0, &mut out);
+        layer_norm(
+            Isa::Scalar,
+            &[1.0, 2.0, 3.0, 6.0],
+            [&[1.0, 1.0, 2.0, 1.0], &[0.0, 0.5, 0.0, 0.0]],
+            0.0,
+            &mut out,
+        );
         let deviation = 3.5f32.sqrt();
         let expected = [-2.0 / deviation, -1.0 / deviation + 0.5, 0.0, 3.0 / deviation];
         assert!(out.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{out:?}");

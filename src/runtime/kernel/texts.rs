@@ -169,7 +169,14 @@ mod tests {
     fn attend(isa: Isa, heads: &TextHeads, [q, k, v]: [&[f32]; 3]) -> Vec<f32> {
         let mut out = vec![0.0; q.len()];
         for (block, out) in out.chunks_mut(BLOCK_ROWS * HEADS * DIM).enumerate() {
-            attend_block(isa, heads, TextRows { q, k, v }, block * BLOCK_ROWS, out, &mut TextScratch::default());
+            attend_block(
+                isa,
+                heads,
+                TextRows { q, k, v },
+                block * BLOCK_ROWS,
+                out,
+                &mut TextScratch::default(),
+            );
         }
         out
     }
@@ -227,7 +234,10 @@ mod tests {
                 assert!(worst.fold(0.0, f64::max) < 1e-5, "{reach:?} {len}");
                 for isa in available() {
                     let got = attend(isa, &heads, [&q, &k, &v]);
-                    assert!(got.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa:?} {len}");
+                    assert!(
+                        got.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{isa:?} {len}"
+                    );
                 }
             }
         }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::files::ModelFiles;
 use super::hub::Resolved;
 use super::text_task::{
-    AskedTask, Prompts, TextTask, TextTaskFacts, assumed_task, folder_scores, folder_task, gguf_task, yes_no_task,
+    AskedTask, Prompts, TextTask, TextTaskFacts, assumed_task, folder_scores, folder_task, gguf_task,
+    yes_no_task,
 };
 use super::{Device, LoadOptions, backend, quantize, target, weight_bytes};
 use crate::runtime::backend::cpu::Cpu;
@@ -15,6 +16,7 @@ use crate::runtime::model::TextModel;
 use crate::runtime::model::arch::{self, Description};
 use crate::runtime::model::decoder::{Decoder, DecoderParts, Matrix, TextDecoder};
 use crate::runtime::model::encoder::{Encoder, EncoderConfig, EncoderParts, parse_encoder};
+use crate::runtime::model::recognise::is_bidirectional;
 use crate::runtime::model::text_head::{EmbeddingHead, Pooling};
 use crate::runtime::notice::Notice;
 use crate::runtime::tensor::HostTensor;
@@ -49,7 +51,7 @@ impl Network {
         if let Some(config) = parse_encoder(reader)? {
             return Ok(Some(Network::Encoder(Box::new(config))));
         }
-        let is_bidirectional = is_bidirectional(files);
+        let is_bidirectional = is_bidirectional(reader);
         let description = arch::parse_config(reader)?.map(Box::new);
         Ok(description.map(|description| Network::Decoder { description, is_bidirectional }))
     }
@@ -69,12 +71,6 @@ impl Network {
     }
 }
 
-/// Returns whether a decoder's tokens see those after them (EmbeddingGemma).
-pub fn is_bidirectional(files: &ModelFiles) -> bool {
-    let flag = |key: &str| files.config_reader().flag(key).ok().flatten();
-    flag("use_bidirectional_attention") == Some(true) || flag("attention.causal") == Some(false)
-}
-
 /// Returns what a model computes of texts, by its files alone; `None` if they say nothing and it is no encoder.
 ///
 /// # Errors
@@ -82,6 +78,19 @@ pub fn is_bidirectional(files: &ModelFiles) -> bool {
 pub fn text_task(files: &ModelFiles, asked: Option<AskedTask>) -> Result<Option<TextTaskFacts>, LoadError> {
     let Some(network) = Network::of(files)? else { return Ok(None) };
     task_of(files, &network, asked)
+}
+
+/// Describes what a model computes of texts, for people; `None` if it computes nothing.
+pub fn describe(files: &ModelFiles) -> Option<String> {
+    let network = Network::of(files).ok()??;
+    let facts = task_of(files, &network, None).ok()??;
+    Some(match facts.task {
+        TextTask::Scores(_) => "scores of pairs of texts".to_owned(),
+        TextTask::Embedding(head) => {
+            let width = head.width(network.hidden_size());
+            format!("embeddings of {width} values ({} pooling)", head.pooling.name())
+        }
+    })
 }
 
 fn task_of(
@@ -102,7 +111,9 @@ fn task_of(
     let by_files = by_files.or_else(|| is_encoder.then(assumed_task));
     match asked {
         None => Ok(by_files),
-        Some(AskedTask::Pooling(pooling)) => Ok(Some(pooled_by(pooling, by_files.unwrap_or_else(assumed_task)))),
+        Some(AskedTask::Pooling(pooling)) => {
+            Ok(Some(pooled_by(pooling, by_files.unwrap_or_else(assumed_task))))
+        }
         Some(AskedTask::Rerank) => match by_files {
             Some(facts) if matches!(facts.task, TextTask::Scores(_)) => Ok(Some(facts)),
             _ if is_encoder => Ok(by_files),
@@ -152,7 +163,9 @@ pub fn load_embedder(
     let unsupported = |what: &str| reader.unsupported(format!("architecture {architecture}: {what}"));
     let network = Network::of(&files)?.ok_or_else(|| unsupported("llmctl computes no embeddings with it"))?;
     let facts = task_of(&files, &network, asked)?.ok_or_else(|| {
-        unsupported("its files name no pooling, so it computes no embeddings unless one is chosen (--pooling last)")
+        unsupported(
+            "its files name no pooling, so it computes no embeddings unless one is chosen (--pooling last)",
+        )
     })?;
     let Device::Cpu(cpu) = options.device else {
         return Err(LoadError::Device("embeddings are computed on the CPU only (--device cpu)".to_owned()));
@@ -170,8 +183,13 @@ pub fn load_embedder(
     let source = files.tensors();
     let model: Box<dyn TextModel> = match network {
         Network::Encoder(config) => {
-            let parts =
-                EncoderParts { config: *config, source, context_length: context, convert: &convert, progress };
+            let parts = EncoderParts {
+                config: *config,
+                source,
+                context_length: context,
+                convert: &convert,
+                progress,
+            };
             Box::new(Encoder::load(cpu, parts)?)
         }
         Network::Decoder { description, is_bidirectional } => {

@@ -184,12 +184,7 @@ pub fn gguf_task(files: &ModelFiles, hidden: usize) -> Result<Option<TextTaskFac
     for name in ["dense_2.weight", "dense_3.weight"] {
         if let Some((shape, _)) = files.tensors().describe(name) {
             let [outputs, inputs] = shape[..] else { return Err(reader.error(name, "is no matrix")) };
-            dense.push(dense_of(
-                files.tensors(),
-                [name, ""],
-                [outputs, inputs],
-                DenseActivation::Identity,
-            )?);
+            dense.push(dense_of(files.tensors(), [name, ""], [outputs, inputs], DenseActivation::Identity)?);
         }
     }
     let head = EmbeddingHead { pooling, dense, is_normalized: true };
@@ -265,7 +260,8 @@ pub fn yes_no_task(source: &dyn TensorSource, ids: [u32; 2]) -> Result<TextTaskF
     let names = ["lm_head.weight", "output.weight", "model.embed_tokens.weight", "embed_tokens.weight"];
     let names = names.into_iter().chain(["token_embd.weight"]);
     let found = names.filter(|name| source.describe(name).is_some()).map(|name| source.tensor(name)).next();
-    let missing = LoadError::Tensor { tensor: "lm_head.weight".to_owned(), message: "not in the file".to_owned() };
+    let missing =
+        LoadError::Tensor { tensor: "lm_head.weight".to_owned(), message: "not in the file".to_owned() };
     let table = found.transpose()?.flatten().ok_or(missing)?;
     let (rows, inputs) = table.rows_cols();
     let row = |id: u32| match (id as usize) < rows {

@@ -252,9 +252,10 @@ fn vectors_of(app: &App) -> Result<&ServedEmbedder, ApiError> {
         format!("{name:?} {what}: serve an embedding model with --model, or beside it with --embedding-model")
     };
     match app.embedder() {
-        Some(served) if served.client.texts().kind == EmbedKind::Scores => {
-            Err(ApiError::unsupported("model", message(&served.id, "scores pairs and computes no embeddings")))
-        }
+        Some(served) if served.client.texts().kind == EmbedKind::Scores => Err(ApiError::unsupported(
+            "model",
+            message(&served.id, "scores pairs and computes no embeddings"),
+        )),
         Some(served) => Ok(served),
         None => Err(no_embedder(message(&app.model().id, "computes no embeddings"))),
     }
@@ -318,9 +319,14 @@ fn vector(output: EmbedOutput, in_base64: bool) -> Value {
             let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
             STANDARD.encode(bytes).into()
         }
-        EmbedOutput::Vector(vector) => vector.into(),
-        EmbedOutput::Score(score) => score.into(),
+        EmbedOutput::Vector(vector) => vector.into_iter().map(shortest).collect(),
+        EmbedOutput::Score(score) => shortest(score),
     }
+}
+
+/// Returns a number with the fewest digits that give it again.
+fn shortest(value: f32) -> Value {
+    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 /// Returns the best documents, the best first; equal ones in their order.
@@ -333,7 +339,7 @@ fn results(body: &RerankBody, outputs: &[EmbedOutput]) -> Vec<Value> {
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     ranked.truncate(body.top_n.unwrap_or(usize::MAX));
     let result = |(index, score): (usize, f32)| {
-        let mut result = json!({"index": index, "relevance_score": score});
+        let mut result = json!({"index": index, "relevance_score": shortest(score)});
         if body.returns_documents {
             result["document"] = json!({"text": body.documents[index]});
         }

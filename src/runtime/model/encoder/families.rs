@@ -123,7 +123,7 @@ fn modernbert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
     let base = bert(reader)?;
     let num_layers = base.layers.len();
     let interval = reader.count("global_attn_every_n_layers")?.unwrap_or(3).max(1);
-    let by_interval = || (0..num_layers).map(|layer| !layer.is_multiple_of(interval)).collect();
+    let by_interval = || (0..num_layers).map(|layer| !layer.is_multiple_of(interval)).collect::<Vec<bool>>();
     let slides = match reader.is_gguf() {
         true => by_interval(),
         false => reader.sliding_layers(num_layers)?.unwrap_or_else(by_interval),
@@ -164,7 +164,7 @@ fn plain_rope(config: &EncoderConfig, theta: f32) -> RopeConfig {
 fn first_size(reader: &ConfigReader, keys: &[&'static str], max: usize) -> Result<usize, LoadError> {
     let found = keys.iter().find(|key| reader.value(key).is_some());
     let [first, .., of_gguf] = keys else { unreachable!("names of both formats") };
-    reader.size(found.copied().unwrap_or(reader.pick(first, of_gguf)), max)
+    reader.size(found.copied().unwrap_or(reader.pick(*first, *of_gguf)), max)
 }
 
 /// Parses the activation. GGUF does not say: llama.cpp computes SiLU in nomic-bert and else GELU.

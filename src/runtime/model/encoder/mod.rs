@@ -309,12 +309,7 @@ impl<B: Backend> EncoderLayer<B> {
     }
 
     /// Computes the feed-forward part of `normed`, or of the residual stream, into `added`.
-    fn feed_forward(
-        &self,
-        backend: &B,
-        config: &EncoderConfig,
-        stream: &mut EncoderStream<B>,
-    ) -> Result<()> {
+    fn feed_forward(&self, backend: &B, config: &EncoderConfig, stream: &mut EncoderStream<B>) -> Result<()> {
         let EncoderStream { residual, normed, added, q: inner, up, .. } = stream;
         let input = if config.pre_norms { &*normed } else { &*residual };
         match &self.gate {

@@ -106,7 +106,8 @@ impl TokenizerJson {
     pub fn pair_surroundings(&self) -> Option<[Vec<u32>; 3]> {
         const TEXTS: [u32; 2] = [u32::MAX, u32::MAX - 1]; // placeholders for the texts' own ids
         let processor = self.post_processor.as_ref()?;
-        let [first, second] = TEXTS.map(|id| Encoding::from_tokens(vec![Token::new(id, String::new(), (0, 0))], 0));
+        let [first, second] =
+            TEXTS.map(|id| Encoding::from_tokens(vec![Token::new(id, String::new(), (0, 0))], 0));
         let ids = guarded(|| Ok(processor.process(first, Some(second), true)?.get_ids().to_vec())).ok()?;
         let [first, second] = TEXTS.map(|text| ids.iter().position(|&id| id == text));
         let (first, second) = first.zip(second).filter(|(first, second)| first < second)?;

@@ -3,7 +3,7 @@
 //! llama.cpp's converter marks the beginning of a word with '▁' and leaves out the `##` of the other tokens, and files do not
 //! say whether the model was trained on lower case: llama.cpp always lowers, and removes accents.
 
-use tokenizers::models::wordpiece::WordPiece;
+use serde_json::{Map, Value, json};
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
@@ -30,16 +30,23 @@ pub(super) fn wordpiece(spec: &VocabSpec) -> Result<TokenizerParts, String> {
             (TokenKind::Normal, None) => format!("##{text}"),
             _ => text.clone(),
         };
-        (text, id)
+        (text, Value::from(id))
     };
     let unknown = spec.unk.unwrap_or(UNKNOWN);
     let unknown = spec.tokens.get(unknown as usize).ok_or("the vocabulary has no unknown token")?.clone();
-    let vocab = (0u32..).zip(&spec.tokens).map(spelled).collect();
-    let model = guarded(|| WordPiece::builder().vocab(vocab).unk_token(unknown).build())?;
+    let vocab: Map<String, Value> = (0u32..).zip(&spec.tokens).map(spelled).collect();
+    let model = json!({"type": "WordPiece", "vocab": vocab, "unk_token": unknown, "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100});
+    let model: ModelWrapper = guarded(|| Ok(serde_json::from_value(model)?))?;
     Ok(TokenizerParts {
-        normalizer: Some(NormalizerWrapper::BertNormalizer(BertNormalizer::new(true, true, Some(true), true))),
+        normalizer: Some(NormalizerWrapper::BertNormalizer(BertNormalizer::new(
+            true,
+            true,
+            Some(true),
+            true,
+        ))),
         pre_tokenizer: Some(PreTokenizerWrapper::BertPreTokenizer(BertPreTokenizer)),
-        speller: Speller::Crate(Box::new(ModelWrapper::WordPiece(model))),
+        speller: Speller::Crate(Box::new(model)),
         spelling: Spelling::SentencePiece,
         adds_bos: true,
     })
