@@ -10,11 +10,14 @@ use base64::engine::general_purpose::STANDARD;
 use llmctl::runtime::LoadError;
 use llmctl::runtime::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, LongText};
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
+use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::load::{AskedTask, LoadOptions, LoadedEmbedder, Pooling, load_embedder};
+use llmctl::runtime::tensor::TensorSource;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use crate::cli::{Place, finish};
+use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::{fixtures, golden};
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::{ask, get};
@@ -371,4 +374,129 @@ fn an_embedder_beside_a_model_that_writes_text() {
         "{}",
         refused.body
     );
+}
+
+/// Names of Hugging Face and of llama.cpp's converter, parts of a name; a tensor without one is left out.
+const GGUF_NAMES: [(&str, &str); 26] = [
+    ("embeddings.word_embeddings.", "token_embd."),
+    ("embeddings.tok_embeddings.", "token_embd."),
+    ("embeddings.position_embeddings.", "position_embd."),
+    ("embeddings.token_type_embeddings.", "token_types."),
+    ("embeddings.LayerNorm.", "token_embd_norm."),
+    ("embeddings.norm.", "token_embd_norm."),
+    ("emb_ln.", "token_embd_norm."),
+    ("final_norm.", "output_norm."),
+    ("attention.self.query.", "attn_q."),
+    ("attention.self.key.", "attn_k."),
+    ("attention.self.value.", "attn_v."),
+    ("attention.output.dense.", "attn_output."),
+    ("attention.output.LayerNorm.", "attn_output_norm."),
+    ("intermediate.dense.", "ffn_up."),
+    ("output.dense.", "ffn_down."),
+    ("output.LayerNorm.", "layer_output_norm."),
+    ("attn.Wqkv.", "attn_qkv."),
+    ("attn.out_proj.", "attn_output."),
+    ("attn.Wo.", "attn_output."),
+    ("norm1.", "attn_output_norm."),
+    ("norm2.", "layer_output_norm."),
+    ("mlp.fc11.", "ffn_up."),
+    ("mlp.fc12.", "ffn_gate."),
+    ("mlp.fc2.", "ffn_down."),
+    ("attn_norm.", "attn_norm."),
+    ("mlp_norm.", "ffn_norm."),
+];
+
+fn gguf_name(name: &str) -> Option<String> {
+    let name = name.replace("mlp.Wi.", "ffn_up.").replace("mlp.Wo.", "ffn_down.");
+    let within = name.trim_start_matches("encoder.");
+    let (prefix, part) = match within.split_once('.').filter(|(first, _)| first.starts_with("layer")) {
+        Some((_, rest)) => {
+            let (number, part) = rest.split_once('.')?;
+            (format!("blk.{number}."), part)
+        }
+        None => (String::new(), within),
+    };
+    if part.starts_with("ffn_") {
+        return Some(format!("{prefix}{part}"));
+    }
+    let named = |(hf, gguf): &(&str, &str)| Some(format!("{gguf}{}", part.strip_prefix(hf)?));
+    GGUF_NAMES.iter().find_map(named).map(|part| format!("{prefix}{part}"))
+}
+
+/// The pieces of a WordPiece vocabulary as llama.cpp's converter writes them, padded to the embedding's rows, and their kinds.
+fn gguf_vocabulary(folder: &Path) -> (Vec<String>, Vec<u32>) {
+    let json: Value = serde_json::from_slice(&std::fs::read(folder.join("tokenizer.json")).unwrap()).unwrap();
+    let mut pieces: Vec<String> = (0..400).map(|id| format!("[PAD{id}]")).collect();
+    let mut kinds = vec![5; 400];
+    for (text, id) in json["model"]["vocab"].as_object().unwrap() {
+        let id = id.as_u64().unwrap() as usize;
+        let is_special = text.starts_with('[') && text.len() > 1;
+        let begun = || text.strip_prefix("##").map_or_else(|| format!("▁{text}"), str::to_owned);
+        (pieces[id], kinds[id]) = if is_special { (text.clone(), 3) } else { (begun(), 1) };
+    }
+    (pieces, kinds)
+}
+
+fn write_gguf(folder: &Path, arch: &str, pooling: u32, into: &Path) {
+    let (pieces, kinds) = gguf_vocabulary(folder);
+    let key = |name: &str| format!("{arch}.{name}");
+    let mut file = GgufBuilder::new()
+        .text("general.architecture", arch)
+        .u32(&key("context_length"), 256)
+        .u32(&key("embedding_length"), 32)
+        .u32(&key("block_count"), 3)
+        .u32(&key("feed_forward_length"), 64)
+        .u32(&key("attention.head_count"), 4)
+        .f32(&key("attention.layer_norm_epsilon"), if arch == "modern-bert" { 1e-5 } else { 1e-12 })
+        .bool(&key("attention.causal"), false)
+        .u32(&key("pooling_type"), pooling)
+        .text("tokenizer.ggml.model", "bert")
+        .texts("tokenizer.ggml.tokens", &pieces)
+        .u32s("tokenizer.ggml.token_type", &kinds)
+        .u32("tokenizer.ggml.unknown_token_id", 1)
+        .u32("tokenizer.ggml.cls_token_id", 2)
+        .u32("tokenizer.ggml.seperator_token_id", 3);
+    file = match arch {
+        "nomic-bert" => file.f32(&key("rope.freq_base"), 1000.0),
+        "modern-bert" => file
+            .f32(&key("rope.freq_base"), 160_000.0)
+            .f32(&key("rope.freq_base_swa"), 10_000.0)
+            .u32(&key("attention.sliding_window"), 16)
+            .array(&key("attention.sliding_window_pattern"), 7, 3, &[0, 1, 0]),
+        _ => file,
+    };
+    let checkpoint = Safetensors::open(folder).unwrap();
+    for name in checkpoint.names() {
+        let Some(gguf) = gguf_name(&name) else { continue };
+        let tensor = checkpoint.tensor(&name).unwrap().unwrap();
+        file = file.tensor(&gguf, &tensor.shape, F32, &tensor.bytes);
+    }
+    std::fs::write(into, file.build()).unwrap();
+}
+
+#[test]
+fn encoders_as_gguf_give_the_bits_of_their_folders() {
+    let place = tempfile::tempdir().unwrap();
+    for (name, arch, pooling) in [
+        ("bert-mean", "bert", 1),
+        ("bert-cls", "bert", 2),
+        ("nomic-bert-mean", "nomic-bert", 1),
+        ("modernbert-mean", "modern-bert", 1),
+    ] {
+        let Some(folder) = encoder(name) else { continue };
+        let path = place.path().join(format!("{name}.gguf"));
+        write_gguf(&folder, arch, pooling, &path);
+        let [folder_client, gguf_client] = [client(&folder), client(&path)];
+        for row in golden_rows(&folder) {
+            if arch != "modern-bert" {
+                let encoded = gguf_client.texts().encode("", &row.text, LongText::Refuse).unwrap();
+                assert_eq!(encoded.ids(), row.ids, "{name} {:?}", row.text);
+            }
+            let [from_folder, from_gguf] = [&folder_client, &gguf_client].map(|client| {
+                let input = client.texts().ids(row.ids.clone(), LongText::Refuse).unwrap();
+                vectors(client, vec![input], None).remove(0)
+            });
+            assert!(same_bits(&from_folder, &from_gguf), "{name} {:?}", row.text);
+        }
+    }
 }

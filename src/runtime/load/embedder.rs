@@ -56,6 +56,14 @@ impl Network {
         Ok(description.map(|description| Network::Decoder { description, is_bidirectional }))
     }
 
+    /// Returns why it cannot read texts without KV; `None` if it can.
+    fn refusal(&self) -> Option<&'static str> {
+        match self {
+            Network::Encoder(_) => None,
+            Network::Decoder { description, .. } => TextDecoder::<Cpu>::refusal(&description.config),
+        }
+    }
+
     fn hidden_size(&self) -> usize {
         match self {
             Network::Encoder(config) => config.hidden_size,
@@ -167,6 +175,9 @@ pub fn load_embedder(
             "its files name no pooling, so it computes no embeddings unless one is chosen (--pooling last)",
         )
     })?;
+    if let Some(reason) = network.refusal() {
+        return Err(unsupported(reason));
+    }
     let Device::Cpu(cpu) = options.device else {
         return Err(LoadError::Device("embeddings are computed on the CPU only (--device cpu)".to_owned()));
     };
@@ -175,39 +186,7 @@ pub fn load_embedder(
     let context = context(&files, &network, &facts, options, &mut notices)?;
     let tokenizer = files.tokenizer()?;
     let asks_yes_or_no = matches!(network, Network::Decoder { .. });
-    let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
-        let wanted = target(options, matrix, tensor.dtype);
-        quantize::convert(name, &tensor, wanted)
-    };
-    let cpu = Cpu::with(cpu).map_err(backend)?;
-    let source = files.tensors();
-    let model: Box<dyn TextModel> = match network {
-        Network::Encoder(config) => {
-            let parts = EncoderParts {
-                config: *config,
-                source,
-                context_length: context,
-                convert: &convert,
-                progress,
-            };
-            Box::new(Encoder::load(cpu, parts)?)
-        }
-        Network::Decoder { description, is_bidirectional } => {
-            if let Some(reason) = TextDecoder::<Cpu>::refusal(&description.config) {
-                return Err(unsupported(reason));
-            }
-            let parts = DecoderParts {
-                config: description.config,
-                naming: description.naming,
-                source,
-                context_length: context,
-                kv_type: options.kv_type,
-                convert: &convert,
-                progress,
-            };
-            Box::new(TextDecoder::new(Decoder::load(cpu, parts)?, is_bidirectional))
-        }
-    };
+    let model = load_network(&files, network, context, options, Cpu::with(cpu).map_err(backend)?, progress)?;
     Ok(LoadedEmbedder {
         name: resolved.name.clone(),
         model,
@@ -217,6 +196,36 @@ pub fn load_embedder(
         asks_yes_or_no,
         notices,
     })
+}
+
+/// Loads the network that reads texts of up to `context_length` tokens.
+fn load_network(
+    files: &ModelFiles,
+    network: Network,
+    context_length: usize,
+    options: &LoadOptions,
+    cpu: Cpu,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Box<dyn TextModel>, LoadError> {
+    let source = files.tensors();
+    let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
+        let wanted = target(options, matrix, tensor.dtype);
+        quantize::convert(name, &tensor, wanted)
+    };
+    let model: Box<dyn TextModel> = match network {
+        Network::Encoder(config) => {
+            let parts = EncoderParts { config: *config, source, context_length, convert: &convert, progress };
+            Box::new(Encoder::load(cpu, parts)?)
+        }
+        Network::Decoder { description, is_bidirectional } => {
+            let Description { config, naming, .. } = *description;
+            let kv_type = options.kv_type;
+            let parts =
+                DecoderParts { config, naming, source, context_length, kv_type, convert: &convert, progress };
+            Box::new(TextDecoder::new(Decoder::load(cpu, parts)?, is_bidirectional))
+        }
+    };
+    Ok(model)
 }
 
 /// Returns the limit of tokens per text: the flag's, or what the model was trained with, or its positions.

@@ -125,6 +125,12 @@ fn modernbert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
     let interval = reader.count("global_attn_every_n_layers")?.unwrap_or(3).max(1);
     let by_interval = || (0..num_layers).map(|layer| !layer.is_multiple_of(interval)).collect::<Vec<bool>>();
     let slides = match reader.is_gguf() {
+        true if reader
+            .value("attention.sliding_window_pattern")
+            .is_some_and(|pattern| pattern.is_array()) =>
+        {
+            reader.sliding_pattern(num_layers, interval)?
+        }
         true => by_interval(),
         false => reader.sliding_layers(num_layers)?.unwrap_or_else(by_interval),
     };
