@@ -169,7 +169,7 @@ fn what_is_not_computed_is_refused_by_name() {
     refused(
         pooling,
         r#"{"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}"#,
-        "cls_token and mean_tokens",
+        "mean_tokens and cls_token",
     );
     refused(pooling, r#"{"pooling_mode_weightedmean_tokens": true}"#, "weightedmean_tokens");
     refused(pooling, r#"{"pooling_mode_mean_tokens": true, "include_prompt": false}"#, "prompt");

@@ -151,6 +151,7 @@ fn llama_cpp_vectors_from_gguf() {
         checked.push(name);
     }
     let all = [
+        "bert-bge",
         "deepseek-coder",
         "deepseek-llm",
         "falcon",
