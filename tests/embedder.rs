@@ -12,6 +12,7 @@ use llmctl::runtime::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, Lo
 use llmctl::runtime::load::hub::{ModelSource, Resolved};
 use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::load::{AskedTask, LoadOptions, LoadedEmbedder, Pooling, load_embedder};
+use llmctl::runtime::model::weights::to_f32;
 use llmctl::runtime::tensor::TensorSource;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
@@ -499,4 +500,148 @@ fn encoders_as_gguf_give_the_bits_of_their_folders() {
             assert!(same_bits(&from_folder, &from_gguf), "{name} {:?}", row.text);
         }
     }
+}
+
+/// Writes the checkpoint of `folder` anew, with these tensors added or replaced, and some members of its configuration.
+fn rewrite(folder: &Path, tensors: &[(&str, Vec<usize>, Vec<f32>)], config: &[(&str, Value)]) {
+    let checkpoint = Safetensors::open(folder).unwrap();
+    let mut all: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for name in checkpoint.names().iter().filter(|name| tensors.iter().all(|(added, ..)| added != &&name[..]))
+    {
+        let tensor = checkpoint.tensor(name).unwrap().unwrap();
+        all.push((name.to_string(), tensor.shape.clone(), tensor.bytes.to_vec()));
+    }
+    drop(checkpoint);
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    all.extend(tensors.iter().map(|(name, shape, values)| (name.to_string(), shape.clone(), bytes(values))));
+    let view = |(name, shape, bytes): &'_ (String, Vec<usize>, Vec<u8>)| {
+        let bytes: &'static [u8] = bytes.clone().leak();
+        (name.clone(), TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    };
+    let written = safetensors::serialize(all.iter().map(view), None).unwrap();
+    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+    std::fs::write(folder.join("model.safetensors"), written).unwrap();
+    let path = folder.join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config.iter().for_each(|(key, value)| json[*key] = value.clone());
+    std::fs::write(path, json.to_string()).unwrap();
+}
+
+fn values(folder: &Path, name: &str) -> Vec<f32> {
+    to_f32(&Safetensors::open(folder).unwrap().tensor(name).unwrap().unwrap())
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+}
+
+fn score(client: &EmbedClient, input: EmbedInput) -> f64 {
+    match client.submit(vec![input], None).unwrap().next() {
+        Some(Ok(EmbedOutput::Score(score))) => score.into(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Makes the folder's model give its pooled hidden states as they are.
+fn unnormalized(folder: &Path) {
+    let modules = r#"[{"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]"#;
+    std::fs::write(folder.join("modules.json"), modules).unwrap();
+}
+
+#[test]
+fn a_cross_encoder_scores_a_pair_by_its_first_token() {
+    let Some((_place, folder)) = copy("bert-cls") else { return };
+    let (_vectors_place, plain) = copy("bert-cls").unwrap();
+    std::fs::remove_file(folder.join("modules.json")).unwrap();
+    unnormalized(&plain);
+    let weight: Vec<f32> = (0..32).map(|at| (at as f32).sin()).collect();
+    let classifier =
+        [("classifier.weight", vec![1, 32], weight.clone()), ("classifier.bias", vec![1], vec![0.25])];
+    let labels =
+        [("architectures", json!(["BertForSequenceClassification"])), ("id2label", json!({"0": "LABEL_0"}))];
+    rewrite(&folder, &classifier, &labels);
+    let reranker = client(&folder);
+    assert_eq!(reranker.texts().kind, EmbedKind::Scores);
+    let pair = reranker.texts().pair(None, "The cat", "sits on the mat", LongText::Refuse).unwrap();
+    let apart = score(&reranker, pair.clone());
+    // With one row for both types, the pair is a text whose hidden states the other folder gives.
+    let types = "embeddings.token_type_embeddings.weight";
+    let first = values(&folder, types)[..32].to_vec();
+    let both = [(types, vec![2, 32], [&first[..], &first].concat())];
+    rewrite(&folder, &[&classifier[..], &both].concat(), &labels);
+    rewrite(&plain, &both, &[]);
+    let alike = score(&client(&folder), pair.clone());
+    assert!((apart - alike).abs() > 1e-6, "the second part has a type of its own");
+    let plain_client = client(&plain);
+    let text = plain_client.texts().ids(pair.ids().to_vec(), LongText::Refuse).unwrap();
+    let hidden = vectors(&plain_client, vec![text], None).remove(0);
+    let [pooler, bias] = ["pooler.dense.weight", "pooler.dense.bias"].map(|name| values(&plain, name));
+    let pooled: Vec<f32> = pooler
+        .chunks(32)
+        .zip(&bias)
+        .map(|(row, bias)| (dot(row, &hidden) + f64::from(*bias)).tanh() as f32)
+        .collect();
+    let expected = 1.0 / (1.0 + (-(dot(&weight, &pooled) + 0.25)).exp());
+    assert!((alike - expected).abs() < 1e-5, "{alike} {expected}");
+    let long = "one two three four five six ".repeat(100);
+    assert!(reranker.texts().pair(None, "The cat", &long, LongText::Refuse).is_err());
+    let cut = reranker.texts().pair(None, "The cat", &long, LongText::Cut).unwrap();
+    assert_eq!((cut.num_tokens(), cut.ids().last()), (256, pair.ids().last()));
+    rewrite(&folder, &classifier, &[("id2label", json!({"0": "no", "1": "yes"}))]);
+    let error = load(&folder, None, &golden::exact()).err().expect("refused").to_string();
+    assert!(error.contains("2 classes"), "{error}");
+}
+
+#[test]
+fn a_language_model_scores_a_pair_by_yes_and_no() {
+    let Some((_place, folder)) = copy("qwen3-embedding-last") else { return };
+    unnormalized(&folder);
+    let path = folder.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (id, content, special) in
+        [(390, "yes", false), (391, "no", false), (392, "<|im_start|>", true), (393, "<|im_end|>", true)]
+    {
+        let token = json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": special});
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(token);
+    }
+    std::fs::write(&path, tokenizer.to_string()).unwrap();
+    rewrite(&folder, &[], &[("max_position_embeddings", json!(2048))]);
+    let vectors_client = client(&folder);
+    let reranker = load(&folder, Some(AskedTask::Rerank), &golden::exact()).unwrap();
+    let reranker = EmbedClient::spawn(reranker).unwrap();
+    let pair =
+        |document: &str| reranker.texts().pair(None, "What is a cat?", document, LongText::Refuse).unwrap();
+    let input = pair("A feline <|im_end|> of yes");
+    let ends = input.ids().iter().filter(|id| **id == 393).count();
+    assert_eq!(ends, 2, "texts hold no special tokens");
+    let table = values(&folder, "embed_tokens.weight");
+    let row = |id: usize| &table[id * 32..(id + 1) * 32];
+    let text = vectors_client.texts().ids(input.ids().to_vec(), LongText::Refuse).unwrap();
+    let hidden = vectors(&vectors_client, vec![text], None).remove(0);
+    let expected = 1.0 / (1.0 + (dot(row(391), &hidden) - dot(row(390), &hidden)).exp());
+    let got = score(&reranker, input);
+    assert!((got - expected).abs() < 1e-5, "{got} {expected}");
+    let documents = ["A feline", "a car", "A feline"];
+    let model = folder.to_string_lossy().into_owned();
+    let (serving, _) = start_as_told(Place::new(), &["--model", &model, "--task", "rerank"]);
+    let body = json!({"query": "What is a cat?", "documents": documents, "return_documents": true});
+    let reply = post(&serving, "/v1/rerank", &body).json();
+    let results = reply["results"].as_array().unwrap();
+    let scores: Vec<f64> = results.iter().map(|result| result["relevance_score"].as_f64().unwrap()).collect();
+    assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b), "{reply}");
+    for result in results {
+        let index = result["index"].as_u64().unwrap() as usize;
+        assert_eq!(result["document"]["text"], documents[index]);
+        let expected = score(&reranker, pair(documents[index]));
+        assert!((result["relevance_score"].as_f64().unwrap() - expected).abs() < 1e-6, "{reply}");
+    }
+    let best = json!({"query": "What is a cat?", "documents": [{"text": "A feline"}, "a car"], "top_n": 1});
+    for path in ["/rerank", "/v2/rerank"] {
+        assert_eq!(post(&serving, path, &best).json()["results"].as_array().unwrap().len(), 1);
+    }
+    post(&serving, "/v1/rerank", &json!({"documents": ["x"]})).check(422, "invalid_value");
+    post(&serving, "/v1/rerank", &json!({"query": "x", "documents": [1]})).check(422, "invalid_value");
+    post(&serving, "/v1/embeddings", &json!({"input": "x"})).check(400, "unsupported_parameter");
 }

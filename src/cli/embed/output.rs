@@ -16,12 +16,12 @@ const HEADER_BYTES: usize = 128;
 /// The result of a command.
 pub struct VectorFile {
     name: String,
-    sink: Sink,
+    sink: VectorSink,
     width: usize,
     num_rows: usize,
 }
 
-enum Sink {
+enum VectorSink {
     Lines(Box<dyn Write>),
     /// On its way to stdout.
     Matrix(Cursor<Vec<u8>>),
@@ -46,11 +46,11 @@ impl VectorFile {
                 .context(format!("creating {}", path.display()))
         };
         let sink = match (path, format.unwrap_or(by_name)) {
-            (None, VectorFormat::Jsonl) => Sink::Lines(Box::new(io::stdout().lock())),
-            (None, VectorFormat::Npy) => Sink::Matrix(Cursor::new(vec![0; HEADER_BYTES])),
+            (None, VectorFormat::Jsonl) => VectorSink::Lines(Box::new(io::stdout().lock())),
+            (None, VectorFormat::Npy) => VectorSink::Matrix(Cursor::new(vec![0; HEADER_BYTES])),
             (Some(path), VectorFormat::Jsonl) => {
                 let file = File::create(path).map_err(|error| failed(path, error))?;
-                Sink::Lines(Box::new(BufWriter::new(file)))
+                VectorSink::Lines(Box::new(BufWriter::new(file)))
             }
             (Some(path), VectorFormat::Npy) => {
                 let mut name = path.as_os_str().to_owned();
@@ -58,7 +58,7 @@ impl VectorFile {
                 let part = PathBuf::from(name);
                 let mut file = File::create(&part).map_err(|error| failed(&part, error))?;
                 file.write_all(&[0; HEADER_BYTES]).map_err(|error| failed(&part, error))?;
-                Sink::MatrixFile(BufWriter::new(file), [part, path.to_owned()])
+                VectorSink::MatrixFile(BufWriter::new(file), [part, path.to_owned()])
             }
         };
         let name = path.map_or("standard output".to_owned(), |path| path.display().to_string());
@@ -73,9 +73,11 @@ impl VectorFile {
         self.num_rows += 1;
         let bytes = || vector.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let written = match &mut self.sink {
-            Sink::Lines(lines) => lines.write_all(json_line(index, id, vector).as_bytes()),
-            Sink::Matrix(matrix) => matrix.seek(SeekFrom::End(0)).and_then(|_| matrix.write_all(&bytes())),
-            Sink::MatrixFile(file, _) => file.write_all(&bytes()),
+            VectorSink::Lines(lines) => lines.write_all(json_line(index, id, vector).as_bytes()),
+            VectorSink::Matrix(matrix) => {
+                matrix.seek(SeekFrom::End(0)).and_then(|_| matrix.write_all(&bytes()))
+            }
+            VectorSink::MatrixFile(file, _) => file.write_all(&bytes()),
         };
         written.map_err(|error| OutputError::new(&self.name, error))
     }
@@ -88,14 +90,14 @@ impl VectorFile {
         let Self { name, sink, width, num_rows } = self;
         let header = header(num_rows, width);
         let finished = match sink {
-            Sink::Lines(mut lines) => lines.flush(),
-            Sink::Matrix(matrix) => {
+            VectorSink::Lines(mut lines) => lines.flush(),
+            VectorSink::Matrix(matrix) => {
                 let mut bytes = matrix.into_inner();
                 bytes[..HEADER_BYTES].copy_from_slice(&header);
                 let mut stdout = io::stdout().lock();
                 stdout.write_all(&bytes).and_then(|()| stdout.flush())
             }
-            Sink::MatrixFile(file, [part, path]) => finish_file(file, &header, &part, &path),
+            VectorSink::MatrixFile(file, [part, path]) => finish_file(file, &header, &part, &path),
         };
         finished.map_err(|error| OutputError::new(&name, error))
     }

@@ -12,7 +12,7 @@ thread_local! {
 }
 
 /// A task: rows of one text.
-struct Block<'a> {
+struct TextBlock<'a> {
     text: &'a Range<usize>,
     /// Row of the text at which the block begins.
     first: usize,
@@ -32,9 +32,9 @@ impl Cpu {
         let work: usize = texts.iter().map(|text| text.len() * text.len() * width).sum();
         let mut blocks = blocks(texts, width, out.values_mut());
         let rows = |x: &'_ CpuBuffer, text: &Range<usize>| text.start * x.width()..text.end * x.width();
-        let task = |_: usize, blocks: &mut [Block<'_>]| {
+        let task = |_: usize, blocks: &mut [TextBlock<'_>]| {
             SCRATCH.with_borrow_mut(|scratch| {
-                for Block { text, first, out } in blocks {
+                for TextBlock { text, first, out } in blocks {
                     let [q, k, v] = [q, k, v].map(|x| &x.values()[rows(x, text)]);
                     attend_block(isa, heads, TextRows { q, k, v }, *first, out, scratch);
                 }
@@ -48,13 +48,13 @@ impl Cpu {
 }
 
 /// Cuts the rows of all texts into blocks.
-fn blocks<'a>(texts: &'a [Range<usize>], width: usize, mut out: &'a mut [f32]) -> Vec<Block<'a>> {
+fn blocks<'a>(texts: &'a [Range<usize>], width: usize, mut out: &'a mut [f32]) -> Vec<TextBlock<'a>> {
     let mut blocks = Vec::new();
     for text in texts {
         for first in (0..text.len()).step_by(BLOCK_ROWS) {
             let rows = BLOCK_ROWS.min(text.len() - first);
             let (block, rest) = out.split_at_mut(rows * width);
-            blocks.push(Block { text, first, out: block });
+            blocks.push(TextBlock { text, first, out: block });
             out = rest;
         }
     }
