@@ -163,14 +163,14 @@ fn dense_of(
     Ok(Dense { weight: read(weight, outputs * inputs)?.ok_or_else(missing)?, bias, inputs, activation })
 }
 
-/// Reads GGUF's `pooling_type`; `None` if the file has none. `hidden` is the width of hidden states.
+/// Reads GGUF's `pooling_type`; `None` if the file has none or leaves it open. `hidden` is the width of hidden states.
 ///
 /// # Errors
 /// [`LoadError::Unsupported`] for a kind that llmctl does not compute, [`LoadError::Tensor`] for a layer that is missing.
 pub fn gguf_task(files: &ModelFiles, hidden: usize) -> Result<Option<TextTaskFacts>, LoadError> {
     let reader = files.config_reader();
     let pooling = match reader.count("pooling_type")? {
-        None => return Ok(None),
+        None | Some(0) => return Ok(None),
         Some(1) => Pooling::Mean,
         Some(2) => Pooling::Cls,
         Some(3) => Pooling::Last,

@@ -107,8 +107,12 @@ fn nomic_bert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
         None => reader.number(reader.pick("rotary_emb_base", "rope.freq_base"))?,
     };
     let rope = plain_rope(&base, theta.unwrap_or(1000.0));
+    // Beyond the positions of its training, nomic's code changes the frequencies with the length of the text.
+    let is_stretched = reader.number("rotary_scaling_factor").ok().flatten().is_some();
+    let trained = reader.count("max_trained_positions")?.filter(|trained| *trained > 0 && is_stretched);
     Ok(EncoderConfig {
         architecture: "nomic-bert",
+        context_length: trained.unwrap_or(base.context_length).min(base.context_length),
         is_gated: true,
         first_position: None,
         ropes: vec![rope],
