@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::{EmbedInput, EmbedModel, EmbedTexts, split};
 use crate::runtime::error::{Error, Result, panic_text};
@@ -90,11 +90,8 @@ fn serve(mut model: EmbedModel, queue: &Receiver<QueuedJob>) {
             let Ok(job) = queue.recv() else { return };
             jobs.push_back(job);
         }
-        loop {
-            match queue.try_recv() {
-                Ok(job) => jobs.push_back(job),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-            }
+        while let Ok(job) = queue.try_recv() {
+            jobs.push_back(job);
         }
         step(&mut model, &mut jobs);
     }
