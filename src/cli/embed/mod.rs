@@ -324,7 +324,7 @@ impl EmbedWork<'_> {
     ) -> Result<(), OutputError> {
         let EmbedBlock { ids, mut job } = block;
         for id in ids {
-            let output = job.next().unwrap_or_else(|| Err(crate::runtime::Error::EngineGone));
+            let output = job.next().unwrap_or(Err(crate::runtime::Error::EngineGone));
             let vector = match output.map_err(|error| OutputError::Failed(error.into()))? {
                 EmbedOutput::Vector(vector) => vector,
                 EmbedOutput::Score(_) => unreachable!("the kind of the model was checked"),

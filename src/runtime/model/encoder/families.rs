@@ -174,7 +174,7 @@ fn plain_rope(config: &EncoderConfig, theta: f32) -> RopeConfig {
 fn first_size(reader: &ConfigReader, keys: &[&'static str], max: usize) -> Result<usize, LoadError> {
     let found = keys.iter().find(|key| reader.value(key).is_some());
     let [first, .., of_gguf] = keys else { unreachable!("names of both formats") };
-    reader.size(found.copied().unwrap_or(reader.pick(*first, *of_gguf)), max)
+    reader.size(found.copied().unwrap_or(reader.pick(first, of_gguf)), max)
 }
 
 /// Parses the activation. GGUF does not say: llama.cpp computes SiLU in nomic-bert and else GELU.
