@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
 
 use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, TimeSpan};
 use super::capacity::{CapacityArgs, at_least_one};

@@ -40,6 +40,7 @@ pub use super::backend::candle::{DeviceKind, open_device};
 pub use super::backend::cpu::CpuOptions;
 pub use super::kernel::gemm::kernels_name;
 pub use super::kernel::{Dtype, Isa};
+pub use super::model::text_head::Pooling;
 pub use super::panels::{KeptPanels, LEAST_BYTES, PanelPlace, kept_panels};
 use draft::DraftFiles;
 pub use draft::LoadedDraft;
@@ -50,7 +51,6 @@ pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 use prediction::OwnBlock;
 pub use prediction::PredictionUse;
-pub use super::model::text_head::Pooling;
 pub use text_task::{AskedTask, Prompts, TextTask, TextTaskFacts};
 pub use texts::{TextFiles, TextsAlone};
 
