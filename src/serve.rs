@@ -41,6 +41,7 @@ use std::time::Duration;
 
 use tokio::sync::RwLock;
 
+use crate::runtime::embed::EmbedClient;
 use crate::runtime::grammar::GrammarCompiler;
 use crate::runtime::load::{GenerationDefaults, ModelFacts};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
@@ -71,6 +72,8 @@ struct AppState {
     observer: Observer,
     settings: ServeSettings,
     preparing: Preparing,
+    /// The model for /v1/embeddings or /v1/rerank.
+    embedder: OnceLock<ServedEmbedder>,
     /// Read-locked by every request until it has ended, which may be after its client has left.
     in_flight: Arc<RwLock<()>>,
     /// The drain timeout is over: requests under way end with an error.
@@ -89,6 +92,13 @@ pub struct ServedModel {
     pub defaults: GenerationDefaults,
     /// Facts about the weights that clients may read; `None` if the headers cannot be read again.
     pub facts: Option<ModelFacts>,
+}
+
+/// A served model that computes vectors or scores: the server's only one, or one beside it.
+pub struct ServedEmbedder {
+    /// The name in requests and answers.
+    pub id: String,
+    pub client: EmbedClient,
 }
 
 /// ServeSettings that apply to all requests.
@@ -153,6 +163,7 @@ impl App {
             observer,
             settings,
             preparing: Preparing::default(),
+            embedder: OnceLock::new(),
             in_flight: Arc::default(),
             is_cut_short: AtomicBool::new(false),
         };
@@ -183,7 +194,23 @@ impl App {
 
     /// Whether `name` is a name of the model.
     fn answers_to(&self, name: &str) -> bool {
-        name == self.model().id || self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
+        name == self.model().id || self.is_alias(name)
+    }
+
+    /// Whether `name` is another name for any model of this server.
+    fn is_alias(&self, name: &str) -> bool {
+        self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
+    }
+
+    /// Serves vectors or scores too. The first call counts.
+    #[must_use]
+    pub fn with_embedder(self, embedder: ServedEmbedder) -> Self {
+        self.state.embedder.get_or_init(|| embedder);
+        self
+    }
+
+    pub fn embedder(&self) -> Option<&ServedEmbedder> {
+        self.state.embedder.get()
     }
 
     fn conversations(&self) -> &Conversations {

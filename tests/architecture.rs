@@ -23,6 +23,7 @@ const MEMBERS: [&str; 2] = ["template", "runtime::kernel"];
 /// Inside runtime: each group may import from those after it, and its members not from each other.
 const RUNTIME_LAYERS: &[&[&str]] = &[
     &["http_engine", "thread", "worker"], // the three kinds of engine behind a client
+    &["embed"],
     &["client"],
     &["turn"],
     &["engine", "template_check"], // asks what sessions make of a template
@@ -47,7 +48,7 @@ const RUNTIME_LAYERS: &[&[&str]] = &[
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
     &["launch"],      // runs a server, and asks one with the client of `bench serve`
-    &["bench", "chat", "completions", "serve", "template_cmd", "worker"],
+    &["bench", "chat", "completions", "embed", "serve", "template_cmd", "worker"],
     &["batch"],
     &["run"],
     &["sessions"],
@@ -110,6 +111,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
 
 /// Modules below `runtime::` that the rest of the crate may name, besides the re-exports of runtime/mod.rs.
 const RUNTIME_FACADES: &[&str] = &[
+    "embed",
     "engine",
     "grammar",
     "http_engine",
@@ -119,6 +121,7 @@ const RUNTIME_FACADES: &[&str] = &[
     "load",
     "load::builtin",
     "load::divergence",
+    "load::embedder",
     "load::export",
     "load::hub",
     "load::hub::ollama",

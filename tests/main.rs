@@ -14,6 +14,7 @@ mod conversation;
 mod deepseek_gguf;
 mod dialects;
 mod docs;
+mod embedder;
 mod endpoint;
 mod engine;
 mod engine_models;

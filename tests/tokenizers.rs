@@ -133,7 +133,6 @@ fn llama_cpp_vectors_from_gguf() {
         let path = input.with_extension("");
         let name = path.file_stem().unwrap().to_str().unwrap().trim_start_matches("ggml-vocab-").to_owned();
         let path_of_vocab = match name.as_str() {
-            "bert-bge" => continue, // WordPiece: refused, see `encoder_only_vocabularies_are_refused`
             // Of these the vectors are there, the GGUF is not; the assembled ones are the same vocabularies.
             "llama-bpe" => assembled.join("vocab-llama3.2.gguf"),
             "qwen2" => assembled.join("vocab-qwen2.5.gguf"),
@@ -152,6 +151,7 @@ fn llama_cpp_vectors_from_gguf() {
         checked.push(name);
     }
     let all = [
+        "bert-bge",
         "deepseek-coder",
         "deepseek-llm",
         "falcon",
@@ -688,18 +688,20 @@ fn holes_and_ids_out_of_range() {
 }
 
 #[test]
-fn encoder_only_vocabularies_are_refused() {
-    let Some(root) = fixtures() else { return };
-    let file = Gguf::open(root.join("tokenizers/gguf-vocab/ggml-vocab-bert-bge.gguf")).unwrap();
-    let message = from_gguf(file.metadata()).unwrap_err().to_string();
-    assert!(message.contains("not supported: encoder-only vocabulary \"bert\""), "{message}");
+fn unigram_vocabularies_of_gguf_are_refused() {
     let spec = VocabSpec { model: "t5".to_owned(), tokens: vec!["a".to_owned()], ..VocabSpec::default() };
     let message = Tokenizer::from_vocab(&spec).unwrap_err().to_string();
-    assert!(message.contains("encoder-only"), "{message}");
-    let json = br#"{"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a",
-        "continuing_subword_prefix": "", "max_input_chars_per_word": 9}}"#;
-    let message = Tokenizer::from_json(json, &HfSettings::default()).unwrap_err().to_string();
-    assert!(message.contains("encoder-only"), "{message}");
+    assert!(message.contains("unigram"), "{message}");
+}
+
+#[test]
+fn bert_puts_its_tokens_around_a_text() {
+    let Some(root) = fixtures() else { return };
+    let tokenizer = from_gguf_file(&root.join("tokenizers/gguf-vocab/ggml-vocab-bert-bge.gguf"));
+    let options = Encode { add_special: true, parse_special: true };
+    assert_eq!(tokenizer.encode("Hello world", options).unwrap(), [101, 7592, 2088, 102]);
+    let unknown = tokenizer.token_to_id("[UNK]").unwrap();
+    assert_eq!(tokenizer.encode("Hé \u{10ffff}x", options).unwrap(), [101, 2002, unknown, 102]);
 }
 
 /// Folders without tokenizer.json: SentencePiece's tokenizer.model, and tiktoken's of Llama 3.

@@ -568,7 +568,7 @@ pub struct LimitArgs {
 }
 
 /// `--ctx`: a number of tokens, `4k` for 4,096.
-fn parse_context(text: &str) -> Result<usize, String> {
+pub fn parse_context(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.strip_suffix(['k', 'K']) {
         Some(digits) => (digits, 1024),
         None => (text, 1),

@@ -3,6 +3,7 @@
 //! Chooses device and threads, reports the choice, draws the progress of loading, and joins text side and
 //! engine client into the [`Loaded`] model that the commands use.
 
+pub mod embedder;
 mod loaded;
 pub mod remote;
 

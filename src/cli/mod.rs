@@ -14,6 +14,7 @@ pub mod config_cmd;
 pub mod descriptors;
 pub mod doctor;
 pub mod download;
+pub mod embed;
 pub mod endpoint;
 pub mod error;
 pub mod explain;
@@ -94,6 +95,7 @@ pub enum CliCommand {
     Worker(Box<worker::WorkerArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(Box<bench::BenchArgs>),
+    Embed(Box<embed::EmbedArgs>),
     Pull(pull::PullArgs),
     #[command(alias = "list")]
     Models(models::ModelsArgs),
@@ -242,6 +244,7 @@ fn dispatch(
             settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
         }
+        CliCommand::Embed(args) => config.check().and_then(|()| embed::run(*args, config, terminal)),
         CliCommand::Bench(mut args) => {
             config.check()?;
             args.aliases = config.aliases();

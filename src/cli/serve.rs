@@ -3,6 +3,8 @@
 //! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
 //! answers while the model loads. Keys are read from files and the environment and never from the command line.
 
+mod embedder;
+
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -10,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use clap::Args;
 use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
 
 use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, TimeSpan};
 use super::capacity::{CapacityArgs, at_least_one};
@@ -27,6 +29,7 @@ use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineClient, EngineTransport, Frontend, private_files};
 use crate::serve::access_log::AccessLog;
+use crate::serve::api;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use crate::serve::engines::Engines;
@@ -35,7 +38,7 @@ use crate::serve::listen::{Address, Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
 use crate::serve::policy::{ApiKeys, Hosts, Policy};
-use crate::serve::{App, ServeSettings};
+use crate::serve::{App, ServeSettings, ServedEmbedder};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
 /// Not the default of any similar program: 8080, 8000, 11434, 1234, 30000 and 3000 are in use.
@@ -74,6 +77,9 @@ pub struct ServeArgs {
     pub model: ModelArgs,
 
     #[command(flatten)]
+    pub embedding: EmbeddingArgs,
+
+    #[command(flatten)]
     pub capacity: CapacityArgs,
 
     #[command(flatten)]
@@ -90,6 +96,27 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub limits: ServeLimitArgs,
+}
+
+/// Flags of embeddings and reranking.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct EmbeddingArgs {
+    /// Serve /v1/embeddings (or /v1/rerank) with this model, beside --model: a file, a folder, org/repo or an alias
+    #[arg(long, value_name = "REF")]
+    pub embedding_model: Option<String>,
+
+    /// What --model is for (default: as its files say); `rerank` scores pairs by a language model's yes and no
+    #[arg(long, value_enum, value_name = "TASK", hide_short_help = true)]
+    pub task: Option<ModelTask>,
+}
+
+/// `--task`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ModelTask {
+    Chat,
+    Embed,
+    Rerank,
 }
 
 /// Where the server is found.
@@ -392,7 +419,13 @@ impl RunningServer {
 
     /// Takes requests from now on.
     pub fn open(&self, terminal: &Terminal) {
-        self.server.open(self.app.clone());
+        // The model's own embedder has its name; one beside it has another.
+        match self.app.embedder() {
+            Some(served) if served.id == self.app.model().id => {
+                self.server.open_with(self.app.clone(), api::embedder_routes());
+            }
+            _ => self.server.open(self.app.clone()),
+        }
         terminal.note(format!("serving {} at {}", self.app.model().id, self.server.address().base_url()));
         terminal.note(format!("listening on {}", self.server.address()));
     }
@@ -449,6 +482,10 @@ fn load_app(
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(format!("{obstacle}; {end}"));
     }
+    if let Some(resolved) = embedder::files(args, terminal)? {
+        return embedder::alone(args, &resolved, store, observer, terminal);
+    }
+    let beside = embedder::beside(args, terminal)?;
     let (texts, engines) = match args.isolation.num_workers()? {
         Some(_) if is_remote(args) => {
             let message = "--isolate and --workers are for engines of this machine, not for --engine";
@@ -469,7 +506,11 @@ fn load_app(
         terminal.note(notice);
     }
     let model = texts.into_served(args.listen.model_id.clone());
-    Ok(App::new(model, engines, store, observer, settings(args)))
+    let app = App::new(model, engines, store, observer, settings(args));
+    Ok(match beside {
+        Some(served) => app.with_embedder(served),
+        None => app,
+    })
 }
 
 fn is_remote(args: &ServeArgs) -> bool {

@@ -6,6 +6,7 @@ pub mod backend;
 pub mod chat_tokenizer;
 pub mod client;
 
+pub mod embed;
 pub mod engine;
 pub mod error;
 pub mod grammar;

@@ -29,6 +29,10 @@ pub enum Notice {
         if *.has_default { "the default one is used" } else { "none is marked as the default" }
     )]
     UnusedChatTemplates { names: Vec<String>, has_default: bool },
+    #[error(
+        "the model's files do not say how its vectors are pooled: by the mean of all tokens (--pooling chooses)"
+    )]
+    AssumedPooling,
     #[error("the tokenizer has {num_tokens} tokens, but the model has only {num_rows} rows for them")]
     TokensWithoutRows { num_tokens: usize, num_rows: usize },
     #[error("the end-of-generation id {0} is ignored: the model has no such token")]

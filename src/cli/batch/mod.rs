@@ -5,7 +5,7 @@
 //! custom_id is answered once per file: an interrupted row leaves no trace and `--resume` takes back what failed, so that it
 //! answers both. What is counted is in the results.
 
-mod input;
+pub mod input;
 pub mod results;
 pub mod row;
 

@@ -62,7 +62,10 @@ fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError
         ("bytes", facts.bytes.into()),
         ("chat_template", facts.has_chat_template.into()),
     ];
+    let is_for_texts = facts.text_task.is_some();
+    list.extend(facts.text_task.map(|task| ("computes", task.into())));
     match facts.decoder {
+        Err(_) if is_for_texts => list.push(("runs", true.into())),
         Ok(decoder) => list.extend([
             ("context_length", decoder.context_length.into()),
             ("layers", decoder.num_layers.into()),

@@ -9,9 +9,10 @@ pub mod cpu;
 
 use std::ops::Range;
 
-use super::error::{LoadError, Result};
+use super::error::{Error, LoadError, Result};
 pub use super::kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use super::kernel::math::Activation;
+pub use super::kernel::texts::{Reach, TextHeads};
 use super::tensor::{HostTensor, SharedBytes};
 
 /// Index of a page in the storage of its group.
@@ -276,6 +277,29 @@ pub trait Backend: Send + 'static {
         eps: f32,
         out: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// Subtracts each row's mean and divides by its standard deviation, then multiplies by `weight` and adds `bias`.
+    fn layer_norm(
+        &self,
+        _x: &Self::Buffer,
+        [_weight, _bias]: [&Self::Vector; 2],
+        _eps: f32,
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend("this device computes no layer norms".to_owned()))
+    }
+
+    /// Computes `out = attention(q)` within each text of the step, whose rows are given in ascending order: `[q, k, v]` are
+    /// `[rows, num_heads * head_dim]` and twice `[rows, num_kv_heads * head_dim]`. Nothing is kept.
+    fn attend_texts(
+        &self,
+        _heads: &TextHeads,
+        _qkv: [&Self::Buffer; 3],
+        _texts: &[Range<usize>],
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend("this device computes no attention within texts".to_owned()))
+    }
 
     /// Normalises each of `groups` equal runs of a row by its root mean square, then multiplies the row by `weight`.
     fn rms_norm_groups(

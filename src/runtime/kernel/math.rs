@@ -19,6 +19,8 @@ pub enum Activation {
     SquaredRelu,
     /// GELU in the tanh form (`gelu_pytorch_tanh`).
     GeluTanh,
+    /// GELU by the error function (`gelu`).
+    GeluErf,
     Sigmoid,
     /// gpt-oss: the gate is limited to `limit` and multiplied by sigmoid(alpha x); the other side is clamped to
     /// `limit` and increased by 1.
@@ -97,6 +99,35 @@ fn gelu_tanh(x: f32) -> f32 {
     const SQRT_2_OVER_PI: f32 = 0.797_884_6;
     let inner = SQRT_2_OVER_PI * (0.044_715 * x * x).mul_add(x, x);
     0.5 * x * (1.0 + tanh(inner))
+}
+
+/// Computes the error function; absolute error below 3e-7.
+///
+/// Method: Abramowitz and Stegun 7.1.26, a polynomial of t = 1 / (1 + p |x|) times e^(-x^2).
+#[inline(always)]
+pub fn erf(x: f32) -> f32 {
+    let size = x.abs();
+    let t = 1.0 / 0.327_591_1f32.mul_add(size, 1.0);
+    let mut p = 1.061_405_4;
+    p = t.mul_add(p, -1.453_152);
+    p = t.mul_add(p, 1.421_413_8);
+    p = t.mul_add(p, -0.284_496_74);
+    p = t.mul_add(p, 0.254_829_6);
+    let rest = t * p * exp(-size * size);
+    (1.0 - rest).copysign(x)
+}
+
+/// Computes GELU: x times the normal distribution's integral up to x.
+#[inline(always)]
+fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+#[inline(always)]
+fn gelu_erf_mul_body(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = gelu_erf(*gate) * up;
+    }
 }
 
 #[inline(always)]
@@ -204,6 +235,7 @@ pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) 
         Activation::Sigmoid => sigmoid_mul(isa, gate, up),
         Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
         Activation::GeluTanh => gelu_mul(isa, gate, up),
+        Activation::GeluErf => gelu_erf_mul(isa, gate, up),
         Activation::Xielu { positive, negative, slope, limit } => {
             xielu_mul(isa, gate, up, [positive, negative, slope, limit]);
         }
@@ -225,6 +257,10 @@ dispatch! {
 dispatch! {
     /// Computes GeGLU: `gate = gelu_tanh(gate) * up`.
     pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_body
+}
+dispatch! {
+    /// Computes `gate = gelu_erf(gate) * up`.
+    pub fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) = gelu_erf_mul_body
 }
 dispatch! {
     /// Computes `gate = sigmoid(gate) * up`.
@@ -285,11 +321,21 @@ mod tests {
     }
 
     #[test]
+    fn the_error_function_is_within_its_bound() {
+        for step in -6000..6000 {
+            let x = step as f32 / 1000.0;
+            assert!((f64::from(erf(x)) - libm::erf(x.into())).abs() < 3e-7, "erf({x}) is {}", erf(x));
+        }
+        assert!(erf(f32::NAN).is_nan());
+        assert_eq!((erf(f32::INFINITY), erf(f32::NEG_INFINITY)), (1.0, -1.0));
+    }
+
+    #[test]
     fn every_instruction_set_gives_the_same_bits() {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 11] = [
+        let kernels: [Kernel; 12] = [
             sigmoid_mul,
             squared_relu_mul,
             |isa, x, up| scaled_silu_mul(isa, x, up, 0.7),
@@ -298,6 +344,7 @@ mod tests {
             |isa, x, up| xielu_mul(isa, x, up, [0.8, 1.3, 0.5, -1e-6]),
             silu_mul,
             gelu_mul,
+            gelu_erf_mul,
             mul,
             |isa, x, _| softcap(isa, x, 30.0),
             |isa, x, _| exp_minus(isa, x, 1.5),

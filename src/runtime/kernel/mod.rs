@@ -21,6 +21,7 @@ pub mod pool;
 pub mod quant;
 mod region;
 pub mod ssm;
+pub mod texts;
 pub mod wide;
 
 pub use dtype::Dtype;

@@ -1,6 +1,6 @@
-//! Root-mean-square norm (Zhang and Sennrich 2019) and rotary positions (Su et al. 2021) of single rows.
+//! Layer norm (Ba et al. 2016), root-mean-square norm (Zhang and Sennrich 2019) and rotary positions (Su et al. 2021) of single rows.
 
-use super::dot::dot;
+use super::dot::{dot, sum};
 use super::isa::{Isa, dispatch};
 
 #[inline(always)]
@@ -19,6 +19,37 @@ dispatch! {
 pub fn rms_norm(isa: Isa, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
     let mean_square = dot(isa, x, x) / x.len() as f32;
     scale(isa, x, weight, 1.0 / (mean_square + eps).sqrt(), out);
+}
+
+#[inline(always)]
+fn shift_body(x: &[f32], by: f32, out: &mut [f32]) {
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = x + by;
+    }
+}
+
+dispatch! {
+    /// Computes `out = x + by`, element by element.
+    pub fn shift(x: &[f32], by: f32, out: &mut [f32]) = shift_body
+}
+
+#[inline(always)]
+fn scale_in_place_body(x: &mut [f32], weight: &[f32], bias: &[f32], factor: f32) {
+    for ((x, weight), bias) in x.iter_mut().zip(weight).zip(bias) {
+        *x = (*x * factor).mul_add(*weight, *bias);
+    }
+}
+
+dispatch! {
+    /// Computes `x = x * factor * weight + bias`, element by element.
+    pub fn scale_in_place(x: &mut [f32], weight: &[f32], bias: &[f32], factor: f32) = scale_in_place_body
+}
+
+/// Computes `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`.
+pub fn layer_norm(isa: Isa, x: &[f32], [weight, bias]: [&[f32]; 2], eps: f32, out: &mut [f32]) {
+    shift(isa, x, -sum(isa, x) / x.len() as f32, out);
+    let variance = dot(isa, out, out) / x.len() as f32;
+    scale_in_place(isa, out, weight, bias, 1.0 / (variance + eps).sqrt());
 }
 
 #[inline(always)]
@@ -53,9 +84,28 @@ mod tests {
             let mut out = vec![0.0; 67];
             rms_norm(isa, &x, &weight, 1e-6, &mut out);
             assert_eq!(out, expected, "{isa:?}");
+            let (mut normed, mut by_scalar) = (vec![0.0; 67], vec![0.0; 67]);
+            layer_norm(isa, &x, [&weight, &x], 1e-5, &mut normed);
+            layer_norm(Isa::Scalar, &x, [&weight, &x], 1e-5, &mut by_scalar);
+            assert_eq!(normed, by_scalar, "{isa:?}");
             let (mut low, mut high) = (x[..33].to_vec(), x[34..67].to_vec());
             rotate(isa, &mut low, &mut high, &x[..33], &weight[..33]);
             assert_eq!(low[5], x[5].mul_add(x[5], -(x[39] * weight[5])), "{isa:?}");
         }
+    }
+
+    #[test]
+    fn a_layer_norm_subtracts_the_mean_and_divides_by_the_deviation() {
+        let mut out = [0.0; 4];
+        layer_norm(
+            Isa::Scalar,
+            &[1.0, 2.0, 3.0, 6.0],
+            [&[1.0, 1.0, 2.0, 1.0], &[0.0, 0.5, 0.0, 0.0]],
+            0.0,
+            &mut out,
+        );
+        let deviation = 3.5f32.sqrt();
+        let expected = [-2.0 / deviation, -1.0 / deviation + 0.5, 0.0, 3.0 / deviation];
+        assert!(out.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{out:?}");
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::embedder;
 use super::files::ModelFiles;
 use super::hub::{ModelKind, ModelSource, summary};
 use crate::runtime::backend::KvType;
@@ -25,6 +26,8 @@ pub struct ModelFacts {
     pub bytes: u64,
     /// The file name's tag, or the type of most values.
     pub quantization: Option<String>,
+    /// What it computes of texts, if its files say that it is for embeddings or scores.
+    pub text_task: Option<String>,
     /// Facts about the decoder, or the reason why llmctl cannot run it.
     pub decoder: Result<DecoderFacts, LoadError>,
     pub has_chat_template: bool,
@@ -64,6 +67,7 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
         parameters: values.values().fold(0, |sum, count| sum.saturating_add(*count)),
         bytes: summary.bytes,
         quantization: summary.quantization.or(most),
+        text_task: embedder::describe(&files),
         decoder: recognise(files.config_reader()).map(|recognised| decoder_facts(&recognised)),
         has_chat_template: files.chat_templates()?.default.is_some(),
     })

@@ -30,10 +30,6 @@ pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, LoadError> {
 /// [`LoadError::Malformed`] for a missing or mistyped key.
 pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
     let model: &str = metadata.require("tokenizer.ggml.model")?;
-    // Refused before the lists are read: the keys of encoders differ from those of decoders.
-    if let "bert" | "t5" = model {
-        return Err(LoadError::Tokenizer(format!("not supported: encoder-only vocabulary {model:?}")));
-    }
     let architecture: &str = metadata.get("general.architecture")?.unwrap_or_default();
     let pre: Option<&str> = metadata.get("tokenizer.ggml.pre")?;
     let pre = pre.or_else(|| pre_by_architecture(architecture)).map(str::to_owned);
@@ -53,8 +49,15 @@ pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
         remove_extra_whitespaces: metadata.get("tokenizer.ggml.remove_extra_whitespaces")?,
         strip_right: Vec::new(),
     };
-    if spec.model == "llama" {
-        sentencepiece_defaults(&mut spec);
+    match model {
+        "llama" => sentencepiece_defaults(&mut spec),
+        "bert" => {
+            spec.bos = metadata.get("tokenizer.ggml.cls_token_id")?.or(spec.bos);
+            // llama.cpp's spelling.
+            spec.eos = metadata.get("tokenizer.ggml.seperator_token_id")?.or(spec.eos);
+            spec.add_eos = metadata.get("tokenizer.ggml.add_sep_token")?.or(spec.add_eos);
+        }
+        _ => {}
     }
     let name: &str = metadata.get("general.name")?.unwrap_or_default();
     spec.strip_right = strip_right(name, &spec);

@@ -6,11 +6,15 @@ pub mod arch;
 pub mod candle_models;
 pub mod config;
 pub mod decoder;
+pub mod encoder;
 pub mod recognise;
 pub mod rope;
+pub mod text_head;
 pub mod weights;
 
 pub use config::*;
+
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
@@ -83,6 +87,61 @@ pub struct ModelSpec {
     pub groups: Vec<KvGroup>,
     /// Whether a sequence can be truncated to an earlier position.
     pub can_rewind: bool,
+}
+
+/// A text for a [`TextModel`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextIds<'a> {
+    pub ids: &'a [u32],
+    /// Index of the first token of the second part of a pair; the number of tokens of a text alone.
+    pub second: usize,
+}
+
+impl<'a> TextIds<'a> {
+    pub fn single(ids: &'a [u32]) -> Self {
+        Self { ids, second: ids.len() }
+    }
+}
+
+/// The properties of a [`TextModel`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextModelSpec {
+    pub architecture: &'static str,
+    pub vocab_size: usize,
+    pub hidden_size: usize,
+    /// Limit of tokens per text.
+    pub context_length: usize,
+}
+
+/// A model that reads whole texts and keeps nothing of them: an encoder, or a decoder whose hidden states are wanted.
+///
+/// A text's hidden states depend on that text alone.
+pub trait TextModel: Send {
+    fn spec(&self) -> &TextModelSpec;
+
+    /// Computes the hidden states of all tokens behind the last norm, `[tokens, hidden_size]`, the texts one after
+    /// another. Replaces the content of `out`.
+    ///
+    /// # Errors
+    /// [`crate::runtime::Error::Backend`], also for a token or position without an embedding.
+    fn encode(&mut self, texts: &[TextIds<'_>], out: &mut Vec<f32>) -> Result<()>;
+}
+
+/// Returns the rows of each text.
+///
+/// # Errors
+/// [`Error::Backend`] for a text longer than the context.
+pub fn text_rows(texts: &[TextIds<'_>], context_length: usize) -> Result<Vec<Range<usize>>> {
+    let mut end = 0;
+    let rows = |text: &TextIds<'_>| {
+        let len = text.ids.len();
+        if len > context_length {
+            return Err(Error::Backend(format!("a text of {len} tokens; the context is {context_length}")));
+        }
+        end += len;
+        Ok(end - len..end)
+    };
+    texts.iter().map(rows).collect()
 }
 
 /// A loaded model with its KV storage. The engine owns exactly one and calls it from one thread.

@@ -3,6 +3,7 @@
 use super::arch::{self, ConfigReader, Description, ModelFormat};
 #[cfg(feature = "candle-families")]
 use super::candle_models;
+use super::encoder::parse_encoder;
 use crate::runtime::error::LoadError;
 
 /// The implementation that computes a model.
@@ -24,14 +25,28 @@ pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
     if let Some(plan) = candle_models::find(reader)? {
         return Ok(Recognised::CandleModel(plan));
     }
+    let name = reader.architecture()?;
+    if is_bidirectional(reader) || parse_encoder(reader)?.is_some() {
+        return Err(reader.unsupported(format!("architecture {name}: an encoder, {ENCODER}")));
+    }
     if let Some(description) = arch::parse_config(reader)? {
         return Ok(Recognised::Native(description));
     }
-    let name = reader.architecture()?;
     match REFUSED.iter().find(|(refused, _)| *refused == name) {
         Some((_, reason)) => Err(reader.unsupported(format!("architecture {name}: {reason}"))),
         None => Err(unknown(name, reader.format())),
     }
+}
+
+/// What encoders are for.
+const ENCODER: &str = "which writes no text; `llmctl embed` and `llmctl serve` compute embeddings with it";
+
+/// Returns whether a decoder's tokens see those after them, so that it writes no text (EmbeddingGemma).
+pub fn is_bidirectional(reader: &ConfigReader) -> bool {
+    let flag = |key: &str| reader.flag(key).ok().flatten();
+    flag("use_bidirectional_attention") == Some(true)
+        || flag("attention.causal") == Some(false)
+        || reader.architecture().is_ok_and(|name| name == "gemma-embedding")
 }
 
 /// Architectures whose names resemble others but whose files no family can run, each with the reason and what works.
@@ -87,6 +102,19 @@ mod tests {
         assert!(known.contains(&"llama".to_owned()));
         assert_eq!(known.contains(&"falcon".to_owned()), cfg!(feature = "candle-families"));
         assert!(nearest.is_some_and(|nearest| nearest.starts_with("qwen")));
+    }
+
+    #[test]
+    fn encoders_are_refused_as_such() {
+        let shape = serde_json::json!({"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 8, "vocab_size": 9, "max_position_embeddings": 9});
+        for (key, value) in [("model_type", "bert"), ("model_type", "modernbert")] {
+            let mut config = shape.clone();
+            config[key] = value.into();
+            let error = recognise(&ConfigReader::hugging_face("config.json".into(), config)).err();
+            let text = error.expect("refused").to_string();
+            assert!(text.contains(value) && text.contains("llmctl embed"), "{text}");
+        }
     }
 
     #[test]

@@ -63,6 +63,7 @@ pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
             let bent = x.gt(0.0)?.where_cond(&scaled(&x.sqr()?, positive)?, &scaled(&below?, negative)?)?;
             bent + scaled(x, slope)?
         }
+        Activation::GeluErf => x.gelu_erf(),
         Activation::GeluTanh => x.gelu(), // candle's plain name is the tanh form; the exact one is gelu_erf
     }
 }

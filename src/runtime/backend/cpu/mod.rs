@@ -10,6 +10,7 @@ mod drafted;
 mod heads;
 mod kv;
 mod recurrent;
+mod texts;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -20,7 +21,7 @@ pub use kv::CpuKv;
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, RowSpan,
-    SsmSpec, feed_forward_in_steps,
+    SsmSpec, TextHeads, feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
@@ -419,6 +420,33 @@ impl Backend for Cpu {
                 norm::rms_norm(isa, x, weight, eps, out);
             }
         });
+        Ok(())
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CpuBuffer,
+        [weight, bias]: [&Vec<f32>; 2],
+        eps: f32,
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(x.num_rows(), x.width());
+        let isa = self.isa;
+        self.for_rows(out.values_mut(), x.width(), x.values().len(), |row, out| {
+            norm::layer_norm(isa, x.row(row), [weight, bias], eps, out);
+        });
+        Ok(())
+    }
+
+    fn attend_texts(
+        &self,
+        heads: &TextHeads,
+        qkv: [&CpuBuffer; 3],
+        texts: &[Range<usize>],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        out.resize(qkv[0].num_rows(), qkv[0].width());
+        self.attend_text_rows(heads, qkv, texts, out);
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
-use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule};
+use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{AttentionConfig, AttentionTemperature, KvSource, QkNorm};
 use crate::runtime::model::weights::Linear;
@@ -84,17 +84,25 @@ impl<B: Backend> Attention<B> {
             temperature.fill_factors(&step.positions, factors);
             backend.scale_rows(q, factors)?;
         }
-        if self.kv.is_some() {
-            backend.store_kv(kv, self.store.index, k, v, spans)?;
+        let rule = ScoreRule { scale: config.scale, softcap: config.softcap };
+        if let Some(texts) = &step.texts {
+            let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *config;
+            let reach = texts.reach(config.window);
+            let heads = TextHeads { num_heads, num_kv_heads, head_dim, rule, reach };
+            backend.attend_texts(&heads, [q, k, v], &texts.rows, mixed)?;
+        } else {
+            if self.kv.is_some() {
+                backend.store_kv(kv, self.store.index, k, v, spans)?;
+            }
+            let spec = AttentionSpec {
+                store: self.store.index,
+                num_heads: config.num_heads,
+                rule,
+                window: config.window,
+                sinks: self.sinks.as_ref(),
+            };
+            backend.attend(kv, &spec, q, spans, mixed)?;
         }
-        let spec = AttentionSpec {
-            store: self.store.index,
-            num_heads: config.num_heads,
-            rule: ScoreRule { scale: config.scale, softcap: config.softcap },
-            window: config.window,
-            sinks: self.sinks.as_ref(),
-        };
-        backend.attend(kv, &spec, q, spans, mixed)?;
         if let Some(output_gate) = &self.output_gate {
             output_gate.apply(backend, input, gate)?;
             backend.gated(Activation::Sigmoid, gate, mixed)?;

@@ -19,6 +19,7 @@ mod routing;
 mod short_conv;
 mod ssm;
 mod stream;
+mod texts;
 
 use altup::AltUp;
 use buffers::{LayerBuffers, LayerContext};
@@ -27,6 +28,8 @@ use load::Loader;
 use per_layer::PerLayer;
 pub use prediction::{PredictionBlock, PredictionParts};
 use stream::Stream;
+pub use texts::TextDecoder;
+use texts::TextPass;
 
 use std::sync::Arc;
 
@@ -130,6 +133,8 @@ struct StepBuffers<B: Backend> {
     tokens: Vec<u32>,
     /// Rows whose logits are wanted.
     wanted: Vec<usize>,
+    /// Whole texts that are read without KV, in place of `spans`.
+    texts: Option<TextPass>,
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -142,6 +147,7 @@ impl<B: Backend> StepBuffers<B> {
             positions: Vec::new(),
             tokens: Vec::new(),
             wanted: Vec::new(),
+            texts: None,
             cos: Vec::new(),
             sin: Vec::new(),
         }
@@ -149,7 +155,7 @@ impl<B: Backend> StepBuffers<B> {
 
     /// Prepares the buffers for another batch.
     fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
-        let Self { spans, angles, positions, tokens, wanted, cos, sin } = self;
+        let Self { spans, angles, positions, tokens, wanted, cos, sin, .. } = self;
         positions.clear();
         positions.extend(batch.rows.iter().map(|row| row.position));
         tokens.clear();
@@ -230,6 +236,21 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
+    /// Computes the residual stream of the step's rows.
+    fn apply_layers(&mut self) -> Result<()> {
+        let Self { backend, config, step, kv, stream, work, per_layer, altup, .. } = self;
+        backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
+        if let Some(per_layer) = per_layer {
+            per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
+        }
+        if let Some(altup) = altup {
+            altup.begin(backend, step.tokens.len(), stream)?;
+        }
+        let per_layer = per_layer.as_ref().map(PerLayer::inputs);
+        let mut context = LayerContext { backend, step, kv, per_layer, work };
+        self.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))
+    }
+
     /// Computes the wanted logits.
     fn logits(&mut self) -> Result<Logits> {
         let vocab_size = self.config.vocab_size;
@@ -265,17 +286,8 @@ impl<B: Backend> Model for Decoder<B> {
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
-        let Self { backend, config, step, kv, stream, work, per_layer, altup, .. } = self;
-        backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
-        if let Some(per_layer) = per_layer {
-            per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
-        }
-        if let Some(altup) = altup {
-            altup.begin(backend, step.tokens.len(), stream)?;
-        }
-        let per_layer = per_layer.as_ref().map(PerLayer::inputs);
-        let mut context = LayerContext { backend, step, kv, per_layer, work };
-        self.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))?;
+        self.apply_layers()?;
+        let Self { backend, config, stream, .. } = self;
         if let Some(hidden) = &mut self.hidden {
             hidden.compute(backend, &stream.residual, &self.final_norm, config.final_norm_eps)?;
         }

@@ -58,14 +58,11 @@ impl TokenizerJson {
     pub fn parse(json: &[u8]) -> Result<Self, String> {
         let mut file: TokenizerJson = guarded(|| Ok(serde_json::from_slice(json)?))?;
         match &mut file.model {
-            ModelWrapper::WordPiece(_) => {
-                Err("not supported: encoder-only vocabulary (WordPiece)".to_owned())
-            }
             ModelWrapper::BPE(bpe) => {
                 bpe.dropout = None; // dropout is for training; ids must not be random
                 Ok(file)
             }
-            ModelWrapper::WordLevel(_) | ModelWrapper::Unigram(_) => Ok(file),
+            ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) | ModelWrapper::Unigram(_) => Ok(file),
         }
     }
 
@@ -102,6 +99,19 @@ impl TokenizerJson {
         let at = ids.iter().position(|&id| id == TEXT);
         let at = at.ok_or("the post-processor drops the text")?;
         Ok((ids[..at].to_vec(), ids[at + 1..].to_vec()))
+    }
+
+    /// Returns the ids that the post-processor puts before, between and behind a pair of texts; `None` without one, or if it
+    /// does not keep their order.
+    pub fn pair_surroundings(&self) -> Option<[Vec<u32>; 3]> {
+        const TEXTS: [u32; 2] = [u32::MAX, u32::MAX - 1]; // placeholders for the texts' own ids
+        let processor = self.post_processor.as_ref()?;
+        let [first, second] =
+            TEXTS.map(|id| Encoding::from_tokens(vec![Token::new(id, String::new(), (0, 0))], 0));
+        let ids = guarded(|| Ok(processor.process(first, Some(second), true)?.get_ids().to_vec())).ok()?;
+        let [first, second] = TEXTS.map(|text| ids.iter().position(|&id| id == text));
+        let (first, second) = first.zip(second).filter(|(first, second)| first < second)?;
+        Some([&ids[..first], &ids[first + 1..second], &ids[second + 1..]].map(<[u32]>::to_vec))
     }
 
     /// Returns texts and bytes of all ids.

@@ -16,6 +16,7 @@ mod speller;
 mod spm;
 mod terminators;
 mod vocab;
+mod wordpiece;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -72,6 +73,8 @@ pub struct Tokenizer {
     eos: Option<u32>,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    /// Ids before, between and behind a pair of texts.
+    around_pair: Option<[Vec<u32>; 3]>,
     terminators: Vec<u32>,
     /// Encoding adds a space before the text, which decoding removes.
     space_prefix: bool,
@@ -88,6 +91,7 @@ struct Ingredients {
     eos: Option<u32>,
     prefix: Vec<u32>,
     suffix: Vec<u32>,
+    around_pair: Option<[Vec<u32>; 3]>,
 }
 
 impl Tokenizer {
@@ -111,6 +115,7 @@ impl Tokenizer {
         let file = hf::TokenizerJson::parse(json)?;
         let added = file.added(settings);
         let (mut prefix, mut suffix) = file.surroundings()?;
+        let around_pair = file.pair_surroundings();
         let tables = file.tables(&added)?;
         let speller = Speller::Crate(Box::new(file.model));
         let pipeline = Pipeline::new(file.normalizer, file.pre_tokenizer, speller, &added)?;
@@ -123,7 +128,7 @@ impl Tokenizer {
         let eos = id_of(&settings.eos);
         wrap(&mut prefix, bos, settings.add_bos, true);
         wrap(&mut suffix, eos, settings.add_eos, false);
-        Self::assemble(Ingredients { pipeline, tables, added, bos, eos, prefix, suffix })
+        Self::assemble(Ingredients { pipeline, tables, added, bos, eos, prefix, suffix, around_pair })
     }
 
     fn try_from_vocab(spec: &VocabSpec) -> Result<Self, String> {
@@ -138,18 +143,23 @@ impl Tokenizer {
                 spelling: Spelling::SentencePiece,
                 adds_bos: true,
             },
-            "bert" | "t5" => {
-                return Err(format!("not supported: encoder-only vocabulary {:?}", spec.model));
-            }
+            "bert" => wordpiece::wordpiece(spec)?,
+            "t5" => return Err("not supported: SentencePiece's unigram vocabulary in GGUF (t5)".to_owned()),
             other => return Err(format!("not supported: tokenizer.ggml.model {other:?}")),
         };
         let tables = spec.tables(parts.spelling)?;
         let added = added_tokens(spec);
         let pipeline = Pipeline::new(parts.normalizer, parts.pre_tokenizer, parts.speller, &added)?;
         let (mut prefix, mut suffix) = (Vec::new(), Vec::new());
-        wrap(&mut prefix, spec.bos, Some(spec.add_bos.unwrap_or(parts.adds_bos)), true);
-        wrap(&mut suffix, spec.eos, Some(spec.add_eos.unwrap_or(false)), false);
-        Self::assemble(Ingredients { pipeline, tables, added, bos: spec.bos, eos: spec.eos, prefix, suffix })
+        let is_encoder = spec.model == "bert";
+        let (mut bos, mut eos) = (spec.bos, spec.eos);
+        if is_encoder {
+            (bos, eos) = (bos.or(Some(wordpiece::FIRST)), eos.or(Some(wordpiece::LAST)));
+        }
+        wrap(&mut prefix, bos, Some(spec.add_bos.unwrap_or(parts.adds_bos)), true);
+        wrap(&mut suffix, eos, Some(spec.add_eos.unwrap_or(is_encoder)), false);
+        let around_pair = is_encoder.then(|| [prefix.clone(), suffix.clone(), suffix.clone()]);
+        Self::assemble(Ingredients { pipeline, tables, added, bos, eos, prefix, suffix, around_pair })
     }
 
     fn assemble(from: Ingredients) -> Result<Self, String> {
@@ -179,6 +189,7 @@ impl Tokenizer {
             eos: from.eos,
             prefix: from.prefix,
             suffix: from.suffix,
+            around_pair: from.around_pair,
             terminators,
             space_prefix: false,
             bound,
@@ -316,7 +327,16 @@ impl Tokenizer {
         encode(rest)
     }
 
-    fn surround(&self, body: Vec<u32>) -> Vec<u32> {
+    /// Joins the ids of two texts to those of a pair; also returns the index at which the second text begins. `None` if the
+    /// model reads no pairs.
+    pub fn join_pair(&self, first: &[u32], second: &[u32]) -> Option<(Vec<u32>, usize)> {
+        let [before, between, behind] = self.around_pair.as_ref()?;
+        let start = before.len() + first.len() + between.len();
+        Some(([before, first, between, second, behind].concat(), start))
+    }
+
+    /// Puts what the model expects around a text's ids.
+    pub fn surround(&self, body: Vec<u32>) -> Vec<u32> {
         let double_bos =
             self.bos.filter(|&bos| body.first() == Some(&bos) && self.prefix.last() == Some(&bos));
         let double_eos =

@@ -1,0 +1,338 @@
+//! `llmctl embed`: texts to vectors, one a line.
+//!
+//! Texts are read, encoded and computed in blocks, so that input of any size takes bounded memory; a block is submitted before
+//! the results of the one before it are written.
+
+mod input;
+mod output;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
+
+use super::args::{CpuSet, FetchArgs, ModelArgs, Quantize, WeightDtype, parse_context};
+use super::batch::input::open_rows;
+use super::config::Config;
+use super::error::{CommandError, Exit};
+use super::load::embedder::load_embedder;
+use super::output::OutputError;
+use super::report::counted;
+use super::terminal::Terminal;
+use crate::runtime::embed::{EmbedClient, EmbedInput, EmbedJob, EmbedKind, EmbedOutput, LongText};
+use crate::runtime::load::{AskedTask, Pooling};
+use input::{EmbedRow, Rows};
+use output::VectorFile;
+
+/// Texts that are encoded and submitted together.
+const BLOCK: usize = 256;
+
+/// Compute the embeddings of texts: one vector per line
+///
+/// Reads lines of stdin, unless texts or --input are given, and writes one JSON object per text, or a numpy matrix. The model is
+/// an encoder (BERT, ModernBERT, nomic-bert, XLM-RoBERTa) or a decoder that was trained for embeddings (Qwen3-Embedding,
+/// EmbeddingGemma).
+#[derive(Debug, Clone, Args)]
+#[command(after_long_help = LONG_HELP)]
+pub struct EmbedArgs {
+    /// Texts (default: the lines of stdin)
+    #[arg(value_name = "TEXT")]
+    pub texts: Vec<String>,
+
+    /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
+    #[arg(long, short, value_name = "REF")]
+    pub model: Option<String>,
+
+    /// Read texts from this file, one a line (`-` is stdin)
+    #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
+    pub input: Option<PathBuf>,
+
+    /// Lines are JSON: a string, or an object with a text; its `id` is in the result
+    #[arg(long, conflicts_with = "texts")]
+    pub jsonl: bool,
+
+    /// Member of the objects that holds the text (default: text)
+    #[arg(long, value_name = "NAME", requires = "jsonl")]
+    pub field: Option<String>,
+
+    /// Write to this file instead of stdout
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+
+    /// Format of the result (default: npy for a file of that name, else jsonl)
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub format: Option<VectorFormat>,
+
+    /// Put the model's prompt of this name before each text, e.g. query; the model's files list them
+    #[arg(long, value_name = "NAME", conflicts_with = "prefix")]
+    pub prompt_name: Option<String>,
+
+    /// Put this text before each text
+    #[arg(long, value_name = "TEXT")]
+    pub prefix: Option<String>,
+
+    /// Keep only the first N values of each vector, for models that were trained for it (Matryoshka)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    pub dimensions: Option<usize>,
+
+    /// Cut texts that are longer than the model reads, instead of ending with an error
+    #[arg(long)]
+    pub truncate: bool,
+
+    /// Pool hidden states in this way (default: as the model's files say)
+    #[arg(long, value_enum, value_name = "HOW", hide_short_help = true)]
+    pub pooling: Option<PoolingArg>,
+
+    /// Tokens per text at most (default: as the model was trained)
+    #[arg(long, value_name = "N", value_parser = parse_context, hide_short_help = true)]
+    pub ctx: Option<usize>,
+
+    /// Type of the weights in memory (default: as they are in the file)
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    pub dtype: Option<WeightDtype>,
+
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "dtype", hide_short_help = true)]
+    pub quantize: Option<Quantize>,
+
+    /// Threads to compute with (default: one for each performance core)
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
+    pub threads: Option<usize>,
+
+    /// Instruction set of the CPU kernels (default: the best that the processor has)
+    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
+    pub cpu: Option<CpuSet>,
+
+    #[command(flatten)]
+    pub fetch: FetchArgs,
+}
+
+const LONG_HELP: &str = "\
+Examples:
+  llmctl embed --model ./all-MiniLM-L6-v2 \"The cat sits on the mat.\"
+  llmctl embed --model nomic-ai/nomic-embed-text-v1.5-GGUF --prefix \"search_document: \" < lines.txt > vectors.jsonl
+  llmctl embed --model Qwen/Qwen3-Embedding-0.6B --prompt-name query --input questions.txt --out questions.npy
+  jq -c '{id, text: .body}' articles.jsonl | llmctl embed --model ./bge-small --jsonl --truncate --out articles.jsonl
+
+Result:
+  jsonl    {\"index\": 0, \"embedding\": [...]} per text, with \"id\" where the input has one
+  npy      a matrix of 32-bit floats, one row per text, for numpy.load
+
+Exit codes:
+  0    success
+  2    usage: no model, or a flag is wrong
+  65   bad input: a text is too long (--truncate cuts it), a line is no JSON, or the model computes no embeddings
+  66   model or file not found";
+
+/// `--format`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum VectorFormat {
+    Jsonl,
+    Npy,
+}
+
+/// `--pooling`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolingArg {
+    Mean,
+    Cls,
+    Last,
+    Max,
+}
+
+impl From<PoolingArg> for Pooling {
+    fn from(arg: PoolingArg) -> Self {
+        match arg {
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::Cls => Pooling::Cls,
+            PoolingArg::Last => Pooling::Last,
+            PoolingArg::Max => Pooling::Max,
+        }
+    }
+}
+
+/// Computes the embeddings of all texts.
+pub fn run(args: EmbedArgs, config: &Config, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let client = load_embedder(&model_args(&args, config)?, asked(&args), terminal)?;
+    let width = check(&args, &client)?;
+    let prefix = match &args.prefix {
+        Some(prefix) => prefix.clone(),
+        None => client.texts().prompt(args.prompt_name.as_deref())?.to_owned(),
+    };
+    let (rows, total) = match args.texts.is_empty() {
+        true => {
+            let path = args.input.clone().unwrap_or_else(|| "-".into());
+            let (lines, total) = open_rows(&path)?;
+            (
+                Rows::lines(
+                    lines,
+                    args.jsonl.then(|| args.field.clone().unwrap_or_else(|| "text".to_owned())),
+                ),
+                total,
+            )
+        }
+        false => (Rows::given(args.texts.clone()), Some(args.texts.len() as u64)),
+    };
+    let mut file = VectorFile::create(args.out.as_deref(), args.format, width)?;
+    let bar = progress(total, terminal);
+    let start = Instant::now();
+    let mut work =
+        EmbedWork { client: &client, args: &args, prefix, num_texts: 0, num_tokens: 0, num_cut: 0 };
+    let done = work.compute_all(rows, &mut file, &bar);
+    bar.finish_and_clear();
+    match done.and_then(|()| file.finish()) {
+        Ok(()) => {}
+        Err(OutputError::Closed) => return Ok(Exit::Success),
+        Err(OutputError::Failed(error)) => return Err(error),
+    }
+    if work.num_cut > 0 {
+        let texts = counted(work.num_cut, "text");
+        terminal.warn(format!("{texts} cut to {} tokens", client.texts().spec.context_length));
+    }
+    let seconds = start.elapsed().as_secs_f64();
+    let (texts, rate) = (counted(work.num_texts, "text"), work.num_texts as f64 / seconds.max(1e-9));
+    terminal.detail(&format!("{texts}, {} tokens in {seconds:.2} s ({rate:.1}/s)", work.num_tokens));
+    Ok(Exit::Success)
+}
+
+fn model_args(args: &EmbedArgs, config: &Config) -> Result<ModelArgs, CommandError> {
+    if args.model.is_none() {
+        let hint = "name an embedding model with --model, e.g. sentence-transformers/all-MiniLM-L6-v2";
+        return Err(CommandError::usage("no model: the built-in one computes no embeddings").hint(hint));
+    }
+    Ok(ModelArgs {
+        model: args.model.clone(),
+        ctx: args.ctx,
+        dtype: args.dtype,
+        quantize: args.quantize,
+        threads: args.threads,
+        cpu: args.cpu,
+        fetch: args.fetch.clone(),
+        aliases: config.aliases(),
+        ..ModelArgs::default()
+    })
+}
+
+fn asked(args: &EmbedArgs) -> Option<AskedTask> {
+    args.pooling.map(|pooling| AskedTask::Pooling(pooling.into()))
+}
+
+/// Returns the number of values of a vector.
+fn check(args: &EmbedArgs, client: &EmbedClient) -> Result<usize, CommandError> {
+    let name = &client.texts().name;
+    let EmbedKind::Vectors(width) = client.texts().kind else {
+        return Err(CommandError::bad_data(format!(
+            "{name} is a reranker: it scores pairs of texts, which \
+            `llmctl serve` does at /v1/rerank"
+        )));
+    };
+    match args.dimensions {
+        Some(dimensions) if dimensions > width => Err(CommandError::usage(format!(
+            "--dimensions {dimensions}: the vectors of {name} have {width} values"
+        ))),
+        dimensions => Ok(dimensions.unwrap_or(width)),
+    }
+}
+
+fn progress(total: Option<u64>, terminal: &Terminal) -> ProgressBar {
+    if !terminal.shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let template = match total {
+        Some(_) => "{pos}/{len} texts, {per_sec}, ETA {eta} {wide_bar}",
+        None => "{spinner} {pos} texts, {per_sec}",
+    };
+    let style = ProgressStyle::with_template(template).expect("the template is constant and valid");
+    ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style)
+}
+
+/// The texts of a command under way.
+struct EmbedWork<'a> {
+    client: &'a EmbedClient,
+    args: &'a EmbedArgs,
+    prefix: String,
+    num_texts: usize,
+    num_tokens: usize,
+    num_cut: usize,
+}
+
+/// A block of texts that is being computed.
+struct EmbedBlock {
+    ids: Vec<Option<Value>>,
+    job: EmbedJob,
+}
+
+impl EmbedWork<'_> {
+    fn compute_all(
+        &mut self,
+        mut rows: Rows<'_>,
+        file: &mut VectorFile,
+        bar: &ProgressBar,
+    ) -> Result<(), OutputError> {
+        let mut computing: Option<EmbedBlock> = None;
+        loop {
+            let next = self.submit(&mut rows);
+            // What was read before a wrong line is written.
+            if let Some(block) = computing.take() {
+                self.write(block, file, bar)?;
+            }
+            match next.map_err(OutputError::Failed)? {
+                Some(block) => computing = Some(block),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Encodes and submits the next block; `None` at the end.
+    fn submit(&mut self, rows: &mut Rows<'_>) -> Result<Option<EmbedBlock>, CommandError> {
+        let (mut ids, mut inputs) = (Vec::new(), Vec::new());
+        while inputs.len() < BLOCK {
+            let Some(EmbedRow { line, id, text }) = rows.next_row()? else { break };
+            let input = self.encode(&text).map_err(|error| error.context(format!("text {line}")))?;
+            self.num_tokens += input.num_tokens();
+            inputs.push(input);
+            ids.push(id);
+        }
+        if inputs.is_empty() {
+            return Ok(None);
+        }
+        let job = self.client.submit(inputs, self.args.dimensions)?;
+        Ok(Some(EmbedBlock { ids, job }))
+    }
+
+    fn encode(&mut self, text: &str) -> Result<EmbedInput, CommandError> {
+        let texts = self.client.texts();
+        match texts.encode(&self.prefix, text, LongText::Refuse) {
+            Ok(input) => Ok(input),
+            Err(_) if self.args.truncate => {
+                let input = texts.encode(&self.prefix, text, LongText::Cut)?;
+                self.num_cut += 1;
+                Ok(input)
+            }
+            Err(error) => Err(CommandError::bad_data(error).hint("--truncate cuts long texts")),
+        }
+    }
+
+    fn write(
+        &mut self,
+        block: EmbedBlock,
+        file: &mut VectorFile,
+        bar: &ProgressBar,
+    ) -> Result<(), OutputError> {
+        let EmbedBlock { ids, mut job } = block;
+        for id in ids {
+            let output = job.next().unwrap_or(Err(crate::runtime::Error::EngineGone));
+            let vector = match output.map_err(|error| OutputError::Failed(error.into()))? {
+                EmbedOutput::Vector(vector) => vector,
+                EmbedOutput::Score(_) => unreachable!("the kind of the model was checked"),
+            };
+            file.write(self.num_texts, id, &vector)?;
+            self.num_texts += 1;
+            bar.inc(1);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,252 @@
+//! Loads a model that reads texts whole: an encoder, or a decoder whose hidden states are wanted.
+
+use std::sync::Arc;
+
+use super::files::ModelFiles;
+use super::hub::Resolved;
+use super::text_task::{
+    AskedTask, Prompts, TextTask, TextTaskFacts, assumed_task, folder_scores, folder_task, gguf_task,
+    yes_no_task,
+};
+use super::{Device, LoadOptions, backend, quantize, target, weight_bytes};
+use crate::runtime::backend::cpu::Cpu;
+use crate::runtime::error::LoadError;
+use crate::runtime::memory::Demand;
+use crate::runtime::model::TextModel;
+use crate::runtime::model::arch::{self, Description};
+use crate::runtime::model::decoder::{Decoder, DecoderParts, Matrix, TextDecoder};
+use crate::runtime::model::encoder::{Encoder, EncoderConfig, EncoderParts, parse_encoder};
+use crate::runtime::model::recognise::is_bidirectional;
+use crate::runtime::model::text_head::{EmbeddingHead, Pooling};
+use crate::runtime::notice::Notice;
+use crate::runtime::tensor::HostTensor;
+use crate::runtime::text::Tokenizer;
+
+/// Memory for the activations of a step in bytes per value of a row, generously.
+const STEP_ROWS: u64 = 2048;
+
+/// A model that reads texts, and what is made of its hidden states.
+pub struct LoadedEmbedder {
+    /// Name of the model for the user.
+    pub name: String,
+    pub model: Box<dyn TextModel>,
+    pub tokenizer: Arc<Tokenizer>,
+    pub task: TextTask,
+    pub prompts: Prompts,
+    /// Whether pairs are put into a decoder's dialogue; otherwise they are one text of two parts.
+    pub asks_yes_or_no: bool,
+    /// Notices for the user that are not errors, one sentence each.
+    pub notices: Vec<Notice>,
+}
+
+/// The network of a model's files.
+enum Network {
+    Encoder(Box<EncoderConfig>),
+    Decoder { description: Box<Description>, is_bidirectional: bool },
+}
+
+impl Network {
+    fn of(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+        let reader = files.config_reader();
+        if let Some(config) = parse_encoder(reader)? {
+            return Ok(Some(Network::Encoder(Box::new(config))));
+        }
+        let is_bidirectional = is_bidirectional(reader);
+        let description = arch::parse_config(reader)?.map(Box::new);
+        Ok(description.map(|description| Network::Decoder { description, is_bidirectional }))
+    }
+
+    /// Returns why it cannot read texts without KV; `None` if it can.
+    fn refusal(&self) -> Option<&'static str> {
+        match self {
+            Network::Encoder(_) => None,
+            Network::Decoder { description, .. } => TextDecoder::<Cpu>::refusal(&description.config),
+        }
+    }
+
+    fn hidden_size(&self) -> usize {
+        match self {
+            Network::Encoder(config) => config.hidden_size,
+            Network::Decoder { description, .. } => description.config.hidden_size,
+        }
+    }
+
+    fn context_length(&self) -> usize {
+        match self {
+            Network::Encoder(config) => config.context_length,
+            Network::Decoder { description, .. } => description.config.context_length,
+        }
+    }
+}
+
+/// Returns what a model computes of texts, by its files alone; `None` if they say nothing and it is no encoder.
+///
+/// # Errors
+/// Those of [`load_embedder`] that concern headers and settings.
+pub fn text_task(files: &ModelFiles, asked: Option<AskedTask>) -> Result<Option<TextTaskFacts>, LoadError> {
+    let Some(network) = Network::of(files)? else { return Ok(None) };
+    task_of(files, &network, asked)
+}
+
+/// Describes what a model computes of texts, for people; `None` if it computes nothing.
+pub fn describe(files: &ModelFiles) -> Option<String> {
+    let network = Network::of(files).ok()??;
+    let facts = task_of(files, &network, None).ok()??;
+    Some(match facts.task {
+        TextTask::Scores(_) => "scores of pairs of texts".to_owned(),
+        TextTask::Embedding(head) => {
+            let width = head.width(network.hidden_size());
+            format!("embeddings of {width} values ({} pooling)", head.pooling.name())
+        }
+    })
+}
+
+fn task_of(
+    files: &ModelFiles,
+    network: &Network,
+    asked: Option<AskedTask>,
+) -> Result<Option<TextTaskFacts>, LoadError> {
+    let hidden = network.hidden_size();
+    let by_files = match (files.folder(), network) {
+        (None, _) => gguf_task(files, hidden)?,
+        (Some(folder), Network::Decoder { .. }) => folder_task(folder)?,
+        (Some(folder), Network::Encoder(config)) => match folder_task(folder)? {
+            Some(facts) => Some(facts),
+            None => folder_scores(files, encoder_prefix(files, config), hidden)?,
+        },
+    };
+    let is_encoder = matches!(network, Network::Encoder(_));
+    let by_files = by_files.or_else(|| is_encoder.then(assumed_task));
+    match asked {
+        None => Ok(by_files),
+        Some(AskedTask::Pooling(pooling)) => {
+            Ok(Some(pooled_by(pooling, by_files.unwrap_or_else(assumed_task))))
+        }
+        Some(AskedTask::Rerank) => match by_files {
+            Some(facts) if matches!(facts.task, TextTask::Scores(_)) => Ok(Some(facts)),
+            _ if is_encoder => Ok(by_files),
+            _ => yes_no_task(files.tensors(), yes_no_ids(&files.tokenizer()?)?).map(Some),
+        },
+    }
+}
+
+fn pooled_by(pooling: Pooling, facts: TextTaskFacts) -> TextTaskFacts {
+    let (dense, is_normalized) = match &facts.task {
+        TextTask::Embedding(head) => (head.dense.clone(), head.is_normalized),
+        TextTask::Scores(_) => (Vec::new(), true),
+    };
+    let task = TextTask::Embedding(EmbeddingHead { pooling, dense, is_normalized });
+    TextTaskFacts { task, is_assumed: false, ..facts }
+}
+
+fn encoder_prefix(files: &ModelFiles, config: &EncoderConfig) -> &'static str {
+    let has = |prefix: &&&str| {
+        files.tensors().describe(&format!("{prefix}{}.weight", config.names.words)).is_some()
+    };
+    config.names.prefixes.iter().find(has).copied().unwrap_or_default()
+}
+
+fn yes_no_ids(tokenizer: &Tokenizer) -> Result<[u32; 2], LoadError> {
+    let id = |word: &str| {
+        let missing = || LoadError::Tokenizer(format!("has no token {word:?} to score pairs by"));
+        tokenizer.token_to_id(word).ok_or_else(missing)
+    };
+    Ok([id("yes")?, id("no")?])
+}
+
+/// Loads a model for texts. `progress` is called with the number of loaded layers and their total.
+///
+/// # Errors
+/// [`LoadError::Unsupported`] if the model computes nothing of texts, or not on this device; [`LoadError::TooBig`] before
+/// anything is read if it does not fit; otherwise [`LoadError`] naming the file, and the tensor or key at fault.
+pub fn load_embedder(
+    resolved: &Resolved,
+    asked: Option<AskedTask>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<LoadedEmbedder, LoadError> {
+    let files = ModelFiles::open(&resolved.source)?;
+    let reader = files.config_reader();
+    let architecture = reader.architecture()?;
+    let unsupported = |what: &str| reader.unsupported(format!("architecture {architecture}: {what}"));
+    let network = Network::of(&files)?.ok_or_else(|| unsupported("llmctl computes no embeddings with it"))?;
+    let facts = task_of(&files, &network, asked)?.ok_or_else(|| {
+        unsupported(
+            "its files name no pooling, so it computes no embeddings unless one is chosen (--pooling last)",
+        )
+    })?;
+    if let Some(reason) = network.refusal() {
+        return Err(unsupported(reason));
+    }
+    let Device::Cpu(cpu) = options.device else {
+        return Err(LoadError::Device("embeddings are computed on the CPU only (--device cpu)".to_owned()));
+    };
+    let mut notices = resolved.notices.clone();
+    notices.extend(facts.is_assumed.then_some(Notice::AssumedPooling));
+    let context = context(&files, &network, &facts, options, &mut notices)?;
+    let tokenizer = files.tokenizer()?;
+    let asks_yes_or_no = matches!(network, Network::Decoder { .. });
+    let model = load_network(&files, network, context, options, Cpu::with(cpu).map_err(backend)?, progress)?;
+    Ok(LoadedEmbedder {
+        name: resolved.name.clone(),
+        model,
+        tokenizer: Arc::new(tokenizer),
+        task: facts.task,
+        prompts: facts.prompts,
+        asks_yes_or_no,
+        notices,
+    })
+}
+
+/// Loads the network that reads texts of up to `context_length` tokens.
+fn load_network(
+    files: &ModelFiles,
+    network: Network,
+    context_length: usize,
+    options: &LoadOptions,
+    cpu: Cpu,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Box<dyn TextModel>, LoadError> {
+    let source = files.tensors();
+    let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
+        let wanted = target(options, matrix, tensor.dtype);
+        quantize::convert(name, &tensor, wanted)
+    };
+    let model: Box<dyn TextModel> = match network {
+        Network::Encoder(config) => {
+            let parts = EncoderParts { config: *config, source, context_length, convert: &convert, progress };
+            Box::new(Encoder::load(cpu, parts)?)
+        }
+        Network::Decoder { description, is_bidirectional } => {
+            let Description { config, naming, .. } = *description;
+            let kv_type = options.kv_type;
+            let parts =
+                DecoderParts { config, naming, source, context_length, kv_type, convert: &convert, progress };
+            Box::new(TextDecoder::new(Decoder::load(cpu, parts)?, is_bidirectional))
+        }
+    };
+    Ok(model)
+}
+
+/// Returns the limit of tokens per text: the flag's, or what the model was trained with, or its positions.
+fn context(
+    files: &ModelFiles,
+    network: &Network,
+    facts: &TextTaskFacts,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<usize, LoadError> {
+    let mut weights = 0u64;
+    for name in files.tensors().names() {
+        let Some((shape, dtype)) = files.tensors().describe(&name) else { continue };
+        let dtype = quantize::converted_dtype(&shape, dtype, target(options, Matrix::Projection, dtype));
+        let bytes = weight_bytes(options.device, dtype, &shape)
+            .map_err(|message| LoadError::Tensor { tensor: name.into_owned(), message })?;
+        weights = weights.saturating_add(bytes as u64);
+    }
+    let fixed = 4 * 16 * STEP_ROWS * network.hidden_size() as u64;
+    let demand = Demand { weights, kv_per_token: 0, kv_fixed: 0, fixed };
+    let most = network.context_length();
+    let context = super::context(most, |_| Ok(demand), options, notices)?;
+    Ok(if options.context.is_none() { facts.max_tokens.unwrap_or(context).min(context) } else { context })
+}
