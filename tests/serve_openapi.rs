@@ -211,6 +211,11 @@ async fn answers_are_as_the_document_says() {
     }
     let told = json!({"session_id": "s", "n": null});
     server.chat("Why is the sky blue?", told).await.ok();
+    for (path, body) in [("/v1/embeddings", "EmbeddingRequest"), ("/v1/rerank", "RerankRequest")] {
+        let refused = server.post(path, example(body)).await;
+        assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{path}: {}", refused.text);
+        check_reply(&document, ("post", path), &refused);
+    }
     let model = server.get("/v1/models").await.ok()["data"][0]["id"].as_str().expect("an id").to_owned();
     for (path, id) in [
         ("/v1/models", ""),

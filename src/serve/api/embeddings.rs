@@ -31,7 +31,7 @@ enum EmbeddingInput {
 }
 
 /// A request for vectors.
-struct EmbeddingBody {
+pub struct EmbeddingBody {
     inputs: Vec<EmbeddingInput>,
     dimensions: Option<usize>,
     in_base64: bool,
@@ -40,7 +40,7 @@ struct EmbeddingBody {
 }
 
 /// A request for scores.
-struct RerankBody {
+pub struct RerankBody {
     query: String,
     documents: Vec<String>,
     instruction: Option<String>,
@@ -168,9 +168,13 @@ async fn read<T: Send + 'static>(
     .await
 }
 
-fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
+/// Reads a request for vectors.
+pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
+    let has_input = fields.has("input");
     let inputs = inputs(fields.take("input"));
-    if inputs.as_ref().is_none_or(Vec::is_empty) {
+    if !has_input {
+        fields.wrong("input", "is missing");
+    } else if inputs.as_ref().is_none_or(Vec::is_empty) {
         fields.wrong("input", "is neither a string, nor a list of strings or token ids that is not empty");
     }
     let format = fields.text("encoding_format");
@@ -216,12 +220,14 @@ fn inputs(value: Option<Value>) -> Option<Vec<EmbeddingInput>> {
     items.into_iter().map(input).collect()
 }
 
-fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
+/// Reads a request for scores.
+pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
     let query = fields.text("query");
     if query.is_none() {
         fields.wrong("query", "is missing");
     }
     let given = fields.spelled(&["documents", "texts"]);
+    let has_documents = fields.has(given);
     let text = |document: Value| match document {
         Value::String(text) => Some(text),
         Value::Object(mut members) => match members.remove("text") {
@@ -234,7 +240,9 @@ fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
         Some(documents) => documents.into_iter().map(text).collect(),
         None => None,
     };
-    if documents.as_ref().is_none_or(Vec::is_empty) {
+    if !has_documents {
+        fields.wrong(given, "is missing");
+    } else if documents.as_ref().is_none_or(Vec::is_empty) {
         fields.wrong(given, "is no list of strings, or of objects with a text, that is not empty");
     }
     RerankBody {

@@ -4,6 +4,7 @@ use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::super::body::Incoming;
+use super::super::embeddings::{embedding_body, rerank_body};
 use super::super::messages::{self, counted_fields};
 use super::super::request::{self, check_model, conversation};
 use super::super::text::{detokenize_fields, tokenize_fields};
@@ -17,17 +18,30 @@ use crate::serve::wire::{Fields, Problems};
 type Read = fn(&App, Map<String, Value>);
 
 /// The name of a body's schema, and its reader.
-const BODIES: [(&str, Read); 11] = [
+const BODIES: [(&str, Read); 14] = [
     ("ChatCompletionRequest", |app, body| drop(request::chat(app, body, incoming()))),
     ("CompletionRequest", |app, body| drop(request::completion(app, body, incoming()))),
     ("ResponseRequest", |app, body| drop(responses::read(app, body, incoming()))),
     ("MessageRequest", |app, body| drop(messages::read(app, body, incoming()))),
     ("CountTokensRequest", |app, body| fields(app, body, |app, fields| drop(counted_fields(app, fields)))),
     ("InfillRequest", |app, body| drop(request::infill(app, body, incoming()))),
+    ("EmbeddingRequest", |app, body| {
+        fields(app, body, |_, fields| {
+            drop(embedding_body(fields));
+            fields.hint("user");
+        })
+    }),
+    ("RerankRequest", |app, body| {
+        fields(app, body, |_, fields| {
+            drop(rerank_body(fields));
+            fields.hint("user");
+        })
+    }),
     ("TokenizeRequest", |app, body| fields(app, body, |app, fields| drop(tokenize_fields(app, fields)))),
     ("DetokenizeRequest", |app, body| fields(app, body, |app, fields| drop(detokenize_fields(app, fields)))),
     ("ApplyTemplateRequest", |app, body| fields(app, body, |app, fields| drop(conversation(app, fields)))),
     ("ForkRequest", |app, body| drop(sessions::fork_body(app, body))),
+    ("RenameRequest", |app, body| drop(sessions::rename_body(app, body))),
     ("RestoreRequest", |app, body| drop(sessions::restore_body(app, body))),
 ];
 

@@ -9,7 +9,7 @@ struct Operation {
     summary: &'static str,
     /// Schema of the body; empty without one.
     body: &'static str,
-    /// Schema of the answer; empty for plain text.
+    /// Schema of the answer in JSON; empty without one.
     answer: &'static str,
     /// Names and types of parameters in the query.
     query: &'static [(&'static str, &'static str)],
@@ -49,7 +49,7 @@ const NAMES_SESSION: &[u16] = &[404, 409];
 
 const TRANSIENT: (&str, &str) = ("transient", "boolean");
 
-const OPERATIONS: [Operation; 30] = [
+const OPERATIONS: [Operation; 36] = [
     post(
         "POST /v1/chat/completions",
         "Answer a conversation",
@@ -98,6 +98,10 @@ const OPERATIONS: [Operation; 30] = [
         "Infill",
         GENERATES,
     ),
+    post("POST /v1/embeddings", "Vectors of texts", "EmbeddingRequest", "Embeddings", NAMES_MODEL),
+    post("POST /v1/rerank", "Scores of documents for a query", "RerankRequest", "Ranking", NAMES_MODEL),
+    post("POST /rerank", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
+    post("POST /v2/rerank", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
     post("POST /tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens", NAMES_MODEL),
     post("POST /detokenize", "Token ids to text", "DetokenizeRequest", "Text", NAMES_MODEL),
     get("GET /tokenizer_info", "The tokenizer's configuration, in vLLM's words", "TokenizerInfo"),
@@ -134,6 +138,13 @@ const OPERATIONS: [Operation; 30] = [
         NAMES_SESSION,
     ),
     post(
+        "POST /v1/sessions/{id}/rename",
+        "Give a session another id",
+        "RenameRequest",
+        "SessionRenamed",
+        NAMES_SESSION,
+    ),
+    post(
         "POST /v1/sessions/{id}/restore",
         "Put a branch in its session's place",
         "RestoreRequest",
@@ -143,15 +154,25 @@ const OPERATIONS: [Operation; 30] = [
     get("GET /v1/sessions/{id}/explain", "Why the last prompt was not resumed further", "SessionExplained")
         .query(&[TRANSIENT], NAMES_SESSION),
     get("GET /openapi.json", "This document", "Document"),
+    Operation { errors: &[404], ..get("GET /page/{file}", "The page's scripts and style", "") },
     get("GET /", "Name, version, stage, model and endpoints", "Index"),
     get("GET /health", "The process lives", "Status"),
     get("GET /ready", "A request would be taken", "Status"),
     get("GET /metrics", "Counters for Prometheus", ""),
 ];
 
-/// Routes whose answers are streams if the body says so.
-const STREAMS: [&str; 5] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/infill"];
+/// Returns the types of an answer that is no JSON: a stream, a page, counters.
+fn text_types(path: &str) -> &'static [&'static str] {
+    match path {
+        "/v1/chat/completions" | "/v1/completions" | "/v1/responses" | "/v1/messages" | "/infill" => {
+            &["text/event-stream"]
+        }
+        "/" => &["text/html"],
+        "/page/{file}" => &["text/css", "text/javascript"],
+        "/metrics" => &["text/plain", "application/openmetrics-text"],
+        _ => &[],
+    }
+}
 
 /// Returns `paths` of the document.
 pub fn paths() -> Value {
@@ -182,25 +203,22 @@ impl Operation {
     }
 
     fn parameters(&self, path: &str) -> Value {
-        let in_path = path.contains("{id}").then(|| {
-            json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
+        let in_path = path.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(name, _)| {
+            json!({"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}})
         });
         let in_query = self.query.iter().map(
             |(name, kind)| json!({"name": name, "in": "query", "required": false, "schema": {"type": kind}}),
         );
-        in_path.into_iter().chain(in_query).collect()
+        in_path.chain(in_query).collect()
     }
 
     fn responses(&self, path: &str) -> Value {
-        let mut content = match self.answer {
-            "" => {
-                json!({"text/plain": {"schema": {"type": "string"}}, "application/openmetrics-text": {"schema": {"type": "string"}}})
-            }
-            answer => json!({"application/json": {"schema": schema_ref(answer)}}),
-        };
-        if STREAMS.contains(&path) {
-            content["text/event-stream"] = json!({"schema": {"type": "string"}});
+        let mut content = Map::new();
+        if !self.answer.is_empty() {
+            content.insert("application/json".to_owned(), json!({"schema": schema_ref(self.answer)}));
         }
+        let texts = text_types(path).iter();
+        content.extend(texts.map(|kind| ((*kind).to_owned(), json!({"schema": {"type": "string"}}))));
         let mut responses =
             Map::from_iter([("200".to_owned(), json!({"description": "OK", "content": content}))]);
         let of_body: &[u16] = if self.body.is_empty() { &[] } else { &BODY_ERRORS };
@@ -268,6 +286,7 @@ fn tag(path: &str) -> &'static str {
     match path {
         path if path.starts_with("/v1/sessions") => "sessions",
         path if path.contains("models") || path == "/props" => "models",
+        path if path.ends_with("/rerank") || path == "/v1/embeddings" => "vectors",
         "/tokenize" | "/detokenize" | "/tokenizer_info" | "/apply-template" => "text",
         "/" | "/health" | "/ready" | "/metrics" | "/openapi.json" => "server",
         _ => "answers",
