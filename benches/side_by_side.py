@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """llmctl and llama.cpp on the same synthetic models, interleaved in one run: speed, memory, and the machine's limits.
 
-  python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [-r N] [--json FILE]
+  python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [--tests NAMES] [-r N] [--json FILE]
 
 Needs numpy and gguf, and llama-cpp-python built for this machine (all from PyPI; where there is AMX, built by gcc 12,
 llama.cpp crashes without the change of its pull request 26954: the compiler leaves out most of the tiles'
@@ -24,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -476,12 +477,26 @@ def tests_of(args, shape, file_type):
             tests.append(("tg32@8192", "decode 32 8192"))
     if shape in EXPERT_SHAPES or (shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0")):
         tests.append(("8 seq", "batch 64 8"))
-    return tests
+    return [test for test in tests if args.tests is None or test[0] in args.tests]
 
 
 def limits(program, threads):
     out = subprocess.run([program, "limits", f"threads={threads}"], check=True, capture_output=True, text=True)
     return json.loads(out.stdout)
+
+
+def measure_loads(args, ready, ours, theirs, keeping, path):
+    """Adds all times to the first token but the last, that of the sides that stay."""
+    with tempfile.TemporaryDirectory(dir=args.cache) as folder:
+        kept = lambda: Side(keeping(folder))
+        kept().end()  # not counted: checks what is there, and begins to write what is not
+        while list(Path(folder).glob("**/*.part")):
+            kept().end()
+        for _ in range(args.repeat - 1):
+            for name, start in (("ours", ours), ("kept", kept), ("llama.cpp", theirs)):
+                side = start()
+                ready[name].append(side.facts["ready_s"])
+                side.end()
 
 
 def measure(args, program, shape, file_type, path):
@@ -490,20 +505,12 @@ def measure(args, program, shape, file_type, path):
     depths = [int(name.split("@")[1]) for name, _ in tests if "@" in name]
     context = max(depths, default=0) + 2 * CONTEXT_SLACK
     worker = [sys.executable, str(Path(__file__).resolve()), "--llama-worker", str(path), str(args.threads)]
-    ours = lambda: Side([program, str(path), f"threads={args.threads}", f"ctx={context}"])
+    command = [program, str(path), f"threads={args.threads}", f"ctx={context}"]
+    ours = lambda: Side(command)
     theirs = lambda flash: Side([*worker, str(context), str(flash)])
     ready = {"ours": [], "kept": [], "llama.cpp": []}
-    packed = args.cache / "packed" / path.stem
-    packed.mkdir(parents=True, exist_ok=True)
-    kept = lambda: Side([program, str(path), f"threads={args.threads}", f"ctx={context}", f"packed={packed}"])
-    kept().end()  # not counted: checks what is there, and begins to write what is not
-    while list(packed.glob("*.part")):
-        kept().end()
-    for _ in range(args.repeat - 1):  # the last time is the one that stays
-        for name, start in (("ours", ours), ("kept", kept), ("llama.cpp", lambda: theirs(0))):
-            side = start()
-            ready[name].append(side.facts["ready_s"])
-            side.end()
+    if args.tests is None or "load" in args.tests:
+        measure_loads(args, ready, ours, lambda: theirs(0), lambda folder: [*command, f"packed={folder}"], path)
     sides = {"ours": ours(), 0: theirs(0), 1: theirs(1)}
     ready["ours"].append(sides["ours"].facts["ready_s"])
     ready["llama.cpp"].append(sides[0].facts["ready_s"])
@@ -519,8 +526,9 @@ def measure(args, program, shape, file_type, path):
         rows.append(dict(test=name, rates=rates))
         print(f"  {name:10} " + "  ".join(f"{k}: {[round(x, 1) for x in v]}" for k, v in rates.items()),
               file=sys.stderr, flush=True)
+    read = read or [limits(program, args.threads)]
     memory = {key: side.run("memory")["peak_rss_mib"] for key, side in sides.items()}
-    facts = dict(ready={key: statistics.median(value) for key, value in ready.items()}, memory=memory, ours=sides["ours"].facts,
+    facts = dict(ready={key: statistics.median(value) for key, value in ready.items() if value}, memory=memory, ours=sides["ours"].facts,
                  llama=sides[0].facts, limits={key: statistics.median(x[key] for x in read) for key in read[0]})
     for side in sides.values():
         side.end()
@@ -571,7 +579,9 @@ def report(results):
         ready, memory = facts["ready"], facts["memory"]
         theirs = min(memory[0], memory[1])
         for name, a, b, unit in (("load", ready["ours"], ready["llama.cpp"], "s"),
-                                 ("load, kept", ready["kept"], ready["llama.cpp"], "s"), ("RSS", memory["ours"], theirs, "MiB")):
+                                 ("load, kept", ready.get("kept"), ready["llama.cpp"], "s"), ("RSS", memory["ours"], theirs, "MiB")):
+            if a is None:
+                continue
             mark = "met" if a <= b else "MISSED"
             print(f"| {shape} {kind} | {name}, {unit} | {a:.2f} | {b:.2f} | | {a / b:.2f} | 1.00 {mark} | |")
     print()
@@ -592,6 +602,7 @@ def main():
     parser.add_argument("--shapes", default=",".join(SHAPES),
                         help=f"some of {', '.join([*SHAPES, *EXPERT_SHAPES])}; the last {len(EXPERT_SHAPES)} have experts, and one type each")
     parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--tests", type=lambda names: names.split(","), help="names of rows, `load` among them; all without it")
     parser.add_argument("-r", "--repeat", type=int, default=3, help="rounds, at least 2")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/llmctl-side-by-side")
