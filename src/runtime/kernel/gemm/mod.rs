@@ -24,6 +24,7 @@ mod avx512;
 pub mod fixed;
 mod format;
 mod gated;
+mod grouped;
 #[cfg(all(test, unix))]
 mod guarded;
 #[cfg(target_arch = "aarch64")]
@@ -47,6 +48,7 @@ pub use activation::Activations;
 pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
+pub use grouped::{RowsProduct, matmul_grouped};
 pub use pack::{MatrixSource, PANEL_LAYOUT, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
 use pairs::ActivationPairs as Tiles;
@@ -334,6 +336,37 @@ impl Variant {
     }
 }
 
+/// Evaluates `$body` with `$kernels` as the kernels of a variant.
+macro_rules! with_kernels {
+    ($variant:expr, $kernels:ident => $body:expr) => {{
+        use $crate::gemm as g;
+        macro_rules! arm {
+            ($type:ty) => {{
+                type $kernels = $type;
+                $body
+            }};
+        }
+        match $variant {
+            g::Variant::Scalar => arm!(g::scalar::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Avx2 => arm!(g::avx2::Avx2<false>),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Avx2Vnni => arm!(g::avx2::Avx2<true>),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Avx512Vnni => arm!(g::avx512::Avx512Vnni),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Amx => arm!(g::amx::Amx),
+            #[cfg(target_arch = "aarch64")]
+            g::Variant::Neon => arm!(g::neon::Neon<false>),
+            #[cfg(target_arch = "aarch64")]
+            g::Variant::Dotprod => arm!(g::neon::Neon<true>),
+            #[cfg(target_arch = "aarch64")]
+            g::Variant::I8mm => arm!(g::neon::i8mm::I8mm),
+        }
+    }};
+}
+use with_kernels;
+
 /// Returns the name of the integer kernels that an instruction set uses on this machine: `scalar`, `avx2`,
 /// `avx2-vnni`, `avx512-vnni`, `amx-int8`, `neon`, `neon-dotprod`,
 /// `neon-i8mm`.
@@ -375,23 +408,7 @@ fn matmul_by<'a>(
             if together[0].is_none() {
                 return;
             }
-            match variant {
-                Variant::Scalar => compute::<scalar::Scalar>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Avx2 => compute::<avx2::Avx2<false>>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Avx2Vnni => compute::<avx2::Avx2<true>>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Amx => compute::<amx::Amx>(&together, pool),
-                #[cfg(target_arch = "aarch64")]
-                Variant::Neon => compute::<neon::Neon<false>>(&together, pool),
-                #[cfg(target_arch = "aarch64")]
-                Variant::Dotprod => compute::<neon::Neon<true>>(&together, pool),
-                #[cfg(target_arch = "aarch64")]
-                Variant::I8mm => compute::<neon::i8mm::I8mm>(&together, pool),
-            }
+            with_kernels!(variant, K => compute::<K>(&together, pool));
         }
     });
 }
@@ -449,15 +466,7 @@ impl PackedProduct<'_> {
 /// Returns whether this many activation rows unpack weights in registers: work that they share is then best done step
 /// by step.
 pub fn is_few(isa: Isa, rows: usize) -> bool {
-    match Variant::best(isa) {
-        #[cfg(target_arch = "x86_64")]
-        Variant::Amx => rows <= amx::MAX_DIRECT,
-        #[cfg(target_arch = "aarch64")]
-        Variant::Neon | Variant::Dotprod => rows <= neon::MAX_DIRECT,
-        #[cfg(target_arch = "aarch64")]
-        Variant::I8mm => rows <= neon::i8mm::MAX_DIRECT,
-        _ => rows <= MAX_DIRECT,
-    }
+    with_kernels!(Variant::best(isa), K => rows <= K::MAX_DIRECT)
 }
 
 fn is_direct<K: Kernels>(x: &Activations) -> bool {
@@ -474,7 +483,7 @@ fn compute_panels<K: Kernels, F: QuantFormat>(
 ) {
     if is_direct::<K>(x.rows) {
         for (at, index) in panels.enumerate() {
-            direct::<K, F>(w, x.rows, index, out, column + at * ROWS);
+            direct::<K, F>(w, x.rows, 0..x.rows.rows(), index, out, column + at * ROWS);
         }
         return;
     }
@@ -488,10 +497,11 @@ fn compute_panels<K: Kernels, F: QuantFormat>(
     K::leave();
 }
 
-/// Multiplies all activation rows with one packed panel, unpacked in registers.
+/// Multiplies some activation rows with one packed panel, unpacked in registers.
 fn direct<K: Kernels, F: QuantFormat>(
     w: &Packed,
     x: &Activations,
+    rows: Range<usize>,
     index: usize,
     out: &OutputMatrix,
     column: usize,
@@ -499,12 +509,12 @@ fn direct<K: Kernels, F: QuantFormat>(
     let panel = w.panel(index);
     let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
-    let calls = x.rows().div_ceil(K::DIRECT_ROWS);
+    let calls = rows.len().div_ceil(K::DIRECT_ROWS);
     for call in 0..calls {
-        let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
+        let (first, last) = (call * rows.len() / calls, (call + 1) * rows.len() / calls);
         let sums = &mut sums[..last - first];
         // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
-        unsafe { K::direct::<F>(panel, x, first, sums) };
+        unsafe { K::direct::<F>(panel, x, rows.start + first, sums) };
         for (token, sums) in sums.iter().enumerate() {
             out.store(first + token, column, &sums[..kept]);
         }
