@@ -95,16 +95,6 @@ impl Activations {
         });
     }
 
-    /// Takes some rows of `from`, in this order.
-    pub fn gather(&mut self, from: &Activations, rows: impl Iterator<Item = usize>) {
-        (self.rows, self.blocks_per_row) = (0, from.blocks_per_row);
-        self.blocks.clear();
-        for row in rows {
-            self.blocks.extend_from_slice(from.row(row));
-            self.rows += 1;
-        }
-    }
-
     /// Makes room for `rows` rows, with zero padding; the caller fills the other blocks.
     pub(super) fn reset(&mut self, rows: usize, cols: usize) -> &mut [ActivationBlock] {
         assert!(cols > 0 && cols.is_multiple_of(BLOCK), "quantised rows are whole blocks");

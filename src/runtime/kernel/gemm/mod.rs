@@ -24,7 +24,6 @@ mod avx512;
 pub mod fixed;
 mod format;
 mod gated;
-mod grouped;
 #[cfg(all(test, unix))]
 mod guarded;
 #[cfg(target_arch = "aarch64")]
@@ -48,7 +47,6 @@ pub use activation::Activations;
 pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::gated;
-pub use grouped::{RowsProduct, matmul_grouped};
 pub use pack::{MatrixSource, PANEL_LAYOUT, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
 use pairs::ActivationPairs as Tiles;
@@ -483,7 +481,7 @@ fn compute_panels<K: Kernels, F: QuantFormat>(
 ) {
     if is_direct::<K>(x.rows) {
         for (at, index) in panels.enumerate() {
-            direct::<K, F>(w, x.rows, 0..x.rows.rows(), index, out, column + at * ROWS);
+            direct::<K, F>(w, x.rows, index, out, column + at * ROWS);
         }
         return;
     }
@@ -497,11 +495,10 @@ fn compute_panels<K: Kernels, F: QuantFormat>(
     K::leave();
 }
 
-/// Multiplies some activation rows with one packed panel, unpacked in registers.
+/// Multiplies all activation rows with one packed panel, unpacked in registers.
 fn direct<K: Kernels, F: QuantFormat>(
     w: &Packed,
     x: &Activations,
-    rows: Range<usize>,
     index: usize,
     out: &OutputMatrix,
     column: usize,
@@ -509,12 +506,12 @@ fn direct<K: Kernels, F: QuantFormat>(
     let panel = w.panel(index);
     let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
-    let calls = rows.len().div_ceil(K::DIRECT_ROWS);
+    let calls = x.rows().div_ceil(K::DIRECT_ROWS);
     for call in 0..calls {
-        let (first, last) = (call * rows.len() / calls, (call + 1) * rows.len() / calls);
+        let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
         let sums = &mut sums[..last - first];
         // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
-        unsafe { K::direct::<F>(panel, x, rows.start + first, sums) };
+        unsafe { K::direct::<F>(panel, x, first, sums) };
         for (token, sums) in sums.iter().enumerate() {
             out.store(first + token, column, &sums[..kept]);
         }
