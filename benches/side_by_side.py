@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """llmctl and llama.cpp on the same synthetic models, interleaved in one run: speed, memory, and the machine's limits.
 
-  python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [-r N] [--json FILE]
+  python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [--tests NAMES] [-r N] [--json FILE]
 
 Needs numpy and gguf, and llama-cpp-python built for this machine (all from PyPI; where there is AMX, built by gcc 12,
 llama.cpp crashes without the change of its pull request 26954: the compiler leaves out most of the tiles'
@@ -24,6 +24,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -35,7 +36,9 @@ SHAPES = {
     "smollm2-135m": dict(arch="llama", layers=30, hidden=576, heads=9, kv=3, head=64, ffn=1536, vocab=49152),
 }
 # Models with experts, by --shapes: the first layers of a published one (`of` in all). The first `dense` layers have no
-# experts, `conv` ones have a short convolution instead of attention. MXFP4 means experts in MXFP4 and everything else in Q8_0.
+# experts, `conv` ones have a short convolution instead of attention. With `delta` all layers but every fourth have a gated delta
+# net of so many heads of keys and values and so many values per head; `shared` is the width of the expert that every token
+# passes. MXFP4 means experts in MXFP4 and everything else in Q8_0.
 EXPERT_SHAPES = {
     "qwen3-30b-a3b": dict(arch="qwen3moe", layers=6, of=48, hidden=2048, heads=32, kv=4, head=128, ffn=6144, vocab=151936,
                           experts=128, used=8, expert_ffn=768),
@@ -43,9 +46,13 @@ EXPERT_SHAPES = {
                         experts=32, used=4, expert_ffn=2880),
     "lfm2-8b-a1b": dict(arch="lfm2moe", layers=7, of=24, hidden=2048, heads=32, kv=8, head=64, ffn=7168, vocab=65536,
                         experts=32, used=4, expert_ffn=1792, dense=2, conv=(0, 1, 3, 4, 5)),
+    "qwen3.5-35b-a3b": dict(arch="qwen35moe", layers=4, of=40, hidden=2048, heads=16, kv=2, head=256, ffn=512, vocab=248320,
+                            experts=256, used=8, expert_ffn=512, shared=512, delta=(16, 32, 128)),
 }
-UNTIED = ("qwen3moe", "gpt-oss")  # the others use the embeddings for logits too
-EXPERT_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M"}
+DELTA_PERIOD, DELTA_KERNEL = 4, 4
+UNTIED = ("qwen3moe", "gpt-oss", "qwen35moe")  # the others use the embeddings for logits too
+EXPERT_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M",
+                "qwen3.5-35b-a3b": "Q4_K_M"}
 TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
 CONTEXT_SLACK = 1024
 
@@ -161,7 +168,7 @@ def write_config(writer, shape):
     writer.add_head_count_kv(per_layer if conv else shape["kv"])
     writer.add_key_length(shape["head"])
     writer.add_value_length(shape["head"])
-    writer.add_rope_dimension_count(shape["head"])
+    writer.add_rope_dimension_count(shape["head"] // 4 if "delta" in shape else shape["head"])
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
     if "experts" in shape:
@@ -173,6 +180,16 @@ def write_config(writer, shape):
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(32.0)
         writer.add_rope_scaling_orig_ctx_len(4096)
+    if arch == "qwen35moe":
+        keys, values, dim = shape["delta"]
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+        writer.add_expert_shared_feed_forward_length(shape["shared"])
+        writer.add_full_attention_interval(DELTA_PERIOD)
+        writer.add_ssm_conv_kernel(DELTA_KERNEL)
+        writer.add_ssm_state_size(dim)
+        writer.add_ssm_group_count(keys)
+        writer.add_ssm_time_step_rank(values)
+        writer.add_ssm_inner_size(values * dim)
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(shape["dense"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -199,19 +216,38 @@ class TensorWriter:
         raw = None if kind == "F16" else gguf.GGMLQuantizationType[kind]
         self.writer.add_tensor(name + ".weight", data, raw_dtype=raw)
 
-    def numbers(self, name, *size, ones=False):
+    def numbers(self, name, *size, ones=False, negative=False):
         import numpy as np
 
         values = np.ones(size) if ones else self.rng.standard_normal(size) / np.sqrt(size[-1])
+        values = -np.abs(values) if negative else values
         self.writer.add_tensor(name, values.astype(np.float32))
 
     def vector(self, name, size):
         self.numbers(name + ".weight", size, ones=True)
 
 
+def write_delta_net(tensors, block, layer):
+    hidden, (keys, values, dim) = tensors.shape["hidden"], tensors.shape["delta"]
+    width = (2 * keys + values) * dim
+    for name, rows, cols in (("attn_qkv", width, hidden), ("attn_gate", values * dim, hidden), ("ssm_beta", values, hidden),
+                             ("ssm_alpha", values, hidden), ("ssm_out", hidden, values * dim)):
+        tensors.matrix(block + name, rows, cols, layer)
+    tensors.numbers(block + "ssm_conv1d.weight", width, DELTA_KERNEL)
+    tensors.numbers(block + "ssm_a", values, negative=True)
+    tensors.numbers(block + "ssm_dt.bias", values)
+    tensors.vector(block + "ssm_norm", dim)
+
+
+def is_delta_net(shape, layer):
+    return "delta" in shape and (layer + 1) % DELTA_PERIOD != 0
+
+
 def write_mixer(tensors, block, layer):
-    """Attention, or a short convolution."""
+    """Attention, a short convolution, or a gated delta net."""
     shape = tensors.shape
+    if is_delta_net(shape, layer):
+        return write_delta_net(tensors, block, layer)
     hidden, head = shape["hidden"], shape["head"]
     if layer in shape.get("conv", ()):
         tensors.numbers(block + "shortconv.conv.weight", hidden, 3)
@@ -219,10 +255,11 @@ def write_mixer(tensors, block, layer):
         tensors.matrix(block + "shortconv.out_proj", hidden, hidden, layer)
         return
     queries, keys = shape["heads"] * head, shape["kv"] * head
-    if shape["arch"] in ("qwen3", "qwen3moe", "lfm2moe"):
+    if shape["arch"] in ("qwen3", "qwen3moe", "lfm2moe", "qwen35moe"):
         tensors.vector(block + "attn_q_norm", head)
         tensors.vector(block + "attn_k_norm", head)
-    for name, rows, cols in (("attn_q", queries, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden),
+    gates = queries if "delta" in shape else 0  # of the output, in the matrix of queries
+    for name, rows, cols in (("attn_q", queries + gates, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden),
                              ("attn_output", hidden, queries)):
         tensors.matrix(block + name, rows, cols, layer)
         if shape["arch"] == "gpt-oss":
@@ -243,6 +280,11 @@ def write_feed_forward(tensors, block, layer):
     if dense:
         return
     tensors.numbers(block + "ffn_gate_inp.weight", experts, hidden)
+    if "shared" in shape:
+        tensors.numbers(block + "ffn_gate_inp_shexp.weight", hidden)
+        for name, rows, cols in (("ffn_gate", shape["shared"], hidden), ("ffn_up", shape["shared"], hidden),
+                                 ("ffn_down", hidden, shape["shared"])):
+            tensors.matrix(block + name + "_shexp", rows, cols, layer)
     if shape["arch"] == "gpt-oss":
         tensors.numbers(block + "ffn_gate_inp.bias", experts)
     if shape["arch"] == "lfm2moe":
@@ -265,7 +307,7 @@ def write_model(path, shape, file_type):
     for layer in range(shape["layers"]):
         block = f"blk.{layer}."
         tensors.vector(block + "attn_norm", hidden)
-        tensors.vector(block + ("post_attention_norm" if arch == "gpt-oss" else "ffn_norm"), hidden)
+        tensors.vector(block + ("post_attention_norm" if arch in ("gpt-oss", "qwen35moe") else "ffn_norm"), hidden)
         write_mixer(tensors, block, layer)
         write_feed_forward(tensors, block, layer)
     writer.write_header_to_file()
@@ -435,12 +477,26 @@ def tests_of(args, shape, file_type):
             tests.append(("tg32@8192", "decode 32 8192"))
     if shape in EXPERT_SHAPES or (shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0")):
         tests.append(("8 seq", "batch 64 8"))
-    return tests
+    return [test for test in tests if args.tests is None or test[0] in args.tests]
 
 
 def limits(program, threads):
     out = subprocess.run([program, "limits", f"threads={threads}"], check=True, capture_output=True, text=True)
     return json.loads(out.stdout)
+
+
+def measure_loads(args, ready, ours, theirs, keeping, path):
+    """Adds all times to the first token but the last, that of the sides that stay."""
+    with tempfile.TemporaryDirectory(dir=args.cache) as folder:
+        kept = lambda: Side(keeping(folder))
+        kept().end()  # not counted: checks what is there, and begins to write what is not
+        while list(Path(folder).glob("**/*.part")):
+            kept().end()
+        for _ in range(args.repeat - 1):
+            for name, start in (("ours", ours), ("kept", kept), ("llama.cpp", theirs)):
+                side = start()
+                ready[name].append(side.facts["ready_s"])
+                side.end()
 
 
 def measure(args, program, shape, file_type, path):
@@ -449,27 +505,20 @@ def measure(args, program, shape, file_type, path):
     depths = [int(name.split("@")[1]) for name, _ in tests if "@" in name]
     context = max(depths, default=0) + 2 * CONTEXT_SLACK
     worker = [sys.executable, str(Path(__file__).resolve()), "--llama-worker", str(path), str(args.threads)]
-    ours = lambda: Side([program, str(path), f"threads={args.threads}", f"ctx={context}"])
+    command = [program, str(path), f"threads={args.threads}", f"ctx={context}"]
+    ours = lambda: Side(command)
     theirs = lambda flash: Side([*worker, str(context), str(flash)])
     ready = {"ours": [], "kept": [], "llama.cpp": []}
-    packed = args.cache / "packed" / path.stem
-    packed.mkdir(parents=True, exist_ok=True)
-    kept = lambda: Side([program, str(path), f"threads={args.threads}", f"ctx={context}", f"packed={packed}"])
-    kept().end()  # not counted: checks what is there, and begins to write what is not
-    while list(packed.glob("*.part")):
-        kept().end()
-    for _ in range(args.repeat - 1):  # the last time is the one that stays
-        for name, start in (("ours", ours), ("kept", kept), ("llama.cpp", lambda: theirs(0))):
-            side = start()
-            ready[name].append(side.facts["ready_s"])
-            side.end()
+    if args.tests is None or "load" in args.tests:
+        measure_loads(args, ready, ours, lambda: theirs(0), lambda folder: [*command, f"packed={folder}"], path)
     sides = {"ours": ours(), 0: theirs(0), 1: theirs(1)}
     ready["ours"].append(sides["ours"].facts["ready_s"])
     ready["llama.cpp"].append(sides[0].facts["ready_s"])
     rows, read = [], []
     for name, command in tests:
-        for side in sides.values():  # not counted: memory is touched, sequences reach their depth
-            side.run(command.replace("128 1", "8 1"))
+        for side in sides.values():  # not counted: memory is touched, sequences reach their depth; a batch does so itself
+            if not command.startswith("batch"):
+                side.run(command.replace("128 1", "8 1"))
         rates = {key: [] for key in sides}
         for _ in range(args.repeat):
             for key, side in sides.items():
@@ -478,8 +527,9 @@ def measure(args, program, shape, file_type, path):
         rows.append(dict(test=name, rates=rates))
         print(f"  {name:10} " + "  ".join(f"{k}: {[round(x, 1) for x in v]}" for k, v in rates.items()),
               file=sys.stderr, flush=True)
+    read = read or [limits(program, args.threads)]
     memory = {key: side.run("memory")["peak_rss_mib"] for key, side in sides.items()}
-    facts = dict(ready={key: statistics.median(value) for key, value in ready.items()}, memory=memory, ours=sides["ours"].facts,
+    facts = dict(ready={key: statistics.median(value) for key, value in ready.items() if value}, memory=memory, ours=sides["ours"].facts,
                  llama=sides[0].facts, limits={key: statistics.median(x[key] for x in read) for key in read[0]})
     for side in sides.values():
         side.end()
@@ -493,8 +543,12 @@ def weights_of(shape, size):
     head, hidden = s["head"], s["hidden"]
     attention = hidden * head * (2 * s["heads"] + 2 * s["kv"])
     conv, dense = len(s.get("conv", ())), s.get("dense", 0 if "experts" in s else s["layers"])
-    experts = (s["layers"] - dense) * 3 * hidden * s.get("used", 0) * s.get("expert_ffn", 0)
-    mixers = (s["layers"] - conv) * attention + conv * 4 * hidden * hidden
+    experts = (s["layers"] - dense) * 3 * hidden * (s.get("used", 0) * s.get("expert_ffn", 0) + s.get("shared", 0))
+    deltas = sum(is_delta_net(s, layer) for layer in range(s["layers"]))
+    keys, values, dim = s.get("delta", (0, 0, 0))
+    gates = hidden * head * s["heads"] if deltas else 0
+    mixers = (s["layers"] - conv - deltas) * (attention + gates) + conv * 4 * hidden * hidden
+    mixers += deltas * hidden * dim * (2 * keys + 3 * values)
     return mixers + dense * 3 * hidden * s["ffn"] + experts, None if "experts" in s else size
 
 
@@ -526,7 +580,9 @@ def report(results):
         ready, memory = facts["ready"], facts["memory"]
         theirs = min(memory[0], memory[1])
         for name, a, b, unit in (("load", ready["ours"], ready["llama.cpp"], "s"),
-                                 ("load, kept", ready["kept"], ready["llama.cpp"], "s"), ("RSS", memory["ours"], theirs, "MiB")):
+                                 ("load, kept", ready.get("kept"), ready["llama.cpp"], "s"), ("RSS", memory["ours"], theirs, "MiB")):
+            if a is None:
+                continue
             mark = "met" if a <= b else "MISSED"
             print(f"| {shape} {kind} | {name}, {unit} | {a:.2f} | {b:.2f} | | {a / b:.2f} | 1.00 {mark} | |")
     print()
@@ -547,6 +603,7 @@ def main():
     parser.add_argument("--shapes", default=",".join(SHAPES),
                         help=f"some of {', '.join([*SHAPES, *EXPERT_SHAPES])}; the last {len(EXPERT_SHAPES)} have experts, and one type each")
     parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--tests", type=lambda names: names.split(","), help="names of rows, `load` among them; all without it")
     parser.add_argument("-r", "--repeat", type=int, default=3, help="rounds, at least 2")
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/llmctl-side-by-side")

@@ -10,11 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::activation::{ActivationBlock, Activations, quantize_row};
 use super::format::{BLOCK, ROWS, with_format};
-#[cfg(target_arch = "aarch64")]
-use super::neon;
-use super::{GemmInput, Kernels, OutputMatrix, Packed, Variant, compute_panels, scalar, with_input};
-#[cfg(target_arch = "x86_64")]
-use super::{amx, avx2, avx512};
+use super::{GemmInput, Kernels, OutputMatrix, Packed, Variant, compute_panels, with_input, with_kernels};
 use crate::isa::Isa;
 use crate::math::{self, Activation};
 use crate::pool::Pool;
@@ -59,23 +55,7 @@ pub(super) fn gated_by(
     let per_row = len.checked_div(x.rows()).unwrap_or(0);
     with_input(variant, x, pool, |x| {
         let job = GatedProduct { isa, x, weights, activation, first, len, per_row };
-        match variant {
-            Variant::Scalar => job.run::<scalar::Scalar>(pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2 => job.run::<avx2::Avx2<false>>(pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx2Vnni => job.run::<avx2::Avx2<true>>(pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Avx512Vnni => job.run::<avx512::Avx512Vnni>(pool),
-            #[cfg(target_arch = "x86_64")]
-            Variant::Amx => job.run::<amx::Amx>(pool),
-            #[cfg(target_arch = "aarch64")]
-            Variant::Neon => job.run::<neon::Neon<false>>(pool),
-            #[cfg(target_arch = "aarch64")]
-            Variant::Dotprod => job.run::<neon::Neon<true>>(pool),
-            #[cfg(target_arch = "aarch64")]
-            Variant::I8mm => job.run::<neon::i8mm::I8mm>(pool),
-        }
+        with_kernels!(variant, K => job.run::<K>(pool));
     });
 }
 

@@ -334,6 +334,37 @@ impl Variant {
     }
 }
 
+/// Evaluates `$body` with `$kernels` as the kernels of a variant.
+macro_rules! with_kernels {
+    ($variant:expr, $kernels:ident => $body:expr) => {{
+        use $crate::gemm as g;
+        macro_rules! arm {
+            ($type:ty) => {{
+                type $kernels = $type;
+                $body
+            }};
+        }
+        match $variant {
+            g::Variant::Scalar => arm!(g::scalar::Scalar),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Avx2 => arm!(g::avx2::Avx2<false>),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Avx2Vnni => arm!(g::avx2::Avx2<true>),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Avx512Vnni => arm!(g::avx512::Avx512Vnni),
+            #[cfg(target_arch = "x86_64")]
+            g::Variant::Amx => arm!(g::amx::Amx),
+            #[cfg(target_arch = "aarch64")]
+            g::Variant::Neon => arm!(g::neon::Neon<false>),
+            #[cfg(target_arch = "aarch64")]
+            g::Variant::Dotprod => arm!(g::neon::Neon<true>),
+            #[cfg(target_arch = "aarch64")]
+            g::Variant::I8mm => arm!(g::neon::i8mm::I8mm),
+        }
+    }};
+}
+use with_kernels;
+
 /// Returns the name of the integer kernels that an instruction set uses on this machine: `scalar`, `avx2`,
 /// `avx2-vnni`, `avx512-vnni`, `amx-int8`, `neon`, `neon-dotprod`,
 /// `neon-i8mm`.
@@ -375,23 +406,7 @@ fn matmul_by<'a>(
             if together[0].is_none() {
                 return;
             }
-            match variant {
-                Variant::Scalar => compute::<scalar::Scalar>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Avx2 => compute::<avx2::Avx2<false>>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Avx2Vnni => compute::<avx2::Avx2<true>>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Avx512Vnni => compute::<avx512::Avx512Vnni>(&together, pool),
-                #[cfg(target_arch = "x86_64")]
-                Variant::Amx => compute::<amx::Amx>(&together, pool),
-                #[cfg(target_arch = "aarch64")]
-                Variant::Neon => compute::<neon::Neon<false>>(&together, pool),
-                #[cfg(target_arch = "aarch64")]
-                Variant::Dotprod => compute::<neon::Neon<true>>(&together, pool),
-                #[cfg(target_arch = "aarch64")]
-                Variant::I8mm => compute::<neon::i8mm::I8mm>(&together, pool),
-            }
+            with_kernels!(variant, K => compute::<K>(&together, pool));
         }
     });
 }
@@ -449,15 +464,7 @@ impl PackedProduct<'_> {
 /// Returns whether this many activation rows unpack weights in registers: work that they share is then best done step
 /// by step.
 pub fn is_few(isa: Isa, rows: usize) -> bool {
-    match Variant::best(isa) {
-        #[cfg(target_arch = "x86_64")]
-        Variant::Amx => rows <= amx::MAX_DIRECT,
-        #[cfg(target_arch = "aarch64")]
-        Variant::Neon | Variant::Dotprod => rows <= neon::MAX_DIRECT,
-        #[cfg(target_arch = "aarch64")]
-        Variant::I8mm => rows <= neon::i8mm::MAX_DIRECT,
-        _ => rows <= MAX_DIRECT,
-    }
+    with_kernels!(Variant::best(isa), K => rows <= K::MAX_DIRECT)
 }
 
 fn is_direct<K: Kernels>(x: &Activations) -> bool {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use half::f16;
 
-use super::format::{BLOCK, CodeTile, EMPTY_TILE, QuantFormat, ROWS, Scales, with_format};
+use super::format::{BLOCK, CodeTile, GROUP_BYTES, QuantFormat, ROWS, Scales, with_format};
 use crate::Dtype;
 use crate::blocks::{RowBlock, e4m3};
 use crate::memory::{Arena, PanelMemory};
@@ -165,57 +165,51 @@ fn pack_panel<F: QuantFormat>(source: &[u8], row_bytes: usize, panel: &mut [u8])
     let tiles_per_block = F::DTYPE.block_len() / BLOCK;
     let mut row_block = RowBlock::default();
     for (index, unit) in panel.chunks_exact_mut(F::UNIT_BYTES).enumerate() {
-        let mut tiles = [EMPTY_TILE; 8];
+        if F::INVERTED != 0 {
+            unit[F::low_at(0)..].fill(F::INVERTED); // the codes of missing rows and blocks
+        }
         for (row, bytes) in source.chunks_exact(row_bytes).enumerate() {
             for first in (0..F::TILES).step_by(tiles_per_block) {
                 let at = (index * F::TILES + first) / tiles_per_block * block_bytes;
                 let Some(block) = bytes.get(at..at + block_bytes) else { break };
                 F::read(block, &mut row_block);
                 store_scales(F::SCALES, &row_block, first, row, unit);
-                spread(&row_block.codes, row, &mut tiles[first..first + tiles_per_block]);
+                let codes = row_block.codes.as_chunks::<BLOCK>().0;
+                for (tile, codes) in (first..first + tiles_per_block).zip(codes) {
+                    store_codes::<F>(codes, row, tile, unit);
+                }
             }
         }
-        for (index, tile) in tiles[..F::TILES].iter_mut().enumerate() {
-            invert::<F>(tile);
-            store_bits(tile, 0, F::LOW, &mut unit[F::low_at(index)..][..F::LOW_BYTES]);
-            store_bits(tile, F::LOW, F::HIGH, &mut unit[F::high_at(index)..][..F::HIGH_BYTES]);
-        }
     }
 }
 
-/// Stores one row's codes into its tiles, four at a time. Neither this nor [`QuantFormat::read`] may be inlined: the
-/// compiler would merge them into a computation of single bytes, five times as slow.
-#[inline(never)]
-fn spread(codes: &[u8; 256], row: usize, tiles: &mut [CodeTile]) {
-    for (tile, codes) in tiles.iter_mut().zip(codes.as_chunks::<BLOCK>().0) {
-        for (group, codes) in tile.iter_mut().zip(codes.as_chunks::<4>().0) {
-            group.as_chunks_mut::<4>().0[row] = *codes;
-        }
-    }
-}
-
-/// Converts codes to their form in memory, and back.
-fn invert<F: QuantFormat>(tile: &mut CodeTile) {
+/// Stores the codes of one row of a tile in its unit. [`QuantFormat::read`] must not be inlined: the compiler would merge both
+/// into a computation of single bytes, several times as slow.
+fn store_codes<F: QuantFormat>(codes: &[u8; BLOCK], row: usize, tile: usize, unit: &mut [u8]) {
+    let low = &mut unit[F::low_at(tile)..][..F::LOW_BYTES];
+    store_bits(codes, 0, F::LOW, row, low);
     if F::INVERTED != 0 {
-        tile.as_flattened_mut().iter_mut().for_each(|code| *code ^= F::INVERTED);
+        let words = low.as_chunks_mut::<4>().0.iter_mut().skip(row).step_by(ROWS);
+        words.for_each(|word| *word = word.map(|code| code ^ F::INVERTED));
     }
+    store_bits(codes, F::LOW, F::HIGH, row, &mut unit[F::high_at(tile)..][..F::HIGH_BYTES]);
 }
 
-/// Stores `bits` bits of every code, from bit `from`, in the layout of [`format`](super::format).
-fn store_bits(tile: &CodeTile, from: usize, bits: usize, out: &mut [u8]) {
+/// Stores `bits` bits of every code of a row, from bit `from`, in the layout of [`format`](super::format): four codes at a time,
+/// as the bytes of a word. It overwrites: reading new memory first would fault it in twice.
+#[inline(always)]
+fn store_bits(codes: &[u8; BLOCK], from: usize, bits: usize, row: usize, out: &mut [u8]) {
     if bits == 0 {
         return;
     }
-    let mask = (255u16 >> (8 - bits)) as u8;
-    let per_byte = 8 / bits;
-    for (groups, out) in tile.chunks_exact(per_byte).zip(out.chunks_exact_mut(tile[0].len())) {
-        // The first group overwrites: reading new memory first would fault it in twice.
+    let mask = u32::from_ne_bytes([(255u16 >> (8 - bits)) as u8; 4]);
+    let groups = codes.as_chunks::<4>().0.chunks_exact(8 / bits);
+    for (groups, out) in groups.zip(out.as_chunks_mut::<GROUP_BYTES>().0) {
+        let mut word = 0;
         for (index, group) in groups.iter().enumerate() {
-            for (out, code) in out.iter_mut().zip(group) {
-                let part = (code >> from & mask) << (bits * index);
-                *out = if index == 0 { part } else { *out | part };
-            }
+            word |= (u32::from_ne_bytes(*group) >> from & mask) << (bits * index);
         }
+        out.as_chunks_mut::<4>().0[row] = word.to_ne_bytes();
     }
 }
 
@@ -291,7 +285,9 @@ pub fn unpack_tile<F: QuantFormat>(unit: &[u8], tile: usize, out: &mut CodeTile)
     let high = &unit[F::high_at(tile)..][..F::HIGH_BYTES];
     load_bits(low, F::LOW, 0, out);
     load_bits(high, F::HIGH, F::LOW, out);
-    invert::<F>(out);
+    if F::INVERTED != 0 {
+        out.as_flattened_mut().iter_mut().for_each(|code| *code ^= F::INVERTED);
+    }
     if let Some(book) = F::BOOK {
         out.as_flattened_mut().iter_mut().for_each(|code| *code = book[usize::from(*code)]);
     }
