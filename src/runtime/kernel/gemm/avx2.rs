@@ -22,8 +22,6 @@ pub struct Avx2<const VNNI: bool>;
 impl<const VNNI: bool> Kernels for Avx2<VNNI> {
     const WIDTH: usize = 1;
     const DIRECT_ROWS: usize = 4;
-    /// Without VNNI more arithmetic is done per pair of codes, so unpacking pays sooner: measured on Zen 3.
-    const MAX_DIRECT: usize = if VNNI { super::MAX_DIRECT } else { 20 };
     const PANEL_ROWS: usize = TOKENS;
 
     unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
