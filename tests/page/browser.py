@@ -336,12 +336,13 @@ class Suite:
             assert len(held["messages"]) == 4 and held["branches"], held
 
     def stop_next(self, page):
-        """The next answer is long, and stopped as soon as it is seen."""
+        """The next answer goes on to the end of the context, reaches the page slowly, and is stopped as soon as it is seen."""
         def lengthen(route):
-            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 1000}
+            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": -1}
             route.continue_(post_data=json.dumps(body))
 
         page.route("**/v1/chat/completions", lengthen)
+        self._limit_download(page, 20_000)
         page.evaluate(
             """new MutationObserver((_, observer) => {
                 if (!document.querySelector(".busy #log > :last-child .answer p")) return;
@@ -350,8 +351,15 @@ class Suite:
             }).observe(document.querySelector("#log"), { childList: true, subtree: true })"""
         )
 
+    def _limit_download(self, page, bytes_per_second):
+        """-1 is no limit."""
+        network = page.context.new_cdp_session(page)
+        limits = {"downloadThroughput": bytes_per_second, "uploadThroughput": -1, "latency": 0, "offline": False}
+        network.send("Network.emulateNetworkConditions", limits)
+
     def wait_stopped(self, page):
         page.wait_for_selector("#log > :last-child >> text=Stopped.")
+        self._limit_download(page, -1)
         page.wait_for_selector("#send:visible")
         self.wait(page, "!document.querySelector('#log .message.assistant:last-of-type .actions:empty')")
         page.unroute("**/v1/chat/completions")
