@@ -98,11 +98,16 @@ impl EndpointAnswer {
             self.finish = Some((finish.to_owned(), Instant::now()));
         }
         if !deltas.is_empty() {
-            let now = Instant::now();
-            self.first.get_or_insert(now);
-            self.last = Some(now);
+            self.note_time();
         }
         Ok(deltas)
+    }
+
+    /// Notes that a part of the answer has come.
+    fn note_time(&mut self) {
+        let now = Instant::now();
+        self.first.get_or_insert(now);
+        self.last = Some(now);
     }
 
     fn count(&mut self, usage: &Value) {

@@ -121,9 +121,7 @@ impl EndpointRequest<'_> {
                 bias.map(|entry| (entry.id.to_string(), decimal(entry.bias))).collect();
             body.insert("logit_bias".to_owned(), bias.into());
         }
-        if let Some(seed) = self.seed() {
-            body.insert("seed".to_owned(), seed.into());
-        }
+        body.extend(self.seed().map(|seed| ("seed".to_owned(), seed.into())));
         Ok(())
     }
 
@@ -178,12 +176,10 @@ impl EndpointRequest<'_> {
         body: &mut Map<String, Value>,
     ) -> Result<(), CommandError> {
         let Think { reasoning, budget, .. } = self.think;
-        if let Some(count) = budget {
-            if kind != EndpointKind::Llmctl {
-                return Err(refused("thinking with a budget"));
-            }
-            body.insert("thinking_budget".to_owned(), count.into());
+        if budget.is_some() && kind != EndpointKind::Llmctl {
+            return Err(refused("thinking with a budget"));
         }
+        body.extend(budget.map(|count| ("thinking_budget".to_owned(), count.into())));
         let Some(is_on) = reasoning.is_on else { return Ok(()) };
         let (field, value) = match kind {
             EndpointKind::Llmctl => ("enable_thinking", is_on.into()),
