@@ -1,6 +1,7 @@
 //! Promise: `run` and `chat` ask any server with OpenAI's interface: streamed, with tools, reasoning and sessions as with a model
 //! here. What is not available there is refused by name, no finished turn is lost, and the key is nowhere but in the request.
 
+mod choice;
 mod fake;
 
 use std::fs;
@@ -75,8 +76,9 @@ fn json_reports_what_the_server_reports() {
         ),
         saying(&["a", "b"]),
     ];
-    let (place, fake) = (Place::new(), FakeServer::start(deeds));
-    let ran = run(&place, &fake, &["q", "--output", "json", "--temperature", "0.5", "--stats"]);
+    let (place, fake) = (Place::new(), FakeServer::with_models(&[("tiny", "llamacpp")], deeds));
+    let sampling = ["--temperature", "0.5", "--top-k", "7", "--logit-bias", "5=-2"];
+    let ran = run(&place, &fake, &[&["q", "--output", "json", "--stats"], &sampling[..]].concat());
     let value: Value =
         serde_json::from_str(&ran.check(0, "cut at the endpoint's own limit").stdout).expect("JSON");
     assert_eq!(
@@ -84,7 +86,8 @@ fn json_reports_what_the_server_reports() {
         (&json!("ok"), &json!("hm"), &json!("tiny"))
     );
     assert_eq!((&value["finish_reason"], &value["usage"]["prompt_tokens"]), (&json!("length"), &json!(11)));
-    assert_eq!((&value["sampling"], &value["seed"]), (&json!({"temperature": 0.5}), &Value::Null));
+    let sent = json!({"temperature": 0.5, "top_k": 7, "logit_bias": {"5": -2.0}});
+    assert_eq!((&value["sampling"], &value["seed"]), (&sent, &Value::Null));
     assert_eq!(value["endpoint"], format!("{}/v1", fake.url));
     assert!(ran.stderr.contains("prompt 11, 0 cached; answer 3"), "{}", ran.stderr);
 
@@ -182,6 +185,16 @@ fn what_needs_a_model_here_is_refused_by_name() {
         let name = if flag[0] == "--think" { "thinking with a budget" } else { flag[0] };
         assert!(ran.stderr.contains(name), "{flag:?}: {}", ran.stderr);
     }
+    for (variable, value) in [
+        ("LLMCTL_RAW", "1"),
+        ("LLMCTL_PREFILL_RESPONSE", "x"),
+        ("LLMCTL_LOGPROBS", "2"),
+        ("LLMCTL_OVERFLOW", "clamp"),
+    ] {
+        let mut command = place.command(&["run", "--endpoint", &fake.url, "--output", "json", "q"]);
+        command.env(variable, value);
+        finish(command, "").check(2, variable);
+    }
     assert_eq!(fake.asked().len(), num_asked, "nothing was sent");
     // A server whose make is known takes more.
     let engine = FakeServer::with_models(&[("tiny", "llamacpp")], []);
@@ -199,7 +212,9 @@ fn tools_are_offered_and_their_results_go_back() {
     };
     let more = part(json!({"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]}));
     let calling = Deed::Events([call("c1", "{\"x\": "), more].into_iter().chain(end("tool_calls")).collect());
-    let (place, fake) = (Place::new(), FakeServer::start([calling.clone(), calling, saying(&["two"])]));
+    let calling_again = calling.clone();
+    let deeds = [calling.clone(), calling, saying(&["two"]), calling_again, saying(&["no JSON"])];
+    let (place, fake) = (Place::new(), FakeServer::start(deeds));
     let tools = r#"[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]"#;
     let ran = run(&place, &fake, &["q", "--tools", tools, "--output", "json"]);
     let value: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
@@ -215,6 +230,44 @@ fn tools_are_offered_and_their_results_go_back() {
     assert_eq!(messages[1]["tool_calls"][0]["id"], "c1");
     let result = (&messages[2]["role"], &messages[2]["tool_call_id"], &messages[2]["content"]);
     assert_eq!(result, (&json!("tool"), &json!("c1"), &json!("error: the user refused to run it")));
+
+    // A call is no answer yet that could keep to the schema.
+    let flags = ["q", "--tools", tools, "--schema", r#"{"type": "object"}"#, "--output", "json"];
+    let value: Value = serde_json::from_str(&run(&place, &fake, &flags).check(0, "").stdout).expect("JSON");
+    assert_eq!(value["tool_calls"][0]["function"]["name"], "add");
+    run(&place, &fake, &flags).check(3, "the answer is no JSON");
+}
+
+#[test]
+fn a_dry_run_shows_the_request_and_sends_nothing() {
+    let (place, fake) = (Place::new(), FakeServer::start([saying(&["one"])]));
+    run(&place, &fake, &["--session", "s", "--system", "Be brief.", "first"]).check(0, "");
+    let num_asked = fake.asked().len();
+    let shown =
+        |args: &[&str]| run(&place, &fake, &[&["--dry-run"], args].concat()).check(0, "").stdout.clone();
+
+    let body: Value = serde_json::from_str(&shown(&["--max-tokens", "9", "q"])).expect("JSON");
+    assert_eq!((&body["model"], &body["max_tokens"]), (&json!("tiny"), &json!(9)));
+    assert_eq!(body["messages"], json!([{"role": "user", "content": "q"}]));
+    for format in ["json", "jsonl"] {
+        let text = shown(&["--output", format, "q"]);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        let value: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(
+            (&value["schema"], &value["endpoint"], &value["model"]),
+            (&json!("llmctl.dry-run.v1"), &json!(format!("{}/v1", fake.url)), &json!("tiny"))
+        );
+        assert_eq!(value["request"]["messages"][0]["content"], "q");
+    }
+    // In a session, its turns are in the request, and it is left as it is.
+    let body: Value = serde_json::from_str(&shown(&["--session", "s", "second"])).expect("JSON");
+    let texts: Vec<&Value> =
+        body["messages"].as_array().expect("messages").iter().map(|message| &message["content"]).collect();
+    assert_eq!(texts, ["Be brief.", "first", "one", "second"]);
+    assert_eq!(answers(&place, "s"), ["one"]);
+    shown(&["--session", "new", "first"]);
+    place.run(&["sessions", "show", "new"]).check(66, "");
+    assert_eq!(fake.asked().len(), num_asked);
 }
 
 #[test]
@@ -227,11 +280,8 @@ fn errors_say_what_is_wrong_and_what_helps() {
         for said in said {
             ran.check(code, said);
         }
-        assert_eq!(
-            place.run(&["sessions"]).check(0, "").stdout.matches(" s ").count(),
-            0,
-            "no turn, no session"
-        );
+        // No turn, no session.
+        place.run(&["sessions", "show", "s"]).check(66, "");
     };
     check(
         Deed::Plain(401, json, message("no key")),
@@ -451,6 +501,8 @@ fn https_is_trusted_by_its_authority() {
     let authority = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/endpoint/authority.pem");
     command.env("SSL_CERT_FILE", authority);
     assert_eq!(finish(command, "").check(0, "").stdout, "safe\n");
-    let wrong = place.run(&["run", "--endpoint", "https://me:secret@host", "q"]);
-    assert!(!wrong.check(2, "no user name, password or key").stderr.contains("me:secret@host/"), "{wrong:?}");
+    for url in ["https://me:secret@host", "me:secret@host", "https://me:secret@host/v1"] {
+        let wrong = place.run(&["run", "--endpoint", url, "q"]);
+        assert!(!wrong.check(2, "no user name, password or key").stderr.contains("secret"), "{wrong:?}");
+    }
 }

@@ -15,7 +15,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum,
 use super::error::CommandError;
 use crate::runtime::http_engine::{EndpointUrl, EngineUrl};
 use crate::runtime::load::hub::Aliases;
-use crate::runtime::load::{GenerationDefaults, Isa};
+use crate::runtime::load::{GenerationDefaults, Isa, Pooling};
 use crate::runtime::{
     Error, Limits, Overflow, SAMPLING, Sampling, SamplingNumbers, SamplingParameter, Speculation,
 };
@@ -175,14 +175,15 @@ pub struct EndpointArgs {
     ///
     /// Messages go there and text comes back, so --model is the server's name of the model; without it, the only one that the
     /// server lists. Sessions are saved here, as text. Flags that the server cannot honour are refused by name. docs/endpoint.md
-    /// says what is not available there.
+    /// says what is not available there. `none` asks a model here, where a configuration file names an endpoint.
     #[arg(long, value_name = "URL")]
-    pub endpoint: Option<EndpointUrl>,
+    pub endpoint: Option<EndpointArg>,
 
     /// Name of the variable that holds the endpoint's API key
     ///
     /// No flag takes the key itself, because every user of the machine can read the command line. The key goes to --endpoint's
-    /// server only, and is neither printed nor saved.
+    /// server only; without --endpoint, a name given on the command line is for the servers of the conversation. It is neither
+    /// printed nor saved.
     #[arg(long, value_name = "NAME", alias = "api-key-env", conflicts_with = "endpoint_key_file")]
     pub endpoint_key_env: Option<String>,
 
@@ -194,9 +195,44 @@ pub struct EndpointArgs {
     #[arg(skip)]
     pub is_named: bool,
 
+    /// The command line says where the key is, neither a variable nor a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_key_named: bool,
+
     /// Flags on the command line that have no meaning with an endpoint; filled in after the parse.
     #[arg(skip)]
     pub beside: Vec<&'static str>,
+}
+
+impl EndpointArgs {
+    /// Returns the address; `None` without one, and for `none`.
+    pub fn url(&self) -> Option<&EndpointUrl> {
+        self.endpoint.as_ref()?.0.as_ref()
+    }
+}
+
+/// `--endpoint`: an address, or `none`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointArg(pub Option<EndpointUrl>);
+
+impl FromStr for EndpointArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            url => url.parse().map(|url| Self(Some(url))),
+        }
+    }
+}
+
+/// Parses the `--endpoint` of subcommands that keep its text. A configuration file's value has to fit one of the flags of that
+/// name, so all of them refuse what is no address.
+///
+/// # Errors
+/// Why it is no address.
+pub fn endpoint_text(text: &str) -> Result<String, String> {
+    text.parse::<EndpointUrl>().map(|_| text.to_owned())
 }
 
 /// `--bos-id`: a token id, or `none`.
@@ -281,6 +317,26 @@ impl CpuSet {
         let hint = format!("it has {}", names.join(", "));
         Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name()))
             .hint(hint))
+    }
+}
+
+/// `--pooling`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolingArg {
+    Mean,
+    Cls,
+    Last,
+    Max,
+}
+
+impl From<PoolingArg> for Pooling {
+    fn from(arg: PoolingArg) -> Self {
+        match arg {
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::Cls => Pooling::Cls,
+            PoolingArg::Last => Pooling::Last,
+            PoolingArg::Max => Pooling::Max,
+        }
     }
 }
 
@@ -688,6 +744,16 @@ impl SamplingArgs {
         (sampling, taken)
     }
 
+    /// Returns whether a flag or a file sets a parameter.
+    pub fn gives(&self, parameter: SamplingParameter) -> bool {
+        match parameter {
+            SamplingParameter::Number(number) => number.given(&self.numbers).is_some(),
+            SamplingParameter::TopK => self.top_k.is_some(),
+            SamplingParameter::LogitBias => !self.logit_bias.is_empty(),
+            SamplingParameter::Seed => self.seed.is_some(),
+        }
+    }
+
     /// Takes back the value of a parameter.
     pub fn unset(&mut self, parameter: SamplingParameter) {
         match parameter {
@@ -884,6 +950,15 @@ mod tests {
         assert_eq!(parse(&words), Ok(given));
         let refusal = parse(&["--kv-disk", "lots"]).expect_err("no size");
         assert!(refusal.contains("--kv-disk <SIZE>") && refusal.contains("512M"), "{refusal}");
+    }
+
+    #[test]
+    fn an_endpoint_is_an_address_or_none() {
+        let url = |text: &str| text.parse::<EndpointArg>().map(|arg| arg.0.map(|url| url.to_string()));
+        assert_eq!(url("none"), Ok(None));
+        assert_eq!(url("http://127.0.0.1:8080"), Ok(Some("http://127.0.0.1:8080/v1".to_owned())));
+        assert!(url("None").is_err() && endpoint_text("none").is_err() && endpoint_text("x").is_err());
+        assert_eq!(endpoint_text("http://127.0.0.1:8484"), Ok("http://127.0.0.1:8484".to_owned()));
     }
 
     #[test]

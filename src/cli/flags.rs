@@ -146,6 +146,8 @@ pub fn reason(error: &clap::Error) -> Option<String> {
     Some(match message.as_str() {
         "value was not a boolean" => format!("{given:?} is neither true nor false"),
         text if text.starts_with("must be ") => text.to_owned(),
+        // The value may hold a password or a key.
+        text if text.starts_with("an address holds") && given.contains('@') => text.to_owned(),
         text => within(&given, text).unwrap_or_else(|| format!("invalid value {given:?}: {text}")),
     })
 }
@@ -244,5 +246,11 @@ mod tests {
             "unknown value \"maybe\" (yes, no)"
         );
         assert_eq!(reason_of(Arg::new("x").value_parser(value_parser!(f32)), ""), "\"\" is not a number");
+        let address = || Arg::new("x").value_parser(super::super::args::endpoint_text);
+        for secret in ["https://me:secret@host", "me:secret@host", "https://me:se\u{7f}secret@host/v1"] {
+            let said = reason_of(address(), secret);
+            assert_eq!(said, "an address holds no user name, password or key", "{secret}");
+        }
+        assert!(reason_of(address(), "ftp://host").contains("\"ftp://host\""));
     }
 }

@@ -220,9 +220,9 @@ fn dispatch(
         CliCommand::Run(mut args) => {
             settle(&mut args.model, config)?;
             match args.batch.batch {
-                Some(_) if args.endpoint.endpoint.is_some() => {
+                Some(_) if args.endpoint.url().is_some() => {
                     let error = CommandError::usage("--batch: has no meaning with an endpoint");
-                    Err(error.hint("leave --endpoint out, also of the configuration file"))
+                    Err(error.hint("--endpoint none answers it with a model here"))
                 }
                 Some(_) => batch::run(*args, terminal),
                 None => run::run(*args, terminal),
@@ -333,6 +333,10 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
             note_endpoint(&mut args.endpoint, &matches);
         }
         CliCommand::Launch(args) => args.model.is_named = is_named,
+        CliCommand::Serve(args) => {
+            let ids = serve::embedder::WITHOUT_MEANING.iter().copied();
+            args.embedding.beside = ids.filter(|id| is_given(&matches, id)).collect();
+        }
         _ => {}
     }
     let origins = config.origins(&base, &given);
@@ -350,11 +354,18 @@ fn names(matches: &clap::ArgMatches, id: &str) -> bool {
     matches!(source_of(matches, id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
+/// Returns whether the command line gives this value.
+fn is_given(matches: &clap::ArgMatches, id: &str) -> bool {
+    source_of(matches, id) == Some(ValueSource::CommandLine)
+}
+
 /// Notes how the endpoint was given, and the flags beside it that have no meaning there.
 fn note_endpoint(endpoint: &mut args::EndpointArgs, matches: &clap::ArgMatches) {
+    let is_given = |id: &str| is_given(matches, id);
     endpoint.is_named = names(matches, "endpoint");
-    let is_given = |id: &&&str| source_of(matches, id) == Some(ValueSource::CommandLine);
-    endpoint.beside = endpoint::WITHOUT_MEANING.iter().filter(is_given).copied().collect();
+    endpoint.is_key_named = ["endpoint_key_env", "endpoint_key_file"].into_iter().any(is_given);
+    let beside = endpoint::WITHOUT_MEANING.iter().copied();
+    endpoint.beside = beside.filter(|id| is_given(id)).collect();
 }
 
 /// Finds `--color` before parsing, so that help and errors of the parser follow it.

@@ -123,6 +123,12 @@ fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
     cut.into()
 }
 
+/// Returns the number as a user would write it: 0.6, not the nearest f32 in 17 digits. Infinities become null, because JSON
+/// has none.
+pub fn decimal(value: f32) -> Value {
+    value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).into()
+}
+
 /// Returns the tokens of the context that a turn used.
 pub fn used(usage: &Usage) -> usize {
     usage.prompt_tokens + usage.completion_tokens
@@ -190,6 +196,12 @@ mod tests {
             .map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, 20), columns(&rows));
         assert_eq!(table(&rows, 16), "NAME\n    TURNS\ntrip\n    2\na-long-name\n");
+    }
+
+    #[test]
+    fn numbers_are_as_a_user_writes_them() {
+        assert_eq!(decimal(0.6).to_string(), "0.6");
+        assert_eq!(decimal(f32::NEG_INFINITY), Value::Null);
     }
 
     #[test]

@@ -6,6 +6,8 @@
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
 use super::args::ColorWhen;
 use super::error::{CommandError, plain};
 use super::output::visible;
@@ -42,6 +44,21 @@ impl Terminal {
             (false, 0) => None,
             (false, level) => Some(format!("-{}", "v".repeat(usize::from(level)))),
         }
+    }
+
+    /// Returns the progress of `total` things that `noun` names in the plural, on a terminal that shows it.
+    pub fn progress(&self, total: Option<u64>, noun: &str) -> ProgressBar {
+        if !self.shows_progress() {
+            return ProgressBar::hidden();
+        }
+        let template = match total {
+            Some(_) => format!("{{pos}}/{{len}} {noun}, {{per_sec}}, ETA {{eta}} {{wide_bar}} {{msg}}"),
+            None => format!("{{spinner}} {{pos}} {noun}, {{per_sec}} {{msg}}"),
+        };
+        let style = ProgressStyle::with_template(&template).expect("the template is valid with any noun");
+        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style);
+        bar.tick(); // the first may take long
+        bar
     }
 
     /// Starts the engine's log, filtered by LLMCTL_LOG or else `-v`.

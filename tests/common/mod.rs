@@ -2,6 +2,7 @@
 
 pub mod alloc;
 pub mod convert;
+pub mod fake_http;
 pub mod fake_hub;
 pub mod gguf;
 pub mod golden;

@@ -1,13 +1,14 @@
 //! A server that takes messages, for tests: answers what it is told to, in the forms of real servers, and records what it is asked.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+
+use crate::common::fake_http::{FakeRequest, listen, read_request, write_chunk, write_events, write_plain};
 
 /// A request for an answer.
 #[derive(Debug, Clone)]
@@ -63,6 +64,8 @@ struct State {
     asked: Vec<Asked>,
     num_closed: usize,
     num_waiting: usize,
+    /// The list of models is refused with this status.
+    list_refusal: Option<u16>,
 }
 
 /// A listening fake. It listens until the process ends.
@@ -81,25 +84,22 @@ impl FakeServer {
 
     /// Starts a fake that lists these models with their owners.
     pub fn with_models(models: &[(&str, &str)], deeds: impl IntoIterator<Item = Deed>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let models: Vec<Value> =
             models.iter().map(|(id, owner)| json!({"id": id, "owned_by": owner})).collect();
+        let state = State { deeds: deeds.into_iter().collect(), ..State::default() };
         let fake = Self {
-            url: format!("http://{}", listener.local_addr().expect("bound")),
+            url: String::new(),
             models: json!({"object": "list", "data": models}).to_string().into(),
-            state: Arc::new((
-                Mutex::new(State { deeds: deeds.into_iter().collect(), ..State::default() }),
-                Condvar::new(),
-            )),
+            state: Arc::new((Mutex::new(state), Condvar::new())),
         };
         let serving = fake.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let fake = serving.clone();
-                thread::spawn(move || fake.serve(stream));
-            }
-        });
-        fake
+        let address = listen(move |stream| serving.serve(stream));
+        Self { url: format!("http://{address}"), ..fake }
+    }
+
+    /// Refuses the list of models with this status from now on.
+    pub fn refuse_list(&self, code: u16) {
+        self.change(|state| state.list_refusal = Some(code));
     }
 
     /// All requests for answers so far.
@@ -131,11 +131,14 @@ impl FakeServer {
 
     /// Answers one request.
     pub fn serve(&self, mut stream: impl Read + Write) {
-        let Some((path, key, body)) = request(&mut stream) else { return };
-        let _ = match path.as_str() {
-            "/v1/models" => plain(&mut stream, 200, "Content-Type: application/json", &self.models),
-            "/v1/chat/completions" => self.answer(&mut stream, key, &body),
-            _ => plain(&mut stream, 404, "Content-Type: text/html", "<html>not here</html>"),
+        let Some(FakeRequest { path, key, body }) = read_request(&mut stream) else { return };
+        let json = "Content-Type: application/json";
+        let list_refusal = self.state.0.lock().expect("free").list_refusal;
+        let _ = match (path.as_str(), list_refusal) {
+            ("/v1/models", Some(code)) => write_plain(&mut stream, code, json, "{\"error\": \"no list\"}"),
+            ("/v1/models", None) => write_plain(&mut stream, 200, json, &self.models),
+            ("/v1/chat/completions", _) => self.answer(&mut stream, key, &body),
+            _ => write_plain(&mut stream, 404, "Content-Type: text/html", "<html>not here</html>"),
         };
     }
 
@@ -152,10 +155,11 @@ impl FakeServer {
             deed = state.deeds.pop_front();
         });
         match deed.unwrap_or_else(|| saying(&["done"])) {
-            Deed::Plain(code, headers, text) => plain(stream, code, headers, &text),
+            Deed::Plain(code, headers, text) => write_plain(stream, code, headers, &text),
             Deed::Events(all) => {
                 events(stream, &all)?;
-                write!(stream, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+                write_chunk(stream, "data: [DONE]\n\n")?;
+                write_chunk(stream, "")
             }
             Deed::Break(all) => events(stream, &all),
             Deed::Wait(all) => {
@@ -169,43 +173,8 @@ impl FakeServer {
     }
 }
 
-/// Reads a request: its path, its key and its body.
-fn request(stream: &mut impl Read) -> Option<(String, Option<String>, String)> {
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    reader.read_line(&mut line).ok()?;
-    let path = line.split(' ').nth(1)?.to_owned();
-    let (mut length, mut key) = (0, None);
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        let Some((name, value)) = header.trim().split_once(':') else { break };
-        match name.to_ascii_lowercase().as_str() {
-            "content-length" => length = value.trim().parse().ok()?,
-            "authorization" => key = value.trim().strip_prefix("Bearer ").map(str::to_owned),
-            _ => {}
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
-    Some((path, key, String::from_utf8(body).ok()?))
-}
-
-fn plain(stream: &mut impl Write, code: u16, headers: &str, text: &str) -> std::io::Result<()> {
-    let length = text.len();
-    write!(stream, "HTTP/1.1 {code} X\r\n{headers}\r\nContent-Length: {length}\r\n\r\n{text}")?;
-    stream.flush()
-}
-
 fn events(stream: &mut impl Write, all: &[Value]) -> std::io::Result<()> {
-    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
-    stream.write_all(head.as_bytes())?;
-    for value in all {
-        let event = format!("data: {value}\n\n");
-        write!(stream, "{:x}\r\n{event}\r\n", event.len())?;
-        stream.flush()?;
-    }
-    Ok(())
+    write_events(stream, all.iter().map(|value| format!("data: {value}\n\n")))
 }
 
 /// A fake behind TLS, with the certificate of `server.pem` for 127.0.0.1.
@@ -220,21 +189,13 @@ pub fn behind_tls(fake: &FakeServer) -> String {
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().expect("versions").with_no_client_auth();
     let config = Arc::new(config.with_single_cert(chain, key).expect("a certificate and its key"));
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = listener.local_addr().expect("bound");
     let fake = fake.clone();
-    thread::spawn(move || {
-        for stream in listener.incoming().map_while(Result::ok) {
-            let (fake, config) = (fake.clone(), Arc::clone(&config));
-            thread::spawn(move || {
-                let connection = ServerConnection::new(config).expect("a connection");
-                let mut stream: StreamOwned<ServerConnection, TcpStream> =
-                    StreamOwned::new(connection, stream);
-                fake.serve(&mut stream);
-                stream.conn.send_close_notify();
-                let _ = stream.flush(); // the client may have gone
-            });
-        }
+    let address = listen(move |stream| {
+        let connection = ServerConnection::new(Arc::clone(&config)).expect("a connection");
+        let mut stream: StreamOwned<ServerConnection, TcpStream> = StreamOwned::new(connection, stream);
+        fake.serve(&mut stream);
+        stream.conn.send_close_notify();
+        let _ = stream.flush(); // the client may have gone
     });
     format!("https://{address}")
 }

@@ -2,14 +2,15 @@
 //! that the file's name says), records what it is asked, and breaks off or waits where a test wants it to.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Read;
+use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
 use std::time::Duration;
 
 use llmctl::runtime::http_engine::EngineUrl;
 use serde_json::Value;
+
+use crate::common::fake_http::{FakeRequest, listen, read_request, write_chunk, write_events, write_plain};
 
 pub const MODELS: &str = include_str!("vllm-0.32.0/models.json");
 pub const VERSION: &str = include_str!("vllm-0.32.0/version.json");
@@ -46,6 +47,12 @@ struct State {
 pub struct FakeVllm {
     pub url: EngineUrl,
     state: Arc<(Mutex<State>, Condvar)>,
+}
+
+/// The part of a fake that serves connections.
+#[derive(Clone)]
+struct FakeVllmAnswers {
+    state: Arc<(Mutex<State>, Condvar)>,
     models: Arc<str>,
 }
 
@@ -56,22 +63,11 @@ impl FakeVllm {
 
     /// Starts a fake that lists other models.
     pub fn with_models(models: &str, deeds: impl IntoIterator<Item = Deed>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("bound");
         let state = State { deeds: deeds.into_iter().collect(), ..State::default() };
-        let fake = Self {
-            url: format!("http://{address}").parse().expect("an address"),
-            state: Arc::new((Mutex::new(state), Condvar::new())),
-            models: models.into(),
-        };
-        let serving = fake.clone();
-        thread::spawn(move || {
-            for stream in listener.incoming().map_while(Result::ok) {
-                let fake = serving.clone();
-                thread::spawn(move || fake.serve(stream));
-            }
-        });
-        fake
+        let (state, models): (_, Arc<str>) = (Arc::new((Mutex::new(state), Condvar::new())), models.into());
+        let serving = FakeVllmAnswers { state: Arc::clone(&state), models };
+        let address = listen(move |stream| serving.serve(stream));
+        Self { url: format!("http://{address}").parse().expect("an address"), state }
     }
 
     /// Bodies of all generations that were asked for.
@@ -97,9 +93,11 @@ impl FakeVllm {
             });
         assert!(!waited.expect("free").1.timed_out(), "the client keeps its connection");
     }
+}
 
+impl FakeVllmAnswers {
     fn serve(&self, mut stream: TcpStream) {
-        let Some((path, body)) = request(&stream) else { return };
+        let Some(FakeRequest { path, body, .. }) = read_request(&mut stream) else { return };
         if self.state.0.lock().expect("free").is_sick {
             return;
         }
@@ -135,43 +133,12 @@ impl FakeVllm {
     }
 }
 
-/// Reads a request: its path and body.
-fn request(stream: &TcpStream) -> Option<(String, String)> {
-    let mut reader = BufReader::new(stream);
-    let mut line = String::new();
-    reader.read_line(&mut line).ok()?;
-    let path = line.split(' ').nth(1)?.to_owned();
-    let mut length = 0;
-    loop {
-        let mut header = String::new();
-        reader.read_line(&mut header).ok()?;
-        if header.trim().is_empty() {
-            break;
-        }
-        if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
-            length = value.trim().parse().ok()?;
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).ok()?;
-    Some((path, String::from_utf8(body).ok()?))
-}
-
 fn answer(stream: &mut TcpStream, code: u16, text: &str) -> std::io::Result<()> {
-    let length = text.len();
-    write!(
-        stream,
-        "HTTP/1.1 {code} X\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{text}"
-    )
+    write_plain(stream, code, "Content-Type: application/json", text)
 }
 
 fn events(stream: &mut TcpStream, text: &str, count: usize) -> std::io::Result<()> {
     let all: Vec<&str> = text.split_inclusive("\n\n").collect();
-    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
-    stream.write_all(head.as_bytes())?;
-    for event in all.iter().take(count) {
-        write!(stream, "{:x}\r\n{event}\r\n", event.len())?;
-        stream.flush()?;
-    }
-    if count >= all.len() { stream.write_all(b"0\r\n\r\n") } else { Ok(()) }
+    write_events(stream, all.iter().take(count))?;
+    if count >= all.len() { write_chunk(stream, "") } else { Ok(()) }
 }

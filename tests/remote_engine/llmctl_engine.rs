@@ -42,11 +42,12 @@ fn one_llmctl_computes_for_another() {
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
     assert!(cached.is_some_and(|cached| cached > 0), "the engine has kept what it computed: {second}");
 
-    // A rate is measured from the request on, so that it is not one of the answer's head alone.
+    // `bench` measures the engine there: both tests are in its report.
     let bench = ["bench", "-p", "64", "-n", "4", "-r", "2", "--output", "json"];
     let measured = place.run(&[&bench[..], &there].concat());
     let measured: Value = serde_json::from_str(&measured.check(0, "").stdout).expect("JSON");
-    assert!(measured.to_string().contains("pp64"), "{measured}");
+    let text = measured.to_string();
+    assert!(text.contains("pp64") && text.contains("tg4"), "{measured}");
 
     let Serving { child, address: _, place: kept } = front;
     signal(&child, libc::SIGTERM);

@@ -44,10 +44,8 @@ enum OverflowChoice {
 impl Chat<'_> {
     /// Says once that the context is nearly full.
     pub fn warn_of_context(&mut self) {
-        if self.model.endpoint().is_some() {
-            return; // its context is not known
-        }
-        let (used, size) = (self.state.session_chat.saved().num_tokens(), self.model.context());
+        let Some(size) = self.model.context() else { return };
+        let used = self.state.session_chat.saved().num_tokens();
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.state.has_warned {
             self.ui.terminal.warn(format!(
@@ -66,13 +64,12 @@ impl Chat<'_> {
         asked: AnswerRequest,
     ) -> Result<Option<(PromptedTurn, AnswerRequest)>, CommandError> {
         let mut asked = asked;
-        if self.model.endpoint().is_some() {
-            return Ok(Some((self.prompted(&asked)?, asked))); // it says itself what does not fit
-        }
+        let Some(size) = self.model.context() else {
+            return Ok(Some((self.prompted(&asked)?, asked))); // an endpoint says itself what does not fit
+        };
         loop {
             let (turn, needed) = self.measured(&asked)?;
-            let size = self.model.context();
-            let has_room = needed + self.room() <= size;
+            let has_room = needed + self.room(size) <= size;
             let free = self.free(asked.kept, &asked.added);
             let is_last_resort = free == 0 || !self.ui.is_interactive();
             if let Some(turn) = turn.filter(|_| has_room || (is_last_resort && needed < size)) {
@@ -81,15 +78,15 @@ impl Chat<'_> {
             // No room can be made for a message that is too long by itself.
             let alone = self.tokens_alone(&asked)?;
             if alone >= size {
-                return Err(self.message_too_long(alone));
+                return Err(message_too_long(alone, size));
             }
             if is_last_resort {
-                return Err(self.too_long(needed));
+                return Err(too_long(needed, size));
             }
-            let oldest = self.at_question(self.oldest(free, needed), free);
-            match self.ask_for_room(needed, oldest)? {
+            let oldest = self.at_question(self.oldest(free, needed, size), free);
+            match self.ask_for_room(needed, oldest, size)? {
                 OverflowChoice::Drop => self.drop_oldest(oldest, &mut asked)?,
-                OverflowChoice::Compact => self.compact_before(&mut asked)?,
+                OverflowChoice::Compact => self.compact_before(&mut asked, size)?,
                 OverflowChoice::Stop => {
                     self.ui.terminal.note("(not sent)");
                     return Ok(None);
@@ -128,32 +125,16 @@ impl Chat<'_> {
         }
     }
 
-    /// Returns the error of a prompt that is too long, when the user cannot be asked.
-    fn too_long(&self, prompt_tokens: usize) -> CommandError {
-        let error =
-            CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens: self.model.context() });
-        error.hint("shorten the message, start over with /new, or restart with a larger --ctx if the model allows it")
-    }
-
-    /// Returns the error of a message that is too long by itself.
-    fn message_too_long(&self, prompt_tokens: usize) -> CommandError {
-        let (needed, size) = (counted(prompt_tokens, "token"), grouped(self.model.context()));
-        let error =
-            CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
-        error.hint("shorten it, or restart with a larger --ctx if the model allows it")
-    }
-
-    /// Tokens that an answer should at least have.
-    pub fn room(&self) -> usize {
+    /// Tokens that an answer should at least have in a context of `size`.
+    pub fn room(&self, size: usize) -> usize {
         let most = self.state.settings.limits().max_tokens.unwrap_or(ROOM);
-        ROOM.min(self.model.context() / 8).min(most).max(1)
+        ROOM.min(size / 8).min(most).max(1)
     }
 
     /// Returns how many of the first turns must go to free a quarter of the context, or the tokens that are missing for `needed`
     /// if these are more.
-    fn oldest(&self, kept: usize, needed: usize) -> usize {
-        let missing =
-            (needed + self.room()).saturating_sub(self.model.context()).max(self.model.context() / 4);
+    fn oldest(&self, kept: usize, needed: usize, size: usize) -> usize {
+        let missing = (needed + self.room(size)).saturating_sub(size).max(size / 4);
         let turns = &self.state.session_chat.saved().turns[..kept];
         let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
         turns.iter().position(frees).map_or(kept, |at| at + 1)
@@ -174,7 +155,12 @@ impl Chat<'_> {
         turns.iter().rposition(|saved| question(&saved.turn.messages).is_some()).unwrap_or(0)
     }
 
-    fn ask_for_room(&mut self, needed: usize, oldest: usize) -> Result<OverflowChoice, CommandError> {
+    fn ask_for_room(
+        &mut self,
+        needed: usize,
+        oldest: usize,
+        size: usize,
+    ) -> Result<OverflowChoice, CommandError> {
         let questions: Vec<String> = self.state.session_chat.saved().turns[..oldest]
             .iter()
             .map(|saved| format!("    {}", opening(saved)))
@@ -183,7 +169,7 @@ impl Chat<'_> {
             "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
              drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: do not send the message",
             grouped(needed),
-            grouped(self.model.context()),
+            grouped(size),
             if oldest == 1 { "turn".to_owned() } else { format!("{oldest} turns") },
             questions.join("\n")
         ));
@@ -215,14 +201,14 @@ impl Chat<'_> {
 
     /// `/compact`: all but the last turn becomes a summary.
     pub fn compact(&mut self) -> Result<(), CommandError> {
-        self.model.needed_for("/compact")?;
+        let size = self.model.needed_for("/compact")?.info().context_tokens;
         let kept = self.state.session_chat.saved().turns.len();
         if kept < 2 {
             return Err(CommandError::usage("there is nothing to compact yet"));
         }
         let before = self.state.session_chat.saved().num_tokens();
         let mut asked = AnswerRequest { kept, ..AnswerRequest::default() };
-        self.compact_before(&mut asked)?;
+        self.compact_before(&mut asked, size)?;
         let after = self.state.session_chat.saved().num_tokens();
         self.ui.terminal.report(&format!(
             "the conversation went from {} to {}",
@@ -232,10 +218,10 @@ impl Chat<'_> {
         Ok(())
     }
 
-    fn compact_before(&mut self, asked: &mut AnswerRequest) -> Result<(), CommandError> {
-        let summary_tokens = SUMMARY.min(self.model.context() / 4).max(1);
+    fn compact_before(&mut self, asked: &mut AnswerRequest, size: usize) -> Result<(), CommandError> {
+        let summary_tokens = SUMMARY.min(size / 4).max(1);
         let free = self.free(asked.kept, &asked.added);
-        let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens)?;
+        let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens, size)?;
         let summary = self.summarise(&turn, summary_tokens)?;
         self.leave_copy()?;
         let system = self.state.session_chat.saved().system().map(str::to_owned);
@@ -255,11 +241,12 @@ impl Chat<'_> {
         kept: usize,
         free: usize,
         summary_tokens: usize,
+        size: usize,
     ) -> Result<(usize, PromptedTurn), CommandError> {
         let turns = &self.state.session_chat.saved().turns[..kept];
         let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
         let is_short = match lengths[..] {
-            [.., before, last] => last.saturating_sub(before) <= self.model.context() / 4,
+            [.., before, last] => last.saturating_sub(before) <= size / 4,
             _ => false,
         };
         let most = if is_short { free.min(kept - 1) } else { free };
@@ -275,14 +262,14 @@ impl Chat<'_> {
                 );
                 return Err(error.hint("/undo takes the last turn back, /new starts another conversation"));
             }
-            if needed + summary_tokens <= self.model.context() {
+            if needed + summary_tokens <= size {
                 return Ok((count, turn));
             }
         }
         if needed == 0 {
             return Err(CommandError::usage("there is no older turn to summarise"));
         }
-        Err(self.too_long(needed))
+        Err(too_long(needed, size))
     }
 
     fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<RecordedAnswer, CommandError> {
@@ -379,6 +366,21 @@ impl Chat<'_> {
         self.ui.terminal.note(format!("the whole conversation is kept as session {copy}"));
         Ok(())
     }
+}
+
+/// Returns the error of a prompt that is too long, when the user cannot be asked.
+fn too_long(prompt_tokens: usize, context_tokens: usize) -> CommandError {
+    CommandError::from(Error::PromptTooLong { prompt_tokens, context_tokens }).hint(
+        "shorten the message, start over with /new, or restart with a larger --ctx if the model allows it",
+    )
+}
+
+/// Returns the error of a message that is too long by itself.
+fn message_too_long(prompt_tokens: usize, size: usize) -> CommandError {
+    let (needed, size) = (counted(prompt_tokens, "token"), grouped(size));
+    let error =
+        CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
+    error.hint("shorten it, or restart with a larger --ctx if the model allows it")
 }
 
 /// Counts, and shows that something goes on.

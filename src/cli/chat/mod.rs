@@ -162,7 +162,8 @@ whether to drop the oldest turns, to compact them into a summary, or to stop. Wh
 Endpoint:
   Messages go to the server as text, and every turn is saved here. Not available there: the context's meter, /context, /why, \
 /continue, /compact, /show template and /show prompt. A session continues at its own endpoint without --endpoint; the key is \
-never saved, so --endpoint-key-env or --endpoint-key-file is given again, or stands in a configuration file.
+never saved, so --endpoint-key-env or --endpoint-key-file is given again. In a configuration file they are for the endpoint that \
+is named there.
 
 Standard input:
   From a pipe or a file each line is a message, or several while a fence is open; commands work too. stdout gets the \

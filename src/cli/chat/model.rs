@@ -1,5 +1,6 @@
 //! The model of a chat: loaded here or at an endpoint, replaced, and asked for its facts.
 
+use super::grouped;
 use super::throughput::ThroughputEstimate;
 use crate::cli::args::{EndpointArgs, EngineArgs, ModelArgs};
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, unavailable};
@@ -13,14 +14,14 @@ use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::{EngineClient, EngineSessionName, Error, Frontend, Grammar, GrammarSource, Notice};
 use crate::template::TemplateError;
 
-/// Where the answers of a chat come from.
-enum Answerer {
+/// Source of a chat's answers.
+pub enum Answerer {
     Loaded(Box<Loaded>),
     /// A server that takes messages.
     Endpoint(Box<ChatEndpoint>),
 }
 
-/// The flags that choose where answers come from.
+/// The flags that choose the source of answers.
 pub struct ModelFlags {
     pub model: ModelArgs,
     pub engine: EngineArgs,
@@ -28,6 +29,7 @@ pub struct ModelFlags {
 }
 
 /// A model to change to.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextModel {
     /// A model here.
     Here(String),
@@ -42,6 +44,9 @@ pub struct ChatModel {
     pub args: ModelArgs,
     engine: EngineArgs,
     endpoint_args: EndpointArgs,
+    /// The user's last choice in the chat, which sessions that are loaded later keep to. The address is not put among the arguments
+    /// of the endpoint, because the key would go there.
+    named: Option<NextModel>,
     pub throughput: ThroughputEstimate,
 }
 
@@ -63,7 +68,7 @@ impl ChatModel {
             None => Answerer::Loaded(Box::new(load_llm(&args, &engine, is_saved, terminal)?)),
         };
         let throughput = ThroughputEstimate::of(&answerer.fingerprint().fingerprint, places.state.clone());
-        Ok(Self { answerer: Some(answerer), args, engine, endpoint_args, throughput })
+        Ok(Self { answerer: Some(answerer), args, engine, endpoint_args, named: None, throughput })
     }
 
     /// Takes another model in place of this one; if that fails, this one answers again, and the failure is inside.
@@ -119,7 +124,8 @@ impl ChatModel {
         }
     }
 
-    fn answerer(&self) -> &Answerer {
+    /// Returns the source of answers.
+    pub fn answerer(&self) -> &Answerer {
         self.answerer.as_ref().expect("a model is there whenever a command or a message is taken")
     }
 
@@ -139,9 +145,24 @@ impl ChatModel {
         }
     }
 
-    /// Returns the endpoint that a session continues with; `None` if a model here does.
+    /// Notes the model that the user has named in the chat, after the change to it.
+    pub fn note_named(&mut self, named: NextModel) {
+        self.args.is_named |= matches!(named, NextModel::Here(_));
+        self.named = Some(named);
+    }
+
+    /// Returns whether the user names the model, in the chat or before it.
+    pub fn is_named(&self) -> bool {
+        self.args.is_named || self.named.is_some()
+    }
+
+    /// Returns the endpoint that a session continues with; `None` if a model here does. What the user named in the chat wins.
     pub fn endpoint_choice(&self, saved: &SavedSession) -> Option<EndpointChoice> {
-        EndpointChoice::of(&self.endpoint_args, &self.args, Some(saved))
+        match &self.named {
+            Some(NextModel::There(choice)) => Some(choice.clone()),
+            Some(NextModel::Here(_)) => None,
+            None => EndpointChoice::of(&self.endpoint_args, &self.args, Some(saved)),
+        }
     }
 
     /// Returns the model that is loaded here.
@@ -169,9 +190,20 @@ impl ChatModel {
         self.answerer().fingerprint()
     }
 
-    /// Returns the size of the context, in tokens; `usize::MAX` at an endpoint, which does not say.
-    pub fn context(&self) -> usize {
-        self.here().map_or(usize::MAX, |llm| llm.info().context_tokens)
+    /// Returns the size of the context, in tokens; `None` at an endpoint, which does not say.
+    pub fn context(&self) -> Option<usize> {
+        self.here().map(|llm| llm.info().context_tokens)
+    }
+
+    /// Describes the model in a few words: its name, and the size of its context or its endpoint.
+    pub fn spoken(&self) -> String {
+        match self.answerer() {
+            Answerer::Loaded(llm) => {
+                let info = llm.info();
+                format!("{}, context {}", info.name, grouped(info.context_tokens))
+            }
+            Answerer::Endpoint(endpoint) => format!("{} at {}", endpoint.model(), endpoint.url()),
+        }
     }
 
     /// Returns what the model's publisher recommends; nothing at an endpoint, which has defaults of its own.

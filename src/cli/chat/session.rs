@@ -184,14 +184,13 @@ impl<'a> Chat<'a> {
 
     fn prompt(&self) -> String {
         let pending = if self.state.attached.is_empty() { "" } else { "+file " };
-        if self.model.endpoint().is_some() {
-            return format!("{pending}{} > ", self.model.name());
+        match self.model.context() {
+            Some(size) => {
+                let used = self.state.session_chat.saved().num_tokens();
+                format!("{pending}{}/{} > ", grouped(used), grouped(size))
+            }
+            None => format!("{pending}{} > ", self.model.name()),
         }
-        format!(
-            "{pending}{}/{} > ",
-            grouped(self.state.session_chat.saved().num_tokens()),
-            grouped(self.model.context())
-        )
     }
 
     fn catalog(&self) -> Catalog {

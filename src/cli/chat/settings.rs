@@ -110,14 +110,8 @@ impl ChatSettings {
 
     /// As [`Self::table`], for an endpoint, which has defaults of its own.
     pub fn table_at_endpoint(&self) -> Vec<Vec<String>> {
-        let is_given = |parameter: SamplingParameter| match parameter {
-            SamplingParameter::Number(number) => number.given(&self.sampling.numbers).is_some(),
-            SamplingParameter::TopK => self.sampling.top_k.is_some(),
-            SamplingParameter::LogitBias => !self.sampling.logit_bias.is_empty(),
-            SamplingParameter::Seed => self.sampling.seed.is_some(),
-        };
-        let given = SamplingParameter::all().filter(|one| is_given(*one)).map(|one| spelled(one.name()));
-        let mut given: Vec<String> = given.collect();
+        let given = SamplingParameter::all().filter(|one| self.sampling.gives(*one));
+        let mut given: Vec<String> = given.map(|one| spelled(one.name())).collect();
         given.extend(self.limits.max_tokens.map(|_| "max-tokens".to_owned()));
         let mut rows = self.table(&self.sampling.resolve(&GenerationDefaults::default()).0);
         for row in rows.iter_mut().filter(|row| !given.contains(&row[0])) {

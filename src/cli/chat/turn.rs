@@ -3,10 +3,14 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
+use serde_json::Value;
+
+use super::model::Answerer;
 use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
 use super::state::{AnswerRequest, Effect, LastTurn, SavePlace, with_attachments};
 use super::{counted, grouped};
+use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load::Loaded;
@@ -19,7 +23,7 @@ use crate::runtime::turn::session_chat::RecordedAnswer;
 use crate::runtime::turn::{
     Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
 };
-use crate::runtime::{Error, Finish, Limits, Sampling};
+use crate::runtime::{Finish, Limits, Sampling};
 use crate::template::Message;
 
 /// Answers in a row that may call tools before the user is asked again.
@@ -88,27 +92,30 @@ impl Chat<'_> {
         Ok(Effect::Prompt)
     }
 
+    /// Returns the tools of the next answer. A schema says what the whole answer is: there are no calls beside it.
+    fn offered_tools(&self) -> Vec<Value> {
+        if self.state.schema.is_some() { Vec::new() } else { self.state.tool_definitions() }
+    }
+
     /// Returns the request that the settings make.
-    fn turn_request(&self, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
+    fn turn_request(&self, llm: &Loaded, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
-        // A schema says what the whole answer is: there are no calls beside it.
-        let definitions = if source.is_some() { Vec::new() } else { self.state.tool_definitions() };
         TurnRequest {
             answer_start: AnswerStart::Tokens(asked.begun.clone()),
-            tools: ToolUse { definitions, is_parallel: true, ..ToolUse::default() },
+            tools: ToolUse { definitions: self.offered_tools(), is_parallel: true, ..ToolUse::default() },
             constraint: source.map(|source| OutputConstraint { source, param: "/json" }),
             is_streamed: true,
             reasoning_budget: self.state.think.budget,
             sampling: Sampling { seed: asked.seed.or(self.sampling().seed), ..self.sampling() },
-            limits: self.limits(prompt_tokens, asked),
+            limits: self.limits(llm, prompt_tokens, asked),
             ..TurnRequest::default()
         }
     }
 
     fn generate(&mut self, turn: PromptedTurn, asked: &AnswerRequest) -> Result<AnsweredTurn, CommandError> {
-        let answered = match self.model.here() {
-            Some(llm) => self.generate_here(llm, turn, asked)?,
-            None => self.generate_there(turn, asked)?,
+        let answered = match self.model.answerer() {
+            Answerer::Loaded(llm) => self.generate_here(llm, turn, asked)?,
+            Answerer::Endpoint(endpoint) => self.generate_there(endpoint, turn, asked)?,
         };
         let Answer { started, outcome, .. } = &answered.generated.answer;
         self.state.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
@@ -118,13 +125,13 @@ impl Chat<'_> {
     /// Asks the endpoint.
     fn generate_there(
         &self,
+        endpoint: &ChatEndpoint,
         turn: PromptedTurn,
         asked: &AnswerRequest,
     ) -> Result<AnsweredTurn, CommandError> {
-        let endpoint = self.model.endpoint().ok_or(Error::EngineGone)?;
-        let tools = if self.state.schema.is_some() { Vec::new() } else { self.state.tool_definitions() };
-        let messages = turn.messages().to_vec();
-        let request = EndpointRequest { tools: &tools, seed: asked.seed, ..self.endpoint_request(&messages) };
+        let tools = self.offered_tools();
+        let request =
+            EndpointRequest { tools: &tools, seed: asked.seed, ..self.endpoint_request(turn.messages()) };
         let (think, is_styled) = (self.state.think, self.ui.is_styled());
         let mut screen =
             Renderer::new(self.ui.terminal, RendererOptions { think, is_styled, estimate: None });
@@ -144,7 +151,7 @@ impl Chat<'_> {
         asked: &AnswerRequest,
     ) -> Result<AnsweredTurn, CommandError> {
         let prompt_tokens = turn.tokens().len() + asked.begun.len();
-        let request = self.turn_request(asked, prompt_tokens);
+        let request = self.turn_request(llm, asked, prompt_tokens);
         let planned = PlannedTurn::new(llm.planner(), turn, &request)?;
         let manner = RendererOptions {
             think: self.state.think,
@@ -170,14 +177,15 @@ impl Chat<'_> {
 
     /// Unless the user or the model says how long an answer may be, it leaves room for the next message: one that never ends
     /// does not end the conversation. An answer that is continued may take what there is.
-    fn limits(&self, prompt_tokens: usize, asked: &AnswerRequest) -> Limits {
+    fn limits(&self, llm: &Loaded, prompt_tokens: usize, asked: &AnswerRequest) -> Limits {
         let limits = self.state.settings.limits();
         let has_limit = limits.max_tokens.is_some() || self.own_limit().is_some();
         if has_limit || !asked.begun.is_empty() {
             return limits;
         }
-        let reserve = NEXT_MESSAGE.min(self.model.context() / 8);
-        let left = self.model.context().saturating_sub(prompt_tokens + reserve).max(self.room());
+        let size = llm.info().context_tokens;
+        let reserve = NEXT_MESSAGE.min(size / 8);
+        let left = size.saturating_sub(prompt_tokens + reserve).max(self.room(size));
         Limits { max_tokens: Some(left), ..limits }
     }
 
@@ -193,15 +201,11 @@ impl Chat<'_> {
         answer: &Answer,
         asked: &AnswerRequest,
     ) -> Result<bool, CommandError> {
-        let outcome = &answer.outcome;
-        let is_empty = outcome.finish == Finish::Cancelled
-            && answer.tokens.is_empty()
-            && (self.model.here().is_some() || !answer.says_anything());
-        let branch = match asked.replaces.filter(|_| !is_empty) {
+        let (outcome, record) = (&answer.outcome, RecordedAnswer::of(answer, sampling));
+        let branch = match asked.replaces.filter(|_| !record.is_empty(&turn)) {
             Some(reason) => self.state.set_aside(reason)?,
             None => None,
         };
-        let record = RecordedAnswer::of(answer, sampling);
         let is_kept = self.state.session_chat.record(turn, record)? == Finished::Kept;
         if is_kept {
             self.state.pending = None;
@@ -212,7 +216,10 @@ impl Chat<'_> {
                 *is_fresh = false;
             }
         }
-        self.note_finish(&outcome.finish, is_kept);
+        match self.model.context() {
+            Some(size) => self.note_finish(&outcome.finish, is_kept, size),
+            None => self.note_finish_there(&outcome.finish, is_kept),
+        }
         if let Some(branch) = branch {
             self.ui.terminal.note(format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
@@ -229,20 +236,27 @@ impl Chat<'_> {
         Ok(is_kept)
     }
 
-    /// Why the answer is not whole, if it is not.
-    fn note_finish(&mut self, finish: &Finish, is_kept: bool) {
+    /// As [`Self::note_finish`], of an endpoint's answer.
+    fn note_finish_there(&self, finish: &Finish, is_kept: bool) {
+        let terminal = self.ui.terminal;
+        match (finish, is_kept) {
+            (_, false) => terminal
+                .note("(stopped before the answer began; the message is not part of the conversation)"),
+            (Finish::Cancelled, true) => {
+                terminal.note("(the answer so far is kept as a cancelled turn; /retry answers again)")
+            }
+            (Finish::MaxTokens, true) => {
+                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to go on)")
+            }
+            _ => {}
+        }
+    }
+
+    /// Why the answer is not whole, if it is not. The context has `size` tokens.
+    fn note_finish(&mut self, finish: &Finish, is_kept: bool, size: usize) {
         let terminal = self.ui.terminal;
         let has_limit = self.state.settings.limits().max_tokens.is_some();
         match (finish, is_kept) {
-            (Finish::Cancelled, true) if self.model.endpoint().is_some() => {
-                terminal.note("(the answer so far is kept as a cancelled turn; /retry answers again)")
-            }
-            (Finish::MaxTokens, true) if self.model.endpoint().is_some() => {
-                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to go on)")
-            }
-            (_, false) if self.model.endpoint().is_some() => {
-                terminal.note("(stopped before the answer began; the message is not part of the conversation)")
-            }
             (_, false) => terminal.note("(stopped before the answer began; the message was not sent)"),
             (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
             (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
@@ -256,7 +270,7 @@ impl Chat<'_> {
             (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue resumes it)"),
             (Finish::ContextFull, _) => {
                 self.state.has_warned = true; // this says it
-                let size = grouped(self.model.context());
+                let size = grouped(size);
                 terminal.warn(format!(
                     "the answer was cut: the context of {size} tokens is full; /compact makes room, /undo takes the turn back"
                 ));

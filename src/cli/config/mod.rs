@@ -94,18 +94,7 @@ impl Config {
         for (role, path) in std::iter::once((FileRole::Project, PathBuf::from(PROJECT_FILE))).chain(second) {
             let exists = path.exists();
             if exists || role == FileRole::Named {
-                match read_file(&path, command) {
-                    Ok(file) if role == FileRole::Project && file.entries.iter().any(is_personal) => {
-                        problems.extend(file.entries.iter().filter(|entry| is_personal(entry)).map(
-                            |entry| {
-                                let ConfigEntry { key, line, .. } = entry;
-                                format!(
-                                    "{}:{line}: {key}: only your own configuration file may set it",
-                                    path.display()
-                                )
-                            },
-                        ));
-                    }
+                match read_file(&path, command).and_then(|file| allowed(file, role)) {
                     Ok(file) => config.files.push(file),
                     Err(found) => problems.extend(found),
                 }
@@ -308,6 +297,16 @@ fn tables(matches: &ArgMatches) -> Vec<String> {
     }
     tables.reverse();
     tables
+}
+
+/// Returns the file, unless it is a project's and sets what only the user's own may set.
+fn allowed(file: ConfigFile, role: FileRole) -> Result<ConfigFile, Vec<String>> {
+    let refusal = |ConfigEntry { key, line, .. }: &ConfigEntry| {
+        format!("{}:{line}: {key}: only your own configuration file may set it", file.path.display())
+    };
+    let personal = file.entries.iter().filter(|entry| role == FileRole::Project && is_personal(entry));
+    let refusals: Vec<String> = personal.map(refusal).collect();
+    if refusals.is_empty() { Ok(file) } else { Err(refusals) }
 }
 
 /// Returns whether a setting sends prompts or keys elsewhere: a folder from another person must not do that.

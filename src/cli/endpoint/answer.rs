@@ -15,7 +15,7 @@ use crate::runtime::{Finish, Outcome, Timings, Usage};
 /// Longest wait for the counts that follow the end of an answer.
 const COUNTS_TIME: Duration = Duration::from_secs(5);
 
-/// How the parts of an answer ended.
+/// End of an answer's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartsEnd {
     /// The endpoint ended it, for this reason in its own words.
@@ -79,8 +79,7 @@ impl EndpointAnswer {
     /// # Errors
     /// The endpoint's own error, or what cannot be read.
     pub fn take(&mut self, text: &str) -> Result<Vec<Delta>, String> {
-        let unreadable =
-            || format!("its answer cannot be read: {}", text.chars().take(200).collect::<String>());
+        let unreadable = || format!("its answer cannot be read: {text}");
         let value: Value = serde_json::from_str(text).map_err(|_| unreadable())?;
         if let Some(error) = value.get("error").filter(|error| !error.is_null()) {
             let message = error["message"].as_str().or(error.as_str()).map(str::to_owned);
@@ -94,7 +93,9 @@ impl EndpointAnswer {
         let part = if choice["message"].is_object() { &choice["message"] } else { &choice["delta"] };
         let deltas = self.part(part);
         let is_whole = choice["message"].is_object();
-        if let Some(finish) = choice["finish_reason"].as_str().or(is_whole.then_some("stop")) {
+        // Some endpoints send an empty word with each part.
+        let word = choice["finish_reason"].as_str().filter(|word| !word.is_empty());
+        if let Some(finish) = word.or(is_whole.then_some("stop")) {
             self.finish = Some((finish.to_owned(), Instant::now()));
         }
         if !deltas.is_empty() {
@@ -305,6 +306,16 @@ mod tests {
             json!([{"id": "a", "function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "g"}}]),
         ]);
         assert_eq!(no_index, [call("a", "f", "{\"x\":1}", true), call("call_1", "g", "{}", true)]);
+    }
+
+    #[test]
+    fn an_empty_word_ends_no_answer() {
+        let part = |word: &str| json!({"choices": [{"delta": {"content": "a"}, "finish_reason": word}]});
+        let mut answer = EndpointAnswer::begin();
+        answer.take(&part("").to_string()).expect("readable");
+        assert!(answer.is_begun() && !answer.is_ended());
+        answer.take(&part("stop").to_string()).expect("readable");
+        assert!(answer.is_ended());
     }
 
     #[test]

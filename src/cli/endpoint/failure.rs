@@ -1,4 +1,4 @@
-//! What the errors of an endpoint mean for the user.
+//! Errors of the command for the HTTP failures of an endpoint, with hints.
 
 use anyhow::anyhow;
 

@@ -8,13 +8,14 @@ use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
 use crate::runtime::http_engine::{EndpointUrl, ServerKey};
 
-/// Returns the key for `url`; `None` without one, or if the flags name it for another server.
+/// Returns the key for `url`; `None` without one, or if it is for another server. Without `--endpoint`, a key is for the server of
+/// the conversation only if the command line names it: one from a variable or a configuration file is for no server then.
 ///
 /// # Errors
 /// A variable that is not set, a file that cannot be read, a text that is no key.
 pub fn key_for(url: &EndpointUrl, args: &EndpointArgs) -> Result<Option<ServerKey>, CommandError> {
-    let is_for_other = args.endpoint.as_ref().is_some_and(|given| !given.is_same_server(url));
-    if is_for_other {
+    let is_for_it = args.url().map_or(args.is_key_named, |given| given.is_same_server(url));
+    if !is_for_it {
         return Ok(None);
     }
     if let Some(name) = &args.endpoint_key_env {
@@ -61,14 +62,22 @@ mod tests {
         let path = folder.path().join("key");
         std::fs::write(&path, "sk-1\n").expect("written");
         let url = |text: &str| text.parse::<EndpointUrl>().expect("an address");
-        let args = |endpoint: Option<&str>| EndpointArgs {
-            endpoint: endpoint.map(url),
+        let args = |endpoint: Option<&str>, is_key_named| EndpointArgs {
+            endpoint: endpoint.map(|text| text.parse().expect("an endpoint")),
             endpoint_key_file: Some(path.clone()),
+            is_key_named,
             ..EndpointArgs::default()
         };
-        let has_key = |at: &str, endpoint| key_for(&url(at), &args(endpoint)).expect("readable").is_some();
-        assert!(has_key("https://a/v1", Some("https://a/other")));
-        assert!(has_key("https://a", None), "of the session that is continued");
-        assert!(!has_key("https://b", Some("https://a")) && !has_key("http://a", Some("https://a")));
+        let has_key = |at: &str, args: &EndpointArgs| key_for(&url(at), args).expect("readable").is_some();
+        for is_key_named in [false, true] {
+            let args = args(Some("https://a/other"), is_key_named);
+            assert!(
+                has_key("https://a/v1", &args) && !has_key("https://b", &args) && !has_key("http://a", &args)
+            );
+        }
+        for none in [None, Some("none")] {
+            assert!(has_key("https://a", &args(none, true)), "of the session that is continued");
+            assert!(!has_key("https://a", &args(none, false)), "from a file or a variable");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! A server elsewhere that takes messages: OpenAI's, Ollama's, llama.cpp's, or another llmctl's.
 //!
-//! `key` is where its key comes from, `request` what it is asked, `answer` what its parts make, `failure` what its errors mean for
-//! the user. Nothing here knows the terminal: `cli/run/message_answer.rs` shows an answer while it comes.
+//! `key` reads the API key, `request` builds the body, `answer` joins the parts, `failure` turns HTTP failures into errors of the
+//! command. Nothing here knows the terminal: `cli/run/message_answer.rs` shows an answer while it comes.
 //!
 //! Invariants: the key is neither shown nor saved; what the server is not known to honour is refused by name.
 
@@ -25,7 +25,8 @@ use crate::runtime::http_engine::{
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use request::{EndpointKind, EndpointRequest};
 
-/// Arguments that have no meaning with an endpoint. From a configuration file or a variable they are for models here.
+/// Arguments that have no meaning with an endpoint. From a configuration file or a variable they are for models here, except those
+/// that change an answer (the last four): these are refused wherever they come from.
 pub const WITHOUT_MEANING: &[&str] = &[
     "draft_model",
     "dtype",
@@ -54,6 +55,9 @@ pub const WITHOUT_MEANING: &[&str] = &[
 
 /// Most names that a message lists.
 const MAX_LISTED: usize = 30;
+
+/// Characters of a server's words that are shown.
+const MAX_SHOWN: usize = 400;
 
 /// A server and one of its models.
 pub struct ChatEndpoint {
@@ -99,9 +103,8 @@ pub struct EndpointReference {
 impl EndpointReference {
     /// Parses a session's reference; `None` for a model's files.
     pub fn parse(reference: &str) -> Option<Self> {
-        let (url, model) = reference.split_once('#')?;
-        let is_url = url.starts_with("http://") || url.starts_with("https://");
-        Some(Self { url: url.parse().ok().filter(|_| is_url)?, model: model.to_owned() })
+        let (url, model) = reference.split_once('#').filter(|(_, model)| !model.is_empty())?;
+        Some(Self { url: url.parse().ok()?, model: model.to_owned() })
     }
 
     /// Returns the endpoint that a saved session continues with; `None` if its last answer is a local model's, or there is none.
@@ -126,7 +129,8 @@ impl EndpointChoice {
         let saved = saved.filter(|saved| !saved.turns.is_empty());
         let own = saved.and_then(EndpointReference::of);
         let named = model.model.clone().filter(|_| model.is_named);
-        match (&args.endpoint, saved) {
+        match (args.url(), saved) {
+            (None, _) if args.is_named => None, // --endpoint none
             (Some(url), saved) if args.is_named || saved.is_none() => {
                 let same = own.filter(|own| own.url == *url).map(|own| own.model);
                 Some(Self { url: url.clone(), model: named.or(same).or_else(|| model.model.clone()) })
@@ -158,13 +162,13 @@ impl ChatEndpoint {
     /// # Errors
     /// The key cannot be read or is rejected, the server cannot be reached, or it has several models and none is named.
     pub fn connect(url: EndpointUrl, model: Option<&str>, args: &EndpointArgs) -> Result<Self, CommandError> {
-        let key = key::key_for(&url, args)?;
+        let (key, kind) = (key::key_for(&url, args)?, EndpointKind::at(&url.address().host));
         let server =
             MessageServer::new(&url, ServerSettings { key: key.clone(), trust: TlsTrust(ca_file()) })?;
         let mut endpoint = Self {
             url,
             model: model.unwrap_or_default().to_owned(),
-            kind: EndpointKind::Other,
+            kind,
             key,
             models: Vec::new(),
             server,
@@ -172,8 +176,8 @@ impl ChatEndpoint {
         };
         match endpoint.server.get("/models")? {
             Ok(listed) => endpoint.take_list(&listed),
-            // A server may have no such list; a wrong address shows with the first message.
-            Err(HttpFailure::Status { code: 400 | 404 | 405 | 501, .. }) if model.is_some() => {}
+            // A server may have no such list, or keep it from this key; a wrong address or key shows with the first message.
+            Err(HttpFailure::Status { code: 400 | 403 | 404 | 405 | 501, .. }) if model.is_some() => {}
             Err(failure) => return Err(endpoint.failure(&failure)),
         }
         if model.is_none() {
@@ -190,10 +194,9 @@ impl ChatEndpoint {
         self.models = names.map(str::to_owned).collect();
         let meant = models.iter().find(|model| model["id"] == self.model.as_str()).or(models.first());
         let owner = meant.and_then(|model| model["owned_by"].as_str()).unwrap_or_default();
-        self.kind = match self.url.address().host.as_str() {
-            "api.openai.com" => EndpointKind::OpenAi, // models there have owners of their own
-            _ => EndpointKind::of(owner),
-        };
+        if self.kind == EndpointKind::Other {
+            self.kind = EndpointKind::of(owner);
+        }
     }
 
     fn only_model(&self) -> Result<String, CommandError> {
@@ -286,11 +289,15 @@ impl ChatEndpoint {
 
     /// Returns the error for an answer that ended too soon or cannot be read.
     pub fn broken(&self, why: &str) -> CommandError {
-        // It has the server's words.
-        let why = self.key.as_ref().map_or(why.to_owned(), |key| key.hidden_in(why));
-        let why: String = why.chars().filter(|c| !c.is_control()).collect();
+        let why = shown(why, self.key.as_ref());
         CommandError::new(Kind::Unavailable, anyhow::anyhow!("{}: {why}", self.url))
     }
+}
+
+/// Returns a server's words as a message shows them. The key is hidden before the text is cut, because a part of it would stay.
+fn shown(words: &str, key: Option<&ServerKey>) -> String {
+    let words = key.map_or(words.to_owned(), |key| key.hidden_in(words));
+    words.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect()
 }
 
 /// Refuses flags on the command line that have no meaning with an endpoint.
@@ -299,7 +306,7 @@ impl ChatEndpoint {
 /// A usage error that names the first.
 pub fn check_flags(args: &EndpointArgs) -> Result<(), CommandError> {
     let Some(id) = args.beside.first() else { return Ok(()) };
-    let error = CommandError::usage(format!("--{}: has no meaning with an endpoint", id.replace('_', "-")));
+    let error = CommandError::usage(format!("{}: has no meaning with an endpoint", request::flag(id)));
     Err(error.hint("leave it out, or set it where that server is started"))
 }
 
@@ -314,7 +321,23 @@ pub fn unavailable(what: &str) -> CommandError {
 mod tests {
     use serde_json::json;
 
+    use super::answer::{EndpointAnswer, PartsEnd};
     use super::*;
+    use crate::runtime::Sampling;
+    use crate::runtime::turn::SessionChat;
+    use crate::runtime::turn::session_chat::RecordedAnswer;
+    use crate::template::Message;
+
+    /// Returns a session of one turn, answered by the model of this reference.
+    fn saved_by(reference: &str) -> SavedSession {
+        let (name, fingerprint) = ("m".to_owned(), "1".to_owned());
+        let model = ModelFingerprint { name, fingerprint, reference: Some(reference.to_owned()) };
+        let mut session_chat = SessionChat::new(model);
+        let turn = session_chat.addressed(vec![Message::user("q")]);
+        let (_, answer) = EndpointAnswer::begin().finish(&PartsEnd::Ended(None), None);
+        session_chat.record(turn, RecordedAnswer::of(&answer, Sampling::default())).expect("kept");
+        session_chat.saved().clone()
+    }
 
     #[test]
     fn references_of_endpoints_are_no_files() {
@@ -323,9 +346,40 @@ mod tests {
             (parsed.url.to_string().as_str(), parsed.model.as_str()),
             ("https://host/v1", "org/model#2")
         );
-        for file in ["/models/a#b.gguf", "org/repo:Q4_K_M", "guide", "https://host/v1"] {
+        for file in ["/models/a#b.gguf", "org/repo:Q4_K_M", "guide", "https://host/v1", "https://host/v1#"] {
             assert_eq!(EndpointReference::parse(file), None, "{file}");
         }
+    }
+
+    #[test]
+    fn no_part_of_a_key_is_shown() {
+        let key = ServerKey::new("sk-very-secret").expect("a key");
+        let words = format!("{}{}", "x".repeat(MAX_SHOWN - 5), "sk-very-secret\n and more");
+        let shown = shown(&words, Some(&key));
+        assert_eq!(shown, format!("{}*** a", "x".repeat(MAX_SHOWN - 5)));
+    }
+
+    #[test]
+    fn none_leaves_an_endpoint_that_a_file_names() {
+        let args = |endpoint: &str, is_named| EndpointArgs {
+            endpoint: Some(endpoint.parse().expect("an endpoint")),
+            is_named,
+            ..EndpointArgs::default()
+        };
+        let model = ModelArgs::default();
+        assert!(EndpointChoice::of(&args("https://host", false), &model, None).is_some());
+        assert_eq!(EndpointChoice::of(&args("none", true), &model, None), None);
+        let url = "https://host/v1".parse().expect("an address");
+        let there = EndpointChoice { url, model: Some("m".to_owned()) };
+        let saved = saved_by("https://host/v1#m");
+        assert_eq!(EndpointChoice::of(&args("none", true), &model, Some(&saved)), None);
+        assert_eq!(EndpointChoice::of(&args("none", false), &model, Some(&saved)), Some(there));
+    }
+
+    #[test]
+    fn a_known_host_needs_no_list() {
+        assert_eq!(EndpointKind::at("api.openai.com"), EndpointKind::OpenAi);
+        assert_eq!(EndpointKind::at("api.openai.com.evil.org"), EndpointKind::Other);
     }
 
     #[test]

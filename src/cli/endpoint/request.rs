@@ -1,4 +1,4 @@
-//! What an endpoint is asked: a body in OpenAI's form, with what this kind of server honours beyond it.
+//! The body of a request in OpenAI's form, with the fields that this kind of server honours beyond it.
 //!
 //! Invariants: only what the user gave is sent, because an endpoint has defaults of its own; a parameter that this kind of server
 //! is not known to honour is refused by name.
@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::args::{LimitArgs, MaxTokens, SamplingArgs, TopK};
 use crate::cli::error::CommandError;
+use crate::cli::report::decimal;
 use crate::cli::think::Think;
 use crate::runtime::{GrammarSource, SAMPLING};
 use crate::serve::wire::message::message_json;
@@ -36,6 +37,11 @@ impl EndpointKind {
         }
     }
 
+    /// Returns the kind of the server at a host that is known; `Other` elsewhere.
+    pub fn at(host: &str) -> Self {
+        if host == "api.openai.com" { Self::OpenAi } else { Self::Other }
+    }
+
     /// Returns the field of a sampling number, if it is honoured.
     fn field(self, name: &'static str) -> Option<&'static str> {
         match (name, self) {
@@ -54,7 +60,7 @@ impl EndpointKind {
     }
 }
 
-/// What is asked of an endpoint.
+/// Inputs of a request's body.
 #[derive(Clone, Copy)]
 pub struct EndpointRequest<'a> {
     pub messages: &'a [Message],
@@ -126,6 +132,9 @@ impl EndpointRequest<'_> {
     }
 
     fn limit_fields(&self, kind: EndpointKind, body: &mut Map<String, Value>) -> Result<(), CommandError> {
+        if self.limits.overflow.is_some() {
+            return Err(refused("--overflow"));
+        }
         match self.limits.max_tokens {
             None => {}
             Some(MaxTokens::Most(count)) => drop(body.insert("max_tokens".to_owned(), count.into())),
@@ -196,13 +205,9 @@ impl EndpointRequest<'_> {
     }
 }
 
-fn flag(name: &str) -> String {
-    format!("--{}", name.replace('_', "-"))
-}
-
-/// Returns the number as the user wrote it: 0.6, not the nearest f32 in 17 digits.
-fn decimal(value: f32) -> Value {
-    value.to_string().parse::<f64>().unwrap_or_default().into()
+/// Returns the flag of an argument, from its id.
+pub fn flag(id: &str) -> String {
+    format!("--{}", id.replace('_', "-"))
 }
 
 /// Returns a message without earlier reasoning, unless the server's templates may need it.
@@ -220,6 +225,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
+    use crate::cli::args::OverflowPolicy;
     use crate::runtime::SamplingNumbers;
     use crate::template::ToolCall;
 
@@ -286,6 +292,9 @@ mod tests {
         let most = limits(MaxTokens::Most(7));
         let sent = body(EndpointKind::Other, |request| request.limits = &most).expect("sent");
         assert_eq!(sent["max_tokens"], 7);
+        let clamp = LimitArgs { overflow: Some(OverflowPolicy::Clamp), ..LimitArgs::default() };
+        let refusal = body(EndpointKind::Llmctl, |request| request.limits = &clamp);
+        assert!(refusal.is_err_and(|error| error.starts_with("--overflow")));
         let none = limits(MaxTokens::NoLimit);
         assert!(body(EndpointKind::Llmctl, |request| request.limits = &none).is_err());
         let schema = GrammarSource::JsonSchema(json!({"type": "object"}));

@@ -16,7 +16,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use uuid::Uuid;
 
-use super::args::{EngineArgs, ModelArgs, TimeSpan};
+use super::args::{EngineArgs, ModelArgs, TimeSpan, endpoint_text};
 use super::bench::serve::client::{Endpoint, ListedModel, LoadClient};
 use super::capacity::CapacityArgs;
 use super::error::{CommandError, Exit, Kind};
@@ -57,7 +57,7 @@ pub struct LaunchArgs {
     pub print: bool,
 
     /// Use the server at this address, e.g. http://127.0.0.1:8484; LLMCTL_API_KEY holds its key
-    #[arg(long, value_name = "URL", conflicts_with = "model")]
+    #[arg(long, value_name = "URL", value_parser = endpoint_text, conflicts_with = "model")]
     pub endpoint: Option<String>,
 
     #[command(flatten)]

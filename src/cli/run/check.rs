@@ -28,7 +28,7 @@ pub fn flags(args: &RunArgs) -> Result<(), CommandError> {
 
 /// Checks the use of the built-in model, and warns of a prompt that looks like the name of a model.
 pub fn model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
-    if args.endpoint.endpoint.is_some() {
+    if args.endpoint.url().is_some() {
         return Ok(());
     }
     if let Some(word) = args.words.first().filter(|_| args.model.model.is_none())

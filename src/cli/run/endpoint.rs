@@ -1,24 +1,23 @@
 //! `run` with `--endpoint`, or in a session that an endpoint has answered: the prompt goes to a server that takes messages.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::RunArgs;
 use super::answer::Generated;
 use super::message_answer::{EndpointGenerated, MessageGeneration};
-use super::next_turn::{Next, check_system, messages};
+use super::next_turn::{Next, SessionPlace, check_system, messages, note_kept};
 use super::report::{Report, ReportForm, ReportSubject, endpoint_stats};
+use super::{OutputFormat, RunArgs};
 use crate::cli::endpoint::request::EndpointRequest;
-use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags};
+use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::{Output, OutputError};
 use crate::cli::report::counted;
-use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::session::store::{SavedSession, SessionName, SessionStore, SessionWriter};
+use crate::runtime::session::store::{SavedSession, SessionName};
 use crate::runtime::turn::session_chat::RecordedAnswer;
-use crate::runtime::turn::{Answer, Finished, PromptedTurn, SessionChat};
+use crate::runtime::turn::{Answer, PromptedTurn, SessionChat};
 use crate::runtime::{Finish, GrammarSource};
 use crate::template::{Message, ToolChoice};
 
@@ -29,23 +28,37 @@ pub fn run(
     next: Next,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
+    if args.prompt.dry_run {
+        return preview(choice, None, args, next, terminal);
+    }
     check_flags(&args.endpoint)?;
     let endpoint = choice.connect(&args.endpoint, terminal)?;
     let messages = messages(&SavedSession::new(&endpoint.fingerprint(), 0), next);
     let asked = EndpointExtras::of(args)?;
-    let request = asked.request(&messages, args)?;
-    if args.prompt.dry_run {
-        return dry_run(&endpoint, &request);
-    }
-    answer(&endpoint, &request, args, &mut |_| Ok(()), terminal)
+    answer(&endpoint, &asked.request(&messages, args)?, args, &mut |_| Ok(()), terminal)
 }
 
-/// Where the turns of a session are, or will be.
-pub struct SessionPlace<'a> {
-    pub name: &'a SessionName,
-    pub store: &'a SessionStore,
-    /// `None` for a session that begins.
-    pub opened: Option<SessionWriter>,
+/// `--dry-run`: the request with the whole conversation, of which nothing is sent.
+pub fn preview(
+    choice: &EndpointChoice,
+    saved: Option<SavedSession>,
+    args: &RunArgs,
+    next: Next,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    check_flags(&args.endpoint)?;
+    if let Some(saved) = &saved {
+        check_system(saved, &next)?;
+    }
+    let endpoint = choice.connect(&args.endpoint, terminal)?;
+    let model = endpoint.fingerprint();
+    let session_chat = match saved {
+        Some(saved) => SessionChat::look_at(saved, model),
+        None => SessionChat::new(model),
+    };
+    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
+    let asked = EndpointExtras::of(args)?;
+    dry_run(&endpoint, &asked.request(&messages, args)?, args.output.output.unwrap_or_default())
 }
 
 /// Answers the next turn of a session.
@@ -58,17 +71,9 @@ pub fn run_in_session(
 ) -> Result<Exit, CommandError> {
     check_flags(&args.endpoint)?;
     let endpoint = choice.connect(&args.endpoint, terminal)?;
-    let (model, is_new) = (endpoint.fingerprint(), place.opened.is_none());
-    let writer = match place.opened {
-        Some(writer) => writer,
-        None => place.store.open_or_create(place.name, &model).map_err(sessions::explain)?,
-    };
-    let mut session_chat = SessionChat::resume(writer, model);
-    let exit = take_turn(&endpoint, place.name, &mut session_chat, args, next, terminal);
-    if is_new {
-        let _ = session_chat.remove_if_empty(); // an empty session is listed, and harms nobody
-    }
-    exit
+    place.with_chat(endpoint.fingerprint(), |name, session_chat| {
+        take_turn(&endpoint, name, session_chat, args, next, terminal)
+    })
 }
 
 fn take_turn(
@@ -107,24 +112,28 @@ fn keep_turn(
 ) -> Result<(), CommandError> {
     let sampling = args.sampling.resolve(&GenerationDefaults::default()).0;
     let is_cut = answer.outcome.finish == Finish::Cancelled;
-    match session_chat.record(turn, RecordedAnswer::of(answer, sampling))? {
-        Finished::Kept if is_cut => {
-            terminal.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
-        }
-        Finished::Kept => {}
-        Finished::Empty => terminal.note(format!("session {name}: nothing was answered, so no turn is kept")),
-    }
+    let finished = session_chat.record(turn, RecordedAnswer::of(answer, sampling))?;
+    note_kept(finished, is_cut, name, terminal);
     Ok(())
 }
 
-/// What the flags ask for beside the messages.
+/// Tools and constraint of a request.
 struct EndpointExtras {
     tools: Vec<Value>,
     constraint: Option<GrammarSource>,
 }
 
 impl EndpointExtras {
+    /// Refuses what changes an answer and has no place in a request; a variable or a configuration file may have set it.
     fn of(args: &RunArgs) -> Result<Self, CommandError> {
+        let unknown_there = [
+            (args.prompt.raw, "--raw"),
+            (args.prompt.prefill_response.is_some(), "--prefill-response"),
+            (args.output.logprobs.is_some(), "--logprobs"),
+        ];
+        if let Some((_, flag)) = unknown_there.into_iter().find(|(is_set, _)| *is_set) {
+            return Err(unavailable(flag));
+        }
         let tools = args.prompt.tools()?;
         if !tools.inputs.is_empty() || tools.choice != ToolChoice::Auto {
             return Err(CommandError::usage(
@@ -159,14 +168,8 @@ fn answer(
     keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let form = ReportForm {
-        format: args.output.output.unwrap_or_default(),
-        stream: !args.output.no_stream,
-        logprobs: false,
-        shows_reasoning: request.think.is_shown,
-    };
-    let mut report =
-        Report::new(ReportSubject::Endpoint(endpoint, request), form, Output::stdout(), terminal);
+    let (subject, form) = (ReportSubject::Endpoint(endpoint, request), ReportForm::of(args)?);
+    let mut report = Report::new(subject, form, Output::stdout(), terminal);
     let graceful = Graceful::begin();
     let generation = MessageGeneration { endpoint, request, graceful: &graceful };
     let generated = generation.run(&mut report).and_then(|generated| {
@@ -199,7 +202,9 @@ fn verdict(answer: &Answer, signal: Option<u8>, args: &RunArgs, terminal: &Termi
     let is_cut = answer.outcome.finish == Finish::MaxTokens;
     let is_json =
         matches!(args.constraint.source, Some(GrammarSource::JsonSchema(_) | GrammarSource::JsonObject));
-    let keeps_form = !is_json || serde_json::from_str::<Value>(&answer.content).is_ok();
+    // An answer that calls a tool has no text yet that could be JSON.
+    let keeps_form =
+        !is_json || !answer.tool_calls.is_empty() || serde_json::from_str::<Value>(&answer.content).is_ok();
     if let Some(number) = signal {
         return Exit::Signal(number);
     }
@@ -217,10 +222,24 @@ fn verdict(answer: &Answer, signal: Option<u8>, args: &RunArgs, terminal: &Termi
     if is_cut && args.output.fail_on_length { Exit::Cut } else { Exit::Success }
 }
 
-/// `--dry-run`: the request's body.
-fn dry_run(endpoint: &ChatEndpoint, request: &EndpointRequest<'_>) -> Result<Exit, CommandError> {
+/// Writes the request's body, for people or with its address in one line of JSON.
+fn dry_run(
+    endpoint: &ChatEndpoint,
+    request: &EndpointRequest<'_>,
+    format: OutputFormat,
+) -> Result<Exit, CommandError> {
     let body = Value::Object(endpoint.body(request)?);
-    match Output::stdout().line(&format!("{body:#}")) {
+    let text = match format {
+        OutputFormat::Text => format!("{body:#}"),
+        OutputFormat::Json | OutputFormat::Jsonl => json!({
+            "schema": "llmctl.dry-run.v1",
+            "endpoint": endpoint.url().to_string(),
+            "model": endpoint.model(),
+            "request": body,
+        })
+        .to_string(),
+    };
+    match Output::stdout().line(&text) {
         Err(OutputError::Failed(error)) => Err(error),
         Err(OutputError::Closed) | Ok(()) => Ok(Exit::Success),
     }

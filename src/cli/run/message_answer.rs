@@ -14,9 +14,6 @@ use crate::runtime::NotYet;
 use crate::runtime::http_engine::{HttpFailure, MessagePart, MessageStream};
 use crate::runtime::turn::Delta;
 
-/// Requests that a server may ask to be put otherwise, before its refusal is an error.
-const MAX_ADAPTED: usize = 3;
-
 const CUT_OFF: &str = "the connection ended in the middle of the answer";
 
 /// Inputs of one answer.
@@ -70,14 +67,15 @@ impl MessageGeneration<'_> {
         Ok(EndpointGenerated { generated, failure, notice })
     }
 
-    /// Reads the answer to its end. A refusal that says how the request should be put is followed.
+    /// Reads the answer to its end. A refusal that says how the request should be put is followed: each habit of a server is learned
+    /// once, so that there is an end.
     fn read(
         &self,
         body: &mut Map<String, Value>,
         answer: &mut EndpointAnswer,
         sink: &mut dyn AnswerSink,
     ) -> Result<ReadEnd, CommandError> {
-        for _ in 0..MAX_ADAPTED {
+        loop {
             let stream = self.endpoint.send(body);
             match self.read_stream(&stream, answer, sink)? {
                 Ok(stop) => return Ok(stop),
@@ -86,7 +84,6 @@ impl MessageGeneration<'_> {
                 Err(failure) => return Ok(ReadEnd::Failed(self.endpoint.failure(&failure))),
             }
         }
-        Ok(ReadEnd::Failed(self.endpoint.broken("it refuses every form of the request")))
     }
 
     fn cut_off(&self) -> ReadEnd {

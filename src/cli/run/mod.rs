@@ -2,7 +2,8 @@
 //!
 //! `check` refuses what is wrong before anything is read, `prompt` collects the prompt, `request` makes a turn of prompt
 //! and flags, `constraint` reads what the answer must look like, `answer` generates it and `report` writes it; `session` makes it a
-//! turn of a saved conversation; [`super::batch`] answers many prompts.
+//! turn of a saved conversation, with the messages and the session of `next_turn`. `endpoint` sends the prompt to a server that
+//! takes messages, and `message_answer` reads the answer. [`super::batch`] answers many prompts.
 
 pub mod answer;
 pub mod check;
@@ -135,7 +136,9 @@ pub struct PromptArgs {
     #[arg(long, value_name = "TEXT", hide_short_help = true)]
     pub prefill_response: Option<String>,
 
-    /// Print the rendered prompt and its token count instead of an answer
+    /// Print the rendered prompt and its token count instead of an answer; with --endpoint, the request
+    ///
+    /// A session is read and not changed. --output json has everything in one object.
     #[arg(long)]
     pub dry_run: bool,
 }
@@ -377,15 +380,10 @@ fn answer(
     keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let form = ReportForm {
-        format: args.output.output.unwrap_or_default(),
-        stream: !args.output.no_stream,
-        logprobs: args.output.logprobs.is_some(),
-        shows_reasoning: args.prompt.think()?.is_shown,
-    };
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
-    let mut report =
-        Report::new(llm.texts(), form, Output::stdout(), terminal).sampling(&turn.sampling).prefill(prefill);
+    let mut report = Report::new(llm.texts(), ReportForm::of(args)?, Output::stdout(), terminal)
+        .sampling(&turn.sampling)
+        .prefill(prefill);
     let graceful = Graceful::begin();
     let (engine, planner) = (llm.engine(), llm.planner());
     let generation = AnswerGeneration { engine, planner, turn, plan, session, graceful: &graceful };

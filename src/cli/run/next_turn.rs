@@ -1,13 +1,61 @@
-//! The next turn of a session: its prompt, and the messages that it adds.
+//! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds, and the session that
+//! keeps it.
 
-use crate::cli::error::CommandError;
-use crate::runtime::session::store::SavedSession;
+use crate::cli::error::{CommandError, Exit};
+use crate::cli::sessions;
+use crate::cli::terminal::Terminal;
+use crate::runtime::session::store::{
+    ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter,
+};
+use crate::runtime::turn::{Finished, SessionChat};
 use crate::template::Message;
 
 /// The next turn's prompt.
 pub struct Next {
     pub text: String,
     pub system: Option<String>,
+}
+
+/// A session's name and store, and its lock if it exists.
+pub struct SessionPlace<'a> {
+    pub name: &'a SessionName,
+    pub store: &'a SessionStore,
+    pub opened: Option<SessionWriter>,
+}
+
+impl SessionPlace<'_> {
+    /// Begins the session if it does not exist, and works in it. One that this begins and that comes to no turn is removed again.
+    ///
+    /// # Errors
+    /// The session cannot be created; those of `work`.
+    pub fn with_chat(
+        self,
+        model: ModelFingerprint,
+        work: impl FnOnce(&SessionName, &mut SessionChat) -> Result<Exit, CommandError>,
+    ) -> Result<Exit, CommandError> {
+        let is_new = self.opened.is_none();
+        let writer = match self.opened {
+            Some(writer) => writer,
+            None => self.store.open_or_create(self.name, &model).map_err(sessions::explain)?,
+        };
+        let mut session_chat = SessionChat::resume(writer, model);
+        let exit = work(self.name, &mut session_chat);
+        if is_new {
+            let _ = session_chat.remove_if_empty(); // an empty session is listed, and harms nobody
+        }
+        exit
+    }
+}
+
+/// Says what is kept of an answer that was cut or is empty.
+pub fn note_kept(finished: Finished, is_cut: bool, name: &SessionName, terminal: &Terminal) {
+    match finished {
+        Finished::Kept if is_cut => {
+            terminal.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
+        }
+        Finished::Kept => {}
+        Finished::Empty => terminal.note(format!("session {name}: nothing was answered, so no turn is kept")),
+    }
 }
 
 /// Returns the messages that the next turn adds. The system prompt belongs to the first turn.

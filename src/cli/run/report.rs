@@ -10,18 +10,19 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
-use super::OutputFormat;
 use super::answer::AnswerSink;
+use super::{OutputFormat, RunArgs};
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
+use crate::cli::error::CommandError;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::output::{Output, OutputError};
-use crate::cli::report::{drafts, usage_json, used};
+use crate::cli::report::{decimal, drafts, usage_json, used};
 use crate::cli::terminal::Terminal;
+use crate::runtime::load::GenerationDefaults;
 use crate::runtime::turn::{Answer, Delta};
 use crate::runtime::{
-    Explanation, Finish, Logprob, Outcome, Reuse, SAMPLING, Sampling, SamplingParameter, Started, Timings,
-    Token, Usage,
+    Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
 };
 use crate::serve::wire::answer::call_json;
 
@@ -37,7 +38,22 @@ pub struct ReportForm {
     pub shows_reasoning: bool,
 }
 
-/// What an answer comes from.
+impl ReportForm {
+    /// Returns the form that the flags ask for.
+    ///
+    /// # Errors
+    /// A `--think` that cannot be read.
+    pub fn of(args: &RunArgs) -> Result<Self, CommandError> {
+        Ok(Self {
+            format: args.output.output.unwrap_or_default(),
+            stream: !args.output.no_stream,
+            logprobs: args.output.logprobs.is_some(),
+            shows_reasoning: args.prompt.think()?.is_shown,
+        })
+    }
+}
+
+/// Source of an answer.
 #[derive(Clone, Copy)]
 pub enum ReportSubject<'a> {
     Model(&'a PreparedTexts),
@@ -189,7 +205,7 @@ impl<'a, W: Write> Report<'a, W> {
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
         object.insert("timings".to_owned(), timings_json(timings, usage, info));
         object.insert("seed".to_owned(), (*seed).into());
-        object.insert("sampling".to_owned(), sampling_json(self.sampling));
+        object.insert("sampling".to_owned(), sampling_members(self.sampling).into());
         object
     }
 
@@ -351,6 +367,9 @@ impl<W: Write> AnswerSink for Report<'_, W> {
                 Delta::Call { .. } | Delta::Arguments { .. } | Delta::CallEnd { .. } => {} // reported at the end
             }
         }
+        if text.is_empty() && reasoning.is_empty() && tokens.is_empty() {
+            return Ok(()); // an endpoint's part of a call
+        }
         self.take(&text, &reasoning, tokens)
     }
 }
@@ -363,9 +382,10 @@ fn endpoint_result(
 ) -> Map<String, Value> {
     let Outcome { usage, timings, .. } = &answer.outcome;
     let is_counted = usage.prompt_tokens > 0;
-    let given = SAMPLING.iter().filter_map(|number| {
-        Some((number.name.to_owned(), decimal(number.given(&request.sampling.numbers)?)))
-    });
+    let mut sampling = sampling_members(&request.sampling.resolve(&GenerationDefaults::default()).0);
+    let is_given =
+        |name: &str| SamplingParameter::all().any(|one| one.name() == name && request.sampling.gives(one));
+    sampling.retain(|name, _| is_given(name));
     let object = json!({
         "endpoint": endpoint.url().to_string(),
         "finish_reason": answer.finish_reason(),
@@ -380,7 +400,7 @@ fn endpoint_result(
             "total_ms": ms(timings.total),
         },
         "seed": request.seed(),
-        "sampling": given.collect::<Map<_, _>>(),
+        "sampling": sampling,
     });
     object.as_object().cloned().unwrap_or_default()
 }
@@ -472,7 +492,7 @@ pub fn timings_json(timings: &Timings, usage: &Usage, info: &ModelInfo) -> Value
     })
 }
 
-fn sampling_json(sampling: &Sampling) -> Value {
+fn sampling_members(sampling: &Sampling) -> Map<String, Value> {
     let value = |parameter: SamplingParameter| match parameter {
         SamplingParameter::Number(number) => Some(decimal(number.get(sampling))),
         SamplingParameter::TopK => Some(sampling.top_k.into()),
@@ -483,7 +503,7 @@ fn sampling_json(sampling: &Sampling) -> Value {
         SamplingParameter::Seed => None, // the seed in force stands beside it
     };
     let named = |parameter: SamplingParameter| Some((parameter.name().to_owned(), value(parameter)?));
-    Value::Object(SamplingParameter::all().filter_map(named).collect())
+    SamplingParameter::all().filter_map(named).collect()
 }
 
 fn token_json(llm: &PreparedTexts, token: &Token) -> Value {
@@ -506,12 +526,6 @@ pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Val
     object.insert("bytes".to_owned(), bytes.into());
     object.insert("logprob".to_owned(), decimal(logprob));
     object
-}
-
-/// Returns the number as a user would write it: 0.6, not the nearest f32 in 17 digits. Infinities become null, because JSON
-/// has none.
-fn decimal(value: f32) -> Value {
-    value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).into()
 }
 
 fn ms(time: Duration) -> f64 {
@@ -668,8 +682,19 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_as_a_user_writes_them() {
-        assert_eq!(decimal(0.6).to_string(), "0.6");
-        assert_eq!(decimal(f32::NEG_INFINITY), Value::Null);
+    fn parts_of_a_call_are_no_events() {
+        let llm = Loaded::scripted(&Script::default());
+        let terminal = Terminal::new(ColorWhen::Never, 0, true);
+        let mut stdout = Vec::new();
+        let form =
+            ReportForm { format: OutputFormat::Jsonl, stream: true, logprobs: false, shows_reasoning: true };
+        let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal);
+        let call = Delta::Call { index: 0, id: "c".to_owned(), name: "f".to_owned() };
+        let part = Delta::Arguments { index: 0, fragment: "{".to_owned() };
+        report.answer(&[call, part], &[], 0).expect("a Vec takes all");
+        report.answer(&[Delta::Content("a".to_owned())], &[], 0).expect("a Vec takes all");
+        drop(report);
+        let text = String::from_utf8(stdout).expect("UTF-8");
+        assert!(text.lines().count() == 1 && text.contains("\"text\":\"a\""), "{text}");
     }
 }

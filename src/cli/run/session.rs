@@ -3,11 +3,11 @@
 //! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
-use super::endpoint::{self, SessionPlace};
-use super::next_turn::{Next, check_system, messages};
+use super::endpoint;
+use super::next_turn::{Next, SessionPlace, check_system, messages, note_kept};
 use super::request::{Rendered, chat_context, turn_request};
 use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
-use crate::cli::endpoint::{EndpointChoice, unavailable};
+use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
 use crate::cli::places::{KeptFiles, Places};
@@ -16,7 +16,7 @@ use crate::cli::resume;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::turn::{Answer, Finished, SessionChat};
+use crate::runtime::turn::{Answer, SessionChat};
 use crate::runtime::{ChatTokenizer, Error, Finish};
 use crate::template::{Conversation, TemplateError};
 
@@ -29,8 +29,8 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
             Err(Error::SessionNotFound(_)) => None,
             read => Some(read.map_err(sessions::explain)?),
         };
-        if EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()).is_some() {
-            return Err(unavailable("--dry-run with --session"));
+        if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()) {
+            return endpoint::preview(&choice, saved, args, next, terminal);
         }
         let args = &with_model(args, &name, saved.as_ref(), terminal)?;
         return preview(saved, args, next, terminal);
@@ -40,13 +40,12 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
         Err(Error::SessionNotFound(_)) => None,
         opened => Some(opened.map_err(sessions::explain)?),
     };
-    let is_new = opened.is_none();
     if let Some(writer) = &opened {
         check_system(writer.saved(), &next)?;
     }
-    let saved = opened.as_ref().map(|writer| writer.saved());
+    let place = SessionPlace { name: &name, store: &store, opened };
+    let saved = place.opened.as_ref().map(|writer| writer.saved());
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved) {
-        let place = SessionPlace { name: &name, store: &store, opened };
         return endpoint::run_in_session(&choice, place, args, next, terminal);
     }
     let args = &with_model(args, &name, saved, terminal)?;
@@ -54,16 +53,7 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     check_template(llm.texts().chat_tokenizer())?;
     super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
     let model = llm.texts().fingerprint().clone();
-    let writer = match opened {
-        Some(writer) => writer,
-        None => store.open_or_create(&name, &model).map_err(sessions::explain)?,
-    };
-    let mut session_chat = SessionChat::resume(writer, model);
-    let exit = take_turn(&name, &mut session_chat, &llm, args, next, terminal);
-    if is_new {
-        let _ = session_chat.remove_if_empty(); // an empty session is listed, and harms nobody
-    }
-    exit
+    place.with_chat(model, |name, session_chat| take_turn(name, session_chat, &llm, args, next, terminal))
 }
 
 /// Returns the flags with the session's own model, unless the user names one.
@@ -112,15 +102,7 @@ fn take_turn(
     let mut keep = |finished: &Answer| {
         let Some(planned) = planned.take() else { return Ok(()) };
         let is_cut = finished.outcome.finish == Finish::Cancelled;
-        match session_chat.finish(planned, finished)? {
-            Finished::Kept if is_cut => {
-                terminal.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
-            }
-            Finished::Kept => {}
-            Finished::Empty => {
-                terminal.note(format!("session {name}: nothing was answered, so no turn is kept"));
-            }
-        }
+        note_kept(session_chat.finish(planned, finished)?, is_cut, name, terminal);
         Ok(())
     };
     let exit = answer(llm, &turn, &plan, Some(&engine_name), args, &mut keep, terminal);

@@ -14,31 +14,34 @@ pub struct EngineUrl {
     /// Without the brackets of an IPv6 address.
     pub host: String,
     pub port: u16,
-    /// Path before `/v1`; empty or beginning with a slash.
+    /// Path before the path of a request; empty or beginning with a slash.
     pub base: String,
 }
 
 impl EngineUrl {
     /// Returns host and port as URLs write them.
     pub fn authority(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
-        }
+        format!("{}:{}", self.shown_host(), self.port)
+    }
+
+    /// Returns the host as URLs write it: an IPv6 address in brackets.
+    fn shown_host(&self) -> String {
+        if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() }
     }
 
     /// Parses an address and keeps its path.
     fn with_path(text: &str) -> Result<Self, String> {
+        // It may be a key, so it is not repeated. The text is looked at first, because it may be no URI.
+        let behind_scheme = text.split_once("://").map_or(text, |(_, behind)| behind);
+        if behind_scheme.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@')) {
+            return Err("an address holds no user name, password or key".to_owned());
+        }
         let uri: Uri = text.parse().map_err(|_| EXAMPLE.to_owned())?;
         let is_https = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            _ => return Err("an address begins with http:// or https://".to_owned()),
+            _ => return Err("it does not begin with http:// or https://".to_owned()),
         };
-        // It may be a key, so it is not repeated.
-        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
-            return Err("an address holds no user name, password or key".to_owned());
-        }
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         if host.is_empty() || uri.query().is_some() || text.contains('#') {
             return Err(EXAMPLE.to_owned());
@@ -86,11 +89,9 @@ impl EndpointUrl {
 /// Leaves out a port that the scheme implies.
 impl fmt::Display for EndpointUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let EngineUrl { is_https, port, .. } = self.0;
-        let usual = if is_https { ":443" } else { ":80" };
-        let (whole, authority) = (self.0.to_string(), self.0.authority());
-        let short = authority.strip_suffix(usual).filter(|_| usual[1..] == port.to_string());
-        f.write_str(&short.map_or(whole.clone(), |short| whole.replacen(&authority, short, 1)))
+        let (scheme, usual) = if self.0.is_https { ("https", 443) } else { ("http", 80) };
+        let authority = if self.0.port == usual { self.0.shown_host() } else { self.0.authority() };
+        write!(f, "{scheme}://{authority}{}", self.0.base)
     }
 }
 
@@ -129,8 +130,10 @@ mod tests {
             let error = wrong.parse::<EngineUrl>().expect_err(wrong);
             assert!(error.contains(why), "{wrong}: {error}");
         }
-        let error = "https://me:secret@host/v1".parse::<EndpointUrl>().expect_err("a password");
-        assert!(error.contains("password") && !error.contains("secret"), "{error}");
+        for wrong in ["https://me:secret@host/v1", "me:secret@host", "https://me:my secret@host"] {
+            let error = wrong.parse::<EndpointUrl>().expect_err("a password");
+            assert!(error.contains("password") && !error.contains("secret"), "{error}");
+        }
     }
 
     #[test]
@@ -143,6 +146,8 @@ mod tests {
         check("https://host:8443/v1beta/openai", "https://host:8443/v1beta/openai");
         check("http://host:80/v1/chat/completions", "http://host/v1");
         check("https://host:80", "https://host:80/v1");
+        check("https://[::1]:443", "https://[::1]/v1");
+        check("http://host/a@b", "http://host/a@b");
         let url = |text: &str| text.parse::<EndpointUrl>().expect(text);
         assert!(url("https://a/v1").is_same_server(&url("https://A:443/other")));
         assert!(!url("https://a").is_same_server(&url("http://a")));

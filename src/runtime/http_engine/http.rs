@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
@@ -19,11 +20,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
+use tokio_rustls::rustls::ClientConfig;
 
 use super::address::EngineUrl;
 use super::key::ServerKey;
 use super::sse::SseParser;
-use super::tls::TlsTrust;
+use super::tls::{TlsTrust, secure};
 
 /// Longest wait for a connection, and for a whole answer to a short question.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,8 +37,8 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// Most bytes of an answer that is read whole.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
-/// Bytes of an error message that are shown.
-const SHOWN_BYTES: usize = 400;
+/// Characters of an error message that are shown.
+const MAX_SHOWN: usize = 400;
 
 /// Reason why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -76,6 +78,8 @@ pub struct ServerSettings {
 pub struct EngineHttp {
     url: EngineUrl,
     settings: ServerSettings,
+    /// Shared by all connections, so that later ones resume the TLS session of an earlier one.
+    tls: Arc<OnceLock<Arc<ClientConfig>>>,
 }
 
 /// A connection, plain or secure.
@@ -94,7 +98,7 @@ impl Drop for EngineConnection {
 
 impl EngineHttp {
     pub fn new(url: EngineUrl, settings: ServerSettings) -> Self {
-        Self { url, settings }
+        Self { url, settings, tls: Arc::default() }
     }
 
     pub fn url(&self) -> &EngineUrl {
@@ -165,8 +169,8 @@ impl EngineHttp {
             status => {
                 let retry_after = retry_after(&response);
                 let text = timeout(ASK_TIMEOUT, read_text(response.into_body())).await;
-                let text = error_text(&text.unwrap_or(Ok(String::new())).unwrap_or_default());
-                let message = self.settings.key.as_ref().map_or(text.clone(), |key| key.hidden_in(&text));
+                let text = text.unwrap_or(Ok(String::new())).unwrap_or_default();
+                let message = error_text(&text, self.settings.key.as_ref());
                 Err(HttpFailure::Status { code: status.as_u16(), message, retry_after })
             }
         }
@@ -179,11 +183,20 @@ impl EngineHttp {
             SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
             let connection: Box<dyn Wire> = match self.url.is_https {
                 false => Box::new(stream),
-                true => Box::new(self.settings.trust.secure(&self.url.host, stream).await?),
+                true => Box::new(secure(self.tls_config()?, &self.url.host, stream).await?),
             };
             io::Result::Ok(connection)
         };
         timeout(CONNECT_TIMEOUT, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    /// Returns the TLS settings, made with the first connection. A failure is not kept: the file may be mended.
+    fn tls_config(&self) -> io::Result<Arc<ClientConfig>> {
+        if let Some(config) = self.tls.get() {
+            return Ok(Arc::clone(config));
+        }
+        let config = Arc::new(self.settings.trust.config()?);
+        Ok(Arc::clone(self.tls.get_or_init(|| config)))
     }
 }
 
@@ -252,11 +265,47 @@ async fn read_text(mut body: Incoming) -> Result<String, HttpFailure> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the message of an error's body, in one of the forms that engines use.
-pub fn error_text(body: &str) -> String {
+/// Returns the message of an error's body, in one of the forms that engines use. The key is hidden before the text is cut, because
+/// a part of it would stay.
+pub fn error_text(body: &str, key: Option<&ServerKey>) -> String {
     let value: Value = serde_json::from_str(body).unwrap_or_default();
     let texts = [&value["error"]["message"], &value["message"], &value["detail"], &value["error"]];
     let said = texts.into_iter().find_map(Value::as_str).unwrap_or(body);
+    let said = key.map_or(said.to_owned(), |key| key.hidden_in(said));
     let words: Vec<&str> = said.split_whitespace().collect();
-    words.join(" ").chars().filter(|c| !c.is_control()).take(SHOWN_BYTES).collect()
+    words.join(" ").chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_key_is_in_an_error() {
+        let key = ServerKey::new("sk-very-secret").expect("a key");
+        let before = "x".repeat(MAX_SHOWN - 4);
+        let body = json!({"error": {"message": format!("{before} sk-very-secret")}}).to_string();
+        assert_eq!(error_text(&body, Some(&key)), format!("{before} ***"));
+        assert_eq!(error_text("wrong  key\n", None), "wrong key");
+    }
+
+    #[test]
+    fn a_server_has_one_tls_configuration() {
+        let of = |trust| {
+            let settings = ServerSettings { key: None, trust: TlsTrust(trust) };
+            EngineHttp::new("https://host".parse().expect("an address"), settings)
+        };
+        let http = of(None);
+        let (first, second) = (http.tls_config().expect("made"), http.clone().tls_config().expect("made"));
+        assert!(Arc::ptr_eq(&first, &second), "a TLS session can be resumed");
+        assert_eq!(first.alpn_protocols, [b"http/1.1".to_vec()]);
+        let folder = tempfile::tempdir().expect("a folder");
+        let missing: PathBuf = folder.path().join("missing.pem");
+        let error = of(Some(missing)).tls_config().expect_err("no file");
+        assert!(error.to_string().contains("missing.pem"), "{error}");
+    }
 }

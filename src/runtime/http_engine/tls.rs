@@ -17,17 +17,16 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 pub struct TlsTrust(pub Option<PathBuf>);
 
 impl TlsTrust {
-    /// Makes a connection to `host` secure.
+    /// Returns the settings of connections. Those of one server share them: they hold the TLS sessions that can be resumed.
     ///
     /// # Errors
-    /// An authority file that cannot be used, a certificate that is not trusted, a broken connection.
-    pub async fn secure(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
-        let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    /// An authority file that cannot be used.
+    pub fn config(&self) -> io::Result<ClientConfig> {
         let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let builder = builder.with_safe_default_protocol_versions().map_err(io::Error::other)?;
         let mut config = builder.with_root_certificates(self.roots()?).with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        TlsConnector::from(Arc::new(config)).connect(name, stream).await
+        Ok(config)
     }
 
     fn roots(&self) -> io::Result<RootCertStore> {
@@ -36,6 +35,19 @@ impl TlsTrust {
             None => Ok(RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() }),
         }
     }
+}
+
+/// Makes a connection to `host` secure.
+///
+/// # Errors
+/// A certificate that is not trusted, a broken connection.
+pub async fn secure(
+    config: Arc<ClientConfig>,
+    host: &str,
+    stream: TcpStream,
+) -> io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
+    TlsConnector::from(config).connect(name, stream).await
 }
 
 fn roots_of(path: &Path) -> io::Result<RootCertStore> {

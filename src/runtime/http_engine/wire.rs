@@ -240,7 +240,7 @@ impl ChunkReader {
         let value: Value =
             serde_json::from_str(data).map_err(|error| format!("an event is no JSON: {error}"))?;
         if !value["error"].is_null() {
-            return Err(super::http::error_text(data));
+            return Err(super::http::error_text(data, None));
         }
         let chunk = match self.kind {
             EngineKind::Vllm | EngineKind::Llmctl => self.completion(&value),

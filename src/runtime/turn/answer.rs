@@ -82,12 +82,6 @@ impl Answer {
         }
     }
 
-    /// Returns whether there is anything of an answer: text, reasoning or a whole call.
-    pub fn says_anything(&self) -> bool {
-        let has_call = self.tool_calls.iter().any(|call| call.is_whole);
-        has_call || !self.content.is_empty() || !self.reasoning.is_empty()
-    }
-
     /// Returns the calls to execute: all of them if all are whole and the answer was not cancelled, else none.
     pub fn calls_to_run(&self) -> &[AnsweredCall] {
         let is_whole = self.tool_calls.iter().all(|call| call.is_whole);

@@ -76,6 +76,15 @@ impl RecordedAnswer {
         let (message, generated, outcome) = (answer.to_message(), answer.ids(), answer.outcome.clone());
         Self { message, generated, outcome, sampling }
     }
+
+    /// Returns whether the answer was stopped before it began, so that there is nothing to keep.
+    pub fn is_empty(&self, turn: &PromptedTurn) -> bool {
+        let is_begun = match turn.tokens.is_empty() {
+            true => says_anything(&self.message), // of a server that takes messages
+            false => !self.generated.is_empty(),
+        };
+        matches!(self.outcome.finish, Finish::Cancelled | Finish::Deadline) && !is_begun
+    }
 }
 
 /// Result of finishing a turn.
@@ -241,12 +250,11 @@ impl SessionChat {
         answer: RecordedAnswer,
         note: Option<Value>,
     ) -> Result<Finished> {
-        let RecordedAnswer { message, generated, outcome, sampling } = answer;
-        let has_tokens = !turn.tokens.is_empty();
-        let is_begun = if has_tokens { !generated.is_empty() } else { says_anything(&message) };
-        if matches!(outcome.finish, Finish::Cancelled | Finish::Deadline) && !is_begun {
+        if answer.is_empty(&turn) {
             return Ok(Finished::Empty);
         }
+        let RecordedAnswer { message, generated, outcome, sampling } = answer;
+        let has_tokens = !turn.tokens.is_empty();
         // A stop string was generated, and is not part of what the client saw.
         let is_shown_whole = !matches!(outcome.finish, Finish::StopString(_));
         let after = turn.prompt.splice_after();
@@ -470,5 +478,33 @@ impl PromptedTurn {
             }
         };
         self.prompt.segments.iter().map(text).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::request::{Timings, Usage};
+
+    #[test]
+    fn an_answer_that_was_stopped_before_it_began_is_empty() {
+        let model = ModelFingerprint { name: "m".to_owned(), fingerprint: "1".to_owned(), reference: None };
+        let turn = |tokens: &[u32]| {
+            let turn = SessionChat::new(model.clone()).addressed(vec![Message::user("q")]);
+            PromptedTurn { tokens: tokens.to_vec(), ..turn }
+        };
+        let answer = |text: &str, generated: &[u32], finish: Finish| {
+            let outcome = Outcome { finish, usage: Usage::default(), timings: Timings::default(), seed: 1 };
+            let (message, generated) = (Message::assistant(text), generated.to_vec());
+            RecordedAnswer { message, generated, outcome, sampling: Sampling::default() }
+        };
+        for finish in [Finish::Cancelled, Finish::Deadline] {
+            let is_empty = |text, generated: &[u32], tokens: &[u32]| {
+                answer(text, generated, finish.clone()).is_empty(&turn(tokens))
+            };
+            assert!(is_empty("", &[], &[]) && !is_empty("a", &[], &[]), "of an endpoint");
+            assert!(is_empty("", &[], &[5]) && !is_empty("", &[7], &[5]), "of a model here");
+        }
+        assert!(!answer("", &[], Finish::Eos(1)).is_empty(&turn(&[])), "an empty answer that is whole");
     }
 }

@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
 use super::{BenchOutputArgs, Outlook};
-use crate::cli::args::{CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan};
+use crate::cli::args::{CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan, endpoint_text};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::input::read_file;
 use crate::cli::load;
@@ -68,7 +68,7 @@ pub struct BenchServeArgs {
 #[command(next_help_heading = "Server")]
 pub struct TargetArgs {
     /// Address of the server, e.g. http://127.0.0.1:8484; https is not supported
-    #[arg(long, value_name = "URL", conflicts_with = "own")]
+    #[arg(long, value_name = "URL", value_parser = endpoint_text, conflicts_with = "own")]
     pub endpoint: Option<String>,
 
     /// Start llmctl's own server in this process, on a free port of 127.0.0.1

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::{Done, no_argument};
+use crate::cli::chat::counted;
 use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::SavePlace;
-use crate::cli::chat::{counted, grouped};
 use crate::cli::error::CommandError;
 use crate::cli::report::age;
 use crate::cli::resume;
@@ -164,28 +164,30 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let resumed = resumed.map_or(String::new(), |resumed| format!(", {resumed}"));
     chat.ui.terminal.report(&format!("session {name}: {turns}{resumed}"));
     let model = chat.state.session_chat.saved().model.clone();
-    if chat.model.args.is_named && !model.is_same(&chat.model.fingerprint()) {
+    if chat.model.is_named() && !model.is_same(&chat.model.fingerprint()) {
         let reference = model.reference.as_deref().unwrap_or(&model.name);
         chat.ui.terminal.note(format!("(/model {reference} continues it with its own model)"));
     }
     Ok(Effect::Prompt)
 }
 
-/// The session's own model is loaded, unless the user has named the one that answers now.
+/// The session's own model is loaded, unless the user has named the one that answers now. A change is said.
 fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) -> Result<(), CommandError> {
     if let Some(choice) = chat.model.endpoint_choice(saved) {
-        let is_same = chat.model.endpoint().is_some_and(|endpoint| choice.is(endpoint));
-        return if is_same { Ok(()) } else { chat.change_model(&NextModel::There(choice)) };
+        if chat.model.endpoint().is_some_and(|endpoint| choice.is(endpoint)) {
+            return Ok(());
+        }
+        chat.change_model(&NextModel::There(choice))?;
+        chat.ui.terminal.note(format!("model {}, which session {name} continues with", chat.model.spoken()));
+        return Ok(());
     }
     let chosen = resume::model_of(&chat.model.args, name, saved, "/model REF")?;
     let is_other = saved.turns.last().is_some_and(|last| !last.model.is_same(&chat.model.fingerprint()));
     match chosen.model {
         Some(reference) if is_other && !chat.model.args.is_named => {
             chat.change_model(&NextModel::Here(reference))?;
-            let (model, context) = (chat.model.name().to_owned(), grouped(chat.model.context()));
-            chat.ui
-                .terminal
-                .note(format!("model {model}, context {context}, as session {name} was started with"));
+            let model = chat.model.spoken();
+            chat.ui.terminal.note(format!("model {model}, as session {name} was started with"));
             Ok(())
         }
         _ => Ok(()),

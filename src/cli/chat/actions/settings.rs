@@ -9,7 +9,7 @@ use crate::cli::chat::settings::spelled;
 use crate::cli::chat::state::AnswerRequest;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::tools::Toolbox;
-use crate::cli::chat::{counted, grouped, typed_path};
+use crate::cli::chat::{counted, typed_path};
 use crate::cli::endpoint::{EndpointChoice, EndpointReference};
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
@@ -62,7 +62,7 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
-        chat.ui.terminal.report(&spoken_model(chat));
+        chat.ui.terminal.report(&chat.model.spoken());
         return Ok(Effect::Prompt);
     }
     let next = match (EndpointReference::parse(argument), chat.model.endpoint()) {
@@ -82,19 +82,12 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
         _ => error,
     })?;
-    chat.model.args.is_named |= matches!(next, NextModel::Here(_));
-    chat.ui.terminal.report(&format!("model {}", spoken_model(chat)));
+    chat.model.note_named(next);
+    chat.ui.terminal.report(&format!("model {}", chat.model.spoken()));
     if chat.model.here().is_some() {
         chat.state.session_chat.notices().iter().for_each(|notice| chat.ui.terminal.note(notice));
     }
     Ok(Effect::Prompt)
-}
-
-fn spoken_model(chat: &Chat<'_>) -> String {
-    match chat.model.endpoint() {
-        Some(endpoint) => format!("{} at {}", endpoint.model(), endpoint.url()),
-        None => format!("{}, context {}", chat.model.name(), grouped(chat.model.context())),
-    }
 }
 
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {

@@ -1,6 +1,7 @@
 //! Commands that show: the conversation, what stands behind it, and what the last answer cost.
 
 use super::{Done, no_argument};
+use crate::cli::chat::model::Answerer;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::SavePlace;
@@ -76,13 +77,15 @@ fn config(chat: &Chat<'_>) -> String {
 
 fn model(chat: &Chat<'_>) -> String {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let Some(llm) = chat.model.here() else {
-        let endpoint = chat.model.endpoint().map(|endpoint| endpoint.url().to_string());
-        return columns(&[
-            row("model", chat.model.name().to_owned()),
-            row("endpoint", endpoint.unwrap_or_default()),
-            row("fingerprint", chat.model.fingerprint().fingerprint),
-        ]);
+    let llm = match chat.model.answerer() {
+        Answerer::Loaded(llm) => llm,
+        Answerer::Endpoint(endpoint) => {
+            return columns(&[
+                row("model", endpoint.model().to_owned()),
+                row("endpoint", endpoint.url().to_string()),
+                row("fingerprint", endpoint.fingerprint().fingerprint),
+            ]);
+        }
     };
     let (info, spec) = (llm.info(), llm.engine().spec());
     let output_markup = llm.texts().chat_tokenizer().output_markup();
@@ -120,9 +123,9 @@ fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
 
 pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("context", argument)?;
-    chat.model.needed_for("/context")?;
+    let size = chat.model.needed_for("/context")?.info().context_tokens;
     let saved = chat.state.session_chat.saved();
-    let (used, size) = (saved.num_tokens(), chat.model.context());
+    let used = saved.num_tokens();
     let mut rows = Vec::new();
     let mut before = 0;
     for (at, saved) in saved.turns.iter().enumerate() {
@@ -150,10 +153,9 @@ pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.state.last else {
         return Err(CommandError::usage("there is no answer yet"));
     };
-    let stats = match (chat.model.here(), chat.model.endpoint()) {
-        (Some(llm), _) => report::stats(outcome, started.as_ref(), llm.texts()),
-        (None, Some(endpoint)) => report::endpoint_stats(outcome, endpoint),
-        (None, None) => String::new(),
+    let stats = match chat.model.answerer() {
+        Answerer::Loaded(llm) => report::stats(outcome, started.as_ref(), llm.texts()),
+        Answerer::Endpoint(endpoint) => report::endpoint_stats(outcome, endpoint),
     };
     chat.ui.terminal.report(&stats);
     Ok(Effect::Prompt)

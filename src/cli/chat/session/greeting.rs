@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::{Chat, TRIFLE, planned_name};
+use crate::cli::chat::model::Answerer;
 use crate::cli::chat::state::LastTurn;
 use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped, spoken};
@@ -25,7 +26,7 @@ impl Chat<'_> {
         if !is_ours || num_tokens == 0 {
             return Ok(None);
         }
-        if num_tokens >= self.model.context() {
+        if num_tokens >= llm.info().context_tokens {
             let said = format!("{}, more than the context holds", counted(num_tokens, "token"));
             return Ok(Some(said));
         }
@@ -76,9 +77,9 @@ impl Chat<'_> {
                 count => format!("session {name}, {}", counted(count, "turn")),
             },
         };
-        let place = match self.model.endpoint() {
-            Some(endpoint) => format!("at {}", endpoint.url()),
-            None => format!("context {}", grouped(self.model.context())),
+        let place = match self.model.answerer() {
+            Answerer::Loaded(llm) => format!("context {}", grouped(llm.info().context_tokens)),
+            Answerer::Endpoint(endpoint) => format!("at {}", endpoint.url()),
         };
         let help = self.ui.is_interactive().then(|| "/help".to_owned());
         let parts = [self.model.name().to_owned(), place, session]
