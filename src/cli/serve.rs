@@ -3,7 +3,7 @@
 //! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
 //! answers while the model loads. Keys are read from files and the environment and never from the command line.
 
-mod embedder;
+pub mod embedder;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, TimeSpan};
+use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, TimeSpan};
 use super::capacity::{CapacityArgs, at_least_one};
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
@@ -109,6 +109,14 @@ pub struct EmbeddingArgs {
     /// What --model is for (default: as its files say); `rerank` scores pairs by a language model's yes and no
     #[arg(long, value_enum, value_name = "TASK", hide_short_help = true)]
     pub task: Option<ModelTask>,
+
+    /// Pool hidden states of the embedding model in this way (default: as its files say)
+    #[arg(long, value_enum, value_name = "HOW", hide_short_help = true)]
+    pub pooling: Option<PoolingArg>,
+
+    /// Flags on the command line that have no meaning with a model that writes no text; filled in after the parse.
+    #[arg(skip)]
+    pub beside: Vec<&'static str>,
 }
 
 /// `--task`.
@@ -419,12 +427,9 @@ impl RunningServer {
 
     /// Takes requests from now on.
     pub fn open(&self, terminal: &Terminal) {
-        // The model's own embedder has its name; one beside it has another.
-        match self.app.embedder() {
-            Some(served) if served.id == self.app.model().id => {
-                self.server.open_with(self.app.clone(), api::embedder_routes());
-            }
-            _ => self.server.open(self.app.clone()),
+        match self.app.writes_text() {
+            true => self.server.open(self.app.clone()),
+            false => self.server.open_with(self.app.clone(), api::embedder_routes()),
         }
         terminal.note(format!("serving {} at {}", self.app.model().id, self.server.address().base_url()));
         terminal.note(format!("listening on {}", self.server.address()));
@@ -506,11 +511,8 @@ fn load_app(
         terminal.note(notice);
     }
     let model = texts.into_served(args.listen.model_id.clone());
-    let app = App::new(model, engines, store, observer, settings(args));
-    Ok(match beside {
-        Some(served) => app.with_embedder(served),
-        None => app,
-    })
+    embedder::check_id(&model, beside.as_ref())?;
+    Ok(App::with_embedder(model, engines, store, observer, settings(args), beside))
 }
 
 fn is_remote(args: &ServeArgs) -> bool {

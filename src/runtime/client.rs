@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 pub mod script;
+mod sessionless;
 
 use std::ops::{ControlFlow, Deref};
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use super::error::{Error, Result};
 use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
 use crate::runtime::notice::Notice;
+pub use sessionless::Sessionless;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
 pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
@@ -109,7 +111,7 @@ pub trait EngineTransport: Send + Sync {
     fn list_sessions(&self) -> Result<Vec<SessionInfo>>;
 }
 
-/// What users should know of remote engines.
+/// Facts about remote engines that users should know.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RemoteEngineFacts {
     /// Address, kind, version and model of each engine that answers.

@@ -14,7 +14,7 @@ use std::io::BufRead;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use super::args::OverflowPolicy;
@@ -48,7 +48,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     if args.batch.out.as_deref().is_some_and(|out| is_same_file(path, out)) {
         return Err(CommandError::usage("--batch and --out are the same file"));
     }
-    let (rows, total) = open_rows(path)?;
+    let (rows, total) = open_rows(path, false)?;
     let (results, earlier) = match &args.batch.out {
         Some(out) => Results::open(out, args.batch.resume)?,
         None => (Results::stdout(), Earlier::default()),
@@ -77,7 +77,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         schema_open: args.constraint.schema_open,
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
-    let progress = progress(total, terminal);
+    let progress = terminal.progress(total, "rows");
     let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
     let start = Instant::now();
     let stopped = batch.answer_all(rows, &progress, terminal);
@@ -123,22 +123,8 @@ fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
 }
 
 /// Returns whether both exist and are one file, whatever they are called.
-fn is_same_file(a: &Path, b: &Path) -> bool {
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
-}
-
-fn progress(total: Option<u64>, terminal: &Terminal) -> ProgressBar {
-    if !terminal.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let template = match total {
-        Some(_) => "{pos}/{len} rows, {per_sec}, ETA {eta} {wide_bar} {msg}",
-        None => "{spinner} {pos} rows, {per_sec} {msg}",
-    };
-    let style = ProgressStyle::with_template(template).expect("the template is constant and valid");
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style);
-    bar.tick(); // the first row may take long
-    bar
 }
 
 /// Why the rows came to an end.

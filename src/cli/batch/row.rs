@@ -163,12 +163,12 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiErr
             RowFormat::Chat
         }
         None => {
-            fields.wrong("url", "is missing");
+            fields.missing("url");
             RowFormat::Chat
         }
     };
     if !fields.has("body") {
-        fields.wrong("body", "is missing");
+        fields.missing("body");
     }
     let body = fields.object("body").unwrap_or_default();
     let read = request(fields.on_its_own(body), Some(form), given);
@@ -306,7 +306,7 @@ fn prompt(fields: &mut Fields<'_>) -> String {
             _ => fields.unsupported("prompt", "is not one string"),
         },
         Some(_) => fields.wrong("prompt", "is not one string"),
-        None => fields.wrong("prompt", "is missing"),
+        None => fields.missing("prompt"),
     }
     String::new()
 }

@@ -106,9 +106,9 @@ mod tests {
         let texts =
             |rows: Vec<EmbedRow>| rows.into_iter().map(|row| (row.line, row.text)).collect::<Vec<_>>();
         let row = |line, text: &str| (line, text.to_owned());
-        assert_eq!(texts(read("a\r\n\nb", None).unwrap()), [row(1, "a"), row(2, ""), row(3, "b")]);
+        assert_eq!(texts(read("a\r\n\nb", None).expect("texts")), [row(1, "a"), row(2, ""), row(3, "b")]);
         let json = "\"a\"\n\n{\"id\": 7, \"body\": \"b\", \"more\": []}\n";
-        let rows = read(json, Some("body")).unwrap();
+        let rows = read(json, Some("body")).expect("texts");
         assert_eq!((rows[1].id.clone(), rows[0].id.clone()), (Some(7.into()), None));
         assert_eq!(texts(rows), [row(1, "a"), row(3, "b")]);
     }
@@ -121,10 +121,10 @@ mod tests {
             ("{\"b\": \"x\"}", "line 1 has no member \"text\""),
             ("{\"text\": 1}", "line 1 has a member"),
         ] {
-            let error = read(text, Some("text")).unwrap_err();
+            let error = read(text, Some("text")).expect_err(text);
             assert!(error.contains(expected), "{error}");
         }
         let mut rows = Rows::lines(Box::new(&b"\xff\n"[..]), None);
-        assert!(rows.next_row().unwrap_err().to_string().contains("not UTF-8"));
+        assert!(rows.next_row().expect_err("refused").to_string().contains("not UTF-8"));
     }
 }

@@ -1,21 +1,23 @@
 //! `llmctl embed`: texts to vectors, one a line.
 //!
-//! Texts are read, encoded and computed in blocks, so that input of any size takes bounded memory; a block is submitted before
-//! the results of the one before it are written.
+//! Texts are read, encoded and computed in blocks, so that input of any size takes bounded memory, except for a matrix on its way to
+//! stdout, which is held whole. A block is submitted before the results of the one before it are written.
 
 mod input;
 mod output;
 
-use std::path::PathBuf;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::Value;
 
-use super::args::{CpuSet, FetchArgs, ModelArgs, Quantize, WeightDtype, parse_context};
+use super::args::{CpuSet, FetchArgs, ModelArgs, PoolingArg, Quantize, WeightDtype, parse_context};
 use super::batch::input::open_rows;
+use super::batch::is_same_file;
 use super::config::Config;
 use super::error::{CommandError, Exit};
 use super::load::embedder::load_embedder;
@@ -23,7 +25,7 @@ use super::output::OutputError;
 use super::report::counted;
 use super::terminal::Terminal;
 use crate::runtime::embed::{EmbedClient, EmbedInput, EmbedJob, EmbedKind, EmbedOutput, LongText};
-use crate::runtime::load::{AskedTask, Pooling};
+use crate::runtime::load::AskedTask;
 use input::{EmbedRow, Rows};
 use output::VectorFile;
 
@@ -115,7 +117,7 @@ Examples:
   llmctl embed --model ./all-MiniLM-L6-v2 \"The cat sits on the mat.\"
   llmctl embed --model nomic-ai/nomic-embed-text-v1.5-GGUF --prefix \"search_document: \" < lines.txt > vectors.jsonl
   llmctl embed --model Qwen/Qwen3-Embedding-0.6B --prompt-name query --input questions.txt --out questions.npy
-  jq -c '{id, text: .body}' articles.jsonl | llmctl embed --model ./bge-small --jsonl --truncate --out articles.jsonl
+  jq -c '{id, text: .body}' articles.jsonl | llmctl embed --model ./bge-small --jsonl --truncate --out vectors.jsonl
 
 Result:
   jsonl    {\"index\": 0, \"embedding\": [...]} per text, with \"id\" where the input has one
@@ -134,50 +136,18 @@ pub enum VectorFormat {
     Npy,
 }
 
-/// `--pooling`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PoolingArg {
-    Mean,
-    Cls,
-    Last,
-    Max,
-}
-
-impl From<PoolingArg> for Pooling {
-    fn from(arg: PoolingArg) -> Self {
-        match arg {
-            PoolingArg::Mean => Pooling::Mean,
-            PoolingArg::Cls => Pooling::Cls,
-            PoolingArg::Last => Pooling::Last,
-            PoolingArg::Max => Pooling::Max,
-        }
-    }
-}
-
 /// Computes the embeddings of all texts.
 pub fn run(args: EmbedArgs, config: &Config, terminal: &Terminal) -> Result<Exit, CommandError> {
+    check_files(&args)?;
     let client = load_embedder(&model_args(&args, config)?, asked(&args), terminal)?;
     let width = check(&args, &client)?;
     let prefix = match &args.prefix {
         Some(prefix) => prefix.clone(),
         None => client.texts().prompt(args.prompt_name.as_deref())?.to_owned(),
     };
-    let (rows, total) = match args.texts.is_empty() {
-        true => {
-            let path = args.input.clone().unwrap_or_else(|| "-".into());
-            let (lines, total) = open_rows(&path)?;
-            (
-                Rows::lines(
-                    lines,
-                    args.jsonl.then(|| args.field.clone().unwrap_or_else(|| "text".to_owned())),
-                ),
-                total,
-            )
-        }
-        false => (Rows::given(args.texts.clone()), Some(args.texts.len() as u64)),
-    };
-    let mut file = VectorFile::create(args.out.as_deref(), args.format, width)?;
-    let bar = progress(total, terminal);
+    let (rows, total) = rows(&args)?;
+    let mut file = VectorFile::create(args.out.as_deref(), args.format(), width)?;
+    let bar = terminal.progress(total, "texts");
     let start = Instant::now();
     let mut work =
         EmbedWork { client: &client, args: &args, prefix, num_texts: 0, num_tokens: 0, num_cut: 0 };
@@ -196,6 +166,40 @@ pub fn run(args: EmbedArgs, config: &Config, terminal: &Terminal) -> Result<Exit
     let (texts, rate) = (counted(work.num_texts, "text"), work.num_texts as f64 / seconds.max(1e-9));
     terminal.detail(&format!("{texts}, {} tokens in {seconds:.2} s ({rate:.1}/s)", work.num_tokens));
     Ok(Exit::Success)
+}
+
+impl EmbedArgs {
+    /// Returns the format that is asked for, by the name of the file if by no flag.
+    fn format(&self) -> VectorFormat {
+        let extension = self.out.as_deref().and_then(Path::extension);
+        let is_npy = extension.is_some_and(|extension| extension == "npy");
+        self.format.unwrap_or(if is_npy { VectorFormat::Npy } else { VectorFormat::Jsonl })
+    }
+}
+
+/// Refuses to write where the input would be lost, or where nobody could read it.
+fn check_files(args: &EmbedArgs) -> Result<(), CommandError> {
+    if let (Some(input), Some(out)) = (&args.input, &args.out)
+        && is_same_file(input, out)
+    {
+        return Err(CommandError::usage("--input and --out are the same file"));
+    }
+    if args.out.is_none() && args.format() == VectorFormat::Npy && io::stdout().is_terminal() {
+        let error = CommandError::usage("--format npy: a terminal shows no matrix");
+        return Err(error.hint("--out FILE writes it to a file"));
+    }
+    Ok(())
+}
+
+/// Opens the input; also returns the number of texts, if known.
+fn rows(args: &EmbedArgs) -> Result<(Rows<'static>, Option<u64>), CommandError> {
+    if !args.texts.is_empty() {
+        return Ok((Rows::given(args.texts.clone()), Some(args.texts.len() as u64)));
+    }
+    let path = args.input.as_deref().unwrap_or(Path::new("-"));
+    let (lines, total) = open_rows(path, !args.jsonl)?;
+    let field = args.jsonl.then(|| args.field.clone().unwrap_or_else(|| "text".to_owned()));
+    Ok((Rows::lines(lines, field), total))
 }
 
 fn model_args(args: &EmbedArgs, config: &Config) -> Result<ModelArgs, CommandError> {
@@ -237,18 +241,6 @@ fn check(args: &EmbedArgs, client: &EmbedClient) -> Result<usize, CommandError> 
     }
 }
 
-fn progress(total: Option<u64>, terminal: &Terminal) -> ProgressBar {
-    if !terminal.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let template = match total {
-        Some(_) => "{pos}/{len} texts, {per_sec}, ETA {eta} {wide_bar}",
-        None => "{spinner} {pos} texts, {per_sec}",
-    };
-    let style = ProgressStyle::with_template(template).expect("the template is constant and valid");
-    ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style)
-}
-
 /// The texts of a command under way.
 struct EmbedWork<'a> {
     client: &'a EmbedClient,
@@ -274,46 +266,63 @@ impl EmbedWork<'_> {
     ) -> Result<(), OutputError> {
         let mut computing: Option<EmbedBlock> = None;
         loop {
-            let next = self.submit(&mut rows);
-            // What was read before a wrong line is written.
+            let (next, read) = self.submit(&mut rows);
             if let Some(block) = computing.take() {
                 self.write(block, file, bar)?;
             }
-            match next.map_err(OutputError::Failed)? {
+            if let Err(error) = read {
+                // The texts before a wrong line are written.
+                next.map_or(Ok(()), |block| self.write(block, file, bar))?;
+                return Err(OutputError::Failed(error));
+            }
+            match next {
                 Some(block) => computing = Some(block),
                 None => return Ok(()),
             }
         }
     }
 
-    /// Encodes and submits the next block; `None` at the end.
-    fn submit(&mut self, rows: &mut Rows<'_>) -> Result<Option<EmbedBlock>, CommandError> {
+    /// Encodes and submits the next block, as far as texts can be read and encoded; `None` if that is not one text.
+    fn submit(&mut self, rows: &mut Rows<'_>) -> (Option<EmbedBlock>, Result<(), CommandError>) {
         let (mut ids, mut inputs) = (Vec::new(), Vec::new());
+        let mut read = Ok(());
         while inputs.len() < BLOCK {
-            let Some(EmbedRow { line, id, text }) = rows.next_row()? else { break };
-            let input = self.encode(&text).map_err(|error| error.context(format!("text {line}")))?;
-            self.num_tokens += input.num_tokens();
-            inputs.push(input);
-            ids.push(id);
+            match self.next_input(rows) {
+                Ok(Some((id, input))) => {
+                    inputs.push(input);
+                    ids.push(id);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    read = Err(error);
+                    break;
+                }
+            }
         }
         if inputs.is_empty() {
-            return Ok(None);
+            return (None, read);
         }
-        let job = self.client.submit(inputs, self.args.dimensions)?;
-        Ok(Some(EmbedBlock { ids, job }))
+        match self.client.submit(inputs, self.args.dimensions) {
+            Ok(job) => (Some(EmbedBlock { ids, job }), read),
+            Err(error) => (None, Err(error.into())),
+        }
     }
 
-    fn encode(&mut self, text: &str) -> Result<EmbedInput, CommandError> {
-        let texts = self.client.texts();
-        match texts.encode(&self.prefix, text, LongText::Refuse) {
-            Ok(input) => Ok(input),
-            Err(_) if self.args.truncate => {
-                let input = texts.encode(&self.prefix, text, LongText::Cut)?;
-                self.num_cut += 1;
-                Ok(input)
-            }
-            Err(error) => Err(CommandError::bad_data(error).hint("--truncate cuts long texts")),
-        }
+    /// Reads and encodes the next text; also returns its id.
+    fn next_input(
+        &mut self,
+        rows: &mut Rows<'_>,
+    ) -> Result<Option<(Option<Value>, EmbedInput)>, CommandError> {
+        let Some(EmbedRow { line, id, text }) = rows.next_row()? else { return Ok(None) };
+        let long = if self.args.truncate { LongText::Cut } else { LongText::Refuse };
+        let encoded = self.client.texts().encode(&self.prefix, &text, long).map_err(|error| {
+            let error = CommandError::bad_data(error).context(format!("text {line}"));
+            if self.args.truncate { error } else { error.hint("--truncate cuts long texts") }
+        });
+        let input = encoded?;
+        self.num_tokens += input.num_tokens();
+        self.num_cut += usize::from(input.is_cut());
+        Ok(Some((id, input)))
     }
 
     fn write(

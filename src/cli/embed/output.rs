@@ -1,5 +1,5 @@
-//! Vectors as JSON lines, or as a matrix in numpy's format (version 1.0), whose header has the number of rows: it is written last,
-//! and a file gets its name when it is whole.
+//! Vectors as JSON lines, or as a matrix in numpy's format (version 1.0), whose header has the number of rows: it is written last.
+//! So a matrix on its way to stdout is held whole, and a file of one gets its name when it is whole; a failure leaves none.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Cursor, Seek, SeekFrom, Write};
@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::VectorFormat;
+use crate::cli::error::{CommandError, Kind};
 use crate::cli::output::OutputError;
+use crate::runtime::load::export::UnfinishedFile;
 
 /// Bytes of a matrix's header: room for any number of rows, and a multiple of 64.
 const HEADER_BYTES: usize = 128;
@@ -25,8 +27,8 @@ enum VectorSink {
     Lines(Box<dyn Write>),
     /// On its way to stdout.
     Matrix(Cursor<Vec<u8>>),
-    /// Under its name for the time being, and the one that it gets.
-    MatrixFile(BufWriter<File>, [PathBuf; 2]),
+    /// With the name that it gets.
+    MatrixFile(BufWriter<File>, UnfinishedFile, PathBuf),
 }
 
 impl VectorFile {
@@ -34,33 +36,19 @@ impl VectorFile {
     ///
     /// # Errors
     /// A file that cannot be created.
-    pub fn create(
-        path: Option<&Path>,
-        format: Option<VectorFormat>,
-        width: usize,
-    ) -> Result<Self, super::CommandError> {
-        let is_npy = path.and_then(Path::extension).is_some_and(|extension| extension == "npy");
-        let by_name = if is_npy { VectorFormat::Npy } else { VectorFormat::Jsonl };
-        let failed = |path: &Path, error: io::Error| {
-            super::CommandError::new(crate::cli::error::Kind::Io, error)
-                .context(format!("creating {}", path.display()))
-        };
-        let sink = match (path, format.unwrap_or(by_name)) {
-            (None, VectorFormat::Jsonl) => VectorSink::Lines(Box::new(io::stdout().lock())),
-            (None, VectorFormat::Npy) => VectorSink::Matrix(Cursor::new(vec![0; HEADER_BYTES])),
+    pub fn create(path: Option<&Path>, format: VectorFormat, width: usize) -> Result<Self, CommandError> {
+        let sink = match (path, format) {
+            (None, VectorFormat::Jsonl) => Ok(VectorSink::Lines(Box::new(io::stdout().lock()))),
+            (None, VectorFormat::Npy) => Ok(VectorSink::Matrix(Cursor::new(vec![0; HEADER_BYTES]))),
             (Some(path), VectorFormat::Jsonl) => {
-                let file = File::create(path).map_err(|error| failed(path, error))?;
-                VectorSink::Lines(Box::new(BufWriter::new(file)))
+                File::create(path).map(|file| VectorSink::Lines(Box::new(BufWriter::new(file))))
             }
-            (Some(path), VectorFormat::Npy) => {
-                let mut name = path.as_os_str().to_owned();
-                name.push(".part");
-                let part = PathBuf::from(name);
-                let mut file = File::create(&part).map_err(|error| failed(&part, error))?;
-                file.write_all(&[0; HEADER_BYTES]).map_err(|error| failed(&part, error))?;
-                VectorSink::MatrixFile(BufWriter::new(file), [part, path.to_owned()])
-            }
+            (Some(path), VectorFormat::Npy) => matrix_file(path),
         };
+        let sink = sink.map_err(|error| {
+            let path = path.unwrap_or(Path::new("standard output"));
+            CommandError::new(Kind::Io, error).context(format!("creating {}", path.display()))
+        })?;
         let name = path.map_or("standard output".to_owned(), |path| path.display().to_string());
         Ok(Self { name, sink, width, num_rows: 0 })
     }
@@ -77,12 +65,12 @@ impl VectorFile {
             VectorSink::Matrix(matrix) => {
                 matrix.seek(SeekFrom::End(0)).and_then(|_| matrix.write_all(&bytes()))
             }
-            VectorSink::MatrixFile(file, _) => file.write_all(&bytes()),
+            VectorSink::MatrixFile(file, ..) => file.write_all(&bytes()),
         };
         written.map_err(|error| OutputError::new(&self.name, error))
     }
 
-    /// Writes what is left.
+    /// Writes the header and the rest of the rows.
     ///
     /// # Errors
     /// Those of [`Self::write`].
@@ -97,18 +85,29 @@ impl VectorFile {
                 let mut stdout = io::stdout().lock();
                 stdout.write_all(&bytes).and_then(|()| stdout.flush())
             }
-            VectorSink::MatrixFile(file, [part, path]) => finish_file(file, &header, &part, &path),
+            VectorSink::MatrixFile(file, unfinished, path) => finish_file(file, &header, unfinished, &path),
         };
         finished.map_err(|error| OutputError::new(&name, error))
     }
 }
 
-fn finish_file(file: BufWriter<File>, header: &[u8], part: &Path, path: &Path) -> io::Result<()> {
+fn matrix_file(path: &Path) -> io::Result<VectorSink> {
+    let (unfinished, mut file) = UnfinishedFile::create(path)?;
+    file.write_all(&[0; HEADER_BYTES])?;
+    Ok(VectorSink::MatrixFile(BufWriter::new(file), unfinished, path.to_owned()))
+}
+
+fn finish_file(
+    file: BufWriter<File>,
+    header: &[u8],
+    unfinished: UnfinishedFile,
+    path: &Path,
+) -> io::Result<()> {
     let mut file = file.into_inner()?;
     file.seek(SeekFrom::Start(0))?;
     file.write_all(header)?;
     file.sync_all()?;
-    std::fs::rename(part, path)
+    unfinished.finish(path)
 }
 
 fn json_line(index: usize, id: Option<Value>, vector: &[f32]) -> String {
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_as_long_as_its_room_whatever_it_says() {
+    fn a_header_has_the_same_length_for_matrices_of_any_shape() {
         for (rows, width) in [(0, 1), (usize::MAX >> 8, 1 << 20)] {
             let header = header(rows, width);
             assert_eq!((header.len(), header[8..10].to_vec()), (HEADER_BYTES, vec![118, 0]));
@@ -145,10 +144,10 @@ mod tests {
     #[test]
     fn numbers_are_written_so_that_they_are_read_back() {
         let vector = [0.1f32, -1.0e-7, 3.0];
-        let line: Value = serde_json::from_str(&json_line(3, Some("a".into()), &vector)).unwrap();
+        let line: Value =
+            serde_json::from_str(&json_line(3, Some("a".into()), &vector)).expect("a line of JSON");
         assert_eq!((&line["index"], &line["id"]), (&3.into(), &"a".into()));
-        let read: Vec<f32> =
-            line["embedding"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect();
+        let read: Vec<f32> = serde_json::from_value(line["embedding"].clone()).expect("a list of numbers");
         assert_eq!(read, vector);
     }
 }

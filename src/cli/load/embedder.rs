@@ -1,5 +1,7 @@
 //! From flags to a running embedder.
 
+use std::sync::Arc;
+
 use super::{LoadBar, PreparedTexts, check_machine, options, resolve};
 use crate::cli::args::{EngineArgs, ModelArgs};
 use crate::cli::error::CommandError;
@@ -13,7 +15,7 @@ use crate::runtime::load::{self, AskedTask, ChatTemplates, ModelFiles};
 /// Resolves the reference, loads the model and starts its thread. Notices and progress go to the terminal.
 ///
 /// # Errors
-/// As for other models; [`load::load_embedder`]'s for one that computes nothing of texts.
+/// As for other models; [`load::load_embedder`]'s for one without a task for texts.
 pub fn load_embedder(
     args: &ModelArgs,
     asked: Option<AskedTask>,
@@ -47,7 +49,7 @@ pub fn load_resolved(
 /// Returns whether a model's files say that it computes vectors or scores. A file that cannot be read is reported where it is
 /// loaded.
 pub fn is_embedder(resolved: &Resolved) -> bool {
-    let task = ModelFiles::open(&resolved.source).and_then(|files| load::embedder::text_task(&files, None));
+    let task = ModelFiles::open(&resolved.source).and_then(|files| load::embedder::text_task(&files));
     matches!(task, Ok(Some(_)))
 }
 
@@ -59,9 +61,10 @@ pub fn is_reranker_by_name(resolved: &Resolved) -> bool {
 /// Returns the text side of an embedder for the endpoints that every served model has. It has no chat template.
 ///
 /// # Errors
-/// Those of [`load::load_texts`].
+/// Those of [`load::load_texts_with`].
 pub fn embedder_texts(resolved: &Resolved, texts: &EmbedTexts) -> Result<PreparedTexts, CommandError> {
-    let mut side = load::load_texts(&ModelFiles::open(&resolved.source)?)?;
+    let files = ModelFiles::open(&resolved.source)?;
+    let mut side = load::load_texts_with(&files, Arc::clone(texts.tokenizer()))?;
     side.chat_templates = ChatTemplates::default();
     Ok(PreparedTexts::new(resolved, side, None, texts.spec.context_length))
 }

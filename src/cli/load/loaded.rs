@@ -170,7 +170,6 @@ impl Loaded {
 #[cfg(test)]
 mod scripted {
     use super::*;
-    use crate::runtime::EngineTransport;
     use crate::runtime::client::script::Script;
 
     impl Loaded {
@@ -190,7 +189,7 @@ mod scripted {
             let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
             let texts =
                 PreparedTexts { info, chat_tokenizer, fingerprint, source: None, now: OnceCell::new() };
-            Self { texts, engine: EngineClient::new(script.clone()), compiler }
+            Self { texts, engine: EngineClient::new(script.engine()), compiler }
         }
     }
 }

@@ -38,7 +38,7 @@ pub fn joined(mut texts: PreparedTexts, engine: EngineClient) -> Loaded {
     Loaded { texts, engine, compiler }
 }
 
-/// Notes the limits of the engine in what is known of the model.
+/// Writes the limits of the engine into the facts about the model.
 pub fn set_limits(texts: &mut PreparedTexts, engine: &EngineClient) {
     let (context_tokens, vocab_size) = (engine.spec().context_length(), engine.spec().vocab_size());
     texts.chat_tokenizer.set_context_tokens(context_tokens);
@@ -106,7 +106,7 @@ pub fn connect(settings: HttpEngineSettings) -> Result<EngineClient, CommandErro
     Ok(EngineClient::new(engine))
 }
 
-/// Says where answers come from, and what is not promised there.
+/// Names the engines that answer, and the promises that do not hold there.
 pub fn report(engine: &EngineClient, terminal: &Terminal) {
     let Some(RemoteEngineFacts { engines, unreachable }) = engine.remote() else { return };
     terminal.note(format!(

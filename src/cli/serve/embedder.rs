@@ -1,42 +1,112 @@
 //! A served model that computes vectors or scores of texts: the server's only one, or one beside it.
 
-use super::{ModelTask, ServeArgs, ServedEmbedder, settings};
-use crate::cli::args::ModelArgs;
+use super::{EmbeddingArgs, ModelTask, ServeArgs, ServedEmbedder, settings};
+use crate::cli::args::{ModelArgs, PoolingArg};
 use crate::cli::error::CommandError;
 use crate::cli::load;
-use crate::cli::load::embedder::{
-    embedder_texts, is_embedder, is_reranker_by_name, load_embedder, load_resolved,
-};
+use crate::cli::load::embedder::{embedder_texts, is_embedder, is_reranker_by_name, load_resolved};
 use crate::cli::models;
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::runtime::EngineClient;
-use crate::runtime::embed::{EmbedClient, EmbedKind, NoEngine};
+use crate::runtime::embed::{EmbedClient, EmbedKind, no_engine};
 use crate::runtime::load::AskedTask;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::session::store::SessionStore;
-use crate::serve::App;
 use crate::serve::engine::EngineSlot;
 use crate::serve::observe::Observer;
+use crate::serve::{App, ServedModel};
 
-/// Returns the files of `--model` if it is for embeddings or scores: its files say so, or `--task` does.
+/// Flags that have no meaning with a model that writes no text.
+pub const WITHOUT_MEANING: &[&str] = &[
+    "draft_model",
+    "chat_template",
+    "bos_id",
+    "eos_id",
+    "kv_type",
+    "no_warm_resume",
+    "kv_memory",
+    "kv_disk",
+    "speculate",
+    "parallel",
+    "max_waiting",
+    "max_sessions",
+    "session_ttl",
+    "session_wait",
+    "share_sessions",
+    "refuse_special_tokens",
+    "strict_limits",
+    "schema_open",
+    "no_think",
+    "think",
+    "tool_format",
+    "reasoning_format",
+];
+
+/// Returns the files of `--model` if it is for embeddings or scores: its files say so, or flags do.
 pub fn files(args: &ServeArgs, terminal: &Terminal) -> Result<Option<Resolved>, CommandError> {
-    let model = &args.model;
-    let is_asked = matches!(args.embedding.task, Some(ModelTask::Embed | ModelTask::Rerank));
+    let (model, EmbeddingArgs { task, pooling, embedding_model, .. }) = (&args.model, &args.embedding);
+    let flag = match (task, pooling) {
+        (Some(ModelTask::Embed), _) => Some("--task embed"),
+        (Some(ModelTask::Rerank), _) => Some("--task rerank"),
+        (None, Some(_)) if embedding_model.is_none() => Some("--pooling"),
+        _ => None,
+    };
     let Some(reference) = &model.model else {
-        return match is_asked {
-            true => Err(CommandError::usage("--task needs --model: the built-in one only writes text")),
-            false => Ok(None),
+        return match flag {
+            Some(flag) => {
+                Err(CommandError::usage(format!("{flag} needs --model: the built-in one only writes text")))
+            }
+            None => Ok(None),
         };
     };
-    if args.embedding.task == Some(ModelTask::Chat) || !model.remote.engine.is_empty() {
-        return Ok(None);
+    match flag {
+        Some(flag) if !model.remote.engine.is_empty() => {
+            let message = format!("--engine is for models that write text, not for {flag}");
+            return Err(CommandError::usage(message));
+        }
+        None if *task == Some(ModelTask::Chat) || !model.remote.engine.is_empty() => return Ok(None),
+        _ => {}
     }
     let resolved = match models::look_up(reference, &Places::from_environment(), &model.aliases) {
         Ok(resolved) => resolved,
         Err(_) => load::resolve(model, terminal)?,
     };
-    Ok((is_asked || is_embedder(&resolved) || is_reranker_by_name(&resolved)).then_some(resolved))
+    let is_for_texts = flag.is_some() || is_embedder(&resolved) || is_reranker_by_name(&resolved);
+    Ok(is_for_texts.then_some(resolved))
+}
+
+/// Returns the task that flags ask for, or the name of the model.
+fn asked(
+    resolved: &Resolved,
+    task: Option<ModelTask>,
+    pooling: Option<PoolingArg>,
+) -> Result<Option<AskedTask>, CommandError> {
+    Ok(match (task, pooling) {
+        (Some(ModelTask::Rerank), Some(_)) => {
+            return Err(CommandError::usage("--pooling is for embeddings, not for --task rerank"));
+        }
+        (_, Some(pooling)) => Some(AskedTask::Pooling(pooling.into())),
+        (Some(ModelTask::Rerank), None) => Some(AskedTask::Rerank),
+        (Some(ModelTask::Embed), None) => Some(AskedTask::Embed),
+        (Some(ModelTask::Chat) | None, None) => is_reranker_by_name(resolved).then_some(AskedTask::Rerank),
+    })
+}
+
+/// Refuses flags that say how text is written.
+fn check_flags(args: &ServeArgs) -> Result<(), CommandError> {
+    if let Some(id) = args.embedding.beside.first() {
+        let flag = id.replace('_', "-");
+        return Err(CommandError::usage(format!("--{flag} is for models that write text")));
+    }
+    if args.isolation.num_workers()?.is_some() {
+        let message = "--isolate and --workers are for models that write text";
+        return Err(CommandError::usage(message));
+    }
+    if args.embedding.embedding_model.is_some() {
+        return Err(CommandError::usage("--embedding-model is for a --model that writes text"));
+    }
+    Ok(())
 }
 
 /// Creates the state of a server whose only model computes vectors or scores.
@@ -47,26 +117,24 @@ pub fn alone(
     observer: Observer,
     terminal: &Terminal,
 ) -> Result<App, CommandError> {
-    if args.isolation.num_workers()?.is_some() {
-        let message = "--isolate and --workers are for models that write text";
-        return Err(CommandError::usage(message));
-    }
-    if args.embedding.embedding_model.is_some() {
-        return Err(CommandError::usage("--embedding-model is for a --model that writes text"));
-    }
-    let by_name = is_reranker_by_name(resolved) && args.embedding.task.is_none();
-    let asked = (by_name || args.embedding.task == Some(ModelTask::Rerank)).then_some(AskedTask::Rerank);
+    check_flags(args)?;
+    let asked = asked(resolved, args.embedding.task, args.embedding.pooling)?;
     let client = load_resolved(resolved, &args.model, asked, terminal)?;
     report(&client, terminal);
     let model = embedder_texts(resolved, client.texts())?.into_served(args.listen.model_id.clone());
-    let engine = EngineClient::new(NoEngine::new(client.texts())?);
-    let served = ServedEmbedder { id: model.id.clone(), client };
-    Ok(App::new(model, EngineSlot::new(engine), store, observer, settings(args)).with_embedder(served))
+    let engine = EngineSlot::new(EngineClient::new(no_engine(client.texts())?));
+    let served = ServedEmbedder::new(model.id.clone(), client, true);
+    Ok(App::with_embedder(model, engine, store, observer, settings(args), Some(served)))
 }
 
 /// Loads `--embedding-model`; `None` without one.
 pub fn beside(args: &ServeArgs, terminal: &Terminal) -> Result<Option<ServedEmbedder>, CommandError> {
-    let Some(reference) = &args.embedding.embedding_model else { return Ok(None) };
+    let Some(reference) = &args.embedding.embedding_model else {
+        return match args.embedding.pooling {
+            Some(_) => Err(CommandError::usage("--pooling is for models that compute embeddings")),
+            None => Ok(None),
+        };
+    };
     let model = ModelArgs {
         model: Some(reference.clone()),
         threads: args.model.threads,
@@ -76,9 +144,22 @@ pub fn beside(args: &ServeArgs, terminal: &Terminal) -> Result<Option<ServedEmbe
         aliases: args.model.aliases.clone(),
         ..ModelArgs::default()
     };
-    let client = load_embedder(&model, None, terminal)?;
+    let resolved = load::resolve(&model, terminal)?;
+    let asked = asked(&resolved, None, args.embedding.pooling)?;
+    let client = load_resolved(&resolved, &model, asked, terminal)?;
     report(&client, terminal);
-    Ok(Some(ServedEmbedder { id: client.texts().name.clone(), client }))
+    Ok(Some(ServedEmbedder::new(client.texts().name.clone(), client, false)))
+}
+
+/// Refuses two models of one name, which requests could not tell apart.
+pub fn check_id(model: &ServedModel, beside: Option<&ServedEmbedder>) -> Result<(), CommandError> {
+    match beside {
+        Some(served) if served.id == model.id => {
+            let message = format!("--model and --embedding-model are both called {:?}", model.id);
+            Err(CommandError::usage(message).hint("--model-id gives --model another name"))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn report(client: &EmbedClient, terminal: &Terminal) {

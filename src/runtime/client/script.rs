@@ -9,16 +9,12 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
-use super::{EndGuard, EngineTransport, Sink};
+use super::{EngineTransport, Sessionless, Sink};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
-use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
-use crate::runtime::error::{Error, Result};
+use crate::runtime::error::Result;
 use crate::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
 use crate::runtime::model::ModelSpec;
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{
-    EngineSessionName, Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage,
-};
+use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
 use crate::runtime::spec::{EngineConfig, EngineSpec};
 use crate::runtime::text::{HfSettings, Tokenizer};
 
@@ -112,6 +108,33 @@ impl Script {
         ChatTokenizer::new(texts, None)
     }
 
+    pub fn spec(&self) -> &EngineSpec {
+        &self.spec
+    }
+
+    /// Returns the engine that reads the script.
+    pub fn engine(&self) -> impl EngineTransport + use<> {
+        let script = self.clone();
+        Sessionless::new(self.spec.clone(), move |request, sink| script.start(request, sink))
+    }
+
+    /// Gives all events at once, so that a test does not depend on time.
+    fn start(&self, request: Request, mut sink: Sink) -> Result<()> {
+        let prompt_tokens = request.prompt.len();
+        let room = self.spec.context_length() - prompt_tokens;
+        let max_tokens = request.limits.max_tokens.map_or(room, |most| most.min(room));
+        let (reuse, difference) = Default::default();
+        let started = Event::Started(Started { prompt_tokens, max_tokens, seed: 42, reuse, difference });
+        let events = self.answer(&request);
+        lock(&self.requests).push(request);
+        let mut events = std::iter::once(started).chain(events);
+        let _ = events.try_for_each(|event| match sink(event) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(()),
+        });
+        Ok(())
+    }
+
     fn answer(&self, request: &Request) -> Vec<Event> {
         lock(&self.answers).pop_front().unwrap_or_else(|| {
             let prompt: String = request.prompt.iter().map(|id| *id as u8 as char).collect();
@@ -142,82 +165,6 @@ fn letters() -> Tokenizer {
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
     Tokenizer::from_json(json.to_string().as_bytes(), &HfSettings::default()).expect("a tokenizer of bytes")
-}
-
-/// Gives all events at once, so that a test does not depend on time.
-impl EngineTransport for Script {
-    fn spec(&self) -> &EngineSpec {
-        &self.spec
-    }
-
-    fn start(&self, request: Request, mut sink: Sink, _stop: StopHandle) -> Result<()> {
-        let prompt_tokens = request.prompt.len();
-        let room = self.spec.context_length() - prompt_tokens;
-        let max_tokens = request.limits.max_tokens.map_or(room, |most| most.min(room));
-        let (reuse, difference) = Default::default();
-        let started = Event::Started(Started { prompt_tokens, max_tokens, seed: 42, reuse, difference });
-        let events = self.answer(&request);
-        lock(&self.requests).push(request);
-        let mut events = std::iter::once(started).chain(events);
-        let _ = events.try_for_each(|event| match sink(event) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(()),
-        });
-        Ok(())
-    }
-
-    fn load(&self) -> Result<EngineLoad> {
-        Ok(self.last_load())
-    }
-
-    fn last_load(&self) -> EngineLoad {
-        EngineLoad::default()
-    }
-
-    fn is_alive(&self) -> bool {
-        true
-    }
-
-    /// Leaks `guard`: a script never ends.
-    fn drop_at_end(&self, guard: EndGuard) {
-        std::mem::forget(guard);
-    }
-
-    fn cancel_all(&self) -> Result<()> {
-        Ok(())
-    }
-
-    fn take_notices(&self) -> Result<Vec<Notice>> {
-        Ok(Vec::new())
-    }
-
-    fn flush_disk(&self, _timeout: Duration) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
-        Err(Error::SessionNotFound(name.to_string()))
-    }
-
-    fn close_session(&self, name: &EngineSessionName) -> Result<()> {
-        Err(Error::SessionNotFound(name.to_string()))
-    }
-
-    fn fork_session(&self, from: &EngineSessionName, _to: &EngineSessionName) -> Result<()> {
-        Err(Error::SessionNotFound(from.to_string()))
-    }
-
-    fn restore_session(&self, _name: &EngineSessionName, _tokens: Vec<u32>) -> Result<()> {
-        Ok(())
-    }
-
-    fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
-        Err(Error::SessionNotFound(name.to_string()))
-    }
-
-    fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
-        Ok(Vec::new())
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,12 +5,14 @@
 //!
 //! Invariant: a text's vector depends on that text alone, not on the texts computed with it.
 
-mod no_engine;
+mod no_text;
+mod pair;
 mod thread;
 
 use std::sync::Arc;
 
-pub use no_engine::NoEngine;
+pub use no_text::no_engine;
+pub use pair::PairTexts;
 pub use thread::{EmbedClient, EmbedJob, EmbedOutput};
 
 use super::error::{Error, Result};
@@ -18,22 +20,12 @@ use super::load::{LoadedEmbedder, Prompts, TextTask};
 use super::model::{TextIds, TextModel, TextModelSpec};
 use super::text::{Encode, Tokenizer};
 
-/// Bytes of text per token of the context beyond which a text is not read: no tokenizer makes so few tokens of a real one,
-/// and its memory would be many times the text.
+/// Most bytes per token of the context; a longer text is refused or cut before it is encoded.
 const BYTES_PER_TOKEN: usize = 64;
 /// Least limit of a text in bytes.
 const LEAST_BYTES: usize = 64 << 10;
 
-/// The dialogue in which Qwen3-Reranker answers yes or no, as its model card has it.
-const DIALOGUE: [&str; 2] = [
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. \
-     Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n",
-    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-];
-/// Its instruction unless another is given.
-const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
-
-/// What an embedder computes.
+/// Result of an embedder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmbedKind {
     /// Vectors of this many values.
@@ -48,9 +40,15 @@ pub struct EmbedInput {
     ids: Vec<u32>,
     /// See [`TextIds::second`].
     second: usize,
+    is_cut: bool,
 }
 
 impl EmbedInput {
+    /// Returns whether the end of its text was cut off.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
     pub fn num_tokens(&self) -> usize {
         self.ids.len()
     }
@@ -64,7 +62,7 @@ impl EmbedInput {
     }
 }
 
-/// What to do with a text that is longer than the context.
+/// Treatment of a text that is longer than the context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LongText {
     #[default]
@@ -107,18 +105,19 @@ impl EmbedTexts {
     /// # Errors
     /// [`Error::InvalidParameter`] for a text without tokens, or one longer than the context unless it may be cut.
     pub fn encode(&self, prompt: &str, text: &str, long: LongText) -> Result<EmbedInput> {
-        let text = self.bounded(text, long)?;
+        let (text, mut is_cut) = self.bounded(text, long)?;
         // As in sentence-transformers, special tokens in a text count.
-        let options = Encode { add_special: true, parse_special: true };
-        let whole = format!("{prompt}{text}");
-        let mut ids = self.tokenizer.encode(&whole, options)?;
-        if ids.len() > self.spec.context_length && long == LongText::Cut {
-            let mut body = self.tokenizer.encode(&whole, Encode { add_special: false, ..options })?;
-            let around = ids.len() - body.len();
-            body.truncate(self.spec.context_length.saturating_sub(around));
-            ids = self.tokenizer.surround(body);
+        let options = Encode { add_special: false, parse_special: true };
+        let mut body = self.tokenizer.encode(&format!("{prompt}{text}"), options)?;
+        let mut ids = self.tokenizer.surround(body.clone());
+        let excess = |ids: &[u32]| ids.len().saturating_sub(self.spec.context_length);
+        // Again if the cut text lacks an end of its own, and so gets one.
+        while long == LongText::Cut && excess(&ids) > 0 && !body.is_empty() {
+            is_cut = true;
+            body.truncate(body.len().saturating_sub(excess(&ids)));
+            ids = self.tokenizer.surround(body.clone());
         }
-        self.check(EmbedInput { second: ids.len(), ids })
+        self.check(EmbedInput { second: ids.len(), ids, is_cut })
     }
 
     /// Takes ids as they are.
@@ -130,67 +129,19 @@ impl EmbedTexts {
             let message = format!("the model has no token {id}");
             return Err(Error::InvalidParameter { name: "input", message });
         }
-        if long == LongText::Cut {
+        let is_cut = long == LongText::Cut && ids.len() > self.spec.context_length;
+        if is_cut {
             ids.truncate(self.spec.context_length);
         }
-        self.check(EmbedInput { second: ids.len(), ids })
+        self.check(EmbedInput { second: ids.len(), ids, is_cut })
     }
 
-    /// Encodes a query and a document to be scored. A document may be cut, a query not.
-    ///
-    /// # Errors
-    /// As [`Self::encode`]; [`Error::NotSupported`] if the model reads no pairs.
-    pub fn pair(
-        &self,
-        instruction: Option<&str>,
-        query: &str,
-        document: &str,
-        long: LongText,
-    ) -> Result<EmbedInput> {
-        let document = self.bounded(document, long)?;
-        self.bounded(query, LongText::Refuse)?;
-        let options = Encode { add_special: false, parse_special: false };
-        if self.asks_yes_or_no {
-            return self.dialogue(instruction.unwrap_or(INSTRUCTION), query, document, long);
-        }
-        if instruction.is_some() {
-            return Err(Error::NotSupported("an instruction for a reranker that is no language model"));
-        }
-        let [query, mut document] =
-            [self.tokenizer.encode(query, options)?, self.tokenizer.encode(document, options)?];
-        let join = |document: &[u32]| {
-            let pair = self.tokenizer.join_pair(&query, document);
-            pair.ok_or(Error::NotSupported("its tokenizer joins no pairs of texts"))
-        };
-        let (mut ids, mut second) = join(&document)?;
-        if ids.len() > self.spec.context_length && long == LongText::Cut {
-            document.truncate(document.len().saturating_sub(ids.len() - self.spec.context_length));
-            (ids, second) = join(&document)?;
-        }
-        self.check(EmbedInput { ids, second })
-    }
-
-    /// Encodes a pair as a dialogue whose next token answers; texts in it hold no special tokens.
-    fn dialogue(&self, instruction: &str, query: &str, document: &str, long: LongText) -> Result<EmbedInput> {
-        let encode = |text: &str, parse_special| {
-            self.tokenizer.encode(text, Encode { add_special: false, parse_special })
-        };
-        let [before, behind] = [encode(DIALOGUE[0], true)?, encode(DIALOGUE[1], true)?];
-        let text = format!("<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}");
-        let mut text = encode(&text, false)?;
-        if long == LongText::Cut {
-            text.truncate(self.spec.context_length.saturating_sub(before.len() + behind.len()));
-        }
-        let ids = [before, text, behind].concat();
-        self.check(EmbedInput { second: ids.len(), ids })
-    }
-
-    /// Refuses or cuts a text that is too long to be encoded.
-    fn bounded<'a>(&self, text: &'a str, long: LongText) -> Result<&'a str> {
+    /// Refuses or cuts a text that is too long to be encoded; also returns whether it was cut.
+    fn bounded<'a>(&self, text: &'a str, long: LongText) -> Result<(&'a str, bool)> {
         let most = self.spec.context_length.saturating_mul(BYTES_PER_TOKEN).max(LEAST_BYTES);
         match long {
-            _ if text.len() <= most => Ok(text),
-            LongText::Cut => Ok(&text[..text.floor_char_boundary(most)]),
+            _ if text.len() <= most => Ok((text, false)),
+            LongText::Cut => Ok((&text[..text.floor_char_boundary(most)], true)),
             LongText::Refuse => Err(Error::InvalidParameter {
                 name: "input",
                 message: format!(
@@ -213,7 +164,7 @@ impl EmbedTexts {
     }
 }
 
-/// The model of an embedder, and what is made of its hidden states.
+/// The model of an embedder, and the way from its hidden states to results.
 struct EmbedModel {
     model: Box<dyn TextModel>,
     task: TextTask,
@@ -228,15 +179,21 @@ impl EmbedModel {
         self.model.encode(&texts, &mut self.hidden)?;
         let width = self.model.spec().hidden_size;
         let mut rest = &self.hidden[..];
-        let output = |(input, dimensions): &(&EmbedInput, Option<usize>)| {
-            let (hidden, behind) = rest.split_at(input.ids.len() * width);
+        let hidden = |text: &TextIds<'_>| {
+            let (hidden, behind) = rest.split_at(text.ids.len() * width);
             rest = behind;
-            match &self.task {
-                TextTask::Embedding(head) => EmbedOutput::Vector(head.apply(hidden, width, *dimensions)),
-                TextTask::Scores(head) => EmbedOutput::Score(head.apply(hidden, width)),
-            }
+            hidden
         };
-        Ok(inputs.iter().map(output).collect())
+        let hidden: Vec<&[f32]> = texts.iter().map(hidden).collect();
+        let dimensions: Vec<Option<usize>> = inputs.iter().map(|(_, dimensions)| *dimensions).collect();
+        Ok(match &self.task {
+            TextTask::Embedding(head) => {
+                head.apply(&hidden, width, &dimensions).into_iter().map(EmbedOutput::Vector).collect()
+            }
+            TextTask::Scores(head) => {
+                head.apply(&hidden, width).into_iter().map(EmbedOutput::Score).collect()
+            }
+        })
     }
 }
 

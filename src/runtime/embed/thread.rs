@@ -10,9 +10,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use super::{EmbedInput, EmbedModel, EmbedTexts, split};
 use crate::runtime::error::{Error, Result, panic_text};
 use crate::runtime::load::LoadedEmbedder;
-
-/// Tokens of a step, unless one text alone has more.
-const STEP_TOKENS: usize = 512;
+use crate::runtime::model::TEXT_STEP_TOKENS;
 
 /// The result of one text.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +20,7 @@ pub enum EmbedOutput {
     Score(f32),
 }
 
-/// A request under way: yields the results in the order of its texts. Dropping it cancels what is not computed yet.
+/// A request under way: yields the results in the order of its texts. Dropping it cancels the texts that are not computed yet.
 pub struct EmbedJob {
     results: Receiver<Result<EmbedOutput>>,
 }
@@ -129,7 +127,7 @@ fn plan(jobs: &VecDeque<QueuedJob>) -> Vec<usize> {
     for job in jobs {
         let mut count = 0;
         for input in &job.inputs {
-            if tokens > 0 && tokens + input.num_tokens() > STEP_TOKENS {
+            if tokens > 0 && tokens + input.num_tokens() > TEXT_STEP_TOKENS {
                 counts.push(count);
                 return counts;
             }

@@ -119,7 +119,7 @@ pub fn erf(x: f32) -> f32 {
 
 /// Computes GELU: x times the normal distribution's integral up to x.
 #[inline(always)]
-fn gelu_erf(x: f32) -> f32 {
+pub fn gelu_erf(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 

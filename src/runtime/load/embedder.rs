@@ -12,20 +12,17 @@ use super::{Device, LoadOptions, backend, quantize, target, weight_bytes};
 use crate::runtime::backend::cpu::Cpu;
 use crate::runtime::error::LoadError;
 use crate::runtime::memory::Demand;
-use crate::runtime::model::TextModel;
 use crate::runtime::model::arch::{self, Description};
 use crate::runtime::model::decoder::{Decoder, DecoderParts, Matrix, TextDecoder};
 use crate::runtime::model::encoder::{Encoder, EncoderConfig, EncoderParts, parse_encoder};
 use crate::runtime::model::recognise::is_bidirectional;
-use crate::runtime::model::text_head::{EmbeddingHead, Pooling};
+use crate::runtime::model::text_head::{EmbeddingHead, Pooling, fit_together};
+use crate::runtime::model::{TEXT_STEP_TOKENS, TextModel};
 use crate::runtime::notice::Notice;
 use crate::runtime::tensor::HostTensor;
 use crate::runtime::text::Tokenizer;
 
-/// Memory for the activations of a step in bytes per value of a row, generously.
-const STEP_ROWS: u64 = 2048;
-
-/// A model that reads texts, and what is made of its hidden states.
+/// A model that reads texts, and the way from its hidden states to results.
 pub struct LoadedEmbedder {
     /// Name of the model for the user.
     pub name: String,
@@ -56,6 +53,10 @@ impl Network {
         Ok(description.map(|description| Network::Decoder { description, is_bidirectional }))
     }
 
+    fn is_encoder(&self) -> bool {
+        matches!(self, Network::Encoder(_))
+    }
+
     /// Returns why it cannot read texts without KV; `None` if it can.
     fn refusal(&self) -> Option<&'static str> {
         match self {
@@ -71,6 +72,17 @@ impl Network {
         }
     }
 
+    /// Returns the width of the widest feed-forward part.
+    fn intermediate_size(&self) -> usize {
+        match self {
+            Network::Encoder(config) => config.intermediate_size,
+            Network::Decoder { description, .. } => {
+                let widths = description.config.layers.iter().map(|layer| layer.feed_forward.width());
+                widths.max().unwrap_or(0)
+            }
+        }
+    }
+
     fn context_length(&self) -> usize {
         match self {
             Network::Encoder(config) => config.context_length,
@@ -79,19 +91,19 @@ impl Network {
     }
 }
 
-/// Returns what a model computes of texts, by its files alone; `None` if they say nothing and it is no encoder.
+/// Returns the task of a model for texts, by its files alone; `None` if they name none and it is no encoder.
 ///
 /// # Errors
 /// Those of [`load_embedder`] that concern headers and settings.
-pub fn text_task(files: &ModelFiles, asked: Option<AskedTask>) -> Result<Option<TextTaskFacts>, LoadError> {
+pub fn text_task(files: &ModelFiles) -> Result<Option<TextTaskFacts>, LoadError> {
     let Some(network) = Network::of(files)? else { return Ok(None) };
-    task_of(files, &network, asked)
+    files_task(files, &network)
 }
 
-/// Describes what a model computes of texts, for people; `None` if it computes nothing.
+/// Describes the task of a model for texts to people; `None` if it has none.
 pub fn describe(files: &ModelFiles) -> Option<String> {
     let network = Network::of(files).ok()??;
-    let facts = task_of(files, &network, None).ok()??;
+    let facts = files_task(files, &network).ok()??;
     Some(match facts.task {
         TextTask::Scores(_) => "scores of pairs of texts".to_owned(),
         TextTask::Embedding(head) => {
@@ -101,32 +113,53 @@ pub fn describe(files: &ModelFiles) -> Option<String> {
     })
 }
 
-fn task_of(
-    files: &ModelFiles,
-    network: &Network,
-    asked: Option<AskedTask>,
-) -> Result<Option<TextTaskFacts>, LoadError> {
+fn files_task(files: &ModelFiles, network: &Network) -> Result<Option<TextTaskFacts>, LoadError> {
     let hidden = network.hidden_size();
-    let by_files = match (files.folder(), network) {
+    let facts = match (files.folder(), network) {
         (None, _) => gguf_task(files, hidden)?,
         (Some(folder), Network::Decoder { .. }) => folder_task(folder)?,
         (Some(folder), Network::Encoder(config)) => match folder_task(folder)? {
             Some(facts) => Some(facts),
-            None => folder_scores(files, encoder_prefix(files, config), hidden)?,
+            None => {
+                let prefix = config.names.prefix_in(files.tensors()).unwrap_or_default();
+                folder_scores(files, prefix, hidden)?
+            }
         },
     };
-    let is_encoder = matches!(network, Network::Encoder(_));
-    let by_files = by_files.or_else(|| is_encoder.then(assumed_task));
-    match asked {
-        None => Ok(by_files),
-        Some(AskedTask::Pooling(pooling)) => {
+    if let Some(TextTaskFacts { task: TextTask::Embedding(head), .. }) = &facts
+        && !fit_together(&head.dense, hidden)
+    {
+        let message = format!("dense layers that do not fit behind hidden states of {hidden} values");
+        return Err(files.config_reader().unsupported(message));
+    }
+    Ok(facts.or_else(|| network.is_encoder().then(assumed_task)))
+}
+
+/// Returns the task that is asked for, given the task by the files; `None` if they name none and none is asked for.
+fn task_asked_for(
+    asked: Option<AskedTask>,
+    by_files: Option<TextTaskFacts>,
+    files: &ModelFiles,
+    network: &Network,
+    tokenizer: &Tokenizer,
+) -> Result<Option<TextTaskFacts>, LoadError> {
+    let scores = |facts: &TextTaskFacts| matches!(facts.task, TextTask::Scores(_));
+    let refuse = |what: &str| Err(files.config_reader().unsupported(what));
+    match (asked, by_files, network) {
+        (Some(AskedTask::Pooling(pooling)), by_files, _) => {
             Ok(Some(pooled_by(pooling, by_files.unwrap_or_else(assumed_task))))
         }
-        Some(AskedTask::Rerank) => match by_files {
-            Some(facts) if matches!(facts.task, TextTask::Scores(_)) => Ok(Some(facts)),
-            _ if is_encoder => Ok(by_files),
-            _ => yes_no_task(files.tensors(), yes_no_ids(&files.tokenizer()?)?).map(Some),
-        },
+        (Some(AskedTask::Embed), Some(facts), _) if scores(&facts) => {
+            refuse("--task embed: the model scores pairs of texts and computes no embeddings")
+        }
+        (Some(AskedTask::Rerank), Some(facts), _) if scores(&facts) => Ok(Some(facts)),
+        (Some(AskedTask::Rerank), _, Network::Encoder(_)) => {
+            refuse("--task rerank: the encoder has no classification head")
+        }
+        (Some(AskedTask::Rerank), _, Network::Decoder { description, .. }) => {
+            yes_no_task(files.tensors(), description, yes_no_ids(tokenizer)?).map(Some)
+        }
+        (None | Some(AskedTask::Embed), by_files, _) => Ok(by_files),
     }
 }
 
@@ -137,13 +170,6 @@ fn pooled_by(pooling: Pooling, facts: TextTaskFacts) -> TextTaskFacts {
     };
     let task = TextTask::Embedding(EmbeddingHead { pooling, dense, is_normalized });
     TextTaskFacts { task, is_assumed: false, ..facts }
-}
-
-fn encoder_prefix(files: &ModelFiles, config: &EncoderConfig) -> &'static str {
-    let has = |prefix: &&&str| {
-        files.tensors().describe(&format!("{prefix}{}.weight", config.names.words)).is_some()
-    };
-    config.names.prefixes.iter().find(has).copied().unwrap_or_default()
 }
 
 fn yes_no_ids(tokenizer: &Tokenizer) -> Result<[u32; 2], LoadError> {
@@ -157,8 +183,8 @@ fn yes_no_ids(tokenizer: &Tokenizer) -> Result<[u32; 2], LoadError> {
 /// Loads a model for texts. `progress` is called with the number of loaded layers and their total.
 ///
 /// # Errors
-/// [`LoadError::Unsupported`] if the model computes nothing of texts, or not on this device; [`LoadError::TooBig`] before
-/// anything is read if it does not fit; otherwise [`LoadError`] naming the file, and the tensor or key at fault.
+/// [`LoadError::Unsupported`] if the model has no task for texts, or another than `asked`; [`LoadError::TooBig`] before any
+/// weight is read if it does not fit; otherwise [`LoadError`] naming the file, and the tensor or key at fault.
 pub fn load_embedder(
     resolved: &Resolved,
     asked: Option<AskedTask>,
@@ -170,7 +196,9 @@ pub fn load_embedder(
     let architecture = reader.architecture()?;
     let unsupported = |what: &str| reader.unsupported(format!("architecture {architecture}: {what}"));
     let network = Network::of(&files)?.ok_or_else(|| unsupported("llmctl computes no embeddings with it"))?;
-    let facts = task_of(&files, &network, asked)?.ok_or_else(|| {
+    let by_files = files_task(&files, &network)?;
+    let tokenizer = files.tokenizer()?;
+    let facts = task_asked_for(asked, by_files, &files, &network, &tokenizer)?.ok_or_else(|| {
         unsupported(
             "its files name no pooling, so it computes no embeddings unless one is chosen (--pooling last)",
         )
@@ -184,8 +212,7 @@ pub fn load_embedder(
     let mut notices = resolved.notices.clone();
     notices.extend(facts.is_assumed.then_some(Notice::AssumedPooling));
     let context = context(&files, &network, &facts, options, &mut notices)?;
-    let tokenizer = files.tokenizer()?;
-    let asks_yes_or_no = matches!(network, Network::Decoder { .. });
+    let asks_yes_or_no = !network.is_encoder();
     let model = load_network(&files, network, context, options, Cpu::with(cpu).map_err(backend)?, progress)?;
     Ok(LoadedEmbedder {
         name: resolved.name.clone(),
@@ -228,7 +255,8 @@ fn load_network(
     Ok(model)
 }
 
-/// Returns the limit of tokens per text: the flag's, or what the model was trained with, or its positions.
+/// Returns the limit of tokens per text: the flag's, or that of the training, or the model's positions, as far as a text of that
+/// length fits into memory.
 fn context(
     files: &ModelFiles,
     network: &Network,
@@ -244,9 +272,15 @@ fn context(
             .map_err(|message| LoadError::Tensor { tensor: name.into_owned(), message })?;
         weights = weights.saturating_add(bytes as u64);
     }
-    let fixed = 4 * 16 * STEP_ROWS * network.hidden_size() as u64;
-    let demand = Demand { weights, kv_per_token: 0, kv_fixed: 0, fixed };
-    let most = network.context_length();
-    let context = super::context(most, |_| Ok(demand), options, notices)?;
-    Ok(if options.context.is_none() { facts.max_tokens.unwrap_or(context).min(context) } else { context })
+    // A step holds the rows of one long text, or TEXT_STEP_TOKENS rows of several: hidden states of the residual stream,
+    // attention and result, and both sides of the feed-forward part, generously.
+    let row_bytes = 4 * (8 * network.hidden_size() as u64 + 2 * network.intermediate_size() as u64);
+    let fixed = TEXT_STEP_TOKENS as u64 * row_bytes;
+    let demand = Demand { weights, kv_per_token: row_bytes, kv_fixed: 0, fixed };
+    let positions = network.context_length();
+    let most = match options.context {
+        None => facts.max_tokens.map_or(positions, |trained| trained.min(positions)),
+        Some(_) => positions,
+    };
+    super::context(most, |_| Ok(demand), options, notices)
 }

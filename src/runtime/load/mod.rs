@@ -207,13 +207,20 @@ pub struct LoadOptions {
 /// # Errors
 /// [`LoadError`] naming the file and the key at fault.
 pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
-    let tokenizer = files.tokenizer()?;
+    load_texts_with(files, Arc::new(files.tokenizer()?))
+}
+
+/// Reads everything except the weights and the tokenizer, which is the files'.
+///
+/// # Errors
+/// Those of [`load_texts`].
+pub fn load_texts_with(files: &ModelFiles, tokenizer: Arc<Tokenizer>) -> Result<ModelTexts, LoadError> {
     let generation = files.generation()?;
     let listed_ends = generation.eos_token_ids.clone();
     let end_of_generation = texts::end_of_generation(generation.eos_token_ids, &tokenizer);
     Ok(ModelTexts {
         identity: fingerprint::identity(files)?,
-        tokenizer: Arc::new(tokenizer),
+        tokenizer,
         chat_templates: files.chat_templates()?,
         listed_ends,
         defaults: generation.defaults,

@@ -1,4 +1,4 @@
-//! What a model computes of texts, as its files say it: vectors, or scores of pairs.
+//! The task of a model for texts, as its files say it: vectors, or scores of pairs.
 //!
 //! Folders say it by sentence-transformers' modules.json, GGUF by `pooling_type` (llama.cpp's numbers: 0 none, 1 mean, 2 first
 //! token, 3 last token, 4 score). An encoder whose files do not say it is pooled by the mean.
@@ -12,21 +12,24 @@ use super::files::ModelFiles;
 use super::hf::{optional_json, require_json};
 use super::safetensors::Safetensors;
 use crate::runtime::error::LoadError;
+use crate::runtime::model::arch::Description;
 use crate::runtime::model::text_head::{Dense, DenseActivation, EmbeddingHead, Pooling, ScoreHead};
-use crate::runtime::model::weights::to_f32;
+use crate::runtime::model::weights::{WeightFile, missing, to_f32};
 use crate::runtime::tensor::TensorSource;
 
-/// What is computed of a text's hidden states.
+/// Way from the hidden states of a text to its result.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TextTask {
     Embedding(EmbeddingHead),
     Scores(ScoreHead),
 }
 
-/// What a user may ask for in place of what the files say.
+/// Task that the user asks for instead of the files' task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AskedTask {
-    /// Vectors pooled so.
+    /// Vectors, pooled as the files say.
+    Embed,
+    /// Vectors with this pooling.
     Pooling(Pooling),
     /// Scores of pairs.
     Rerank,
@@ -66,8 +69,7 @@ pub fn folder_task(folder: &Path) -> Result<Option<TextTaskFacts>, LoadError> {
         let place = folder.join(inner_path(&path, text("path"))?);
         match text("type").rsplit('.').next().unwrap_or_default() {
             "Transformer" => {
-                let settings = optional_json(&place.join("sentence_bert_config.json"))?.unwrap_or_default();
-                max_tokens = settings["max_seq_length"].as_u64().map(|max| max as usize);
+                max_tokens = max_seq_length(&place.join("sentence_bert_config.json"))?;
             }
             "Pooling" => head.pooling = pooling(&place.join("config.json"))?,
             "Dense" => head.dense.push(dense(&place)?),
@@ -80,6 +82,15 @@ pub fn folder_task(folder: &Path) -> Result<Option<TextTaskFacts>, LoadError> {
     }
     let task = TextTask::Embedding(head);
     Ok(Some(TextTaskFacts { task, is_assumed: false, max_tokens, prompts: folder_prompts(folder)? }))
+}
+
+/// Reads the limit of tokens per text; `None` if the file is missing or names none.
+fn max_seq_length(path: &Path) -> Result<Option<usize>, LoadError> {
+    let settings = optional_json(path)?.unwrap_or_default();
+    match settings["max_seq_length"].as_u64() {
+        Some(0) => Err(LoadError::malformed(path, "key \"max_seq_length\"", "is 0")),
+        max => Ok(max.map(|max| usize::try_from(max).unwrap_or(usize::MAX))),
+    }
 }
 
 /// Returns a path within a folder; one that leaves it is refused.
@@ -158,9 +169,9 @@ fn dense_of(
         let wrong = LoadError::Tensor { tensor: name.to_owned(), message };
         if values.len() == len { Ok(Some(values)) } else { Err(wrong) }
     };
-    let missing = || LoadError::Tensor { tensor: weight.to_owned(), message: "not in the file".to_owned() };
     let bias = read(bias, outputs)?.unwrap_or_default();
-    Ok(Dense { weight: read(weight, outputs * inputs)?.ok_or_else(missing)?, bias, inputs, activation })
+    let weight = read(weight, outputs * inputs)?.ok_or_else(|| missing(weight))?;
+    Ok(Dense { weight, bias, inputs, activation })
 }
 
 /// Reads GGUF's `pooling_type`; `None` if the file has none or leaves it open. `hidden` is the width of hidden states.
@@ -255,17 +266,20 @@ pub fn folder_scores(
 /// Makes a head of the rows of the output matrix for two tokens, which a decoder answers with.
 ///
 /// # Errors
-/// [`LoadError::Tensor`] if the file has no such matrix.
-pub fn yes_no_task(source: &dyn TensorSource, ids: [u32; 2]) -> Result<TextTaskFacts, LoadError> {
-    let names = ["lm_head.weight", "output.weight", "model.embed_tokens.weight", "embed_tokens.weight"];
-    let names = names.into_iter().chain(["token_embd.weight"]);
-    let found = names.filter(|name| source.describe(name).is_some()).map(|name| source.tensor(name)).next();
-    let missing =
-        LoadError::Tensor { tensor: "lm_head.weight".to_owned(), message: "not in the file".to_owned() };
-    let table = found.transpose()?.flatten().ok_or(missing)?;
-    let (rows, inputs) = table.rows_cols();
+/// [`LoadError::Tensor`] if the file has no such matrix, [`LoadError::Tokenizer`] if it has no row for a token.
+pub fn yes_no_task(
+    source: &dyn TensorSource,
+    Description { config, naming, .. }: &Description,
+    ids: [u32; 2],
+) -> Result<TextTaskFacts, LoadError> {
+    let file = WeightFile::new(source, naming)?;
+    let (rows, inputs) = (config.vocab_size, config.hidden_size);
+    let table = match file.head(rows, inputs)? {
+        Some(head) => head,
+        None => file.embedding(rows, inputs)?,
+    };
     let row = |id: u32| match (id as usize) < rows {
-        true => Ok(to_f32(&table.slice_rows(id as usize, id as usize + 1))),
+        true => Ok(to_f32(&table.weight.slice_rows(id as usize, id as usize + 1))),
         false => Err(LoadError::Tokenizer(format!("token {id} has no row in the output matrix"))),
     };
     let weight = [row(ids[0])?, row(ids[1])?].concat();

@@ -25,6 +25,9 @@ use super::tensor::SharedBytes;
 /// Default number of rows per step; a cancelled prompt ends within one step.
 pub const STEP_TOKENS: usize = 128;
 
+/// Tokens of a step of a [`TextModel`], unless one text alone has more.
+pub const TEXT_STEP_TOKENS: usize = 512;
+
 /// One token of one sequence in a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row {
@@ -95,12 +98,6 @@ pub struct TextIds<'a> {
     pub ids: &'a [u32],
     /// Index of the first token of the second part of a pair; the number of tokens of a text alone.
     pub second: usize,
-}
-
-impl<'a> TextIds<'a> {
-    pub fn single(ids: &'a [u32]) -> Self {
-        Self { ids, second: ids.len() }
-    }
 }
 
 /// The properties of a [`TextModel`].

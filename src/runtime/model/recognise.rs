@@ -38,7 +38,7 @@ pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
     }
 }
 
-/// What encoders are for.
+/// Reason for refusing an encoder where text is to be written.
 const ENCODER: &str = "which writes no text; `llmctl embed` and `llmctl serve` compute embeddings with it";
 
 /// Returns whether a decoder's tokens see those after them, so that it writes no text (EmbeddingGemma).

@@ -595,7 +595,8 @@ pub fn to_f32(tensor: &HostTensor) -> Vec<f32> {
     values
 }
 
-fn missing(name: &str) -> LoadError {
+/// Returns the error for a tensor that the file lacks.
+pub fn missing(name: &str) -> LoadError {
     LoadError::Tensor { tensor: name.to_owned(), message: "not in the file".to_owned() }
 }
 

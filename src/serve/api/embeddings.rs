@@ -1,23 +1,27 @@
 //! `POST /v1/embeddings` in OpenAI's form, and `POST /v1/rerank` in Jina's and Cohere's, under the paths of llama.cpp and vLLM.
 //!
-//! Texts are encoded and results collected on a blocking thread; a client that leaves cancels what is not computed yet.
+//! Texts are encoded, and results collected and written as JSON, on a blocking thread; a client that leaves cancels the
+//! texts that are not computed yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 use super::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{model_not_found, token_ids};
+use crate::runtime::Error;
 use crate::runtime::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, EmbedTexts, LongText};
 use crate::serve::App;
 use crate::serve::ServedEmbedder;
@@ -49,6 +53,33 @@ pub struct RerankBody {
     long: LongText,
 }
 
+/// Requests to an embedder that are under way: each holds one of the threads that all requests share.
+const MAX_REQUESTS: usize = 64;
+/// Wait that a refused client is told.
+const REFUSED_WAIT: Duration = Duration::from_secs(2);
+
+/// The places of requests to an embedder; clones share them.
+#[derive(Debug, Clone)]
+pub struct EmbedPlaces(Arc<Semaphore>);
+
+impl Default for EmbedPlaces {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_REQUESTS)))
+    }
+}
+
+impl EmbedPlaces {
+    /// Takes a place until the result is dropped.
+    ///
+    /// # Errors
+    /// 429 if all are taken.
+    fn enter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let refused =
+            |_| ApiError::from(Error::QueueFull { waiting: MAX_REQUESTS }).retry_after(REFUSED_WAIT);
+        Arc::clone(&self.0).try_acquire_owned().map_err(refused)
+    }
+}
+
 /// Tells the work of a request that its client has left.
 struct LeftGuard(Arc<AtomicBool>);
 
@@ -58,16 +89,73 @@ impl Drop for LeftGuard {
     }
 }
 
-pub async fn embeddings(
-    State(app): State<App>,
-    JsonBody(body): JsonBody,
-) -> Result<(Ignored, Json<Value>), ApiError> {
-    let (ignored, body) = read(&app, body, embedding_body).await?;
+/// Guards and facts of a request for its work.
+struct TextWork {
+    /// A place among the texts that are encoded at once.
+    encoding: OwnedSemaphorePermit,
+    has_left: Arc<AtomicBool>,
+}
+
+#[derive(Serialize)]
+struct EmbeddingList<'a> {
+    object: &'static str,
+    data: Vec<EmbeddingItem>,
+    model: &'a str,
+    usage: TextUsage,
+}
+
+#[derive(Serialize)]
+struct EmbeddingItem {
+    object: &'static str,
+    index: usize,
+    embedding: EmbeddingValues,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum EmbeddingValues {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Ranking<'a> {
+    id: String,
+    model: &'a str,
+    usage: TextUsage,
+    results: Vec<RankedDocument<'a>>,
+}
+
+#[derive(Serialize)]
+struct RankedDocument<'a> {
+    index: usize,
+    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<DocumentText<'a>>,
+}
+
+#[derive(Serialize)]
+struct DocumentText<'a> {
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct TextUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+impl TextUsage {
+    fn of(inputs: &[EmbedInput]) -> Self {
+        let num_tokens = inputs.iter().map(EmbedInput::num_tokens).sum();
+        Self { prompt_tokens: num_tokens, total_tokens: num_tokens }
+    }
+}
+
+pub async fn embeddings(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+    let (ignored, body) = blocking(&app, |app| read_fields(app, body, embedding_body)).await?;
     let num_bytes = body.inputs.iter().map(EmbeddingInput::num_bytes).sum();
-    let place = app.preparing().enter(num_bytes).await?;
-    let guard = LeftGuard(Arc::default());
-    let has_left = Arc::clone(&guard.0);
-    let response = blocking(&app, move |app| {
+    answer(&app, ignored, num_bytes, move |app, work| {
         let served = vectors_of(app)?;
         let EmbeddingBody { inputs, dimensions, in_base64, prompt_name, long } = body;
         let texts = served.client.texts();
@@ -81,51 +169,75 @@ pub async fn embeddings(
             encoded.map_err(|error| at(error, format!("input[{index}]")))
         };
         let inputs: Vec<EmbedInput> = inputs.into_iter().enumerate().map(encode).collect::<Result<_, _>>()?;
-        drop(place);
-        let num_tokens: usize = inputs.iter().map(EmbedInput::num_tokens).sum();
-        let outputs = compute(&served.client, inputs, dimensions, &has_left)?;
-        let data: Vec<Value> = outputs.into_iter().enumerate().map(|(index, output)| {
-            json!({"object": "embedding", "index": index, "embedding": vector(output, in_base64)})
-        }).collect();
-        let usage = json!({"prompt_tokens": num_tokens, "total_tokens": num_tokens});
-        Ok(json!({"object": "list", "data": data, "model": served.id, "usage": usage}))
-    });
-    let response = response.await?;
-    drop(guard);
-    Ok((ignored, Json(response)))
+        drop(work.encoding);
+        let usage = TextUsage::of(&inputs);
+        let outputs = compute(&served.client, inputs, dimensions, &work.has_left)?;
+        let vectors = outputs.into_iter().map(vector).collect::<Result<Vec<_>, _>>()?;
+        let item = |(index, vector): (usize, Vec<f32>)| {
+            let embedding = if in_base64 {
+                EmbeddingValues::Base64(base64(&vector))
+            } else {
+                EmbeddingValues::Numbers(vector)
+            };
+            EmbeddingItem { object: "embedding", index, embedding }
+        };
+        let data = vectors.into_iter().enumerate().map(item).collect();
+        json_bytes(&EmbeddingList { object: "list", data, model: &served.id, usage })
+    })
+    .await
 }
 
-pub async fn rerank(
-    State(app): State<App>,
-    JsonBody(body): JsonBody,
-) -> Result<(Ignored, Json<Value>), ApiError> {
-    let (ignored, body) = read(&app, body, rerank_body).await?;
+pub async fn rerank(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+    let (ignored, body) = blocking(&app, |app| read_fields(app, body, rerank_body)).await?;
     let documents: usize = body.documents.iter().map(String::len).sum();
-    let place = app.preparing().enter(documents + body.query.len()).await?;
-    let guard = LeftGuard(Arc::default());
-    let has_left = Arc::clone(&guard.0);
-    let response = blocking(&app, move |app| {
+    let num_bytes = documents + body.query.len();
+    answer(&app, ignored, num_bytes, move |app, work| {
         let served = scores_of(app)?;
         let texts = served.client.texts();
+        let pairs = texts.pairs(body.instruction.as_deref(), &body.query)?;
         let encode = |(index, document): (usize, &String)| {
-            let pair = texts.pair(body.instruction.as_deref(), &body.query, document, body.long);
-            pair.map_err(|error| at(error, format!("documents[{index}]")))
+            pairs.with(document, body.long).map_err(|error| at(error, format!("documents[{index}]")))
         };
         let inputs: Vec<EmbedInput> =
             body.documents.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
-        drop(place);
-        let num_tokens: usize = inputs.iter().map(EmbedInput::num_tokens).sum();
-        let outputs = compute(&served.client, inputs, None, &has_left)?;
-        let usage = json!({"prompt_tokens": num_tokens, "total_tokens": num_tokens});
+        drop(work.encoding);
+        let usage = TextUsage::of(&inputs);
+        let outputs = compute(&served.client, inputs, None, &work.has_left)?;
+        let scores = outputs.into_iter().map(score).collect::<Result<Vec<_>, _>>()?;
         let id = format!("rerank-{}", Uuid::new_v4().simple());
-        Ok(json!({"id": id, "model": served.id, "usage": usage, "results": results(&body, &outputs)}))
-    });
-    let response = response.await?;
-    drop(guard);
-    Ok((ignored, Json(response)))
+        json_bytes(&Ranking { id, model: &served.id, usage, results: results(&body, &scores) })
+    })
+    .await
 }
 
-/// Refuses what a server does whose model writes text.
+/// Answers with the JSON that `work` makes on a blocking thread, within the limits of requests and of texts that are encoded at
+/// once.
+async fn answer(
+    app: &App,
+    ignored: Ignored,
+    num_bytes: usize,
+    work: impl FnOnce(&App, TextWork) -> Result<Vec<u8>, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let place = app.embedder().map(|served| served.places.enter()).transpose()?;
+    let encoding = app.preparing().enter(num_bytes).await?;
+    let guard = LeftGuard(Arc::default());
+    let has_left = Arc::clone(&guard.0);
+    let body = blocking(app, move |app| {
+        let body = work(app, TextWork { encoding, has_left });
+        drop(place);
+        body
+    });
+    let body = body.await?;
+    drop(guard);
+    Ok((ignored, [(CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// Returns the JSON of an answer. Numbers have the fewest digits that give them again.
+fn json_bytes(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(answer).map_err(|_| ApiError::internal("an answer cannot be written as JSON"))
+}
+
+/// Answers 400 to a request for text, naming the endpoint that the model serves.
 pub async fn writes_no_text(State(app): State<App>) -> Response {
     let (what, instead) = match app.embedder().map(|served| served.client.texts().kind) {
         Some(EmbedKind::Scores) => ("scores pairs of texts", "/v1/rerank"),
@@ -145,27 +257,27 @@ impl EmbeddingInput {
 }
 
 /// Reads a body whose fields all mean something.
-async fn read<T: Send + 'static>(
+///
+/// # Errors
+/// All that is wrong with the body, the first kind of it.
+pub fn read_fields<T>(
     app: &App,
     body: Map<String, Value>,
-    read: impl FnOnce(&mut Fields<'_>) -> T + Send + 'static,
+    read: impl FnOnce(&mut Fields<'_>) -> T,
 ) -> Result<(Ignored, T), ApiError> {
-    blocking(app, move |app| {
-        let mut problems = Problems::new(app.settings().lenient);
-        let mut fields = Fields::new(body, &mut problems);
-        let model = match (fields.text("model"), app.embedder()) {
-            (Some(name), Some(served)) if name != served.id && !app.is_alias(&name) => {
-                Err(model_not_found(&name, &served.id))
-            }
-            _ => Ok(()),
-        };
-        let read = read(&mut fields);
-        fields.hint("user");
-        fields.end();
-        problems.check(model)?;
-        Ok((Ignored(problems.take_ignored()), read))
-    })
-    .await
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = match (fields.text("model"), app.embedder()) {
+        (Some(name), Some(served)) if name != served.id && !app.is_alias(&name) => {
+            Err(model_not_found(&name, &served.id))
+        }
+        _ => Ok(()),
+    };
+    let read = read(&mut fields);
+    fields.hint("user");
+    fields.end();
+    problems.check(model)?;
+    Ok((Ignored(problems.take_ignored()), read))
 }
 
 /// Reads a request for vectors.
@@ -173,7 +285,7 @@ pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
     let has_input = fields.has("input");
     let inputs = inputs(fields.take("input"));
     if !has_input {
-        fields.wrong("input", "is missing");
+        fields.missing("input");
     } else if inputs.as_ref().is_none_or(Vec::is_empty) {
         fields.wrong("input", "is neither a string, nor a list of strings or token ids that is not empty");
     }
@@ -194,7 +306,7 @@ pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
     }
 }
 
-/// Whether long texts are cut; by default they are refused.
+/// Reads whether long texts are cut; by default they are refused.
 fn long(fields: &mut Fields<'_>) -> LongText {
     match fields.flag("truncate") {
         Some(true) => LongText::Cut,
@@ -222,10 +334,10 @@ fn inputs(value: Option<Value>) -> Option<Vec<EmbeddingInput>> {
 
 /// Reads a request for scores.
 pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
-    let query = fields.text("query");
-    if query.is_none() {
-        fields.wrong("query", "is missing");
+    if !fields.has("query") {
+        fields.missing("query");
     }
+    let query = fields.text("query");
     let given = fields.spelled(&["documents", "texts"]);
     let has_documents = fields.has(given);
     let text = |document: Value| match document {
@@ -241,15 +353,19 @@ pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
         None => None,
     };
     if !has_documents {
-        fields.wrong(given, "is missing");
+        fields.missing(given);
     } else if documents.as_ref().is_none_or(Vec::is_empty) {
         fields.wrong(given, "is no list of strings, or of objects with a text, that is not empty");
+    }
+    let top_n = fields.size("top_n");
+    if top_n == Some(0) {
+        fields.out_of_range("top_n", "is 0");
     }
     RerankBody {
         query: query.unwrap_or_default(),
         documents: documents.unwrap_or_default(),
         instruction: fields.text("instruction"),
-        top_n: fields.size("top_n"),
+        top_n,
         returns_documents: fields.flag("return_documents").unwrap_or(false),
         long: long(fields),
     }
@@ -265,7 +381,7 @@ fn vectors_of(app: &App) -> Result<&ServedEmbedder, ApiError> {
             message(&served.id, "scores pairs and computes no embeddings"),
         )),
         Some(served) => Ok(served),
-        None => Err(no_embedder(message(&app.model().id, "computes no embeddings"))),
+        None => Err(ApiError::unsupported("model", message(&app.model().id, "computes no embeddings"))),
     }
 }
 
@@ -274,13 +390,10 @@ fn scores_of(app: &App) -> Result<&ServedEmbedder, ApiError> {
         Some(served) if served.client.texts().kind == EmbedKind::Scores => Ok(served),
         other => {
             let name = other.map_or(&app.model().id, |served| &served.id);
-            Err(no_embedder(format!("{name:?} is no reranker: serve one with --model (and --task rerank)")))
+            let message = format!("{name:?} is no reranker: serve one with --model (and --task rerank)");
+            Err(ApiError::unsupported("model", message))
         }
     }
-}
-
-fn no_embedder(message: String) -> ApiError {
-    ApiError::new(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), message).param("model")
 }
 
 fn check_dimensions(texts: &EmbedTexts, dimensions: Option<usize>) -> Result<(), ApiError> {
@@ -294,7 +407,7 @@ fn check_dimensions(texts: &EmbedTexts, dimensions: Option<usize>) -> Result<(),
 }
 
 /// Names the place of a text that is wrong.
-fn at(error: crate::runtime::Error, place: String) -> ApiError {
+fn at(error: Error, place: String) -> ApiError {
     let error = ApiError::from(error);
     let message = error.message.strip_prefix("input: ").unwrap_or(&error.message);
     ApiError { message: format!("{place}: {message}"), ..error }.param(place)
@@ -321,37 +434,64 @@ fn compute(
     }
 }
 
-fn vector(output: EmbedOutput, in_base64: bool) -> Value {
+fn vector(output: EmbedOutput) -> Result<Vec<f32>, ApiError> {
     match output {
-        EmbedOutput::Vector(vector) if in_base64 => {
-            let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-            STANDARD.encode(bytes).into()
-        }
-        EmbedOutput::Vector(vector) => vector.into_iter().map(shortest).collect(),
-        EmbedOutput::Score(score) => shortest(score),
+        EmbedOutput::Vector(vector) => Ok(vector),
+        EmbedOutput::Score(_) => Err(ApiError::internal("a score instead of a vector")),
     }
 }
 
-/// Returns a number with the fewest digits that give it again.
-fn shortest(value: f32) -> Value {
-    value.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+fn score(output: EmbedOutput) -> Result<f32, ApiError> {
+    match output {
+        EmbedOutput::Score(score) => Ok(score),
+        EmbedOutput::Vector(_) => Err(ApiError::internal("a vector instead of a score")),
+    }
+}
+
+fn base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    STANDARD.encode(bytes)
 }
 
 /// Returns the best documents, the best first; equal ones in their order.
-fn results(body: &RerankBody, outputs: &[EmbedOutput]) -> Vec<Value> {
-    let score = |output: &EmbedOutput| match output {
-        EmbedOutput::Score(score) => *score,
-        EmbedOutput::Vector(_) => f32::NAN,
-    };
-    let mut ranked: Vec<(usize, f32)> = outputs.iter().map(score).enumerate().collect();
+fn results<'a>(body: &'a RerankBody, scores: &[f32]) -> Vec<RankedDocument<'a>> {
+    let mut ranked: Vec<(usize, f32)> = scores.iter().copied().enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     ranked.truncate(body.top_n.unwrap_or(usize::MAX));
-    let result = |(index, score): (usize, f32)| {
-        let mut result = json!({"index": index, "relevance_score": shortest(score)});
-        if body.returns_documents {
-            result["document"] = json!({"text": body.documents[index]});
-        }
-        result
+    let result = |(index, relevance_score): (usize, f32)| {
+        let document = body.returns_documents.then(|| DocumentText { text: &body.documents[index] });
+        RankedDocument { index, relevance_score, document }
     };
     ranked.into_iter().map(result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_beyond_the_limit_are_refused_until_others_have_ended() {
+        let places = EmbedPlaces::default();
+        let mut taken: Vec<_> = (0..MAX_REQUESTS).map(|_| places.enter().expect("a place")).collect();
+        let refused = places.clone().enter().expect_err("all are taken");
+        let found = (refused.status.as_u16(), refused.code, refused.retry_after);
+        assert_eq!(found, (429, Some("queue_full"), Some(REFUSED_WAIT)));
+        taken.pop();
+        assert!(places.enter().is_ok());
+    }
+
+    #[test]
+    fn the_best_documents_come_first_with_the_digits_of_their_scores() {
+        let body = RerankBody {
+            query: "q".to_owned(),
+            documents: ["a", "b", "c"].map(str::to_owned).to_vec(),
+            instruction: None,
+            top_n: Some(2),
+            returns_documents: true,
+            long: LongText::Refuse,
+        };
+        let json = json_bytes(&results(&body, &[0.1, 0.7, 0.7])).expect("JSON");
+        let expected = r#"[{"index":1,"relevance_score":0.7,"document":{"text":"b"}},{"index":2,"relevance_score":0.7,"document":{"text":"c"}}]"#;
+        assert_eq!(String::from_utf8_lossy(&json), expected);
+    }
 }

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::is_anthropic;
 use super::request::model_not_found;
-use crate::serve::App;
 use crate::serve::error::ApiError;
+use crate::serve::{App, ServedEmbedder};
 use crate::template::DateTime;
 
 /// Names of the context length at the top level of a model, as vLLM, OpenRouter and LM Studio spell it.
@@ -18,12 +18,14 @@ const CONTEXT_NAMES: [&str; 3] = ["max_model_len", "context_length", "max_contex
 
 /// Returns the list in OpenAI's form, or in Anthropic's for its clients.
 pub async fn list(State(app): State<App>, headers: HeaderMap) -> Json<Value> {
+    let models: Vec<ModelEntry<'_>> = std::iter::once(ModelEntry::served(&app)).chain(beside(&app)).collect();
     if is_anthropic("", &headers) {
-        let id = &app.model().id;
-        let data = [anthropic_model(&app)];
-        return Json(json!({"data": data, "has_more": false, "first_id": id, "last_id": id}));
+        let data: Vec<Value> = models.iter().map(|listed| listed.anthropic(&app)).collect();
+        let [first, last] = [models.first(), models.last()].map(|listed| listed.map(|listed| listed.id));
+        return Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}));
     }
-    Json(json!({"object": "list", "data": [model(&app)]}))
+    let data: Vec<_> = models.iter().map(|listed| listed.openai(&app)).collect();
+    Json(json!({"object": "list", "data": data}))
 }
 
 /// Returns one model. Ids may contain slashes.
@@ -32,30 +34,91 @@ pub async fn get(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, ApiError> {
-    match app.answers_to(&id) {
-        true if is_anthropic("", &headers) => Ok(Json(anthropic_model(&app))),
-        true => Ok(Json(model(&app).into())),
-        false => Err(model_not_found(&id, &app.model().id)),
+    let embedder = beside(&app).filter(|listed| listed.id == id);
+    let listed = embedder.or_else(|| app.answers_to(&id).then(|| ModelEntry::served(&app)));
+    match listed {
+        Some(listed) if is_anthropic("", &headers) => Ok(Json(listed.anthropic(&app))),
+        Some(listed) => Ok(Json(listed.openai(&app).into())),
+        None => Err(model_not_found(&id, &app.model().id)),
     }
 }
 
-/// Returns Anthropic's object. The context bounds prompt and answer together, so that it is the limit of both.
-fn anthropic_model(app: &App) -> Value {
-    let context = context_length(app);
-    let created = i64::try_from(app.model().created).unwrap_or_default();
-    json!({
-        "type": "model",
-        "id": app.model().id,
-        "display_name": app.model().id,
-        "created_at": DateTime::from_unix(created).strftime("%FT%TZ"),
-        "max_input_tokens": context,
-        "max_tokens": context,
-        "lifecycle": "active",
-        "capabilities": null,
-        "line": null,
-        "deprecated_at": null,
-        "retires_at": null,
-    })
+/// A model of the server, as lists show it.
+struct ModelEntry<'a> {
+    id: &'a str,
+    context: Option<usize>,
+    /// The model for embeddings or scores beside the one that writes text, if it is this.
+    embedder: Option<&'a ServedEmbedder>,
+}
+
+/// Returns the model for embeddings or scores beside the one that writes text.
+fn beside(app: &App) -> Option<ModelEntry<'_>> {
+    let served = app.embedder().filter(|served| !served.is_alone)?;
+    let context = Some(served.client.texts().spec.context_length);
+    Some(ModelEntry { id: &served.id, context, embedder: Some(served) })
+}
+
+impl<'a> ModelEntry<'a> {
+    fn served(app: &'a App) -> Self {
+        Self { id: &app.model().id, context: context_length(app), embedder: None }
+    }
+
+    /// Returns Anthropic's object. The context bounds prompt and answer together, so that it is the limit of both.
+    fn anthropic(&self, app: &App) -> Value {
+        let created = i64::try_from(app.model().created).unwrap_or_default();
+        json!({
+            "type": "model",
+            "id": self.id,
+            "display_name": self.id,
+            "created_at": DateTime::from_unix(created).strftime("%FT%TZ"),
+            "max_input_tokens": self.context,
+            "max_tokens": self.context,
+            "lifecycle": "active",
+            "capabilities": null,
+            "line": null,
+            "deprecated_at": null,
+            "retires_at": null,
+        })
+    }
+
+    /// Returns OpenAI's object with the members that other servers add to it.
+    fn openai(&self, app: &App) -> Map<String, Value> {
+        let chat = self.embedder.is_none().then(|| &app.model().chat_tokenizer);
+        let aliases = if chat.is_some() { &app.settings().aliases[..] } else { &[] };
+        let members = json!({
+            "id": self.id,
+            "object": "model",
+            "created": app.model().created,
+            "owned_by": "llmctl",
+            "type": "base",
+            "capabilities": {
+                "completion_chat": chat.is_some_and(|chat| chat.has_template()),
+                "function_calling": chat.is_some_and(|chat| chat.output_markup().tool_calls.is_some()),
+            },
+            "aliases": aliases,
+            "meta": self.meta(app),
+        });
+        let Value::Object(mut model) = members else { unreachable!("written as an object above") };
+        model.extend(CONTEXT_NAMES.map(|name| (name.to_owned(), self.context.into())));
+        model
+    }
+
+    /// Returns llama.cpp's facts about a model: the context in use and in training, values and bytes of the weights.
+    fn meta(&self, app: &App) -> Value {
+        if let Some(served) = self.embedder {
+            return json!({"n_ctx": self.context, "n_vocab": served.client.texts().spec.vocab_size});
+        }
+        let facts = app.model().facts.as_ref();
+        let trained =
+            facts.and_then(|facts| facts.decoder.as_ref().ok()).map(|decoder| decoder.context_length);
+        json!({
+            "n_ctx": self.context,
+            "n_ctx_train": trained,
+            "n_params": facts.map(|facts| facts.parameters),
+            "size": facts.map(|facts| facts.bytes),
+            "n_vocab": app.model().chat_tokenizer.tokenizer().vocab_size(),
+        })
+    }
 }
 
 /// Returns the server's properties in llama.cpp's form, which agents read for the length of the context. The path of the
@@ -79,39 +142,4 @@ pub async fn props(State(app): State<App>) -> Json<Value> {
 
 fn context_length(app: &App) -> Option<usize> {
     app.engine().ok().map(|engine| engine.spec().context_length())
-}
-
-/// Returns OpenAI's object with the members that other servers add to it.
-fn model(app: &App) -> Map<String, Value> {
-    let served = app.model();
-    let context = context_length(app);
-    let members = json!({
-        "id": served.id,
-        "object": "model",
-        "created": served.created,
-        "owned_by": "llmctl",
-        "type": "base",
-        "capabilities": {
-            "completion_chat": served.chat_tokenizer.has_template(),
-            "function_calling": served.chat_tokenizer.output_markup().tool_calls.is_some(),
-        },
-        "aliases": app.settings().aliases,
-        "meta": meta(app, context),
-    });
-    let Value::Object(mut model) = members else { unreachable!("written as an object above") };
-    model.extend(CONTEXT_NAMES.map(|name| (name.to_owned(), context.into())));
-    model
-}
-
-/// Returns llama.cpp's facts about a model: the context in use and in training, values and bytes of the weights.
-fn meta(app: &App, context: Option<usize>) -> Value {
-    let facts = app.model().facts.as_ref();
-    let trained = facts.and_then(|facts| facts.decoder.as_ref().ok()).map(|decoder| decoder.context_length);
-    json!({
-        "n_ctx": context,
-        "n_ctx_train": trained,
-        "n_params": facts.map(|facts| facts.parameters),
-        "size": facts.map(|facts| facts.bytes),
-        "n_vocab": app.model().chat_tokenizer.tokenizer().vocab_size(),
-    })
 }

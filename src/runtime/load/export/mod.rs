@@ -15,7 +15,7 @@ mod writer;
 
 pub use imatrix::Imatrix;
 pub use mix::{MIXES, QuantMix};
-pub use writer::WriteEnd;
+pub use writer::{UnfinishedFile, WriteEnd};
 
 use folder_keys::ExportFamily;
 use head::{GgufHead, GgufValue};

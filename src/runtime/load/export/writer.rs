@@ -3,7 +3,7 @@
 //! Invariant: the file's name never holds an incomplete file; a write that is stopped or fails leaves nothing behind.
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::head::ALIGNMENT;
@@ -26,9 +26,33 @@ pub enum WriteEnd {
 }
 
 /// A file under its temporary name, removed unless it gets its own.
-struct UnfinishedFile {
+#[derive(Debug)]
+pub struct UnfinishedFile {
     path: PathBuf,
     is_finished: bool,
+}
+
+impl UnfinishedFile {
+    /// Creates the file that is to be `path`, under a temporary name in the same folder.
+    ///
+    /// # Errors
+    /// A file that cannot be created.
+    pub fn create(path: &Path) -> io::Result<(Self, File)> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        let file = File::create(&part)?;
+        Ok((Self { path: part, is_finished: false }, file))
+    }
+
+    /// Gives the file its name; another of that name is replaced.
+    ///
+    /// # Errors
+    /// A name that cannot be given; the file is removed.
+    pub fn finish(mut self, path: &Path) -> io::Result<()> {
+        std::fs::rename(&self.path, path)?;
+        self.is_finished = true;
+        Ok(())
+    }
 }
 
 impl Drop for UnfinishedFile {
@@ -51,11 +75,8 @@ impl Export<'_> {
         path: &Path,
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<WriteEnd, LoadError> {
-        let io = |error: std::io::Error| LoadError::Io { path: path.into(), message: error.to_string() };
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        let file = File::create(&part).map_err(io)?;
-        let mut unfinished = UnfinishedFile { path: part, is_finished: false };
+        let io = |error: io::Error| LoadError::Io { path: path.into(), message: error.to_string() };
+        let (unfinished, file) = UnfinishedFile::create(path).map_err(io)?;
         let mut out = BufWriter::new(file);
         let head = self.head.encode().map_err(|message| LoadError::malformed(path, "head", message))?;
         out.write_all(&head).map_err(io)?;
@@ -76,8 +97,7 @@ impl Export<'_> {
         }
         let file = out.into_inner().map_err(|error| io(error.into_error()))?;
         file.sync_all().map_err(io)?;
-        std::fs::rename(&unfinished.path, path).map_err(io)?;
-        unfinished.is_finished = true;
+        unfinished.finish(path).map_err(io)?;
         Ok(WriteEnd::Done)
     }
 

@@ -2,6 +2,7 @@
 
 use crate::runtime::backend::Activation;
 use crate::runtime::model::config::RopeConfig;
+use crate::runtime::tensor::TensorSource;
 
 /// A whole encoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,6 +66,12 @@ pub struct EncoderNames {
 }
 
 impl EncoderNames {
+    /// Returns the prefix of a file's names: that of its table of words. `None` if the file has no such table.
+    pub fn prefix_in(&self, source: &dyn TensorSource) -> Option<&'static str> {
+        let has = |prefix: &&&str| source.describe(&format!("{prefix}{}.weight", self.words)).is_some();
+        self.prefixes.iter().find(has).copied()
+    }
+
     pub const BERT: EncoderNames = EncoderNames {
         prefixes: &["", "bert.", "roberta.", "xlm_roberta."],
         words: "embeddings.word_embeddings",

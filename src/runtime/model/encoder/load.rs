@@ -5,7 +5,7 @@ use super::{EncoderNorm, EncoderProjection};
 use crate::runtime::backend::Backend;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::decoder::{Convert, Matrix};
-use crate::runtime::model::weights::{Linear, to_f32};
+use crate::runtime::model::weights::{Linear, missing, to_f32};
 use crate::runtime::tensor::{HostTensor, TensorSource};
 
 /// The tensors of an encoder, by name.
@@ -25,8 +25,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         convert: Convert<'a>,
         names: &EncoderNames,
     ) -> Result<Self, LoadError> {
-        let has = |prefix: &&&str| source.describe(&format!("{prefix}{}.weight", names.words)).is_some();
-        let prefix = names.prefixes.iter().find(has).copied();
+        let prefix = names.prefix_in(source);
         let prefix = prefix.ok_or_else(|| missing(&format!("{}.weight", names.words)))?;
         Ok(Self { backend, source, convert, prefix })
     }
@@ -86,15 +85,16 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         names: [String; N],
         fused: &str,
         [rows, cols]: [usize; 2],
-    ) -> Result<Vec<EncoderProjection<B>>, LoadError> {
-        if self.has(&names[0]) || !self.has(fused) {
-            return names.iter().map(|name| self.projection(self.linear(name, [rows, cols])?)).collect();
-        }
-        let whole = self.linear(fused, [N * rows, cols])?;
-        (0..N).map(|part| self.projection(whole.slice_rows(part * rows, (part + 1) * rows))).collect()
+    ) -> Result<[EncoderProjection<B>; N], LoadError> {
+        let read: Vec<EncoderProjection<B>> = if self.has(&names[0]) || !self.has(fused) {
+            let apart = |name: &String| self.projection(self.linear(name, [rows, cols])?);
+            names.iter().map(apart).collect::<Result<_, _>>()?
+        } else {
+            let whole = self.linear(fused, [N * rows, cols])?;
+            let part = |part| self.projection(whole.slice_rows(part * rows, (part + 1) * rows));
+            (0..N).map(part).collect::<Result<_, _>>()?
+        };
+        let mut read = read.into_iter();
+        Ok(std::array::from_fn(|_| read.next().expect("one was read for each name")))
     }
-}
-
-fn missing(name: &str) -> LoadError {
-    LoadError::Tensor { tensor: name.to_owned(), message: "not in the file".to_owned() }
 }

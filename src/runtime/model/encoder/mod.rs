@@ -52,7 +52,7 @@ impl<B: Backend> EncoderProjection<B> {
 
 struct EncoderLayer<B: Backend> {
     config: EncoderLayerConfig,
-    qkv: Vec<EncoderProjection<B>>,
+    qkv: [EncoderProjection<B>; 3],
     output: EncoderProjection<B>,
     /// `None` in ModernBERT's first layer, whose input is normalised already.
     attention_norm: Option<EncoderNorm<B>>,
@@ -87,6 +87,15 @@ struct EncoderStream<B: Backend> {
     k: B::Buffer,
     v: B::Buffer,
     up: B::Buffer,
+}
+
+/// A step of all layers, besides its stream.
+struct EncoderStep<'a, B: Backend> {
+    backend: &'a B,
+    config: &'a EncoderConfig,
+    angles: &'a [B::Angles],
+    /// Rows of each text.
+    spans: &'a [Range<usize>],
 }
 
 impl<B: Backend> Encoder<B> {
@@ -181,8 +190,9 @@ impl<B: Backend> TextModel for Encoder<B> {
         }
         self.embed(texts)?;
         let Self { backend, config, stream, angles, .. } = self;
+        let step = EncoderStep { backend, config, angles, spans: &spans };
         for layer in &self.layers {
-            layer.apply(backend, config, angles, &spans, stream)?;
+            layer.apply(&step, stream)?;
         }
         let EncoderStream { residual, normed, .. } = stream;
         if let Some(norm) = &self.last_norm {
@@ -225,17 +235,13 @@ impl<B: Backend> EncoderLayer<B> {
         let name = |part: &str| format!("{layers}.{index}.{part}");
         let (names, hidden, inner) = (config.names, config.hidden_size, config.intermediate_size);
         let linear = |part: &str, shape| file.projection(file.linear(&name(part), shape)?);
-        let [gate, up] = match config.is_gated {
+        let (gate, up) = match config.is_gated {
             true => {
-                let parts = file.projections(
-                    [names.gate, names.up].map(name),
-                    &name(names.gate_up),
-                    [inner, hidden],
-                )?;
-                let [gate, up] = <[_; 2]>::try_from(parts).unwrap_or_else(|_| unreachable!("two were read"));
-                [Some(gate), Some(up)]
+                let parts = [names.gate, names.up].map(name);
+                let [gate, up] = file.projections(parts, &name(names.gate_up), [inner, hidden])?;
+                (Some(gate), up)
             }
-            false => [None, Some(linear(names.up, [inner, hidden])?)],
+            false => (None, linear(names.up, [inner, hidden])?),
         };
         let is_first_of_modern = config.pre_norms && index == 0;
         let attention_norm = match is_first_of_modern && !file.has(&name(names.attention_norm)) {
@@ -248,49 +254,40 @@ impl<B: Backend> EncoderLayer<B> {
             output: linear(names.attention_output, [hidden, hidden])?,
             attention_norm,
             gate,
-            up: up.unwrap_or_else(|| unreachable!("both forms have it")),
+            up,
             down: linear(names.down, [hidden, inner])?,
             mlp_norm: file.norm(&name(names.mlp_norm), hidden)?,
         })
     }
 
-    fn apply(
-        &self,
-        backend: &B,
-        config: &EncoderConfig,
-        angles: &[B::Angles],
-        spans: &[Range<usize>],
-        stream: &mut EncoderStream<B>,
-    ) -> Result<()> {
+    fn apply(&self, step: &EncoderStep<'_, B>, stream: &mut EncoderStream<B>) -> Result<()> {
+        let EncoderStep { backend, config, .. } = *step;
         let eps = config.norm_eps;
         let pre_norm = self.attention_norm.as_ref().filter(|_| config.pre_norms);
         if let Some(norm) = pre_norm {
             norm.apply(backend, &stream.residual, eps, &mut stream.normed)?;
         }
-        let is_normed = pre_norm.is_some();
-        self.attend(backend, config, angles, spans, is_normed, stream)?;
+        self.attend(step, pre_norm.is_some(), stream)?;
         let post_norm = self.attention_norm.as_ref().filter(|_| !config.pre_norms);
         add(backend, post_norm, eps, stream)?;
         if config.pre_norms {
             self.mlp_norm.apply(backend, &stream.residual, eps, &mut stream.normed)?;
         }
-        self.feed_forward(backend, config, stream)?;
+        self.feed_forward(step, stream)?;
         add(backend, Some(&self.mlp_norm).filter(|_| !config.pre_norms), eps, stream)
     }
 
     /// Computes the attention of `normed`, or of the residual stream, into `added`.
     fn attend(
         &self,
-        backend: &B,
-        config: &EncoderConfig,
-        angles: &[B::Angles],
-        spans: &[Range<usize>],
+        step: &EncoderStep<'_, B>,
         is_normed: bool,
         stream: &mut EncoderStream<B>,
     ) -> Result<()> {
+        let EncoderStep { backend, config, angles, spans } = *step;
         let EncoderStream { residual, normed, added, q, k, v, .. } = stream;
         let input = if is_normed { &*normed } else { &*residual };
-        let [to_q, to_k, to_v] = &self.qkv[..] else { unreachable!("three were loaded") };
+        let [to_q, to_k, to_v] = &self.qkv;
         backend.matmul_each(input, &mut [to_q.onto(q), to_k.onto(k), to_v.onto(v)])?;
         let head_dim = config.hidden_size / config.num_heads;
         if let Some(rope) = self.config.rope {
@@ -309,7 +306,8 @@ impl<B: Backend> EncoderLayer<B> {
     }
 
     /// Computes the feed-forward part of `normed`, or of the residual stream, into `added`.
-    fn feed_forward(&self, backend: &B, config: &EncoderConfig, stream: &mut EncoderStream<B>) -> Result<()> {
+    fn feed_forward(&self, step: &EncoderStep<'_, B>, stream: &mut EncoderStream<B>) -> Result<()> {
+        let EncoderStep { backend, config, .. } = *step;
         let EncoderStream { residual, normed, added, q: inner, up, .. } = stream;
         let input = if config.pre_norms { &*normed } else { &*residual };
         match &self.gate {

@@ -154,7 +154,8 @@ impl Tokenizer {
         let is_encoder = spec.model == "bert";
         let (mut bos, mut eos) = (spec.bos, spec.eos);
         if is_encoder {
-            (bos, eos) = (bos.or(Some(wordpiece::FIRST)), eos.or(Some(wordpiece::LAST)));
+            bos = Some(wordpiece::special_id(spec, bos, "[CLS]")?);
+            eos = Some(wordpiece::special_id(spec, eos, "[SEP]")?);
         }
         wrap(&mut prefix, bos, Some(spec.add_bos.unwrap_or(parts.adds_bos)), true);
         wrap(&mut suffix, eos, Some(spec.add_eos.unwrap_or(is_encoder)), false);

@@ -14,10 +14,14 @@ use super::pipeline::guarded;
 use super::speller::Speller;
 use super::vocab::{TokenKind, VocabSpec};
 
-/// The ids of `[UNK]`, `[CLS]` and `[SEP]` in BERT's own vocabulary, for files that do not list them.
-pub(super) const UNKNOWN: u32 = 100;
-pub(super) const FIRST: u32 = 101;
-pub(super) const LAST: u32 = 102;
+/// Returns the id that the file lists for a special token, or that of its name in BERT's vocabularies.
+///
+/// # Errors
+/// A vocabulary without the token.
+pub(super) fn special_id(spec: &VocabSpec, listed: Option<u32>, name: &str) -> Result<u32, String> {
+    let id = || Some(spec.tokens.iter().position(|text| text == name)? as u32);
+    listed.or_else(id).ok_or_else(|| format!("the vocabulary has no token {name}"))
+}
 
 /// Builds a WordPiece tokenizer.
 ///
@@ -32,8 +36,7 @@ pub(super) fn wordpiece(spec: &VocabSpec) -> Result<TokenizerParts, String> {
         };
         (text, Value::from(id))
     };
-    let unknown = spec.unk.unwrap_or(UNKNOWN);
-    let unknown = spec.tokens.get(unknown as usize).ok_or("the vocabulary has no unknown token")?.clone();
+    let unknown = spec.tokens[special_id(spec, spec.unk, "[UNK]")? as usize].clone();
     let vocab: Map<String, Value> = (0u32..).zip(&spec.tokens).map(spelled).collect();
     let model = json!({"type": "WordPiece", "vocab": vocab, "unk_token": unknown, "continuing_subword_prefix": "##",
         "max_input_chars_per_word": 100});
@@ -50,4 +53,29 @@ pub(super) fn wordpiece(spec: &VocabSpec) -> Result<TokenizerParts, String> {
         spelling: Spelling::SentencePiece,
         adds_bos: true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::text::Tokenizer;
+
+    #[test]
+    fn special_tokens_are_found_by_name_where_the_file_lists_no_ids() {
+        let tokens = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let spec = VocabSpec {
+            model: "bert".to_owned(),
+            tokens: tokens(&["[SEP]", "[UNK]", "\u{2581}a", "[CLS]"]),
+            kinds: vec![TokenKind::Control, TokenKind::Unknown, TokenKind::Normal, TokenKind::Control],
+            ..VocabSpec::default()
+        };
+        let encoded = |spec: &VocabSpec| {
+            let tokenizer = Tokenizer::from_vocab(spec).map_err(|error| error.to_string())?;
+            let options = crate::runtime::text::Encode { add_special: true, parse_special: false };
+            tokenizer.encode("a", options).map_err(|error| error.to_string())
+        };
+        assert_eq!(encoded(&spec), Ok(vec![3, 2, 0]));
+        let without = VocabSpec { tokens: tokens(&["[SEP]", "[UNK]", "\u{2581}a", "b"]), ..spec };
+        assert!(encoded(&without).expect_err("no first token").contains("[CLS]"));
+    }
 }

@@ -1,47 +1,39 @@
-//! The engine of a model that writes no text, for a server whose model is an embedder: it has a context, and refuses requests.
+//! An engine that keeps no sessions, has no load and never ends: it only takes requests.
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
-use super::EmbedTexts;
-use crate::runtime::client::{EndGuard, EngineTransport, Sink};
+use super::{EndGuard, EngineTransport, Sink};
 use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::runtime::error::{Error, Result};
-use crate::runtime::model::ModelSpec;
 use crate::runtime::notice::Notice;
-use crate::runtime::request::{EngineSessionName, Event, Request};
-use crate::runtime::spec::{EngineConfig, EngineSpec};
+use crate::runtime::request::{EngineSessionName, Request};
+use crate::runtime::spec::EngineSpec;
 
-/// An engine that generates nothing and never ends.
-pub struct NoEngine {
+/// An engine without sessions. `start` answers a request before it returns.
+pub struct Sessionless<F> {
     spec: EngineSpec,
+    start: F,
 }
 
-impl NoEngine {
-    /// # Errors
-    /// Those of [`EngineSpec::new`].
-    pub fn new(texts: &EmbedTexts) -> Result<Self> {
-        let spec = &texts.spec;
-        let model = ModelSpec {
-            architecture: spec.architecture.to_owned(),
-            vocab_size: spec.vocab_size,
-            context_length: spec.context_length,
-            groups: Vec::new(),
-            can_rewind: true,
-        };
-        Ok(Self { spec: EngineSpec::new(model, EngineConfig::new(spec.context_length, Vec::new()))? })
+impl<F> Sessionless<F>
+where
+    F: Fn(Request, Sink) -> Result<()> + Send + Sync + 'static,
+{
+    pub fn new(spec: EngineSpec, start: F) -> Self {
+        Self { spec, start }
     }
 }
 
-impl EngineTransport for NoEngine {
+impl<F> EngineTransport for Sessionless<F>
+where
+    F: Fn(Request, Sink) -> Result<()> + Send + Sync + 'static,
+{
     fn spec(&self) -> &EngineSpec {
         &self.spec
     }
 
-    fn start(&self, _request: Request, mut sink: Sink, _stop: StopHandle) -> Result<()> {
-        let (ControlFlow::Continue(()) | ControlFlow::Break(())) =
-            sink(Event::Failed(Error::NotSupported("it computes embeddings and writes no text")));
-        Ok(())
+    fn start(&self, request: Request, sink: Sink, _stop: StopHandle) -> Result<()> {
+        (self.start)(request, sink)
     }
 
     fn load(&self) -> Result<EngineLoad> {
