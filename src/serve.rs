@@ -48,6 +48,7 @@ use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
+use api::embeddings::EmbedPlaces;
 use api::session_queue::SessionQueues;
 use api::transient::Transients;
 use engines::Engines;
@@ -73,7 +74,7 @@ struct AppState {
     settings: ServeSettings,
     preparing: Preparing,
     /// The model for /v1/embeddings or /v1/rerank.
-    embedder: OnceLock<ServedEmbedder>,
+    embedder: Option<ServedEmbedder>,
     /// Read-locked by every request until it has ended, which may be after its client has left.
     in_flight: Arc<RwLock<()>>,
     /// The drain timeout is over: requests under way end with an error.
@@ -99,6 +100,15 @@ pub struct ServedEmbedder {
     /// The name in requests and answers.
     pub id: String,
     pub client: EmbedClient,
+    places: EmbedPlaces,
+    /// It is the server's model: nothing here writes text.
+    pub is_alone: bool,
+}
+
+impl ServedEmbedder {
+    pub fn new(id: String, client: EmbedClient, is_alone: bool) -> Self {
+        Self { id, client, places: EmbedPlaces::default(), is_alone }
+    }
 }
 
 /// ServeSettings that apply to all requests.
@@ -140,6 +150,18 @@ impl App {
         observer: Observer,
         settings: ServeSettings,
     ) -> Self {
+        Self::with_embedder(model, engines, sessions, observer, settings, None)
+    }
+
+    /// Creates the state of a server that serves vectors or scores too.
+    pub fn with_embedder(
+        model: ServedModel,
+        engines: impl Into<Engines>,
+        sessions: Option<SessionStore>,
+        observer: Observer,
+        settings: ServeSettings,
+        embedder: Option<ServedEmbedder>,
+    ) -> Self {
         let mut model = model;
         if let Some(format) = settings.tool_format {
             model.chat_tokenizer.set_tool_format(format);
@@ -163,7 +185,7 @@ impl App {
             observer,
             settings,
             preparing: Preparing::default(),
-            embedder: OnceLock::new(),
+            embedder,
             in_flight: Arc::default(),
             is_cut_short: AtomicBool::new(false),
         };
@@ -202,15 +224,13 @@ impl App {
         self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    /// Serves vectors or scores too. The first call counts.
-    #[must_use]
-    pub fn with_embedder(self, embedder: ServedEmbedder) -> Self {
-        self.state.embedder.get_or_init(|| embedder);
-        self
+    /// Whether the server's model writes text.
+    pub fn writes_text(&self) -> bool {
+        !self.embedder().is_some_and(|served| served.is_alone)
     }
 
     pub fn embedder(&self) -> Option<&ServedEmbedder> {
-        self.state.embedder.get()
+        self.state.embedder.as_ref()
     }
 
     fn conversations(&self) -> &Conversations {

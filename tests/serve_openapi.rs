@@ -42,7 +42,8 @@ fn validator(document: &Value, name: &str) -> jsonschema::Validator {
     jsonschema::draft202012::new(&schema).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn check(document: &Value, name: &str, value: &Value) {
+/// Checks a value against one of the document's schemas.
+pub fn check(document: &Value, name: &str, value: &Value) {
     let errors: Vec<String> = validator(document, name)
         .iter_errors(value)
         .map(|error| format!("{}: {error}", error.instance_path()))
@@ -118,6 +119,20 @@ fn property<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
     })
 }
 
+async fn its_statuses_are_those_of_the_page() {
+    let document = document(&server()).await;
+    let page = read("docs/http.md");
+    let statuses: BTreeSet<String> = rows(&page)
+        .filter_map(|cells| cells.first().map(|cell| (*cell).to_owned()))
+        .filter(|cell| cell.len() == 3 && cell.parse::<u16>().is_ok())
+        .collect();
+    let described = object(&document["components"]["responses"]).keys();
+    let described: BTreeSet<String> =
+        described.map(|name| name.trim_start_matches("Error").to_owned()).collect();
+    assert!(statuses.len() > 10, "{statuses:?}");
+    assert_eq!(described, statuses);
+}
+
 async fn every_fact_is_of_a_field_that_is_read() {
     let document = document(&server()).await;
     let schemas = object(&document["components"]["schemas"]);
@@ -162,6 +177,7 @@ async fn examples_are_as_their_schemas_say() {
 fn check_reply(document: &Value, route: (&str, &str), reply: &Reply) {
     let (method, path) = route;
     let responses = &document["paths"][path][method]["responses"];
+    assert!(!reply.status.is_server_error(), "{method} {path}: {}", reply.text);
     let status = reply.status.as_u16().to_string();
     let response = &responses[&status];
     assert!(response.is_object(), "{method} {path}: {status} is not described: {}", reply.text);
@@ -238,6 +254,8 @@ async fn answers_are_as_the_document_says() {
     for (method, path, id, body) in [
         (Method::POST, "/v1/sessions/{id}/fork", "s", json!({"to": "t"})),
         (Method::POST, "/v1/sessions/{id}/fork", "s", json!({"to": "t"})),
+        (Method::POST, "/v1/sessions/{id}/rename", "t", json!({"to": "u"})),
+        (Method::POST, "/v1/sessions/{id}/rename", "u", json!({"to": "s"})),
         (Method::POST, "/v1/sessions/{id}/reset", "s", Value::Null),
         (Method::POST, "/v1/sessions/{id}/restore", "s", json!({"branch": "none"})),
         (Method::DELETE, "/v1/sessions/{id}", "s", Value::Null),
@@ -252,6 +270,7 @@ async fn answers_are_as_the_document_says() {
 both_kinds! {
     its_routes_are_those_of_the_page,
     its_fields_are_those_of_the_page,
+    its_statuses_are_those_of_the_page,
     every_fact_is_of_a_field_that_is_read,
     examples_are_as_their_schemas_say,
     answers_are_as_the_document_says,

@@ -308,7 +308,7 @@ export class Conversation {
     this.#abort?.abort();
   }
 
-  // Where the answer calls tools, the user can give their results.
+  // After an answer that calls tools, the user can give their results.
   #offerResults() {
     const calls = this.messages.at(-1)?.role === "assistant" ? (this.#last?.pendingCalls ?? []) : [];
     if (calls.length === 0) return;
@@ -332,10 +332,10 @@ function waitText(text) {
   return `${words} …`;
 }
 
-// An id that says what the session is about, and is nobody else's.
+// An id of the first words of the message and 32 random bits, so that no other session has it.
 function newId(text) {
   const words = text.toLowerCase().match(/[a-z0-9]+/g) ?? [];
   const short = words.slice(0, 5).join("-").slice(0, 32).replace(/-+$/, "") || "chat";
-  const random = crypto.getRandomValues(new Uint16Array(1))[0].toString(16).padStart(4, "0");
+  const random = crypto.getRandomValues(new Uint32Array(1))[0].toString(16).padStart(8, "0");
   return `${short}-${random}`;
 }

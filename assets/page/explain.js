@@ -1,4 +1,4 @@
-// Why a prompt was not resumed further: the reason in words, and the two texts where they part, with the difference marked.
+// The reason why a prompt was not resumed further, in words, and both texts at the point where they differ, with the difference marked.
 
 import { byId, count, el } from "./dom.js";
 import { json, sessionPath } from "./server.js";

@@ -59,8 +59,17 @@ async function serve(server) {
   panel ??= new Panel(server.remote_engine, failed);
   panel.start();
   await Promise.all([sessions.refresh(), offerModels()]);
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  const wanted = sessionInAddress();
   if (wanted !== "" && wanted !== conversation.id && !conversation.isBusy) await open(wanted);
+}
+
+// The session that the address names; "" without one, or where the address is malformed.
+function sessionInAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return "";
+  }
 }
 
 // A choice, where the server has several models.
@@ -171,14 +180,11 @@ async function act(action) {
 const ACTIONS = {
   rename: (id) => sessions.rename(id),
   fork: (id) => sessions.fork(id),
-  restore: async (id) => {
-    const of = await sessions.restore(id);
-    return of;
-  },
+  restore: (id) => sessions.restore(id),
   remove: async (id) => ((await sessions.remove(id)) ? null : id),
 };
 
-// What is written ----------------------------------------------------------------------------------------------------------
+// Composing messages ----------------------------------------------------------------------------------------------------------
 
 async function send() {
   const text = input.value.trim();
@@ -259,6 +265,8 @@ function bind() {
   byId("open-settings").addEventListener("click", () => byId("settings-dialog").showModal());
   byId("open-keys").addEventListener("click", () => byId("keys-dialog").showModal());
   byId("forget-key").addEventListener("click", () => (setKey(""), location.reload()));
+  // A link to a fragment would change the address, which names the session.
+  document.querySelector(".skip").addEventListener("click", (event) => (event.preventDefault(), input.focus()));
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => {
     // The terminal and other clients use the sessions, too.
@@ -266,14 +274,13 @@ function bind() {
     panel?.start();
   });
   addEventListener("popstate", () => {
-    const id = decodeURIComponent(location.hash.slice(1));
+    const id = sessionInAddress();
     if (id === "") begin();
     else open(id).catch(failed);
   });
 }
 
 bindSettings((text) => (byId("active").textContent = text));
-applyTheme();
 bind();
 byId("sidebar").hidden = narrow.sidebar.matches;
 byId("toggle-sidebar").setAttribute("aria-expanded", String(!narrow.sidebar.matches));

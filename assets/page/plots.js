@@ -1,4 +1,4 @@
-// What the server does, from /metrics: tokens per second, requests, KV and the warm share of prompts, over the last minutes.
+// The server's load over the last minutes, from /metrics: tokens per second, requests, KV and the warm share of prompts.
 
 import { byId, bytes, count, el } from "./dom.js";
 import { text } from "./server.js";
@@ -142,7 +142,9 @@ export class Panel {
     const seconds = Math.max((now - before.at) / 1000, 0.001);
     const since = (name) => Math.max(0, counters[name] - before[name]);
     const [prompt, cached] = [since("prompt"), since("cached")];
-    const kv = [get("vllm:kv_cache_usage_perc"), get("llmctl_kv_held_bytes"), get("llmctl_kv_capacity_bytes")];
+    // Of all engines together: their own shares do not add up.
+    const [held, capacity] = [get("llmctl_kv_held_bytes"), get("llmctl_kv_capacity_bytes")];
+    const kv = [capacity > 0 ? held / capacity : 0, held, capacity];
     const values = new Map([
       ["Tokens/s", [since("generated") / seconds, Math.max(0, prompt - cached) / seconds]],
       ["Requests", [get("vllm:num_requests_running"), get("vllm:num_requests_waiting")]],

@@ -36,7 +36,7 @@ export class ServerError extends Error {
   }
 }
 
-// What to do when a key is missing or refused: a function that returns whether there is another one now.
+// Called when a key is missing or refused; returns whether there is another one now.
 let keyWanted = async () => false;
 export function onKeyWanted(ask) {
   keyWanted = ask;

@@ -6,7 +6,7 @@ import { json, sessionPath } from "./server.js";
 const PAGE = 1000;
 const DAY = 86_400;
 
-// What a branch holds, by the reason that it was made for.
+// Contents of a branch, by the reason that it was made for.
 const BRANCHES = {
   edit: "before an edit",
   retry: "before a retry",
@@ -47,8 +47,9 @@ export class Sessions {
     // A branch stands below its session.
     const ids = new Set(found.map((session) => session.id));
     const isBelow = (session) => session.branch && ids.has(session.branch.of);
+    const below = Map.groupBy(found.filter(isBelow), (branch) => branch.branch.of);
     const rows = found.filter((session) => !isBelow(session)).flatMap((session) => {
-      const branches = found.filter((other) => other.branch?.of === session.id);
+      const branches = below.get(session.id) ?? [];
       return [this.#row(session, false), ...branches.map((branch) => this.#row(branch, true))];
     });
     byId("session-list").replaceChildren(...rows);

@@ -1,4 +1,4 @@
-// What the reader has set, kept in the browser: appearance, and the fields that go with each message.
+// The user's settings, kept in the browser: appearance, and the fields that go with each message.
 
 import { byId } from "./dom.js";
 
@@ -40,7 +40,7 @@ export function chatFields() {
   return fields;
 }
 
-// What goes with each message beside its text, in words.
+// The fields that go with each message beside its text, in words.
 function activeText() {
   const { model, temperature, max_tokens: most, reasoning, tools } = settings;
   const parts = [

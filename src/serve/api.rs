@@ -3,8 +3,9 @@
 //! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
-//! `conversations` is what session ids name, `transient` what the headers of clients name, `line` and `patience` how requests wait
-//! for a session, `listing` and `sessions` the endpoints of all that; `text` is the model's text side, `models` its name; `openapi` describes all of it.
+//! `conversations` has the sessions that ids name, `transient` those that the headers of clients name; `session_queue` and `patience` let
+//! requests wait for a session; `listing` and `sessions` are the endpoints of all that; `text` is the model's text side, `models` its name;
+//! `embeddings` computes vectors and scores; `openapi` describes all of it.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
 
 mod body;
@@ -13,7 +14,7 @@ mod collect;
 mod completions;
 pub(crate) mod conversations;
 mod drive;
-mod embeddings;
+pub(crate) mod embeddings;
 mod eta;
 mod generate;
 mod infill;
@@ -35,49 +36,18 @@ pub(crate) mod transient;
 
 use axum::Router;
 use axum::http::HeaderMap;
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 
 use super::App;
 use super::error::ApiError;
-
-/// Descriptions of [`routes`] for people.
-pub const ENDPOINTS: [&str; 28] = [
-    "GET /v1/models",
-    "GET /v1/models/{id}",
-    "GET /models",
-    "GET /models/{id}",
-    "GET /props",
-    "POST /v1/chat/completions",
-    "POST /v1/completions",
-    "POST /v1/messages",
-    "POST /v1/messages/count_tokens",
-    "POST /v1/responses",
-    "POST /v1/responses/input_tokens",
-    "GET /v1/responses/{id}",
-    "DELETE /v1/responses/{id}",
-    "POST /infill",
-    "POST /v1/embeddings",
-    "POST /v1/rerank",
-    "POST /tokenize",
-    "POST /detokenize",
-    "POST /apply-template",
-    "GET /v1/sessions",
-    "GET /v1/sessions/{id}",
-    "DELETE /v1/sessions/{id}",
-    "POST /v1/sessions/{id}/reset",
-    "GET /v1/sessions/{id}/explain",
-    "POST /v1/sessions/{id}/fork",
-    "GET /openapi.json",
-    "POST /v1/sessions/{id}/rename",
-    "POST /v1/sessions/{id}/restore",
-];
+pub use openapi::endpoints;
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
 pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);
     let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
-    let is_known = |path: &str| ENDPOINTS.iter().any(|endpoint| fits(endpoint, method, path));
+    let is_known = |path: &str| endpoints().any(|endpoint| fits(endpoint, method, path));
     let candidates = [format!("/v1/{rest}"), format!("/{rest}")];
     candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
 }
@@ -93,7 +63,7 @@ fn fits(endpoint: &str, method: &str, path: &str) -> bool {
         match (ours.next(), theirs.next()) {
             (None, None) => return true,
             (Some(part), Some(given)) if part == given => {}
-            (Some("{id}"), Some(given)) if !given.is_empty() => {}
+            (Some(part), Some(given)) if part.starts_with('{') && !given.is_empty() => {}
             _ => return false,
         }
     }
@@ -111,20 +81,34 @@ fn shared_routes() -> Router<App> {
         .route("/v1/rerank", post(embeddings::rerank))
         .route("/rerank", post(embeddings::rerank))
         .route("/v2/rerank", post(embeddings::rerank))
+        .route("/reranking", post(embeddings::rerank))
+        .route("/v1/reranking", post(embeddings::rerank))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))
+        .route("/openapi.json", get(openapi::get))
 }
+
+/// Paths that only a model that writes text has.
+const TEXT_PATHS: [&str; 11] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/responses/{id}",
+    "/infill",
+    "/apply-template",
+    "/v1/sessions",
+    "/v1/sessions/{*rest}",
+];
 
 /// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
 pub fn embedder_routes() -> Router<App> {
-    shared_routes()
-        .route("/v1/chat/completions", post(embeddings::writes_no_text))
-        .route("/v1/completions", post(embeddings::writes_no_text))
-        .route("/v1/messages", post(embeddings::writes_no_text))
-        .route("/v1/responses", post(embeddings::writes_no_text))
-        .route("/infill", post(embeddings::writes_no_text))
-        .route("/apply-template", post(embeddings::writes_no_text))
+    TEXT_PATHS
+        .iter()
+        .fold(shared_routes(), |routes, path| routes.route(path, any(embeddings::writes_no_text)))
 }
 
 /// All endpoints that speak of models, generations and sessions, without the layers around them.
@@ -146,7 +130,6 @@ pub fn routes() -> Router<App> {
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/rename", post(sessions::rename))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
-        .route("/openapi.json", get(openapi::get))
 }
 
 /// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.

@@ -54,11 +54,11 @@ const HEADERS: [(HeaderName, HeaderValue); 6] = [
 /// Returns whether a request is for the document or one of its files.
 pub fn is_meant(method: &Method, path: &str, headers: &HeaderMap) -> bool {
     let reads = matches!(*method, Method::GET | Method::HEAD);
-    reads && (path.starts_with(FOLDER) || path == "/" && prefers_page(headers))
+    reads && (path.starts_with(FOLDER) || path == "/" && names_html(headers))
 }
 
-/// Browsers ask for `text/html` by name. Programs ask for JSON or anything, and get JSON.
-pub fn prefers_page(headers: &HeaderMap) -> bool {
+/// Returns whether `Accept` names `text/html` with a weight above 0, as browsers do; the order of preference is not looked at.
+pub fn names_html(headers: &HeaderMap) -> bool {
     let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let mut ranges = accepts.flat_map(|value| value.split(','));
     ranges.any(|range| {

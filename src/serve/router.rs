@@ -23,8 +23,8 @@ use super::{access, api, guard, page};
 /// Time that a browser may cache the answer to a preflight request.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
-/// The endpoints of this file.
-const OWN_ENDPOINTS: [&str; 3] = ["GET /health", "GET /ready", "GET /metrics"];
+/// Endpoints that the list for programs leaves out: the list itself, and what browsers get.
+const UNLISTED: [&str; 2] = ["GET /", "GET /page/{file}"];
 
 /// Returns all routes: `api` has the handlers of the model's endpoints, or no route while the model loads.
 pub fn router(lifecycle: &Lifecycle, api: Router) -> Router {
@@ -71,7 +71,9 @@ fn cors(origins: &[String]) -> CorsLayer {
 
 /// `GET /`: the page for browsers; for programs name, version, stage, model and endpoints.
 async fn index(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
-    let answer = match lifecycle.policy().page && page::prefers_page(&headers) {
+    // The page is for chats.
+    let writes_text = lifecycle.app().is_none_or(App::writes_text);
+    let answer = match lifecycle.policy().page && writes_text && page::names_html(&headers) {
         true => page::document(),
         false => description(&lifecycle).into_response(),
     };
@@ -93,7 +95,7 @@ fn description(lifecycle: &Lifecycle) -> Json<serde_json::Value> {
         "base_url": "/v1",
         "shares_sessions": settings.map(|settings| settings.share_sessions),
         "remote_engine": settings.map(|settings| settings.remote),
-        "endpoints": api::ENDPOINTS.iter().chain(&OWN_ENDPOINTS).collect::<Vec<_>>(),
+        "endpoints": api::endpoints().filter(|endpoint| !UNLISTED.contains(endpoint)).collect::<Vec<_>>(),
     }))
 }
 

@@ -48,7 +48,10 @@ HOSTILE = """# <img src=x onerror="window.harmed=1">
 <meta http-equiv="refresh" content="0;url=http://evil.invalid/"><link rel=stylesheet href=http://evil.invalid/x.css>
 """
 
-# What would take too long if the work were not bounded.
+# Elements within each other that an answer may have: two for each nested block, and one for each open mark.
+MOST_LEVELS = 50
+
+# Texts that take minutes or a deep tree of elements if the work on them is not bounded.
 HEAVY = [
     ">" * 20_000 + " deep",
     "\n".join("  " * depth + "- item" for depth in range(400)),
@@ -185,6 +188,15 @@ class ProxyHandler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+CHECKS = []
+
+
+def check(test):
+    """Adds a method of the suite to the checks."""
+    CHECKS.append(test.__name__)
+    return test
+
+
 class Suite:
     def __init__(self, options, browser):
         self.options, self.browser = options, browser
@@ -235,6 +247,7 @@ class Suite:
 
     # Each check below is a promise; those that need no server of their own share one.
 
+    @check
     def a_message_is_answered_saved_and_seen_by_the_terminal(self):
         with self.page() as page:
             self.shot(page, "empty")
@@ -253,6 +266,7 @@ class Suite:
             assert QUESTION in page.inner_text("#log")
             self.shot(page, "chat")
 
+    @check
     def a_session_of_the_terminal_goes_on_in_the_page(self):
         self.server.run("run", "--session", "from-the-terminal", "--quiet", QUESTION)
         with self.page() as page:
@@ -261,6 +275,7 @@ class Suite:
             self.say(page, "What is a session?")
             assert self.server.get("v1/sessions/from-the-terminal")["turns"] == 2
 
+    @check
     def edit_and_retry_keep_the_replaced_turns(self):
         with self.page() as page:
             self.say(page, QUESTION)
@@ -290,6 +305,7 @@ class Suite:
             self.act(page, "#restore")
             self.wait(page, f"document.querySelector('#title').textContent === '{session}'")
 
+    @check
     def sessions_are_renamed_forked_and_deleted(self):
         self.server.tell("old-name", {"role": "user", "content": QUESTION})
         with self.page() as page:
@@ -316,6 +332,7 @@ class Suite:
             ids = [session["id"] for session in self.server.get("v1/sessions?limit=1000")["data"]]
             assert "new-name" in ids and not {"old-name", "new-name-fork"} & set(ids), ids
 
+    @check
     def an_answer_is_stopped_and_kept_so_far(self):
         with self.page() as page:
             self.stop_next(page)
@@ -342,7 +359,7 @@ class Suite:
             route.continue_(post_data=json.dumps(body))
 
         page.route("**/v1/chat/completions", lengthen)
-        self._limit_download(page, 20_000)
+        self.limit_download(page, 20_000)
         page.evaluate(
             """new MutationObserver((_, observer) => {
                 if (!document.querySelector(".busy #log > :last-child .answer p")) return;
@@ -351,7 +368,7 @@ class Suite:
             }).observe(document.querySelector("#log"), { childList: true, subtree: true })"""
         )
 
-    def _limit_download(self, page, bytes_per_second):
+    def limit_download(self, page, bytes_per_second):
         """-1 is no limit."""
         network = page.context.new_cdp_session(page)
         limits = {"downloadThroughput": bytes_per_second, "uploadThroughput": -1, "latency": 0, "offline": False}
@@ -359,11 +376,12 @@ class Suite:
 
     def wait_stopped(self, page):
         page.wait_for_selector("#log > :last-child >> text=Stopped.")
-        self._limit_download(page, -1)
+        self.limit_download(page, -1)
         page.wait_for_selector("#send:visible")
         self.wait(page, "!document.querySelector('#log .message.assistant:last-of-type .actions:empty')")
         page.unroute("**/v1/chat/completions")
 
+    @check
     def hostile_answers_stay_text(self):
         user = {"role": "user", "content": "x"}
         answer = {"role": "assistant", "content": HOSTILE, "reasoning_content": HOSTILE}
@@ -398,10 +416,12 @@ class Suite:
         assert links and all(re.match(r"https?://(good|evil)\.invalid/", link) for link in links), links
         assert "http://good.invalid/a_(b)?c=1" in links, links
 
-    def heavy_answers_take_no_time(self):
+    @check
+    def heavy_answers_are_shown_within_bounds(self):
+        """Time has no bound of its own here: a text whose work grows too fast runs into the limit of the whole."""
         with self.page() as page:
             for number, text in enumerate(HEAVY):
-                took = page.evaluate(
+                took, depth = page.evaluate(
                     """async (text) => {
                         const { MarkdownView } = await import(new URL("page/markdown.js", document.baseURI).href);
                         const root = document.createElement("div");
@@ -409,12 +429,16 @@ class Suite:
                         new MarkdownView(root).update(text);
                         document.querySelector("#log").replaceChildren(root);
                         root.getBoundingClientRect();
-                        return performance.now() - start;
+                        let depth = 0;
+                        for (let level = [root]; level.length > 0; level = level.flatMap((one) => [...one.children])) depth += 1;
+                        return [performance.now() - start, depth];
                     }""",
                     text,
                 )
-                print(f"    heavy text {number}, {len(text):,} characters: {took:.0f} ms")
+                print(f"    heavy text {number}, {len(text):,} characters: {took:.0f} ms, {depth} levels")
+                assert depth <= MOST_LEVELS, (number, depth)
 
+    @check
     def markdown_is_shown_as_it_is_meant(self):
         with self.page() as page:
             pieces = [MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)]
@@ -436,6 +460,7 @@ class Suite:
                 assert part in text, (part, text)
             self.shot(page, "markdown")
 
+    @check
     def reasoning_is_folded_and_tool_calls_get_results(self):
         with self.page() as page:
             call = {"index": 0, "id": "call-1", "function": {"name": "weather", "arguments": ""}}
@@ -462,6 +487,7 @@ class Suite:
             assert sent[-1]["messages"] == [{"role": "tool", "tool_call_id": "call-1", "content": "sunny"}], sent
             assert sent[-1]["session_append"] is True, sent
 
+    @check
     def an_error_gives_the_message_back(self):
         with self.page() as page:
             long = "word " * 20_000
@@ -472,6 +498,7 @@ class Suite:
             assert page.input_value("#input").strip() == long.strip(), "the message is not lost"
             self.shot(page, "error")
 
+    @check
     def a_key_is_asked_for_and_kept_for_the_tab(self):
         with self.own_server(key="sk-right") as server, self.page(server) as page:
             page.wait_for_selector("#key-dialog[open]")
@@ -492,6 +519,7 @@ class Suite:
             page.click("#forget-key")
             page.wait_for_selector("#key-dialog[open]")
 
+    @check
     def a_lost_server_is_reported_and_found_again(self):
         with self.own_server() as server, self.page(server) as page:
             self.say(page, QUESTION)
@@ -508,6 +536,7 @@ class Suite:
             held = server.get(f"v1/sessions/{page.inner_text('#title')}?messages=true")
             assert len(held["messages"]) == 4, held
 
+    @check
     def what_the_server_does_is_plotted(self):
         with self.page() as page:
             page.click("#toggle-panel")
@@ -520,6 +549,7 @@ class Suite:
             page.wait_for_timeout(4500 if self.options.shots else 0)
             self.shot(page, "plots")
 
+    @check
     def every_width_and_both_themes_are_usable(self):
         for name, width, height in [("phone", 320, 640), ("tablet", 800, 1100), ("desk", 1280, 800), ("large", 3840, 2160)]:
             for theme in ["light", "dark"]:
@@ -547,6 +577,7 @@ class Suite:
                         self.shot(page, f"{name}-{theme}-{dialog}")
                         page.keyboard.press("Escape")
 
+    @check
     def the_keyboard_does_everything(self):
         with self.page() as page:
             self.say(page, QUESTION)
@@ -564,11 +595,16 @@ class Suite:
             page.keyboard.press("Alt+n")
             assert page.inner_text("#title") == "New chat", page.inner_text("#title")
             self.wait(page, "document.activeElement.id === 'input'")
+            title = page.inner_text("#title")
+            page.locator(".skip").dispatch_event("click")
+            assert page.evaluate("document.activeElement.id") == "input" and page.inner_text("#title") == title
+            assert page.evaluate("location.hash") != "#input"
             page.keyboard.type("line one")
             page.keyboard.press("Shift+Enter")
             page.keyboard.type("line two")
             assert page.input_value("#input") == "line one\nline two"
 
+    @check
     def a_proxy_may_strip_a_path(self):
         proxy = Proxy(self.server)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -581,6 +617,7 @@ class Suite:
         finally:
             proxy.shutdown()
 
+    @check
     def settings_go_with_each_message_and_are_named(self):
         with self.page() as page:
             page.click("#open-settings")
@@ -602,6 +639,7 @@ class Suite:
             page.wait_for_selector(".answer")
             assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
+    @check
     def an_engine_elsewhere_is_named(self):
         with self.page() as page:
             about = {**self.server.get(""), "remote_engine": True}
@@ -619,6 +657,7 @@ class Suite:
             self.check_access(page, "remote engine")
             self.shot(page, "remote")
 
+    @check
     def the_page_can_be_turned_off(self):
         with self.own_server("--no-page") as server:
             text = server.request("", accept="text/html")
@@ -676,12 +715,6 @@ class Suite:
         page.route("**/v1/chat/completions", lambda route: route.fulfill(body=text, content_type="text/event-stream"))
 
 
-CHECKS = [
-    name for name, value in vars(Suite).items()
-    if callable(value) and "_" in name and not name.startswith(("_", "check_", "serve_", "own_", "wait_", "is_", "stop_"))
-]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llmctl", required=True)
@@ -692,13 +725,16 @@ def main():
     options = parser.parse_args()
     if options.shots:
         Path(options.shots).mkdir(parents=True, exist_ok=True)
+    names = [name for name in CHECKS if options.only in name]
+    if not names:
+        parser.error(f"no check has {options.only!r} in its name")
     failed = []
     with sync_playwright() as playwright:
         # A container's root has no user namespaces, which Chromium's sandbox needs.
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])
         suite = Suite(options, browser)
         with suite.own_server("--share-sessions") as suite.server:
-            for name in [name for name in CHECKS if options.only in name]:
+            for name in names:
                 print(f"{name.replace('_', ' ')} ...", flush=True)
                 try:
                     getattr(suite, name)()

@@ -1,7 +1,7 @@
 //! `GET /openapi.json`: the HTTP interface as OpenAPI 3.1.
 //!
-//! Where each part comes from: the fields of a body from its reader, which is observed while it reads examples (`bodies`, `schema`);
-//! what people need to know of a field from `fields.json`; routes and statuses from `operations`; answers from `answers.json`.
+//! Sources: `bodies` observes the reader of each body while it reads examples, and `schema` makes schemas of the fields that it asked
+//! for; `fields.json` has descriptions and limits of fields, `operations` routes and statuses, `answers.json` schemas of answers.
 //!
 //! Invariant: the document names every route and every field of a body that is read, and no other; tests compare it with
 //! docs/http.md and docs/http-fields.md, and real answers with the schemas.
@@ -20,6 +20,8 @@ use crate::serve::error::ApiError;
 
 const ABOUT: &str = "Large language models on this machine. The interfaces of OpenAI (chat completions, completions, Responses) and Anthropic \
                      (Messages), with sessions that stay warm. Every field of a body is honoured, accepted as a hint without effect, or refused by name.";
+
+pub use operations::endpoints;
 
 /// Returns the document.
 ///

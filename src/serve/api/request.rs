@@ -234,13 +234,13 @@ fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
         let name = file.text("filename").unwrap_or_default();
         match file.text("text") {
             Some(text) => files.push((name, text)),
-            None => file.wrong("text", "is missing"),
+            None => file.missing("text"),
         }
         file.end();
     }
     for name in ["input_prefix", "input_suffix"] {
         if !fields.has(name) {
-            fields.wrong(name, "is missing");
+            fields.missing(name);
         }
     }
     let mut text = |name: &str| fields.text(name).unwrap_or_default();
@@ -425,7 +425,7 @@ pub fn check_session(
 fn prompts(fields: &mut Fields<'_>) -> Vec<TextPrompt> {
     let prompts = match fields.take("prompt") {
         None => {
-            fields.wrong("prompt", "is missing");
+            fields.missing("prompt");
             return Vec::new();
         }
         Some(Value::Array(items)) if items.is_empty() => {

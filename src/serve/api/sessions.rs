@@ -151,7 +151,7 @@ pub fn fork_body(app: &App, body: Map<String, Value>) -> Result<(SessionName, Op
 
 fn required_text(fields: &mut Fields<'_>, name: &str) -> String {
     if !fields.has(name) {
-        fields.wrong(name, "is missing");
+        fields.missing(name);
     }
     fields.text(name).unwrap_or_default()
 }
@@ -169,22 +169,18 @@ fn fork_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), A
     }
 }
 
-/// Hands what engines hold and what is known of a session's prompts to the session that has its turns now.
-///
-/// # Errors
-/// Those of [`in_each`].
-fn become_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), ApiError> {
+/// Hands what engines hold and what is known of a session's prompts to the session that has its turns now. The turns are on disk
+/// there already, so no failure counts: the next turn finds what it can, and computes the rest.
+fn become_in_memory(app: &App, from: &SessionKey, to: &SessionKey) {
     let (old, new) = (from.engine_name(), to.engine_name());
     if let (Ok(engine), Ok(next)) = (app.engine_of(Some(&old)), app.engine_of(Some(&new)))
         && engine.is_same(&next)
     {
-        // Where that does not work out, the next turn finds what it can.
         let _ = engine.fork_session(&old, &new);
     }
-    in_each(app, |engine| engine.close_session(&old))?;
     app.conversations().hand_over(&old, &new);
+    let _ = in_each(app, |engine| engine.close_session(&old));
     app.engines().forget(&old);
-    Ok(())
 }
 
 /// Puts a branch in its session's place: `{"branch": ID}`. What the session held becomes a branch.
@@ -204,7 +200,7 @@ pub async fn restore(
         in_each(app, |engine| engine.close_session(&key.engine_name()))?;
         let kept = conversations.restore(&mut opened, &from.name);
         let kept = kept.map_err(|error| retriable(app, error.into()))?;
-        become_in_memory(app, &from, &key)?;
+        become_in_memory(app, &from, &key);
         let (name, branch) = (name.as_str(), from.name.as_str());
         let kept = kept.as_ref().map(SessionName::as_str);
         let turns = opened.saved().turns.len();
@@ -229,9 +225,10 @@ pub async fn rename(
             let message = format!("there is a session named {:?} already", new.name.as_str());
             return Err(ApiError::new(StatusCode::CONFLICT, Some("session_exists"), message).param("to"));
         }
-        app.conversations().rename(&old, &new).map_err(taken)?;
+        app.engine()?;
+        app.conversations().rename(&old, &new).map_err(|error| not_renamed(app, error))?;
         if old != new {
-            become_in_memory(app, &old, &new)?;
+            become_in_memory(app, &old, &new);
         }
         Ok(json!({"renamed": true, "session_id": new.name.as_str(), "from": name.as_str()}))
     });
@@ -283,6 +280,14 @@ pub fn in_each(app: &App, ask: impl Fn(&EngineClient) -> crate::runtime::Result<
         refusal = refusal.and(known(app, answer).map(drop));
     }
     refusal
+}
+
+/// A busy session may be free later; a name that is taken stays so.
+fn not_renamed(app: &App, error: Error) -> ApiError {
+    match error {
+        Error::InvalidParameter { name: "session", .. } => taken(error),
+        other => retriable(app, other.into()),
+    }
 }
 
 /// A session of that name is a conflict, not a wrong value.

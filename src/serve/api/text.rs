@@ -148,9 +148,12 @@ pub async fn detokenize(State(app): State<App>, JsonBody(body): JsonBody) -> Res
 /// Reads token ids of the model's vocabulary.
 pub fn detokenize_fields(app: &App, fields: &mut Fields<'_>) -> Vec<u32> {
     let vocab_size = app.model().chat_tokenizer.tokenizer().vocab_size();
+    let has_tokens = fields.has("tokens");
     let ids = fields.take("tokens");
     let ids = ids.as_ref().and_then(Value::as_array).and_then(|items| token_ids(items));
-    if ids.is_none() {
+    if !has_tokens {
+        fields.missing("tokens");
+    } else if ids.is_none() {
         fields.wrong("tokens", "is not an array of token ids");
     }
     let ids = ids.unwrap_or_default();
@@ -195,14 +198,23 @@ pub async fn read<T: Send + 'static>(
     body: Map<String, Value>,
     read: impl FnOnce(&App, &mut Fields<'_>) -> T + Send + 'static,
 ) -> Result<(Ignored, T), ApiError> {
-    blocking(app, move |app| {
-        let mut problems = Problems::new(app.settings().lenient);
-        let mut fields = Fields::new(body, &mut problems);
-        let model = check_model(app, &mut fields);
-        let read = read(app, &mut fields);
-        fields.end();
-        problems.check(model)?;
-        Ok((Ignored(problems.take_ignored()), read))
-    })
-    .await
+    blocking(app, move |app| read_fields(app, body, read)).await
+}
+
+/// As [`read`], without waiting.
+///
+/// # Errors
+/// All that is wrong with the body, the first kind of it.
+pub fn read_fields<T>(
+    app: &App,
+    body: Map<String, Value>,
+    read: impl FnOnce(&App, &mut Fields<'_>) -> T,
+) -> Result<(Ignored, T), ApiError> {
+    let mut problems = Problems::new(app.settings().lenient);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let read = read(app, &mut fields);
+    fields.end();
+    problems.check(model)?;
+    Ok((Ignored(problems.take_ignored()), read))
 }

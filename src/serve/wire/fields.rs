@@ -13,9 +13,6 @@ use super::hints::{HINTS, is_hint};
 use super::record::{self, FieldType};
 use crate::serve::error::ApiError;
 
-/// How readers say that a field is required, in whatever body.
-const MISSING: &str = "is missing";
-
 /// Problems of one kind that an answer names; a body can have a million.
 const MAX_TOLD: usize = 8;
 
@@ -193,13 +190,16 @@ impl<'p> Fields<'p> {
         self.problems
     }
 
-    /// Notes that a member is missing or of the wrong type: `what` completes "NAME ...".
+    /// Notes that a member is of the wrong type: `what` completes "NAME ...".
     pub fn wrong(&mut self, name: &str, what: &str) {
         let path = self.path(name);
-        if what == MISSING {
-            record::note_missing(|| without_indices(&path));
-        }
         self.problems.schema(path.clone(), format!("{path} {what}"));
+    }
+
+    /// Notes that a required member is missing.
+    pub fn missing(&mut self, name: &str) {
+        record::note_missing(|| self.recorded_path(name));
+        self.wrong(name, "is missing");
     }
 
     /// Notes that a member is out of its range.

@@ -32,7 +32,7 @@ const ECHOED_IN_CALLS: [&str; 5] =
 /// The member `messages`: at least one. `knows_role` tells which other roles the template tells apart.
 pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Vec<Message> {
     if !fields.has("messages") {
-        fields.wrong("messages", "is missing");
+        fields.missing("messages");
         return Vec::new();
     }
     let Some(values) = fields.list("messages") else { return Vec::new() };
@@ -54,7 +54,7 @@ pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> V
 
 fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<Message> {
     if !fields.has("role") {
-        fields.wrong("role", "is missing");
+        fields.missing("role");
     }
     let role = fields.text("role").map(|name| known_role(&mut fields, &name, knows_role));
     let ContentParts { content, thoughts } = content(&mut fields);
@@ -191,12 +191,12 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<ContentPart> {
             return None;
         }
         None => {
-            part.wrong("type", "is missing");
+            part.missing("type");
             return None;
         }
     };
     if !part.has(member) {
-        part.wrong(member, "is missing");
+        part.missing(member);
     }
     let text = part.text(member);
     part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
@@ -248,7 +248,7 @@ fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
     let id = fields.text("id");
     fields.only("type", &[json!("function")]);
     let Some(function) = fields.object("function") else {
-        fields.wrong("function", "is missing");
+        fields.missing("function");
         return None;
     };
     let called = called(fields.inside("function", function));
@@ -284,7 +284,7 @@ pub fn arguments_of(text: String) -> Value {
 /// The name and the arguments of a call.
 fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
     if !function.has("name") {
-        function.wrong("name", "is missing");
+        function.missing("name");
     }
     let name = function.text("name");
     // OpenAI sends arguments as a string of JSON; templates want the value.

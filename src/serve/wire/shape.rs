@@ -63,7 +63,7 @@ fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSource> {
             let name = format.spelled(&["schema", "value"]);
             match format.take(name) {
                 None if kind == "json" => {
-                    format.wrong("value", "is missing");
+                    format.missing("value");
                     None
                 }
                 None => Some(GrammarSource::JsonObject),
@@ -95,7 +95,7 @@ fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
         return format.take("schema").map(GrammarSource::JsonSchema);
     }
     if !format.has("json_schema") {
-        format.wrong("json_schema", "is missing");
+        format.missing("json_schema");
     }
     let wrapped = format.object("json_schema")?;
     let mut wrapped = format.inside("json_schema", wrapped);
@@ -104,7 +104,7 @@ fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
     wrapped.flag("strict");
     let schema = wrapped.take("schema");
     if schema.is_none() {
-        wrapped.wrong("schema", "is missing");
+        wrapped.missing("schema");
     }
     wrapped.end();
     schema.map(GrammarSource::JsonSchema)

@@ -39,12 +39,12 @@ fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     for name in ["cache_control", "providerOptions", "provider_options"] {
         tool.hint(name);
     }
-    let Some(function) = tool.object("function") else { return tool.wrong("function", "is missing") };
+    let Some(function) = tool.object("function") else { return tool.missing("function") };
     let mut function = tool.inside("function", function);
     match function.text("name") {
         Some(name) if !name.is_empty() => {}
         Some(_) => function.out_of_range("name", "is empty"),
-        None => function.wrong("name", "is missing"),
+        None => function.missing("name"),
     }
     function.text("description");
     function.object("parameters");

@@ -1,19 +1,14 @@
-//! The bodies of requests: what their readers ask for while they read `examples.json`.
+//! The bodies of requests: the fields that their readers ask for while they read `examples.json`.
 
 use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::super::body::Incoming;
-use super::super::embeddings::{embedding_body, rerank_body};
-use super::super::messages::{self, counted_fields};
-use super::super::request::{self, check_model, conversation};
-use super::super::text::{detokenize_fields, tokenize_fields};
-use super::super::{responses, sessions};
+use super::super::{embeddings, messages, request, responses, sessions, text};
 use super::{object_of, schema};
 use crate::serve::App;
 use crate::serve::owner::{Caller, Owner};
 use crate::serve::wire::record::{FieldRecord, recorded};
-use crate::serve::wire::{Fields, Problems};
 
 type Read = fn(&App, Map<String, Value>);
 
@@ -23,23 +18,13 @@ const BODIES: [(&str, Read); 14] = [
     ("CompletionRequest", |app, body| drop(request::completion(app, body, incoming()))),
     ("ResponseRequest", |app, body| drop(responses::read(app, body, incoming()))),
     ("MessageRequest", |app, body| drop(messages::read(app, body, incoming()))),
-    ("CountTokensRequest", |app, body| fields(app, body, |app, fields| drop(counted_fields(app, fields)))),
+    ("CountTokensRequest", |app, body| drop(text::read_fields(app, body, messages::counted_fields))),
     ("InfillRequest", |app, body| drop(request::infill(app, body, incoming()))),
-    ("EmbeddingRequest", |app, body| {
-        fields(app, body, |_, fields| {
-            drop(embedding_body(fields));
-            fields.hint("user");
-        })
-    }),
-    ("RerankRequest", |app, body| {
-        fields(app, body, |_, fields| {
-            drop(rerank_body(fields));
-            fields.hint("user");
-        })
-    }),
-    ("TokenizeRequest", |app, body| fields(app, body, |app, fields| drop(tokenize_fields(app, fields)))),
-    ("DetokenizeRequest", |app, body| fields(app, body, |app, fields| drop(detokenize_fields(app, fields)))),
-    ("ApplyTemplateRequest", |app, body| fields(app, body, |app, fields| drop(conversation(app, fields)))),
+    ("EmbeddingRequest", |app, body| drop(embeddings::read_fields(app, body, embeddings::embedding_body))),
+    ("RerankRequest", |app, body| drop(embeddings::read_fields(app, body, embeddings::rerank_body))),
+    ("TokenizeRequest", |app, body| drop(text::read_fields(app, body, text::tokenize_fields))),
+    ("DetokenizeRequest", |app, body| drop(text::read_fields(app, body, text::detokenize_fields))),
+    ("ApplyTemplateRequest", |app, body| drop(text::read_fields(app, body, request::conversation))),
     ("ForkRequest", |app, body| drop(sessions::fork_body(app, body))),
     ("RenameRequest", |app, body| drop(sessions::rename_body(app, body))),
     ("RestoreRequest", |app, body| drop(sessions::restore_body(app, body))),
@@ -49,14 +34,6 @@ const BODIES: [(&str, Read); 14] = [
 fn incoming() -> Incoming {
     let caller = Caller::new(Owner::anonymous(), false);
     Incoming { headers: HeaderMap::new(), caller, request_id: String::new() }
-}
-
-fn fields(app: &App, body: Map<String, Value>, read: fn(&App, &mut Fields<'_>)) {
-    let mut problems = Problems::new(app.settings().lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    let _ = check_model(app, &mut fields); // noted is which field it asks for
-    read(app, &mut fields);
-    fields.end();
 }
 
 /// Returns the schema of each body, with its first example.

@@ -1,4 +1,4 @@
-//! The routes of the document: what each takes, and which statuses it answers with.
+//! The routes of the document, each with its body, its answer and its statuses.
 
 use serde_json::{Map, Value, json};
 
@@ -42,14 +42,14 @@ const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 408, 413, 429, 500, 503];
 /// Statuses of routes with a body: not JSON, fields of a wrong type.
 const BODY_ERRORS: [u16; 2] = [415, 422];
 
-/// Errors of routes that generate: an unknown model, response or session, a busy session.
-const GENERATES: &[u16] = &[404, 409];
+/// Errors of routes that generate: an unknown model, response or session, a busy session, a remote engine that refuses.
+const GENERATES: &[u16] = &[404, 409, 502];
 const NAMES_MODEL: &[u16] = &[404];
 const NAMES_SESSION: &[u16] = &[404, 409];
 
 const TRANSIENT: (&str, &str) = ("transient", "boolean");
 
-const OPERATIONS: [Operation; 36] = [
+const OPERATIONS: [Operation; 38] = [
     post(
         "POST /v1/chat/completions",
         "Answer a conversation",
@@ -102,6 +102,8 @@ const OPERATIONS: [Operation; 36] = [
     post("POST /v1/rerank", "Scores of documents for a query", "RerankRequest", "Ranking", NAMES_MODEL),
     post("POST /rerank", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
     post("POST /v2/rerank", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
+    post("POST /reranking", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
+    post("POST /v1/reranking", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
     post("POST /tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens", NAMES_MODEL),
     post("POST /detokenize", "Token ids to text", "DetokenizeRequest", "Text", NAMES_MODEL),
     get("GET /tokenizer_info", "The tokenizer's configuration, in vLLM's words", "TokenizerInfo"),
@@ -112,7 +114,7 @@ const OPERATIONS: [Operation; 36] = [
         "Prompt",
         NAMES_MODEL,
     ),
-    get("GET /v1/models", "The model that is served", "ModelList"),
+    get("GET /v1/models", "The models that are served", "ModelList"),
     Operation { errors: NAMES_MODEL, ..get("GET /v1/models/{id}", "A model by its id", "Model") },
     get("GET /models", "The same as /v1/models", "ModelList"),
     Operation { errors: NAMES_MODEL, ..get("GET /models/{id}", "The same as /v1/models/{id}", "Model") },
@@ -154,7 +156,7 @@ const OPERATIONS: [Operation; 36] = [
     get("GET /v1/sessions/{id}/explain", "Why the last prompt was not resumed further", "SessionExplained")
         .query(&[TRANSIENT], NAMES_SESSION),
     get("GET /openapi.json", "This document", "Document"),
-    Operation { errors: &[404], ..get("GET /page/{file}", "The page's scripts and style", "") },
+    Operation { errors: &[404], ..get("GET /page/{file}", "The page's scripts, style and icon", "") },
     get("GET /", "Name, version, stage, model and endpoints", "Index"),
     get("GET /health", "The process lives", "Status"),
     get("GET /ready", "A request would be taken", "Status"),
@@ -168,10 +170,15 @@ fn text_types(path: &str) -> &'static [&'static str] {
             &["text/event-stream"]
         }
         "/" => &["text/html"],
-        "/page/{file}" => &["text/css", "text/javascript"],
+        "/page/{file}" => &["image/svg+xml", "text/css", "text/javascript"],
         "/metrics" => &["text/plain", "application/openmetrics-text"],
         _ => &[],
     }
+}
+
+/// Returns all endpoints, e.g. `GET /v1/models/{id}`.
+pub fn endpoints() -> impl Iterator<Item = &'static str> {
+    OPERATIONS.iter().map(|operation| operation.route)
 }
 
 /// Returns `paths` of the document.
@@ -267,6 +274,7 @@ fn description(status: u16) -> &'static str {
         422 => "A field is missing or of a wrong type",
         429 => "The queue is full, or the client sends too many slow bodies",
         500 => "A bug of the server",
+        502 => "A remote engine has refused the request, or its answer breaks the constraint",
         _ => "The model is loading, the engine is being brought back, or the server stops",
     }
 }
@@ -286,7 +294,7 @@ fn tag(path: &str) -> &'static str {
     match path {
         path if path.starts_with("/v1/sessions") => "sessions",
         path if path.contains("models") || path == "/props" => "models",
-        path if path.ends_with("/rerank") || path == "/v1/embeddings" => "vectors",
+        path if path.contains("/rerank") || path == "/v1/embeddings" => "vectors",
         "/tokenize" | "/detokenize" | "/tokenizer_info" | "/apply-template" => "text",
         "/" | "/health" | "/ready" | "/metrics" | "/openapi.json" => "server",
         _ => "answers",

@@ -1,4 +1,4 @@
-//! JSON Schemas (draft 2020-12, as in OpenAPI 3.1) of bodies, from what their readers ask for.
+//! JSON Schemas (draft 2020-12, as in OpenAPI 3.1) of bodies, from the fields that their readers ask for.
 //!
 //! Invariants: `null` counts as absent, so that every field but a required one may be null; an object of the top level has only the
 //! fields that are recorded, as the server refuses others unless it is lenient.
@@ -54,14 +54,18 @@ impl Members {
     }
 }
 
-/// Returns the schema of a body. `facts` has what people need to know of a field, by its path; its members replace those that follow
-/// from the record.
+/// Returns the schema of a body. `facts` has descriptions and limits of fields by their paths; they replace the keywords that follow from
+/// the record.
 pub fn schema(record: &FieldRecord, facts: &Map<String, Value>) -> Value {
     let mut members = Members::default();
     for (path, kind) in &record.fields {
         members.add(path, kind.clone());
     }
-    let is_required = |name: &str| record.required.contains(name);
+    let is_alias =
+        |field: &FieldNode, name: &str| matches!(field.kind, FieldType::SameAs(first) if first == name);
+    let has_alias = |name: &str| members.0.iter().any(|(_, field)| is_alias(field, name));
+    // JSON Schema's `required` knows no second names.
+    let is_required = |name: &str| record.required.contains(name) && !has_alias(name);
     let required: Vec<&String> =
         members.0.iter().map(|(name, _)| name).filter(|name| is_required(name)).collect();
     let mut schema = json!({
@@ -128,7 +132,7 @@ fn field_schema(field: &FieldNode, facts: &Map<String, Value>) -> Value {
     schema
 }
 
-/// Adds what the engine says of a sampling parameter.
+/// Adds help and range of a sampling parameter.
 fn add_range(schema: &mut Value, number: &SamplingNumber) {
     let range = number.facts.range;
     schema["description"] = number.help.trim().into();

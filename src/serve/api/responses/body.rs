@@ -163,7 +163,7 @@ fn left_out(ignored: &[String]) -> Vec<String> {
 /// Reads `input`, which a request needs unless it continues a response.
 fn read_input(fields: &mut Fields<'_>, continues: bool) -> Vec<Message> {
     if !fields.has("input") && !continues {
-        fields.wrong("input", "is missing");
+        fields.missing("input");
         return Vec::new();
     }
     let has_input = fields.has("input");
@@ -279,7 +279,7 @@ fn format_source(mut format: Fields<'_>) -> Option<GrammarSource> {
             format.flag("strict");
             let schema = format.object("schema");
             if schema.is_none() {
-                format.wrong("schema", "is missing");
+                format.missing("schema");
             }
             schema.map(|schema| GrammarSource::JsonSchema(Value::Object(schema)))
         }

@@ -23,7 +23,7 @@ const BILLING: &str = "x-anthropic-billing-header:";
 pub fn conversation(fields: &mut Fields<'_>) -> Vec<Message> {
     let mut read: Vec<Message> = system(fields).into_iter().collect();
     if !fields.has("messages") {
-        fields.wrong("messages", "is missing");
+        fields.missing("messages");
     }
     let values = fields.list("messages").unwrap_or_default();
     match values.len() {
@@ -98,7 +98,7 @@ fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
     };
     let mut fields = fields.inside(at, members);
     if !fields.has("role") {
-        fields.wrong("role", "is missing");
+        fields.missing("role");
     }
     let role = fields.text("role");
     let blocks = match fields.take("content") {
@@ -108,7 +108,7 @@ fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
             blocks.into_iter().enumerate().filter_map(read).collect()
         }
         None => {
-            fields.wrong("content", "is missing");
+            fields.missing("content");
             Vec::new()
         }
         Some(_) => {
@@ -159,7 +159,7 @@ fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
     let mut block = fields.inside(at, members);
     block.hint("cache_control");
     if !block.has("type") {
-        block.wrong("type", "is missing");
+        block.missing("type");
     }
     let read = match block.text("type")?.as_str() {
         "text" => text(&mut block).map(Block::Text),
@@ -198,7 +198,7 @@ fn is_of_server(kind: &str) -> bool {
 
 fn required(fields: &mut Fields<'_>, name: &str) -> Option<String> {
     if !fields.has(name) {
-        fields.wrong(name, "is missing");
+        fields.missing(name);
     }
     fields.text(name)
 }

@@ -67,7 +67,7 @@ fn schema(mut format: Fields<'_>) -> Option<GrammarSource> {
         _ => format.wrong("type", "is not json_schema"),
     }
     if !format.has("schema") {
-        format.wrong("schema", "is missing");
+        format.missing("schema");
     }
     let schema: Option<Map<String, Value>> = format.object("schema");
     format.end();

@@ -49,11 +49,11 @@ fn definition(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Value> 
     match &name {
         Some(name) if name.is_empty() => tool.out_of_range("name", "is empty"),
         Some(_) => {}
-        None => tool.wrong("name", "is missing"),
+        None => tool.missing("name"),
     }
     let description = tool.text("description");
     if !tool.has("input_schema") {
-        tool.wrong("input_schema", "is missing");
+        tool.missing("input_schema");
     }
     let parameters = tool.object("input_schema");
     tool.flag("strict"); // a schema is enforced in any case
@@ -79,7 +79,7 @@ fn choice(fields: &mut Fields<'_>) -> (ToolChoice, bool) {
         Some("tool") => match name {
             Some(name) => ToolChoice::Named(name),
             None => {
-                choice.wrong("name", "is missing");
+                choice.missing("name");
                 ToolChoice::Auto
             }
         },

@@ -107,7 +107,7 @@ fn read_item(fields: &mut Fields<'_>, messages: &mut InputMessages, at: &str, it
     ["id", "status"].iter().for_each(|name| drop(item.take(name))); // of this server's own answers
     match item.text("type").as_deref() {
         None if has_role => read_message(item, messages),
-        None => item.wrong("type", "is missing"),
+        None => item.missing("type"),
         Some("message") => read_message(item, messages),
         Some("reasoning") => read_reasoning(item, messages),
         Some("function_call") => read_call(item, messages, "arguments"),
@@ -119,11 +119,11 @@ fn read_item(fields: &mut Fields<'_>, messages: &mut InputMessages, at: &str, it
 
 fn read_message(mut item: Fields<'_>, messages: &mut InputMessages) {
     if !item.has("role") {
-        item.wrong("role", "is missing");
+        item.missing("role");
     }
     let role = item.text("role");
     if !item.has("content") {
-        item.wrong("content", "is missing");
+        item.missing("content");
     }
     let text = content(&mut item, "content").unwrap_or_default();
     match role.as_deref() {
@@ -166,12 +166,12 @@ fn part_text(item: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
             return None;
         }
         None => {
-            part.wrong("type", "is missing");
+            part.missing("type");
             return None;
         }
     };
     if !part.has(member) {
-        part.wrong(member, "is missing");
+        part.missing(member);
     }
     let text = part.text(member);
     ["annotations", "logprobs"].iter().for_each(|name| drop(part.take(name))); // of this server's own answers
@@ -200,7 +200,7 @@ fn read_reasoning(mut item: Fields<'_>, messages: &mut InputMessages) {
 fn read_call(mut item: Fields<'_>, messages: &mut InputMessages, member: &str) {
     for name in ["name", "call_id"] {
         if !item.has(name) {
-            item.wrong(name, "is missing");
+            item.missing(name);
         }
     }
     let (name, id, namespace) = (item.text("name"), item.text("call_id"), item.text("namespace"));
@@ -219,7 +219,7 @@ fn read_call(mut item: Fields<'_>, messages: &mut InputMessages, member: &str) {
 fn read_output(mut item: Fields<'_>, messages: &mut InputMessages) {
     for name in ["call_id", "output"] {
         if !item.has(name) {
-            item.wrong(name, "is missing");
+            item.missing(name);
         }
     }
     let id = item.text("call_id");

@@ -102,7 +102,7 @@ fn add_tool(
         Some("custom") => add_custom(tool, read, namespace),
         Some("namespace") if namespace.is_none() => add_namespace(tool, read),
         Some(other) => fields.ignored(&format!("{at}.{}", shown(other))),
-        None => tool.wrong("type", "is missing"),
+        None => tool.missing("type"),
     }
 }
 
@@ -159,7 +159,7 @@ fn add_named(
 
 fn name(tool: &mut Fields<'_>) -> Option<String> {
     if !tool.has("name") {
-        tool.wrong("name", "is missing");
+        tool.missing("name");
     }
     let name = tool.text("name")?;
     if name.is_empty() {
@@ -218,7 +218,7 @@ fn input_format(tool: &mut Fields<'_>) -> InputFormat {
     }
     for name in ["definition", "syntax"] {
         if !format.has(name) {
-            format.wrong(name, "is missing");
+            format.missing(name);
         }
     }
     let definition = format.text("definition");
