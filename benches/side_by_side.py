@@ -54,6 +54,7 @@ UNTIED = ("qwen3moe", "gpt-oss", "qwen35moe")  # the others use the embeddings f
 EXPERT_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M",
                 "qwen3.5-35b-a3b": "Q4_K_M"}
 TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
+ROWS = ("pp512", "tg128", "tg32@2048", "tg32@8192", "8 seq", "load")
 CONTEXT_SLACK = 1024
 
 # What issue 4 asks for: (shape, type) -> test -> ratio; "*" stands for any.
@@ -485,7 +486,7 @@ def limits(program, threads):
     return json.loads(out.stdout)
 
 
-def measure_loads(args, ready, ours, theirs, keeping, path):
+def measure_loads(args, ready, ours, theirs, keeping):
     """Adds all times to the first token but the last, that of the sides that stay."""
     with tempfile.TemporaryDirectory(dir=args.cache) as folder:
         kept = lambda: Side(keeping(folder))
@@ -510,7 +511,7 @@ def measure(args, program, shape, file_type, path):
     theirs = lambda flash: Side([*worker, str(context), str(flash)])
     ready = {"ours": [], "kept": [], "llama.cpp": []}
     if args.tests is None or "load" in args.tests:
-        measure_loads(args, ready, ours, lambda: theirs(0), lambda folder: [*command, f"packed={folder}"], path)
+        measure_loads(args, ready, ours, lambda: theirs(0), lambda folder: [*command, f"packed={folder}"])
     sides = {"ours": ours(), 0: theirs(0), 1: theirs(1)}
     ready["ours"].append(sides["ours"].facts["ready_s"])
     ready["llama.cpp"].append(sides[0].facts["ready_s"])
@@ -565,6 +566,15 @@ def part_of_limit(shape, test, rate, size, limits):
     return None
 
 
+def memory_and_load(facts):
+    """Rows of (name, ours, llama.cpp, unit). A time of one start alone is no measurement."""
+    ready, memory = facts["ready"], facts["memory"]
+    if ready.get("kept") is not None:
+        yield "load", ready["ours"], ready["llama.cpp"], "s"
+        yield "load, kept", ready["kept"], ready["llama.cpp"], "s"
+    yield "RSS", memory["ours"], min(memory[0], memory[1]), "MiB"
+
+
 def report(results):
     print("| model | test | llmctl | llama.cpp fa off | fa on | ratio | target | % limit |")
     print("|---|---|---|---|---|---|---|---|")
@@ -577,12 +587,7 @@ def report(results):
             part = part_of_limit(shape, row["test"], ours, result["bytes"], facts["limits"])
             print(f"| {shape} {kind} | {row['test']} | {ours:.1f} | {off:.1f} | {on:.1f} | {ratio:.2f} | {mark} "
                   f"| {'' if part is None else f'{100 * part:.0f}'} |")
-        ready, memory = facts["ready"], facts["memory"]
-        theirs = min(memory[0], memory[1])
-        for name, a, b, unit in (("load", ready["ours"], ready["llama.cpp"], "s"),
-                                 ("load, kept", ready.get("kept"), ready["llama.cpp"], "s"), ("RSS", memory["ours"], theirs, "MiB")):
-            if a is None:
-                continue
+        for name, a, b, unit in memory_and_load(facts):
             mark = "met" if a <= b else "MISSED"
             print(f"| {shape} {kind} | {name}, {unit} | {a:.2f} | {b:.2f} | | {a / b:.2f} | 1.00 {mark} | |")
     print()
@@ -610,6 +615,9 @@ def main():
     parser.add_argument("--program", help="a built examples/throughput, instead of building it")
     parser.add_argument("--json", type=Path, help="where all rates go")
     args = parser.parse_args()
+    unknown = set(args.tests or ()) - set(ROWS)
+    if unknown:
+        parser.error(f"--tests: no row is called {', '.join(sorted(unknown))} ({', '.join(ROWS)})")
     start = time.time()
     program = args.program or build()
     args.cache.mkdir(parents=True, exist_ok=True)
