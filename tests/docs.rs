@@ -312,3 +312,28 @@ fn the_configuration_page_is_what_the_program_defines() {
     }
     assert_eq!(read(&path), page, "INSTA_UPDATE=always cargo test docs:: writes it anew");
 }
+
+/// Figures of README's table of speed, column by column, without the first and the last one (names, peak memory).
+fn figures_of_speed(readme: &str) -> Vec<String> {
+    let section = readme.split("\n## Speed\n").nth(1).expect("a section of speed");
+    let lines =
+        section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let rows: Vec<Vec<&str>> =
+        lines.skip(2).map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect();
+    let num_columns = rows.first().map_or(0, Vec::len);
+    assert!(rows.len() > 3 && num_columns > 3, "{rows:?}");
+    let column = |number: usize| rows.iter().map(move |row| row[number].to_owned());
+    (1..num_columns - 1).flat_map(column).filter(|figure| !figure.is_empty()).collect()
+}
+
+#[test]
+fn the_plot_of_speed_shows_the_table() {
+    let plot = read(&docs().join("pictures/speed.svg"));
+    let values = plot.split("class=\"value\"").skip(1).filter_map(|rest| rest.split(['<', '>']).nth(1));
+    let shown: Vec<String> = values.map(str::to_owned).collect();
+    assert_eq!(
+        shown,
+        figures_of_speed(&read(&repository().join("README.md"))),
+        "python docs/pictures/plot.py draws it"
+    );
+}
