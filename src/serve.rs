@@ -10,7 +10,7 @@
 //! of a request, `request_id` its id; `page` is what browsers get; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
-//! finished turns; `error` is the envelope.
+//! finished turns; `shared` is what all models of a server have in common, `fleet` those of a server with several; `error` is the envelope.
 
 pub mod access;
 pub mod access_log;
@@ -19,6 +19,7 @@ pub mod connection;
 pub mod engine;
 pub mod engines;
 pub mod error;
+pub mod fleet;
 pub mod guard;
 pub mod half_open;
 pub mod ledger;
@@ -32,6 +33,7 @@ pub mod policy;
 mod preparing;
 pub mod request_id;
 pub mod router;
+pub mod shared;
 pub mod uploads;
 pub mod wire;
 
@@ -53,10 +55,12 @@ use api::session_queue::SessionQueues;
 use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
+use metrics::{KvBlocks, ModelStatus};
 use observe::Observer;
 use preparing::Preparing;
+use shared::Shared;
 
-/// The state that all handlers share; clones refer to the same server.
+/// The state of one model that all handlers share; clones refer to the same one.
 #[derive(Clone)]
 pub struct App {
     state: Arc<AppState>,
@@ -65,14 +69,9 @@ pub struct App {
 struct AppState {
     model: ServedModel,
     engines: Engines,
-    sessions: Option<SessionStore>,
-    conversations: Conversations,
-    transients: Transients,
-    queues: SessionQueues,
+    shared: Shared,
     grammars: OnceLock<GrammarCompiler>,
-    observer: Observer,
     settings: ServeSettings,
-    preparing: Preparing,
     /// The model for /v1/embeddings or /v1/rerank.
     embedder: Option<ServedEmbedder>,
     /// Read-locked by every request until it has ended, which may be after its client has left.
@@ -150,15 +149,16 @@ impl App {
         observer: Observer,
         settings: ServeSettings,
     ) -> Self {
-        Self::with_embedder(model, engines, sessions, observer, settings, None)
+        let engines: Engines = engines.into();
+        let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
+        Self::with_embedder(Shared::new(sessions, observer, max_strands), model, engines, settings, None)
     }
 
-    /// Creates the state of a server that serves vectors or scores too.
+    /// Creates the state of a model in a server whose models have `shared` in common. The embedder serves vectors or scores too.
     pub fn with_embedder(
+        shared: Shared,
         model: ServedModel,
         engines: impl Into<Engines>,
-        sessions: Option<SessionStore>,
-        observer: Observer,
         settings: ServeSettings,
         embedder: Option<ServedEmbedder>,
     ) -> Self {
@@ -173,18 +173,12 @@ impl App {
         if let Ok(engine) = engines.any() {
             model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
         }
-        let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
         let state = AppState {
-            conversations: Conversations::new(sessions.clone()),
-            transients: Transients::new(max_strands),
-            queues: SessionQueues::default(),
             model,
             engines,
-            sessions,
+            shared,
             grammars: OnceLock::new(),
-            observer,
             settings,
-            preparing: Preparing::default(),
             embedder,
             in_flight: Arc::default(),
             is_cut_short: AtomicBool::new(false),
@@ -210,8 +204,13 @@ impl App {
         &self.state.model
     }
 
+    /// Returns what all models of the server have in common.
+    pub fn shared(&self) -> &Shared {
+        &self.state.shared
+    }
+
     pub fn sessions(&self) -> Option<&SessionStore> {
-        self.state.sessions.as_ref()
+        self.shared().sessions()
     }
 
     /// Whether `name` is a name of the model.
@@ -234,15 +233,15 @@ impl App {
     }
 
     fn conversations(&self) -> &Conversations {
-        &self.state.conversations
+        self.shared().conversations()
     }
 
     fn transients(&self) -> &Transients {
-        &self.state.transients
+        self.shared().transients()
     }
 
     fn session_queues(&self) -> &SessionQueues {
-        &self.state.queues
+        self.shared().session_queues()
     }
 
     /// Returns the grammar compiler, which all requests share.
@@ -252,7 +251,7 @@ impl App {
     }
 
     pub fn observer(&self) -> &Observer {
-        &self.state.observer
+        self.shared().observer()
     }
 
     pub fn settings(&self) -> &ServeSettings {
@@ -261,7 +260,18 @@ impl App {
 
     /// Returns the limits on texts being tokenised.
     fn preparing(&self) -> &Preparing {
-        &self.state.preparing
+        self.shared().preparing()
+    }
+
+    /// Begins to show the model in the metrics.
+    pub fn register_metrics(&self) {
+        let blocks = self.engines().any().map(|engine| KvBlocks::of(engine.spec())).unwrap_or_default();
+        self.observer().metrics().register_model(&self.model().id, self.engines().len(), blocks);
+    }
+
+    /// Returns what `/metrics` shows of the engines.
+    pub fn status(&self) -> ModelStatus {
+        ModelStatus { id: self.model().id.clone(), engines: self.engines().statuses() }
     }
 
     pub fn engines(&self) -> &Engines {

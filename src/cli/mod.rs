@@ -336,6 +336,7 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
         CliCommand::Serve(args) => {
             let ids = serve::embedder::WITHOUT_MEANING.iter().copied();
             args.embedding.beside = ids.filter(|id| is_given(&matches, id)).collect();
+            args.fleet.models = all_values(&matches, "model");
         }
         _ => {}
     }
@@ -352,6 +353,12 @@ fn source_of(matches: &clap::ArgMatches, id: &str) -> Option<ValueSource> {
 /// Returns whether a flag or a variable gives this value; a configuration file only sets a default.
 fn names(matches: &clap::ArgMatches, id: &str) -> bool {
     matches!(source_of(matches, id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+}
+
+/// Returns all values of the subcommand's argument, wherever they are from.
+fn all_values(matches: &clap::ArgMatches, id: &str) -> Vec<String> {
+    let values = matches.subcommand().and_then(|(_, below)| below.get_many::<String>(id));
+    values.into_iter().flatten().cloned().collect()
 }
 
 /// Returns whether the command line gives this value.

@@ -4,16 +4,18 @@
 //! answers while the model loads. Keys are read from files and the environment and never from the command line.
 
 pub mod embedder;
+pub mod fleet;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use clap::builder::RangedU64ValueParser;
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 
 use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, TimeSpan};
 use super::capacity::{CapacityArgs, at_least_one};
@@ -24,6 +26,7 @@ use super::load::{self, PreparedTexts, remote};
 use super::places::{KeptFiles, Places};
 use super::signal::Graceful;
 use super::terminal::Terminal;
+use self::fleet::FleetArgs;
 use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
 use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
@@ -33,11 +36,13 @@ use crate::serve::api;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use crate::serve::engines::Engines;
+use crate::serve::fleet::{Fleet, OnLost};
 use crate::serve::lifecycle::Lifecycle;
 use crate::serve::listen::{Address, Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
 use crate::serve::policy::{ApiKeys, Hosts, Policy};
+use crate::serve::shared::Shared;
 use crate::serve::{App, ServeSettings, ServedEmbedder};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
@@ -60,12 +65,16 @@ const LONGEST_REMOTE_PAUSE: Duration = Duration::from_secs(5);
 /// Longest wait of the shutdown for saving KV, and for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serve a model over HTTP with OpenAI's interface
+/// Serve one or several models over HTTP with OpenAI's interface
 ///
 /// Requests of any number of clients run together, named sessions keep what is computed between requests and over
 /// restarts. With --share-sessions they are the same that `run --session` uses. docs/http.md describes the interface.
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_long_help = LONG_HELP, mut_arg("max_sessions", |arg| arg.value_parser(at_least_one())))]
+#[command(
+    after_long_help = LONG_HELP,
+    mut_arg("max_sessions", |arg| arg.value_parser(at_least_one())),
+    mut_arg("model", |arg| arg.action(ArgAction::Append).long_help(MODEL_HELP)),
+)]
 pub struct ServeArgs {
     #[command(flatten)]
     pub listen: ListenArgs,
@@ -78,6 +87,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub embedding: EmbeddingArgs,
+
+    #[command(flatten)]
+    pub fleet: FleetArgs,
 
     #[command(flatten)]
     pub capacity: CapacityArgs,
@@ -97,6 +109,14 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub limits: ServeLimitArgs,
 }
+
+/// `--model` of `serve`, where it may be repeated.
+const MODEL_HELP: &str = "\
+Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias; may be repeated
+
+A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME), and a missing one is \
+downloaded, on a terminal after a question. Without any it is guide, the small model inside llmctl. Of several models, each is \
+loaded when a request first names it; a request without a name means the first.";
 
 /// Flags of embeddings and reranking.
 #[derive(Debug, Clone, Default, Args)]
@@ -295,6 +315,7 @@ Examples:
   curl http://127.0.0.1:8484/v1/chat/completions -H 'Content-Type: application/json' \\
     -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
   LLMCTL_API_KEY=$(cat key) llmctl serve --model ./model.gguf --host 0.0.0.0 --parallel 8
+  llmctl serve --model org/chat --model org/code --keep-alive 30m
   llmctl serve --model ./model.gguf --workers 2 --kv-memory 2G --worker-nice 5
   llmctl serve --model ./model.gguf --uds /run/user/1000/llmctl.sock --access-log -
 
@@ -309,6 +330,13 @@ Endpoints:
 Start:
   The address is taken first and the model loaded then; until it is there, requests get 503. `listening on URL` on stderr \
 says that requests are taken; the line before it has the base URL that clients are set to, which ends with /v1.
+
+Several models:
+  Each is loaded when a request first names it (\"model\"), and --model-memory holds for all together: before a load, the models \
+that have been idle longest are unloaded until it fits. A model that does not fit gets 503 with both numbers. Streams say meanwhile \
+that it is loading. GET /v1/models shows what is loaded; POST /v1/models/ID/load and /unload do it by hand. --ctx, --threads, --parallel, \
+--kv-memory, --kv-type, --isolate and the like hold for each model; --model-id, --chat-template, --bos-id, --eos-id, --draft-model, --task \
+and --engine are for one. Sessions belong to the server: a model that comes back finds their KV on disk.
 
 End:
   SIGTERM and SIGINT: new requests and /ready get 503, and idle connections close. Requests under way go on for \
@@ -367,10 +395,27 @@ enum Stop {
     EngineLost(String),
 }
 
+/// What a server serves.
+enum Served {
+    Model(App),
+    Fleet(Fleet),
+}
+
+impl Served {
+    fn apps(&self) -> Vec<App> {
+        match self {
+            Served::Model(app) => vec![app.clone()],
+            Served::Fleet(fleet) => fleet.apps(),
+        }
+    }
+}
+
 /// A server that takes requests.
 pub struct RunningServer {
     server: Server,
-    app: App,
+    served: Served,
+    /// Time after which an idle model of several is unloaded.
+    keep_alive: Option<Duration>,
     log: Option<AccessLog>,
     drain_timeout: Duration,
     stop: Sender<Stop>,
@@ -420,18 +465,31 @@ impl RunningServer {
         let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
         let (stop, stops) = mpsc::channel();
-        let app = load_app(args, server.lifecycle().observer().clone(), stop.clone(), terminal, places)?;
+        let shared = shared(args, server.lifecycle().observer().clone(), terminal, places);
+        let served = if args.fleet.is_asked() {
+            Served::Fleet(fleet::load(args, shared, terminal)?)
+        } else {
+            let stop = stop.clone();
+            let gave_up: OnLost = Arc::new(move |why| drop(stop.send(Stop::EngineLost(why))));
+            Served::Model(load_app(args, shared, gave_up, terminal)?)
+        };
         let drain_timeout = args.limits.drain_timeout.map_or(DEFAULT_DRAIN, |span| span.0);
-        Ok(Self { server, app, log, drain_timeout, stop, stops })
+        let keep_alive = args.fleet.keep_alive.map(|span| span.0);
+        Ok(Self { server, served, keep_alive, log, drain_timeout, stop, stops })
     }
 
     /// Takes requests from now on.
     pub fn open(&self, terminal: &Terminal) {
-        match self.app.writes_text() {
-            true => self.server.open(self.app.clone()),
-            false => self.server.open_with(self.app.clone(), api::embedder_routes()),
+        match &self.served {
+            Served::Model(app) if app.writes_text() => self.server.open(app.clone()),
+            Served::Model(app) => self.server.open_with(app.clone(), api::embedder_routes()),
+            Served::Fleet(fleet) => self.server.open_fleet(fleet.clone(), self.keep_alive),
         }
-        terminal.note(format!("serving {} at {}", self.app.model().id, self.server.address().base_url()));
+        let names = match &self.served {
+            Served::Model(app) => app.model().id.clone(),
+            Served::Fleet(fleet) => fleet.ids().collect::<Vec<_>>().join(", "),
+        };
+        terminal.note(format!("serving {names} at {}", self.server.address().base_url()));
         terminal.note(format!("listening on {}", self.server.address()));
     }
 
@@ -439,13 +497,20 @@ impl RunningServer {
         self.server.address()
     }
 
-    pub fn app(&self) -> &App {
-        &self.app
+    /// Returns the id of the model of requests that name none, and its context if it is loaded.
+    pub fn model(&self) -> (String, Option<usize>) {
+        match &self.served {
+            Served::Model(app) => {
+                let context = app.engine().ok().map(|engine| engine.spec().context_length());
+                (app.model().id.clone(), context)
+            }
+            Served::Fleet(fleet) => (fleet.first().to_owned(), None),
+        }
     }
 
     /// Lets requests come to their end, saves the sessions' KV and writes the rest of the log.
     pub fn finish(self, terminal: &Terminal) {
-        finish(self.server, &self.app, self.drain_timeout, terminal);
+        finish(self.server, &self.served, self.drain_timeout, terminal);
         if !self.log.is_none_or(|log| log.flush(FLUSH_TIMEOUT)) {
             terminal.warn("the last lines of the access log could not be written");
         }
@@ -453,11 +518,11 @@ impl RunningServer {
 }
 
 /// Completes requests, closes connections and sockets, and saves the sessions' KV.
-fn finish(server: Server, app: &App, timeout: Duration, terminal: &Terminal) {
-    let engines = app.engines().up();
+fn finish(server: Server, served: &Served, timeout: Duration, terminal: &Terminal) {
+    let engines = || served.apps().iter().flat_map(|app| app.engines().up()).collect::<Vec<_>>();
     let cancel = || {
         // An engine that has ended has nothing to cancel.
-        engines.iter().for_each(|engine| drop(engine.cancel_all()));
+        engines().iter().for_each(|engine| drop(engine.cancel_all()));
     };
     let drained = server.drain(timeout, cancel);
     match drained.num_cancelled {
@@ -465,7 +530,7 @@ fn finish(server: Server, app: &App, timeout: Duration, terminal: &Terminal) {
         1 => terminal.warn("--drain-timeout was over: one request was cancelled"),
         many => terminal.warn(format!("--drain-timeout was over: {many} requests were cancelled")),
     }
-    for engine in engines {
+    for engine in engines() {
         if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
             terminal
                 .warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
@@ -474,21 +539,25 @@ fn finish(server: Server, app: &App, timeout: Duration, terminal: &Terminal) {
     }
 }
 
-/// Loads the model and everything that requests need.
-fn load_app(
-    args: &ServeArgs,
-    observer: Observer,
-    stop: Sender<Stop>,
-    terminal: &Terminal,
-    places: &Places,
-) -> Result<App, CommandError> {
+/// Creates what all models of the server share.
+fn shared(args: &ServeArgs, observer: Observer, terminal: &Terminal, places: &Places) -> Shared {
     let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
     if let Err(obstacle) = places.check(KeptFiles::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(format!("{obstacle}; {end}"));
     }
+    Shared::new(store, observer, args.capacity.options(&args.engine).sharing.max_sessions)
+}
+
+/// Loads a model and everything that requests need. Calls `gave_up` when its engine cannot be brought back.
+fn load_app(
+    args: &ServeArgs,
+    shared: Shared,
+    gave_up: OnLost,
+    terminal: &Terminal,
+) -> Result<App, CommandError> {
     if let Some(resolved) = embedder::files(args, terminal)? {
-        return embedder::alone(args, &resolved, store, observer, terminal);
+        return embedder::alone(args, &resolved, shared, terminal);
     }
     let beside = embedder::beside(args, terminal)?;
     let (texts, engines) = match args.isolation.num_workers()? {
@@ -497,8 +566,8 @@ fn load_app(
             return Err(CommandError::usage(message));
         }
         None if is_remote(args) => connect_engines(args, terminal)?,
-        None => load_engine(args, stop, terminal)?,
-        Some(count) => start_workers(args, count, stop, terminal)?,
+        None => load_engine(args, gave_up, terminal)?,
+        Some(count) => start_workers(args, count, gave_up, terminal)?,
     };
     let texts = texts.for_frontend(Frontend::Http);
     if !texts.info().has_chat_template {
@@ -512,7 +581,7 @@ fn load_app(
     }
     let model = texts.into_served(args.listen.model_id.clone());
     embedder::check_id(&model, beside.as_ref())?;
-    Ok(App::with_embedder(model, engines, store, observer, settings(args), beside))
+    Ok(App::with_embedder(shared, model, engines, settings(args), beside))
 }
 
 fn is_remote(args: &ServeArgs) -> bool {
@@ -555,7 +624,7 @@ fn connect_engines(args: &ServeArgs, terminal: &Terminal) -> Result<(PreparedTex
 /// Starts the engine as a thread of this process.
 fn load_engine(
     args: &ServeArgs,
-    stop: Sender<Stop>,
+    gave_up: OnLost,
     terminal: &Terminal,
 ) -> Result<(PreparedTexts, Engines), CommandError> {
     let start = Instant::now();
@@ -568,7 +637,7 @@ fn load_engine(
         pause: RELOAD_PAUSE,
         longest_pause: LONGEST_PAUSE,
         max_attempts: RELOAD_ATTEMPTS,
-        gave_up: Box::new(move |why| drop(stop.send(Stop::EngineLost(why)))),
+        gave_up: Box::new(move |why| gave_up(why)),
     };
     let slot = EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching the engine"))?;
     Ok((texts, slot.into()))
@@ -578,14 +647,13 @@ fn load_engine(
 fn start_workers(
     args: &ServeArgs,
     count: usize,
-    stop: Sender<Stop>,
+    gave_up: OnLost,
     terminal: &Terminal,
 ) -> Result<(PreparedTexts, Engines), CommandError> {
     let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), terminal)?;
-    let gave_up = move |why| drop(stop.send(Stop::EngineLost(why)));
     let ServeArgs { model, engine, capacity, isolation, .. } = args;
     let flags = WorkerFlags { model, engine, capacity, isolation };
-    let slots = workers::start(&flags, count, texts.fingerprint(), terminal, gave_up)?;
+    let slots = workers::start(&flags, count, texts.fingerprint(), terminal, move |why| gave_up(why))?;
     Ok((texts, Engines::new(slots)))
 }
 

@@ -4,11 +4,11 @@
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
 //! `conversations` has the sessions that ids name, `transient` those that the headers of clients name; `session_queue` and `patience` let
-//! requests wait for a session; `listing` and `sessions` are the endpoints of all that; `text` is the model's text side, `models` its name;
+//! requests wait for a session; `listing` and `sessions` are the endpoints of all that, `session_host` what they reach; `text` is the model's text side, `models` its name;
 //! `embeddings` computes vectors and scores; `openapi` describes all of it.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
 
-mod body;
+pub(crate) mod body;
 mod chat;
 mod collect;
 mod completions;
@@ -20,7 +20,7 @@ mod generate;
 mod infill;
 mod listing;
 mod messages;
-mod models;
+pub(crate) mod models;
 mod openapi;
 mod patience;
 mod plain;
@@ -28,18 +28,22 @@ mod prepare;
 mod reply;
 mod request;
 mod responses;
+pub(crate) mod session_host;
 pub(crate) mod session_queue;
 mod sessions;
-mod sse;
+pub(crate) mod sse;
 mod text;
 pub(crate) mod transient;
 
 use axum::Router;
+use axum::extract::FromRef;
 use axum::http::HeaderMap;
 use axum::routing::{any, get, post};
 
 use super::App;
 use super::error::ApiError;
+use super::owner::SharesSessions;
+use session_host::SessionHost;
 pub use openapi::endpoints;
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
@@ -73,7 +77,7 @@ fn fits(endpoint: &str, method: &str, path: &str) -> bool {
 fn shared_routes() -> Router<App> {
     Router::new()
         .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::get))
+        .route("/v1/models/{*id}", get(models::get).post(models::change))
         .route("/models", get(models::list))
         .route("/models/{*id}", get(models::get))
         .route("/props", get(models::props))
@@ -113,6 +117,11 @@ pub fn embedder_routes() -> Router<App> {
 
 /// All endpoints that speak of models, generations and sessions, without the layers around them.
 pub fn routes() -> Router<App> {
+    text_routes().merge(session_routes())
+}
+
+/// Endpoints of a model that writes text.
+fn text_routes() -> Router<App> {
     shared_routes()
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
@@ -120,9 +129,19 @@ pub fn routes() -> Router<App> {
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::post))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/infill", post(infill::post))
         .route("/apply-template", post(text::apply_template))
+}
+
+/// Endpoints of saved conversations, which need no loaded model.
+pub fn session_routes<S>() -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    SessionHost: FromRef<S>,
+    SharesSessions: FromRef<S>,
+{
+    Router::new()
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/sessions", get(listing::list))
         .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))
         .route("/v1/sessions/{id}/reset", post(sessions::reset))
@@ -141,12 +160,12 @@ pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
 ///
 /// # Errors
 /// Those of the work.
-async fn blocking<T: Send + 'static>(
-    app: &App,
-    work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
+async fn blocking<S: Clone + Send + 'static, T: Send + 'static>(
+    state: &S,
+    work: impl FnOnce(&S) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let app = app.clone();
-    let done = tokio::task::spawn_blocking(move || work(&app)).await;
+    let state = state.clone();
+    let done = tokio::task::spawn_blocking(move || work(&state)).await;
     done.map_err(|_| ApiError::internal("the request failed within the server"))?
 }
 

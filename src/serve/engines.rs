@@ -5,6 +5,7 @@
 //! requests. Conversations keep the turns of a session outside of the engines, so that any engine can continue it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::engine::{EngineSlot, Health};
@@ -12,8 +13,13 @@ use super::error::ApiError;
 use crate::runtime::http_engine::rendezvous_order;
 use crate::runtime::{EngineClient, EngineLoad, EngineSessionName};
 
-/// All engines of a server.
+/// Sets of engines that this process has had.
+static NUM_SETS: AtomicU64 = AtomicU64::new(0);
+
+/// All engines of a model.
 pub struct Engines {
+    /// Number that no other set of this process has.
+    set: u64,
     slots: Vec<EngineSlot>,
     /// Sessions that were rerouted because the first engine of their order was down.
     rerouted: Mutex<HashMap<EngineSessionName, ReroutedSession>>,
@@ -24,6 +30,14 @@ pub struct Engines {
 struct ReroutedSession {
     slot: usize,
     /// Identifies the engine in the slot: after a restart, the session is routed anew.
+    num_restarts: u64,
+}
+
+/// Identifies an engine among all that this process has had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineInstance {
+    set: u64,
+    slot: usize,
     num_restarts: u64,
 }
 
@@ -49,7 +63,8 @@ impl Engines {
     /// If `slots` is empty.
     pub fn new(slots: Vec<EngineSlot>) -> Self {
         assert!(!slots.is_empty(), "a server has an engine");
-        Self { slots, rerouted: Mutex::default() }
+        let set = NUM_SETS.fetch_add(1, Ordering::Relaxed);
+        Self { set, slots, rerouted: Mutex::default() }
     }
 
     pub fn len(&self) -> usize {
@@ -125,15 +140,20 @@ impl Engines {
     }
 
     /// Returns a key that no other engine of this server has, before or after it.
-    pub fn instance(&self, engine: &EngineClient) -> (usize, u64) {
-        let index = self.index_of(engine);
-        (index, self.slots[index].num_restarts())
+    pub fn instance(&self, engine: &EngineClient) -> EngineInstance {
+        let slot = self.index_of(engine);
+        EngineInstance { set: self.set, slot, num_restarts: self.slots[slot].num_restarts() }
     }
 
-    /// Whether the engine with this key is still up.
-    pub fn has(&self, (index, num_restarts): (usize, u64)) -> bool {
-        let slot = self.slots.get(index);
-        slot.is_some_and(|slot| slot.num_restarts() == num_restarts && slot.get().is_ok())
+    /// Whether the engine with this key is one of these and still up.
+    pub fn has(&self, instance: EngineInstance) -> bool {
+        let slot = self.slots.get(instance.slot).filter(|_| instance.set == self.set);
+        slot.is_some_and(|slot| slot.num_restarts() == instance.num_restarts && slot.get().is_ok())
+    }
+
+    /// Whether the engine with this key is or was one of these.
+    pub fn had(&self, instance: EngineInstance) -> bool {
+        instance.set == self.set
     }
 
     /// Returns all engines that are up.

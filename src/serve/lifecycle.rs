@@ -10,14 +10,14 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use serde_json::json;
 
-use super::App;
 use super::access_log::AccessLog;
 use super::engines::EngineStatus;
 use super::error::{ApiError, STAGE_WAIT};
-use super::metrics::KvBlocks;
+use super::fleet::Fleet;
 use super::observe::Observer;
 use super::policy::{Bodies, Policy};
 use super::uploads::Uploads;
+use super::{App, ServeSettings};
 
 /// The stage of the server, in order of time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,13 @@ pub enum Stage {
     Draining,
 }
 
+/// What a server serves.
+enum Served {
+    /// One model, which is loaded as long as the server runs.
+    Model(App),
+    Fleet(Fleet),
+}
+
 /// State shared by the layers around the handlers; clones refer to the same server.
 #[derive(Clone)]
 pub struct Lifecycle {
@@ -36,7 +43,7 @@ pub struct Lifecycle {
 
 struct LifecycleState {
     stage: AtomicU8,
-    app: OnceLock<App>,
+    served: OnceLock<Served>,
     policy: Policy,
     bodies: Bodies,
     uploads: Uploads,
@@ -48,16 +55,24 @@ impl Lifecycle {
     /// Starts in [`Stage::Loading`].
     pub fn new(policy: Policy, observer: Observer, log: Option<AccessLog>) -> Self {
         let (bodies, uploads) = (Bodies::new(policy.max_body), Uploads::new(policy.max_slow_bodies));
-        let (stage, app) = (AtomicU8::new(Stage::Loading as u8), OnceLock::new());
-        Self { state: Arc::new(LifecycleState { stage, app, policy, bodies, uploads, observer, log }) }
+        let (stage, served) = (AtomicU8::new(Stage::Loading as u8), OnceLock::new());
+        Self { state: Arc::new(LifecycleState { stage, served, policy, bodies, uploads, observer, log }) }
     }
 
-    /// Enters [`Stage::Serving`]. `app` must use the observer that was passed to [`Self::new`].
+    /// Enters [`Stage::Serving`] with one model. `app` must use the observer that was passed to [`Self::new`].
     pub fn open(&self, app: App) {
-        let blocks = app.engines().any().map(|engine| KvBlocks::of(engine.spec())).unwrap_or_default();
-        self.observer().metrics().register_model(&app.model().id, app.engines().len(), blocks);
-        // A second call would be a bug of the caller; the first app stays.
-        if self.state.app.set(app).is_ok() {
+        app.register_metrics();
+        self.serve(Served::Model(app));
+    }
+
+    /// Enters [`Stage::Serving`] with several models, of which none needs to be loaded.
+    pub fn open_fleet(&self, fleet: Fleet) {
+        self.serve(Served::Fleet(fleet));
+    }
+
+    fn serve(&self, served: Served) {
+        // A second call would be a bug of the caller; the first one stays.
+        if self.state.served.set(served).is_ok() {
             self.state.stage.store(Stage::Serving as u8, Ordering::Release);
         }
     }
@@ -65,6 +80,9 @@ impl Lifecycle {
     /// Enters [`Stage::Draining`]: new requests are refused.
     pub fn drain(&self) {
         self.state.stage.store(Stage::Draining as u8, Ordering::Release);
+        if let Some(fleet) = self.fleet() {
+            fleet.close();
+        }
     }
 
     pub fn stage(&self) -> Stage {
@@ -95,8 +113,37 @@ impl Lifecycle {
         self.state.log.as_ref()
     }
 
-    pub fn app(&self) -> Option<&App> {
-        self.state.app.get()
+    /// Returns the loaded models.
+    pub fn apps(&self) -> Vec<App> {
+        match self.state.served.get() {
+            Some(Served::Model(app)) => vec![app.clone()],
+            Some(Served::Fleet(fleet)) => fleet.apps(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Returns the models of a server that has several.
+    pub fn fleet(&self) -> Option<&Fleet> {
+        match self.state.served.get()? {
+            Served::Model(_) => None,
+            Served::Fleet(fleet) => Some(fleet),
+        }
+    }
+
+    /// Returns the id of the model of requests that name none, and the settings; `None` while the server begins.
+    pub fn served(&self) -> Option<(&str, &ServeSettings)> {
+        Some(match self.state.served.get()? {
+            Served::Model(app) => (&app.model().id, app.settings()),
+            Served::Fleet(fleet) => (fleet.first(), fleet.settings()),
+        })
+    }
+
+    /// Returns whether some model writes text, also one that is not loaded.
+    pub fn writes_text(&self) -> bool {
+        match self.state.served.get() {
+            Some(Served::Model(app)) => app.writes_text(),
+            Some(Served::Fleet(_)) | None => true,
+        }
     }
 
     /// Refuses requests in every stage but [`Stage::Serving`].
@@ -115,28 +162,46 @@ impl Lifecycle {
         }
     }
 
-    /// Checks that a request would be accepted now: the stage, and that an engine is up.
+    /// Checks that a request would be accepted now: the stage, and that an engine is up. Of several models, a request may bring one
+    /// up.
     ///
     /// # Errors
     /// 503.
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_stage()?;
-        self.app().map_or(Ok(()), |app| app.engine().map(drop))
+        match self.state.served.get() {
+            Some(Served::Model(app)) => app.engine().map(drop),
+            Some(Served::Fleet(_)) | None => Ok(()),
+        }
     }
 
-    /// Returns the body of `/health` and `/ready`: `status`, and the state of each worker process, if there are any.
+    /// Returns the body of `/health` and `/ready`: `status`, the state of each model of several, and that of each worker process, if
+    /// there are any.
     pub fn status(&self, status: &str) -> serde_json::Value {
         let mut body = json!({"status": status});
-        if let Some(app) = self.app().filter(|app| app.settings().isolated) {
-            let worker = |worker: EngineStatus| json!({"state": worker.health.name(), "restarts": worker.num_restarts});
-            body["workers"] = app.engines().statuses().into_iter().map(worker).collect();
+        if let Some(fleet) = self.fleet() {
+            body["models"] = fleet.states().map(|(id, state)| (id.to_owned(), json!(state))).collect();
+        }
+        if self.served().is_some_and(|(_, settings)| settings.isolated) {
+            body["workers"] = self.apps().iter().flat_map(|app| self.workers(app)).collect();
         }
         body
     }
 
+    fn workers(&self, app: &App) -> Vec<serde_json::Value> {
+        let worker = |worker: EngineStatus| {
+            let mut status = json!({"state": worker.health.name(), "restarts": worker.num_restarts});
+            if self.fleet().is_some() {
+                status["model"] = app.model().id.as_str().into();
+            }
+            status
+        };
+        app.engines().statuses().into_iter().map(worker).collect()
+    }
+
     /// Returns the Retry-After for requests that are refused for overload.
     pub fn retry_after(&self) -> Duration {
-        match self.app().and_then(|app| app.engine().ok()) {
+        match self.apps().iter().find_map(|app| app.engine().ok()) {
             Some(engine) => self.observer().retry_after(&engine.last_load()),
             None => STAGE_WAIT,
         }

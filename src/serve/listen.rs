@@ -35,6 +35,7 @@ use super::connection::{
     ConnectionInfo, ConnectionLimits, Connections, Metered, OpenConnection, Overdue, Peer,
 };
 use super::error::ApiError;
+use super::fleet::{self, Fleet};
 use super::half_open::HalfOpen;
 use super::lifecycle::{Lifecycle, Stage};
 use super::observe::Observer;
@@ -262,6 +263,16 @@ impl Server {
         self.shared.lifecycle.open(app);
     }
 
+    /// Serves several models from now on, and unloads those that have been idle for `keep_alive`.
+    pub fn open_fleet(&self, fleet: Fleet, keep_alive: Option<Duration>) {
+        let router = router::router(&self.shared.lifecycle, fleet::routes(fleet.clone()));
+        *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
+        if let (Some(runtime), Some(keep_alive)) = (&self.runtime, keep_alive) {
+            runtime.spawn(fleet.clone().expire_idle(keep_alive));
+        }
+        self.shared.lifecycle.open_fleet(fleet);
+    }
+
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -283,9 +294,8 @@ impl Server {
             let mut drained = Drained { num_cancelled: 0 };
             if tokio::time::timeout(timeout, connections.emptied()).await.is_err() {
                 drained.num_cancelled = connections.num_busy();
-                if let Some(app) = self.shared.lifecycle.app() {
-                    app.cut_short(); // before the engines are told, so that nothing comes to them afterwards
-                }
+                // Before the engines are told, so that nothing comes to them afterwards.
+                self.shared.lifecycle.apps().iter().for_each(App::cut_short);
                 cancel();
                 let _ = tokio::time::timeout(CANCEL_TIME, connections.emptied()).await;
                 self.phase.send_replace(Phase::Over);
@@ -297,8 +307,11 @@ impl Server {
             }
             let _ = tokio::time::timeout(LAST_WORD_TIME, late.emptied()).await;
             // What a client left behind by going away is still to be saved.
-            if let Some(app) = self.shared.lifecycle.app() {
+            for app in self.shared.lifecycle.apps() {
                 let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
+            }
+            if let Some(fleet) = self.shared.lifecycle.fleet() {
+                let _ = tokio::time::timeout(CANCEL_TIME, fleet.settled()).await;
             }
             drained
         })

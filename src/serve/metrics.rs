@@ -3,7 +3,7 @@
 //! Only counts; says nothing about prompts, answers or who asked. vLLM's names, types and meanings are those of its
 //! `docs/design/metrics.md` and "Production Metrics" pages; the older names that some routers still read are kept beside the new ones.
 
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ const TOKEN_BUCKETS: [f64; 13] =
 /// One finished turn, for the log and the metrics.
 #[derive(Debug, Clone)]
 pub struct FinishedTurn {
+    /// The id of the model.
+    pub model: String,
     /// The `x-request-id` of the request.
     pub request_id: String,
     pub session: Option<String>,
@@ -114,14 +116,16 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-/// Engines are numbered from 0, as vLLM's are.
+/// Engines of a model are numbered from 0, as vLLM's are.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EngineLabels {
+    model_name: String,
     engine: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KvBlockLabels {
+    model_name: String,
     engine: String,
     block_size: usize,
     /// vLLM's name, on processors too; the endpoint picker reads it with the size to bound its index of prefixes.
@@ -130,12 +134,14 @@ struct KvBlockLabels {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResumeLabels {
+    model_name: String,
     engine: String,
     reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FinishLabels {
+    model_name: String,
     engine: String,
     finished_reason: &'static str,
 }
@@ -145,14 +151,34 @@ type Ratio = Gauge<f64, AtomicU64>;
 type PerEngine<M> = Family<EngineLabels, M>;
 type Times = Family<EngineLabels, Histogram, fn() -> Histogram>;
 
+impl EngineLabels {
+    fn new(model: &str, engine: usize) -> Self {
+        Self { model_name: model.to_owned(), engine: engine.to_string() }
+    }
+}
+
+/// The engines of a loaded model, for `/metrics`.
+#[derive(Debug)]
+pub struct ModelStatus {
+    pub id: String,
+    pub engines: Vec<EngineStatus>,
+}
+
 /// All that is counted.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Mutex<Registry>,
+    registry: Mutex<ModelRegistry>,
     pub http: HttpMetrics,
     pub engine: EngineMetrics,
     turns: TurnMetrics,
     process: ProcessMetrics,
+}
+
+/// What is shown. What concerns models is shown from the first one on.
+#[derive(Debug, Default)]
+struct ModelRegistry {
+    all: Registry,
+    has_models: bool,
 }
 
 #[derive(Debug, Default)]
@@ -178,6 +204,8 @@ impl HttpMetrics {
 pub struct EngineMetrics {
     pub ready: Level,
     restarts: Counter,
+    /// Of engines that are gone with their model.
+    past_restarts: AtomicU64,
     pub retries: Counter,
     up: PerEngine<Level>,
     running: PerEngine<Level>,
@@ -187,11 +215,27 @@ pub struct EngineMetrics {
     kv_allocated: PerEngine<Level>,
     kv_held: PerEngine<Level>,
     kv_usage: PerEngine<Ratio>,
+    kv_blocks: Family<KvBlockLabels, Level>,
 }
 
 impl EngineMetrics {
-    fn set(&self, engine: usize, status: &EngineStatus) {
-        let labels = EngineLabels { engine: engine.to_string() };
+    /// Forgets the levels of all engines: a model that has been unloaded has none.
+    fn clear(&self) {
+        let levels = [
+            &self.up,
+            &self.running,
+            &self.waiting,
+            &self.sessions,
+            &self.kv_capacity,
+            &self.kv_allocated,
+            &self.kv_held,
+        ];
+        levels.into_iter().for_each(|level| level.clear());
+        self.kv_usage.clear();
+    }
+
+    fn set(&self, model: &str, engine: usize, status: &EngineStatus) {
+        let labels = EngineLabels::new(model, engine);
         let level = |gauge: &PerEngine<Level>, value: usize| {
             gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
         };
@@ -251,8 +295,8 @@ impl TurnMetrics {
     }
 
     /// Shows what there is of an engine before it has done anything, so that rates begin at 0.
-    fn begin(&self, engine: usize) {
-        let labels = EngineLabels { engine: engine.to_string() };
+    fn begin(&self, model: &str, engine: usize) {
+        let labels = EngineLabels::new(model, engine);
         let counts = [
             &self.prompt_tokens,
             &self.cached_tokens,
@@ -269,8 +313,8 @@ impl TurnMetrics {
 
     fn add(&self, record: &FinishedTurn) {
         let (usage, timings) = (&record.outcome.usage, &record.outcome.timings);
-        let engine = record.engine.to_string();
-        let labels = EngineLabels { engine: engine.clone() };
+        let labels = EngineLabels::new(&record.model, record.engine);
+        let EngineLabels { model_name, engine } = labels.clone();
         let count = |counter: &PerEngine<Counter>, count: usize| {
             counter.get_or_create(&labels).inc_by(count as u64);
         };
@@ -278,10 +322,12 @@ impl TurnMetrics {
             Finish::Cancelled => "abort",
             ref finish => finish.reason(),
         };
-        self.finished.get_or_create(&FinishLabels { engine: engine.clone(), finished_reason }).inc();
+        let finished =
+            FinishLabels { model_name: model_name.clone(), engine: engine.clone(), finished_reason };
+        self.finished.get_or_create(&finished).inc();
         if let Some(started) = &record.started {
             let reason = started.reuse.reason.name();
-            self.resumed.get_or_create(&ResumeLabels { engine, reason }).inc();
+            self.resumed.get_or_create(&ResumeLabels { model_name, engine, reason }).inc();
             count(&self.restored_tokens, started.reuse.restored_tokens);
         }
         count(&self.prompt_tokens, usage.prompt_tokens);
@@ -354,35 +400,44 @@ impl Metrics {
     /// Begins to show what concerns this model, which so many engines compute.
     pub fn register_model(&self, id: &str, num_engines: usize, cache: KvBlocks) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        let label = [("model_name".into(), id.to_owned().into())];
-        self.register_ours(registry.sub_registry_with_labels(label.clone().into_iter()));
-        let vllm = registry.sub_registry_with_labels(label.into_iter());
-        self.register_vllm(vllm);
+        if !std::mem::replace(&mut registry.has_models, true) {
+            self.register_ours(&mut registry.all);
+            self.register_vllm(&mut registry.all);
+        }
         let labels = |engine: usize| KvBlockLabels {
+            model_name: id.to_owned(),
             engine: engine.to_string(),
             block_size: cache.block_tokens,
             num_gpu_blocks: cache.blocks_per_engine,
         };
-        let blocks: Family<KvBlockLabels, Level> = Family::default();
         let known_engines = if cache.blocks_per_engine > 0 { num_engines } else { 0 };
         for engine in 0..known_engines {
-            blocks.get_or_create(&labels(engine)).set(1);
+            self.engine.kv_blocks.get_or_create(&labels(engine)).set(1);
         }
-        vllm.register("vllm:cache_config_info", "Blocks of KV, with their size in tokens", blocks);
-        (0..num_engines).for_each(|engine| self.turns.begin(engine));
+        (0..num_engines).for_each(|engine| self.turns.begin(id, engine));
     }
 
-    /// Returns the body of `/metrics`. `engines` is empty while the model loads.
-    pub fn encode(&self, format: MetricsFormat, engines: &[EngineStatus], is_ready: bool) -> String {
+    /// Adds restarts of engines that are gone with their model.
+    pub fn add_restarts(&self, num_restarts: u64) {
+        self.engine.past_restarts.fetch_add(num_restarts, Ordering::Relaxed);
+    }
+
+    /// Returns the body of `/metrics`. `models` are the loaded ones.
+    pub fn encode(&self, format: MetricsFormat, models: &[ModelStatus], is_ready: bool) -> String {
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         let engine = &self.engine;
         engine.ready.set(i64::from(is_ready));
-        let num_restarts: u64 = engines.iter().map(|status| status.num_restarts).sum();
+        let past = engine.past_restarts.load(Ordering::Relaxed);
+        let engines = || models.iter().flat_map(|model| &model.engines);
+        let num_restarts = past + engines().map(|status| status.num_restarts).sum::<u64>();
         engine.restarts.inc_by(num_restarts.saturating_sub(engine.restarts.get()));
-        engines.iter().enumerate().for_each(|(index, status)| engine.set(index, status));
+        engine.clear();
+        for ModelStatus { id, engines } in models {
+            engines.iter().enumerate().for_each(|(index, status)| engine.set(id, index, status));
+        }
         self.process.read();
         let mut out = String::new();
-        text::encode(&mut out, &registry).expect("a string takes everything");
+        text::encode(&mut out, &registry.all).expect("a string takes everything");
         match format {
             MetricsFormat::OpenMetrics => out,
             MetricsFormat::Text => to_text(&out),
@@ -391,7 +446,7 @@ impl Metrics {
 
     fn register_server(&self) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        let r = &mut *registry;
+        let r = &mut registry.all;
         let (http, process) = (&self.http, &self.process);
         let version = Info::new(vec![("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);
         r.register("llmctl_build", "Version of llmctl", version);
@@ -461,6 +516,8 @@ impl Metrics {
             ),
         ];
         drafts.into_iter().for_each(|(name, help, counter)| r.register(name, help, counter.clone()));
+        let blocks = engine.kv_blocks.clone();
+        r.register("vllm:cache_config_info", "Blocks of KV, with their size in tokens", blocks);
         r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
         let mut time = |name: &str, help: &str, times: &Times| r.register(name, help, times.clone());
         time("vllm:time_to_first_token_seconds", "From submission to the first token", &turns.first_token);
@@ -512,11 +569,12 @@ mod tests {
         let labels = HttpLabels { method: "GET".into(), route: "/health".into(), status: 200 };
         metrics.http.requests.get_or_create(&labels).inc();
         let load = EngineLoad { num_running: 3, kv_capacity: 8, kv_free: 6, ..EngineLoad::default() };
-        let places = [
+        let engines = vec![
             EngineStatus { health: Health::Up, num_restarts: 0, load: Some(load) },
             EngineStatus { health: Health::Down, num_restarts: 2, load: None },
         ];
-        let text = metrics.encode(MetricsFormat::Text, &places, true);
+        let models = [ModelStatus { id: "m \"1\"".to_owned(), engines }];
+        let text = metrics.encode(MetricsFormat::Text, &models, true);
         for expected in [
             "# TYPE vllm:num_requests_running gauge\n",
             "vllm:num_requests_running{model_name=\"m \\\"1\\\"\",engine=\"0\"} 3\n",
@@ -537,7 +595,7 @@ mod tests {
             assert!(text.contains(expected), "{expected} in\n{text}");
         }
         assert!(!text.contains("EOF"));
-        let open = metrics.encode(MetricsFormat::OpenMetrics, &places, true);
+        let open = metrics.encode(MetricsFormat::OpenMetrics, &models, true);
         assert!(open.contains("# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total{"), "{open}");
         assert!(open.ends_with("# EOF\n") && open.contains("llmctl_engine_restarts_total 2\n"));
         let samples = |text: &str| {
@@ -559,6 +617,7 @@ mod tests {
         let request_id = "r".to_owned();
         let inter_token = Vec::new();
         metrics.turn(&FinishedTurn {
+            model: "m".to_owned(),
             request_id,
             session: None,
             engine: 0,

@@ -137,6 +137,7 @@ mod tests {
         let outcome = Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1 };
         let session = Some("a b\n".to_owned());
         FinishedTurn {
+            model: "m".to_owned(),
             request_id: "r1".to_owned(),
             session,
             engine: 0,

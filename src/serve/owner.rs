@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
 
-use axum::extract::FromRequestParts;
+use axum::extract::{FromRef, FromRequestParts};
 use axum::http::request::Parts;
 use sha2::{Digest, Sha256};
 
@@ -81,12 +81,25 @@ impl Caller {
 }
 
 /// Set by the guard; without one, requests are anonymous.
-impl FromRequestParts<App> for Caller {
+impl<S: Sync> FromRequestParts<S> for Caller
+where
+    SharesSessions: FromRef<S>,
+{
     type Rejection = Infallible;
 
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Infallible> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Infallible> {
         let owner = parts.extensions.get::<Owner>().cloned().unwrap_or_else(Owner::anonymous);
-        Ok(Self::new(owner, app.settings().share_sessions))
+        let SharesSessions(shares_local) = SharesSessions::from_ref(state);
+        Ok(Self::new(owner, shares_local))
+    }
+}
+
+/// Whether all callers see the sessions of the local user.
+pub struct SharesSessions(pub bool);
+
+impl FromRef<App> for SharesSessions {
+    fn from_ref(app: &App) -> Self {
+        Self(app.settings().share_sessions)
     }
 }
 

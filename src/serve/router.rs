@@ -72,8 +72,7 @@ fn cors(origins: &[String]) -> CorsLayer {
 /// `GET /`: the page for browsers; for programs name, version, stage, model and endpoints.
 async fn index(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
     // The page is for chats.
-    let writes_text = lifecycle.app().is_none_or(App::writes_text);
-    let answer = match lifecycle.policy().page && writes_text && page::names_html(&headers) {
+    let answer = match lifecycle.policy().page && lifecycle.writes_text() && page::names_html(&headers) {
         true => page::document(),
         false => description(&lifecycle).into_response(),
     };
@@ -86,17 +85,21 @@ fn description(lifecycle: &Lifecycle) -> Json<serde_json::Value> {
         Stage::Serving => "serving",
         Stage::Draining => "draining",
     };
-    let settings = lifecycle.app().map(App::settings);
-    Json(json!({
+    let (model, settings) = lifecycle.served().unzip();
+    let mut description = json!({
         "name": "llmctl",
         "version": env!("CARGO_PKG_VERSION"),
         "status": stage,
-        "model": lifecycle.app().map(|app| app.model().id.as_str()),
+        "model": model,
         "base_url": "/v1",
         "shares_sessions": settings.map(|settings| settings.share_sessions),
         "remote_engine": settings.map(|settings| settings.remote),
         "endpoints": api::endpoints().filter(|endpoint| !UNLISTED.contains(endpoint)).collect::<Vec<_>>(),
-    }))
+    });
+    if let Some(fleet) = lifecycle.fleet() {
+        description["models"] = fleet.ids().collect();
+    }
+    Json(description)
 }
 
 /// `GET /health`: the process is alive. Includes the state of each worker, if there are worker processes.
@@ -114,7 +117,7 @@ async fn ready(State(lifecycle): State<Lifecycle>) -> Result<Json<serde_json::Va
 async fn metrics(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = MetricsFormat::accepted(accept.unwrap_or_default());
-    let statuses = lifecycle.app().map_or_else(Vec::new, |app| app.engines().statuses());
+    let statuses: Vec<_> = lifecycle.apps().iter().map(App::status).collect();
     let is_ready = lifecycle.check_ready().is_ok();
     let text = lifecycle.observer().metrics().encode(format, &statuses, is_ready);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()

@@ -197,6 +197,7 @@ async fn turn(State(app): State<App>, id: HttpRequestId, body: String) -> Result
                     let (request_id, started) = (id.0.clone(), started.take());
                     let inter_token = vec![Duration::from_millis(1)];
                     app.observer().turn(&FinishedTurn {
+                        model: app.model().id.clone(),
                         request_id,
                         session: session.as_ref().map(ToString::to_string),
                         engine: 0,

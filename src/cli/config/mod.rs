@@ -251,7 +251,9 @@ impl Config {
                 let id = arg.get_id().as_str();
                 let is_decided =
                     explicit.given.contains(id) || explicit.off.contains(id) || chosen.contains_key(id);
-                let fits = entry.values.iter().all(|value| flags::check(arg, value).is_ok());
+                let is_list = matches!(FlagShape::of(arg), FlagShape::Many(_));
+                let fits = entry.values.iter().all(|value| flags::check(arg, value).is_ok())
+                    && (is_list || entry.values.len() <= 1);
                 let excludes = |other: &str| !is_off_in(arg, entry) && conflict(command, id, other);
                 if is_decided || !fits || excluding.iter().any(|other| excludes(other)) {
                     continue;

@@ -125,11 +125,12 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
     };
     let server = RunningServer::start(&serve, ApiKeys::new([key.clone()]), terminal, places)?;
     server.open(terminal);
+    let (model, context_tokens) = server.model();
     let target = LaunchTarget {
         url: server.address().to_string(),
         key: key.key,
-        model: server.app().model().id.clone(),
-        context_tokens: server.app().engine().map_or(0, |engine| engine.spec().context_length()),
+        model,
+        context_tokens: context_tokens.unwrap_or(0),
     };
     let ended = start(&program, agent.settings(&target, &folder), &args.arguments);
     server.finish(terminal);

@@ -12,9 +12,8 @@ use crate::runtime::EngineClient;
 use crate::runtime::embed::{EmbedClient, EmbedKind, no_engine};
 use crate::runtime::load::AskedTask;
 use crate::runtime::load::hub::Resolved;
-use crate::runtime::session::store::SessionStore;
 use crate::serve::engine::EngineSlot;
-use crate::serve::observe::Observer;
+use crate::serve::shared::Shared;
 use crate::serve::{App, ServedModel};
 
 /// Flags that have no meaning with a model that writes no text.
@@ -113,8 +112,7 @@ fn check_flags(args: &ServeArgs) -> Result<(), CommandError> {
 pub fn alone(
     args: &ServeArgs,
     resolved: &Resolved,
-    store: Option<SessionStore>,
-    observer: Observer,
+    shared: Shared,
     terminal: &Terminal,
 ) -> Result<App, CommandError> {
     check_flags(args)?;
@@ -124,7 +122,7 @@ pub fn alone(
     let model = embedder_texts(resolved, client.texts())?.into_served(args.listen.model_id.clone());
     let engine = EngineSlot::new(EngineClient::new(no_engine(client.texts())?));
     let served = ServedEmbedder::new(model.id.clone(), client, true);
-    Ok(App::with_embedder(model, engine, store, observer, settings(args), Some(served)))
+    Ok(App::with_embedder(shared, model, engine, settings(args), Some(served)))
 }
 
 /// Loads `--embedding-model`; `None` without one.

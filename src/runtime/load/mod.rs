@@ -326,6 +326,35 @@ pub fn context_length(
     context_of(files, &recognised, drafters, &options, notices)
 }
 
+/// Memory that a model needs with the context that [`load`] would give it, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNeed {
+    pub context: usize,
+    /// Weights, and everything else that does not grow with the context.
+    pub base: u64,
+    /// KV of one full context.
+    pub kv: u64,
+}
+
+/// Computes what a model needs, from the headers alone.
+///
+/// # Errors
+/// Those of [`context_length`].
+pub fn memory_need(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<MemoryNeed, LoadError> {
+    let options = in_force(files, options, notices);
+    let recognised = recognise(files.config_reader())?;
+    let block = prediction::block(files, &recognised, &options, "")?;
+    let drafters = Drafters { draft: None, block: block.as_ref() };
+    let context = context_of(files, &recognised, drafters, &options, notices)?;
+    let demand = demand_of(files, &recognised, drafters, &options, context)?;
+    let kv = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
+    Ok(MemoryNeed { context, base: demand.weights.saturating_add(demand.fixed), kv })
+}
+
 /// What takes memory beside the model to draft for it.
 #[derive(Clone, Copy)]
 struct Drafters<'a> {
@@ -357,20 +386,31 @@ fn context_of(
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
+    let most = match recognised {
+        Recognised::Native(description) => description.config.context_length,
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => plan.context_length,
+    };
+    let demand = |context| demand_of(files, recognised, drafters, options, context);
+    context(most, demand, options, notices)
+}
+
+/// Computes the memory of a model and its drafters with a context of up to `context` tokens.
+fn demand_of(
+    files: &ModelFiles,
+    recognised: &Recognised,
+    drafters: Drafters<'_>,
+    options: &LoadOptions,
+    context: usize,
+) -> Result<Demand, LoadError> {
     match recognised {
         Recognised::Native(description) => {
-            let demand = |context| {
-                let demand = demand(files, description, options, context)?;
-                let demand =
-                    drafters.block.map_or(demand, |block| block.add_demand(demand, options, context));
-                drafters.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
-            };
-            context(description.config.context_length, demand, options, notices)
+            let demand = demand(files, description, options, context)?;
+            let demand = drafters.block.map_or(demand, |block| block.add_demand(demand, options, context));
+            drafters.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
         }
         #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(plan) => {
-            context(plan.context_length, |_| Ok(candle_models::demand(files, plan)), options, notices)
-        }
+        Recognised::CandleModel(plan) => Ok(candle_models::demand(files, plan)),
     }
 }
 

@@ -21,6 +21,7 @@ use crate::runtime::session::store::{
 };
 use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::runtime::{Difference, EngineSessionName, Error, Result, Reuse, Started};
+use crate::serve::engines::EngineInstance;
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
 use crate::template::Message;
@@ -91,7 +92,7 @@ pub struct Resumes {
     /// Changes that were made to what the last request said.
     pub notices: Vec<String>,
     /// The engine that it was with.
-    pub engine: Option<(usize, u64)>,
+    pub engine: Option<EngineInstance>,
 }
 
 /// Reuse of a prompt.
@@ -184,7 +185,7 @@ impl Conversations {
             ConversationStore::Disk(store) => {
                 SessionChat::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
             }
-            ConversationStore::Memory(memory) => memory.open(key)?,
+            ConversationStore::Memory(memory) => memory.open(key)?.answered_by(model.clone()),
         };
         Ok(self.opened(key, session_chat, false))
     }
@@ -374,7 +375,7 @@ impl Conversations {
         &self,
         engine_name: &EngineSessionName,
         started: &Started,
-        engine: (usize, u64),
+        engine: EngineInstance,
         notices: &[String],
     ) {
         let Started { prompt_tokens, reuse, difference, .. } = started;

@@ -540,6 +540,7 @@ impl InFlight {
     fn record(&mut self, index: usize, answer: &Answer) {
         let choice = &mut self.choices[index];
         self.app.observer().turn(&FinishedTurn {
+            model: self.app.model().id.clone(),
             request_id: self.request.request_id.clone(),
             session: self.placed.as_ref().map(|placed| placed.id.clone()),
             engine: self.assignment.as_ref().map_or(0, |assignment| assignment.index),

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use super::blocking;
 use super::body::InPath;
 use super::conversations::{Resume, Resumes, SessionKey};
-use super::drive::retriable;
+use super::session_host::SessionHost;
 use super::transient::{StrandInfo, Transient};
 use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
-use crate::runtime::{EngineClient, EngineSessionName, Error, SessionInfo, SessionState};
+use crate::runtime::{Difference, EngineClient, EngineSessionName, Error, SessionInfo, SessionState};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::{Caller, Owner};
@@ -56,22 +56,22 @@ impl ListEntry {
 
 /// `?limit=N` at most, `?after=ID` behind that one, by id.
 pub async fn list(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     Query(query): Query<HashMap<String, String>>,
 ) -> Result<Json<Value>, ApiError> {
     let limit = limit(query.get("limit").map(String::as_str))?;
     let after = query.get("after").cloned();
-    let page = blocking(&app, move |app| {
-        let engine = app.engine()?;
-        let (entries, roots) = entries(app, &caller)?;
+    let page = blocking(&host, move |host| {
+        host.check()?;
+        let (entries, roots) = entries(host, &caller)?;
         let is_behind = |entry: &ListEntry| after.as_deref().is_none_or(|after| entry.id() > after);
         let mut entries: Vec<ListEntry> = entries.into_iter().filter(is_behind).collect();
         let end = page_end(&entries, limit);
         let has_more = end < entries.len();
         entries.truncate(end);
-        let in_engines = in_engines(app)?;
-        let looked = Looking { app, engine: &engine, in_engines: &in_engines };
+        let in_engines = in_engines(host)?;
+        let looked = Looking { host, in_engines: &in_engines };
         let data: Vec<Value> = entries.iter().map(|entry| looked.entry(entry, &roots)).collect();
         let last = entries.last().map(ListEntry::id);
         Ok(json!({"object": "list", "data": data, "has_more": has_more, "last_id": last}))
@@ -95,36 +95,70 @@ fn page_end(entries: &[ListEntry], limit: usize) -> usize {
 }
 
 /// All that the caller sees, by id, and what the sessions are called that branches belong to, by the sessions' own ids.
-fn entries(app: &App, caller: &Caller) -> Result<(Vec<ListEntry>, HashMap<String, SessionName>), ApiError> {
+fn entries(host: &SessionHost, caller: &Caller) -> Result<(Vec<ListEntry>, HashMap<String, SessionName>), ApiError> {
     let mut entries: Vec<ListEntry> = Vec::new();
     let mut roots = HashMap::new();
     for owner in caller.owners() {
-        for listed in app.conversations().list(owner)? {
+        for listed in host.conversations().list(owner)? {
             if let Ok(summary) = &listed.summary {
                 roots.insert(summary.id.clone(), listed.name.clone());
             }
             // One's own hides another's of the same name.
             let is_own = owner == caller.owner();
-            if is_own || app.conversations().find(caller, &listed.name).owner == *owner {
+            if is_own || host.conversations().find(caller, &listed.name).owner == *owner {
                 entries.push(ListEntry::Stored(owner.clone(), listed));
             }
         }
     }
-    entries.extend(app.transients().list(caller).into_iter().map(ListEntry::Transient));
+    entries.extend(host.transients().list(caller).into_iter().map(ListEntry::Transient));
     entries.sort_by(|a, b| a.id().cmp(b.id()));
     Ok((entries, roots))
 }
 
-/// Sessions of all engines. An engine that went down meanwhile contributes none.
-fn in_engines(app: &App) -> Result<HashMap<EngineSessionName, SessionInfo>, ApiError> {
-    let mut known: HashMap<EngineSessionName, SessionInfo> = HashMap::new();
+/// What an engine holds of a session.
+struct ResidentSession {
+    info: SessionInfo,
+    kv_bytes: usize,
+}
+
+impl ResidentSession {
+    fn new(info: SessionInfo, engine: &EngineClient) -> Self {
+        let kv_bytes = if info.num_resident == 0 { 0 } else { engine.spec().sequence_bytes(info.num_resident) };
+        Self { info, kv_bytes }
+    }
+
+    /// Whether this says more of a session than what another model's engine holds.
+    fn says_more(&self, other: &Self) -> bool {
+        let rank = |session: &Self| (session.info.state != SessionState::Idle, session.info.num_resident);
+        rank(self) > rank(other)
+    }
+}
+
+type InEngines = HashMap<EngineSessionName, ResidentSession>;
+
+/// Sessions of all engines of all loaded models.
+fn in_engines(host: &SessionHost) -> Result<InEngines, ApiError> {
+    let mut known = InEngines::new();
+    for app in host.apps() {
+        for (name, session) in in_engines_of(app)? {
+            if known.get(&name).is_none_or(|other| session.says_more(other)) {
+                known.insert(name, session);
+            }
+        }
+    }
+    Ok(known)
+}
+
+/// Sessions of all engines of a model. An engine that went down meanwhile contributes none.
+fn in_engines_of(app: &App) -> Result<InEngines, ApiError> {
+    let mut known = InEngines::new();
     for engine in app.engines().up() {
         match engine.list_sessions() {
             Ok(infos) => {
                 for info in infos {
                     // One that has moved may have left an older state behind.
                     if !known.contains_key(&info.name) || is_with(app, &info.name, &engine) {
-                        known.insert(info.name.clone(), info);
+                        known.insert(info.name.clone(), ResidentSession::new(info, &engine));
                     }
                 }
             }
@@ -141,7 +175,7 @@ fn is_with(app: &App, name: &EngineSessionName, engine: &EngineClient) -> bool {
 
 /// `?messages=true` adds the conversation.
 pub async fn get(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(name): InPath,
     OnlyTransient(only_transient): OnlyTransient,
@@ -152,35 +186,41 @@ pub async fn get(
         Some("true") => true,
         Some(_) => return Err(ApiError::invalid("messages", "messages is neither true nor false")),
     };
-    let session = blocking(&app, move |app| {
-        let key = app.conversations().find(&caller, &name);
-        if let Some(transient) = transient(app, &caller, &key, only_transient) {
-            return look_at_transient(app, &transient, with_messages);
+    let session = blocking(&host, move |host| {
+        let key = host.conversations().find(&caller, &name);
+        if let Some(transient) = transient(host, &caller, &key, only_transient) {
+            return look_at_transient(host, &transient, with_messages);
         }
-        look_at(app, &key, with_messages)
+        look_at(host, &key, with_messages)
     });
     Ok(Json(session.await?))
 }
 
 /// The transient session that is meant: where there is no stored one, or it is asked for.
-fn transient(app: &App, caller: &Caller, key: &SessionKey, only_transient: bool) -> Option<Transient> {
-    let is_stored = !only_transient && app.conversations().exists(key);
-    app.transients().get(caller, key.name.as_str()).filter(|_| !is_stored)
+fn transient(host: &SessionHost, caller: &Caller, key: &SessionKey, only_transient: bool) -> Option<Transient> {
+    let is_stored = !only_transient && host.conversations().exists(key);
+    host.transients().get(caller, key.name.as_str()).filter(|_| !is_stored)
 }
 
-fn look_at(app: &App, key: &SessionKey, with_messages: bool) -> Result<Value, ApiError> {
-    let engine = app.engine_of(Some(&key.engine_name()))?;
-    let (saved, summary) = app.conversations().read(key)?;
-    let info = known(app, engine.inspect_session(&key.engine_name()))?.map(|detail| detail.info);
-    let in_engines: HashMap<_, _> = info.into_iter().map(|info| (info.name.clone(), info)).collect();
-    let looked = Looking { app, engine: &engine, in_engines: &in_engines };
+fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<Value, ApiError> {
+    let engines = host.engines_of(&key.engine_name())?;
+    let (saved, summary) = host.conversations().read(key)?;
+    let mut in_engines = InEngines::new();
+    for engine in engines {
+        let Some(detail) = known(host, engine.inspect_session(&key.engine_name()))? else { continue };
+        let session = ResidentSession::new(detail.info, &engine);
+        if in_engines.get(&session.info.name).is_none_or(|other| session.says_more(other)) {
+            in_engines.insert(session.info.name.clone(), session);
+        }
+    }
+    let looked = Looking { host, in_engines: &in_engines };
     let mut session = looked.stored(key, &summary);
     session["fork_of"] = fork_json(summary.fork_of.as_ref());
-    let branches = app.conversations().branches(key)?;
+    let branches = host.conversations().branches(key)?;
     let root = saved.branch().cloned();
     session["branches"] = branches.iter().filter(|_| root.is_none()).map(branch_json).collect();
     if let Some(branch) = root {
-        let of = app.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));
+        let of = host.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));
         let of = of.map(|listed| listed.name.to_string());
         session["branch"] = json!({"of": of, "reason": branch.reason.as_str()});
     }
@@ -194,10 +234,10 @@ fn is_root(listed: &Listed, id: &str) -> bool {
     listed.summary.as_ref().is_ok_and(|summary| summary.id == id)
 }
 
-fn look_at_transient(app: &App, transient: &Transient, with_messages: bool) -> Result<Value, ApiError> {
-    let in_engines = in_engines(app)?;
-    let engine = app.engine()?;
-    let looked = Looking { app, engine: &engine, in_engines: &in_engines };
+fn look_at_transient(host: &SessionHost, transient: &Transient, with_messages: bool) -> Result<Value, ApiError> {
+    host.check()?;
+    let in_engines = in_engines(host)?;
+    let looked = Looking { host, in_engines: &in_engines };
     let mut session = looked.transient(transient);
     let strand = |strand: &StrandInfo| {
         let mut one = looked.resident(Some(&strand.name));
@@ -239,9 +279,8 @@ fn branch_json(listed: &Listed) -> Value {
 
 /// Data for listing sessions.
 struct Looking<'a> {
-    app: &'a App,
-    engine: &'a EngineClient,
-    in_engines: &'a HashMap<EngineSessionName, SessionInfo>,
+    host: &'a SessionHost,
+    in_engines: &'a InEngines,
 }
 
 impl Looking<'_> {
@@ -293,7 +332,7 @@ impl Looking<'_> {
             "branch": null,
             "created_at": transient.created_ms / 1000,
             "last_used_at": transient.last_used_ms / 1000,
-            "model": self.app.model().id,
+            "model": last.map(|strand| strand.saved.model.name.as_str()),
             "num_conversations": transient.strands.len(),
             "turns": last.map_or(0, |strand| strand.saved.turns.len()),
             "tokens": last.map_or(0, |strand| strand.saved.num_tokens()),
@@ -305,18 +344,17 @@ impl Looking<'_> {
 
     /// Part of it in memory, and the start of its last prompt.
     fn resident(&self, engine_name: Option<&EngineSessionName>) -> Value {
-        let info = engine_name.and_then(|name| self.in_engines.get(name));
-        let last = engine_name.and_then(|name| self.app.conversations().resumes(name).last);
-        let num_resident = info.map_or(0, |info| info.num_resident);
-        let state = info.map_or("idle", |info| match info.state {
+        let resident = engine_name.and_then(|name| self.in_engines.get(name));
+        let last = engine_name.and_then(|name| self.host.conversations().resumes(name).last);
+        let state = resident.map_or("idle", |resident| match resident.info.state {
             SessionState::Idle => "idle",
             SessionState::Waiting => "waiting",
             SessionState::Running => "running",
         });
         json!({
             "state": state,
-            "resident_tokens": num_resident,
-            "kv_bytes": if num_resident == 0 { 0 } else { self.engine.spec().sequence_bytes(num_resident) },
+            "resident_tokens": resident.map_or(0, |resident| resident.info.num_resident),
+            "kv_bytes": resident.map_or(0, |resident| resident.kv_bytes),
             "last_resume": last.map(|resume| resume_json(&resume)),
         })
     }
@@ -342,31 +380,25 @@ fn resume_json(resume: &Resume) -> Value {
 /// Why the session's last prompt that did not simply go on was not resumed further: where the two part, and the text
 /// there. Also the changes that were made to the last request.
 pub async fn explain(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(name): InPath,
     OnlyTransient(only_transient): OnlyTransient,
 ) -> Result<Json<Value>, ApiError> {
-    let explained = blocking(&app, move |app| {
-        let key = app.conversations().find(&caller, &name);
-        let engine_name = match transient(app, &caller, &key, only_transient) {
+    let explained = blocking(&host, move |host| {
+        let key = host.conversations().find(&caller, &name);
+        let engine_name = match transient(host, &caller, &key, only_transient) {
             Some(transient) => transient.strands.first().map(|strand| strand.name.clone()),
             None => {
-                app.conversations().read(&key)?;
+                host.conversations().read(&key)?;
                 Some(key.engine_name())
             }
         };
-        let resumes = engine_name.map(|name| app.conversations().resumes(&name));
-        let Resumes { last, last_miss, notices, .. } = resumes.unwrap_or_default();
-        let miss = last_miss.map(|(resume, difference)| {
-            let explained = difference.explain(&**app.model().chat_tokenizer.tokenizer());
-            let mut miss = resume_json(&resume);
-            miss["position"] = explained.position.into();
-            miss["before"] = explained.before.into();
-            miss["session"] = json!({"tokens": difference.session, "text": explained.session});
-            miss["prompt"] = json!({"tokens": difference.prompt, "text": explained.prompt});
-            miss
-        });
+        let resumes = engine_name.map(|name| host.conversations().resumes(&name));
+        let Resumes { last, last_miss, notices, engine } = resumes.unwrap_or_default();
+        // Tokens are text to the model that the session was with; one that is unloaded reads none.
+        let was_with = engine.and_then(|engine| host.apps().iter().find(|app| app.engines().had(engine)));
+        let miss = last_miss.map(|(resume, difference)| miss_json(&resume, &difference, was_with));
         let last = last.map(|resume| resume_json(&resume));
         Ok(json!({
             "session_id": name.as_str(), "last_resume": last, "last_miss": miss, "notices": notices,
@@ -375,14 +407,25 @@ pub async fn explain(
     Ok(Json(explained.await?))
 }
 
+/// Returns where a prompt and its session part; the texts there are null without the model.
+fn miss_json(resume: &Resume, difference: &Difference, model: Option<&App>) -> Value {
+    let explained = model.map(|app| difference.explain(&**app.model().chat_tokenizer.tokenizer()));
+    let mut miss = resume_json(resume);
+    miss["position"] = difference.position.into();
+    miss["before"] = json!(explained.as_ref().map(|texts| &texts.before));
+    miss["session"] = json!({"tokens": difference.session, "text": explained.as_ref().map(|texts| &texts.session)});
+    miss["prompt"] = json!({"tokens": difference.prompt, "text": explained.as_ref().map(|texts| &texts.prompt)});
+    miss
+}
+
 /// Returns the result of work on a session, or `None` if there is no such session.
 ///
 /// # Errors
 /// All other errors of the work.
-pub fn known<T>(app: &App, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
+pub fn known<T>(host: &SessionHost, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::SessionNotFound(_)) => Ok(None),
-        Err(error) => Err(retriable(app, error.into())),
+        Err(error) => Err(host.retriable(error.into())),
     }
 }

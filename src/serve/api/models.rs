@@ -1,10 +1,10 @@
-//! Discovery: `GET /v1/models` and `/models`, one model by its id, and `GET /props`.
+//! Discovery: `GET /v1/models` and `/models`, one model by its id, loading and unloading it, and `GET /props`.
 //!
 //! Invariant: one length of context stands under every name that some client reads; null while no engine runs.
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::is_anthropic;
@@ -63,22 +63,8 @@ impl<'a> ModelEntry<'a> {
         Self { id: &app.model().id, context: context_length(app), embedder: None }
     }
 
-    /// Returns Anthropic's object. The context bounds prompt and answer together, so that it is the limit of both.
     fn anthropic(&self, app: &App) -> Value {
-        let created = i64::try_from(app.model().created).unwrap_or_default();
-        json!({
-            "type": "model",
-            "id": self.id,
-            "display_name": self.id,
-            "created_at": DateTime::from_unix(created).strftime("%FT%TZ"),
-            "max_input_tokens": self.context,
-            "max_tokens": self.context,
-            "lifecycle": "active",
-            "capabilities": null,
-            "line": null,
-            "deprecated_at": null,
-            "retires_at": null,
-        })
+        anthropic_object(self.id, app.model().created, self.context)
     }
 
     /// Returns OpenAI's object with the members that other servers add to it.
@@ -96,11 +82,10 @@ impl<'a> ModelEntry<'a> {
                 "function_calling": chat.is_some_and(|chat| chat.output_markup().tool_calls.is_some()),
             },
             "aliases": aliases,
+            "status": {"value": "loaded"},
             "meta": self.meta(app),
         });
-        let Value::Object(mut model) = members else { unreachable!("written as an object above") };
-        model.extend(CONTEXT_NAMES.map(|name| (name.to_owned(), self.context.into())));
-        model
+        with_context(members, self.context)
     }
 
     /// Returns llama.cpp's facts about a model: the context in use and in training, values and bytes of the weights.
@@ -118,6 +103,98 @@ impl<'a> ModelEntry<'a> {
             "size": facts.map(|facts| facts.bytes),
             "n_vocab": app.model().chat_tokenizer.tokenizer().vocab_size(),
         })
+    }
+}
+
+/// Returns the object of a loaded model of several.
+pub fn loaded(app: &App) -> Map<String, Value> {
+    ListedModel::served(app).openai(app)
+}
+
+/// Returns the object of a model that is not loaded, of which little is known; `status` has llama.cpp's form.
+pub fn not_loaded(id: &str, aliases: &[String], created: u64, status: Value) -> Map<String, Value> {
+    let members = json!({
+        "id": id,
+        "object": "model",
+        "created": created,
+        "owned_by": "llmctl",
+        "type": "base",
+        "capabilities": null,
+        "aliases": aliases,
+        "status": status,
+        "meta": null,
+    });
+    with_context(members, None)
+}
+
+/// Adds the length of the context to an object, under all its names.
+fn with_context(members: Value, context: Option<usize>) -> Map<String, Value> {
+    let Value::Object(mut model) = members else { unreachable!("both callers write an object") };
+    model.extend(CONTEXT_NAMES.map(|name| (name.to_owned(), context.into())));
+    model
+}
+
+/// Returns the form of Anthropic for a model of several.
+pub fn anthropic(app: Option<&App>, id: &str, created: u64) -> Value {
+    match app {
+        Some(app) => ListedModel::served(app).anthropic(app),
+        None => anthropic_object(id, created, None),
+    }
+}
+
+/// Returns Anthropic's object. The context bounds prompt and answer together, so that it is the limit of both.
+fn anthropic_object(id: &str, created: u64, context: Option<usize>) -> Value {
+    let created = i64::try_from(created).unwrap_or_default();
+    json!({
+        "type": "model",
+        "id": id,
+        "display_name": id,
+        "created_at": DateTime::from_unix(created).strftime("%FT%TZ"),
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "lifecycle": "active",
+        "capabilities": null,
+        "line": null,
+        "deprecated_at": null,
+        "retires_at": null,
+    })
+}
+
+/// What a client wants of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelChange {
+    Load,
+    Unload,
+}
+
+/// Reads `ID/load` or `ID/unload`, where the id may contain slashes.
+///
+/// # Errors
+/// 404 for another path.
+pub fn change_of(path: &str) -> Result<(&str, ModelChange), ApiError> {
+    let change = match path.rsplit_once('/') {
+        Some((id, "load")) => Some((id, ModelChange::Load)),
+        Some((id, "unload")) => Some((id, ModelChange::Unload)),
+        _ => None,
+    };
+    change.ok_or_else(|| {
+        let message = "there is nothing to POST here: /v1/models/{id}/load and /v1/models/{id}/unload are";
+        ApiError::new(StatusCode::NOT_FOUND, Some("unknown_url"), message)
+    })
+}
+
+/// `POST /v1/models/{id}/load` and `/unload` of a server with one model, which is loaded and stays so.
+pub async fn change(State(app): State<App>, Path(path): Path<String>) -> Result<Json<Value>, ApiError> {
+    let (id, change) = change_of(&path)?;
+    if !app.answers_to(id) {
+        return Err(model_not_found(id, &app.model().id));
+    }
+    match change {
+        ModelChange::Load => Ok(Json(loaded(&app).into())),
+        ModelChange::Unload => {
+            let message = format!("{id:?} is the only model of this server and stays loaded");
+            Err(ApiError::new(StatusCode::CONFLICT, Some("model_pinned"), message))
+        }
     }
 }
 

@@ -24,6 +24,7 @@ use tokio::sync::mpsc;
 use super::body::{Incoming, JsonBody};
 use super::generate::{Prompt, Running, Update};
 use super::reply::{AnswerHeaders, Ignored};
+use super::session_host::SessionHost;
 use super::{blocking, collect, drive, sse, text};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -82,7 +83,7 @@ pub async fn input_tokens(
 
 /// Returns a stored response.
 pub async fn get(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     Path(id): Path<String>,
     uri: Uri,
@@ -90,8 +91,8 @@ pub async fn get(
     if uri.query().unwrap_or_default().split('&').any(|pair| pair == "stream=true") {
         return Err(ApiError::unsupported("stream", "stream: a stored response is not streamed again"));
     }
-    let object = blocking(&app, move |app| {
-        let found = stored::find(app, &caller, &id)?;
+    let object = blocking(&host, move |host| {
+        let found = stored::find(host.conversations(), &caller, &id)?;
         found.map(|response| response.object().clone()).ok_or_else(|| not_found(&id))
     });
     Ok(Json(object.await?))
@@ -99,13 +100,13 @@ pub async fn get(
 
 /// Removes a stored response.
 pub async fn delete(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let deleted = blocking(&app, move |app| {
-        let found = stored::find(app, &caller, &id)?.ok_or_else(|| not_found(&id))?;
-        stored::delete(app, found)?;
+    let deleted = blocking(&host, move |host| {
+        let found = stored::find(host.conversations(), &caller, &id)?.ok_or_else(|| not_found(&id))?;
+        stored::delete(host, found)?;
         Ok(json!({"id": id, "object": "response", "deleted": true}))
     });
     Ok(Json(deleted.await?))

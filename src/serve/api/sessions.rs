@@ -1,6 +1,6 @@
 //! `/v1/sessions`: what conversations a caller has, what of them is in memory, and what can be done to them between turns.
 //!
-//! A session is two things: a conversation, which is precious, and the engine's sequence of that name, which can be
+//! A session is two things: a conversation, which is precious, and a sequence of that name in engines, which can be
 //! computed again. The engine is asked first, because it can refuse; what it does not know is no error. A transient session
 //! is the second thing alone. Others' sessions are not there.
 
@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 use super::blocking;
 use super::body::{InPath, JsonBody, session_name};
 use super::conversations::SessionKey;
-use super::drive::retriable;
 use super::listing::{self, known};
+use super::session_host::SessionHost;
 use crate::runtime::session::store::SessionName;
 use crate::runtime::{EngineClient, Error};
 use crate::serve::App;
@@ -28,20 +28,20 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Empties a session; it stays, and a branch keeps what was said. Also for one that there is not.
 pub async fn reset(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(name): InPath,
 ) -> Result<Json<Value>, ApiError> {
-    let reset = blocking(&app, move |app| {
-        let key = app.conversations().find(&caller, &name);
-        let opened = known(app, app.conversations().open_known(&key, &app.model().fingerprint))?;
+    let reset = blocking(&host, move |host| {
+        let key = host.conversations().find(&caller, &name);
+        let opened = known(host, host.open_known(&key))?;
         let mut branch = None;
         match opened {
             Some(mut opened) => {
-                in_each(app, |engine| engine.reset_session(&key.engine_name()))?;
-                branch = app.conversations().reset(&mut opened)?;
+                in_each(host, |engine| engine.reset_session(&key.engine_name()))?;
+                branch = host.conversations().reset(&mut opened)?;
             }
-            None => remove_transient(app, &caller, &name)?,
+            None => remove_transient(host, &caller, &name)?,
         }
         let branch = branch.as_ref().map(SessionName::as_str);
         Ok(json!({"reset": true, "session_id": name.as_str(), "branch": branch}))
@@ -51,24 +51,24 @@ pub async fn reset(
 
 /// Removes a session with its branches and all that was said. Also for one that there is not.
 pub async fn delete(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(name): InPath,
     listing::OnlyTransient(only_transient): listing::OnlyTransient,
 ) -> Result<Json<Value>, ApiError> {
-    let closed = blocking(&app, move |app| {
-        let key = app.conversations().find(&caller, &name);
+    let closed = blocking(&host, move |host| {
+        let key = host.conversations().find(&caller, &name);
         let mut branches = Vec::new();
-        match app.conversations().exists(&key) && !only_transient {
+        match host.conversations().exists(&key) && !only_transient {
             true => {
-                let names = branches_of(app, &key);
+                let names = branches_of(host, &key);
                 for branch in &names {
-                    remove(app, &SessionKey { owner: key.owner.clone(), name: branch.clone() })?;
+                    remove(host, &SessionKey { owner: key.owner.clone(), name: branch.clone() })?;
                 }
-                remove(app, &key)?;
+                remove(host, &key)?;
                 branches = names;
             }
-            false => remove_transient(app, &caller, &name)?,
+            false => remove_transient(host, &caller, &name)?,
         }
         let branches: Vec<&str> = branches.iter().map(SessionName::as_str).collect();
         Ok(json!({"closed": true, "session_id": name.as_str(), "branches": branches}))
@@ -77,9 +77,9 @@ pub async fn delete(
 }
 
 /// Those of a session; a branch has none of its own.
-fn branches_of(app: &App, key: &SessionKey) -> Vec<SessionName> {
-    let is_branch = app.conversations().read(key).is_ok_and(|(saved, _)| saved.branch().is_some());
-    let branches = app.conversations().branches(key).ok().filter(|_| !is_branch).unwrap_or_default();
+fn branches_of(host: &SessionHost, key: &SessionKey) -> Vec<SessionName> {
+    let is_branch = host.conversations().read(key).is_ok_and(|(saved, _)| saved.branch().is_some());
+    let branches = host.conversations().branches(key).ok().filter(|_| !is_branch).unwrap_or_default();
     branches.into_iter().map(|listed| listed.name).collect()
 }
 
@@ -87,47 +87,47 @@ fn branches_of(app: &App, key: &SessionKey) -> Vec<SessionName> {
 ///
 /// # Errors
 /// `session_busy`; storage errors; 503 without an engine.
-pub fn remove(app: &App, key: &SessionKey) -> Result<(), ApiError> {
+pub fn remove(host: &SessionHost, key: &SessionKey) -> Result<(), ApiError> {
     let engine_name = key.engine_name();
-    in_each(app, |engine| engine.close_session(&engine_name))?;
+    in_each(host, |engine| engine.close_session(&engine_name))?;
     // What waits to be saved is on disk before it is looked for there.
-    in_each(app, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))?;
-    known(app, app.conversations().remove(key))?;
-    app.engines().forget(&engine_name);
+    in_each(host, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))?;
+    known(host, host.conversations().remove(key))?;
+    host.forget_route(&engine_name);
     Ok(())
 }
 
 /// A request that is in a strand takes its end to nobody, and its engine forgets it then.
-fn remove_transient(app: &App, caller: &Caller, name: &SessionName) -> Result<(), ApiError> {
-    let Some(removed) = app.transients().remove(caller, name.as_str()) else { return Ok(()) };
+fn remove_transient(host: &SessionHost, caller: &Caller, name: &SessionName) -> Result<(), ApiError> {
+    let Some(removed) = host.transients().remove(caller, name.as_str()) else { return Ok(()) };
     for strand in removed.strands {
-        let closed = in_each(app, |engine| match engine.close_session(&strand.name) {
+        let closed = in_each(host, |engine| match engine.close_session(&strand.name) {
             Err(Error::SessionBusy(_)) => Ok(()),
             closed => closed,
         });
         closed?;
-        app.conversations().forget(&strand.name);
-        app.engines().forget(&strand.name);
+        host.conversations().forget(&strand.name);
+        host.forget_route(&strand.name);
     }
     Ok(())
 }
 
 /// Begins a session with the turns of another: `{"to": ID, "turns": N}`, all turns without `turns`.
 pub async fn fork(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(from): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let (to, turns) = fork_body(&app, body)?;
-    let forked = blocking(&app, move |app| {
-        let model = &app.model().fingerprint;
-        let old = app.conversations().find(&caller, &from);
+    let (to, turns) = fork_body(&host, body)?;
+    let forked = blocking(&host, move |host| {
+        let old = host.conversations().find(&caller, &from);
         let new = SessionKey { owner: caller.owner().clone(), name: to };
-        let num_turns = app.conversations().fork(&old, &new, turns, model).map_err(taken)?;
+        let model = &host.model_of(&old)?;
+        let num_turns = host.conversations().fork(&old, &new, turns, model).map_err(taken)?;
         if turns.is_none() {
             // Where that does not work out, the next turn finds what it can.
-            let _ = fork_in_memory(app, &old, &new);
+            host.apps().iter().for_each(|app| drop(fork_in_memory(app, &old, &new)));
         }
         let (from, to) = (from.as_str(), new.name.as_str());
         Ok(json!({"forked": true, "session_id": to, "from": from, "turns": num_turns}))
@@ -139,8 +139,8 @@ pub async fn fork(
 ///
 /// # Errors
 /// What is wrong with the body; `invalid_session_id`.
-pub fn fork_body(app: &App, body: Map<String, Value>) -> Result<(SessionName, Option<usize>), ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
+pub fn fork_body(host: &SessionHost, body: Map<String, Value>) -> Result<(SessionName, Option<usize>), ApiError> {
+    let mut problems = Problems::new(host.is_lenient());
     let mut fields = Fields::new(body, &mut problems);
     let to = required_text(&mut fields, "to");
     let turns = fields.size("turns");
@@ -162,7 +162,7 @@ fn fork_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), A
     if old.is_same(&new) {
         return Ok(old.fork_session(&from.engine_name(), &to.engine_name())?);
     }
-    let saved = app.conversations().read(to)?.0;
+    let saved = app.shared().conversations().read(to)?.0;
     match saved.tokens_of(&app.model().fingerprint) {
         Some(tokens) => Ok(new.restore_session(&to.engine_name(), tokens)?),
         None => Ok(()),
@@ -171,36 +171,38 @@ fn fork_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), A
 
 /// Hands what engines hold and what is known of a session's prompts to the session that has its turns now. The turns are on disk
 /// there already, so no failure counts: the next turn finds what it can, and computes the rest.
-fn become_in_memory(app: &App, from: &SessionKey, to: &SessionKey) {
+fn become_in_memory(host: &SessionHost, from: &SessionKey, to: &SessionKey) {
     let (old, new) = (from.engine_name(), to.engine_name());
-    if let (Ok(engine), Ok(next)) = (app.engine_of(Some(&old)), app.engine_of(Some(&new)))
-        && engine.is_same(&next)
-    {
-        let _ = engine.fork_session(&old, &new);
+    for app in host.apps() {
+        if let (Ok(engine), Ok(next)) = (app.engine_of(Some(&old)), app.engine_of(Some(&new)))
+            && engine.is_same(&next)
+        {
+            let _ = engine.fork_session(&old, &new);
+        }
     }
-    app.conversations().hand_over(&old, &new);
-    let _ = in_each(app, |engine| engine.close_session(&old));
-    app.engines().forget(&old);
+    host.conversations().hand_over(&old, &new);
+    let _ = in_each(host, |engine| engine.close_session(&old));
+    host.forget_route(&old);
 }
 
 /// Puts a branch in its session's place: `{"branch": ID}`. What the session held becomes a branch.
 pub async fn restore(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(name): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let branch = restore_body(&app, body)?;
-    let restored = blocking(&app, move |app| {
-        let key = app.conversations().find(&caller, &name);
+    let branch = restore_body(&host, body)?;
+    let restored = blocking(&host, move |host| {
+        let key = host.conversations().find(&caller, &name);
         let from = SessionKey { owner: key.owner.clone(), name: branch };
-        let conversations = app.conversations();
-        let opened = conversations.open_known(&key, &app.model().fingerprint);
-        let mut opened = opened.map_err(|error| retriable(app, error.into()))?;
-        in_each(app, |engine| engine.close_session(&key.engine_name()))?;
+        let conversations = host.conversations();
+        let opened = host.open_known(&key);
+        let mut opened = opened.map_err(|error| host.retriable(error.into()))?;
+        in_each(host, |engine| engine.close_session(&key.engine_name()))?;
         let kept = conversations.restore(&mut opened, &from.name);
-        let kept = kept.map_err(|error| retriable(app, error.into()))?;
-        become_in_memory(app, &from, &key);
+        let kept = kept.map_err(|error| host.retriable(error.into()))?;
+        become_in_memory(host, &from, &key);
         let (name, branch) = (name.as_str(), from.name.as_str());
         let kept = kept.as_ref().map(SessionName::as_str);
         let turns = opened.saved().turns.len();
@@ -211,24 +213,24 @@ pub async fn restore(
 
 /// Gives a session another name: `{"to": ID}`. A branch that gets a name of its own becomes a session.
 pub async fn rename(
-    State(app): State<App>,
+    State(host): State<SessionHost>,
     caller: Caller,
     InPath(name): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let to = rename_body(&app, body)?;
-    let renamed = blocking(&app, move |app| {
-        let old = app.conversations().find(&caller, &name);
+    let to = rename_body(&host, body)?;
+    let renamed = blocking(&host, move |host| {
+        let old = host.conversations().find(&caller, &name);
         let new = SessionKey { owner: old.owner.clone(), name: to };
         // A session of the caller's would hide one of the local user's that gets its name.
-        if old != new && app.conversations().exists(&app.conversations().find(&caller, &new.name)) {
+        if old != new && host.conversations().exists(&host.conversations().find(&caller, &new.name)) {
             let message = format!("there is a session named {:?} already", new.name.as_str());
             return Err(ApiError::new(StatusCode::CONFLICT, Some("session_exists"), message).param("to"));
         }
-        app.engine()?;
-        app.conversations().rename(&old, &new).map_err(|error| not_renamed(app, error))?;
+        host.check()?;
+        host.conversations().rename(&old, &new).map_err(|error| not_renamed(host, error))?;
         if old != new {
-            become_in_memory(app, &old, &new);
+            become_in_memory(host, &old, &new);
         }
         Ok(json!({"renamed": true, "session_id": new.name.as_str(), "from": name.as_str()}))
     });
@@ -239,21 +241,21 @@ pub async fn rename(
 ///
 /// # Errors
 /// What is wrong with the body; `invalid_session_id`.
-pub fn restore_body(app: &App, body: Map<String, Value>) -> Result<SessionName, ApiError> {
-    only_name(app, body, "branch")
+pub fn restore_body(host: &SessionHost, body: Map<String, Value>) -> Result<SessionName, ApiError> {
+    only_name(host, body, "branch")
 }
 
 /// Reads the body of [`rename`].
 ///
 /// # Errors
 /// As [`restore_body`].
-pub fn rename_body(app: &App, body: Map<String, Value>) -> Result<SessionName, ApiError> {
-    only_name(app, body, "to")
+pub fn rename_body(host: &SessionHost, body: Map<String, Value>) -> Result<SessionName, ApiError> {
+    only_name(host, body, "to")
 }
 
 /// Reads a body whose only member names a session.
-fn only_name(app: &App, body: Map<String, Value>, member: &'static str) -> Result<SessionName, ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
+fn only_name(host: &SessionHost, body: Map<String, Value>, member: &'static str) -> Result<SessionName, ApiError> {
+    let mut problems = Problems::new(host.is_lenient());
     let mut fields = Fields::new(body, &mut problems);
     let name = required_text(&mut fields, member);
     fields.end();
@@ -266,27 +268,29 @@ fn only_name(app: &App, body: Map<String, Value>, member: &'static str) -> Resul
 ///
 /// # Errors
 /// 503 without an engine; what an engine refuses with.
-pub fn in_each(app: &App, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
-    app.engine()?;
+pub fn in_each(host: &SessionHost, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
+    host.check()?;
     let mut refusal = Ok(());
-    for engine in app.engines().up() {
-        let answer = ask(&engine);
-        if matches!(answer, Err(Error::EngineGone)) {
-            app.engine_lost(&engine);
-            if app.engines().len() > 1 {
-                continue;
+    for app in host.apps() {
+        for engine in app.engines().up() {
+            let answer = ask(&engine);
+            if matches!(answer, Err(Error::EngineGone)) {
+                app.engine_lost(&engine);
+                if app.engines().len() > 1 || host.apps().len() > 1 {
+                    continue;
+                }
             }
+            refusal = refusal.and(known(host, answer).map(drop));
         }
-        refusal = refusal.and(known(app, answer).map(drop));
     }
     refusal
 }
 
 /// A busy session may be free later; a name that is taken stays so.
-fn not_renamed(app: &App, error: Error) -> ApiError {
+fn not_renamed(host: &SessionHost, error: Error) -> ApiError {
     match error {
         Error::InvalidParameter { name: "session", .. } => taken(error),
-        other => retriable(app, other.into()),
+        other => host.retriable(other.into()),
     }
 }
 

@@ -11,7 +11,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
@@ -19,6 +19,7 @@ use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
 use crate::runtime::turn::Delta;
 use crate::runtime::{Logprob, Token};
 use crate::serve::error::ApiError;
+use crate::serve::wire::anthropic::error as anthropic;
 
 /// Interval of keep-alive comments in a silent stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
@@ -165,9 +166,29 @@ impl<C: StreamFormat> EventFeed<C> {
 }
 
 fn event<C: StreamFormat>(object: &Value) -> Bytes {
-    let name = object["type"].as_str().filter(|_| C::NAMES_EVENTS);
+    event_bytes(object, C::NAMES_EVENTS)
+}
+
+fn event_bytes(object: &Value, is_named: bool) -> Bytes {
+    let name = object["type"].as_str().filter(|_| is_named);
     let line = name.map(|name| format!("event: {name}\n")).unwrap_or_default();
     Bytes::from(format!("{line}data: {object}\n\n"))
+}
+
+/// Returns the end of a stream that has begun before anything was known of its answer, in the form of the path's API.
+pub fn failure(path: &str, error: &ApiError, request_id: &str) -> Bytes {
+    match path {
+        "/v1/messages" => event_bytes(&anthropic::body(error, request_id), true),
+        "/v1/responses" => {
+            let (code, message, param) = (error.code, &error.message, &error.param);
+            let event = json!({
+                "type": "error", "code": code, "message": message, "param": param, "sequence_number": 0,
+            });
+            event_bytes(&event, true)
+        }
+        "/infill" => event_bytes(&error.body(), false),
+        _ => [&event_bytes(&error.body(), false)[..], DONE].concat().into(),
+    }
 }
 
 /// A line that clients pass over.
@@ -187,6 +208,17 @@ fn comment(progress: Option<Progress>) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_early_failure_has_the_form_of_its_api() {
+        let error = ApiError::invalid("n", "no");
+        let text = |path| String::from_utf8(failure(path, &error, "r").to_vec()).expect("text");
+        let chat = text("/v1/chat/completions");
+        assert!(chat.starts_with("data: {\"error\":") && chat.ends_with("\n\ndata: [DONE]\n\n"), "{chat}");
+        assert!(text("/v1/messages").starts_with("event: error\ndata: {"));
+        assert!(text("/v1/responses").contains("\"type\":\"error\""));
+        assert!(!text("/infill").contains("DONE"));
+    }
 
     #[test]
     fn comments_say_how_far_it_is() {

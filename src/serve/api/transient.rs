@@ -144,7 +144,7 @@ impl Transients {
         let now = shared.touch(key);
         let bundle = shared.sessions.get_mut(key)?;
         let (name, session_chat, parts_from) = match bundle.take_continued(messages, now) {
-            Some((name, session_chat)) => (name, session_chat, None),
+            Some((name, session_chat)) => (name, session_chat.answered_by(model.clone()), None),
             None => shared.begin(key, model, messages)?,
         };
         Some((HeldStrand { transients: self.clone(), key: key.clone(), name, parts_from }, session_chat))

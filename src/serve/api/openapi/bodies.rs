@@ -1,9 +1,11 @@
 //! The bodies of requests: the fields that their readers ask for while they read `examples.json`.
 
+use axum::extract::FromRef;
 use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::super::body::Incoming;
+use super::super::session_host::SessionHost;
 use super::super::{embeddings, messages, request, responses, sessions, text};
 use super::{object_of, schema};
 use crate::serve::App;
@@ -25,9 +27,9 @@ const BODIES: [(&str, Read); 14] = [
     ("TokenizeRequest", |app, body| drop(text::read_fields(app, body, text::tokenize_fields))),
     ("DetokenizeRequest", |app, body| drop(text::read_fields(app, body, text::detokenize_fields))),
     ("ApplyTemplateRequest", |app, body| drop(text::read_fields(app, body, request::conversation))),
-    ("ForkRequest", |app, body| drop(sessions::fork_body(app, body))),
-    ("RenameRequest", |app, body| drop(sessions::rename_body(app, body))),
-    ("RestoreRequest", |app, body| drop(sessions::restore_body(app, body))),
+    ("ForkRequest", |app, body| drop(sessions::fork_body(&SessionHost::from_ref(app), body))),
+    ("RenameRequest", |app, body| drop(sessions::rename_body(&SessionHost::from_ref(app), body))),
+    ("RestoreRequest", |app, body| drop(sessions::restore_body(&SessionHost::from_ref(app), body))),
 ];
 
 /// A request of nobody, without headers.

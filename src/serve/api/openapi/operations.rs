@@ -45,11 +45,13 @@ const BODY_ERRORS: [u16; 2] = [415, 422];
 /// Errors of routes that generate: an unknown model, response or session, a busy session, a remote engine that refuses.
 const GENERATES: &[u16] = &[404, 409, 502];
 const NAMES_MODEL: &[u16] = &[404];
+/// Errors of routes that load and unload: an unknown model, one in use or pinned.
+const LOADS_MODEL: &[u16] = &[404, 409];
 const NAMES_SESSION: &[u16] = &[404, 409];
 
 const TRANSIENT: (&str, &str) = ("transient", "boolean");
 
-const OPERATIONS: [Operation; 38] = [
+const OPERATIONS: [Operation; 40] = [
     post(
         "POST /v1/chat/completions",
         "Answer a conversation",
@@ -116,6 +118,8 @@ const OPERATIONS: [Operation; 38] = [
     ),
     get("GET /v1/models", "The models that are served", "ModelList"),
     Operation { errors: NAMES_MODEL, ..get("GET /v1/models/{id}", "A model by its id", "Model") },
+    post("POST /v1/models/{id}/load", "Load a model now", "", "Model", LOADS_MODEL),
+    post("POST /v1/models/{id}/unload", "Free the memory of a model", "", "Model", LOADS_MODEL),
     get("GET /models", "The same as /v1/models", "ModelList"),
     Operation { errors: NAMES_MODEL, ..get("GET /models/{id}", "The same as /v1/models/{id}", "Model") },
     get("GET /props", "llama.cpp's properties of a server", "Properties"),
@@ -268,7 +272,7 @@ fn description(status: u16) -> &'static str {
         403 => "The name in Host or the Origin is not allowed",
         404 => "The model, session, branch, response or item does not exist",
         408 => "The body did not arrive in time",
-        409 => "The session is busy, or exists already",
+        409 => "The session is busy, or exists already; the model is in use or pinned",
         413 => "The body is too large",
         415 => "The body is not JSON, or compressed",
         422 => "A field is missing or of a wrong type",

@@ -191,7 +191,7 @@ impl Storing {
             let message = "session_id: previous_response_id names the session already";
             return Err(ApiError::invalid("session_id", message));
         }
-        let found = stored::find(app, caller, id)?.ok_or_else(|| {
+        let found = stored::find(app.conversations(), caller, id)?.ok_or_else(|| {
             let message = format!("Previous response with id {:?} not found.", shown(id));
             let code = Some("previous_response_not_found");
             ApiError::new(StatusCode::NOT_FOUND, code, message).param("previous_response_id")
@@ -327,7 +327,7 @@ fn resolve_references(app: &App, caller: &Caller, body: &mut Map<String, Value>)
     let Some(Value::Array(items)) = body.get_mut("input") else { return Ok(()) };
     let mut outputs = HashMap::new();
     for response in referenced(items)? {
-        let found = stored::find(app, caller, &response)?;
+        let found = stored::find(app.conversations(), caller, &response)?;
         let output = found.map_or(Value::Null, |found| found.object()["output"].clone());
         outputs.insert(response, output);
     }

@@ -6,12 +6,11 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::conversations::SessionKey;
-use super::super::drive::retriable;
+use super::super::conversations::{Conversations, SessionKey};
+use super::super::session_host::SessionHost;
 use super::super::sessions;
 use crate::runtime::Error;
 use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::owner::Caller;
 use crate::template::Message;
@@ -97,10 +96,10 @@ fn sessions_of(id: &str) -> Vec<SessionName> {
 ///
 /// # Errors
 /// Storage errors.
-pub fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<StoredResponse>, ApiError> {
+pub fn find(conversations: &Conversations, caller: &Caller, id: &str) -> Result<Option<StoredResponse>, ApiError> {
     for session in sessions_of(id) {
-        let key = app.conversations().find(caller, &session);
-        let mut places = places(app, &key, id)?;
+        let key = conversations.find(caller, &session);
+        let mut places = places(conversations, &key, id)?;
         if !places.is_empty() {
             places.sort_by_key(|place| !place.is_last());
             return Ok(Some(StoredResponse { session, places }));
@@ -110,8 +109,7 @@ pub fn find(app: &App, caller: &Caller, id: &str) -> Result<Option<StoredRespons
 }
 
 /// Returns the places of a response in a session and its branches.
-fn places(app: &App, key: &SessionKey, id: &str) -> Result<Vec<TurnPlace>, ApiError> {
-    let conversations = app.conversations();
+fn places(conversations: &Conversations, key: &SessionKey, id: &str) -> Result<Vec<TurnPlace>, ApiError> {
     let saved = match conversations.read(key) {
         Err(Error::SessionNotFound(_)) => return Ok(Vec::new()),
         read => read?.0,
@@ -132,34 +130,34 @@ fn places(app: &App, key: &SessionKey, id: &str) -> Result<Vec<TurnPlace>, ApiEr
 ///
 /// # Errors
 /// `session_busy`; storage errors; 503 without an engine.
-pub fn delete(app: &App, response: StoredResponse) -> Result<(), ApiError> {
+pub fn delete(host: &SessionHost, response: StoredResponse) -> Result<(), ApiError> {
     let mut root = None;
     for TurnPlace { key, turn, .. } in response.places {
         let is_made_here = response.session.as_str().starts_with(PREFIX);
-        let is_empty = delete_in(app, &key, turn, is_made_here)?;
+        let is_empty = delete_in(host, &key, turn, is_made_here)?;
         let is_branch = key.name != response.session;
         if is_empty && is_branch {
-            sessions::remove(app, &key)?;
+            sessions::remove(host, &key)?;
         }
         if is_made_here {
             root = Some(SessionKey { owner: key.owner, name: response.session.clone() });
         }
     }
-    root.map_or(Ok(()), |root| remove_if_empty(app, &root))
+    root.map_or(Ok(()), |root| remove_if_empty(host, &root))
 }
 
 /// Deletes a response in one session; returns whether no turn is left. Turns at the end whose responses are deleted are undone, and
 /// erased from a session that only this API writes to.
-fn delete_in(app: &App, key: &SessionKey, turn: usize, is_made_here: bool) -> Result<bool, ApiError> {
-    let opened = app.conversations().open_known(key, &app.model().fingerprint);
-    let mut opened = opened.map_err(|error| retriable(app, error.into()))?;
+fn delete_in(host: &SessionHost, key: &SessionKey, turn: usize, is_made_here: bool) -> Result<bool, ApiError> {
+    let opened = host.open_known(key);
+    let mut opened = opened.map_err(|error| host.retriable(error.into()))?;
     opened.set_note(turn + 1, json!({DELETED: true}))?;
     let is_kept = |note: &Option<Value>| !note.as_ref().is_some_and(|note| note[DELETED] == true);
     let num_kept =
         opened.saved().turns.iter().rposition(|saved| is_kept(&saved.note)).map_or(0, |last| last + 1);
     if num_kept < opened.saved().turns.len() {
         let name = key.engine_name();
-        sessions::in_each(app, |engine| engine.reset_session(&name))?;
+        sessions::in_each(host, |engine| engine.reset_session(&name))?;
         opened.rewind(num_kept)?;
     }
     if is_made_here {
@@ -169,10 +167,10 @@ fn delete_in(app: &App, key: &SessionKey, turn: usize, is_made_here: bool) -> Re
 }
 
 /// Removes a session without turns, unless branches belong to it.
-fn remove_if_empty(app: &App, key: &SessionKey) -> Result<(), ApiError> {
-    let Ok((saved, _)) = app.conversations().read(key) else { return Ok(()) };
-    let is_empty = saved.turns.is_empty() && app.conversations().branches(key)?.is_empty();
-    if is_empty { sessions::remove(app, key) } else { Ok(()) }
+fn remove_if_empty(host: &SessionHost, key: &SessionKey) -> Result<(), ApiError> {
+    let Ok((saved, _)) = host.conversations().read(key) else { return Ok(()) };
+    let is_empty = saved.turns.is_empty() && host.conversations().branches(key)?.is_empty();
+    if is_empty { sessions::remove(host, key) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,304 @@
+//! All models of a server that has several: names, loading at first use, and requests on their way to them.
+//!
+//! `table` decides what is loaded and `pool` does it; `dispatch` gives a request to the model that it names, `waiting` keeps its client
+//! informed meanwhile, `listing` shows the models and takes requests to load and unload them.
+//!
+//! Invariants: a request is answered by the model that it names, or refused; a model has one `App` from a load to its unload, and all
+//! of them share one [`Shared`]; KV is on disk before a model's memory is freed, so that sessions come back warm.
+
+mod dispatch;
+mod listing;
+mod pool;
+mod table;
+mod waiting;
+
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::FromRef;
+use axum::http::StatusCode;
+use serde_json::Value;
+
+use super::api::session_host::SessionHost;
+use super::error::{ApiError, STAGE_WAIT};
+use super::owner::SharesSessions;
+use super::shared::Shared;
+use super::{App, ServeSettings, api};
+use crate::runtime::memory::give_back;
+pub use dispatch::routes;
+pub use pool::OnLost;
+use pool::{Lease, Pool, ROOM_WAIT, Source, Unavailable, Unload};
+use table::{RETRY_AFTER, Refusal, Status};
+
+/// Longest wait of an unload for KV that is being saved, and for an engine to end.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A model of a fleet.
+pub struct Member {
+    /// The name in requests and answers.
+    pub id: String,
+    /// Other names; `*` is any.
+    pub aliases: Vec<String>,
+    /// Stays loaded.
+    pub is_pinned: bool,
+    /// Computes vectors or scores, for requests that name no model.
+    pub is_embedder: bool,
+    /// Computes the bytes of memory that it will need.
+    pub estimate: Box<dyn Fn() -> Result<u64, String> + Send + Sync>,
+    /// Loads it. The function is called if its engine is lost for good.
+    pub load: Box<dyn Fn(OnLost) -> Result<App, String> + Send + Sync>,
+}
+
+/// The models of a server; clones are the same ones.
+#[derive(Clone)]
+pub struct Fleet {
+    state: Arc<FleetState>,
+}
+
+struct FleetState {
+    names: Vec<MemberNames>,
+    pool: Pool<LoadedMember>,
+    shared: Shared,
+    settings: ServeSettings,
+    /// When the server began, in seconds since 1970.
+    created: u64,
+}
+
+struct MemberNames {
+    id: String,
+    aliases: Vec<String>,
+    is_embedder: bool,
+}
+
+/// A loaded model with its endpoints.
+#[derive(Clone)]
+struct LoadedMember {
+    app: App,
+    router: Router,
+}
+
+impl LoadedMember {
+    fn new(app: App) -> Self {
+        app.register_metrics();
+        let routes = if app.writes_text() { api::routes() } else { api::embedder_routes() };
+        Self { router: routes.with_state(app.clone()), app }
+    }
+}
+
+impl Unload for LoadedMember {
+    async fn unload(self) {
+        let Self { app, router } = self;
+        drop(router);
+        // What clients left behind by going away is still being saved.
+        let last = app.in_flight().write_owned().await;
+        drop(last);
+        let _ = tokio::task::spawn_blocking(move || end(app)).await; // a panic there has ended it as well
+    }
+}
+
+/// Saves the KV of a model's engines and frees their memory.
+fn end(app: App) {
+    let id = app.model().id.clone();
+    let engines = app.engines().up();
+    for engine in &engines {
+        if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
+            tracing::warn!("{id}: not all KV was saved in time; the next turns compute the rest again");
+        }
+        engine.take_notices().unwrap_or_default().iter().for_each(|notice| tracing::warn!("{id}: {notice}"));
+    }
+    app.observer().metrics().add_restarts(app.engines().num_restarts());
+    let (guard, ended) = mpsc::channel::<()>();
+    engines.iter().for_each(|engine| engine.drop_at_end(Box::new(guard.clone())));
+    drop((guard, engines, app));
+    // Ends when the last guard is dropped.
+    if let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(END_TIMEOUT) {
+        tracing::warn!("{id}: its engine has not ended in {} s", END_TIMEOUT.as_secs());
+    }
+    give_back();
+    tracing::info!("{id} is unloaded");
+}
+
+impl Fleet {
+    /// Creates a fleet in which nothing is loaded. `budget` is the memory of all models together, in bytes.
+    pub fn new(shared: Shared, settings: ServeSettings, budget: u64, members: Vec<Member>) -> Self {
+        let (mut names, mut sources) = (Vec::new(), Vec::new());
+        for Member { id, aliases, is_pinned, is_embedder, estimate, load } in members {
+            names.push(MemberNames { id, aliases, is_embedder });
+            let load = Box::new(move |on_lost: OnLost| load(on_lost).map(LoadedMember::new));
+            sources.push(Source { is_pinned, estimate, load });
+        }
+        let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let created = created.as_secs();
+        let pool = Pool::new(budget, sources);
+        Self { state: Arc::new(FleetState { names, pool, shared, settings, created }) }
+    }
+
+    /// Returns the ids of all models, in order.
+    pub fn ids(&self) -> impl Iterator<Item = &str> {
+        self.state.names.iter().map(|names| names.id.as_str())
+    }
+
+    /// Returns the model of requests that name none.
+    pub fn first(&self) -> &str {
+        &self.state.names[self.default_of("")].id
+    }
+
+    pub fn settings(&self) -> &ServeSettings {
+        &self.state.settings
+    }
+
+    /// Returns the loaded models.
+    pub fn apps(&self) -> Vec<App> {
+        self.state.pool.values().into_iter().map(|member| member.app).collect()
+    }
+
+    /// Returns each id with the name of its state.
+    pub fn states(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        self.ids().enumerate().map(|(index, id)| (id, self.state.pool.status(index).name()))
+    }
+
+    /// Loads a model before the server takes requests.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded.
+    pub fn load_now(&self, id: &str) -> Result<(), String> {
+        let index = self.ids().position(|other| other == id).ok_or("there is no such model")?;
+        self.state.pool.load_now(index).map_err(|why| self.unavailable(index, why).message)
+    }
+
+    /// Unloads models that have been idle for `keep_alive`, until [`Self::close`].
+    pub async fn expire_idle(self, keep_alive: Duration) {
+        self.state.pool.clone().expire_idle(keep_alive).await;
+    }
+
+    /// Refuses requests from now on, also those that wait.
+    pub fn close(&self) {
+        self.state.pool.close();
+    }
+
+    /// Waits until no model is unloading.
+    pub async fn settled(&self) {
+        self.state.pool.settled().await;
+    }
+
+    /// Returns the index of the model that a request means; without a name, the first one of the endpoint's kind.
+    ///
+    /// # Errors
+    /// 404 for a name that no model has.
+    fn find(&self, name: Option<&str>, path: &str) -> Result<usize, ApiError> {
+        let Some(name) = name else { return Ok(self.default_of(path)) };
+        let names = &self.state.names;
+        let by_id = names.iter().position(|names| names.id == name);
+        let by_alias = || names.iter().position(|names| names.aliases.iter().any(|alias| alias == name));
+        let any = || names.iter().any(|names| names.aliases.iter().any(|alias| alias == "*"));
+        let found = by_id.or_else(by_alias).or_else(|| any().then(|| self.default_of(path)));
+        found.ok_or_else(|| self.not_found(name))
+    }
+
+    fn default_of(&self, path: &str) -> usize {
+        let is_for_vectors = path.ends_with("/embeddings") || path.contains("rerank");
+        self.state.names.iter().position(|names| names.is_embedder == is_for_vectors).unwrap_or(0)
+    }
+
+    fn not_found(&self, name: &str) -> ApiError {
+        let shown = |name: &str| name.chars().take(100).collect::<String>();
+        let known: Vec<String> = self.ids().map(|id| format!("{id:?}")).collect();
+        let message = format!(
+            "the model {:?} does not exist here; there are {} (serve --alias accepts other names)",
+            shown(name),
+            known.join(", ")
+        );
+        ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
+    }
+
+    /// Uses a model until the lease is dropped, after loading it if necessary.
+    ///
+    /// # Errors
+    /// 503 with the reason.
+    async fn acquire(&self, index: usize) -> Result<Lease<LoadedMember>, ApiError> {
+        let deadline = self.settings().deadline.and_then(|longest| Instant::now().checked_add(longest));
+        let acquired = self.state.pool.acquire(index, deadline).await;
+        acquired.map_err(|why| self.unavailable(index, why))
+    }
+
+    /// Words why a model cannot be used.
+    fn unavailable(&self, index: usize, why: Unavailable) -> ApiError {
+        let id = &self.state.names[index].id;
+        let unavailable = |code, message: String| {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some(code), message).param("model")
+        };
+        match why {
+            Unavailable::Refused(Refusal::TooLarge { needed, free, budget }) => {
+                let of = if free < budget { " that pinned models leave" } else { "" };
+                let message = format!(
+                    "{id:?} needs {} of memory, and there are {} (--model-memory {}){of}",
+                    size(needed),
+                    size(free),
+                    size(budget)
+                );
+                unavailable("insufficient_memory", message).retry_after(ROOM_WAIT)
+            }
+            Unavailable::NoRoom { needed, free, budget } => {
+                let message = format!(
+                    "{id:?} needs {} of memory, and {} of {} are free: the other models are in use",
+                    size(needed),
+                    size(free),
+                    size(budget)
+                );
+                unavailable("insufficient_memory", message).retry_after(STAGE_WAIT)
+            }
+            Unavailable::Refused(Refusal::Failed(why)) => {
+                unavailable("model_failed", format!("{id:?} cannot be used: {why}")).retry_after(RETRY_AFTER)
+            }
+            Unavailable::Refused(Refusal::Busy | Refusal::Pinned) => ApiError::internal("a use was refused"),
+            Unavailable::Late => {
+                unavailable("deadline_exceeded", format!("{id:?} was not loaded in time (--request-timeout)"))
+            }
+            Unavailable::Closed => ApiError::shutting_down("the server is shutting down"),
+        }
+    }
+
+    fn status(&self, index: usize) -> Status {
+        self.state.pool.status(index)
+    }
+}
+
+impl FromRef<Fleet> for SessionHost {
+    fn from_ref(fleet: &Fleet) -> Self {
+        Self::new(fleet.state.shared.clone(), fleet.apps(), fleet.settings().lenient)
+    }
+}
+
+impl FromRef<Fleet> for SharesSessions {
+    fn from_ref(fleet: &Fleet) -> Self {
+        Self(fleet.settings().share_sessions)
+    }
+}
+
+/// Returns a size for people.
+fn size(bytes: u64) -> String {
+    const UNITS: [(&str, f64); 3] = [("GiB", (1 << 30) as f64), ("MiB", (1 << 20) as f64), ("KiB", 1024.0)];
+    if bytes == u64::MAX {
+        return "unlimited".to_owned();
+    }
+    let unit = UNITS.iter().find(|(_, unit)| bytes as f64 >= *unit);
+    unit.map_or_else(|| format!("{bytes} B"), |(name, unit)| format!("{:.1} {name}", bytes as f64 / unit))
+}
+
+/// Returns a member of a JSON object as text.
+fn text_of<'a>(object: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'a str> {
+    object.get(name).and_then(Value::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit() {
+        assert_eq!([0, 2048, 3 << 20, 5 << 30].map(size), ["0 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]);
+        assert_eq!(size(u64::MAX), "unlimited");
+    }
+}

@@ -1,0 +1,89 @@
+//! `GET /v1/models` of a server with several models, one of them by its id, and requests to load and unload it.
+//!
+//! `status` has the form of llama.cpp's router: `{"value": "loaded"}`, with `failed` and the reason after a failure.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::Fleet;
+use super::table::{Refusal, Status};
+use crate::serve::api::is_anthropic;
+use crate::serve::api::models::{self, ModelChange, change_of};
+use crate::serve::error::ApiError;
+
+/// Returns the list in OpenAI's form, or in Anthropic's for its clients.
+pub async fn list(State(fleet): State<Fleet>, headers: HeaderMap) -> Json<Value> {
+    let all = 0..fleet.state.names.len();
+    if is_anthropic("", &headers) {
+        let data: Vec<Value> = all.map(|index| fleet.anthropic(index)).collect();
+        let [first, last] = [fleet.ids().next(), fleet.ids().last()];
+        return Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}));
+    }
+    let data: Vec<_> = all.map(|index| fleet.openai(index)).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+/// Returns one model. Ids may contain slashes.
+pub async fn get(
+    State(fleet): State<Fleet>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Json<Value>, ApiError> {
+    let index = fleet.find(Some(&id), "")?;
+    Ok(Json(match is_anthropic("", &headers) {
+        true => fleet.anthropic(index),
+        false => fleet.openai(index).into(),
+    }))
+}
+
+/// `POST /v1/models/{id}/load` and `/unload`: done when it answers; nothing is to do where the model is so already.
+pub async fn change(State(fleet): State<Fleet>, Path(path): Path<String>) -> Result<Json<Value>, ApiError> {
+    let (id, change) = change_of(&path)?;
+    let index = fleet.find(Some(id), "")?;
+    match change {
+        ModelChange::Load => {
+            fleet.state.pool.forget_failure(index);
+            drop(fleet.acquire(index).await?);
+        }
+        ModelChange::Unload => fleet.state.pool.unload(index).await.map_err(|refusal| stays(id, &refusal))?,
+    }
+    Ok(Json(fleet.openai(index).into()))
+}
+
+fn stays(id: &str, refusal: &Refusal) -> ApiError {
+    let (code, why) = match refusal {
+        Refusal::Pinned => ("model_pinned", "stays loaded (serve --pin)"),
+        _ => ("model_in_use", "is in use, or being loaded"),
+    };
+    ApiError::new(StatusCode::CONFLICT, Some(code), format!("{id:?} {why}"))
+}
+
+impl Fleet {
+    fn openai(&self, index: usize) -> Map<String, Value> {
+        let names = &self.state.names[index];
+        match self.state.pool.value(index) {
+            Some(member) => models::loaded(&member.app),
+            None => {
+                let status = status_json(&self.status(index));
+                models::not_loaded(&names.id, &names.aliases, self.state.created, status)
+            }
+        }
+    }
+
+    fn anthropic(&self, index: usize) -> Value {
+        let member = self.state.pool.value(index);
+        let app = member.as_ref().map(|member| &member.app);
+        models::anthropic(app, &self.state.names[index].id, self.state.created)
+    }
+}
+
+fn status_json(status: &Status) -> Value {
+    let mut object = json!({"value": status.name()});
+    if let Status::Failed(why) = status {
+        object["failed"] = true.into();
+        object["error"] = why.as_str().into();
+    }
+    object
+}

@@ -1,0 +1,484 @@
+//! Which models of a server are loaded: decisions over plain data, without models, threads or a clock.
+//!
+//! Whoever holds the lock around the table asks for a step, does what it says, and reports the result.
+//!
+//! Invariants: the estimates of all members that are loading, loaded or unloading never exceed the budget together; a member with a
+//! use under way is never unloaded; a member is loaded once at a time, and all who wait for it share that load; a pinned member is
+//! unloaded only when it has failed.
+
+use std::time::{Duration, Instant};
+
+/// Time for which uses of a model whose load has failed are refused before one of them tries again.
+pub const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// The members, in order of their index. `T` is what a loaded member is used through.
+#[derive(Debug)]
+pub struct Table<T> {
+    budget: u64,
+    num_loads: u64,
+    slots: Vec<Slot<T>>,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    is_pinned: bool,
+    state: State<T>,
+    /// Waits that insist on room for this member.
+    num_insisting: usize,
+    /// Takes no new use, because this other member insists on its room.
+    gives_way_to: Option<usize>,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Unloaded,
+    Loading { load: LoadId, bytes: u64, since: Instant },
+    Loaded { load: LoadId, bytes: u64, value: T, num_uses: usize, last_use: Instant },
+    Unloading { bytes: u64 },
+    Failed { why: String, at: Instant },
+}
+
+/// Identifies a load of a member, so that a late report about an earlier one changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadId(u64);
+
+/// What a caller does next to use a member.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step<T> {
+    /// Use it, and call [`Table::release`] at the end.
+    Use { value: T, load: LoadId },
+    /// Load it, and call [`Table::loaded`] or [`Table::failed`].
+    Load(LoadId),
+    /// Unload this other member, call [`Table::unloaded`], and ask again.
+    Unload { index: usize, value: T },
+    /// Ask again after a change.
+    Wait(Reason),
+    Refuse(Refusal),
+}
+
+/// What a use waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The member's own load, since then.
+    Loading(Instant),
+    /// Memory that others use, or are giving back.
+    Room,
+}
+
+/// Why a member cannot be used or unloaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// It needs more bytes than there could ever be beside the pinned members.
+    TooLarge {
+        needed: u64,
+        free: u64,
+        budget: u64,
+    },
+    /// The last load failed, or its engine was lost for good.
+    Failed(String),
+    Busy,
+    Pinned,
+}
+
+/// The state of a member for those who look.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Status {
+    Unloaded,
+    Loading(Instant),
+    Loaded,
+    Unloading,
+    Failed(String),
+}
+
+impl Status {
+    /// Returns the name of the state; what unloads is as good as unloaded to those who read it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Status::Unloaded | Status::Unloading | Status::Failed(_) => "unloaded",
+            Status::Loading(_) => "loading",
+            Status::Loaded => "loaded",
+        }
+    }
+}
+
+impl<T: Clone> Table<T> {
+    /// Creates a table of members that are not loaded; `pinned` says of each whether it stays loaded.
+    pub fn new(budget: u64, pinned: impl IntoIterator<Item = bool>) -> Self {
+        let slot =
+            |is_pinned| Slot { is_pinned, state: State::Unloaded, num_insisting: 0, gives_way_to: None };
+        Self { budget, num_loads: 0, slots: pinned.into_iter().map(slot).collect() }
+    }
+
+    /// Returns what to do to use a member that needs `bytes`.
+    pub fn step(&mut self, index: usize, bytes: u64, now: Instant) -> Step<T> {
+        let slot = &mut self.slots[index];
+        match &mut slot.state {
+            State::Loaded { .. } if slot.gives_way_to.is_some() => Step::Wait(Reason::Room),
+            State::Loaded { load, value, num_uses, last_use, .. } => {
+                (*num_uses, *last_use) = (*num_uses + 1, now);
+                Step::Use { value: value.clone(), load: *load }
+            }
+            State::Loading { since, .. } => Step::Wait(Reason::Loading(*since)),
+            State::Unloading { .. } => Step::Wait(Reason::Room),
+            State::Failed { why, at } if now.saturating_duration_since(*at) < RETRY_AFTER => {
+                Step::Refuse(Refusal::Failed(why.clone()))
+            }
+            State::Unloaded | State::Failed { .. } => self.begin(index, bytes, now),
+        }
+    }
+
+    /// Begins to load a member, or to make room for it.
+    fn begin(&mut self, index: usize, bytes: u64, now: Instant) -> Step<T> {
+        let free = self.budget.saturating_sub(self.pinned_bytes(index));
+        if bytes > free {
+            return Step::Refuse(Refusal::TooLarge { needed: bytes, free, budget: self.budget });
+        }
+        let missing = self.used().saturating_add(bytes).saturating_sub(self.budget);
+        if missing == 0 {
+            self.num_loads += 1;
+            let load = LoadId(self.num_loads);
+            self.slots[index].state = State::Loading { load, bytes, since: now };
+            return Step::Load(load);
+        }
+        let leaving = self.slots.iter().map(|slot| slot.state.leaving_bytes()).sum::<u64>();
+        let idle: u64 = self.idle().map(|(_, bytes, _)| bytes).sum();
+        // Others are not unloaded for a model that would have to wait all the same.
+        let victim = self.idle().min_by_key(|(_, _, last_use)| *last_use).map(|(index, ..)| index);
+        match victim.filter(|_| leaving < missing && leaving.saturating_add(idle) >= missing) {
+            Some(index) => match self.leave(index) {
+                Some(value) => Step::Unload { index, value },
+                None => Step::Wait(Reason::Room),
+            },
+            None => Step::Wait(Reason::Room),
+        }
+    }
+
+    /// Returns index, bytes and last use of the members that may be unloaded now.
+    fn idle(&self) -> impl Iterator<Item = (usize, u64, Instant)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| match slot.state {
+            State::Loaded { bytes, num_uses: 0, last_use, .. } if !slot.is_pinned => {
+                Some((index, bytes, last_use))
+            }
+            _ => None,
+        })
+    }
+
+    /// Returns the bytes of all that is in memory, or on its way in or out.
+    pub fn used(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.state.bytes()).sum()
+    }
+
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Returns the bytes of pinned members other than this one.
+    fn pinned_bytes(&self, index: usize) -> u64 {
+        let others = self.slots.iter().enumerate().filter(|(other, slot)| *other != index && slot.is_pinned);
+        others.map(|(_, slot)| slot.state.bytes()).sum()
+    }
+
+    /// Takes the value out of a loaded member, which is unloading from now on.
+    fn leave(&mut self, index: usize) -> Option<T> {
+        let state = &mut self.slots[index].state;
+        let State::Loaded { bytes, value, .. } = state else { return None };
+        let (bytes, value) = (*bytes, value.clone());
+        *state = State::Unloading { bytes };
+        Some(value)
+    }
+
+    /// Reports that a load has ended. Returns the value if nobody is there for it.
+    #[must_use]
+    pub fn loaded(&mut self, index: usize, load: LoadId, value: T, now: Instant) -> Option<T> {
+        let slot = &mut self.slots[index];
+        match slot.state {
+            State::Loading { load: own, bytes, .. } if own == load => {
+                slot.state = State::Loaded { load, bytes, value, num_uses: 0, last_use: now };
+                slot.gives_way_to = None;
+                self.yield_no_more_to(index);
+                None
+            }
+            _ => Some(value),
+        }
+    }
+
+    /// Reports that a load has failed, or that the engine of a loaded member is lost for good. Returns the value of a loaded member.
+    #[must_use]
+    pub fn failed(&mut self, index: usize, load: LoadId, why: String, now: Instant) -> Option<T> {
+        let slot = &mut self.slots[index];
+        let (own, value) = match &slot.state {
+            State::Loading { load, .. } => (*load, None),
+            State::Loaded { load, value, .. } => (*load, Some(value.clone())),
+            _ => return None,
+        };
+        if own != load {
+            return None;
+        }
+        slot.state = State::Failed { why, at: now };
+        slot.gives_way_to = None;
+        self.yield_no_more_to(index);
+        value
+    }
+
+    /// Reports that the memory of a member is free.
+    pub fn unloaded(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        if matches!(slot.state, State::Unloading { .. }) {
+            (slot.state, slot.gives_way_to) = (State::Unloaded, None);
+        }
+    }
+
+    /// Ends a use.
+    pub fn release(&mut self, index: usize, load: LoadId, now: Instant) {
+        if let State::Loaded { load: own, num_uses, last_use, .. } = &mut self.slots[index].state
+            && *own == load
+        {
+            (*num_uses, *last_use) = (num_uses.saturating_sub(1), now);
+        }
+    }
+
+    /// Lets members that are in use take no further use until `index` is loaded, so that it gets its turn: those used longest ago,
+    /// as many as it needs. Each call is followed by [`Self::withdraw`].
+    pub fn insist(&mut self, index: usize, bytes: u64) {
+        self.slots[index].num_insisting += 1;
+        if self.slots.iter().any(|slot| slot.gives_way_to == Some(index)) {
+            return;
+        }
+        let mut missing = self.used().saturating_add(bytes).saturating_sub(self.budget);
+        let mut candidates: Vec<(Instant, usize, u64)> = Vec::new();
+        for (other, slot) in self.slots.iter().enumerate() {
+            match slot.state {
+                State::Unloading { bytes } => missing = missing.saturating_sub(bytes),
+                State::Loaded { bytes, last_use, .. }
+                    if !slot.is_pinned && slot.gives_way_to.is_none() && other != index =>
+                {
+                    candidates.push((last_use, other, bytes));
+                }
+                _ => {}
+            }
+        }
+        candidates.sort_unstable();
+        for (_, other, bytes) in candidates {
+            if missing == 0 {
+                return;
+            }
+            self.slots[other].gives_way_to = Some(index);
+            missing = missing.saturating_sub(bytes);
+        }
+    }
+
+    /// Ends a wait that insisted.
+    pub fn withdraw(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        slot.num_insisting = slot.num_insisting.saturating_sub(1);
+        if slot.num_insisting == 0 {
+            self.yield_no_more_to(index);
+        }
+    }
+
+    fn yield_no_more_to(&mut self, index: usize) {
+        let yielding = self.slots.iter_mut().filter(|slot| slot.gives_way_to == Some(index));
+        yielding.for_each(|slot| slot.gives_way_to = None);
+    }
+
+    /// Begins to unload a member because somebody asks for it. Returns what is to be unloaded; `None` if it is unloaded already.
+    ///
+    /// # Errors
+    /// It is pinned, in use, or being loaded.
+    pub fn unload(&mut self, index: usize) -> Result<Option<T>, Refusal> {
+        let slot = &mut self.slots[index];
+        match slot.state {
+            State::Loading { .. } | State::Loaded { .. } if slot.is_pinned => Err(Refusal::Pinned),
+            State::Loading { .. } => Err(Refusal::Busy),
+            State::Loaded { num_uses, .. } if num_uses > 0 => Err(Refusal::Busy),
+            State::Loaded { .. } => Ok(self.leave(index)),
+            State::Failed { .. } => {
+                slot.state = State::Unloaded;
+                Ok(None)
+            }
+            State::Unloaded | State::Unloading { .. } => Ok(None),
+        }
+    }
+
+    /// Forgets a failure, so that the next step loads the member again.
+    pub fn forget_failure(&mut self, index: usize) {
+        let state = &mut self.slots[index].state;
+        if matches!(state, State::Failed { .. }) {
+            *state = State::Unloaded;
+        }
+    }
+
+    /// Begins to unload a member that has been idle for `keep_alive`.
+    pub fn expire(&mut self, keep_alive: Duration, now: Instant) -> Option<(usize, T)> {
+        let is_over = |last_use: Instant| now.saturating_duration_since(last_use) >= keep_alive;
+        let index = self.idle().find(|(_, _, last_use)| is_over(*last_use)).map(|(index, ..)| index)?;
+        self.leave(index).map(|value| (index, value))
+    }
+
+    /// Returns when the next idle member expires.
+    pub fn next_expiry(&self, keep_alive: Duration) -> Option<Instant> {
+        self.idle().filter_map(|(_, _, last_use)| last_use.checked_add(keep_alive)).min()
+    }
+
+    pub fn status(&self, index: usize) -> Status {
+        match &self.slots[index].state {
+            State::Unloaded => Status::Unloaded,
+            State::Loading { since, .. } => Status::Loading(*since),
+            State::Loaded { .. } => Status::Loaded,
+            State::Unloading { .. } => Status::Unloading,
+            State::Failed { why, .. } => Status::Failed(why.clone()),
+        }
+    }
+
+    /// Returns the value of a loaded member, without using it.
+    pub fn value(&self, index: usize) -> Option<&T> {
+        match &self.slots[index].state {
+            State::Loaded { value, .. } => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Returns the values of all loaded members.
+    pub fn values(&self) -> Vec<T> {
+        (0..self.slots.len()).filter_map(|index| self.value(index).cloned()).collect()
+    }
+}
+
+impl<T> State<T> {
+    fn bytes(&self) -> u64 {
+        match self {
+            State::Loading { bytes, .. } | State::Loaded { bytes, .. } | State::Unloading { bytes } => *bytes,
+            State::Unloaded | State::Failed { .. } => 0,
+        }
+    }
+
+    /// Returns the bytes that will be free without anybody's doing.
+    fn leaving_bytes(&self) -> u64 {
+        match self {
+            State::Unloading { bytes } => *bytes,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(budget: u64, pinned: &[bool]) -> (Table<&'static str>, Instant) {
+        (Table::new(budget, pinned.iter().copied()), Instant::now())
+    }
+
+    /// Loads a member that fits, and returns its load.
+    fn load(table: &mut Table<&'static str>, index: usize, bytes: u64, now: Instant) -> LoadId {
+        let Step::Load(load) = table.step(index, bytes, now) else { panic!("it does not fit") };
+        assert_eq!(table.loaded(index, load, "model", now), None);
+        load
+    }
+
+    fn uses(table: &mut Table<&'static str>, index: usize, now: Instant) -> LoadId {
+        let Step::Use { load, .. } = table.step(index, 1, now) else { panic!("it is not loaded") };
+        load
+    }
+
+    #[test]
+    fn a_member_is_loaded_once_for_all_who_wait() {
+        let (mut table, now) = table(10, &[false]);
+        let Step::Load(first) = table.step(0, 4, now) else { panic!("a load") };
+        assert_eq!(table.step(0, 4, now), Step::Wait(Reason::Loading(now)));
+        assert_eq!(table.loaded(0, first, "a", now), None);
+        assert_eq!(table.step(0, 4, now), Step::Use { value: "a", load: first });
+        assert_eq!((table.used(), table.status(0)), (4, Status::Loaded));
+        assert_eq!(table.loaded(0, first, "b", now), Some("b"), "nobody asked for a second one");
+    }
+
+    #[test]
+    fn the_idle_member_used_longest_ago_makes_room() {
+        let (mut table, now) = table(10, &[false, false, false]);
+        let later = now + Duration::from_secs(1);
+        load(&mut table, 0, 4, later);
+        load(&mut table, 1, 4, now);
+        assert_eq!(table.step(2, 4, later), Step::Unload { index: 1, value: "model" });
+        assert_eq!(table.step(2, 4, later), Step::Wait(Reason::Room), "its memory is not free yet");
+        assert_eq!(table.used(), 8);
+        table.unloaded(1);
+        assert!(matches!(table.step(2, 4, later), Step::Load(_)));
+        assert_eq!(table.used(), 8);
+    }
+
+    #[test]
+    fn a_member_in_use_or_pinned_stays() {
+        let (mut table, now) = table(10, &[false, true, false]);
+        let used = load(&mut table, 0, 4, now);
+        uses(&mut table, 0, now);
+        load(&mut table, 1, 4, now);
+        assert_eq!(table.step(2, 4, now), Step::Wait(Reason::Room));
+        assert_eq!((table.unload(0), table.unload(1)), (Err(Refusal::Busy), Err(Refusal::Pinned)));
+        assert_eq!(table.step(2, 7, now), Step::Refuse(Refusal::TooLarge { needed: 7, free: 6, budget: 10 }));
+        table.release(0, used, now);
+        assert_eq!(table.step(2, 4, now), Step::Unload { index: 0, value: "model" });
+    }
+
+    #[test]
+    fn nothing_is_unloaded_for_a_member_that_has_to_wait_all_the_same() {
+        let (mut table, now) = table(10, &[false, false, false]);
+        load(&mut table, 0, 2, now);
+        load(&mut table, 1, 8, now);
+        uses(&mut table, 1, now);
+        assert_eq!(table.step(2, 5, now), Step::Wait(Reason::Room));
+        assert_eq!(table.status(0), Status::Loaded);
+    }
+
+    #[test]
+    fn a_failure_is_told_for_a_while_and_then_tried_again() {
+        let (mut table, now) = table(10, &[false]);
+        let Step::Load(load) = table.step(0, 4, now) else { panic!("a load") };
+        assert_eq!(table.failed(0, load, "no file".to_owned(), now), None);
+        let failed = Step::Refuse(Refusal::Failed("no file".to_owned()));
+        assert_eq!((table.step(0, 4, now), table.used()), (failed, 0));
+        assert!(matches!(table.step(0, 4, now + RETRY_AFTER), Step::Load(_)));
+        let (mut table, now) = self::table(10, &[true]);
+        let load = self::load(&mut table, 0, 4, now);
+        assert_eq!(table.failed(0, load, "lost".to_owned(), now), Some("model"));
+        table.forget_failure(0);
+        let Step::Load(second) = table.step(0, 4, now) else { panic!("a load") };
+        assert_eq!(table.failed(0, load, "late".to_owned(), now), None);
+        assert_eq!(table.loaded(0, second, "b", now), None, "the report of the first load was late");
+        table.release(0, load, now);
+        assert_eq!(table.status(0), Status::Loaded);
+    }
+
+    #[test]
+    fn idle_members_expire_in_time() {
+        let (mut table, now) = table(10, &[false, true]);
+        let second = Duration::from_secs(1);
+        let used = load(&mut table, 0, 4, now);
+        load(&mut table, 1, 4, now);
+        uses(&mut table, 0, now);
+        assert_eq!((table.expire(second, now + second), table.next_expiry(second)), (None, None));
+        table.release(0, used, now + second);
+        assert_eq!(table.next_expiry(second), Some(now + 2 * second));
+        assert_eq!(table.expire(second, now + second), None);
+        assert_eq!(table.expire(second, now + 2 * second), Some((0, "model")));
+        assert_eq!(table.expire(second, now + 9 * second), None, "it is leaving, and the other is pinned");
+    }
+
+    #[test]
+    fn members_in_use_give_way_to_one_that_insists() {
+        let (mut table, now) = table(10, &[false, false]);
+        let first = load(&mut table, 0, 8, now);
+        uses(&mut table, 0, now);
+        assert_eq!(table.step(1, 8, now), Step::Wait(Reason::Room));
+        table.insist(1, 8);
+        assert_eq!(table.step(0, 8, now), Step::Wait(Reason::Room), "no further use");
+        table.withdraw(1);
+        uses(&mut table, 0, now);
+        table.insist(1, 8);
+        (0..2).for_each(|_| table.release(0, first, now));
+        assert_eq!(table.step(1, 8, now), Step::Unload { index: 0, value: "model" });
+        table.unloaded(0);
+        load(&mut table, 1, 8, now);
+        table.withdraw(1);
+        assert_eq!(table.step(0, 8, now), Step::Unload { index: 1, value: "model" }, "in turns");
+    }
+}

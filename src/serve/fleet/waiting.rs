@@ -1,0 +1,175 @@
+//! A request while its model is being loaded.
+//!
+//! Invariants: a stream that waits for long has begun, with comments that tell its reader of the load, and a refusal then comes as an
+//! event in the format of its API; other requests just wait. A client that leaves ends its wait, and the load goes on.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::{Stream, StreamExt, stream};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
+
+use super::Fleet;
+use super::dispatch::answered_by;
+use super::table::Status;
+use crate::serve::api::sse::failure;
+use crate::serve::error::ApiError;
+use crate::serve::ledger::Ledger;
+use crate::serve::request_id::HttpRequestId;
+
+/// Time that a stream's head is held back, so that an early refusal has a status of its own.
+const HEAD_AFTER: Duration = Duration::from_secs(1);
+
+/// Interval of comments while the model is being loaded.
+const COMMENT_EVERY: Duration = Duration::from_secs(2);
+
+/// Paths of generations, which may be streams.
+const STREAMS: [&str; 5] =
+    ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/infill"];
+
+/// Whether answers of a path may be streams.
+pub fn streams(path: &str) -> bool {
+    STREAMS.contains(&path)
+}
+
+/// A request for a model that may not be loaded yet.
+pub struct Waiting {
+    pub fleet: Fleet,
+    pub index: usize,
+    pub request: Request,
+    pub ledger: Option<Ledger>,
+}
+
+type Answering = Pin<Box<dyn Future<Output = Result<Response, ApiError>> + Send>>;
+type Chunks = Pin<Box<dyn Stream<Item = Result<Bytes, axum::Error>> + Send>>;
+
+impl Waiting {
+    /// Waits for the model, and returns its answer.
+    ///
+    /// # Errors
+    /// 503 if it cannot be used.
+    pub async fn answered(self) -> Result<Response, ApiError> {
+        let lease = self.fleet.acquire(self.index).await?;
+        let answering = answered_by(lease, self.request);
+        Ok(match self.ledger {
+            Some(ledger) => ledger.of(answering).await,
+            None => answering.await,
+        })
+    }
+
+    /// As [`Self::answered`], but begins the stream if the model takes long.
+    ///
+    /// # Errors
+    /// 503 if that is known soon.
+    pub async fn streamed(self) -> Result<Response, ApiError> {
+        let (fleet, index) = (self.fleet.clone(), self.index);
+        if fleet.status(index) == Status::Loaded {
+            return self.answered().await;
+        }
+        let path = self.request.uri().path().to_owned();
+        let request_id = self.request.extensions().get::<HttpRequestId>().map(|id| id.0.clone());
+        let mut answering: Answering = Box::pin(self.answered());
+        tokio::select! {
+            biased;
+            answer = &mut answering => return answer,
+            () = sleep(HEAD_AFTER) => {}
+        }
+        let mut comments = interval_at(Instant::now(), COMMENT_EVERY);
+        comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let begun = Instant::now() - HEAD_AFTER;
+        let state = LoadingStream { fleet, index, path, request_id, begun, comments };
+        Ok(event_stream(state.events(answering)))
+    }
+}
+
+/// What a stream needs while it waits.
+struct LoadingStream {
+    fleet: Fleet,
+    index: usize,
+    path: String,
+    request_id: Option<String>,
+    begun: Instant,
+    comments: Interval,
+}
+
+/// The phases of a stream that has begun before its model was loaded.
+enum Phase {
+    Loading(LoadingStream, Answering),
+    Answer(Chunks),
+}
+
+impl LoadingStream {
+    fn events(self, answering: Answering) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send {
+        stream::unfold(Phase::Loading(self, answering), |phase| async {
+            match phase {
+                Phase::Loading(mut waiting, mut answering) => tokio::select! {
+                    biased;
+                    answer = &mut answering => Phase::Answer(waiting.chunks(answer)).next().await,
+                    _ = waiting.comments.tick() => {
+                        let comment = waiting.comment();
+                        Some((Ok(comment), Phase::Loading(waiting, answering)))
+                    }
+                },
+                answer @ Phase::Answer(_) => answer.next().await,
+            }
+        })
+    }
+
+    /// A line that clients pass over.
+    fn comment(&self) -> Bytes {
+        let id = &self.fleet.state.names[self.index].id;
+        let doing = match self.fleet.status(self.index) {
+            Status::Loading(_) => "loading",
+            _ => "waiting for memory for",
+        };
+        Bytes::from(format!(": {doing} {id}, {} s\n\n", self.begun.elapsed().as_secs()))
+    }
+
+    /// Returns the rest of the stream: the model's, or an error as an event.
+    fn chunks(self, answer: Result<Response, ApiError>) -> Chunks {
+        let error = match answer {
+            Ok(response) if is_stream(&response) => return Box::pin(response.into_body().into_data_stream()),
+            Ok(response) => refusal(response),
+            Err(error) => error,
+        };
+        let events = failure(&self.path, &error, self.request_id.as_deref().unwrap_or_default());
+        Box::pin(stream::iter([Ok(events)]))
+    }
+}
+
+impl Phase {
+    async fn next(self) -> Option<(Result<Bytes, axum::Error>, Self)> {
+        let Self::Answer(mut chunks) = self else { return None };
+        let chunk = chunks.next().await?;
+        Some((chunk, Self::Answer(chunks)))
+    }
+}
+
+fn is_stream(response: &Response) -> bool {
+    let kind = response.headers().get(header::CONTENT_TYPE);
+    response.status().is_success() && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Returns the error of a refusal, which responses of this server carry.
+fn refusal(response: Response) -> ApiError {
+    let status = response.status();
+    response.extensions().get::<ApiError>().cloned().unwrap_or_else(|| {
+        let code = if status.is_success() { None } else { Some("invalid_request") };
+        ApiError::new(status, code, format!("the request was refused with {status}"))
+    })
+}
+
+fn event_stream(events: impl Stream<Item = Result<Bytes, axum::Error>> + Send + 'static) -> Response {
+    let mut response = Response::new(Body::from_stream(events));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would gather events into its buffers.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    debug_assert!(!response.body().is_end_stream());
+    response
+}

@@ -1,0 +1,69 @@
+//! What belongs to a server and not to one of its models: sessions, queues for them, counters and the limits on prompts that are
+//! read at once.
+//!
+//! Invariant: all models of a server use the same value, so that two of them never have one session open at the same time.
+
+use std::sync::Arc;
+
+use super::api::conversations::Conversations;
+use super::api::session_queue::SessionQueues;
+use super::api::transient::Transients;
+use super::observe::Observer;
+use super::preparing::Preparing;
+use crate::runtime::session::store::SessionStore;
+
+/// The state that the models of a server share; clones refer to the same server.
+#[derive(Clone)]
+pub struct Shared {
+    state: Arc<SharedState>,
+}
+
+struct SharedState {
+    sessions: Option<SessionStore>,
+    conversations: Conversations,
+    transients: Transients,
+    queues: SessionQueues,
+    observer: Observer,
+    preparing: Preparing,
+}
+
+impl Shared {
+    /// Creates the state. `sessions` keeps named sessions on disk; with `None` they live as long as the server. `max_strands` bounds
+    /// the conversations of transient sessions: as many as an engine keeps.
+    pub fn new(sessions: Option<SessionStore>, observer: Observer, max_strands: usize) -> Self {
+        let state = SharedState {
+            conversations: Conversations::new(sessions.clone()),
+            transients: Transients::new(max_strands),
+            queues: SessionQueues::default(),
+            sessions,
+            observer,
+            preparing: Preparing::default(),
+        };
+        Self { state: Arc::new(state) }
+    }
+
+    pub fn sessions(&self) -> Option<&SessionStore> {
+        self.state.sessions.as_ref()
+    }
+
+    pub(super) fn conversations(&self) -> &Conversations {
+        &self.state.conversations
+    }
+
+    pub(super) fn transients(&self) -> &Transients {
+        &self.state.transients
+    }
+
+    pub(super) fn session_queues(&self) -> &SessionQueues {
+        &self.state.queues
+    }
+
+    pub fn observer(&self) -> &Observer {
+        &self.state.observer
+    }
+
+    /// Returns the limits on texts being tokenised.
+    pub(super) fn preparing(&self) -> &Preparing {
+        &self.state.preparing
+    }
+}
