@@ -10,7 +10,7 @@
 //! of a request, `request_id` its id; `page` is what browsers get; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
-//! finished turns; `shared` is what all models of a server have in common, `fleet` those of a server with several; `error` is the envelope.
+//! finished turns; `fleet` is all models of a server with several; `error` is the envelope.
 
 pub mod access;
 pub mod access_log;
@@ -33,7 +33,6 @@ pub mod policy;
 mod preparing;
 pub mod request_id;
 pub mod router;
-pub mod shared;
 pub mod uploads;
 pub mod wire;
 
@@ -52,13 +51,13 @@ use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::embeddings::EmbedPlaces;
 use api::session_queue::SessionQueues;
+use api::shared::Shared;
 use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
 use metrics::{KvBlocks, ModelStatus};
 use observe::Observer;
 use preparing::Preparing;
-use shared::Shared;
 
 /// The state of one model that all handlers share; clones refer to the same one.
 #[derive(Clone)]

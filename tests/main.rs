@@ -66,6 +66,7 @@ mod serve_clients;
 mod serve_drafts;
 mod serve_fields;
 mod serve_messages;
+mod serve_models;
 mod serve_openapi;
 mod serve_ops;
 mod serve_owners;

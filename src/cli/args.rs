@@ -140,6 +140,10 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub fetch: FetchArgs,
 
+    /// `--connect`; set after the parse, for subcommands that have it.
+    #[arg(skip)]
+    pub connects: bool,
+
     /// Names of models in the configuration files; set after the parse.
     #[arg(skip)]
     pub aliases: Aliases,
@@ -165,6 +169,23 @@ pub struct RemoteArgs {
     /// Keep what a remote vLLM has cached of one session apart from all others (cache_salt)
     #[arg(long, hide_short_help = true)]
     pub engine_cache_salt: bool,
+
+    /// The engine is a server of this user, which calls the model so; filled in when it was found.
+    #[arg(skip)]
+    pub connected_model: Option<String>,
+}
+
+/// Flag of a server that runs already.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ConnectArgs {
+    /// Compute with a running `llmctl serve` of this user that has the model, instead of loading it again
+    ///
+    /// The text side and sessions are as without it, and so is every bit of an answer. The server must have the same file with the same
+    /// --dtype, --quantize and --kv-type. LLMCTL_API_KEY holds its key, if it has keys. Where there is none, a notice says so and the
+    /// model is loaded here.
+    #[arg(long, conflicts_with_all = ["engine", "endpoint"])]
+    pub connect: bool,
 }
 
 /// Flags of a server that takes messages.

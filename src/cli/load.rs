@@ -23,6 +23,7 @@ use super::models;
 use super::output::visible;
 use super::places::{Places, free_bytes};
 use super::report::bytes;
+use super::running;
 use super::slow_cpu::slow_kernels;
 use super::terminal::Terminal;
 use crate::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
@@ -69,6 +70,11 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     }
     let start = Instant::now();
     let resolved = resolve(args, terminal)?;
+    if args.connects
+        && let Some(llm) = connected(args, &resolved, asked, terminal)
+    {
+        return Ok(llm);
+    }
     let template = template_flag(args)?;
     let draft = resolve_draft(args, asked.speculation, terminal)?;
     let options = options(args, asked, terminal)?;
@@ -102,6 +108,22 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
     let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
     Ok(Loaded { texts, engine, compiler })
+}
+
+/// Opens the model at a running server of this user; `None`, with a notice, where no server has it or can be used.
+fn connected(
+    args: &ModelArgs,
+    resolved: &Resolved,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Option<Loaded> {
+    let places = Places::from_environment();
+    let opened = running::find(args, resolved, &places).and_then(|server| {
+        let llm = remote::load(&server.flags(args), asked, terminal).map_err(|error| error.to_string())?;
+        terminal.note(format!("connected to {}, which has {}", server.url, server.model));
+        Ok(llm)
+    });
+    opened.map_err(|why| terminal.note(format!("--connect: {why}; the model is loaded here"))).ok()
 }
 
 /// Loads the files of a model and of its draft model, with a progress bar.

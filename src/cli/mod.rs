@@ -36,6 +36,7 @@ mod question;
 pub mod report;
 pub mod resume;
 pub mod run;
+mod running;
 pub mod serve;
 pub mod sessions;
 pub mod signal;
@@ -218,6 +219,7 @@ fn dispatch(
 ) -> Result<Exit, CommandError> {
     match command {
         CliCommand::Run(mut args) => {
+            args.model.connects = args.connect.connect;
             settle(&mut args.model, config)?;
             match args.batch.batch {
                 Some(_) if args.endpoint.url().is_some() => {
@@ -241,6 +243,7 @@ fn dispatch(
             launch::run(*args, terminal, places)
         }
         CliCommand::Chat(mut args) => {
+            args.model.connects = args.connect.connect;
             settle(&mut args.model, config)?;
             chat::run(*args, terminal, places)
         }

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
+use self::fleet::FleetArgs;
 use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, TimeSpan};
 use super::capacity::{CapacityArgs, at_least_one};
 use super::descriptors;
@@ -24,15 +25,16 @@ use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
 use super::load::{self, PreparedTexts, remote};
 use super::places::{KeptFiles, Places};
+use super::running;
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use self::fleet::FleetArgs;
 use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
 use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineClient, EngineTransport, Frontend, private_files};
 use crate::serve::access_log::AccessLog;
 use crate::serve::api;
+use crate::serve::api::shared::Shared;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use crate::serve::engines::Engines;
@@ -42,7 +44,6 @@ use crate::serve::listen::{Address, Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
 use crate::serve::policy::{ApiKeys, Hosts, Policy};
-use crate::serve::shared::Shared;
 use crate::serve::{App, ServeSettings, ServedEmbedder};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 
@@ -432,6 +433,8 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
     running.open(terminal);
+    let served = served_references(&args);
+    let _record = running::record(&args.model, served, running.address(), places, terminal);
     let stopped = running.stops.recv().unwrap_or(Stop::Signal);
     terminal.note("stopping: requests under way come to their end");
     running.finish(terminal);
@@ -439,6 +442,15 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
         Stop::Signal => Ok(Exit::Success),
         Stop::EngineLost(why) => Err(CommandError::new(Kind::Failure, anyhow::anyhow!(why))),
     }
+}
+
+/// Returns the models with their names in requests, where these are other ones, as `--connect` looks for them.
+fn served_references(args: &ServeArgs) -> Vec<(Option<String>, Option<String>)> {
+    if args.fleet.is_asked() {
+        let references = fleet::references(&args.fleet).unwrap_or_default();
+        return references.into_iter().map(|reference| (None, reference)).collect();
+    }
+    vec![(args.listen.model_id.clone(), args.model.model.clone())]
 }
 
 impl RunningServer {

@@ -303,7 +303,8 @@ impl Flags {
             chat_template,
             bos_id,
             eos_id,
-            remote: _,  // refused beside workers
+            remote: _, // refused beside workers
+            connects: _,
             fetch: _,   // this process has the files, and a worker downloads nothing
             aliases: _, // the worker reads the same configuration
             is_named: _,

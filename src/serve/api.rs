@@ -4,7 +4,7 @@
 //! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
 //! keeps markup out of messages.
 //! `conversations` has the sessions that ids name, `transient` those that the headers of clients name; `session_queue` and `patience` let
-//! requests wait for a session; `listing` and `sessions` are the endpoints of all that, `session_host` what they reach; `text` is the model's text side, `models` its name;
+//! requests wait for a session; `listing` and `sessions` are the endpoints of all that, `session_host` what they reach, `shared` what all models of a server have in common; `text` is the model's text side, `models` its name;
 //! `embeddings` computes vectors and scores; `openapi` describes all of it.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
 
@@ -31,6 +31,7 @@ mod responses;
 pub(crate) mod session_host;
 pub(crate) mod session_queue;
 mod sessions;
+pub mod shared;
 pub(crate) mod sse;
 mod text;
 pub(crate) mod transient;
@@ -43,8 +44,8 @@ use axum::routing::{any, get, post};
 use super::App;
 use super::error::ApiError;
 use super::owner::SharesSessions;
-use session_host::SessionHost;
 pub use openapi::endpoints;
+use session_host::SessionHost;
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
 pub fn meant(method: &str, path: &str) -> Option<String> {

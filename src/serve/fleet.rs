@@ -21,9 +21,9 @@ use axum::http::StatusCode;
 use serde_json::Value;
 
 use super::api::session_host::SessionHost;
+use super::api::shared::Shared;
 use super::error::{ApiError, STAGE_WAIT};
 use super::owner::SharesSessions;
-use super::shared::Shared;
 use super::{App, ServeSettings, api};
 use crate::runtime::memory::give_back;
 pub use dispatch::routes;
@@ -195,6 +195,11 @@ impl Fleet {
         let any = || names.iter().any(|names| names.aliases.iter().any(|alias| alias == "*"));
         let found = by_id.or_else(by_alias).or_else(|| any().then(|| self.default_of(path)));
         found.ok_or_else(|| self.not_found(name))
+    }
+
+    fn loaded_or_first(&self) -> usize {
+        let mut all = 0..self.state.names.len();
+        all.find(|index| self.status(*index) == Status::Loaded).unwrap_or_else(|| self.default_of(""))
     }
 
     fn default_of(&self, path: &str) -> usize {

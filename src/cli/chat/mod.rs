@@ -26,7 +26,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::args::{EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::places::Places;
 use super::report::counted;
@@ -55,6 +55,9 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub connect: ConnectArgs,
 
     #[command(flatten)]
     pub endpoint: EndpointArgs,

@@ -15,10 +15,14 @@ use crate::runtime::http_engine::{
     HttpEngine, HttpEngineSettings, ServerKey, ServerSettings, TlsTrust, WhenLost,
 };
 use crate::runtime::load::TextsAlone;
+use crate::runtime::load::hub::Resolved;
 use crate::runtime::{EngineClient, Error, RemoteEngineFacts};
 
 /// Variable with the API key of remote engines. Not a flag, because every user of the machine can read the command line.
 const KEY_VARIABLE: &str = "LLMCTL_ENGINE_KEY";
+
+/// Variable with the API key of `serve`.
+const SERVER_KEY_VARIABLE: &str = "LLMCTL_API_KEY";
 
 /// Opens a model whose engine is elsewhere.
 ///
@@ -27,7 +31,9 @@ const KEY_VARIABLE: &str = "LLMCTL_ENGINE_KEY";
 pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
     let (texts, settings) = open(args, asked, terminal)?;
     let engine = connect(HttpEngineSettings { when_lost: WhenLost::Stay, ..settings })?;
-    report(&engine, terminal);
+    if args.remote.connected_model.is_none() {
+        report(&engine, terminal);
+    }
     Ok(joined(texts, engine))
 }
 
@@ -69,8 +75,8 @@ pub fn open(
     let Sharing { max_running, max_waiting, max_sessions, .. } = asked.sharing;
     let settings = HttpEngineSettings {
         urls: args.remote.engine.clone(),
-        connection: ServerSettings { key: engine_key()?, trust: TlsTrust(ca_file()) },
-        model: args.model.clone().unwrap_or_else(|| resolved.name.clone()),
+        connection: ServerSettings { key: key(args)?, trust: TlsTrust(ca_file()) },
+        model: name_there(args, &resolved),
         architecture,
         tokenizer: Arc::clone(prepared.chat_tokenizer.tokenizer()),
         vocab_size,
@@ -86,10 +92,18 @@ pub fn open(
     Ok((prepared, settings))
 }
 
-fn engine_key() -> Result<Option<ServerKey>, CommandError> {
-    let text = std::env::var(KEY_VARIABLE).unwrap_or_default();
+/// Returns the name of the model at the engine, as far as it is known.
+fn name_there(args: &ModelArgs, resolved: &Resolved) -> String {
+    let known = args.remote.connected_model.clone().or_else(|| args.model.clone());
+    known.unwrap_or_else(|| resolved.name.clone())
+}
+
+/// Returns the key for remote engines, or for a server of this user.
+fn key(args: &ModelArgs) -> Result<Option<ServerKey>, CommandError> {
+    let variable = args.remote.connected_model.as_ref().map_or(KEY_VARIABLE, |_| SERVER_KEY_VARIABLE);
+    let text = std::env::var(variable).unwrap_or_default();
     let key = (!text.is_empty()).then(|| ServerKey::new(&text)).transpose();
-    key.map_err(|why| CommandError::usage(format!("{KEY_VARIABLE} {why}")))
+    key.map_err(|why| CommandError::usage(format!("{variable} {why}")))
 }
 
 /// Connects to the engines.

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
-use super::args::{EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use super::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::endpoint::EndpointChoice;
 use super::error::{CommandError, Exit};
 use super::input::read_file;
@@ -58,6 +58,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub connect: ConnectArgs,
 
     #[command(flatten)]
     pub endpoint: EndpointArgs,

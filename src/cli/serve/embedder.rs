@@ -12,8 +12,8 @@ use crate::runtime::EngineClient;
 use crate::runtime::embed::{EmbedClient, EmbedKind, no_engine};
 use crate::runtime::load::AskedTask;
 use crate::runtime::load::hub::Resolved;
+use crate::serve::api::shared::Shared;
 use crate::serve::engine::EngineSlot;
-use crate::serve::shared::Shared;
 use crate::serve::{App, ServedModel};
 
 /// Flags that have no meaning with a model that writes no text.

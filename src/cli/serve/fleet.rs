@@ -22,8 +22,8 @@ use crate::runtime::LoadError;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{LoadOptions, MemoryNeed, ModelFiles, memory_need, model_facts};
 use crate::runtime::notice::Notice;
+use crate::serve::api::shared::Shared;
 use crate::serve::fleet::{Fleet, Member, OnLost};
-use crate::serve::shared::Shared;
 
 /// Memory of an embedding model beside its weights, in bytes.
 const EMBEDDER_BYTES: u64 = 64 << 20;
@@ -102,7 +102,9 @@ pub fn load(args: &ServeArgs, shared: Shared, terminal: &Terminal) -> Result<Fle
     for model in models.iter().filter(|model| model.is_pinned) {
         let name = &model.resolved.name;
         let why = |why| CommandError::new(Kind::Failure, anyhow::anyhow!("{why}"));
-        fleet.load_now(name).map_err(|error| why(error).context(format!("loading {name}, which is pinned")))?;
+        fleet
+            .load_now(name)
+            .map_err(|error| why(error).context(format!("loading {name}, which is pinned")))?;
     }
     if budget < u64::MAX {
         terminal.detail(&format!("{} of memory for all models together", bytes(budget)));
@@ -132,14 +134,7 @@ fn check_flags(args: &ServeArgs) -> Result<(), CommandError> {
 
 /// Finds the models of all flags, in order.
 fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, CommandError> {
-    let FleetArgs { models, models_folder, pin, .. } = &args.fleet;
-    let mut references: Vec<Option<String>> = models.iter().cloned().map(Some).collect();
-    if let Some(folder) = models_folder {
-        references.extend(in_folder(folder)?.into_iter().map(Some));
-    }
-    if references.is_empty() {
-        references.push(None); // the model inside llmctl
-    }
+    let FleetArgs { pin, .. } = &args.fleet;
     let find = |reference: Option<String>, is_embedder: bool| {
         let model = ModelArgs { model: reference.clone(), ..args.model.clone() };
         let resolved = load::resolve(&model, terminal)?;
@@ -148,8 +143,10 @@ fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, Co
         let is_pinned = is_embedder || pin.iter().any(is_named);
         Ok(AskedModel { is_pinned, reference, resolved, is_embedder })
     };
-    let mut found: Vec<AskedModel> =
-        references.into_iter().map(|reference| find(reference, false)).collect::<Result<_, CommandError>>()?;
+    let mut found: Vec<AskedModel> = references(&args.fleet)?
+        .into_iter()
+        .map(|model| find(model, false))
+        .collect::<Result<_, CommandError>>()?;
     if let Some(reference) = &args.embedding.embedding_model {
         found.push(find(Some(reference.clone()), true)?);
     }
@@ -162,6 +159,21 @@ fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, Co
         is_new
     });
     Ok(found)
+}
+
+/// Returns the references of all models that may write text; `None` is the model inside llmctl.
+///
+/// # Errors
+/// Those of reading --models-folder.
+pub fn references(args: &FleetArgs) -> Result<Vec<Option<String>>, CommandError> {
+    let mut references: Vec<Option<String>> = args.models.iter().cloned().map(Some).collect();
+    if let Some(folder) = &args.models_folder {
+        references.extend(in_folder(folder)?.into_iter().map(Some));
+    }
+    if references.is_empty() {
+        references.push(None);
+    }
+    Ok(references)
 }
 
 /// Returns the models in a folder, by name: files of GGUF, the first part of split ones, and folders with a config.json.
@@ -198,11 +210,8 @@ fn check_names(models: &[AskedModel], pinned: &[String]) -> Result<(), CommandEr
         let name = &model.resolved.name;
         if let Some(other) = models[..index].iter().find(|other| other.resolved.name == *name) {
             let (first, second) = (other.resolved.source.path(), model.resolved.source.path());
-            let message = format!(
-                "two models are called {name:?}: {} and {}",
-                first.display(),
-                second.display()
-            );
+            let message =
+                format!("two models are called {name:?}: {} and {}", first.display(), second.display());
             return Err(CommandError::usage(message).hint("rename one of the files or folders"));
         }
     }
@@ -249,7 +258,8 @@ fn member(
         let (args, resolved, terminal) = (Arc::clone(&args), model.resolved.clone(), terminal.clone());
         let plan = Arc::clone(&plan);
         Box::new(move || {
-            let found = plan_memory(&args, &resolved, budget, &terminal).map_err(|error| error.to_string())?;
+            let found =
+                plan_memory(&args, &resolved, budget, &terminal).map_err(|error| error.to_string())?;
             Ok(plan.get_or_init(|| found).bytes)
         })
     };
@@ -292,7 +302,10 @@ fn plan_memory(
     let files = ModelFiles::open(&resolved.source)?;
     let most = model_facts(&resolved.source)?.decoder?.context_length;
     if let Some(context) = options.context.filter(|context| *context > most) {
-        terminal.note(format!("{}: --ctx {context} is more than its {most} tokens, which it gets", resolved.name));
+        terminal.note(format!(
+            "{}: --ctx {context} is more than its {most} tokens, which it gets",
+            resolved.name
+        ));
         options.context = Some(most);
     }
     let mut notices = Vec::new();
@@ -344,7 +357,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
         assert_eq!(in_folder(folder.path()).map_err(|error| error.kind), Err(Kind::NotFound));
-        for file in ["b.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-b.gguf", "notes.txt"]
+        for file in
+            ["b.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-b.gguf", "notes.txt"]
         {
             fs::write(path(file), "").expect("a file");
         }

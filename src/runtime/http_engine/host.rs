@@ -368,26 +368,40 @@ fn body(
 
 /// Asks an engine what it is, and compares its tokenizer with ours.
 async fn describe(http: &EngineHttp, expected: &ExpectedModel) -> Result<EngineHostFacts, String> {
-    let listed = http.get("/v1/models").await.map_err(|failure| failure.to_string())?;
-    let listed: Value = serde_json::from_str(&listed).map_err(|_| "it lists no models".to_owned())?;
-    let models = listed["data"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_meant =
-        |model: &&Value| model["id"] == expected.name.as_str() || model["root"] == expected.name.as_str();
-    let model = models.iter().find(is_meant).or(models.first()).ok_or("it lists no models")?;
+    let mut model = listed(http, &expected.name).await?;
     let kind = match model["owned_by"].as_str().unwrap_or_default() {
         "vllm" => EngineKind::Vllm,
         "sglang" => EngineKind::Sglang,
         "llmctl" => EngineKind::Llmctl,
         other => return Err(format!("it is neither vLLM nor SGLang nor llmctl ({other:?})")),
     };
-    let context = [&model["max_model_len"], &model["context_length"]].into_iter().find_map(Value::as_u64);
     let name = model["id"].as_str().ok_or("it lists a model without a name")?.to_owned();
     check_tokenizer(http, &name, &expected.probe_ids).await?;
+    if kind == EngineKind::Llmctl && model["max_model_len"].is_null() {
+        model = listed(http, &name).await?; // it was loaded for the question
+    }
+    let context = [&model["max_model_len"], &model["context_length"]].into_iter().find_map(Value::as_u64);
     Ok(EngineHostFacts {
         kind,
         version: version(http, kind).await,
         model: name,
         context_tokens: context.and_then(|context| usize::try_from(context).ok()),
+    })
+}
+
+/// Returns the model that is meant of those that an engine lists: by its name, or the only one; another one of several only where
+/// names may stand for parts of one model, as vLLM's adapters do.
+async fn listed(http: &EngineHttp, name: &str) -> Result<Value, String> {
+    let text = http.get("/v1/models").await.map_err(|failure| failure.to_string())?;
+    let list: Value = serde_json::from_str(&text).map_err(|_| "it lists no models".to_owned())?;
+    let models = list["data"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_meant = |model: &&Value| model["id"] == name || model["root"] == name;
+    let stands_for_all = |model: &&Value| models.len() == 1 || model["owned_by"] != "llmctl";
+    let first = models.first().ok_or("it lists no models")?;
+    let model = models.iter().find(is_meant).or_else(|| Some(first).filter(stands_for_all));
+    model.cloned().ok_or_else(|| {
+        let names: Vec<&str> = models.iter().filter_map(|model| model["id"].as_str()).collect();
+        format!("it has no model {name:?}, but {}", names.join(", "))
     })
 }
 

@@ -95,7 +95,10 @@ fn page_end(entries: &[ListEntry], limit: usize) -> usize {
 }
 
 /// All that the caller sees, by id, and what the sessions are called that branches belong to, by the sessions' own ids.
-fn entries(host: &SessionHost, caller: &Caller) -> Result<(Vec<ListEntry>, HashMap<String, SessionName>), ApiError> {
+fn entries(
+    host: &SessionHost,
+    caller: &Caller,
+) -> Result<(Vec<ListEntry>, HashMap<String, SessionName>), ApiError> {
     let mut entries: Vec<ListEntry> = Vec::new();
     let mut roots = HashMap::new();
     for owner in caller.owners() {
@@ -123,7 +126,8 @@ struct ResidentSession {
 
 impl ResidentSession {
     fn new(info: SessionInfo, engine: &EngineClient) -> Self {
-        let kv_bytes = if info.num_resident == 0 { 0 } else { engine.spec().sequence_bytes(info.num_resident) };
+        let kv_bytes =
+            if info.num_resident == 0 { 0 } else { engine.spec().sequence_bytes(info.num_resident) };
         Self { info, kv_bytes }
     }
 
@@ -197,7 +201,12 @@ pub async fn get(
 }
 
 /// The transient session that is meant: where there is no stored one, or it is asked for.
-fn transient(host: &SessionHost, caller: &Caller, key: &SessionKey, only_transient: bool) -> Option<Transient> {
+fn transient(
+    host: &SessionHost,
+    caller: &Caller,
+    key: &SessionKey,
+    only_transient: bool,
+) -> Option<Transient> {
     let is_stored = !only_transient && host.conversations().exists(key);
     host.transients().get(caller, key.name.as_str()).filter(|_| !is_stored)
 }
@@ -220,7 +229,8 @@ fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<
     let root = saved.branch().cloned();
     session["branches"] = branches.iter().filter(|_| root.is_none()).map(branch_json).collect();
     if let Some(branch) = root {
-        let of = host.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));
+        let of =
+            host.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));
         let of = of.map(|listed| listed.name.to_string());
         session["branch"] = json!({"of": of, "reason": branch.reason.as_str()});
     }
@@ -234,7 +244,11 @@ fn is_root(listed: &Listed, id: &str) -> bool {
     listed.summary.as_ref().is_ok_and(|summary| summary.id == id)
 }
 
-fn look_at_transient(host: &SessionHost, transient: &Transient, with_messages: bool) -> Result<Value, ApiError> {
+fn look_at_transient(
+    host: &SessionHost,
+    transient: &Transient,
+    with_messages: bool,
+) -> Result<Value, ApiError> {
     host.check()?;
     let in_engines = in_engines(host)?;
     let looked = Looking { host, in_engines: &in_engines };
@@ -413,8 +427,10 @@ fn miss_json(resume: &Resume, difference: &Difference, model: Option<&App>) -> V
     let mut miss = resume_json(resume);
     miss["position"] = difference.position.into();
     miss["before"] = json!(explained.as_ref().map(|texts| &texts.before));
-    miss["session"] = json!({"tokens": difference.session, "text": explained.as_ref().map(|texts| &texts.session)});
-    miss["prompt"] = json!({"tokens": difference.prompt, "text": explained.as_ref().map(|texts| &texts.prompt)});
+    miss["session"] =
+        json!({"tokens": difference.session, "text": explained.as_ref().map(|texts| &texts.session)});
+    miss["prompt"] =
+        json!({"tokens": difference.prompt, "text": explained.as_ref().map(|texts| &texts.prompt)});
     miss
 }
 

@@ -108,7 +108,7 @@ impl<'a> ModelEntry<'a> {
 
 /// Returns the object of a loaded model of several.
 pub fn loaded(app: &App) -> Map<String, Value> {
-    ListedModel::served(app).openai(app)
+    ModelEntry::served(app).openai(app)
 }
 
 /// Returns the object of a model that is not loaded, of which little is known; `status` has llama.cpp's form.
@@ -137,7 +137,7 @@ fn with_context(members: Value, context: Option<usize>) -> Map<String, Value> {
 /// Returns the form of Anthropic for a model of several.
 pub fn anthropic(app: Option<&App>, id: &str, created: u64) -> Value {
     match app {
-        Some(app) => ListedModel::served(app).anthropic(app),
+        Some(app) => ModelEntry::served(app).anthropic(app),
         None => anthropic_object(id, created, None),
     }
 }

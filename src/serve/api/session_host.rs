@@ -6,12 +6,12 @@ use axum::extract::FromRef;
 
 use super::conversations::{Conversations, Opened, SessionKey};
 use super::drive::retriable;
+use super::shared::Shared;
 use super::transient::Transients;
 use crate::runtime::session::store::ModelFingerprint;
 use crate::runtime::{EngineClient, EngineSessionName, Result};
 use crate::serve::App;
 use crate::serve::error::ApiError;
-use crate::serve::shared::Shared;
 
 /// The sessions of a server.
 #[derive(Clone)]

@@ -139,7 +139,10 @@ pub async fn fork(
 ///
 /// # Errors
 /// What is wrong with the body; `invalid_session_id`.
-pub fn fork_body(host: &SessionHost, body: Map<String, Value>) -> Result<(SessionName, Option<usize>), ApiError> {
+pub fn fork_body(
+    host: &SessionHost,
+    body: Map<String, Value>,
+) -> Result<(SessionName, Option<usize>), ApiError> {
     let mut problems = Problems::new(host.is_lenient());
     let mut fields = Fields::new(body, &mut problems);
     let to = required_text(&mut fields, "to");
@@ -254,7 +257,11 @@ pub fn rename_body(host: &SessionHost, body: Map<String, Value>) -> Result<Sessi
 }
 
 /// Reads a body whose only member names a session.
-fn only_name(host: &SessionHost, body: Map<String, Value>, member: &'static str) -> Result<SessionName, ApiError> {
+fn only_name(
+    host: &SessionHost,
+    body: Map<String, Value>,
+    member: &'static str,
+) -> Result<SessionName, ApiError> {
     let mut problems = Problems::new(host.is_lenient());
     let mut fields = Fields::new(body, &mut problems);
     let name = required_text(&mut fields, member);
@@ -268,7 +275,10 @@ fn only_name(host: &SessionHost, body: Map<String, Value>, member: &'static str)
 ///
 /// # Errors
 /// 503 without an engine; what an engine refuses with.
-pub fn in_each(host: &SessionHost, ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>) -> Result<(), ApiError> {
+pub fn in_each(
+    host: &SessionHost,
+    ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>,
+) -> Result<(), ApiError> {
     host.check()?;
     let mut refusal = Ok(());
     for app in host.apps() {

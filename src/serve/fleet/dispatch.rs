@@ -77,8 +77,11 @@ async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Respons
 
 async fn by_query(State(fleet): State<Fleet>, request: Request) -> Result<Response, ApiError> {
     let query = request.uri().query().unwrap_or_default();
-    let named = url_member(query, "model");
-    let index = fleet.find(named.as_deref(), "")?;
+    let index = match url_member(query, "model") {
+        // Any model that is loaded knows the interface.
+        None if request.uri().path() == "/openapi.json" => fleet.loaded_or_first(),
+        named => fleet.find(named.as_deref(), "")?,
+    };
     Waiting { fleet, index, request, ledger: Ledger::current() }.answered().await
 }
 

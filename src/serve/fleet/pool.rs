@@ -386,7 +386,8 @@ mod tests {
                 Ok::<_, String>(())
             });
         }
-        let all = tokio::time::timeout(Duration::from_secs(120), storm.join_all()).await.expect("no deadlock");
+        let all =
+            tokio::time::timeout(Duration::from_secs(120), storm.join_all()).await.expect("no deadlock");
         assert!(all.iter().all(Result::is_ok), "{all:?}");
         let most = memory.most.load(Ordering::SeqCst);
         assert!(most <= 10, "{most} bytes of 10");

@@ -46,11 +46,17 @@ pub struct LoadId(u64);
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<T> {
     /// Use it, and call [`Table::release`] at the end.
-    Use { value: T, load: LoadId },
+    Use {
+        value: T,
+        load: LoadId,
+    },
     /// Load it, and call [`Table::loaded`] or [`Table::failed`].
     Load(LoadId),
     /// Unload this other member, call [`Table::unloaded`], and ask again.
-    Unload { index: usize, value: T },
+    Unload {
+        index: usize,
+        value: T,
+    },
     /// Ask again after a change.
     Wait(Reason),
     Refuse(Refusal),

@@ -96,7 +96,11 @@ fn sessions_of(id: &str) -> Vec<SessionName> {
 ///
 /// # Errors
 /// Storage errors.
-pub fn find(conversations: &Conversations, caller: &Caller, id: &str) -> Result<Option<StoredResponse>, ApiError> {
+pub fn find(
+    conversations: &Conversations,
+    caller: &Caller,
+    id: &str,
+) -> Result<Option<StoredResponse>, ApiError> {
     for session in sessions_of(id) {
         let key = conversations.find(caller, &session);
         let mut places = places(conversations, &key, id)?;
@@ -148,7 +152,12 @@ pub fn delete(host: &SessionHost, response: StoredResponse) -> Result<(), ApiErr
 
 /// Deletes a response in one session; returns whether no turn is left. Turns at the end whose responses are deleted are undone, and
 /// erased from a session that only this API writes to.
-fn delete_in(host: &SessionHost, key: &SessionKey, turn: usize, is_made_here: bool) -> Result<bool, ApiError> {
+fn delete_in(
+    host: &SessionHost,
+    key: &SessionKey,
+    turn: usize,
+    is_made_here: bool,
+) -> Result<bool, ApiError> {
     let opened = host.open_known(key);
     let mut opened = opened.map_err(|error| host.retriable(error.into()))?;
     opened.set_note(turn + 1, json!({DELETED: true}))?;

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 
-use super::api::conversations::Conversations;
-use super::api::session_queue::SessionQueues;
-use super::api::transient::Transients;
-use super::observe::Observer;
-use super::preparing::Preparing;
+use super::conversations::Conversations;
+use super::session_queue::SessionQueues;
+use super::transient::Transients;
 use crate::runtime::session::store::SessionStore;
+use crate::serve::observe::Observer;
+use crate::serve::preparing::Preparing;
 
 /// The state that the models of a server share; clones refer to the same server.
 #[derive(Clone)]
@@ -46,15 +46,15 @@ impl Shared {
         self.state.sessions.as_ref()
     }
 
-    pub(super) fn conversations(&self) -> &Conversations {
+    pub(crate) fn conversations(&self) -> &Conversations {
         &self.state.conversations
     }
 
-    pub(super) fn transients(&self) -> &Transients {
+    pub(crate) fn transients(&self) -> &Transients {
         &self.state.transients
     }
 
-    pub(super) fn session_queues(&self) -> &SessionQueues {
+    pub(crate) fn session_queues(&self) -> &SessionQueues {
         &self.state.queues
     }
 
@@ -63,7 +63,7 @@ impl Shared {
     }
 
     /// Returns the limits on texts being tokenised.
-    pub(super) fn preparing(&self) -> &Preparing {
+    pub(crate) fn preparing(&self) -> &Preparing {
         &self.state.preparing
     }
 }
