@@ -51,7 +51,7 @@ use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::embeddings::EmbedPlaces;
 use api::session_queue::SessionQueues;
-use api::shared::Shared;
+use api::shared::ServerShared;
 use api::transient::Transients;
 use engines::Engines;
 use error::ApiError;
@@ -68,7 +68,7 @@ pub struct App {
 struct AppState {
     model: ServedModel,
     engines: Engines,
-    shared: Shared,
+    shared: ServerShared,
     grammars: OnceLock<GrammarCompiler>,
     settings: ServeSettings,
     /// The model for /v1/embeddings or /v1/rerank.
@@ -150,12 +150,18 @@ impl App {
     ) -> Self {
         let engines: Engines = engines.into();
         let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
-        Self::with_embedder(Shared::new(sessions, observer, max_strands), model, engines, settings, None)
+        Self::with_embedder(
+            ServerShared::new(sessions, observer, max_strands),
+            model,
+            engines,
+            settings,
+            None,
+        )
     }
 
     /// Creates the state of a model in a server whose models have `shared` in common. The embedder serves vectors or scores too.
     pub fn with_embedder(
-        shared: Shared,
+        shared: ServerShared,
         model: ServedModel,
         engines: impl Into<Engines>,
         settings: ServeSettings,
@@ -204,7 +210,7 @@ impl App {
     }
 
     /// Returns what all models of the server have in common.
-    pub fn shared(&self) -> &Shared {
+    pub fn shared(&self) -> &ServerShared {
         &self.state.shared
     }
 

@@ -34,7 +34,7 @@ use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineClient, EngineTransport, Frontend, private_files};
 use crate::serve::access_log::AccessLog;
 use crate::serve::api;
-use crate::serve::api::shared::Shared;
+use crate::serve::api::shared::ServerShared;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use crate::serve::engines::Engines;
@@ -397,16 +397,16 @@ enum Stop {
 }
 
 /// What a server serves.
-enum Served {
+enum ServerModels {
     Model(App),
     Fleet(Fleet),
 }
 
-impl Served {
+impl ServerModels {
     fn apps(&self) -> Vec<App> {
         match self {
-            Served::Model(app) => vec![app.clone()],
-            Served::Fleet(fleet) => fleet.apps(),
+            ServerModels::Model(app) => vec![app.clone()],
+            ServerModels::Fleet(fleet) => fleet.apps(),
         }
     }
 }
@@ -414,7 +414,7 @@ impl Served {
 /// A server that takes requests.
 pub struct RunningServer {
     server: Server,
-    served: Served,
+    served: ServerModels,
     /// Time after which an idle model of several is unloaded.
     keep_alive: Option<Duration>,
     log: Option<AccessLog>,
@@ -479,11 +479,11 @@ impl RunningServer {
         let (stop, stops) = mpsc::channel();
         let shared = shared(args, server.lifecycle().observer().clone(), terminal, places);
         let served = if args.fleet.is_asked() {
-            Served::Fleet(fleet::load(args, shared, terminal)?)
+            ServerModels::Fleet(fleet::load(args, shared, terminal)?)
         } else {
             let stop = stop.clone();
             let gave_up: OnLost = Arc::new(move |why| drop(stop.send(Stop::EngineLost(why))));
-            Served::Model(load_app(args, shared, gave_up, terminal)?)
+            ServerModels::Model(load_app(args, shared, gave_up, terminal)?)
         };
         let drain_timeout = args.limits.drain_timeout.map_or(DEFAULT_DRAIN, |span| span.0);
         let keep_alive = args.fleet.keep_alive.map(|span| span.0);
@@ -493,13 +493,13 @@ impl RunningServer {
     /// Takes requests from now on.
     pub fn open(&self, terminal: &Terminal) {
         match &self.served {
-            Served::Model(app) if app.writes_text() => self.server.open(app.clone()),
-            Served::Model(app) => self.server.open_with(app.clone(), api::embedder_routes()),
-            Served::Fleet(fleet) => self.server.open_fleet(fleet.clone(), self.keep_alive),
+            ServerModels::Model(app) if app.writes_text() => self.server.open(app.clone()),
+            ServerModels::Model(app) => self.server.open_with(app.clone(), api::embedder_routes()),
+            ServerModels::Fleet(fleet) => self.server.open_fleet(fleet.clone(), self.keep_alive),
         }
         let names = match &self.served {
-            Served::Model(app) => app.model().id.clone(),
-            Served::Fleet(fleet) => fleet.ids().collect::<Vec<_>>().join(", "),
+            ServerModels::Model(app) => app.model().id.clone(),
+            ServerModels::Fleet(fleet) => fleet.ids().collect::<Vec<_>>().join(", "),
         };
         terminal.note(format!("serving {names} at {}", self.server.address().base_url()));
         terminal.note(format!("listening on {}", self.server.address()));
@@ -512,11 +512,11 @@ impl RunningServer {
     /// Returns the id of the model of requests that name none, and its context if it is loaded.
     pub fn model(&self) -> (String, Option<usize>) {
         match &self.served {
-            Served::Model(app) => {
+            ServerModels::Model(app) => {
                 let context = app.engine().ok().map(|engine| engine.spec().context_length());
                 (app.model().id.clone(), context)
             }
-            Served::Fleet(fleet) => (fleet.first().to_owned(), None),
+            ServerModels::Fleet(fleet) => (fleet.first().to_owned(), None),
         }
     }
 
@@ -530,7 +530,7 @@ impl RunningServer {
 }
 
 /// Completes requests, closes connections and sockets, and saves the sessions' KV.
-fn finish(server: Server, served: &Served, timeout: Duration, terminal: &Terminal) {
+fn finish(server: Server, served: &ServerModels, timeout: Duration, terminal: &Terminal) {
     let engines = || served.apps().iter().flat_map(|app| app.engines().up()).collect::<Vec<_>>();
     let cancel = || {
         // An engine that has ended has nothing to cancel.
@@ -552,19 +552,19 @@ fn finish(server: Server, served: &Served, timeout: Duration, terminal: &Termina
 }
 
 /// Creates what all models of the server share.
-fn shared(args: &ServeArgs, observer: Observer, terminal: &Terminal, places: &Places) -> Shared {
+fn shared(args: &ServeArgs, observer: Observer, terminal: &Terminal, places: &Places) -> ServerShared {
     let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
     if let Err(obstacle) = places.check(KeptFiles::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(format!("{obstacle}; {end}"));
     }
-    Shared::new(store, observer, args.capacity.options(&args.engine).sharing.max_sessions)
+    ServerShared::new(store, observer, args.capacity.options(&args.engine).sharing.max_sessions)
 }
 
 /// Loads a model and everything that requests need. Calls `gave_up` when its engine cannot be brought back.
 fn load_app(
     args: &ServeArgs,
-    shared: Shared,
+    shared: ServerShared,
     gave_up: OnLost,
     terminal: &Terminal,
 ) -> Result<App, CommandError> {

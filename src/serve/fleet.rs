@@ -4,9 +4,10 @@
 //! informed meanwhile, `listing` shows the models and takes requests to load and unload them.
 //!
 //! Invariants: a request is answered by the model that it names, or refused; a model has one `App` from a load to its unload, and all
-//! of them share one [`Shared`]; KV is on disk before a model's memory is freed, so that sessions come back warm.
+//! of them share one [`ServerShared`]; KV is on disk before a model's memory is freed, so that sessions come back warm.
 
 mod dispatch;
+mod leased;
 mod listing;
 mod pool;
 mod table;
@@ -21,15 +22,15 @@ use axum::http::StatusCode;
 use serde_json::Value;
 
 use super::api::session_host::SessionHost;
-use super::api::shared::Shared;
+use super::api::shared::ServerShared;
 use super::error::{ApiError, STAGE_WAIT};
 use super::owner::SharesSessions;
 use super::{App, ServeSettings, api};
 use crate::runtime::memory::give_back;
 pub use dispatch::routes;
 pub use pool::OnLost;
-use pool::{Lease, Pool, ROOM_WAIT, Source, Unavailable, Unload};
-use table::{RETRY_AFTER, Refusal, Status};
+use pool::{Lease, ModelPool, ROOM_WAIT, Source, Unavailable, Unload};
+use table::{ModelRefusal, RETRY_AFTER, Status};
 
 /// Longest wait of an unload for KV that is being saved, and for an engine to end.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,8 +60,8 @@ pub struct Fleet {
 
 struct FleetState {
     names: Vec<MemberNames>,
-    pool: Pool<LoadedMember>,
-    shared: Shared,
+    pool: ModelPool<LoadedMember>,
+    shared: ServerShared,
     settings: ServeSettings,
     /// When the server began, in seconds since 1970.
     created: u64,
@@ -122,7 +123,7 @@ fn end(app: App) {
 
 impl Fleet {
     /// Creates a fleet in which nothing is loaded. `budget` is the memory of all models together, in bytes.
-    pub fn new(shared: Shared, settings: ServeSettings, budget: u64, members: Vec<Member>) -> Self {
+    pub fn new(shared: ServerShared, settings: ServeSettings, budget: u64, members: Vec<Member>) -> Self {
         let (mut names, mut sources) = (Vec::new(), Vec::new());
         for Member { id, aliases, is_pinned, is_embedder, estimate, load } in members {
             names.push(MemberNames { id, aliases, is_embedder });
@@ -131,7 +132,7 @@ impl Fleet {
         }
         let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let created = created.as_secs();
-        let pool = Pool::new(budget, sources);
+        let pool = ModelPool::new(budget, sources);
         Self { state: Arc::new(FleetState { names, pool, shared, settings, created }) }
     }
 
@@ -235,7 +236,7 @@ impl Fleet {
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some(code), message).param("model")
         };
         match why {
-            Unavailable::Refused(Refusal::TooLarge { needed, free, budget }) => {
+            Unavailable::Refused(ModelRefusal::TooLarge { needed, free, budget }) => {
                 let of = if free < budget { " that pinned models leave" } else { "" };
                 let message = format!(
                     "{id:?} needs {} of memory, and there are {} (--model-memory {}){of}",
@@ -254,10 +255,12 @@ impl Fleet {
                 );
                 unavailable("insufficient_memory", message).retry_after(STAGE_WAIT)
             }
-            Unavailable::Refused(Refusal::Failed(why)) => {
+            Unavailable::Refused(ModelRefusal::Failed(why)) => {
                 unavailable("model_failed", format!("{id:?} cannot be used: {why}")).retry_after(RETRY_AFTER)
             }
-            Unavailable::Refused(Refusal::Busy | Refusal::Pinned) => ApiError::internal("a use was refused"),
+            Unavailable::Refused(ModelRefusal::Busy | ModelRefusal::Pinned) => {
+                ApiError::internal("a use was refused")
+            }
             Unavailable::Late => {
                 unavailable("deadline_exceeded", format!("{id:?} was not loaded in time (--request-timeout)"))
             }

@@ -29,7 +29,7 @@ pub enum Stage {
 }
 
 /// What a server serves.
-enum Served {
+enum ServedApps {
     /// One model, which is loaded as long as the server runs.
     Model(App),
     Fleet(Fleet),
@@ -43,7 +43,7 @@ pub struct Lifecycle {
 
 struct LifecycleState {
     stage: AtomicU8,
-    served: OnceLock<Served>,
+    served: OnceLock<ServedApps>,
     policy: Policy,
     bodies: Bodies,
     uploads: Uploads,
@@ -62,15 +62,15 @@ impl Lifecycle {
     /// Enters [`Stage::Serving`] with one model. `app` must use the observer that was passed to [`Self::new`].
     pub fn open(&self, app: App) {
         app.register_metrics();
-        self.serve(Served::Model(app));
+        self.serve(ServedApps::Model(app));
     }
 
     /// Enters [`Stage::Serving`] with several models, of which none needs to be loaded.
     pub fn open_fleet(&self, fleet: Fleet) {
-        self.serve(Served::Fleet(fleet));
+        self.serve(ServedApps::Fleet(fleet));
     }
 
-    fn serve(&self, served: Served) {
+    fn serve(&self, served: ServedApps) {
         // A second call would be a bug of the caller; the first one stays.
         if self.state.served.set(served).is_ok() {
             self.state.stage.store(Stage::Serving as u8, Ordering::Release);
@@ -116,8 +116,8 @@ impl Lifecycle {
     /// Returns the loaded models.
     pub fn apps(&self) -> Vec<App> {
         match self.state.served.get() {
-            Some(Served::Model(app)) => vec![app.clone()],
-            Some(Served::Fleet(fleet)) => fleet.apps(),
+            Some(ServedApps::Model(app)) => vec![app.clone()],
+            Some(ServedApps::Fleet(fleet)) => fleet.apps(),
             None => Vec::new(),
         }
     }
@@ -125,24 +125,24 @@ impl Lifecycle {
     /// Returns the models of a server that has several.
     pub fn fleet(&self) -> Option<&Fleet> {
         match self.state.served.get()? {
-            Served::Model(_) => None,
-            Served::Fleet(fleet) => Some(fleet),
+            ServedApps::Model(_) => None,
+            ServedApps::Fleet(fleet) => Some(fleet),
         }
     }
 
     /// Returns the id of the model of requests that name none, and the settings; `None` while the server begins.
     pub fn served(&self) -> Option<(&str, &ServeSettings)> {
         Some(match self.state.served.get()? {
-            Served::Model(app) => (&app.model().id, app.settings()),
-            Served::Fleet(fleet) => (fleet.first(), fleet.settings()),
+            ServedApps::Model(app) => (&app.model().id, app.settings()),
+            ServedApps::Fleet(fleet) => (fleet.first(), fleet.settings()),
         })
     }
 
     /// Returns whether some model writes text, also one that is not loaded.
     pub fn writes_text(&self) -> bool {
         match self.state.served.get() {
-            Some(Served::Model(app)) => app.writes_text(),
-            Some(Served::Fleet(_)) | None => true,
+            Some(ServedApps::Model(app)) => app.writes_text(),
+            Some(ServedApps::Fleet(_)) | None => true,
         }
     }
 
@@ -170,8 +170,8 @@ impl Lifecycle {
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_stage()?;
         match self.state.served.get() {
-            Some(Served::Model(app)) => app.engine().map(drop),
-            Some(Served::Fleet(_)) | None => Ok(()),
+            Some(ServedApps::Model(app)) => app.engine().map(drop),
+            Some(ServedApps::Fleet(_)) | None => Ok(()),
         }
     }
 

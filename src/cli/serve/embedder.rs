@@ -12,7 +12,7 @@ use crate::runtime::EngineClient;
 use crate::runtime::embed::{EmbedClient, EmbedKind, no_engine};
 use crate::runtime::load::AskedTask;
 use crate::runtime::load::hub::Resolved;
-use crate::serve::api::shared::Shared;
+use crate::serve::api::shared::ServerShared;
 use crate::serve::engine::EngineSlot;
 use crate::serve::{App, ServedModel};
 
@@ -112,7 +112,7 @@ fn check_flags(args: &ServeArgs) -> Result<(), CommandError> {
 pub fn alone(
     args: &ServeArgs,
     resolved: &Resolved,
-    shared: Shared,
+    shared: ServerShared,
     terminal: &Terminal,
 ) -> Result<App, CommandError> {
     check_flags(args)?;

@@ -18,11 +18,10 @@ use crate::cli::load::embedder::{is_embedder, is_reranker_by_name};
 use crate::cli::report::bytes;
 use crate::cli::terminal::Terminal;
 use crate::cli::workers::IsolationArgs;
-use crate::runtime::LoadError;
 use crate::runtime::load::hub::Resolved;
 use crate::runtime::load::{LoadOptions, MemoryNeed, ModelFiles, memory_need, model_facts};
-use crate::runtime::notice::Notice;
-use crate::serve::api::shared::Shared;
+use crate::runtime::{LoadError, Notice};
+use crate::serve::api::shared::ServerShared;
 use crate::serve::fleet::{Fleet, Member, OnLost};
 
 /// Memory of an embedding model beside its weights, in bytes.
@@ -89,7 +88,7 @@ struct MemoryPlan {
 ///
 /// # Errors
 /// A usage error for a flag that is for one model; a model that is not there; why a pinned one cannot be loaded.
-pub fn load(args: &ServeArgs, shared: Shared, terminal: &Terminal) -> Result<Fleet, CommandError> {
+pub fn load(args: &ServeArgs, shared: ServerShared, terminal: &Terminal) -> Result<Fleet, CommandError> {
     check_flags(args)?;
     let models = find_all(args, terminal)?;
     check_names(&models, &args.fleet.pin)?;
@@ -238,7 +237,7 @@ fn member(
     args: &ServeArgs,
     model: &AskedModel,
     mut aliases: Vec<String>,
-    shared: &Shared,
+    shared: &ServerShared,
     budget: u64,
     terminal: &Terminal,
 ) -> Member {

@@ -6,7 +6,7 @@ use axum::extract::FromRef;
 
 use super::conversations::{Conversations, Opened, SessionKey};
 use super::drive::retriable;
-use super::shared::Shared;
+use super::shared::ServerShared;
 use super::transient::Transients;
 use crate::runtime::session::store::ModelFingerprint;
 use crate::runtime::{EngineClient, EngineSessionName, Result};
@@ -16,7 +16,7 @@ use crate::serve::error::ApiError;
 /// The sessions of a server.
 #[derive(Clone)]
 pub struct SessionHost {
-    shared: Shared,
+    shared: ServerShared,
     apps: Vec<App>,
     lenient: bool,
 }
@@ -29,7 +29,7 @@ impl FromRef<App> for SessionHost {
 
 impl SessionHost {
     /// Creates the host of the sessions in `shared`, which the engines of `apps` may hold.
-    pub fn new(shared: Shared, apps: Vec<App>, lenient: bool) -> Self {
+    pub fn new(shared: ServerShared, apps: Vec<App>, lenient: bool) -> Self {
         Self { shared, apps, lenient }
     }
 

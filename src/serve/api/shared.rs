@@ -14,11 +14,11 @@ use crate::serve::preparing::Preparing;
 
 /// The state that the models of a server share; clones refer to the same server.
 #[derive(Clone)]
-pub struct Shared {
-    state: Arc<SharedState>,
+pub struct ServerShared {
+    state: Arc<ServerSharedState>,
 }
 
-struct SharedState {
+struct ServerSharedState {
     sessions: Option<SessionStore>,
     conversations: Conversations,
     transients: Transients,
@@ -27,11 +27,11 @@ struct SharedState {
     preparing: Preparing,
 }
 
-impl Shared {
+impl ServerShared {
     /// Creates the state. `sessions` keeps named sessions on disk; with `None` they live as long as the server. `max_strands` bounds
     /// the conversations of transient sessions: as many as an engine keeps.
     pub fn new(sessions: Option<SessionStore>, observer: Observer, max_strands: usize) -> Self {
-        let state = SharedState {
+        let state = ServerSharedState {
             conversations: Conversations::new(sessions.clone()),
             transients: Transients::new(max_strands),
             queues: SessionQueues::default(),

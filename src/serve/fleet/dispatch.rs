@@ -1,23 +1,16 @@
 //! Gives each request to the model that it names.
 //!
-//! Invariants: a model stays loaded until the response of the last request to it has ended; a body is checked before a model is
-//! loaded for it.
-
-use std::pin::Pin;
-use std::task::{Context, Poll};
+//! Invariant: a body is checked before a model is loaded for it.
 
 use axum::Router;
-use axum::body::{Body, Bytes, HttpBody, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{FromRequest, Request, State};
 use axum::response::Response;
 use axum::routing::{get, post};
-use hyper::body::{Frame, SizeHint};
 use serde_json::Value;
-use tower::ServiceExt;
 
-use super::pool::Lease;
 use super::waiting::{self, Waiting};
-use super::{Fleet, LoadedMember, listing, text_of};
+use super::{Fleet, listing, text_of};
 use crate::serve::api;
 use crate::serve::api::body::JsonBody;
 use crate::serve::error::ApiError;
@@ -107,42 +100,6 @@ fn percent_decoded(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// Gives a request to a loaded model.
-pub async fn answered_by(lease: Lease<LoadedMember>, request: Request) -> Response {
-    let router = lease.value().router.clone();
-    let response = match router.oneshot(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    };
-    response.map(|inner| Body::new(LeasedBody { inner, _lease: lease }))
-}
-
-/// A response body whose model stays loaded until its end.
-struct LeasedBody {
-    inner: Body,
-    _lease: Lease<LoadedMember>,
-}
-
-impl HttpBody for LeasedBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.inner).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
 }
 
 #[cfg(test)]

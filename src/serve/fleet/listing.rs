@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::Fleet;
-use super::table::{Refusal, Status};
+use super::table::{ModelRefusal, Status};
 use crate::serve::api::is_anthropic;
 use crate::serve::api::models::{self, ModelChange, change_of};
 use crate::serve::error::ApiError;
@@ -52,9 +52,9 @@ pub async fn change(State(fleet): State<Fleet>, Path(path): Path<String>) -> Res
     Ok(Json(fleet.openai(index).into()))
 }
 
-fn stays(id: &str, refusal: &Refusal) -> ApiError {
+fn stays(id: &str, refusal: &ModelRefusal) -> ApiError {
     let (code, why) = match refusal {
-        Refusal::Pinned => ("model_pinned", "stays loaded (serve --pin)"),
+        ModelRefusal::Pinned => ("model_pinned", "stays loaded (serve --pin)"),
         _ => ("model_in_use", "is in use, or being loaded"),
     };
     ApiError::new(StatusCode::CONFLICT, Some(code), format!("{id:?} {why}"))

@@ -14,7 +14,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep_until;
 
-use super::table::{LoadId, Reason, Refusal, Status, Step, Table};
+use super::table::{LoadId, ModelRefusal, ModelTable, Reason, Status, Step};
 
 /// Longest wait of a request for memory that other models use.
 pub const ROOM_WAIT: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ pub struct Source<T> {
 /// Why a member is not there for a use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unavailable {
-    Refused(Refusal),
+    Refused(ModelRefusal),
     /// Others needed the memory for too long.
     NoRoom {
         needed: u64,
@@ -57,14 +57,14 @@ pub enum Unavailable {
 
 /// Members that share a budget of memory; clones are the same pool.
 #[derive(Clone)]
-pub struct Pool<T: Unload> {
-    state: Arc<PoolState<T>>,
+pub struct ModelPool<T: Unload> {
+    state: Arc<ModelPoolState<T>>,
 }
 
-struct PoolState<T: Unload> {
+struct ModelPoolState<T: Unload> {
     sources: Vec<Source<T>>,
     estimates: Vec<OnceCell<u64>>,
-    table: Mutex<Table<T>>,
+    table: Mutex<ModelTable<T>>,
     /// Told of every change of the table that somebody may wait for.
     changes: watch::Sender<()>,
     is_closed: AtomicBool,
@@ -72,7 +72,7 @@ struct PoolState<T: Unload> {
 
 /// A use of a loaded member, which is not unloaded while this lives.
 pub struct Lease<T: Unload> {
-    pool: Pool<T>,
+    pool: ModelPool<T>,
     index: usize,
     load: LoadId,
     value: T,
@@ -90,9 +90,9 @@ impl<T: Unload> Drop for Lease<T> {
     }
 }
 
-/// An insistent wait; see [`Table::insist`].
+/// An insistent wait; see [`ModelTable::insist`].
 struct Insistence<T: Unload> {
-    pool: Pool<T>,
+    pool: ModelPool<T>,
     index: usize,
 }
 
@@ -102,11 +102,11 @@ impl<T: Unload> Drop for Insistence<T> {
     }
 }
 
-impl<T: Unload> Pool<T> {
+impl<T: Unload> ModelPool<T> {
     /// Creates a pool in which nothing is loaded.
     pub fn new(budget: u64, sources: Vec<Source<T>>) -> Self {
-        let table = Table::new(budget, sources.iter().map(|source| source.is_pinned));
-        let state = PoolState {
+        let table = ModelTable::new(budget, sources.iter().map(|source| source.is_pinned));
+        let state = ModelPoolState {
             estimates: sources.iter().map(|_| OnceCell::new()).collect(),
             sources,
             table: Mutex::new(table),
@@ -173,7 +173,7 @@ impl<T: Unload> Pool<T> {
             estimated.unwrap_or_else(|_| Err("the server stops".to_owned()))
         };
         let estimated = self.state.estimates[index].get_or_try_init(compute).await;
-        estimated.copied().map_err(|why| Unavailable::Refused(Refusal::Failed(why)))
+        estimated.copied().map_err(|why| Unavailable::Refused(ModelRefusal::Failed(why)))
     }
 
     /// Loads a member on this thread, before the server takes requests.
@@ -181,7 +181,7 @@ impl<T: Unload> Pool<T> {
     /// # Errors
     /// Why it cannot be loaded.
     pub fn load_now(&self, index: usize) -> Result<(), Unavailable> {
-        let refused = |why| Unavailable::Refused(Refusal::Failed(why));
+        let refused = |why| Unavailable::Refused(ModelRefusal::Failed(why));
         let bytes = contained(|| (self.state.sources[index].estimate)()).map_err(refused)?;
         let step = self.table().step(index, bytes, Instant::now());
         match step {
@@ -200,7 +200,7 @@ impl<T: Unload> Pool<T> {
         let weak = Arc::downgrade(&self.state);
         let on_lost: OnLost = Arc::new(move |why| {
             if let Some(state) = weak.upgrade() {
-                let pool = Pool { state };
+                let pool = ModelPool { state };
                 drop(pool.change(|table| table.failed(index, load, why, Instant::now())));
             }
         });
@@ -223,7 +223,7 @@ impl<T: Unload> Pool<T> {
     ///
     /// # Errors
     /// It is pinned, in use, or being loaded.
-    pub async fn unload(&self, index: usize) -> Result<(), Refusal> {
+    pub async fn unload(&self, index: usize) -> Result<(), ModelRefusal> {
         let mut changes = self.state.changes.subscribe();
         if let Some(value) = self.change(|table| table.unload(index))? {
             self.begin_unload(index, value);
@@ -292,14 +292,14 @@ impl<T: Unload> Pool<T> {
     }
 
     /// Changes the table, and tells those who wait.
-    fn change<R>(&self, change: impl FnOnce(&mut Table<T>) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut ModelTable<T>) -> R) -> R {
         let result = change(&mut self.table());
         self.state.changes.send_replace(());
         result
     }
 
     /// Locks the table. A poisoned lock is fine: the table is consistent after each of its calls.
-    fn table(&self) -> MutexGuard<'_, Table<T>> {
+    fn table(&self) -> MutexGuard<'_, ModelTable<T>> {
         self.state.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -369,7 +369,7 @@ mod tests {
     async fn a_storm_of_uses_keeps_to_the_budget_and_ends() {
         let memory = Arc::new(Memory::default());
         let sizes = [5, 4, 3, 7, 2, 6];
-        let pool = Pool::new(10, sizes.iter().map(|bytes| source(*bytes, &memory)).collect());
+        let pool = ModelPool::new(10, sizes.iter().map(|bytes| source(*bytes, &memory)).collect());
         let mut storm = tokio::task::JoinSet::new();
         for client in 0..32_usize {
             let pool = pool.clone();
@@ -397,13 +397,13 @@ mod tests {
     #[tokio::test]
     async fn an_engine_that_is_lost_for_good_fails_its_member_alone() {
         let memory = Arc::new(Memory::default());
-        let pool = Pool::new(10, vec![source(4, &memory), source(5, &memory)]);
+        let pool = ModelPool::new(10, vec![source(4, &memory), source(5, &memory)]);
         let lease = pool.acquire(0, None).await.ok().expect("it loads");
         let other = pool.acquire(1, None).await.ok().expect("it loads");
         (lease.value().on_lost)("crashed".to_owned());
         assert_eq!(pool.status(0), Status::Failed("crashed".to_owned()));
         let refused = pool.acquire(0, None).await.err();
-        assert_eq!(refused, Some(Unavailable::Refused(Refusal::Failed("crashed".to_owned()))));
+        assert_eq!(refused, Some(Unavailable::Refused(ModelRefusal::Failed("crashed".to_owned()))));
         drop(lease);
         drop(other);
         assert!(pool.acquire(1, None).await.is_ok());
@@ -416,7 +416,7 @@ mod tests {
     #[tokio::test]
     async fn waits_end_at_their_deadline_and_when_the_pool_closes() {
         let memory = Arc::new(Memory::default());
-        let pool = Pool::new(10, vec![source(6, &memory), source(7, &memory)]);
+        let pool = ModelPool::new(10, vec![source(6, &memory), source(7, &memory)]);
         let lease = pool.acquire(0, None).await.ok().expect("it loads");
         let soon = Instant::now() + Duration::from_millis(20);
         assert_eq!(pool.acquire(1, Some(soon)).await.err(), Some(Unavailable::Late));
@@ -434,8 +434,8 @@ mod tests {
     async fn a_panic_in_a_load_is_a_failure() {
         let estimate = Box::new(|| Ok(1));
         let load = Box::new(|_: OnLost| -> Result<Model, String> { panic!("no such tensor") });
-        let pool = Pool::new(10, vec![Source { is_pinned: false, estimate, load }]);
-        let Some(Unavailable::Refused(Refusal::Failed(why))) = pool.acquire(0, None).await.err() else {
+        let pool = ModelPool::new(10, vec![Source { is_pinned: false, estimate, load }]);
+        let Some(Unavailable::Refused(ModelRefusal::Failed(why))) = pool.acquire(0, None).await.err() else {
             panic!("it cannot be used");
         };
         assert!(why.contains("no such tensor"), "{why}");
@@ -444,7 +444,7 @@ mod tests {
     #[tokio::test]
     async fn idle_members_leave_by_themselves() {
         let memory = Arc::new(Memory::default());
-        let pool = Pool::new(10, vec![source(6, &memory)]);
+        let pool = ModelPool::new(10, vec![source(6, &memory)]);
         let expiring = tokio::spawn(pool.clone().expire_idle(Duration::from_millis(10)));
         drop(pool.acquire(0, None).await.ok().expect("it loads"));
         let gone = async {

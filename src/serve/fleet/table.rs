@@ -13,16 +13,16 @@ pub const RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// The members, in order of their index. `T` is what a loaded member is used through.
 #[derive(Debug)]
-pub struct Table<T> {
+pub struct ModelTable<T> {
     budget: u64,
     num_loads: u64,
-    slots: Vec<Slot<T>>,
+    slots: Vec<MemberSlot<T>>,
 }
 
 #[derive(Debug)]
-struct Slot<T> {
+struct MemberSlot<T> {
     is_pinned: bool,
-    state: State<T>,
+    state: MemberState<T>,
     /// Waits that insist on room for this member.
     num_insisting: usize,
     /// Takes no new use, because this other member insists on its room.
@@ -30,7 +30,7 @@ struct Slot<T> {
 }
 
 #[derive(Debug)]
-enum State<T> {
+enum MemberState<T> {
     Unloaded,
     Loading { load: LoadId, bytes: u64, since: Instant },
     Loaded { load: LoadId, bytes: u64, value: T, num_uses: usize, last_use: Instant },
@@ -45,21 +45,21 @@ pub struct LoadId(u64);
 /// What a caller does next to use a member.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<T> {
-    /// Use it, and call [`Table::release`] at the end.
+    /// Use it, and call [`ModelTable::release`] at the end.
     Use {
         value: T,
         load: LoadId,
     },
-    /// Load it, and call [`Table::loaded`] or [`Table::failed`].
+    /// Load it, and call [`ModelTable::loaded`] or [`ModelTable::failed`].
     Load(LoadId),
-    /// Unload this other member, call [`Table::unloaded`], and ask again.
+    /// Unload this other member, call [`ModelTable::unloaded`], and ask again.
     Unload {
         index: usize,
         value: T,
     },
     /// Ask again after a change.
     Wait(Reason),
-    Refuse(Refusal),
+    Refuse(ModelRefusal),
 }
 
 /// What a use waits for.
@@ -73,7 +73,7 @@ pub enum Reason {
 
 /// Why a member cannot be used or unloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum ModelRefusal {
     /// It needs more bytes than there could ever be beside the pinned members.
     TooLarge {
         needed: u64,
@@ -107,11 +107,15 @@ impl Status {
     }
 }
 
-impl<T: Clone> Table<T> {
+impl<T: Clone> ModelTable<T> {
     /// Creates a table of members that are not loaded; `pinned` says of each whether it stays loaded.
     pub fn new(budget: u64, pinned: impl IntoIterator<Item = bool>) -> Self {
-        let slot =
-            |is_pinned| Slot { is_pinned, state: State::Unloaded, num_insisting: 0, gives_way_to: None };
+        let slot = |is_pinned| MemberSlot {
+            is_pinned,
+            state: MemberState::Unloaded,
+            num_insisting: 0,
+            gives_way_to: None,
+        };
         Self { budget, num_loads: 0, slots: pinned.into_iter().map(slot).collect() }
     }
 
@@ -119,17 +123,17 @@ impl<T: Clone> Table<T> {
     pub fn step(&mut self, index: usize, bytes: u64, now: Instant) -> Step<T> {
         let slot = &mut self.slots[index];
         match &mut slot.state {
-            State::Loaded { .. } if slot.gives_way_to.is_some() => Step::Wait(Reason::Room),
-            State::Loaded { load, value, num_uses, last_use, .. } => {
+            MemberState::Loaded { .. } if slot.gives_way_to.is_some() => Step::Wait(Reason::Room),
+            MemberState::Loaded { load, value, num_uses, last_use, .. } => {
                 (*num_uses, *last_use) = (*num_uses + 1, now);
                 Step::Use { value: value.clone(), load: *load }
             }
-            State::Loading { since, .. } => Step::Wait(Reason::Loading(*since)),
-            State::Unloading { .. } => Step::Wait(Reason::Room),
-            State::Failed { why, at } if now.saturating_duration_since(*at) < RETRY_AFTER => {
-                Step::Refuse(Refusal::Failed(why.clone()))
+            MemberState::Loading { since, .. } => Step::Wait(Reason::Loading(*since)),
+            MemberState::Unloading { .. } => Step::Wait(Reason::Room),
+            MemberState::Failed { why, at } if now.saturating_duration_since(*at) < RETRY_AFTER => {
+                Step::Refuse(ModelRefusal::Failed(why.clone()))
             }
-            State::Unloaded | State::Failed { .. } => self.begin(index, bytes, now),
+            MemberState::Unloaded | MemberState::Failed { .. } => self.begin(index, bytes, now),
         }
     }
 
@@ -137,13 +141,13 @@ impl<T: Clone> Table<T> {
     fn begin(&mut self, index: usize, bytes: u64, now: Instant) -> Step<T> {
         let free = self.budget.saturating_sub(self.pinned_bytes(index));
         if bytes > free {
-            return Step::Refuse(Refusal::TooLarge { needed: bytes, free, budget: self.budget });
+            return Step::Refuse(ModelRefusal::TooLarge { needed: bytes, free, budget: self.budget });
         }
         let missing = self.used().saturating_add(bytes).saturating_sub(self.budget);
         if missing == 0 {
             self.num_loads += 1;
             let load = LoadId(self.num_loads);
-            self.slots[index].state = State::Loading { load, bytes, since: now };
+            self.slots[index].state = MemberState::Loading { load, bytes, since: now };
             return Step::Load(load);
         }
         let leaving = self.slots.iter().map(|slot| slot.state.leaving_bytes()).sum::<u64>();
@@ -162,7 +166,7 @@ impl<T: Clone> Table<T> {
     /// Returns index, bytes and last use of the members that may be unloaded now.
     fn idle(&self) -> impl Iterator<Item = (usize, u64, Instant)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| match slot.state {
-            State::Loaded { bytes, num_uses: 0, last_use, .. } if !slot.is_pinned => {
+            MemberState::Loaded { bytes, num_uses: 0, last_use, .. } if !slot.is_pinned => {
                 Some((index, bytes, last_use))
             }
             _ => None,
@@ -187,9 +191,9 @@ impl<T: Clone> Table<T> {
     /// Takes the value out of a loaded member, which is unloading from now on.
     fn leave(&mut self, index: usize) -> Option<T> {
         let state = &mut self.slots[index].state;
-        let State::Loaded { bytes, value, .. } = state else { return None };
+        let MemberState::Loaded { bytes, value, .. } = state else { return None };
         let (bytes, value) = (*bytes, value.clone());
-        *state = State::Unloading { bytes };
+        *state = MemberState::Unloading { bytes };
         Some(value)
     }
 
@@ -198,8 +202,8 @@ impl<T: Clone> Table<T> {
     pub fn loaded(&mut self, index: usize, load: LoadId, value: T, now: Instant) -> Option<T> {
         let slot = &mut self.slots[index];
         match slot.state {
-            State::Loading { load: own, bytes, .. } if own == load => {
-                slot.state = State::Loaded { load, bytes, value, num_uses: 0, last_use: now };
+            MemberState::Loading { load: own, bytes, .. } if own == load => {
+                slot.state = MemberState::Loaded { load, bytes, value, num_uses: 0, last_use: now };
                 slot.gives_way_to = None;
                 self.yield_no_more_to(index);
                 None
@@ -213,14 +217,14 @@ impl<T: Clone> Table<T> {
     pub fn failed(&mut self, index: usize, load: LoadId, why: String, now: Instant) -> Option<T> {
         let slot = &mut self.slots[index];
         let (own, value) = match &slot.state {
-            State::Loading { load, .. } => (*load, None),
-            State::Loaded { load, value, .. } => (*load, Some(value.clone())),
+            MemberState::Loading { load, .. } => (*load, None),
+            MemberState::Loaded { load, value, .. } => (*load, Some(value.clone())),
             _ => return None,
         };
         if own != load {
             return None;
         }
-        slot.state = State::Failed { why, at: now };
+        slot.state = MemberState::Failed { why, at: now };
         slot.gives_way_to = None;
         self.yield_no_more_to(index);
         value
@@ -229,14 +233,14 @@ impl<T: Clone> Table<T> {
     /// Reports that the memory of a member is free.
     pub fn unloaded(&mut self, index: usize) {
         let slot = &mut self.slots[index];
-        if matches!(slot.state, State::Unloading { .. }) {
-            (slot.state, slot.gives_way_to) = (State::Unloaded, None);
+        if matches!(slot.state, MemberState::Unloading { .. }) {
+            (slot.state, slot.gives_way_to) = (MemberState::Unloaded, None);
         }
     }
 
     /// Ends a use.
     pub fn release(&mut self, index: usize, load: LoadId, now: Instant) {
-        if let State::Loaded { load: own, num_uses, last_use, .. } = &mut self.slots[index].state
+        if let MemberState::Loaded { load: own, num_uses, last_use, .. } = &mut self.slots[index].state
             && *own == load
         {
             (*num_uses, *last_use) = (num_uses.saturating_sub(1), now);
@@ -254,8 +258,8 @@ impl<T: Clone> Table<T> {
         let mut candidates: Vec<(Instant, usize, u64)> = Vec::new();
         for (other, slot) in self.slots.iter().enumerate() {
             match slot.state {
-                State::Unloading { bytes } => missing = missing.saturating_sub(bytes),
-                State::Loaded { bytes, last_use, .. }
+                MemberState::Unloading { bytes } => missing = missing.saturating_sub(bytes),
+                MemberState::Loaded { bytes, last_use, .. }
                     if !slot.is_pinned && slot.gives_way_to.is_none() && other != index =>
                 {
                     candidates.push((last_use, other, bytes));
@@ -291,26 +295,28 @@ impl<T: Clone> Table<T> {
     ///
     /// # Errors
     /// It is pinned, in use, or being loaded.
-    pub fn unload(&mut self, index: usize) -> Result<Option<T>, Refusal> {
+    pub fn unload(&mut self, index: usize) -> Result<Option<T>, ModelRefusal> {
         let slot = &mut self.slots[index];
         match slot.state {
-            State::Loading { .. } | State::Loaded { .. } if slot.is_pinned => Err(Refusal::Pinned),
-            State::Loading { .. } => Err(Refusal::Busy),
-            State::Loaded { num_uses, .. } if num_uses > 0 => Err(Refusal::Busy),
-            State::Loaded { .. } => Ok(self.leave(index)),
-            State::Failed { .. } => {
-                slot.state = State::Unloaded;
+            MemberState::Loading { .. } | MemberState::Loaded { .. } if slot.is_pinned => {
+                Err(ModelRefusal::Pinned)
+            }
+            MemberState::Loading { .. } => Err(ModelRefusal::Busy),
+            MemberState::Loaded { num_uses, .. } if num_uses > 0 => Err(ModelRefusal::Busy),
+            MemberState::Loaded { .. } => Ok(self.leave(index)),
+            MemberState::Failed { .. } => {
+                slot.state = MemberState::Unloaded;
                 Ok(None)
             }
-            State::Unloaded | State::Unloading { .. } => Ok(None),
+            MemberState::Unloaded | MemberState::Unloading { .. } => Ok(None),
         }
     }
 
     /// Forgets a failure, so that the next step loads the member again.
     pub fn forget_failure(&mut self, index: usize) {
         let state = &mut self.slots[index].state;
-        if matches!(state, State::Failed { .. }) {
-            *state = State::Unloaded;
+        if matches!(state, MemberState::Failed { .. }) {
+            *state = MemberState::Unloaded;
         }
     }
 
@@ -328,18 +334,18 @@ impl<T: Clone> Table<T> {
 
     pub fn status(&self, index: usize) -> Status {
         match &self.slots[index].state {
-            State::Unloaded => Status::Unloaded,
-            State::Loading { since, .. } => Status::Loading(*since),
-            State::Loaded { .. } => Status::Loaded,
-            State::Unloading { .. } => Status::Unloading,
-            State::Failed { why, .. } => Status::Failed(why.clone()),
+            MemberState::Unloaded => Status::Unloaded,
+            MemberState::Loading { since, .. } => Status::Loading(*since),
+            MemberState::Loaded { .. } => Status::Loaded,
+            MemberState::Unloading { .. } => Status::Unloading,
+            MemberState::Failed { why, .. } => Status::Failed(why.clone()),
         }
     }
 
     /// Returns the value of a loaded member, without using it.
     pub fn value(&self, index: usize) -> Option<&T> {
         match &self.slots[index].state {
-            State::Loaded { value, .. } => Some(value),
+            MemberState::Loaded { value, .. } => Some(value),
             _ => None,
         }
     }
@@ -350,18 +356,20 @@ impl<T: Clone> Table<T> {
     }
 }
 
-impl<T> State<T> {
+impl<T> MemberState<T> {
     fn bytes(&self) -> u64 {
         match self {
-            State::Loading { bytes, .. } | State::Loaded { bytes, .. } | State::Unloading { bytes } => *bytes,
-            State::Unloaded | State::Failed { .. } => 0,
+            MemberState::Loading { bytes, .. }
+            | MemberState::Loaded { bytes, .. }
+            | MemberState::Unloading { bytes } => *bytes,
+            MemberState::Unloaded | MemberState::Failed { .. } => 0,
         }
     }
 
     /// Returns the bytes that will be free without anybody's doing.
     fn leaving_bytes(&self) -> u64 {
         match self {
-            State::Unloading { bytes } => *bytes,
+            MemberState::Unloading { bytes } => *bytes,
             _ => 0,
         }
     }
@@ -371,18 +379,18 @@ impl<T> State<T> {
 mod tests {
     use super::*;
 
-    fn table(budget: u64, pinned: &[bool]) -> (Table<&'static str>, Instant) {
-        (Table::new(budget, pinned.iter().copied()), Instant::now())
+    fn table(budget: u64, pinned: &[bool]) -> (ModelTable<&'static str>, Instant) {
+        (ModelTable::new(budget, pinned.iter().copied()), Instant::now())
     }
 
     /// Loads a member that fits, and returns its load.
-    fn load(table: &mut Table<&'static str>, index: usize, bytes: u64, now: Instant) -> LoadId {
+    fn load(table: &mut ModelTable<&'static str>, index: usize, bytes: u64, now: Instant) -> LoadId {
         let Step::Load(load) = table.step(index, bytes, now) else { panic!("it does not fit") };
         assert_eq!(table.loaded(index, load, "model", now), None);
         load
     }
 
-    fn uses(table: &mut Table<&'static str>, index: usize, now: Instant) -> LoadId {
+    fn uses(table: &mut ModelTable<&'static str>, index: usize, now: Instant) -> LoadId {
         let Step::Use { load, .. } = table.step(index, 1, now) else { panic!("it is not loaded") };
         load
     }
@@ -419,8 +427,11 @@ mod tests {
         uses(&mut table, 0, now);
         load(&mut table, 1, 4, now);
         assert_eq!(table.step(2, 4, now), Step::Wait(Reason::Room));
-        assert_eq!((table.unload(0), table.unload(1)), (Err(Refusal::Busy), Err(Refusal::Pinned)));
-        assert_eq!(table.step(2, 7, now), Step::Refuse(Refusal::TooLarge { needed: 7, free: 6, budget: 10 }));
+        assert_eq!((table.unload(0), table.unload(1)), (Err(ModelRefusal::Busy), Err(ModelRefusal::Pinned)));
+        assert_eq!(
+            table.step(2, 7, now),
+            Step::Refuse(ModelRefusal::TooLarge { needed: 7, free: 6, budget: 10 })
+        );
         table.release(0, used, now);
         assert_eq!(table.step(2, 4, now), Step::Unload { index: 0, value: "model" });
     }
@@ -440,7 +451,7 @@ mod tests {
         let (mut table, now) = table(10, &[false]);
         let Step::Load(load) = table.step(0, 4, now) else { panic!("a load") };
         assert_eq!(table.failed(0, load, "no file".to_owned(), now), None);
-        let failed = Step::Refuse(Refusal::Failed("no file".to_owned()));
+        let failed = Step::Refuse(ModelRefusal::Failed("no file".to_owned()));
         assert_eq!((table.step(0, 4, now), table.used()), (failed, 0));
         assert!(matches!(table.step(0, 4, now + RETRY_AFTER), Step::Load(_)));
         let (mut table, now) = self::table(10, &[true]);

@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -14,7 +14,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 
 use super::Fleet;
-use super::dispatch::answered_by;
+use super::leased::answered_by;
 use super::table::Status;
 use crate::serve::api::sse::failure;
 use crate::serve::error::ApiError;
@@ -97,24 +97,24 @@ struct LoadingStream {
 }
 
 /// The phases of a stream that has begun before its model was loaded.
-enum Phase {
+enum StreamPhase {
     Loading(LoadingStream, Answering),
     Answer(Chunks),
 }
 
 impl LoadingStream {
     fn events(self, answering: Answering) -> impl Stream<Item = Result<Bytes, axum::Error>> + Send {
-        stream::unfold(Phase::Loading(self, answering), |phase| async {
+        stream::unfold(StreamPhase::Loading(self, answering), |phase| async {
             match phase {
-                Phase::Loading(mut waiting, mut answering) => tokio::select! {
+                StreamPhase::Loading(mut waiting, mut answering) => tokio::select! {
                     biased;
-                    answer = &mut answering => Phase::Answer(waiting.chunks(answer)).next().await,
+                    answer = &mut answering => StreamPhase::Answer(waiting.chunks(answer)).next().await,
                     _ = waiting.comments.tick() => {
                         let comment = waiting.comment();
-                        Some((Ok(comment), Phase::Loading(waiting, answering)))
+                        Some((Ok(comment), StreamPhase::Loading(waiting, answering)))
                     }
                 },
-                answer @ Phase::Answer(_) => answer.next().await,
+                answer @ StreamPhase::Answer(_) => answer.next().await,
             }
         })
     }
@@ -141,7 +141,7 @@ impl LoadingStream {
     }
 }
 
-impl Phase {
+impl StreamPhase {
     async fn next(self) -> Option<(Result<Bytes, axum::Error>, Self)> {
         let Self::Answer(mut chunks) = self else { return None };
         let chunk = chunks.next().await?;
@@ -171,6 +171,5 @@ fn event_stream(events: impl Stream<Item = Result<Bytes, axum::Error>> + Send + 
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would gather events into its buffers.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    debug_assert!(!response.body().is_end_stream());
     response
 }
