@@ -35,11 +35,11 @@ const MAX_RECORD_BYTES: u64 = 4 << 20;
 struct ServerRecord {
     pid: u32,
     address: String,
-    models: Vec<RunningModel>,
+    models: Vec<RecordedModel>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct RunningModel {
+struct RecordedModel {
     /// The name in requests.
     id: String,
     /// The same for the same bits.
@@ -104,13 +104,13 @@ fn model_record(
     id: Option<String>,
     reference: Option<String>,
     places: &Places,
-) -> Option<RunningModel> {
+) -> Option<RecordedModel> {
     let resolved = match reference {
         Some(reference) => models::look_up(&reference, places, &args.aliases).ok()?,
         None => Resolved::built_in(&GUIDE),
     };
     let identity = identity(args, &resolved).ok()?;
-    Some(RunningModel { id: id.unwrap_or(resolved.name), identity })
+    Some(RecordedModel { id: id.unwrap_or(resolved.name), identity })
 }
 
 /// Returns the address for clients on this machine.
@@ -223,7 +223,7 @@ mod tests {
         let why = |args: &ModelArgs| find(args, &model, &places).err().unwrap_or_default();
         assert_eq!(why(&args), "no server of yours is running");
         let models =
-            vec![RunningModel { id: "a".to_owned(), identity: identity(&args, &model).expect("a file") }];
+            vec![RecordedModel { id: "a".to_owned(), identity: identity(&args, &model).expect("a file") }];
         let record = ServerRecord { pid: 7, address: "http://127.0.0.1:1".to_owned(), models };
         let file = write(&folder.path().join(FOLDER), &record).expect("a record");
         let found = find(&args, &model, &places);
@@ -245,7 +245,7 @@ mod tests {
         let places = Places { state: Some(folder.path().to_owned()), ..Places::default() };
         let (args, model) = (ModelArgs::default(), model(folder.path()));
         let models =
-            vec![RunningModel { id: "a".to_owned(), identity: identity(&args, &model).expect("a file") }];
+            vec![RecordedModel { id: "a".to_owned(), identity: identity(&args, &model).expect("a file") }];
         let record = ServerRecord { pid: 7, address: "unix:/run/s".to_owned(), models };
         let records = folder.path().join(FOLDER);
         let file = write(&records, &record).expect("a record");

@@ -122,11 +122,12 @@ impl LoadingStream {
     /// A line that clients pass over.
     fn comment(&self) -> Bytes {
         let id = &self.fleet.state.names[self.index].id;
-        let doing = match self.fleet.status(self.index) {
-            Status::Loading(_) => "loading",
-            _ => "waiting for memory for",
-        };
-        Bytes::from(format!(": {doing} {id}, {} s\n\n", self.begun.elapsed().as_secs()))
+        let seconds = self.begun.elapsed().as_secs();
+        Bytes::from(match self.fleet.status(self.index) {
+            Status::Loading(_) => format!(": loading {id}, {seconds} s\n\n"),
+            Status::Loaded => ": keep-alive\n\n".to_owned(),
+            _ => format!(": waiting for memory for {id}, {seconds} s\n\n"),
+        })
     }
 
     /// Returns the rest of the stream: the model's, or an error as an event.
