@@ -37,7 +37,7 @@ use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
 use crate::runtime::{
-    Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling, Speculation,
+    Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Notice, Sampling, Speculation,
 };
 use crate::template::TemplateError;
 pub use loaded::{Loaded, ModelInfo, PreparedTexts};
@@ -102,6 +102,20 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
     let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
     Ok(Loaded { texts, engine, compiler })
+}
+
+/// Returns whether a model fits into the memory that is left, with the context that it has by itself. One that cannot be found or
+/// read does not: [`load`] says why.
+pub fn fits_beside(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> bool {
+    let fits = || {
+        let resolved = resolve(args, terminal)?;
+        let files = ModelFiles::open(&resolved.source)?;
+        let mut notices = Vec::new();
+        load::context_length(&files, &options(args, asked, terminal)?, &mut notices)?;
+        let is_limited = notices.iter().any(|notice| matches!(notice, Notice::ContextLimited { .. }));
+        Ok::<_, CommandError>(!is_limited)
+    };
+    args.remote.engine.is_empty() && fits().unwrap_or(false)
 }
 
 /// Loads the files of a model and of its draft model, with a progress bar.
