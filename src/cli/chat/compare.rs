@@ -164,7 +164,7 @@ impl Chat<'_> {
         run: impl FnOnce(&mut dyn AnswerSink) -> Result<Generated, CommandError>,
     ) -> Result<Generated, CommandError> {
         if is_beside {
-            let mut sink = Counting { chat: self, name, count: 0 };
+            let mut sink = AnswerCounter { chat: self, name, count: 0 };
             let generated = run(&mut sink);
             self.ui.terminal.status("");
             return generated;
@@ -203,13 +203,13 @@ impl Chat<'_> {
 }
 
 /// Counts tokens on the status line.
-struct Counting<'a, 'b> {
+struct AnswerCounter<'a, 'b> {
     chat: &'a Chat<'b>,
     name: &'a str,
     count: usize,
 }
 
-impl AnswerSink for Counting<'_, '_> {
+impl AnswerSink for AnswerCounter<'_, '_> {
     fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
         self.count += tokens.len().max(usize::from(!deltas.is_empty()));
         self.chat.ui.terminal.status(&format!("{} answers ({})", self.name, counted(self.count, "token")));

@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 use tokio::time::sleep;
 
 use super::connection::CallFailure;
-use super::permission::{Consent, QUESTION, shown};
+use super::permission::{CallConsent, QUESTION, shown};
 use super::result::ResultText;
-use super::{ServerState, ToolServer, ToolServers, ended};
+use super::{ToolServer, ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
@@ -115,7 +115,7 @@ impl ToolServers {
                 .strip_prefix(&config.name)
                 .is_some_and(|rest| rest.starts_with(super::names::SEPARATOR));
             match state {
-                ServerState::Down(_) if is_its => Some(&config.name),
+                ToolServerState::Down(_) if is_its => Some(&config.name),
                 _ => None,
             }
         });
@@ -147,10 +147,10 @@ impl ToolServers {
                 ));
                 return Ok(false);
             };
-            match Consent::read(&answer) {
-                Some(Consent::No) => return Ok(false),
-                Some(Consent::Once) => return Ok(true),
-                Some(Consent::Always) => {
+            match CallConsent::read(&answer) {
+                Some(CallConsent::No) => return Ok(false),
+                Some(CallConsent::Once) => return Ok(true),
+                Some(CallConsent::Always) => {
                     self.permissions.allow_always(&call.name);
                     return Ok(true);
                 }
@@ -167,7 +167,7 @@ impl ToolServers {
         arguments: Map<String, Value>,
         graceful: &Graceful,
     ) -> Result<ResultText, CallFailure> {
-        let ServerState::Ready(connection) = &mut self.servers[at].state else {
+        let ToolServerState::Ready(connection) = &mut self.servers[at].state else {
             return Err(CallFailure::Lost("it does not run".to_owned()));
         };
         let stopped = async {
@@ -177,7 +177,7 @@ impl ToolServers {
         };
         let made = self.runtime.block_on(connection.call(name, arguments, self.timeout, stopped));
         if let Err(CallFailure::Lost(why)) = &made {
-            let lost = std::mem::replace(&mut self.servers[at].state, ServerState::Down(why.clone()));
+            let lost = std::mem::replace(&mut self.servers[at].state, ToolServerState::Down(why.clone()));
             self.runtime.block_on(ended(lost));
         }
         made

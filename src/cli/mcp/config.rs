@@ -67,7 +67,7 @@ pub const PASSED_ON: &[&str] = &[
 ];
 
 /// Looks a variable of the environment up.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// Servers of all configuration files, in their order.
 #[derive(Default)]
@@ -113,7 +113,7 @@ impl McpConfig {
     ///
     /// # Errors
     /// `NotFound` for a file that is missing, `Config` for what is wrong in one.
-    pub fn read(paths: &[PathBuf], lookup: Lookup<'_>) -> Result<Self, CommandError> {
+    pub fn read(paths: &[PathBuf], lookup: VariableLookup<'_>) -> Result<Self, CommandError> {
         let mut config = Self::default();
         for path in paths {
             let text = read_file(path)?;
@@ -124,7 +124,7 @@ impl McpConfig {
         Ok(config)
     }
 
-    fn add(&mut self, text: &str, path: &Path, lookup: Lookup<'_>) -> Result<(), String> {
+    fn add(&mut self, text: &str, path: &Path, lookup: VariableLookup<'_>) -> Result<(), String> {
         let mut members = object(text.as_bytes(), "the file")?;
         let servers = match (members.shift_remove("mcpServers"), members.shift_remove("servers")) {
             (Some(_), Some(_)) => {
@@ -171,7 +171,7 @@ struct ServerReader<'a> {
     path: &'a Path,
     /// Commands and folders that begin with a dot are below it.
     folder: &'a Path,
-    lookup: Lookup<'a>,
+    lookup: VariableLookup<'a>,
 }
 
 impl ServerReader<'_> {
@@ -285,7 +285,7 @@ impl ServerReader<'_> {
 }
 
 /// Fills `${NAME}`, `${env:NAME}` and `${NAME:-otherwise}` in; other dollar signs are themselves.
-fn filled(text: &str, lookup: Lookup<'_>) -> Result<String, String> {
+fn filled(text: &str, lookup: VariableLookup<'_>) -> Result<String, String> {
     let (mut whole, mut rest) = (String::new(), text);
     while let Some(at) = rest.find("${") {
         let (before, after) = rest.split_at(at);
@@ -301,7 +301,7 @@ fn filled(text: &str, lookup: Lookup<'_>) -> Result<String, String> {
 }
 
 /// Returns what stands for `${inner}`.
-fn value_of(inner: &str, lookup: Lookup<'_>) -> Result<String, String> {
+fn value_of(inner: &str, lookup: VariableLookup<'_>) -> Result<String, String> {
     let named = inner.strip_prefix("env:").unwrap_or(inner);
     let (name, otherwise) = match named.split_once(":-") {
         Some((name, otherwise)) => (name, Some(otherwise)),

@@ -16,6 +16,7 @@ use rmcp::service::{
     RunningService, ServiceError, ServiceExt,
 };
 use rmcp::transport::async_rw::AsyncRwTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpError;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
@@ -24,7 +25,7 @@ use super::http::McpHttp;
 use super::names::offered_names;
 use super::process::ServerProcess;
 use super::result::{ResultText, text_of};
-use crate::runtime::http_engine::TlsTrust;
+use crate::runtime::http_engine::{HttpFailure, TlsTrust};
 
 /// Time that a server has to start and to list its tools.
 pub const START_TIMEOUT: Duration = Duration::from_secs(15);
@@ -82,9 +83,9 @@ struct News {
 
 /// llmctl's side of a connection. It offers a server nothing: no sampling, no files, no questions to the user.
 #[derive(Clone)]
-struct Client(Arc<News>);
+struct McpClient(Arc<News>);
 
-impl ClientHandler for Client {
+impl ClientHandler for McpClient {
     fn get_info(&self) -> ClientConfig {
         let own = Implementation::new("llmctl", env!("CARGO_PKG_VERSION"));
         ClientConfig::new(ClientCapabilities::default(), own)
@@ -95,7 +96,7 @@ impl ClientHandler for Client {
     }
 }
 
-impl Client {
+impl McpClient {
     /// Starts a server's process.
     async fn start(self, config: &ProcessConfig) -> Result<(McpService, Option<ServerProcess>), String> {
         let failed = |error| format!("cannot start {} ({error})", config.command.display());
@@ -112,10 +113,10 @@ impl Client {
     }
 }
 
-type McpService = RunningService<RoleClient, Client>;
+type McpService = RunningService<RoleClient, McpClient>;
 
 /// A connected server.
-pub struct Connection {
+pub struct ServerConnection {
     service: McpService,
     /// `None` for a server that is reached with HTTP.
     process: Option<ServerProcess>,
@@ -125,14 +126,14 @@ pub struct Connection {
     pub about: String,
 }
 
-impl Connection {
+impl ServerConnection {
     /// Starts or reaches a server and lists its tools.
     ///
     /// # Errors
     /// Why there is no connection, in words.
     pub async fn open(config: ServerConfig, trust: TlsTrust) -> Result<Self, String> {
         let news = Arc::new(News { has_new_tools: AtomicBool::new(false) });
-        let client = Client(Arc::clone(&news));
+        let client = McpClient(Arc::clone(&news));
         let (service, process) = match &config.transport {
             TransportConfig::Process(process) => client.start(process).await?,
             TransportConfig::Http(http) => {
@@ -235,6 +236,7 @@ impl Connection {
             Err(error) => {
                 let why = match &error {
                     ServiceError::TransportClosed => "the connection has ended".to_owned(),
+                    ServiceError::TransportSend(error) => words_of(&*error.error),
                     other => other.to_string(),
                 };
                 Err(CallFailure::Lost(with_last_words(why, self.process.as_mut()).await))
@@ -290,8 +292,16 @@ fn explained(error: &ClientInitializeError) -> String {
     match error {
         ClientInitializeError::JsonRpcError(error) => format!("it refuses: {}", error.message),
         ClientInitializeError::ConnectionClosed(_) => "the connection ended before it began".to_owned(),
-        ClientInitializeError::TransportError { error, .. } => error.error.to_string(),
+        ClientInitializeError::TransportError { error, .. } => words_of(&*error.error),
         other => other.to_string(),
+    }
+}
+
+/// Returns an error of a transport in few words.
+fn words_of(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+    match error.downcast_ref::<StreamableHttpError<HttpFailure>>() {
+        Some(StreamableHttpError::Client(failure)) => failure.to_string(),
+        _ => error.to_string(),
     }
 }
 

@@ -32,7 +32,7 @@ const MAX_EVENT: usize = 16 << 20;
 /// Characters of a server's refusal that are shown.
 const MAX_SHOWN: usize = 300;
 
-type Failure = StreamableHttpError<HttpFailure>;
+type McpHttpFailure = StreamableHttpError<HttpFailure>;
 
 /// Requests to one server.
 #[derive(Clone)]
@@ -77,7 +77,7 @@ impl McpHttp {
         body: String,
         session: Option<Arc<str>>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<HttpAnswer, Failure> {
+    ) -> Result<HttpAnswer, McpHttpFailure> {
         let mut request = Request::builder()
             .method(method)
             .uri(&self.path)
@@ -108,7 +108,7 @@ impl StreamableHttpClient for McpHttp {
         session: Option<Arc<str>>,
         _: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
+    ) -> Result<StreamableHttpPostResponse, McpHttpFailure> {
         let awaits_answer = matches!(message, ClientJsonRpcMessage::Request(_));
         let has_session = session.is_some();
         let answer = self.ask(Method::POST, serde_json::to_string(&message)?, session, headers).await?;
@@ -138,7 +138,7 @@ impl StreamableHttpClient for McpHttp {
         session: Arc<str>,
         _: Option<String>,
         headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), McpHttpFailure> {
         let answer = self.ask(Method::DELETE, String::new(), Some(session), headers).await?;
         match answer.status {
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportDeleteSession),
@@ -153,7 +153,7 @@ impl StreamableHttpClient for McpHttp {
         last_event: Option<String>,
         _: Option<String>,
         mut headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, McpHttpFailure> {
         if let Some(last) = last_event.and_then(|last| HeaderValue::from_str(&last).ok()) {
             headers
                 .insert(HeaderName::from_bytes(HEADER_LAST_EVENT_ID.as_bytes()).expect("a constant"), last);
@@ -169,7 +169,7 @@ impl StreamableHttpClient for McpHttp {
     }
 }
 
-fn broken(why: String) -> Failure {
+fn broken(why: String) -> McpHttpFailure {
     StreamableHttpError::Client(HttpFailure::Malformed(why))
 }
 
@@ -179,7 +179,7 @@ fn content_type(answer: &HttpAnswer) -> String {
 }
 
 /// Returns a refusal: the server's own message in the protocol, else an error with its status.
-async fn refused(answer: HttpAnswer) -> Result<StreamableHttpPostResponse, Failure> {
+async fn refused(answer: HttpAnswer) -> Result<StreamableHttpPostResponse, McpHttpFailure> {
     let status = answer.status;
     let text = answer.text().await.unwrap_or_default();
     if let Ok(message @ ServerJsonRpcMessage::Error(_)) = serde_json::from_str(&text) {

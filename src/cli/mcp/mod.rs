@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 
 pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
 use self::config::{McpConfig, ServerConfig, TransportConfig};
-use self::connection::{Connection, ServerTool};
+use self::connection::{ServerConnection, ServerTool};
 pub use self::permission::AllowedTool;
 use self::permission::Permissions;
 use super::error::{CommandError, Kind};
@@ -76,18 +76,18 @@ pub struct ToolServers {
 /// One server.
 struct ToolServer {
     config: ServerConfig,
-    state: ServerState,
+    state: ToolServerState,
 }
 
-enum ServerState {
-    Starting(JoinHandle<Result<Connection, String>>),
-    Ready(Box<Connection>),
+enum ToolServerState {
+    Starting(JoinHandle<Result<ServerConnection, String>>),
+    Ready(Box<ServerConnection>),
     /// It has ended or could not be started.
     Down(String),
 }
 
-impl ServerState {
-    fn connection(&self) -> Option<&Connection> {
+impl ToolServerState {
+    fn connection(&self) -> Option<&ServerConnection> {
         match self {
             Self::Ready(connection) => Some(connection),
             _ => None,
@@ -136,23 +136,25 @@ impl ToolServers {
         Ok(Some(servers))
     }
 
-    fn starting(&self, config: &ServerConfig) -> ServerState {
-        ServerState::Starting(self.runtime.spawn(Connection::open(config.clone(), self.trust.clone())))
+    fn starting(&self, config: &ServerConfig) -> ToolServerState {
+        ToolServerState::Starting(
+            self.runtime.spawn(ServerConnection::open(config.clone(), self.trust.clone())),
+        )
     }
 
     /// Waits until each server has started or failed. Returns the failures, in words.
     pub fn wait(&mut self, terminal: &Terminal) -> Vec<String> {
         let mut failures = Vec::new();
-        let is_starting = |server: &&mut ToolServer| matches!(server.state, ServerState::Starting(_));
+        let is_starting = |server: &&mut ToolServer| matches!(server.state, ToolServerState::Starting(_));
         for ToolServer { config, state } in self.servers.iter_mut().filter(is_starting) {
-            let ServerState::Starting(task) = state else { continue };
+            let ToolServerState::Starting(task) = state else { continue };
             terminal.status(&format!("starting MCP server {}", config.name));
             let opened = self.runtime.block_on(task).unwrap_or_else(|error| Err(error.to_string()));
             *state = match opened {
-                Ok(connection) => ServerState::Ready(Box::new(connection)),
+                Ok(connection) => ToolServerState::Ready(Box::new(connection)),
                 Err(why) => {
                     failures.push(format!("MCP server {}: {why}", config.name));
-                    ServerState::Down(why)
+                    ToolServerState::Down(why)
                 }
             };
         }
@@ -204,11 +206,11 @@ impl ToolServers {
         let mut rows = Vec::new();
         for ToolServer { config, state } in &self.servers {
             let about = match state {
-                ServerState::Starting(_) => "starting".to_owned(),
-                ServerState::Ready(connection) => {
+                ToolServerState::Starting(_) => "starting".to_owned(),
+                ToolServerState::Ready(connection) => {
                     format!("running, {}", counted(connection.tools.len(), "tool"))
                 }
-                ServerState::Down(why) => format!("down: {}", why.lines().next().unwrap_or_default()),
+                ToolServerState::Down(why) => format!("down: {}", why.lines().next().unwrap_or_default()),
             };
             let place =
                 match (&config.transport, state.connection().map(|connection| connection.about.as_str())) {
@@ -236,11 +238,11 @@ impl ToolServers {
     pub fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         for ToolServer { config, state } in &mut self.servers {
-            let ServerState::Ready(connection) = state else { continue };
+            let ToolServerState::Ready(connection) = state else { continue };
             let name = &config.name;
             if let Some(why) = self.runtime.block_on(connection.lost()) {
                 news.push(format!("MCP server {name}: {why}"));
-                let down = std::mem::replace(state, ServerState::Down(why));
+                let down = std::mem::replace(state, ToolServerState::Down(why));
                 self.runtime.block_on(ended(down));
                 continue;
             }
@@ -265,7 +267,7 @@ impl ToolServers {
             let error = CommandError::usage(format!("there is no MCP server {name}"));
             return Err(error.hint(format!("there are: {}", self.names().join(", "))));
         };
-        let before = std::mem::replace(&mut self.servers[at].state, ServerState::Down(String::new()));
+        let before = std::mem::replace(&mut self.servers[at].state, ToolServerState::Down(String::new()));
         self.runtime.block_on(ended(before));
         self.permissions.forget(name);
         self.servers[at].state = self.starting(&self.servers[at].config);
@@ -290,9 +292,9 @@ impl Drop for ToolServers {
 }
 
 /// Ends a server; one that is starting is dropped, which kills it.
-async fn ended(state: ServerState) {
+async fn ended(state: ToolServerState) {
     match state {
-        ServerState::Starting(task) => match task.is_finished() {
+        ToolServerState::Starting(task) => match task.is_finished() {
             true => {
                 if let Ok(Ok(connection)) = task.await {
                     connection.end().await;
@@ -300,7 +302,7 @@ async fn ended(state: ServerState) {
             }
             false => task.abort(),
         },
-        ServerState::Ready(connection) => connection.end().await,
-        ServerState::Down(_) => {}
+        ToolServerState::Ready(connection) => connection.end().await,
+        ToolServerState::Down(_) => {}
     }
 }

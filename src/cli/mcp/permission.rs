@@ -89,7 +89,7 @@ impl Permissions {
 
 /// A user's answer to the question before a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Consent {
+pub enum CallConsent {
     Once,
     Always,
     No,
@@ -97,7 +97,7 @@ pub enum Consent {
 
 pub const QUESTION: &str = "call it? y(es), n(o), a(lways this tool, until llmctl ends): ";
 
-impl Consent {
+impl CallConsent {
     /// Reads an answer; `None` for one that is none of the three, which is asked again.
     pub fn read(answer: &str) -> Option<Self> {
         match answer.trim().to_ascii_lowercase().as_str() {
@@ -158,12 +158,12 @@ mod tests {
         let long = "x".repeat(MAX_SHOWN + 7);
         assert!(shown(&long).ends_with("(7 more characters)"));
         for (typed, consent) in [
-            ("Y", Some(Consent::Once)),
-            ("a", Some(Consent::Always)),
-            ("", Some(Consent::No)),
+            ("Y", Some(CallConsent::Once)),
+            ("a", Some(CallConsent::Always)),
+            ("", Some(CallConsent::No)),
             ("yess", None),
         ] {
-            assert_eq!(Consent::read(typed), consent, "{typed}");
+            assert_eq!(CallConsent::read(typed), consent, "{typed}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The process of a server: started without a shell in a process group of its own, its last words kept, ended in steps.
 //!
-//! Invariants: a server outlives llmctl's orderly end in no case, and an end by a signal only if it is stuck in the kernel; nobody
-//! signals a process group whose leader has been waited for, because its number may belong to another.
+//! Invariants: no server outlives llmctl: an orderly end waits for it, a signal ends its group, and on Linux the kernel kills it where
+//! llmctl is killed; nobody signals a process group whose leader has been waited for, because its number may belong to another.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -14,6 +14,8 @@ use tokio::time::sleep;
 
 use super::config::{PASSED_ON, ProcessConfig};
 use crate::cli::signal::Companion;
+#[cfg(unix)]
+use crate::runtime::worker::process::end_with_parent;
 
 /// Time that a server has to end after its input has ended, and again after SIGTERM.
 const GRACE: Duration = Duration::from_secs(1);
@@ -50,7 +52,7 @@ impl ServerProcess {
             command.current_dir(cwd);
         }
         #[cfg(unix)]
-        command.process_group(0);
+        end_with_parent(command.as_std_mut());
         let mut child = command.spawn()?;
         let companion = child.id().map(Companion::of_group);
         let (Some(stdin), Some(stdout), Some(stderr)) =
@@ -68,7 +70,7 @@ impl ServerProcess {
         if !self.has_exited() {
             return None;
         }
-        self.signal(Ending::Kill);
+        self.signal(EndSignal::Kill);
         self.companion = None; // before its number is free for another process
         self.child.try_wait().ok().flatten()
     }
@@ -83,7 +85,7 @@ impl ServerProcess {
 
     /// Ends the server, whose input has been closed: it is waited for, asked by SIGTERM, and killed.
     pub async fn end(mut self) {
-        for ending in [None, Some(Ending::Terminate)] {
+        for ending in [None, Some(EndSignal::Terminate)] {
             if let Some(ending) = ending {
                 self.signal(ending);
             }
@@ -92,7 +94,7 @@ impl ServerProcess {
                 sleep(POLL).await;
             }
         }
-        self.signal(Ending::Kill); // also what an orderly server has left running
+        self.signal(EndSignal::Kill); // also what an orderly server has left running
         self.companion = None;
         let _ = self.child.wait().await; // it has been killed
     }
@@ -101,12 +103,12 @@ impl ServerProcess {
 /// A server that is dropped instead of ended is killed with its group.
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        self.signal(Ending::Kill);
+        self.signal(EndSignal::Kill);
     }
 }
 
 #[derive(Clone, Copy)]
-enum Ending {
+enum EndSignal {
     Terminate,
     Kill,
 }
@@ -122,13 +124,13 @@ impl ServerProcess {
     }
 
     /// Signals the group of a process that has not been waited for.
-    fn signal(&self, ending: Ending) {
+    fn signal(&self, ending: EndSignal) {
         use rustix::process::{Pid, Signal, kill_process_group};
         let group =
             self.companion.as_ref().and(self.child.id()).and_then(|id| Pid::from_raw(id.cast_signed()));
         let signal = match ending {
-            Ending::Terminate => Signal::TERM,
-            Ending::Kill => Signal::KILL,
+            EndSignal::Terminate => Signal::TERM,
+            EndSignal::Kill => Signal::KILL,
         };
         if let Some(group) = group {
             let _ = kill_process_group(group, signal); // it may have ended just now
@@ -142,8 +144,8 @@ impl ServerProcess {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    fn signal(&mut self, ending: Ending) {
-        if matches!(ending, Ending::Kill) {
+    fn signal(&mut self, ending: EndSignal) {
+        if matches!(ending, EndSignal::Kill) {
             let _ = self.child.start_kill(); // it may have ended just now
         }
     }
@@ -160,7 +162,8 @@ async fn keep_words(mut stream: impl AsyncRead + Unpin, words: Arc<Mutex<Vec<u8>
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
 

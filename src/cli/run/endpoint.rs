@@ -171,7 +171,7 @@ impl EndpointExtras {
 }
 
 /// Takes a finished answer: keeps it, runs its calls, and returns the messages of the next request, if there is one to come.
-type AfterAnswer<'a> = dyn FnMut(
+type AfterMessages<'a> = dyn FnMut(
         &Generated,
         &mut Report<'_, StdoutLock<'static>>,
         &Graceful,
@@ -184,7 +184,7 @@ fn answer(
     asked: &EndpointExtras,
     messages: Vec<Message>,
     args: &RunArgs,
-    after: &mut AfterAnswer<'_>,
+    after: &mut AfterMessages<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     let settings = asked.request(&[], args)?;
