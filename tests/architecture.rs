@@ -53,7 +53,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["run"],
     &["sessions"],
     &["load"],
-    &["doctor", "endpoint", "pull", "resume", "running", "starter"],
+    &["doctor", "endpoint", "mcp", "pull", "resume", "running", "starter"],
     &["quantize"],
     &["download"],
     &["config_cmd", "man", "models", "workers"],
@@ -68,6 +68,7 @@ const CLI_LAYERS: &[&[&str]] = &[
 /// Inside cli::chat.
 const CHAT_LAYERS: &[&[&str]] = &[
     &["actions"],
+    &["compare"],
     &["turn"],
     &["context_limit", "tool_calls"],
     &["session"],

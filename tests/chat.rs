@@ -35,7 +35,7 @@ fn command(place: &Place, more: &[&str]) -> Command {
 }
 
 /// A chat in a terminal.
-struct Term {
+pub struct Term {
     session: terminal::Session,
     seen: String,
 }
@@ -45,19 +45,19 @@ impl Term {
         Self::of(command(place, more), 100)
     }
 
-    fn of(command: Command, columns: u16) -> Self {
+    pub fn of(command: Command, columns: u16) -> Self {
         let mut term = Self::open(command, columns);
         term.prompt();
         term
     }
 
-    fn open(command: Command, columns: u16) -> Self {
+    pub fn open(command: Command, columns: u16) -> Self {
         let mut session = terminal::spawn(command, columns).expect("a terminal");
         session.set_expect_timeout(Some(PATIENCE));
         Self { session, seen: String::new() }
     }
 
-    fn expect(&mut self, text: &str) -> String {
+    pub fn expect(&mut self, text: &str) -> String {
         match self.session.expect(text) {
             Ok(found) => {
                 let bytes = [found.before(), found.get(0).unwrap_or_default()].concat();
@@ -75,16 +75,16 @@ impl Term {
     }
 
     /// Waits for the prompt with its meter.
-    fn prompt(&mut self) -> String {
+    pub fn prompt(&mut self) -> String {
         self.expect("/2,048 > ")
     }
 
-    fn send(&mut self, text: &str) {
+    pub fn send(&mut self, text: &str) {
         self.session.send(text).expect("the terminal takes it");
     }
 
     /// Types a line and waits for this, and for the next prompt.
-    fn line(&mut self, line: &str, expected: &str) -> String {
+    pub fn line(&mut self, line: &str, expected: &str) -> String {
         self.send(&format!("{line}\r"));
         // What is typed comes back with every key: the end of the line is what counts.
         let echoed = self.expect("\r\n");
@@ -98,13 +98,13 @@ impl Term {
         self.line(text, "")
     }
 
-    fn leave(mut self) -> String {
+    pub fn leave(mut self) -> String {
         self.send("/exit\r");
         self.end()
     }
 
     /// Waits for the end, with exit code 0.
-    fn end(mut self) -> String {
+    pub fn end(mut self) -> String {
         self.ended(0)
     }
 
@@ -518,6 +518,8 @@ fn tools_are_declared_and_listed() {
     term.line("/tools tools.toml", "tools: now; each asks before it runs");
     term.line("/tools", "asks before it runs");
     term.line("/tools off", "tools: off");
+    term.line("/mcp", "no MCP servers; --mcp-config FILE names some");
+    term.line("/mcp start", "expected nothing or restart NAME");
     term.leave();
 }
 
@@ -581,6 +583,33 @@ fn a_tool_runs_when_the_user_agrees_and_its_result_is_answered() {
     let alone = finish(scripted(&place, &["--tools", "tools.toml"]), "use the tool\n");
     alone.check(0, "not run: a tool runs only with your consent");
     assert_eq!(alone.stdout, format!("{PLAIN}\n"));
+}
+
+#[test]
+fn another_models_answer_stands_beside_the_first_and_changes_nothing() {
+    let place = Place::new();
+    scripted::write(&place.path("other"));
+    let mut term = Term::of(scripted(&place, &[]), 100);
+    term.line("/compare", "/compare: expected a model");
+    term.line("/compare other", "/compare: there is no answer yet");
+    term.say("hello");
+    let shown = term.line("/compare other", "(not part of the conversation");
+    let row = shown.lines().find(|line| line.contains(PLAIN)).expect("a row");
+    assert_eq!(row.matches(PLAIN).count(), 2, "side by side: {shown}");
+    assert!(shown.contains("model (1 token") && shown.contains("other (1 token"), "{shown}");
+    term.line("/compare nowhere/none", "nowhere/none");
+    assert_eq!(turns(&place, "t").len(), 1);
+    // Both stay loaded: changing to and fro loads nothing.
+    term.line("/model other", "model other");
+    std::fs::remove_dir_all(place.path("model")).expect("the first one's files");
+    term.line("/model model", "model model");
+    term.line("use the tool", PLAIN);
+    term.line("/compare other", "(not part of the conversation");
+    term.leave();
+
+    let ran = finish(scripted(&place, &[]), "code\n/compare other\n");
+    assert_eq!(ran.check(0, "other:\n").stdout, format!("{CODE}\n{CODE}\n"));
+    assert!(ran.stderr.contains("; other: 1 token"), "{}", ran.stderr);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! here. What is not available there is refused by name, no finished turn is lost, and the key is nowhere but in the request.
 
 mod choice;
-mod fake;
+pub mod fake;
 
 use std::fs;
 use std::path::Path;
@@ -121,6 +121,23 @@ fn a_chat_is_saved_as_text_and_continues_at_its_endpoint() {
     let ran = place.run(&["run", "--session", "s", "fourth"]);
     assert_eq!(ran.check(0, "continuing session s (2 turns)").stdout, "four\n");
     assert_eq!(fake.asked()[3].messages().len(), 6);
+}
+
+#[test]
+fn other_models_of_an_endpoint_are_compared() {
+    let deeds = ["one", "two", "three", "four"].map(|text| saying(&[text]));
+    let (place, fake) = (Place::new(), FakeServer::with_models(&[("tiny", "x"), ("big", "x")], deeds));
+    let flags = ["--endpoint", fake.url.as_str(), "--model", "tiny", "--session", "s"];
+    let lines = format!("first\n/compare big\n/compare {}/v1#tiny\nsecond\n", fake.url);
+    let ran = chat(&place, &flags, &lines);
+    assert_eq!(ran.check(0, "tiny: 3 tokens").stdout, "one\ntwo\nthree\nfour\n");
+    assert_eq!(fake.asked()[1].messages(), pairs(&[("user", "first")]));
+    assert_eq!(
+        (&fake.asked()[1].body["model"], &fake.asked()[2].body["model"]),
+        (&json!("big"), &json!("tiny"))
+    );
+    let last = [("user", "first"), ("assistant", "one"), ("user", "second")];
+    assert_eq!((fake.asked()[3].messages(), answers(&place, "s").len()), (pairs(&last), 2));
 }
 
 #[test]

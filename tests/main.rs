@@ -44,6 +44,7 @@ mod kv_types;
 mod load_options;
 mod loading;
 mod mamba_gguf;
+mod mcp;
 mod mixtral_gguf;
 mod model_serving;
 mod number_types;

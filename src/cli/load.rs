@@ -38,7 +38,7 @@ use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
 use crate::runtime::{
-    Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Sampling, Speculation,
+    Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Notice, Sampling, Speculation,
 };
 use crate::template::TemplateError;
 pub use loaded::{Loaded, ModelInfo, PreparedTexts};
@@ -124,6 +124,20 @@ fn connected(
         Ok(llm)
     });
     opened.map_err(|why| terminal.note(format!("--connect: {why}; the model is loaded here"))).ok()
+}
+
+/// Returns whether a model fits into the memory that is left, with the context that it has by itself. One that cannot be found or
+/// read does not: [`load`] says why.
+pub fn fits_beside(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> bool {
+    let fits = || {
+        let resolved = resolve(args, terminal)?;
+        let files = ModelFiles::open(&resolved.source)?;
+        let mut notices = Vec::new();
+        load::context_length(&files, &options(args, asked, terminal)?, &mut notices)?;
+        let is_limited = notices.iter().any(|notice| matches!(notice, Notice::ContextLimited { .. }));
+        Ok::<_, CommandError>(!is_limited)
+    };
+    args.remote.engine.is_empty() && fits().unwrap_or(false)
 }
 
 /// Loads the files of a model and of its draft model, with a progress bar.

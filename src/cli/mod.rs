@@ -26,6 +26,7 @@ pub mod input;
 pub mod launch;
 pub mod load;
 pub mod man;
+pub mod mcp;
 pub mod models;
 pub mod origin;
 pub mod output;

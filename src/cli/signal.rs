@@ -3,8 +3,8 @@
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled
 //! one does in a shell. Inside, the first signal is recorded for the loop to see and the second ends the
 //! process; in a conversation no SIGINT does. A signal that was ignored when llmctl started (nohup, a
-//! script's background job) stays ignored. The terminal's modes are restored before the process ends. Knows
-//! nothing of the work that is stopped.
+//! script's background job) stays ignored. The terminal's modes are restored and process groups of
+//! [`Companion`]s are ended before the process ends. Knows nothing of the work that is stopped.
 
 #[cfg(unix)]
 use std::io::Read;
@@ -32,9 +32,42 @@ static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 #[cfg(unix)]
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
+/// Process groups that end with this process when a signal ends it; 0 where there is none.
+static COMPANIONS: [AtomicI32; 64] = [const { AtomicI32::new(0) }; 64];
+
+/// Milliseconds that they have after SIGTERM.
+#[cfg(unix)]
+const COMPANION_GRACE_MS: libc::c_int = 200;
+
 /// Two signals closer than this count as one: `timeout` signals the process and then its whole group.
 #[cfg(unix)]
 const SAME_WISH_MS: i64 = 200;
+
+/// While it exists, a signal that ends this process ends a process group too. Its holder drops it before it waits for the leader.
+#[derive(Debug)]
+pub struct Companion {
+    group: i32,
+}
+
+impl Companion {
+    /// Returns the companion for a process group. Without room in the table, an orderly end is the only one that it gets.
+    pub fn of_group(leader: u32) -> Self {
+        let group = i32::try_from(leader).unwrap_or(0);
+        let free =
+            |slot: &&AtomicI32| slot.compare_exchange(0, group, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let _ = COMPANIONS.iter().find(free); // as said
+        Self { group }
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        let taken = |slot: &&AtomicI32| {
+            slot.compare_exchange(self.group, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        let _ = COMPANIONS.iter().find(taken); // one without room has none
+    }
+}
 
 /// While it exists, the first signal is left to the holder. At most one exists.
 #[derive(Debug)]
@@ -158,8 +191,24 @@ extern "C" fn on_signal(number: libc::c_int) {
         wake();
     } else if is_abrupt || now - RECEIVED_AT_MS.load(Ordering::SeqCst) > SAME_WISH_MS {
         tty::restore();
+        end_companions();
         // SAFETY: `_exit` is async-signal-safe and does not return.
         unsafe { libc::_exit(128 + number) }
+    }
+}
+
+/// Ends the process groups of companions: asks them, waits a little, and kills them. Async-signal-safe.
+#[cfg(unix)]
+fn end_companions() {
+    let signal_all = |number| {
+        let groups = COMPANIONS.iter().map(|slot| slot.load(Ordering::SeqCst)).filter(|group| *group > 1);
+        // SAFETY: async-signal-safe; a group that has ended is no harm, because its companion is dropped before its number is free.
+        groups.map(|group| unsafe { libc::kill(-group, number) }).filter(|sent| *sent == 0).count()
+    };
+    if signal_all(libc::SIGTERM) > 0 {
+        // SAFETY: async-signal-safe; it watches no descriptor.
+        unsafe { libc::poll(std::ptr::null_mut(), 0, COMPANION_GRACE_MS) };
+        signal_all(libc::SIGKILL);
     }
 }
 

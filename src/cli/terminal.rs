@@ -63,10 +63,11 @@ impl Terminal {
 
     /// Starts the engine's log, filtered by LLMCTL_LOG or else `-v`.
     pub fn start_log(&self) {
+        // What goes wrong with an MCP server is said in llmctl's own words.
         let level = match (self.quiet, self.verbose) {
-            (true, _) => "error",
-            (_, 0) => "warn",
-            (_, 1) => "llmctl=info,warn",
+            (true, _) => "error,rmcp=off",
+            (_, 0) => "warn,rmcp=off",
+            (_, 1) => "llmctl=info,warn,rmcp=off",
             (_, 2) => "llmctl=debug,info",
             _ => "trace",
         };

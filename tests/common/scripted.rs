@@ -20,8 +20,6 @@ pub const ENDLESS: &str =
 /// Tokens of reasoning: `w1 `, `w2 ` and so on.
 pub const NUM_THOUGHTS: usize = 20;
 
-const CALL: &str = "\n{\"name\": \"now\", \"arguments\": {\"zone\": \"UTC\"}}\n";
-
 const TEMPLATE: &str = r#"{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(go='', opens='') %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.opens = '<think>' if 'opened' in m.content else '' %}{% set ns.go = '<go-tool>' if 'tool' in m.content else '<go-code>' if 'code' in m.content else '<go-endless>' if 'endless' in m.content else '<go-think>' if 'stubborn' in m.content or 'think' in m.content and enable_thinking is not false else '' %}{% elif m.role == 'tool' %}{% set ns.opens = '' %}{% set ns.go = '' %}{% endif %}<|im_start|>{{ m.role }}
 {% if m.role == 'assistant' %}{{ ns.go }}{% endif %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls %}<tool_call>
 {"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
@@ -40,6 +38,12 @@ const END_TOOL_CALL: usize = 8;
 
 /// Writes the model into a folder.
 pub fn write(folder: &Path) {
+    write_calling(folder, "now");
+}
+
+/// Writes the model, which calls the tool of this name with a zone, into a folder.
+pub fn write_calling(folder: &Path, tool: &str) {
+    let call = format!("\n{{\"name\": \"{tool}\", \"arguments\": {{\"zone\": \"UTC\"}}}}\n");
     std::fs::create_dir_all(folder).expect("a folder");
     let source = format!("{}/tests/parity/llama", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(format!("{source}/tokenizer.json")).expect("a tokenizer");
@@ -50,7 +54,7 @@ pub fn write(folder: &Path) {
         added.push(text.to_owned());
         first + added.len() - 1
     };
-    let (plain, thought, code, call) = (id_of(PLAIN), id_of(THOUGHT), id_of(CODE), id_of(CALL));
+    let (plain, thought, code, call) = (id_of(PLAIN), id_of(THOUGHT), id_of(CODE), id_of(&call));
     let thoughts: Vec<usize> = (1..=NUM_THOUGHTS).map(|n| id_of(&format!("w{n} "))).collect();
     let (go_tool, go_code, go_think) = (id_of("<go-tool>"), id_of("<go-code>"), id_of("<go-think>"));
     let (go_endless, endless) = (id_of("<go-endless>"), id_of(ENDLESS));

@@ -53,8 +53,10 @@ pub enum CommandId {
     Export,
     Copy,
     Model,
+    Compare,
     Json,
     Tools,
+    Mcp,
 }
 
 /// One command.
@@ -145,10 +147,14 @@ pub const TABLE: &[ChatCommand] = table![
         "Copy the last answer, or its last block of code, to the clipboard";
     "model" [] Some("[REF]"), ArgumentKind::Model, CommandId::Model,
         "Show the model, or continue with another";
+    "compare" [] Some("REF"), ArgumentKind::Model, CommandId::Compare,
+        "Answer the last message with another model, beside the first answer; nothing of it is kept";
     "json" [] Some("[SCHEMA|off]"), ArgumentKind::Path, CommandId::Json,
         "Make answers JSON that satisfies a schema: a file, the schema itself, or `object`";
     "tools" [] Some("[FILE|off]"), ArgumentKind::Path, CommandId::Tools,
         "Show the tools, or declare them from a TOML file";
+    "mcp" [] Some("[restart NAME]"), ArgumentKind::Words(&["restart"]), CommandId::Mcp,
+        "Show the MCP servers and their tools, or start a server anew";
 ];
 
 /// Returns the command of this name, with or without its slash.

@@ -341,7 +341,7 @@ impl Chat<'_> {
     ) -> Result<(), CommandError> {
         let chat_tokenizer = self.model.needed_for("/compact")?.texts().chat_tokenizer();
         let kwargs = self.template_variables();
-        let tools = self.state.tool_definitions();
+        let tools = self.tool_definitions();
         let conversation =
             Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
         let turn = self.state.session_chat.prompt(chat_tokenizer, conversation)?;

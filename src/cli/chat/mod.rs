@@ -7,6 +7,7 @@
 
 mod actions;
 pub(in crate::cli) mod command;
+mod compare;
 mod complete;
 mod context_limit;
 mod input;
@@ -28,6 +29,7 @@ use clap::Args;
 
 use super::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
+use super::mcp::McpArgs;
 use super::places::Places;
 use super::report::counted;
 use super::run::prompt::read_prompt_file;
@@ -52,6 +54,9 @@ pub struct ChatArgs {
 
     #[command(flatten)]
     pub screen: ScreenArgs,
+
+    #[command(flatten)]
+    pub mcp: McpArgs,
 
     #[command(flatten)]
     pub model: ModelArgs,
@@ -138,6 +143,7 @@ Examples:
   llmctl chat --session trip --system \"Be brief.\"
   llmctl chat -c
   llmctl chat --prompt-file notes.md --tools tools.toml
+  llmctl chat --model MODEL --mcp-config mcp.json --allow-tool files__read_file
   llmctl chat --endpoint https://api.openai.com/v1 --endpoint-key-env OPENAI_API_KEY --model gpt-4o-mini
   llmctl chat --endpoint http://127.0.0.1:11434 --model llama3.2
   printf 'My name is Ada.\\nWhat is my name?\\n' | llmctl chat --ephemeral
@@ -185,6 +191,15 @@ command beside the file begins with ./ and the timeout is in seconds. Each call 
   type = \"object\"
   properties = { city = { type = \"string\" } }
   required = [\"city\"]
+
+MCP servers:
+  --mcp-config reads the JSON of other clients. The model calls their tools as SERVER__TOOL, and each call is shown and asked \
+for, unless --allow-tool names it; without a terminal it is refused. /mcp lists servers and tools. A server gets the variables \
+of its \"env\" and those that programs need to start, no keys.
+
+  {\"mcpServers\": {
+    \"files\": {\"command\": \"npx\", \"args\": [\"-y\", \"@modelcontextprotocol/server-filesystem\", \"/home/me/notes\"]},
+    \"web\": {\"url\": \"https://host/mcp\", \"headers\": {\"Authorization\": \"Bearer ${TOKEN}\"}}}}
 
 Exit codes:
   0    success, also when the reader of stdout went away
@@ -234,6 +249,7 @@ fn converse(chat: &mut Chat<'_>, opening: Option<String>) -> Result<Exit, Comman
             Effect::Edit(text) => text,
             Effect::Prompt => String::new(),
         };
+        chat.tell_news();
         chat.ui.graceful.wait(chat.ui.is_interactive());
         let line = chat.read(&initial)?;
         let was_leaving = std::mem::take(&mut is_leaving);

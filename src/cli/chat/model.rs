@@ -10,6 +10,7 @@ use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::cli::think::Thinking;
 use crate::runtime::load::GenerationDefaults;
+use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::{EngineClient, EngineSessionName, Error, Frontend, Grammar, GrammarSource, Notice};
 use crate::template::TemplateError;
@@ -37,6 +38,22 @@ pub enum NextModel {
     There(EndpointChoice),
 }
 
+/// A model that is loaded and does not answer.
+struct SpareModel {
+    args: ModelArgs,
+    /// Its sessions' KV is saved.
+    is_saved: bool,
+    llm: Box<Loaded>,
+}
+
+impl SpareModel {
+    /// Returns whether it is the model that these arguments name.
+    fn is(&self, args: &ModelArgs, is_saved: bool) -> bool {
+        let reference = |args: &ModelArgs| args.model.clone().unwrap_or_else(|| GUIDE.name.to_owned());
+        self.is_saved == is_saved && reference(&self.args) == reference(args)
+    }
+}
+
 /// The model of a chat.
 pub struct ChatModel {
     /// `None` only while another model is loaded, and after that has failed.
@@ -47,6 +64,8 @@ pub struct ChatModel {
     /// The user's last choice in the chat, which sessions that are loaded later keep to. The address is not put among the arguments
     /// of the endpoint, because the key would go there.
     named: Option<NextModel>,
+    /// A second model in memory: the one that answered before, or that of /compare.
+    spare: Option<SpareModel>,
     pub throughput: ThroughputEstimate,
 }
 
@@ -68,7 +87,15 @@ impl ChatModel {
             None => Answerer::Loaded(Box::new(load_llm(&args, &engine, is_saved, terminal)?)),
         };
         let throughput = ThroughputEstimate::of(&answerer.fingerprint().fingerprint, places.state.clone());
-        Ok(Self { answerer: Some(answerer), args, engine, endpoint_args, named: None, throughput })
+        Ok(Self {
+            answerer: Some(answerer),
+            args,
+            engine,
+            endpoint_args,
+            named: None,
+            spare: None,
+            throughput,
+        })
     }
 
     /// Takes another model in place of this one; if that fails, this one answers again, and the failure is inside.
@@ -84,7 +111,7 @@ impl ChatModel {
     ) -> Result<Option<CommandError>, CommandError> {
         let failure = match next {
             NextModel::Here(reference) => self.change_here(reference, is_saved, terminal)?,
-            NextModel::There(choice) => match choice.connect(&self.endpoint_args, terminal) {
+            NextModel::There(choice) => match self.connect(choice, terminal) {
                 Ok(endpoint) => {
                     self.answerer = Some(Answerer::Endpoint(Box::new(endpoint)));
                     None
@@ -103,25 +130,76 @@ impl ChatModel {
         terminal: &Terminal,
     ) -> Result<Option<CommandError>, CommandError> {
         let before = self.args.clone();
-        // Two models rarely fit into memory together, so this one is dropped first.
-        let left = self.answerer.take().filter(|answerer| matches!(answerer, Answerer::Endpoint(_)));
-        self.args.model = Some(reference.to_owned());
-        match load_llm(&self.args, &self.engine, is_saved, terminal) {
+        let next = ModelArgs { model: Some(reference.to_owned()), ..before.clone() };
+        if let Some(spare) = self.spare.take_if(|spare| spare.is(&next, is_saved)) {
+            self.set_aside(is_saved);
+            (self.args, self.answerer) = (next, Some(Answerer::Loaded(spare.llm)));
+            return Ok(None);
+        }
+        self.spare = None;
+        let has_room = load::fits_beside(&next, self.engine.resolve(is_saved), terminal);
+        // This one is dropped first, unless both fit into memory. An endpoint takes none.
+        let is_kept = has_room || self.endpoint().is_some();
+        let left = self.answerer.take().filter(|_| is_kept);
+        match load_llm(&next, &self.engine, is_saved, terminal) {
             Ok(llm) => {
-                self.answerer = Some(Answerer::Loaded(Box::new(llm)));
+                self.answerer = left;
+                self.set_aside(is_saved);
+                (self.args, self.answerer) = (next, Some(Answerer::Loaded(Box::new(llm))));
                 Ok(None)
             }
             Err(error) => {
-                self.args = before;
                 self.answerer = Some(match left {
-                    Some(endpoint) => endpoint,
-                    None => {
-                        Answerer::Loaded(Box::new(load_llm(&self.args, &self.engine, is_saved, terminal)?))
-                    }
+                    Some(answerer) => answerer,
+                    None => Answerer::Loaded(Box::new(load_llm(&before, &self.engine, is_saved, terminal)?)),
                 });
                 Ok(Some(error))
             }
         }
+    }
+
+    /// Makes the model that is loaded here the second one.
+    fn set_aside(&mut self, is_saved: bool) {
+        if let Some(Answerer::Loaded(llm)) = self.answerer.take() {
+            self.spare = Some(SpareModel { args: self.args.clone(), is_saved, llm });
+        }
+    }
+
+    /// Connects to a model of an endpoint.
+    ///
+    /// # Errors
+    /// As [`EndpointChoice::connect`].
+    pub fn connect(
+        &self,
+        choice: &EndpointChoice,
+        terminal: &Terminal,
+    ) -> Result<ChatEndpoint, CommandError> {
+        choice.connect(&self.endpoint_args, terminal)
+    }
+
+    /// Loads a second model beside the one that answers; one that is loaded already stays.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded, e.g. that it does not fit into memory beside the first.
+    pub fn load_beside(
+        &mut self,
+        reference: &str,
+        is_saved: bool,
+        terminal: &Terminal,
+    ) -> Result<(), CommandError> {
+        let args = ModelArgs { model: Some(reference.to_owned()), ..self.args.clone() };
+        if self.spare.as_ref().is_some_and(|spare| spare.is(&args, is_saved)) {
+            return Ok(());
+        }
+        self.spare = None;
+        let llm = Box::new(load_llm(&args, &self.engine, is_saved, terminal)?);
+        self.spare = Some(SpareModel { args, is_saved, llm });
+        Ok(())
+    }
+
+    /// Returns the second model.
+    pub fn beside(&self) -> Option<&Loaded> {
+        self.spare.as_ref().map(|spare| &*spare.llm)
     }
 
     /// Returns the source of answers.

@@ -21,6 +21,7 @@ use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{self, EndpointChoice};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::input::read_file;
+use crate::cli::mcp::ToolServers;
 use crate::cli::places::{KeptFiles, Places};
 use crate::cli::resume;
 use crate::cli::run::note_system;
@@ -44,6 +45,10 @@ pub struct Chat<'a> {
     pub state: ChatState,
     pub ui: Ui<'a>,
     pub model: ChatModel,
+    /// MCP servers, if there are any.
+    pub servers: Option<ToolServers>,
+    /// Answers in a row whose calls are run.
+    pub max_rounds: u32,
     pub places: &'a Places,
 }
 
@@ -78,7 +83,8 @@ impl<'a> Chat<'a> {
             None => {}
         }
         let input = LineInput::open(terminal, places.state.as_deref())?;
-        let ChatArgs { model, engine, endpoint, screen, session, .. } = args;
+        let servers = ToolServers::begin(&args.mcp, terminal)?;
+        let ChatArgs { model, engine, endpoint, screen, session, mcp, .. } = args;
         if choice.is_some() {
             endpoint::check_flags(&endpoint)?;
         }
@@ -105,7 +111,9 @@ impl<'a> Chat<'a> {
             has_warned: false,
         };
         let ui = Ui { terminal, input, graceful: Graceful::begin_conversation(), is_plain: screen.plain };
-        let mut chat = Self { state, ui, model, places };
+        let max_rounds = mcp.max_tool_rounds;
+        let mut chat = Self { state, ui, model, servers, max_rounds, places };
+        chat.greet_servers()?;
         let resumed = chat.open(opened, wanted, &fingerprint)?;
         chat.state.think.check(&chat.model.thinking()).map_err(bad_think)?;
         chat.check_endpoint()?;
@@ -227,12 +235,8 @@ impl<'a> Chat<'a> {
         let Some(llm) = self.model.here() else { return Ok(self.state.session_chat.addressed(messages)) };
         let chat_tokenizer = llm.texts().chat_tokenizer();
         let kwargs = self.template_variables();
-        let conversation = Conversation {
-            messages,
-            tools: self.state.tool_definitions(),
-            kwargs,
-            ..Conversation::default()
-        };
+        let conversation =
+            Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
         Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
     }
 
@@ -249,6 +253,9 @@ impl<'a> Chat<'a> {
         if self.model.is_loaded()
             && let Some(llm) = self.model.here()
         {
+            llm.settle(self.ui.terminal);
+        }
+        if let Some(llm) = self.model.beside() {
             llm.settle(self.ui.terminal);
         }
     }
@@ -337,6 +344,7 @@ impl Chat<'_> {
     /// Loads another model in place of this one; if that fails, this one is loaded again.
     pub fn change_model(&mut self, next: &NextModel) -> Result<(), CommandError> {
         let is_saved = self.state.keeping != SavePlace::Nowhere;
+        self.model.close_session(&self.state.engine_name());
         let failure = self.model.change(next, is_saved, self.ui.terminal, self.places)?;
         let model = self.model.fingerprint();
         let session_chat = std::mem::replace(&mut self.state.session_chat, SessionChat::new(model.clone()));

@@ -1,8 +1,6 @@
 //! The state of a chat that needs neither a terminal nor a model: the conversation, where it is kept, and what the user has
 //! set.
 
-use serde_json::Value;
-
 use super::settings::ChatSettings;
 use super::shortened;
 use super::tools::Toolbox;
@@ -128,11 +126,6 @@ impl ChatState {
     /// Ends the editing of an earlier message.
     pub fn forget_edit(&mut self) {
         self.editing = None;
-    }
-
-    /// Returns the tools as templates take them.
-    pub fn tool_definitions(&self) -> Vec<Value> {
-        self.toolbox.as_ref().map(Toolbox::definitions).unwrap_or_default()
     }
 
     /// Keeps a copy of the conversation before a command takes turns away. Returns the branch that holds it, if it is saved.

@@ -1,4 +1,4 @@
-//! Runs the tool calls of an answer, each with the user's consent.
+//! Runs the tool calls of an answer, each with the user's consent: commands of `--tools`, and tools of MCP servers.
 //!
 //! Invariant: nothing runs that the user has not agreed to, once or for the chat.
 
@@ -7,18 +7,68 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::session::Chat;
-use super::tools::{ChatTool, STOPPED};
+use super::tools::{ChatTool, STOPPED, Toolbox};
 use super::{counted, on_one_line, shortened};
 use crate::cli::error::CommandError;
+use crate::cli::mcp::{CallDesk, ToolServers, result_message};
 use crate::runtime::turn::{Answer, AnsweredCall};
-use crate::template::{Message, Role};
+use crate::template::Message;
 
+/// The tools of MCP servers.
+impl Chat<'_> {
+    /// Waits for the servers, and says which did not start.
+    ///
+    /// # Errors
+    /// A tool of `--tools` with the name of a server's.
+    pub fn greet_servers(&mut self) -> Result<(), CommandError> {
+        let Some(servers) = &mut self.servers else { return Ok(()) };
+        servers.wait(self.ui.terminal).iter().for_each(|failure| self.ui.terminal.warn(failure));
+        servers.check_permissions(self.ui.terminal);
+        let here = self.model.here();
+        if let Some(notice) = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools()) {
+            self.ui.terminal.warn(notice);
+        }
+        self.state.toolbox.as_ref().map_or(Ok(()), |toolbox| self.check_names(toolbox))
+    }
+
+    /// Refuses tools whose names are those of MCP servers' tools.
+    ///
+    /// # Errors
+    /// A usage error that names the first.
+    pub fn check_names(&self, toolbox: &Toolbox) -> Result<(), CommandError> {
+        let is_theirs =
+            |tool: &&ChatTool| self.servers.as_ref().is_some_and(|servers| servers.has(&tool.name));
+        match toolbox.tools.iter().find(is_theirs) {
+            Some(tool) => {
+                let message =
+                    format!("{}: {} is the name of an MCP server's tool", toolbox.path.display(), tool.name);
+                Err(CommandError::usage(message))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Says which servers have ended or changed their tools.
+    pub fn tell_news(&mut self) {
+        let news = self.servers.as_mut().map(ToolServers::news).unwrap_or_default();
+        news.iter().for_each(|news| self.ui.terminal.warn(news));
+    }
+
+    /// Returns all tools as templates and APIs have them.
+    pub fn tool_definitions(&self) -> Vec<Value> {
+        let own = self.state.toolbox.as_ref().map(Toolbox::definitions).unwrap_or_default();
+        let theirs = self.servers.as_ref().map(ToolServers::definitions).unwrap_or_default();
+        own.into_iter().chain(theirs).collect()
+    }
+}
+
+/// Calls.
 impl Chat<'_> {
     /// Runs the calls of an answer, as far as the user agrees. Returns the messages with their results, `None` if nothing is to
     /// be run.
     pub fn run_tools(&mut self, answer: &Answer) -> Result<Option<Vec<Message>>, CommandError> {
         let (calls, to_run) = (&answer.tool_calls, answer.calls_to_run());
-        if calls.is_empty() || self.state.toolbox.is_none() {
+        if calls.is_empty() || self.state.toolbox.is_none() && self.servers.is_none() {
             return Ok(None);
         }
         if to_run.is_empty() {
@@ -26,22 +76,30 @@ impl Chat<'_> {
             self.ui.terminal.warn(format!("the call of {} was cut off; nothing was run", cut.name));
             return Ok(None);
         }
-        let results = to_run.iter().map(|call| {
-            let text = self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}"));
-            let mut message = Message::new(Role::Tool, text);
-            (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
-            Ok(message)
-        });
+        let results = to_run.iter().map(|call| Ok(result_message(call, self.text_of_result(call)?)));
         results.collect::<Result<Vec<_>, CommandError>>().map(Some)
+    }
+
+    /// Returns what the model gets of a call.
+    fn text_of_result(&mut self, call: &AnsweredCall) -> Result<String, CommandError> {
+        if let Some(servers) = self.servers.as_mut().filter(|servers| servers.has(&call.name)) {
+            let input = &mut self.ui.input;
+            let mut ask = |question: &str| input.ask(question);
+            let (terminal, graceful) = (self.ui.terminal, &self.ui.graceful);
+            return Ok(servers.take(call, &mut CallDesk { terminal, graceful, ask: &mut ask })?.text);
+        }
+        Ok(self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}")))
     }
 
     /// Runs the tool. Returns its result, or why it failed; the model gets either.
     fn run_tool(&mut self, call: &AnsweredCall) -> Result<Result<String, String>, CommandError> {
-        let Some(toolbox) = &self.state.toolbox else { return Ok(Err("there are no tools".to_owned())) };
         if self.ui.graceful.received().is_some() {
             return Ok(Err(STOPPED.to_owned()));
         }
-        let Some(tool) = toolbox.tools.iter().find(|tool| tool.name == call.name).cloned() else {
+        let toolbox = self.state.toolbox.as_ref();
+        let found = toolbox
+            .and_then(|toolbox| Some((toolbox, toolbox.tools.iter().find(|tool| tool.name == call.name)?)));
+        let Some((toolbox, tool)) = found.map(|(toolbox, tool)| (toolbox, tool.clone())) else {
             return Ok(Err(format!("there is no tool {}", call.name)));
         };
         let Ok(arguments) = serde_json::from_str::<Value>(&call.arguments) else {

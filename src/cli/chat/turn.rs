@@ -17,6 +17,7 @@ use crate::cli::load::Loaded;
 use crate::cli::output::OutputError;
 use crate::cli::run::answer::{AnswerGeneration, Generated};
 use crate::cli::run::message_answer::{EndpointGenerated, MessageGeneration};
+use crate::cli::run::next_turn::unanswered;
 use crate::cli::run::report;
 use crate::runtime::session::store::BranchReason;
 use crate::runtime::turn::session_chat::RecordedAnswer;
@@ -25,9 +26,6 @@ use crate::runtime::turn::{
 };
 use crate::runtime::{Finish, Limits, Sampling};
 use crate::template::Message;
-
-/// Answers in a row that may call tools before the user is asked again.
-const MAX_ROUNDS: usize = 25;
 
 /// Tokens that an answer leaves for the next message and the beginning of its answer, unless the context is small.
 const NEXT_MESSAGE: usize = 512;
@@ -52,7 +50,9 @@ impl Chat<'_> {
         };
         self.state.pending = Some((kept, text.clone()));
         let text = with_attachments(&self.state.attached, text);
-        let added = system.map(Message::system).into_iter().chain([Message::user(text)]).collect();
+        let before = unanswered(&self.state.session_chat.saved().turns[..kept]);
+        let before = before.into_iter().chain(system.map(Message::system));
+        let added = before.chain([Message::user(text)]).collect();
         let replaces = (kept < self.state.session_chat.saved().turns.len()).then_some(BranchReason::Edit);
         self.answer(AnswerRequest { kept, added, has_files: true, replaces, ..AnswerRequest::default() })
     }
@@ -60,7 +60,7 @@ impl Chat<'_> {
     /// Answers, runs what tools the answer calls, and answers again.
     pub fn answer(&mut self, asked: AnswerRequest) -> Result<Effect, CommandError> {
         let mut asked = asked;
-        for round in 1..=MAX_ROUNDS {
+        for round in 0.. {
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
             let AnsweredTurn { prompted, sampling, generated, failure } = self.generate(turn, &fitting)?;
             let ending = ending(&generated, self.ui.is_interactive());
@@ -75,7 +75,7 @@ impl Chat<'_> {
                 None => {}
             }
             // The model would not see the results of the last round.
-            if round == MAX_ROUNDS && is_kept && !answer.tool_calls.is_empty() {
+            if round == self.max_rounds && is_kept && !answer.tool_calls.is_empty() {
                 break;
             }
             let results = if is_kept { self.run_tools(&answer)? } else { None };
@@ -86,15 +86,16 @@ impl Chat<'_> {
                 ..AnswerRequest::default()
             };
         }
-        self.ui
-            .terminal
-            .warn(format!("Stopped after {MAX_ROUNDS} consecutive tool calls. Type a message to continue."));
+        let most = counted(self.max_rounds as usize, "answer");
+        self.ui.terminal.warn(format!(
+            "the calls of {most} in a row were run, and those of the next were not (--max-tool-rounds); type a message to continue"
+        ));
         Ok(Effect::Prompt)
     }
 
     /// Returns the tools of the next answer. A schema says what the whole answer is: there are no calls beside it.
-    fn offered_tools(&self) -> Vec<Value> {
-        if self.state.schema.is_some() { Vec::new() } else { self.state.tool_definitions() }
+    pub fn offered_tools(&self) -> Vec<Value> {
+        if self.state.schema.is_some() { Vec::new() } else { self.tool_definitions() }
     }
 
     /// Returns the request that the settings make.

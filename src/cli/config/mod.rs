@@ -311,9 +311,12 @@ fn allowed(file: ConfigFile, role: FileRole) -> Result<ConfigFile, Vec<String>> 
     if refusals.is_empty() { Ok(file) } else { Err(refusals) }
 }
 
-/// Returns whether a setting sends prompts or keys elsewhere: a folder from another person must not do that.
+/// Returns whether a setting sends prompts or keys elsewhere, starts programs or allows calls: a folder from another person must
+/// not do that.
 fn is_personal(entry: &ConfigEntry) -> bool {
-    ["endpoint", "endpoint-key-env", "endpoint-key-file", "engine"].contains(&entry.key.as_str())
+    const PERSONAL: [&str; 6] =
+        ["allow-tool", "endpoint", "endpoint-key-env", "endpoint-key-file", "engine", "mcp-config"];
+    PERSONAL.contains(&entry.key.as_str())
 }
 
 fn is_off_in(arg: &Arg, entry: &ConfigEntry) -> bool {

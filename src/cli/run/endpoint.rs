@@ -1,11 +1,14 @@
 //! `run` with `--endpoint`, or in a session that an endpoint has answered: the prompt goes to a server that takes messages.
 
+use std::io::StdoutLock;
+
 use serde_json::{Value, json};
 
 use super::answer::Generated;
 use super::message_answer::{EndpointGenerated, MessageGeneration};
 use super::next_turn::{Next, SessionPlace, check_system, messages, note_kept};
 use super::report::{Report, ReportForm, ReportSubject, endpoint_stats};
+use super::tool_rounds::ToolRounds;
 use super::{OutputFormat, RunArgs};
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
@@ -17,7 +20,7 @@ use crate::cli::terminal::Terminal;
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{SavedSession, SessionName};
 use crate::runtime::turn::session_chat::RecordedAnswer;
-use crate::runtime::turn::{Answer, PromptedTurn, SessionChat};
+use crate::runtime::turn::{Answer, Finished, PromptedTurn, SessionChat};
 use crate::runtime::{Finish, GrammarSource};
 use crate::template::{Message, ToolChoice};
 
@@ -26,16 +29,16 @@ pub fn run(
     choice: &EndpointChoice,
     args: &RunArgs,
     next: Next,
+    rounds: &mut ToolRounds<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     if args.prompt.dry_run {
-        return preview(choice, None, args, next, terminal);
+        return preview(choice, None, args, next, rounds, terminal);
     }
     check_flags(&args.endpoint)?;
     let endpoint = choice.connect(&args.endpoint, terminal)?;
-    let messages = messages(&SavedSession::new(&endpoint.fingerprint(), 0), next);
-    let asked = EndpointExtras::of(args)?;
-    answer(&endpoint, &asked.request(&messages, args)?, args, &mut |_| Ok(()), terminal)
+    let mut session_chat = SessionChat::new(endpoint.fingerprint());
+    take_turn(&endpoint, None, &mut session_chat, args, next, rounds, terminal)
 }
 
 /// `--dry-run`: the request with the whole conversation, of which nothing is sent.
@@ -44,6 +47,7 @@ pub fn preview(
     saved: Option<SavedSession>,
     args: &RunArgs,
     next: Next,
+    rounds: &mut ToolRounds<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     check_flags(&args.endpoint)?;
@@ -57,7 +61,7 @@ pub fn preview(
         None => SessionChat::new(model),
     };
     let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
-    let asked = EndpointExtras::of(args)?;
+    let asked = EndpointExtras::of(args, rounds)?;
     dry_run(&endpoint, &asked.request(&messages, args)?, args.output.output.unwrap_or_default())
 }
 
@@ -67,40 +71,50 @@ pub fn run_in_session(
     place: SessionPlace<'_>,
     args: &RunArgs,
     next: Next,
+    rounds: &mut ToolRounds<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     check_flags(&args.endpoint)?;
     let endpoint = choice.connect(&args.endpoint, terminal)?;
     place.with_chat(endpoint.fingerprint(), |name, session_chat| {
-        take_turn(&endpoint, name, session_chat, args, next, terminal)
+        check_system(session_chat.saved(), &next)?;
+        match session_chat.saved().turns.len() {
+            0 => terminal.note(format!("new session {name}")),
+            count => terminal.note(format!("continuing session {name} ({})", counted(count, "turn"))),
+        }
+        session_chat.notices().iter().for_each(|notice| terminal.note(notice));
+        take_turn(&endpoint, Some(name), session_chat, args, next, rounds, terminal)
     })
 }
 
+/// Answers the next turn, and the turns that bring the results of its calls. Without a name, nothing is saved.
 fn take_turn(
     endpoint: &ChatEndpoint,
-    name: &SessionName,
+    name: Option<&SessionName>,
     session_chat: &mut SessionChat,
     args: &RunArgs,
     next: Next,
+    rounds: &mut ToolRounds<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    check_system(session_chat.saved(), &next)?;
-    match session_chat.saved().turns.len() {
-        0 => terminal.note(format!("new session {name}")),
-        count => terminal.note(format!("continuing session {name} ({})", counted(count, "turn"))),
-    }
-    session_chat.notices().iter().for_each(|notice| terminal.note(notice));
+    let asked = EndpointExtras::of(args, rounds)?;
     let added = messages(session_chat.saved(), next);
     let turn = session_chat.addressed(session_chat.followed_by(added).messages);
-    let asked = EndpointExtras::of(args)?;
     let messages = turn.messages().to_vec();
-    let request = asked.request(&messages, args)?;
     let mut turn = Some(turn);
-    let mut keep = |answer: &Answer| {
-        let Some(turn) = turn.take() else { return Ok(()) };
-        keep_turn(session_chat, turn, answer, args, (name, terminal))
+    let mut after = |generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
+        let Some(answered) = turn.take() else { return Ok(None) };
+        let kept = keep_turn(session_chat, answered, &generated.answer, args)?;
+        let is_cut = generated.answer.outcome.finish == Finish::Cancelled;
+        name.iter().for_each(|name| note_kept(kept, is_cut, name, terminal));
+        let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
+        let next = session_chat.addressed(session_chat.followed_by(results).messages);
+        let messages = next.messages().to_vec();
+        turn = Some(next);
+        Ok(Some(messages))
     };
-    answer(endpoint, &request, args, &mut keep, terminal)
+    let exit = answer(endpoint, &asked, messages, args, &mut after, terminal)?;
+    Ok(rounds.verdict(exit))
 }
 
 fn keep_turn(
@@ -108,13 +122,9 @@ fn keep_turn(
     turn: PromptedTurn,
     answer: &Answer,
     args: &RunArgs,
-    (name, terminal): (&SessionName, &Terminal),
-) -> Result<(), CommandError> {
+) -> Result<Finished, CommandError> {
     let sampling = args.sampling.resolve(&GenerationDefaults::default()).0;
-    let is_cut = answer.outcome.finish == Finish::Cancelled;
-    let finished = session_chat.record(turn, RecordedAnswer::of(answer, sampling))?;
-    note_kept(finished, is_cut, name, terminal);
-    Ok(())
+    Ok(session_chat.record(turn, RecordedAnswer::of(answer, sampling))?)
 }
 
 /// Tools and constraint of a request.
@@ -125,7 +135,7 @@ struct EndpointExtras {
 
 impl EndpointExtras {
     /// Refuses what changes an answer and has no place in a request; a variable or a configuration file may have set it.
-    fn of(args: &RunArgs) -> Result<Self, CommandError> {
+    fn of(args: &RunArgs, rounds: &mut ToolRounds<'_>) -> Result<Self, CommandError> {
         let unknown_there = [
             (args.prompt.raw, "--raw"),
             (args.prompt.prefill_response.is_some(), "--prefill-response"),
@@ -134,7 +144,7 @@ impl EndpointExtras {
         if let Some((_, flag)) = unknown_there.into_iter().find(|(is_set, _)| *is_set) {
             return Err(unavailable(flag));
         }
-        let tools = args.prompt.tools()?;
+        let tools = rounds.tools(args)?;
         if !tools.inputs.is_empty() || tools.choice != ToolChoice::Auto {
             return Err(CommandError::usage(
                 "--tools: an endpoint takes functions only, without grammars of their own",
@@ -160,29 +170,50 @@ impl EndpointExtras {
     }
 }
 
-/// Answers on stdout. `keep` gets the answer before it is reported as done.
+/// Takes a finished answer: keeps it, runs its calls, and returns the messages of the next request, if there is one to come.
+type AfterMessages<'a> = dyn FnMut(
+        &Generated,
+        &mut Report<'_, StdoutLock<'static>>,
+        &Graceful,
+    ) -> Result<Option<Vec<Message>>, CommandError>
+    + 'a;
+
+/// Answers on stdout. `after` gets each answer before it is reported as done.
 fn answer(
     endpoint: &ChatEndpoint,
-    request: &EndpointRequest<'_>,
+    asked: &EndpointExtras,
+    messages: Vec<Message>,
     args: &RunArgs,
-    keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
+    after: &mut AfterMessages<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    let (subject, form) = (ReportSubject::Endpoint(endpoint, request), ReportForm::of(args)?);
+    let settings = asked.request(&[], args)?;
+    let (subject, form) = (ReportSubject::Endpoint(endpoint, &settings), ReportForm::of(args)?);
     let mut report = Report::new(subject, form, Output::stdout(), terminal);
     let graceful = Graceful::begin();
-    let generation = MessageGeneration { endpoint, request, graceful: &graceful };
-    let generated = generation.run(&mut report).and_then(|generated| {
-        keep(&generated.generated.answer)?;
-        Ok(generated)
-    });
-    let generated = generated.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))?;
-    let EndpointGenerated { generated: Generated { answer, signal, is_reader_gone }, failure, notice } =
-        generated;
+    let mut messages = messages;
+    let EndpointGenerated { generated, failure, notice } = loop {
+        let request = &asked.request(&messages, args)?;
+        let generation = MessageGeneration { endpoint, request, graceful: &graceful };
+        let answered = generation.run(&mut report);
+        let next = answered.and_then(|answered| match answered.failure {
+            Some(_) => after(&answered.generated, &mut report, &graceful).map(|_| (None, answered)),
+            None => Ok((after(&answered.generated, &mut report, &graceful)?, answered)),
+        });
+        match next.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
+            (Some(next), answered) => {
+                answered.notice.iter().for_each(|notice| terminal.warn(notice));
+                messages = next;
+            }
+            (None, answered) => break answered,
+        }
+    };
     if let Some(failure) = failure {
         report.fail(failure.kind.word(), &failure.to_string());
         return Err(failure);
     }
+    let Generated { answer, signal, is_reader_gone } = generated;
+    let signal = signal.or(graceful.received());
     if is_reader_gone {
         return Ok(signal.map_or(Exit::Success, Exit::Signal));
     }

@@ -3,19 +3,22 @@
 //! `check` refuses what is wrong before anything is read, `prompt` collects the prompt, `request` makes a turn of prompt
 //! and flags, `constraint` reads what the answer must look like, `answer` generates it and `report` writes it; `session` makes it a
 //! turn of a saved conversation, with the messages and the session of `next_turn`. `endpoint` sends the prompt to a server that
-//! takes messages, and `message_answer` reads the answer. [`super::batch`] answers many prompts.
+//! takes messages, and `message_answer` reads the answer. `tool_rounds` runs the calls of an answer and has the model go on.
+//! [`super::batch`] answers many prompts.
 
 pub mod answer;
 pub mod check;
 pub mod constraint;
 mod endpoint;
 pub mod message_answer;
-mod next_turn;
+pub mod next_turn;
 pub mod prompt;
 pub mod report;
 mod request;
 pub mod session;
+mod tool_rounds;
 
+use std::io::StdoutLock;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -26,15 +29,17 @@ use super::endpoint::EndpointChoice;
 use super::error::{CommandError, Exit};
 use super::input::read_file;
 use super::load::{self, Loaded, ModelInfo};
+use super::mcp::McpArgs;
 use super::output::{Output, OutputError};
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
+use crate::runtime::turn::{TurnPlan, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish, Outcome, Started};
 use answer::{AnswerGeneration, Generated};
 use constraint::ConstraintArgs;
 use report::{Report, ReportForm};
 use request::{Rendered, input, rendered, turn_request};
+use tool_rounds::ToolRounds;
 
 /// Answer one prompt, or a file of them
 ///
@@ -55,6 +60,9 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub constraint: ConstraintArgs,
+
+    #[command(flatten)]
+    pub mcp: McpArgs,
 
     #[command(flatten)]
     pub model: ModelArgs,
@@ -120,7 +128,7 @@ pub struct PromptArgs {
     pub system_file: Option<PathBuf>,
 
     /// Complete the prompt as plain text, without the chat template
-    #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template"])]
+    #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template", "mcp_config"])]
     pub raw: bool,
 
     /// Whether the model thinks before it answers, and whether you see it: on, off, hide, or a budget in tokens (500)
@@ -131,12 +139,12 @@ pub struct PromptArgs {
 
     /// Offer the model these tools: a file with an array of tools as in OpenAI's API, or the array itself
     ///
-    /// Nothing is run: the calls are in the output of --output json and jsonl.
+    /// Nothing of them is run: the calls are in the output of --output json and jsonl. --mcp-config offers tools that are run.
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["raw", "batch"], hide_short_help = true)]
     pub tools: Option<String>,
 
     /// Begin the answer with this text
-    #[arg(long, value_name = "TEXT", hide_short_help = true)]
+    #[arg(long, value_name = "TEXT", conflicts_with = "mcp_config", hide_short_help = true)]
     pub prefill_response: Option<String>,
 
     /// Print the rendered prompt and its token count instead of an answer; with --endpoint, the request
@@ -202,7 +210,7 @@ pub struct BatchArgs {
         value_name = "FILE",
         conflicts_with_all = [
             "words", "name", "prompt_file", "var", "list_prompts", "no_stdin", "dry_run", "prefill_response",
-            "output", "no_stream", "fail_on_length",
+            "output", "no_stream", "fail_on_length", "mcp_config",
         ],
     )]
     pub batch: Option<PathBuf>,
@@ -231,6 +239,7 @@ Examples:
   llmctl run -m MODEL --schema '{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\"}}, \"required\": [\"age\"]}' \"How old is the sun?\"
   llmctl run -m MODEL --session trip \"Plan a day in Oslo\"; llmctl run -m MODEL --session trip \"And if it rains?\"
   llmctl run -m MODEL --batch questions.jsonl --out answers.jsonl --resume
+  llmctl run -m MODEL --mcp-config mcp.json --allow-tool files__read_file \"What is in notes.md?\"
   llmctl run --endpoint https://api.openai.com/v1 --endpoint-key-env OPENAI_API_KEY -m gpt-4o-mini \"Why is the sky blue?\"
   MODEL is a .gguf file, a folder or ORG/REPO (`llmctl help models`); without one, guide answers, which knows only llmctl.
 
@@ -245,6 +254,11 @@ writes are shown as symbols; pipes and files get them unchanged.
   json is one object, jsonl one event per line (started, prefill, text, done, error), each with \
 \"schema\": \"llmctl.run.v1\".
   With --prefill-response the answer begins with that text.
+
+MCP servers:
+  --mcp-config reads the JSON of other clients. The model calls their tools as SERVER__TOOL, and goes on with the results until it \
+answers without a call. Each call is asked for on a terminal, unless --allow-tool names it; without a terminal it is refused. \
+json has the calls and results in tool_rounds, jsonl in the events tool_calls and tool_result.
 
 Standard input:
   What is piped in is read to its end and appended to the prompt. A terminal, an empty input and /dev/null add \
@@ -274,11 +288,11 @@ Exit codes:
   0    success, also when the reader of stdout went away
   1    runtime failure
   2    usage
-  3    the answer was cut (--fail-on-length), or before it satisfied --schema, --grammar or --regex
+  3    the answer was cut (--fail-on-length), or before it satisfied --schema, --grammar or --regex, or at --max-tool-rounds
   4    rows of the batch failed
   65   bad input: a damaged model, a prompt that is empty, not UTF-8 or longer than the context
   66   prompt or model not found
-  69   an endpoint or a remote engine cannot be reached, or was lost in the middle of an answer
+  69   an endpoint or a remote engine cannot be reached, or was lost in the middle of an answer; an MCP server does not start
   70   internal bug
   74   input or output failed, e.g. the disk is full
   75   not enough memory, --out or the session is in use, or an endpoint takes no more requests for now
@@ -312,25 +326,37 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     prepare(&mut args, terminal)?;
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
+    let mut rounds = ToolRounds::begin(&args, terminal)?;
+    let next = next_turn::Next { text, system };
     if let Some(name) = &args.session.session {
-        return session::run(name, &args, next_turn::Next { text, system }, terminal);
+        return session::run(name, &args, next, &mut rounds, terminal);
     }
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, None) {
-        return endpoint::run(&choice, &args, next_turn::Next { text, system }, terminal);
+        return endpoint::run(&choice, &args, next, &mut rounds, terminal);
     }
+    if rounds.is_on() {
+        return session::run_unsaved(&args, next, &mut rounds, terminal);
+    }
+    answer_once(&args, next, terminal)
+}
+
+/// Answers one prompt, or shows it with `--dry-run`: without a session, an endpoint and tools that are run.
+fn answer_once(args: &RunArgs, next: next_turn::Next, terminal: &Terminal) -> Result<Exit, CommandError> {
+    let next_turn::Next { text, system } = next;
+    let tools = args.prompt.tools()?;
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
         note_system(texts.chat_tokenizer(), system.as_deref(), terminal);
-        let input = input(&texts, &args, text, system, terminal)?;
+        let input = input(&texts, args, &tools, next_turn::Next { text, system }, terminal)?;
         let rendered = rendered(&texts, &input, args.prompt.prefill_response.as_deref().unwrap_or_default())?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
-    let llm = load_model(&args, terminal)?;
+    let llm = load_model(args, terminal)?;
     note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
-    let input = input(llm.texts(), &args, text, system, terminal)?;
-    let turn = turn_request(&llm, &args, terminal)?;
+    let input = input(llm.texts(), args, &tools, next_turn::Next { text, system }, terminal)?;
+    let turn = turn_request(&llm, args, tools, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
-    answer(&llm, &turn, &plan, None, &args, &mut |_| Ok(()), terminal)
+    answer(&llm, &turn, plan, None, args, &mut |_, _, _| Ok(None), terminal)
 }
 
 /// Says what becomes of a system prompt that the template does not print.
@@ -373,14 +399,22 @@ pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> 
     }
 }
 
-/// Answers one prompt on stdout. `keep` gets the answer before it is reported as done.
+/// Takes a finished answer: keeps it, runs its calls, and returns the plan of the next answer, if there is one to come.
+type AfterAnswer<'a> = dyn FnMut(
+        &Generated,
+        &mut Report<'_, StdoutLock<'static>>,
+        &Graceful,
+    ) -> Result<Option<TurnPlan>, CommandError>
+    + 'a;
+
+/// Answers one prompt on stdout. `after` gets each answer before it is reported as done.
 fn answer(
     llm: &Loaded,
     turn: &TurnRequest,
-    plan: &TurnPlan,
+    plan: TurnPlan,
     session: Option<&EngineSessionName>,
     args: &RunArgs,
-    keep: &mut dyn FnMut(&Answer) -> Result<(), CommandError>,
+    after: &mut AfterAnswer<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
@@ -388,14 +422,20 @@ fn answer(
         .sampling(&turn.sampling)
         .prefill(prefill);
     let graceful = Graceful::begin();
-    let (engine, planner) = (llm.engine(), llm.planner());
-    let generation = AnswerGeneration { engine, planner, turn, plan, session, graceful: &graceful };
-    let generated = generation.run(&mut report).map_err(late_flag_error).and_then(|generated| {
-        keep(&generated.answer)?;
-        Ok(generated)
-    });
-    let generated = generated.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))?;
+    let (engine, planner, mut plan) = (llm.engine(), llm.planner(), plan);
+    let generated = loop {
+        let generation =
+            AnswerGeneration { engine, planner, turn, plan: &plan, session, graceful: &graceful };
+        let generated = generation.run(&mut report).map_err(late_flag_error);
+        let next =
+            generated.and_then(|generated| Ok((after(&generated, &mut report, &graceful)?, generated)));
+        match next.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
+            (Some(next), _) => plan = next,
+            (None, generated) => break generated,
+        }
+    };
     let Generated { answer, signal, is_reader_gone } = generated;
+    let signal = signal.or(graceful.received());
     if is_reader_gone {
         return Ok(signal.map_or(Exit::Success, Exit::Signal));
     }

@@ -1,14 +1,16 @@
 //! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds, and the session that
 //! keeps it.
 
+use std::sync::Arc;
+
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{
-    ModelFingerprint, SavedSession, SessionName, SessionStore, SessionWriter,
+    ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionStore, SessionWriter,
 };
 use crate::runtime::turn::{Finished, SessionChat};
-use crate::template::Message;
+use crate::template::{Message, Role, ToolCall};
 
 /// The next turn's prompt.
 pub struct Next {
@@ -47,6 +49,19 @@ impl SessionPlace<'_> {
     }
 }
 
+/// Returns the messages that say of calls which the last turn ends with that they were not run: llmctl was ended, the user stopped
+/// them, or there was nobody to run them. Servers and templates want a result for each call before the next message.
+pub fn unanswered(turns: &[Arc<SavedTurn>]) -> Vec<Message> {
+    let last = turns.last().and_then(|saved| saved.turn.messages.last());
+    let calls = last.map(|message| message.tool_calls.as_slice()).unwrap_or_default();
+    let not_run = |call: &ToolCall| {
+        let mut message = Message::new(Role::Tool, "error: the call was not run");
+        (message.tool_call_id, message.name) = (call.id.clone(), Some(call.name.clone()));
+        message
+    };
+    calls.iter().map(not_run).collect()
+}
+
 /// Says what is kept of an answer that was cut or is empty.
 pub fn note_kept(finished: Finished, is_cut: bool, name: &SessionName, terminal: &Terminal) {
     match finished {
@@ -61,7 +76,8 @@ pub fn note_kept(finished: Finished, is_cut: bool, name: &SessionName, terminal:
 /// Returns the messages that the next turn adds. The system prompt belongs to the first turn.
 pub fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
     let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
-    system.into_iter().chain([Message::user(next.text)]).collect()
+    let before = unanswered(&saved.turns).into_iter().chain(system);
+    before.chain([Message::user(next.text)]).collect()
 }
 
 /// A conversation has one system prompt, the one that it began with.

@@ -2,7 +2,8 @@
 //!
 //! Owns the schema `llmctl.run.v1`. Fields are added, never renamed or removed, under one schema name. Text mode ends with a
 //! line end. All three carry the same text, which begins with the prefilled part of the answer if any. Reasoning is not part of
-//! the text: it is a field of its own, and text mode shows it on stderr if that is a terminal.
+//! the text: it is a field of its own, and text mode shows it on stderr if that is a terminal. Answers whose calls are run come
+//! before the last one: text and json have a line end between them.
 
 use std::io::Write;
 use std::time::Duration;
@@ -16,11 +17,12 @@ use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
 use crate::cli::load::{ModelInfo, PreparedTexts};
+use crate::cli::mcp::CallResult;
 use crate::cli::output::{Output, OutputError};
 use crate::cli::report::{decimal, drafts, usage_json, used};
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::GenerationDefaults;
-use crate::runtime::turn::{Answer, Delta};
+use crate::runtime::turn::{Answer, AnsweredCall, Delta};
 use crate::runtime::{
     Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
 };
@@ -88,6 +90,9 @@ pub struct Report<'a, W: Write> {
     started: Option<Started>,
     /// The answer so far, if jsonl does not stream it.
     held: Held,
+    /// Answers whose calls were run, for json, and their texts.
+    rounds: Vec<Value>,
+    earlier_text: String,
     /// The text written so far ends with a line end, or there is none.
     is_at_line_start: bool,
     /// Reasoning on stderr has not ended with a line end yet.
@@ -120,6 +125,8 @@ impl<'a, W: Write> Report<'a, W> {
             progress: None,
             started: None,
             held: Held::default(),
+            rounds: Vec::new(),
+            earlier_text: String::new(),
             is_at_line_start: true,
             is_reasoning_open: false,
         }
@@ -137,6 +144,54 @@ impl<'a, W: Write> Report<'a, W> {
         self
     }
 
+    /// Ends an answer whose calls are run next.
+    pub fn calls(&mut self, answer: &Answer) -> Result<(), OutputError> {
+        self.clear_progress();
+        self.earlier_text.push_str(&answer.content);
+        if !answer.content.is_empty() && !answer.content.ends_with('\n') {
+            self.earlier_text.push('\n');
+        }
+        let calls: Value = answer.tool_calls.iter().map(call_json).collect();
+        let usage = usage_json(&answer.outcome.usage);
+        match self.form.format {
+            OutputFormat::Text if self.form.stream => self.end_line(),
+            OutputFormat::Text => {
+                self.write_text(&answer.content)?;
+                self.end_line()
+            }
+            OutputFormat::Json => {
+                let reasoning = Some(&answer.reasoning);
+                let reasoning = reasoning.filter(|text| self.form.shows_reasoning && !text.is_empty());
+                let (text, results) = (&answer.content, json!([]));
+                self.rounds.push(json!({
+                    "text": text, "reasoning": reasoning, "tool_calls": calls, "results": results, "usage": usage,
+                }));
+                Ok(())
+            }
+            OutputFormat::Jsonl => {
+                self.hold(answer);
+                self.release()?;
+                self.event("tool_calls", json!({"tool_calls": calls, "usage": usage}))
+            }
+        }
+    }
+
+    /// Reports the result of one call of [`Self::calls`].
+    pub fn call_result(&mut self, call: &AnsweredCall, result: &CallResult) -> Result<(), OutputError> {
+        let fields =
+            json!({"id": call.id, "name": call.name, "status": result.status.word(), "text": result.text});
+        match (self.form.format, self.rounds.last_mut()) {
+            (OutputFormat::Jsonl, _) => self.event("tool_result", fields),
+            (OutputFormat::Json, Some(round)) => {
+                if let Some(results) = round["results"].as_array_mut() {
+                    results.push(fields);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Ends the report: the line end, the text that was not streamed, or the JSON.
     pub fn finish(&mut self, answer: &Answer) -> Result<(), OutputError> {
         self.clear_progress();
@@ -148,7 +203,12 @@ impl<'a, W: Write> Report<'a, W> {
             }
             OutputFormat::Json => {
                 let mut object = self.result(answer);
-                object.insert("text".to_owned(), answer.content.as_str().into());
+                let rounds = std::mem::take(&mut self.rounds);
+                if !rounds.is_empty() {
+                    object.insert("tool_rounds".to_owned(), rounds.into());
+                }
+                let text = format!("{}{}", self.earlier_text, answer.content);
+                object.insert("text".to_owned(), text.into());
                 let reasoning = Some(&answer.reasoning);
                 let reasoning = reasoning.filter(|text| self.form.shows_reasoning && !text.is_empty());
                 object.insert("reasoning".to_owned(), reasoning.cloned().into());
@@ -159,8 +219,7 @@ impl<'a, W: Write> Report<'a, W> {
                 self.output.line(&format!("{:#}", Value::Object(object)))
             }
             OutputFormat::Jsonl => {
-                let Answer { content: text, reasoning, tokens, .. } = answer.clone();
-                self.held = Held { text, reasoning, tokens };
+                self.hold(answer);
                 self.release()?;
                 let mut object = self.result(answer);
                 object.shift_insert(1, "event".to_owned(), "done".into());
@@ -217,6 +276,12 @@ impl<'a, W: Write> Report<'a, W> {
             object.extend(fields);
         }
         self.output.line(&Value::Object(object).to_string())
+    }
+
+    /// Takes the parts of an answer that is not streamed.
+    fn hold(&mut self, answer: &Answer) {
+        let Answer { content: text, reasoning, tokens, .. } = answer.clone();
+        self.held = Held { text, reasoning, tokens };
     }
 
     /// Writes the events of an answer that is not streamed, if it has any text.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::next_turn::Next;
 use super::{OutputFormat, PromptArgs, RunArgs};
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
@@ -34,12 +35,17 @@ pub fn rendered(texts: &PreparedTexts, input: &TurnInput, prefill: &str) -> Resu
 }
 
 /// Builds the turn request from the flags.
-pub fn turn_request(llm: &Loaded, args: &RunArgs, terminal: &Terminal) -> Result<TurnRequest, CommandError> {
+pub fn turn_request(
+    llm: &Loaded,
+    args: &RunArgs,
+    tools: ToolUse,
+    terminal: &Terminal,
+) -> Result<TurnRequest, CommandError> {
     let prefill = args.prompt.prefill_response.clone();
     let is_text = args.output.output.unwrap_or_default() != OutputFormat::Json;
     Ok(TurnRequest {
         answer_start: prefill.map_or(AnswerStart::Nothing, AnswerStart::Text),
-        tools: args.prompt.tools()?,
+        tools,
         constraint: args.constraint.constraint(),
         is_streamed: is_text && !args.output.no_stream,
         reasoning_budget: args.prompt.think()?.budget,
@@ -86,12 +92,13 @@ impl PromptArgs {
 pub fn input(
     texts: &PreparedTexts,
     args: &RunArgs,
-    text: String,
-    system: Option<String>,
+    tools: &ToolUse,
+    next: Next,
     terminal: &Terminal,
 ) -> Result<TurnInput, CommandError> {
     let info = texts.info();
-    let context = chat_context(texts, args)?;
+    let context = chat_context(texts, args, tools)?;
+    let Next { text, system } = next;
     if args.prompt.raw {
         return Ok(TurnInput::Text(TextPrompt::Text(text)));
     }
@@ -104,23 +111,28 @@ pub fn input(
     Ok(TurnInput::Chat(Conversation { messages, ..context }))
 }
 
-/// Returns a conversation without messages: the tools and template variables of the flags.
+/// Returns a conversation without messages: the tools, and the template variables of the flags.
 ///
 /// # Errors
 /// `Usage` for tools and reasoning that the model's template does not know.
-pub fn chat_context(texts: &PreparedTexts, args: &RunArgs) -> Result<Conversation, CommandError> {
+pub fn chat_context(
+    texts: &PreparedTexts,
+    args: &RunArgs,
+    tools: &ToolUse,
+) -> Result<Conversation, CommandError> {
     let kwargs = args.prompt.thinking_variables(texts)?;
-    let tools = args.prompt.tools()?.offered().to_vec();
+    let tools = tools.offered().to_vec();
     if !tools.is_empty() {
-        check_tools(texts.chat_tokenizer())?;
+        let flag = if args.prompt.tools.is_some() { "--tools" } else { "--mcp-config" };
+        check_tools(texts.chat_tokenizer(), flag)?;
     }
     Ok(Conversation { kwargs, tools, ..Conversation::default() })
 }
 
 /// Refuses tools that the model would never see.
-fn check_tools(chat_tokenizer: &ChatTokenizer) -> Result<(), CommandError> {
+fn check_tools(chat_tokenizer: &ChatTokenizer, flag: &str) -> Result<(), CommandError> {
     if chat_tokenizer.shows_tools() {
         return Ok(());
     }
-    Err(CommandError::usage("--tools: this model's chat template does not show tools"))
+    Err(CommandError::usage(format!("{flag}: this model's chat template does not show tools")))
 }

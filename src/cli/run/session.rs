@@ -3,9 +3,12 @@
 //! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
 //! before it has done any work. A session that this command began and that came to no turn is removed again.
 
+use super::answer::Generated;
 use super::endpoint;
 use super::next_turn::{Next, SessionPlace, check_system, messages, note_kept};
+use super::report::Report;
 use super::request::{Rendered, chat_context, turn_request};
+use super::tool_rounds::ToolRounds;
 use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
@@ -14,14 +17,21 @@ use crate::cli::places::{KeptFiles, Places};
 use crate::cli::report::counted;
 use crate::cli::resume;
 use crate::cli::sessions;
+use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::turn::{Answer, SessionChat};
-use crate::runtime::{ChatTokenizer, Error, Finish};
+use crate::runtime::turn::SessionChat;
+use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish};
 use crate::template::{Conversation, TemplateError};
 
 /// Answers the next turn, or shows its prompt with `--dry-run`.
-pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Result<Exit, CommandError> {
+pub fn run(
+    name: &str,
+    args: &RunArgs,
+    next: Next,
+    rounds: &mut ToolRounds<'_>,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
     let name = SessionName::new(name).map_err(flag_error)?;
     let store = sessions::store(&Places::from_environment())?;
     if args.prompt.dry_run {
@@ -30,10 +40,10 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
             read => Some(read.map_err(sessions::explain)?),
         };
         if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()) {
-            return endpoint::preview(&choice, saved, args, next, terminal);
+            return endpoint::preview(&choice, saved, args, next, rounds, terminal);
         }
         let args = &with_model(args, &name, saved.as_ref(), terminal)?;
-        return preview(saved, args, next, terminal);
+        return preview(saved, args, next, rounds, terminal);
     }
     Places::from_environment().check(KeptFiles::Sessions)?;
     let opened = match store.open(&name) {
@@ -46,14 +56,47 @@ pub fn run(name: &str, args: &RunArgs, next: Next, terminal: &Terminal) -> Resul
     let place = SessionPlace { name: &name, store: &store, opened };
     let saved = place.opened.as_ref().map(|writer| writer.saved());
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved) {
-        return endpoint::run_in_session(&choice, place, args, next, terminal);
+        return endpoint::run_in_session(&choice, place, args, next, rounds, terminal);
     }
     let args = &with_model(args, &name, saved, terminal)?;
     let llm = load_model(args, terminal)?;
     check_template(llm.texts().chat_tokenizer())?;
     super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
     let model = llm.texts().fingerprint().clone();
-    place.with_chat(model, |name, session_chat| take_turn(name, session_chat, &llm, args, next, terminal))
+    place.with_chat(model, |name, session_chat| {
+        check_system(session_chat.saved(), &next)?;
+        note_session(name, session_chat, terminal);
+        take_turn(Some(name), session_chat, &llm, args, next, rounds, terminal)
+    })
+}
+
+/// Answers a prompt in a conversation that is not saved, because the model may call tools.
+pub fn run_unsaved(
+    args: &RunArgs,
+    next: Next,
+    rounds: &mut ToolRounds<'_>,
+    terminal: &Terminal,
+) -> Result<Exit, CommandError> {
+    if args.prompt.dry_run {
+        return preview(None, args, next, rounds, terminal);
+    }
+    let llm = load_model(args, terminal)?;
+    check_template(llm.texts().chat_tokenizer())?;
+    super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
+    let mut session_chat = SessionChat::new(llm.texts().fingerprint().clone());
+    take_turn(None, &mut session_chat, &llm, args, next, rounds, terminal)
+}
+
+fn note_session(name: &SessionName, session_chat: &SessionChat, terminal: &Terminal) {
+    match session_chat.saved() {
+        saved if saved.turns.is_empty() => terminal.note(format!("new session {name}")),
+        saved => terminal.note(format!(
+            "continuing session {name} ({}, {})",
+            counted(saved.turns.len(), "turn"),
+            counted(saved.num_tokens(), "token")
+        )),
+    }
+    session_chat.notices().iter().for_each(|notice| terminal.note(notice));
 }
 
 /// Returns the flags with the session's own model, unless the user names one.
@@ -73,43 +116,47 @@ fn with_model(
     Ok(args)
 }
 
+/// Answers the next turn, and the turns that bring the results of its calls. Without a name, nothing is saved.
 fn take_turn(
-    name: &SessionName,
+    name: Option<&SessionName>,
     session_chat: &mut SessionChat,
     llm: &load::Loaded,
     args: &RunArgs,
     next: Next,
+    rounds: &mut ToolRounds<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
-    check_system(session_chat.saved(), &next)?;
-    match session_chat.saved() {
-        saved if saved.turns.is_empty() => terminal.note(format!("new session {name}")),
-        saved => terminal.note(format!(
-            "continuing session {name} ({}, {})",
-            counted(saved.turns.len(), "turn"),
-            counted(saved.num_tokens(), "token")
-        )),
-    }
-    session_chat.notices().iter().for_each(|notice| terminal.note(notice));
-    let engine_name = name.into();
+    let tools = rounds.tools(args)?;
+    let context = chat_context(llm.texts(), args, &tools)?;
+    let engine_name = name.map_or_else(|| EngineSessionName::scoped("run", "unsaved"), Into::into);
     llm.restore(&engine_name, session_chat.saved())?;
-    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
-    let conversation = Conversation { messages, ..chat_context(llm.texts(), args)? };
-    let turn = turn_request(llm, args, terminal)?;
-    let planned = session_chat.begin(llm.planner(), conversation, &turn)?;
+    let turn = turn_request(llm, args, tools, terminal)?;
+    let conversation = |session_chat: &SessionChat, added| Conversation {
+        messages: session_chat.followed_by(added).messages,
+        ..context.clone()
+    };
+    let added = messages(session_chat.saved(), next);
+    let planned = session_chat.begin(llm.planner(), conversation(session_chat, added), &turn)?;
     let plan = planned.plan.clone();
     let mut planned = Some(planned);
-    let mut keep = |finished: &Answer| {
-        let Some(planned) = planned.take() else { return Ok(()) };
-        let is_cut = finished.outcome.finish == Finish::Cancelled;
-        note_kept(session_chat.finish(planned, finished)?, is_cut, name, terminal);
-        Ok(())
+    let mut after = |generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
+        let Some(answered) = planned.take() else { return Ok(None) };
+        let is_cut = generated.answer.outcome.finish == Finish::Cancelled;
+        let finished = session_chat.finish(answered, &generated.answer)?;
+        name.iter().for_each(|name| note_kept(finished, is_cut, name, terminal));
+        let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
+        let next = session_chat.begin(llm.planner(), conversation(session_chat, results), &turn)?;
+        let plan = next.plan.clone();
+        planned = Some(next);
+        Ok(Some(plan))
     };
-    let exit = answer(llm, &turn, &plan, Some(&engine_name), args, &mut keep, terminal);
+    let exit = answer(llm, &turn, plan, Some(&engine_name), args, &mut after, terminal);
     llm.settle(terminal);
+    let exit = exit.map(|exit| rounds.verdict(exit));
     exit.map_err(|error| match error.runtime() {
         Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. })
-            if !session_chat.saved().turns.is_empty() => {
+            if !session_chat.saved().turns.is_empty() =>
+        {
             error.hint("the conversation fills the context: begin another session, or give a larger --ctx if the model allows it")
         }
         _ => error,
@@ -121,6 +168,7 @@ fn preview(
     saved: Option<SavedSession>,
     args: &RunArgs,
     next: Next,
+    rounds: &mut ToolRounds<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     if let Some(saved) = &saved {
@@ -134,7 +182,8 @@ fn preview(
         None => SessionChat::new(model),
     };
     let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
-    let conversation = Conversation { messages, ..chat_context(&texts, args)? };
+    let tools = rounds.tools(args)?;
+    let conversation = Conversation { messages, ..chat_context(&texts, args, &tools)? };
     let turn = session_chat.prompt(texts.chat_tokenizer(), conversation)?;
     let rendered = Rendered { text: turn.text(texts.chat_tokenizer()), tokens: turn.tokens().to_vec() };
     dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal)
@@ -144,6 +193,6 @@ fn check_template(chat_tokenizer: &ChatTokenizer) -> Result<(), CommandError> {
     if chat_tokenizer.has_template() {
         return Ok(());
     }
-    let hint = "--session needs one: give it with --chat-template FILE, or leave --session out";
+    let hint = "--session and --mcp-config need one: give it with --chat-template FILE, or leave them out";
     Err(CommandError::from(TemplateError::Missing).hint(hint))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::handshake;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use socket2::{SockRef, TcpKeepalive};
@@ -147,11 +147,6 @@ impl EngineHttp {
         path: &str,
         body: String,
     ) -> Result<(Response<Incoming>, EngineConnection), HttpFailure> {
-        let stream = self.connect().await.map_err(|error| HttpFailure::Unreachable(error.to_string()))?;
-        let (mut sender, driver) = handshake(TokioIo::new(stream)).await.map_err(HttpFailure::broken)?;
-        let connection = EngineConnection(tokio::spawn(async move {
-            let _ = driver.await; // the request reports its errors
-        }));
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url.base))
@@ -163,7 +158,7 @@ impl EngineHttp {
             request = request.header(AUTHORIZATION, key.header());
         }
         let request = request.body(body).map_err(|error| HttpFailure::Malformed(error.to_string()))?;
-        let response = sender.send_request(request).await.map_err(HttpFailure::broken)?;
+        let (response, connection) = self.exchange(request).await?;
         match response.status() {
             StatusCode::OK => Ok((response, connection)),
             status => {
@@ -174,6 +169,29 @@ impl EngineHttp {
                 Err(HttpFailure::Status { code: status.as_u16(), message, retry_after })
             }
         }
+    }
+
+    /// Sends a request as it is, without a key, and returns the answer of whatever status.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn request(&self, request: Request<String>) -> Result<HttpAnswer, HttpFailure> {
+        let (response, connection) = self.exchange(request).await?;
+        let (parts, body) = response.into_parts();
+        Ok(HttpAnswer { status: parts.status, headers: parts.headers, body, _connection: connection })
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<String>,
+    ) -> Result<(Response<Incoming>, EngineConnection), HttpFailure> {
+        let stream = self.connect().await.map_err(|error| HttpFailure::Unreachable(error.to_string()))?;
+        let (mut sender, driver) = handshake(TokioIo::new(stream)).await.map_err(HttpFailure::broken)?;
+        let connection = EngineConnection(tokio::spawn(async move {
+            let _ = driver.await; // the request reports its errors
+        }));
+        let response = sender.send_request(request).await.map_err(HttpFailure::broken)?;
+        Ok((response, connection))
     }
 
     async fn connect(&self) -> io::Result<Box<dyn Wire>> {
@@ -236,6 +254,33 @@ impl SseStream {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn whole(self) -> Result<String, HttpFailure> {
+        let Self { body, _connection, .. } = self;
+        read_text(body).await
+    }
+}
+
+/// An answer of any status. Dropping it closes the connection.
+pub struct HttpAnswer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    body: Incoming,
+    _connection: EngineConnection,
+}
+
+impl HttpAnswer {
+    /// Returns the next bytes of the body; `None` at its end.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, HttpFailure> {
+        next_part(&mut self.body).await
+    }
+
+    /// Reads the whole body.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn text(self) -> Result<String, HttpFailure> {
         let Self { body, _connection, .. } = self;
         read_text(body).await
     }

@@ -3,7 +3,7 @@
 //! One thread runs all requests of a client as tasks, and calls their sinks. `address` and `http` are requests and streams;
 //! `wire` is what engines are asked and answer, `refusal` what they cannot honour, `host` one engine, `answer` one answer,
 //! `sessions` the tokens of sessions, `order` the engine that a session is with. `message_server` lends the same connections to
-//! clients of servers that take messages.
+//! clients of servers that take messages, and [`EngineHttp::request`] to clients of MCP servers.
 //!
 //! Invariants: what an engine cannot honour is refused by name before it is sent; a request is asked of another engine only
 //! while none of its tokens is delivered; an engine generates for no reader that has gone.
@@ -37,8 +37,7 @@ use tokio::time::sleep;
 pub use self::address::{EndpointUrl, EngineUrl};
 use self::answer::{AnswerSetting, OnEnd, RemoteAnswer};
 use self::host::{AttemptEnd, EngineHostFacts, ExpectedModel, Host, RunningAt};
-use self::http::EngineHttp;
-pub use self::http::{HttpFailure, ServerSettings};
+pub use self::http::{EngineHttp, HttpAnswer, HttpFailure, ServerSettings};
 pub use self::key::ServerKey;
 pub use self::message_server::{MessagePart, MessageServer, MessageStream};
 pub use self::order::rendezvous_order;

@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 use super::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
 #[cfg(unix)]
 use super::unix;
+#[cfg(unix)]
+pub use super::unix::end_with_parent;
 
 /// Lines of standard error that the diagnosis shows, and the most bytes of each.
 const KEPT_LINES: usize = 8;

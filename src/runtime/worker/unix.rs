@@ -1,7 +1,7 @@
 //! System calls for child processes that the standard library lacks: limits set before exec, and killing a
 //! process group.
 //!
-//! The only file of the workers with `unsafe`. Code between fork and exec makes system calls only. It
+//! The only file of the workers and of MCP servers' processes with `unsafe`. Code between fork and exec makes system calls only. It
 //! allocates nothing, because another thread may hold the allocator's lock for ever.
 
 use std::io;
@@ -34,6 +34,15 @@ pub fn prepare(command: &mut Command, limits: ProcessLimits) {
     // SAFETY: the closure and what it calls make system calls on values that lie in it and on its stack, and take no memory: an
     // `io::Error` of a system's number has none.
     unsafe { command.pre_exec(before_exec) };
+}
+
+/// Configures the child before exec: a process group of its own, and on Linux, death with the thread that starts it.
+pub fn end_with_parent(command: &mut Command) {
+    command.process_group(0);
+    // SAFETY: reads a number.
+    let parent = unsafe { libc::getpid() };
+    // SAFETY: as in `prepare`.
+    unsafe { command.pre_exec(move || die_with_parent(parent)) };
 }
 
 fn checked(result: libc::c_int) -> io::Result<()> {

@@ -64,21 +64,36 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     tool_calls.extend(function_call(&mut fields));
     let tool_call_id = fields.text("tool_call_id");
     let name = fields.text("name");
+    if role != Some(Role::Assistant) {
+        ["images", "audio"].iter().for_each(|name| refuse_media(&mut fields, name));
+    }
     ECHOED.iter().for_each(|name| echoed(&mut fields, name));
     fields.end();
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
+/// Refuses pictures and sound that stand beside the text of a message, as Ollama's clients send them. Without them the answer would
+/// be another one. An answer that comes back may carry what its model made.
+fn refuse_media(fields: &mut Fields<'_>, name: &str) {
+    let Some(value) = fields.take(name).filter(|value| !is_empty(value)) else { return };
+    let count = value.as_array().map_or(1, Vec::len);
+    fields.unsupported(name, &format!("holds {count}, and only text is supported"));
+}
+
 /// Takes a member of an answer that came back, and reports it unless it is empty.
 pub fn echoed(fields: &mut Fields<'_>, name: &str) {
-    let is_empty = |value: &Value| match value {
+    if fields.take(name).is_some_and(|value| !is_empty(&value)) {
+        fields.ignored(name);
+    }
+}
+
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
         Value::Array(items) => items.is_empty(),
         Value::Object(members) => members.values().all(Value::is_null),
         Value::String(text) => text.is_empty(),
         _ => false,
-    };
-    if fields.take(name).is_some_and(|value| !is_empty(&value)) {
-        fields.ignored(name);
     }
 }
 
@@ -508,6 +523,9 @@ mod tests {
             (json!({"role": "user", "content": 1}), 422, "messages[1].content"),
             (json!({"role": "user", "content": [{"type": "text"}]}), 422, "messages[1].content[0].text"),
             (json!({"role": "user", "content": [{"type": "image_url"}]}), 400, "messages[1].content"),
+            (json!({"role": "user", "content": "x", "images": ["iVBORw0K"]}), 400, "messages[1].images"),
+            (json!({"role": "tool", "content": [{"type": "image"}]}), 400, "messages[1].content"),
+            (json!({"role": "user", "content": "x", "audio": {"data": "x"}}), 400, "messages[1].audio"),
             (json!({"role": "user", "content": "x", "cached": true}), 400, "messages[1].cached"),
             (json!({"role": "assistant", "tool_calls": [{}]}), 422, "messages[1].tool_calls[0].function"),
             (

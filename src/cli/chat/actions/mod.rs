@@ -48,8 +48,10 @@ pub fn run(chat: &mut Chat<'_>, id: CommandId, argument: &str) -> Done {
         CommandId::Export => files::export(chat, argument),
         CommandId::Copy => files::copy(chat, argument),
         CommandId::Model => settings::model(chat, argument),
+        CommandId::Compare => settings::compare(chat, argument),
         CommandId::Json => settings::json(chat, argument),
         CommandId::Tools => settings::tools(chat, argument),
+        CommandId::Mcp => settings::mcp(chat, argument),
     }
 }
 

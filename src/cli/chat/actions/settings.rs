@@ -65,16 +65,7 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.ui.terminal.report(&chat.model.spoken());
         return Ok(Effect::Prompt);
     }
-    let next = match (EndpointReference::parse(argument), chat.model.endpoint()) {
-        (Some(EndpointReference { url, model }), _) => {
-            NextModel::There(EndpointChoice { url, model: Some(model) })
-        }
-        (None, Some(endpoint)) => {
-            let (url, model) = (endpoint.url().clone(), Some(argument.to_owned()));
-            NextModel::There(EndpointChoice { url, model })
-        }
-        (None, None) => NextModel::Here(argument.to_owned()),
-    };
+    let next = meant(chat, argument);
     chat.change_model(&next).map_err(|error| match error.hint_text() {
         Some(hint) if hint.contains("--model ") => {
             let hint = hint.replace("--model ", "/model ");
@@ -88,6 +79,27 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
         chat.state.session_chat.notices().iter().for_each(|notice| chat.ui.terminal.note(notice));
     }
     Ok(Effect::Prompt)
+}
+
+/// Returns the model that an argument means: of an endpoint, or here.
+fn meant(chat: &Chat<'_>, argument: &str) -> NextModel {
+    match (EndpointReference::parse(argument), chat.model.endpoint()) {
+        (Some(EndpointReference { url, model }), _) => {
+            NextModel::There(EndpointChoice { url, model: Some(model) })
+        }
+        (None, Some(endpoint)) => {
+            let (url, model) = (endpoint.url().clone(), Some(argument.to_owned()));
+            NextModel::There(EndpointChoice { url, model })
+        }
+        (None, None) => NextModel::Here(argument.to_owned()),
+    }
+}
+
+pub fn compare(chat: &mut Chat<'_>, argument: &str) -> Done {
+    if argument.is_empty() {
+        return Err(CommandError::usage("/compare: expected a model, as /model takes it"));
+    }
+    chat.compare(&meant(chat, argument))
 }
 
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -140,6 +152,7 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
         path => {
             let toolbox = Toolbox::read(&typed_path(path))?;
+            chat.check_names(&toolbox)?;
             let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
             chat.ui.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
             let here = chat.model.here();
@@ -149,6 +162,27 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
             chat.state.toolbox = Some(toolbox);
             note_recomputed(chat)?;
         }
+    }
+    Ok(Effect::Prompt)
+}
+
+pub fn mcp(chat: &mut Chat<'_>, argument: &str) -> Done {
+    let terminal = chat.ui.terminal;
+    let Some(servers) = &mut chat.servers else {
+        terminal.report("no MCP servers; --mcp-config FILE names some when the chat is started");
+        return Ok(Effect::Prompt);
+    };
+    match argument.split_once(char::is_whitespace).map(|(verb, name)| (verb, name.trim())) {
+        None if argument.is_empty() => {
+            let rows = servers.rows();
+            chat.ui.report_table(&rows);
+        }
+        Some(("restart", name)) => {
+            servers.restart(name, terminal)?;
+            terminal.report(&format!("MCP server {name} runs; {}", servers.spoken()));
+            note_recomputed(chat)?;
+        }
+        _ => return Err(CommandError::usage("/mcp: expected nothing or restart NAME")),
     }
     Ok(Effect::Prompt)
 }

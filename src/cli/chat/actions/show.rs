@@ -61,6 +61,7 @@ fn config(chat: &Chat<'_>) -> String {
     rows.push(row("json", chat.state.schema.as_ref().map_or("off".to_owned(), |schema| schema.name.clone())));
     let tools = chat.state.toolbox.as_ref();
     rows.push(row("tools", tools.map_or("off".to_owned(), |tools| tools.path.display().to_string())));
+    rows.push(row("mcp", chat.servers.as_ref().map_or("off".to_owned(), |servers| servers.spoken())));
     let session = match &chat.state.keeping {
         SavePlace::Nowhere => "not saved".to_owned(),
         SavePlace::Planned => "starts with the first message".to_owned(),

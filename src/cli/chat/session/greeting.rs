@@ -9,6 +9,7 @@ use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
 use crate::cli::load::Loaded;
+use crate::cli::mcp::ToolServers;
 use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
 
 impl Chat<'_> {
@@ -84,6 +85,7 @@ impl Chat<'_> {
         let help = self.ui.is_interactive().then(|| "/help".to_owned());
         let parts = [self.model.name().to_owned(), place, session]
             .into_iter()
+            .chain(self.servers.as_ref().map(ToolServers::spoken))
             .chain(resumed.map(str::to_owned))
             .chain(help);
         self.ui.terminal.note(parts.collect::<Vec<_>>().join(" \u{b7} "));

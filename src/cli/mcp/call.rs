@@ -1,0 +1,230 @@
+//! One call: looked up, agreed to, made, reported.
+//!
+//! Invariant: the user sees server, tool and arguments before anything is called, unless the tool is allowed beforehand.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use tokio::time::sleep;
+
+use super::connection::CallFailure;
+use super::permission::{CallConsent, QUESTION, shown};
+use super::result::ResultText;
+use super::{ToolServer, ToolServerState, ToolServers, ended};
+use crate::cli::error::CommandError;
+use crate::cli::signal::Graceful;
+use crate::cli::terminal::Terminal;
+use crate::runtime::turn::AnsweredCall;
+use crate::template::{Message, Role};
+
+/// Interval at which signals are checked during a call.
+const POLL: Duration = Duration::from_millis(25);
+
+/// Where a call is shown and agreed to.
+pub struct CallDesk<'a> {
+    pub terminal: &'a Terminal,
+    pub graceful: &'a Graceful,
+    /// Asks the user; `None` where nobody can be asked.
+    pub ask: &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>,
+}
+
+/// What became of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallStatus {
+    Done,
+    /// The tool or the server failed, or the call was not one.
+    Failed,
+    /// The user, or the lack of one, refused it.
+    Refused,
+    /// The user stopped it.
+    Stopped,
+}
+
+impl CallStatus {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// The result of a call, as the model gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallResult {
+    pub status: CallStatus,
+    pub text: String,
+}
+
+impl CallResult {
+    /// Returns a result that says why there is none.
+    pub fn error(status: CallStatus, why: &str) -> Self {
+        Self { status, text: format!("error: {why}") }
+    }
+}
+
+/// Returns the message that brings the model the result of a call.
+pub fn result_message(call: &AnsweredCall, text: String) -> Message {
+    let mut message = Message::new(Role::Tool, text);
+    (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
+    message
+}
+
+impl ToolServers {
+    /// Makes a call if the user agrees.
+    ///
+    /// # Errors
+    /// That the user cannot be asked because the terminal fails.
+    pub fn take(&mut self, call: &AnsweredCall, desk: &mut CallDesk<'_>) -> Result<CallResult, CommandError> {
+        if desk.graceful.received().is_some() {
+            return Ok(CallResult::error(CallStatus::Stopped, "the user stopped it"));
+        }
+        let Some((at, name)) = self.find(&call.name) else {
+            return Ok(CallResult::error(CallStatus::Failed, &self.missing(&call.name)));
+        };
+        let arguments = match serde_json::from_str::<Value>(&call.arguments) {
+            Ok(Value::Object(arguments)) => arguments,
+            Ok(_) | Err(_) => {
+                return Ok(CallResult::error(CallStatus::Failed, "the arguments are not a JSON object"));
+            }
+        };
+        if !self.is_agreed(at, call, &name, desk)? {
+            return Ok(CallResult::error(CallStatus::Refused, "the user refused the call"));
+        }
+        desk.terminal.status(&format!("calling {}", call.name));
+        let made = self.make(at, &name, arguments, desk.graceful);
+        desk.terminal.status("");
+        Ok(self.told(at, call, made, desk.terminal))
+    }
+
+    /// Returns the server of an offered tool, by its place, and the server's own name of the tool.
+    fn find(&self, offered: &str) -> Option<(usize, String)> {
+        self.servers.iter().enumerate().find_map(|(at, server)| {
+            let tools = &server.state.connection()?.tools;
+            let tool = tools.iter().find(|tool| tool.offered == offered)?;
+            Some((at, tool.name.clone()))
+        })
+    }
+
+    /// Says why there is no such tool.
+    fn missing(&self, offered: &str) -> String {
+        let down = self.servers.iter().find_map(|ToolServer { config, state }| {
+            let is_its = offered
+                .strip_prefix(&config.name)
+                .is_some_and(|rest| rest.starts_with(super::names::SEPARATOR));
+            match state {
+                ToolServerState::Down(_) if is_its => Some(&config.name),
+                _ => None,
+            }
+        });
+        down.map_or(format!("there is no tool {offered}"), |name| format!("the server {name} does not run"))
+    }
+
+    /// Returns whether the user agrees to a call. Where nobody can be asked, the answer is no.
+    fn is_agreed(
+        &mut self,
+        at: usize,
+        call: &AnsweredCall,
+        name: &str,
+        desk: &mut CallDesk<'_>,
+    ) -> Result<bool, CommandError> {
+        let server = self.servers[at].config.name.clone();
+        let is_allowed = self.permissions.allows(&server, &call.name);
+        let sentence =
+            format!("MCP server {server}, tool {}, arguments: {}", shown(name), shown(&call.arguments));
+        if is_allowed {
+            desk.terminal.note(format!("calling: {sentence}"));
+            return Ok(true);
+        }
+        desk.terminal.report(&format!("The model wants to call: {sentence}"));
+        loop {
+            let Some(answer) = (desk.ask)(QUESTION)? else {
+                desk.terminal.warn(format!(
+                    "{} was not called: that takes your consent at a terminal, or --allow-tool {}",
+                    call.name, call.name
+                ));
+                return Ok(false);
+            };
+            match CallConsent::read(&answer) {
+                Some(CallConsent::No) => return Ok(false),
+                Some(CallConsent::Once) => return Ok(true),
+                Some(CallConsent::Always) => {
+                    self.permissions.allow_always(&call.name);
+                    return Ok(true);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Calls the tool and waits for its result, the time limit, or a signal.
+    fn make(
+        &mut self,
+        at: usize,
+        name: &str,
+        arguments: Map<String, Value>,
+        graceful: &Graceful,
+    ) -> Result<ResultText, CallFailure> {
+        let ToolServerState::Ready(connection) = &mut self.servers[at].state else {
+            return Err(CallFailure::Lost("it does not run".to_owned()));
+        };
+        let stopped = async {
+            while graceful.received().is_none() {
+                sleep(POLL).await;
+            }
+        };
+        let made = self.runtime.block_on(connection.call(name, arguments, self.timeout, stopped));
+        if let Err(CallFailure::Lost(why)) = &made {
+            let lost = std::mem::replace(&mut self.servers[at].state, ToolServerState::Down(why.clone()));
+            self.runtime.block_on(ended(lost));
+        }
+        made
+    }
+
+    /// Tells the user what became of a call, and returns what the model gets.
+    fn told(
+        &self,
+        at: usize,
+        call: &AnsweredCall,
+        made: Result<ResultText, CallFailure>,
+        terminal: &Terminal,
+    ) -> CallResult {
+        let (tool, server) = (&call.name, &self.servers[at].config.name);
+        let failed = |why: &str| CallResult::error(CallStatus::Failed, why);
+        match made {
+            Ok(ResultText { text, is_error, notes }) => {
+                notes.iter().for_each(|note| terminal.warn(format!("{tool}: {note}")));
+                let verb = if is_error { "failed" } else { "returned" };
+                let size = crate::cli::report::bytes(text.len() as u64);
+                terminal.note(format!("{tool} {verb} ({size}): {}", beginning(&text)));
+                if is_error { failed(&text) } else { CallResult { status: CallStatus::Done, text } }
+            }
+            Err(CallFailure::Refused(why)) => {
+                terminal.note(format!("{tool} failed: {}", beginning(&why)));
+                failed(&why)
+            }
+            Err(CallFailure::Timeout) => {
+                let why = format!("it took longer than {} s", self.timeout.as_secs());
+                terminal.warn(format!("{tool}: {why}; --tool-timeout gives more time"));
+                failed(&why)
+            }
+            Err(CallFailure::Stopped) => CallResult::error(CallStatus::Stopped, "the user stopped it"),
+            Err(CallFailure::Lost(why)) => {
+                terminal.warn(format!("MCP server {server}: {why}"));
+                failed(&format!("the server {server} has ended or cannot be reached"))
+            }
+        }
+    }
+}
+
+/// Returns the beginning of a text on one line.
+fn beginning(text: &str) -> String {
+    const MOST: usize = 100;
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
+        None => words,
+    }
+}

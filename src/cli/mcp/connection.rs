@@ -1,0 +1,329 @@
+//! One server: started or reached, asked for its tools, called, ended.
+//!
+//! Invariants: nothing of a server is waited for without a limit; a server that fails is reported with its last words.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rmcp::ClientHandler;
+use rmcp::model::{
+    CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
+    Implementation, JsonObject, PaginatedRequestParams, ServerResult, Tool,
+};
+use rmcp::service::{
+    ClientInitializeError, NotificationContext, PeerRequestOptions, RequestHandle, RoleClient,
+    RunningService, ServiceError, ServiceExt,
+};
+use rmcp::transport::async_rw::AsyncRwTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpError;
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use super::config::{ProcessConfig, ServerConfig, TransportConfig};
+use super::http::McpHttp;
+use super::names::offered_names;
+use super::process::ServerProcess;
+use super::result::{ResultText, text_of};
+use crate::runtime::http_engine::{HttpFailure, TlsTrust};
+
+/// Time that a server has to start and to list its tools.
+pub const START_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Time that a connection has to close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time after the end of a server's output in which its exit status is known.
+const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Most tools of one server. Their descriptions are part of each prompt.
+const MAX_TOOLS: usize = 512;
+
+/// A tool of a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerTool {
+    /// The name that models get.
+    pub offered: String,
+    /// The server's own name of it.
+    pub name: String,
+    pub description: String,
+    /// JSON Schema of the arguments.
+    parameters: Value,
+}
+
+impl ServerTool {
+    /// Returns the tool as templates and APIs have it.
+    pub fn definition(&self) -> Value {
+        let mut parameters = self.parameters.clone();
+        if let Value::Object(members) = &mut parameters {
+            members.entry("type").or_insert_with(|| "object".into());
+            members.entry("properties").or_insert_with(|| json!({}));
+        }
+        let (name, description) = (&self.offered, &self.description);
+        json!({"type": "function", "function": {"name": name, "description": description, "parameters": parameters}})
+    }
+}
+
+/// Reason why a call has no result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallFailure {
+    Timeout,
+    /// The user stopped it.
+    Stopped,
+    /// The server refuses the call; it goes on.
+    Refused(String),
+    /// The server has ended or cannot be reached.
+    Lost(String),
+}
+
+/// What a server says without being asked.
+struct News {
+    has_new_tools: AtomicBool,
+}
+
+/// llmctl's side of a connection. It offers a server nothing: no sampling, no files, no questions to the user.
+#[derive(Clone)]
+struct McpClient(Arc<News>);
+
+impl ClientHandler for McpClient {
+    fn get_info(&self) -> ClientConfig {
+        let own = Implementation::new("llmctl", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(ClientCapabilities::default(), own)
+    }
+
+    async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
+        self.0.has_new_tools.store(true, Ordering::SeqCst);
+    }
+}
+
+impl McpClient {
+    /// Starts a server's process.
+    async fn start(self, config: &ProcessConfig) -> Result<(McpService, Option<ServerProcess>), String> {
+        let failed = |error| format!("cannot start {} ({error})", config.command.display());
+        let (mut process, stdout, stdin) = ServerProcess::start(config).map_err(failed)?;
+        let serving = self.serve(AsyncRwTransport::new_client(stdout, stdin));
+        let why = match timeout(START_TIMEOUT, serving).await {
+            Ok(Ok(service)) => return Ok((service, Some(process))),
+            Ok(Err(error)) => explained(&error),
+            Err(_) => late(),
+        };
+        let why = with_last_words(why, Some(&mut process)).await;
+        process.end().await;
+        Err(why)
+    }
+}
+
+type McpService = RunningService<RoleClient, McpClient>;
+
+/// A connected server.
+pub struct ServerConnection {
+    service: McpService,
+    /// `None` for a server that is reached with HTTP.
+    process: Option<ServerProcess>,
+    news: Arc<News>,
+    pub tools: Vec<ServerTool>,
+    /// The server's own name and version.
+    pub about: String,
+}
+
+impl ServerConnection {
+    /// Starts or reaches a server and lists its tools.
+    ///
+    /// # Errors
+    /// Why there is no connection, in words.
+    pub async fn open(config: ServerConfig, trust: TlsTrust) -> Result<Self, String> {
+        let news = Arc::new(News { has_new_tools: AtomicBool::new(false) });
+        let client = McpClient(Arc::clone(&news));
+        let (service, process) = match &config.transport {
+            TransportConfig::Process(process) => client.start(process).await?,
+            TransportConfig::Http(http) => {
+                let transport = McpHttp::transport(http, trust)?;
+                let serving = timeout(START_TIMEOUT, client.serve(transport)).await;
+                (serving.map_err(|_| late())?.map_err(|error| explained(&error))?, None)
+            }
+        };
+        let mut connection = Self { service, process, news, tools: Vec::new(), about: String::new() };
+        connection.about = connection.about_server();
+        match timeout(START_TIMEOUT, connection.list(&config.name)).await.unwrap_or_else(|_| Err(late())) {
+            Ok(tools) => {
+                connection.tools = tools;
+                Ok(connection)
+            }
+            Err(why) => {
+                let why = with_last_words(format!("its tools: {why}"), connection.process.as_mut()).await;
+                connection.end().await;
+                Err(why)
+            }
+        }
+    }
+
+    fn about_server(&self) -> String {
+        let info = self.service.peer_info();
+        let own = info.as_ref().and_then(|info| info.server_info.as_ref());
+        own.map_or(String::new(), |own| format!("{} {}", own.name, own.version).trim().to_owned())
+    }
+
+    /// Returns the server's tools; none if it says that it has none.
+    async fn list(&self, server: &str) -> Result<Vec<ServerTool>, String> {
+        let has_tools = self.service.peer_info().is_some_and(|info| info.capabilities.tools.is_some());
+        if !has_tools {
+            return Ok(Vec::new());
+        }
+        let (mut tools, mut cursor): (Vec<Tool>, Option<String>) = (Vec::new(), None);
+        loop {
+            let params =
+                cursor.take().map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
+            let page = self.service.list_tools(params).await.map_err(|error| error.to_string())?;
+            tools.extend(page.tools);
+            if tools.len() > MAX_TOOLS {
+                return Err(format!("it has more than {MAX_TOOLS}"));
+            }
+            match page.next_cursor {
+                Some(next) => cursor = Some(next),
+                None => break,
+            }
+        }
+        let offered = offered_names(server, tools.iter().map(|tool| &*tool.name));
+        let described = |(tool, offered): (Tool, String)| ServerTool {
+            offered,
+            description: tool.description.or(tool.title.map(Into::into)).unwrap_or_default().into_owned(),
+            parameters: Value::Object((*tool.input_schema).clone()),
+            name: tool.name.into_owned(),
+        };
+        Ok(tools.into_iter().zip(offered).map(described).collect())
+    }
+
+    /// Lists the tools again if the server has said that they changed. Returns whether it has.
+    ///
+    /// # Errors
+    /// Why they cannot be listed; the earlier list stays.
+    pub async fn renew_tools(&mut self, server: &str) -> Result<bool, String> {
+        if !self.news.has_new_tools.swap(false, Ordering::SeqCst) {
+            return Ok(false);
+        }
+        self.tools = timeout(START_TIMEOUT, self.list(server)).await.unwrap_or_else(|_| Err(late()))?;
+        Ok(true)
+    }
+
+    /// Calls a tool. The server is told when nobody waits for the result any more.
+    ///
+    /// # Errors
+    /// [`CallFailure`].
+    pub async fn call(
+        &mut self,
+        tool: &str,
+        arguments: JsonObject,
+        limit: Duration,
+        stopped: impl Future<Output = ()>,
+    ) -> Result<ResultText, CallFailure> {
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+        let sent =
+            timeout(limit, self.service.send_cancellable_request(request, PeerRequestOptions::no_options()));
+        let answered = match sent.await {
+            Err(_) => return Err(CallFailure::Timeout),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(handle)) => answer_to(handle, limit, stopped).await?,
+        };
+        match answered {
+            Ok(ServerResult::CallToolResult(result)) => Ok(text_of(&result)),
+            Ok(ServerResult::EmptyResult(_)) => Ok(text_of(&CallToolResult::success(Vec::new()))),
+            Ok(ServerResult::InputRequiredResult(_)) => {
+                Err(CallFailure::Refused("it asks for more input, which llmctl does not give".to_owned()))
+            }
+            Ok(_) => Err(CallFailure::Refused("its answer is no result of a call".to_owned())),
+            Err(ServiceError::McpError(error)) => Err(CallFailure::Refused(error.message.into_owned())),
+            Err(error) => {
+                let why = match &error {
+                    ServiceError::TransportClosed => "the connection has ended".to_owned(),
+                    ServiceError::TransportSend(error) => words_of(&*error.error),
+                    other => other.to_string(),
+                };
+                Err(CallFailure::Lost(with_last_words(why, self.process.as_mut()).await))
+            }
+        }
+    }
+
+    /// Returns why the server has ended, if it has.
+    pub async fn lost(&mut self) -> Option<String> {
+        let is_lost = self.service.is_closed() || self.service.peer().is_transport_closed();
+        match self.process.as_mut().and_then(ServerProcess::exited) {
+            Some(status) => Some(with_words(format!("it has ended ({status})"), self.process.as_ref())),
+            None if is_lost => {
+                Some(with_last_words("the connection has ended".to_owned(), self.process.as_mut()).await)
+            }
+            None => None,
+        }
+    }
+
+    /// Ends the connection and the server's process.
+    pub async fn end(self) {
+        let Self { mut service, process, .. } = self;
+        let _ = service.close_with_timeout(CLOSE_TIMEOUT).await; // its process is ended below all the same
+        drop(service);
+        if let Some(process) = process {
+            process.end().await;
+        }
+    }
+}
+
+/// Waits for the answer to a request.
+async fn answer_to(
+    mut handle: RequestHandle<RoleClient>,
+    limit: Duration,
+    stopped: impl Future<Output = ()>,
+) -> Result<Result<ServerResult, ServiceError>, CallFailure> {
+    let failure = tokio::select! {
+        answer = &mut handle.rx => return Ok(answer.unwrap_or(Err(ServiceError::TransportClosed))),
+        () = sleep(limit) => CallFailure::Timeout,
+        () = stopped => CallFailure::Stopped,
+    };
+    let reason = if failure == CallFailure::Timeout { "timeout" } else { "stopped by the user" };
+    let _ = timeout(CLOSE_TIMEOUT, handle.cancel(Some(reason.to_owned()))).await; // it may be stuck
+    Err(failure)
+}
+
+fn late() -> String {
+    format!("no answer within {} s", START_TIMEOUT.as_secs())
+}
+
+/// Returns an error of the beginning of a connection in few words.
+fn explained(error: &ClientInitializeError) -> String {
+    match error {
+        ClientInitializeError::JsonRpcError(error) => format!("it refuses: {}", error.message),
+        ClientInitializeError::ConnectionClosed(_) => "the connection ended before it began".to_owned(),
+        ClientInitializeError::TransportError { error, .. } => words_of(&*error.error),
+        other => other.to_string(),
+    }
+}
+
+/// Returns an error of a transport in few words.
+fn words_of(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
+    match error.downcast_ref::<StreamableHttpError<HttpFailure>>() {
+        Some(StreamableHttpError::Client(failure)) => failure.to_string(),
+        _ => error.to_string(),
+    }
+}
+
+/// Adds the status and the last words of a server's process, which may end just now.
+async fn with_last_words(why: String, process: Option<&mut ServerProcess>) -> String {
+    let Some(process) = process else { return why };
+    let ended = async {
+        loop {
+            match process.exited() {
+                Some(status) => return status,
+                None => sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let ended = timeout(STATUS_TIMEOUT, ended).await;
+    let why = ended.map_or(why, |status| format!("it has ended ({status})"));
+    with_words(why, Some(process))
+}
+
+fn with_words(why: String, process: Option<&ServerProcess>) -> String {
+    match process.map(ServerProcess::last_words).unwrap_or_default() {
+        words if words.is_empty() => why,
+        words => format!("{why}; its last lines:\n{words}"),
+    }
+}

@@ -1,0 +1,308 @@
+//! Tools of MCP servers, for `chat` and `run`: the servers that the user's configuration names, their tools, and calls with the
+//! user's consent.
+//!
+//! `config` reads the JSON of other clients, `names` makes the tools' names, `process` and `http` are the two transports,
+//! `connection` is one server, `permission` what runs without asking, `result` what the model gets, `call` one call. The protocol is
+//! rmcp's. Its tasks run on a thread of their own; the callers here wait for them and see signals while they do.
+//!
+//! Invariants: no file of the current folder starts a server or allows a call; nothing is called without the user's consent; a
+//! server that fails is reported by name, and the others go on.
+
+mod call;
+mod config;
+mod connection;
+mod http;
+mod names;
+mod permission;
+mod process;
+mod result;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinHandle;
+
+pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
+use self::config::{McpConfig, ServerConfig, TransportConfig};
+use self::connection::{ServerConnection, ServerTool};
+pub use self::permission::AllowedTool;
+use self::permission::Permissions;
+use super::error::{CommandError, Kind};
+use super::hub_access::ca_file;
+use super::report::counted;
+use super::terminal::Terminal;
+use crate::runtime::http_engine::TlsTrust;
+
+/// Most servers of one chat; a signal ends as many process groups.
+const MAX_SERVERS: usize = 32;
+
+/// Flags for tools of MCP servers.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "MCP")]
+pub struct McpArgs {
+    /// Offer the model the tools of MCP servers: a JSON file with "mcpServers", as Claude Desktop, Cursor and VS Code write it
+    ///
+    /// May be repeated. Each call is shown and runs when you agree, or when --allow-tool names it. A folder's llmctl.toml cannot set
+    /// it, because it starts programs. docs/mcp.md has the details.
+    #[arg(long, value_name = "FILE")]
+    pub mcp_config: Vec<PathBuf>,
+
+    /// Call this tool without asking: SERVER__TOOL, or SERVER__* for all of a server; may be repeated
+    #[arg(long, value_name = "PATTERN")]
+    pub allow_tool: Vec<AllowedTool>,
+
+    /// Seconds that a call of an MCP server's tool may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400), hide_short_help = true)]
+    pub tool_timeout: u32,
+
+    /// Answers in a row whose calls are run before the model has to answer
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000), hide_short_help = true)]
+    pub max_tool_rounds: u32,
+}
+
+/// The servers of a chat or a run.
+pub struct ToolServers {
+    servers: Vec<ToolServer>,
+    permissions: Permissions,
+    timeout: Duration,
+    trust: TlsTrust,
+    /// Runs their connections. Dropped last.
+    runtime: Runtime,
+}
+
+/// One server.
+struct ToolServer {
+    config: ServerConfig,
+    state: ToolServerState,
+}
+
+enum ToolServerState {
+    Starting(JoinHandle<Result<ServerConnection, String>>),
+    Ready(Box<ServerConnection>),
+    /// It has ended or could not be started.
+    Down(String),
+}
+
+impl ToolServerState {
+    fn connection(&self) -> Option<&ServerConnection> {
+        match self {
+            Self::Ready(connection) => Some(connection),
+            _ => None,
+        }
+    }
+}
+
+impl ToolServers {
+    /// Reads the configuration and begins to start its servers; `None` without one. [`Self::wait`] waits for them.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used.
+    pub fn begin(args: &McpArgs, terminal: &Terminal) -> Result<Option<Self>, CommandError> {
+        if args.mcp_config.is_empty() {
+            return match args.allow_tool.first() {
+                Some(allowed) => {
+                    terminal.warn(format!(
+                        "--allow-tool {allowed}: there are no MCP servers; --mcp-config FILE names some"
+                    ));
+                    Ok(None)
+                }
+                None => Ok(None),
+            };
+        }
+        let config = McpConfig::read(&args.mcp_config, &|name| std::env::var(name).ok())?;
+        if config.servers.len() > MAX_SERVERS {
+            return Err(CommandError::new(
+                Kind::Config,
+                anyhow::anyhow!("--mcp-config: more than {MAX_SERVERS} servers"),
+            ));
+        }
+        config.notes.iter().for_each(|note| terminal.note(note));
+        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("mcp").enable_all().build();
+        let runtime = runtime.map_err(|error| CommandError::new(Kind::Failure, error))?;
+        let mut servers = Self {
+            servers: Vec::new(),
+            permissions: Permissions::new(args.allow_tool.clone()),
+            timeout: Duration::from_secs(args.tool_timeout.into()),
+            trust: TlsTrust(ca_file()),
+            runtime,
+        };
+        for config in config.servers {
+            let state = servers.starting(&config);
+            servers.servers.push(ToolServer { config, state });
+        }
+        Ok(Some(servers))
+    }
+
+    fn starting(&self, config: &ServerConfig) -> ToolServerState {
+        ToolServerState::Starting(
+            self.runtime.spawn(ServerConnection::open(config.clone(), self.trust.clone())),
+        )
+    }
+
+    /// Waits until each server has started or failed. Returns the failures, in words.
+    pub fn wait(&mut self, terminal: &Terminal) -> Vec<String> {
+        let mut failures = Vec::new();
+        let is_starting = |server: &&mut ToolServer| matches!(server.state, ToolServerState::Starting(_));
+        for ToolServer { config, state } in self.servers.iter_mut().filter(is_starting) {
+            let ToolServerState::Starting(task) = state else { continue };
+            terminal.status(&format!("starting MCP server {}", config.name));
+            let opened = self.runtime.block_on(task).unwrap_or_else(|error| Err(error.to_string()));
+            *state = match opened {
+                Ok(connection) => ToolServerState::Ready(Box::new(connection)),
+                Err(why) => {
+                    failures.push(format!("MCP server {}: {why}", config.name));
+                    ToolServerState::Down(why)
+                }
+            };
+        }
+        terminal.status("");
+        failures
+    }
+
+    /// Says what was allowed and is no tool of these servers.
+    pub fn check_permissions(&self, terminal: &Terminal) {
+        let tools: Vec<(&str, &str)> =
+            self.tools().map(|(server, tool)| (server, tool.offered.as_str())).collect();
+        for allowed in self.permissions.without_use(&tools) {
+            terminal.warn(format!("--allow-tool {allowed}: no MCP server has such a tool"));
+        }
+    }
+
+    /// Returns the tools of all servers that run, with the servers' names.
+    fn tools(&self) -> impl Iterator<Item = (&str, &ServerTool)> {
+        self.servers.iter().flat_map(|ToolServer { config, state }| {
+            let tools = state.connection().map(|connection| connection.tools.as_slice()).unwrap_or_default();
+            tools.iter().map(|tool| (config.name.as_str(), tool))
+        })
+    }
+
+    /// Returns the tools as templates and APIs have them.
+    pub fn definitions(&self) -> Vec<Value> {
+        self.tools().map(|(_, tool)| tool.definition()).collect()
+    }
+
+    /// Returns whether a name is one of a server's tool, or was.
+    pub fn has(&self, offered: &str) -> bool {
+        let server = offered.split_once(names::SEPARATOR).map(|(server, _)| server);
+        self.servers.iter().any(|one| Some(one.config.name.as_str()) == server)
+    }
+
+    /// Returns the names of all servers.
+    pub fn names(&self) -> Vec<&str> {
+        self.servers.iter().map(|server| server.config.name.as_str()).collect()
+    }
+
+    /// Describes the servers in a few words: `2 MCP servers, 9 tools`.
+    pub fn spoken(&self) -> String {
+        let num_running = self.servers.iter().filter(|server| server.state.connection().is_some()).count();
+        format!("{}, {}", counted(num_running, "MCP server"), counted(self.tools().count(), "tool"))
+    }
+
+    /// Returns servers and tools, one a line.
+    pub fn rows(&self) -> Vec<Vec<String>> {
+        let mut rows = Vec::new();
+        for ToolServer { config, state } in &self.servers {
+            let about = match state {
+                ToolServerState::Starting(_) => "starting".to_owned(),
+                ToolServerState::Ready(connection) => {
+                    format!("running, {}", counted(connection.tools.len(), "tool"))
+                }
+                ToolServerState::Down(why) => format!("down: {}", why.lines().next().unwrap_or_default()),
+            };
+            let place =
+                match (&config.transport, state.connection().map(|connection| connection.about.as_str())) {
+                    (_, Some(about)) if !about.is_empty() => about.to_owned(),
+                    (TransportConfig::Process(process), _) => process.command.display().to_string(),
+                    (TransportConfig::Http(_), _) => "http".to_owned(),
+                };
+            rows.push(vec![config.name.clone(), about, place]);
+            let tools = state.connection().map(|connection| connection.tools.as_slice()).unwrap_or_default();
+            rows.extend(tools.iter().map(|tool| self.row(&config.name, tool)));
+        }
+        rows
+    }
+
+    fn row(&self, server: &str, tool: &ServerTool) -> Vec<String> {
+        let asks = match self.permissions.allows(server, &tool.offered) {
+            true => "runs without asking",
+            false => "asks before it runs",
+        };
+        let description = tool.description.split_whitespace().collect::<Vec<_>>().join(" ");
+        vec![format!("  {}", tool.offered), asks.to_owned(), description]
+    }
+
+    /// Returns what has become of the servers since the last call, in words: those that have ended, and those with other tools.
+    pub fn news(&mut self) -> Vec<String> {
+        let mut news = Vec::new();
+        for ToolServer { config, state } in &mut self.servers {
+            let ToolServerState::Ready(connection) = state else { continue };
+            let name = &config.name;
+            if let Some(why) = self.runtime.block_on(connection.lost()) {
+                news.push(format!("MCP server {name}: {why}"));
+                let down = std::mem::replace(state, ToolServerState::Down(why));
+                self.runtime.block_on(ended(down));
+                continue;
+            }
+            match self.runtime.block_on(connection.renew_tools(name)) {
+                Ok(false) => {}
+                Ok(true) => {
+                    let tools = counted(connection.tools.len(), "tool");
+                    news.push(format!("MCP server {name} has changed its tools: {tools} now"));
+                }
+                Err(why) => news.push(format!("MCP server {name}: its tools: {why}")),
+            }
+        }
+        news
+    }
+
+    /// Ends a server and starts it anew. What the user allowed in this chat for its tools is asked again.
+    ///
+    /// # Errors
+    /// There is no such server, or why it does not start.
+    pub fn restart(&mut self, name: &str, terminal: &Terminal) -> Result<(), CommandError> {
+        let Some(at) = self.servers.iter().position(|server| server.config.name == name) else {
+            let error = CommandError::usage(format!("there is no MCP server {name}"));
+            return Err(error.hint(format!("there are: {}", self.names().join(", "))));
+        };
+        let before = std::mem::replace(&mut self.servers[at].state, ToolServerState::Down(String::new()));
+        self.runtime.block_on(ended(before));
+        self.permissions.forget(name);
+        self.servers[at].state = self.starting(&self.servers[at].config);
+        match self.wait(terminal).pop() {
+            None => Ok(()),
+            Some(failure) => Err(CommandError::new(Kind::Unavailable, anyhow::anyhow!("{failure}"))),
+        }
+    }
+}
+
+/// Ends all servers at once.
+impl Drop for ToolServers {
+    fn drop(&mut self) {
+        let states = self.servers.drain(..).map(|server| server.state);
+        let ending: Vec<_> = states.map(|state| self.runtime.spawn(ended(state))).collect();
+        self.runtime.block_on(async {
+            for task in ending {
+                let _ = task.await; // each has limits of its own
+            }
+        });
+    }
+}
+
+/// Ends a server; one that is starting is dropped, which kills it.
+async fn ended(state: ToolServerState) {
+    match state {
+        ToolServerState::Starting(task) => match task.is_finished() {
+            true => {
+                if let Ok(Ok(connection)) = task.await {
+                    connection.end().await;
+                }
+            }
+            false => task.abort(),
+        },
+        ToolServerState::Ready(connection) => connection.end().await,
+        ToolServerState::Down(_) => {}
+    }
+}

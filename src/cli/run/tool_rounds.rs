@@ -1,0 +1,154 @@
+//! Answers that call tools of MCP servers: their calls are run, and the model goes on with the results.
+//!
+//! Invariants: a tool of `--tools` is never run, so that an answer that calls one is the last; the number of answers whose calls are
+//! run is bounded.
+
+use std::io::Write;
+
+use super::RunArgs;
+use super::answer::{Generated, is_closed};
+use super::report::Report;
+use crate::cli::error::{CommandError, Exit, Kind};
+use crate::cli::mcp::{CallDesk, CallStatus, ToolServers, result_message};
+use crate::cli::question::{self, TypedAnswer};
+use crate::cli::signal::Graceful;
+use crate::cli::terminal::Terminal;
+use crate::runtime::turn::ToolUse;
+use crate::template::Message;
+
+/// The MCP servers of a run, and the answers whose calls they have run.
+pub struct ToolRounds<'a> {
+    servers: Option<ToolServers>,
+    /// Names of the tools of `--tools`.
+    not_run: Vec<String>,
+    num_rounds: u32,
+    limit: u32,
+    is_exhausted: bool,
+    terminal: &'a Terminal,
+}
+
+impl<'a> ToolRounds<'a> {
+    /// Begins to start the servers of `--mcp-config`.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used.
+    pub fn begin(args: &RunArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
+        let servers = ToolServers::begin(&args.mcp, terminal)?;
+        let limit = args.mcp.max_tool_rounds;
+        Ok(Self { servers, not_run: Vec::new(), num_rounds: 0, limit, is_exhausted: false, terminal })
+    }
+
+    /// Returns whether there are servers.
+    pub fn is_on(&self) -> bool {
+        self.servers.is_some()
+    }
+
+    /// Waits for the servers, and returns their tools and those of `--tools`.
+    ///
+    /// # Errors
+    /// A server that does not start, because the answer would be another one without its tools; a name that both have.
+    pub fn tools(&mut self, args: &RunArgs) -> Result<ToolUse, CommandError> {
+        let given = args.prompt.tools()?;
+        let Some(servers) = &mut self.servers else { return Ok(given) };
+        if let Some(failure) = servers.wait(self.terminal).into_iter().next() {
+            let error = CommandError::new(Kind::Unavailable, anyhow::anyhow!("{failure}"));
+            return Err(error.hint("\"disabled\": true in the configuration leaves a server out"));
+        }
+        servers.check_permissions(self.terminal);
+        self.not_run = given.definitions.iter().filter_map(name_of).map(str::to_owned).collect();
+        if let Some(name) = self.not_run.iter().find(|name| servers.has(name)) {
+            return Err(CommandError::usage(format!("--tools: {name} is the name of an MCP server's tool")));
+        }
+        let definitions = given.definitions.into_iter().chain(servers.definitions()).collect();
+        Ok(ToolUse { definitions, is_parallel: true, ..given })
+    }
+
+    /// Runs the calls of an answer, as far as the user agrees. Returns the messages with their results; `None` if the answer is
+    /// the last.
+    ///
+    /// # Errors
+    /// The terminal or stdout fails.
+    pub fn results<W: Write>(
+        &mut self,
+        generated: &Generated,
+        report: &mut Report<'_, W>,
+        graceful: &Graceful,
+    ) -> Result<Option<Vec<Message>>, CommandError> {
+        let is_over = generated.signal.is_some() || generated.is_reader_gone;
+        if is_over || !self.may_run(generated) {
+            return Ok(None);
+        }
+        let Some(servers) = &mut self.servers else { return Ok(None) };
+        self.num_rounds += 1;
+        if is_closed(report.calls(&generated.answer))? {
+            return Ok(None);
+        }
+        let mut ask = |question: &str| asked(question, graceful);
+        let mut desk = CallDesk { terminal: self.terminal, graceful, ask: &mut ask };
+        let mut messages = Vec::new();
+        for call in generated.answer.calls_to_run() {
+            let result = servers.take(call, &mut desk)?;
+            let is_closed = is_closed(report.call_result(call, &result))?;
+            if is_closed || result.status == CallStatus::Stopped {
+                return Ok(None);
+            }
+            messages.push(result_message(call, result.text));
+        }
+        if graceful.received().is_some() {
+            return Ok(None);
+        }
+        servers.news().iter().for_each(|news| self.terminal.warn(news));
+        Ok(Some(messages))
+    }
+
+    /// Returns whether the calls of an answer are run, and says why if they are not.
+    fn may_run(&mut self, generated: &Generated) -> bool {
+        let (calls, to_run) = (&generated.answer.tool_calls, generated.answer.calls_to_run());
+        if self.servers.is_none() || calls.is_empty() {
+            return false;
+        }
+        if to_run.is_empty() {
+            let cut = calls.iter().find(|call| !call.is_whole).unwrap_or(&calls[0]);
+            self.terminal.warn(format!("the call of {} was cut off; nothing was called", cut.name));
+            return false;
+        }
+        if let Some(call) = to_run.iter().find(|call| self.not_run.contains(&call.name)) {
+            self.terminal.note(format!(
+                "{} is a tool of --tools: nothing was called, the calls are in the output",
+                call.name
+            ));
+            return false;
+        }
+        self.is_exhausted = self.num_rounds == self.limit;
+        if self.is_exhausted {
+            let limit = self.limit;
+            self.terminal.warn(format!(
+                "the model has called tools in {limit} answers in a row, and the calls of the next were not run; \
+                 --max-tool-rounds N allows more"
+            ));
+        }
+        !self.is_exhausted
+    }
+
+    /// Returns the exit code: an answer that is not the last is a cut one.
+    pub fn verdict(&self, exit: Exit) -> Exit {
+        if self.is_exhausted && exit == Exit::Success { Exit::Cut } else { exit }
+    }
+}
+
+/// Returns the name of a tool in OpenAI's form.
+fn name_of(definition: &serde_json::Value) -> Option<&str> {
+    definition["function"]["name"].as_str()
+}
+
+/// Asks the user, who must sit at a terminal.
+fn asked(question: &str, graceful: &Graceful) -> Result<Option<String>, CommandError> {
+    if !question::can_ask() {
+        return Ok(None);
+    }
+    let answer = question::ask(question.trim_end(), || graceful.received().is_some());
+    match answer.map_err(|error| CommandError::new(Kind::Io, error))? {
+        TypedAnswer::Line(line) => Ok(Some(line)),
+        TypedAnswer::None => Ok(Some("no".to_owned())),
+    }
+}
