@@ -10,7 +10,7 @@
 //! of a request, `request_id` its id; `page` is what browsers get; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
-//! finished turns; `fleet` is all models of a server with several; `error` is the envelope.
+//! finished turns, `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the envelope.
 
 pub mod access;
 pub mod access_log;
@@ -33,6 +33,9 @@ pub mod policy;
 mod preparing;
 pub mod request_id;
 pub mod router;
+pub mod spans;
+#[cfg(any(test, feature = "otel"))]
+pub mod traces;
 pub mod uploads;
 pub mod wire;
 

@@ -5,6 +5,7 @@
 
 pub mod embedder;
 pub mod fleet;
+mod spans;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -65,6 +66,9 @@ const LONGEST_REMOTE_PAUSE: Duration = Duration::from_secs(5);
 
 /// Longest wait of the shutdown for saving KV, and for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Longest wait of the shutdown for a collector of spans.
+const SPANS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serve one or several models over HTTP with OpenAI's interface
 ///
@@ -415,6 +419,7 @@ impl ServerModels {
 pub struct RunningServer {
     server: Server,
     served: ServerModels,
+    observer: Observer,
     /// Time after which an idle model of several is unloaded.
     keep_alive: Option<Duration>,
     log: Option<AccessLog>,
@@ -473,11 +478,12 @@ impl RunningServer {
             policy.max_slow_bodies = policy.max_slow_bodies.min(limits.max_connections.div_ceil(2));
         }
         let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
-        let lifecycle = Lifecycle::new(policy, Observer::default(), log.clone());
+        let observer = Observer::new(spans::begin(terminal)?);
+        let lifecycle = Lifecycle::new(policy, observer.clone(), log.clone());
         let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
         let (stop, stops) = mpsc::channel();
-        let shared = shared(args, server.lifecycle().observer().clone(), terminal, places);
+        let shared = shared(args, observer.clone(), terminal, places);
         let served = if args.fleet.is_asked() {
             ServerModels::Fleet(fleet::load(args, shared, terminal)?)
         } else {
@@ -487,7 +493,7 @@ impl RunningServer {
         };
         let drain_timeout = args.limits.drain_timeout.map_or(DEFAULT_DRAIN, |span| span.0);
         let keep_alive = args.fleet.keep_alive.map(|span| span.0);
-        Ok(Self { server, served, keep_alive, log, drain_timeout, stop, stops })
+        Ok(Self { server, served, observer, keep_alive, log, drain_timeout, stop, stops })
     }
 
     /// Takes requests from now on.
@@ -525,6 +531,9 @@ impl RunningServer {
         finish(self.server, &self.served, self.drain_timeout, terminal);
         if !self.log.is_none_or(|log| log.flush(FLUSH_TIMEOUT)) {
             terminal.warn("the last lines of the access log could not be written");
+        }
+        if let Err(error) = self.observer.finish_spans(SPANS_TIMEOUT) {
+            terminal.warn(format!("the last spans could not be sent: {error}"));
         }
     }
 }

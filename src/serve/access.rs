@@ -40,7 +40,9 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, next: Next) -> Response {
     let id = HttpRequestId::of(request.headers());
     request.extensions_mut().insert(id.clone());
-    let ledger = Ledger::new(lifecycle.access_log().cloned(), lifecycle.observer().clone());
+    let observer = lifecycle.observer().clone();
+    let span = observer.begin_span(&request);
+    let ledger = Ledger::new(lifecycle.access_log().cloned(), observer, span);
     let mut entry = TrackedRequest::new(&lifecycle, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let is_anthropic = api::is_anthropic(&path, request.headers());

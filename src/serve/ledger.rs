@@ -1,4 +1,4 @@
-//! The access-log line of one request, gathered while it runs: key, model, session, token counts, response.
+//! The access-log line and the span of one request, gathered while it runs: key, model, session, token counts, response.
 //!
 //! Invariant: the line is written when the last clone is dropped, that is after the response has been sent or given up and
 //! after the engine has finished. So it also counts tokens computed for a client that has left.
@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Map, Value, json};
 
 use super::access_log::AccessLog;
+use super::metrics::FinishedTurn;
 use super::observe::Observer;
+use super::spans::RequestSpan;
 use crate::runtime::Usage;
 
 tokio::task_local! {
@@ -23,6 +25,7 @@ pub struct Ledger(Arc<PendingLine>);
 struct PendingLine {
     log: Option<AccessLog>,
     observer: Observer,
+    span: Option<Box<dyn RequestSpan>>,
     entries: Mutex<Entries>,
 }
 
@@ -37,8 +40,8 @@ struct Entries {
 }
 
 impl Ledger {
-    pub fn new(log: Option<AccessLog>, observer: Observer) -> Self {
-        Self(Arc::new(PendingLine { log, observer, entries: Mutex::default() }))
+    pub fn new(log: Option<AccessLog>, observer: Observer, span: Option<Box<dyn RequestSpan>>) -> Self {
+        Self(Arc::new(PendingLine { log, observer, span, entries: Mutex::default() }))
     }
 
     /// Returns the ledger of the request that this task answers; `None` outside of one.
@@ -69,6 +72,13 @@ impl Ledger {
     /// Records the token counts so far.
     pub fn used(&self, usage: &Usage) {
         self.entries().usage = Some(usage.clone());
+    }
+
+    /// Records an answer in the request's span.
+    pub fn turn(&self, record: &FinishedTurn) {
+        if let Some(span) = &self.0.span {
+            span.turn(record);
+        }
     }
 
     /// Records the response's part of the line.
@@ -102,7 +112,11 @@ impl Entries {
 impl Drop for PendingLine {
     fn drop(&mut self) {
         let entries = std::mem::take(self.entries.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let (Some(log), Some(line)) = (&self.log, entries.line()) else { return };
+        let Some(line) = entries.line() else { return };
+        if let Some(span) = &mut self.span {
+            span.end(&line);
+        }
+        let Some(log) = &self.log else { return };
         if !log.write(&Value::Object(line)) {
             self.observer.metrics().http.log_lines_lost.inc();
         }

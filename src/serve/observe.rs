@@ -6,7 +6,10 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::extract::Request;
+
 use super::metrics::{FinishedTurn, Metrics};
+use super::spans::{RequestSpan, SpanSource};
 use crate::runtime::EngineLoad;
 
 /// Retry-After before any turn has ended.
@@ -27,6 +30,7 @@ pub struct Observer {
 struct ObserverState {
     metrics: Metrics,
     rate: Mutex<TurnRate>,
+    spans: Option<Box<dyn SpanSource>>,
 }
 
 /// A moving mean of the time between the ends of turns while the engine is busy.
@@ -56,6 +60,16 @@ impl TurnRate {
 }
 
 impl Observer {
+    /// Creates an observer that has `spans` record requests too.
+    pub fn new(spans: Option<Box<dyn SpanSource>>) -> Self {
+        Self { state: Arc::new(ObserverState { spans, ..ObserverState::default() }) }
+    }
+
+    /// Begins the span of a request; `None` where nobody records them.
+    pub fn begin_span(&self, request: &Request) -> Option<Box<dyn RequestSpan>> {
+        self.state.spans.as_ref().map(|spans| spans.begin(request))
+    }
+
     pub fn turn(&self, record: &FinishedTurn) {
         tracing::info!("{}", stats_line(record));
         self.state.metrics.turn(record);
@@ -65,6 +79,14 @@ impl Observer {
             let took = timings.total.saturating_sub(timings.queue);
             self.rate().ended(Instant::now(), took);
         }
+    }
+
+    /// Sends the last spans, for at most this long.
+    ///
+    /// # Errors
+    /// The collector does not take them.
+    pub fn finish_spans(&self, longest: Duration) -> Result<(), String> {
+        self.state.spans.as_ref().map_or(Ok(()), |spans| spans.finish(longest))
     }
 
     pub fn metrics(&self) -> &Metrics {

@@ -539,7 +539,7 @@ impl InFlight {
 
     fn record(&mut self, index: usize, answer: &Answer) {
         let choice = &mut self.choices[index];
-        self.app.observer().turn(&FinishedTurn {
+        let record = FinishedTurn {
             model: self.app.model().id.clone(),
             request_id: self.request.request_id.clone(),
             session: self.placed.as_ref().map(|placed| placed.id.clone()),
@@ -547,7 +547,11 @@ impl InFlight {
             started: answer.started.clone(),
             outcome: answer.outcome.clone(),
             inter_token: std::mem::take(&mut choice.inter_token),
-        });
+        };
+        self.app.observer().turn(&record);
+        if let Some(ledger) = &self.ledger {
+            ledger.turn(&record);
+        }
     }
 
     /// Saves the turn and frees its session.
