@@ -398,8 +398,8 @@ mod tests {
     async fn an_engine_that_is_lost_for_good_fails_its_member_alone() {
         let memory = Arc::new(Memory::default());
         let pool = ModelPool::new(10, vec![source(4, &memory), source(5, &memory)]);
-        let lease = pool.acquire(0, None).await.ok().expect("it loads");
-        let other = pool.acquire(1, None).await.ok().expect("it loads");
+        let lease = pool.acquire(0, None).await.expect("it loads");
+        let other = pool.acquire(1, None).await.expect("it loads");
         (lease.value().on_lost)("crashed".to_owned());
         assert_eq!(pool.status(0), Status::Failed("crashed".to_owned()));
         let refused = pool.acquire(0, None).await.err();
@@ -408,7 +408,7 @@ mod tests {
         drop(other);
         assert!(pool.acquire(1, None).await.is_ok());
         pool.forget_failure(0);
-        let lease = pool.acquire(0, None).await.ok().expect("it is tried again");
+        let lease = pool.acquire(0, None).await.expect("it is tried again");
         (lease.value().on_lost)("again".to_owned());
         assert_eq!(pool.status(0), Status::Failed("again".to_owned()));
     }
@@ -417,7 +417,7 @@ mod tests {
     async fn waits_end_at_their_deadline_and_when_the_pool_closes() {
         let memory = Arc::new(Memory::default());
         let pool = ModelPool::new(10, vec![source(6, &memory), source(7, &memory)]);
-        let lease = pool.acquire(0, None).await.ok().expect("it loads");
+        let lease = pool.acquire(0, None).await.expect("it loads");
         let soon = Instant::now() + Duration::from_millis(20);
         assert_eq!(pool.acquire(1, Some(soon)).await.err(), Some(Unavailable::Late));
         let waiting = tokio::spawn({
@@ -446,7 +446,7 @@ mod tests {
         let memory = Arc::new(Memory::default());
         let pool = ModelPool::new(10, vec![source(6, &memory)]);
         let expiring = tokio::spawn(pool.clone().expire_idle(Duration::from_millis(10)));
-        drop(pool.acquire(0, None).await.ok().expect("it loads"));
+        drop(pool.acquire(0, None).await.expect("it loads"));
         let gone = async {
             while memory.now.load(Ordering::SeqCst) > 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
