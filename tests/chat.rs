@@ -519,7 +519,6 @@ fn tools_are_declared_and_listed() {
     term.line("/tools", "asks before it runs");
     term.line("/tools off", "tools: off");
     term.line("/mcp", "no MCP servers; --mcp-config FILE names some");
-    term.line("/mcp start", "expected nothing or restart NAME");
     term.leave();
 }
 
@@ -603,7 +602,7 @@ fn another_models_answer_stands_beside_the_first_and_changes_nothing() {
     term.line("/model other", "model other");
     std::fs::remove_dir_all(place.path("model")).expect("the first one's files");
     term.line("/model model", "model model");
-    term.line("use the tool", PLAIN);
+    term.line("again", PLAIN);
     term.line("/compare other", "(not part of the conversation");
     term.leave();
 

@@ -29,6 +29,9 @@ fn has_python() -> bool {
     runs
 }
 
+/// The mode of a server that offers one tool, `now`.
+const ONE_TOOL: &[&str] = &["usual"];
+
 /// A place with one server, `t`, in mcp.json, which writes its log to `t.log`.
 fn place(mode: &[&str]) -> Place {
     let place = Place::new();
@@ -42,6 +45,9 @@ fn write_servers(place: &Place, servers: &[(&str, &[&str])]) {
         let log = place.path(&format!("{name}.log")).display().to_string();
         let mut args = vec![SERVER.to_owned(), "--log".to_owned(), log];
         mode.iter().for_each(|mode| args.extend(["--mode".to_owned(), (*mode).to_owned()]));
+        if *mode == ONE_TOOL {
+            args.extend(["--only".to_owned(), "now".to_owned()]);
+        }
         ((*name).to_owned(), json!({"command": "python3", "args": args, "env": {"OWN": "${HOME}"}}))
     };
     let servers: serde_json::Map<String, Value> = servers.iter().map(server).collect();
@@ -300,7 +306,7 @@ fn a_model_here_calls_tools_as_one_elsewhere() {
     if !has_python() {
         return;
     }
-    let place = place(&[]);
+    let place = place(ONE_TOOL);
     scripted::write_calling(&place.path("model"), "t__now");
     let flags = ["run", "--model", "model", "--mcp-config", "mcp.json", "--allow-tool", "t__now"];
     let ran = place.run(&[&flags[..], &["--session", "s", "use the tool"]].concat());
@@ -448,13 +454,13 @@ fn a_chat_asks_before_each_call() {
     if !has_python() {
         return;
     }
-    let place = place(&[]);
+    let place = place(ONE_TOOL);
     scripted::write_calling(&place.path("model"), "t__now");
     let flags = ["chat", "--model", "model", "--session", "s", "--mcp-config", "mcp.json"];
     let mut command = place.command(&flags);
     command.env("NO_COLOR", "1").env_remove("COLUMNS");
     let mut term = Term::of(command, 100);
-    term.line("/mcp", "running, 11 tools");
+    term.line("/mcp", "running, 1 tool");
     let asks = |term: &mut Term, answer: &str| {
         term.send("use the tool\r");
         term.expect("The model wants to call: MCP server t, tool now, arguments: {\"zone\": \"UTC\"}");
@@ -471,8 +477,8 @@ fn a_chat_asks_before_each_call() {
     term.expect("t__now returned (11 B): noon in UTC");
     term.expect(PLAIN);
     term.prompt();
-    term.line("/mcp", "t__now       runs without asking");
-    term.line("/mcp restart t", "MCP server t runs; 1 MCP server, 11 tools");
+    term.line("/mcp", "t__now  runs without asking");
+    term.line("/mcp restart t", "MCP server t runs; 1 MCP server, 1 tool");
     asks(&mut term, "n");
     term.line("/mcp restart u", "there is no MCP server u");
     term.leave();

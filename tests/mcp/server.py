@@ -1,7 +1,7 @@
 """An MCP server for tests, of the standard library alone: over stdio, or with streamable HTTP.
 
-    server.py [--log FILE] [--mode MODE]         stdio
-    server.py --http [--log FILE] [--key KEY]    HTTP on a free port of 127.0.0.1, which is printed
+    server.py [--log FILE] [--mode MODE] [--only TOOL]    stdio
+    server.py --http [--log FILE] [--key KEY]             HTTP on a free port of 127.0.0.1, which is printed
 
 Modes: `dies` ends at the start, `silent` never answers, `stubborn` ignores SIGTERM and the end of its input, `noisy` writes lines
 that are no messages. The log has a line per request and notification, and `ended` at an orderly end.
@@ -35,7 +35,7 @@ TOOLS = {
 class Server:
     def __init__(self, options):
         self.options = options
-        self.tools = dict(TOOLS)
+        self.tools = {name: tool for name, tool in TOOLS.items() if options.only in (None, name)}
         self.notices = []
 
     def log(self, line):
@@ -189,6 +189,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--log")
     parser.add_argument("--mode")
+    parser.add_argument("--only")
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--key")
     server = Server(parser.parse_args())

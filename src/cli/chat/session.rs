@@ -111,9 +111,7 @@ impl<'a> Chat<'a> {
             has_warned: false,
         };
         let ui = Ui { terminal, input, graceful: Graceful::begin_conversation(), is_plain: screen.plain };
-        let max_rounds = mcp.max_tool_rounds;
-        let mut chat = Self { state, ui, model, servers, max_rounds, places };
-        chat.greet_servers()?;
+        let mut chat = Self { state, ui, model, servers, max_rounds: mcp.max_tool_rounds, places };
         let resumed = chat.open(opened, wanted, &fingerprint)?;
         chat.state.think.check(&chat.model.thinking()).map_err(bad_think)?;
         chat.check_endpoint()?;
@@ -128,6 +126,7 @@ impl<'a> Chat<'a> {
         wanted: Option<SessionName>,
         model: &ModelFingerprint,
     ) -> Result<Option<String>, CommandError> {
+        self.greet_servers()?;
         match (opened, wanted) {
             (Some(writer), _) => self.adopt(writer, false),
             (None, Some(name)) => {
