@@ -37,17 +37,17 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Begins with the settings of the standard variables.
+    /// Begins with the settings of the standard variables. `service` is the service's name if they have none.
     ///
     /// # Errors
     /// What the SDK finds wrong with them.
-    pub fn from_variables() -> Result<Self, String> {
+    pub fn from_variables(service: Option<&'static str>) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http().with_http_client(CollectorClient::new());
         let exporter = exporter.build().map_err(|error| error.to_string())?;
         let version = KeyValue::new("service.version", env!("CARGO_PKG_VERSION"));
         let mut resource = Resource::builder().with_attribute(version);
-        if !names_service() {
-            resource = resource.with_service_name("llmctl");
+        if let Some(name) = service {
+            resource = resource.with_service_name(name);
         }
         let provider = SdkTracerProvider::builder()
             .with_resource(resource.build())
@@ -55,14 +55,6 @@ impl Traces {
             .build();
         Ok(Self { provider })
     }
-}
-
-/// Whether the variables name the service.
-fn names_service() -> bool {
-    let variable = |name| std::env::var(name).unwrap_or_default();
-    let attributes = variable("OTEL_RESOURCE_ATTRIBUTES");
-    !variable("OTEL_SERVICE_NAME").is_empty()
-        || attributes.split(',').any(|attribute| attribute.trim().starts_with("service.name="))
 }
 
 impl SpanSource for Traces {

@@ -37,6 +37,14 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
 }
 
+/// Whether the variables name the service.
+#[cfg(feature = "otel")]
+fn names_service() -> bool {
+    let attributes = variable("OTEL_RESOURCE_ATTRIBUTES");
+    !variable("OTEL_SERVICE_NAME").is_empty()
+        || attributes.split(',').any(|attribute| attribute.trim().starts_with("service.name="))
+}
+
 /// Begins to send spans; `None` without a collector.
 ///
 /// # Errors
@@ -54,7 +62,8 @@ pub fn begin(terminal: &Terminal) -> Result<Option<Box<dyn SpanSource>>, Command
             return Err(wrong(format!("{name}: unknown value {value:?} ({})", known.join(", "))));
         }
     }
-    let traces = Traces::from_variables().map_err(|error| wrong(format!("{named}: {error}")))?;
+    let traces = Traces::from_variables((!names_service()).then_some("llmctl"))
+        .map_err(|error| wrong(format!("{named}: {error}")))?;
     terminal.note(format!("spans of requests are sent to the collector that {named} names"));
     Ok(Some(Box::new(traces)))
 }
