@@ -60,7 +60,7 @@ pub fn run(
     }
     let args = &with_model(args, &name, saved, terminal)?;
     let llm = load_model(args, terminal)?;
-    check_template(llm.texts().chat_tokenizer())?;
+    check_template(llm.texts().chat_tokenizer(), args)?;
     super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
     let model = llm.texts().fingerprint().clone();
     place.with_chat(model, |name, session_chat| {
@@ -81,7 +81,7 @@ pub fn run_unsaved(
         return preview(None, args, next, rounds, terminal);
     }
     let llm = load_model(args, terminal)?;
-    check_template(llm.texts().chat_tokenizer())?;
+    check_template(llm.texts().chat_tokenizer(), args)?;
     super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
     let mut session_chat = SessionChat::new(llm.texts().fingerprint().clone());
     take_turn(None, &mut session_chat, &llm, args, next, rounds, terminal)
@@ -175,7 +175,7 @@ fn preview(
         check_system(saved, &next)?;
     }
     let texts = load::load_texts(&args.model, args.engine.resolve(true), terminal)?;
-    check_template(texts.chat_tokenizer())?;
+    check_template(texts.chat_tokenizer(), args)?;
     let model = texts.fingerprint().clone();
     let session_chat = match saved {
         Some(saved) => SessionChat::look_at(saved, model),
@@ -189,10 +189,11 @@ fn preview(
     dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal)
 }
 
-fn check_template(chat_tokenizer: &ChatTokenizer) -> Result<(), CommandError> {
+fn check_template(chat_tokenizer: &ChatTokenizer, args: &RunArgs) -> Result<(), CommandError> {
     if chat_tokenizer.has_template() {
         return Ok(());
     }
-    let hint = "--session and --mcp-config need one: give it with --chat-template FILE, or leave them out";
+    let flag = if args.session.session.is_some() { "--session" } else { "--mcp-config" };
+    let hint = format!("{flag} needs one: give it with --chat-template FILE, or leave {flag} out");
     Err(CommandError::from(TemplateError::Missing).hint(hint))
 }
