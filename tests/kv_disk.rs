@@ -663,7 +663,8 @@ fn a_store_sees_pages_that_another_saves_later_and_writes_none_of_them_again() {
     let (third, file) = (open(&root), page_file(&root, 8));
     save(&late, [8], 1000);
     let before = fs::read(&file).expect("saved");
-    assert_eq!(third.save(label(8), payload(9, 1000)), Saving::Queued);
+    // Its thread reads the folder when it comes to it: then it knows the page already.
+    assert!(matches!(third.save(label(8), payload(9, 1000)), Saving::Queued | Saving::Known));
     assert!(third.flush(LONG), "in time");
     assert_eq!(fs::read(&file).expect("still there"), before);
 }

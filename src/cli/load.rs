@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{
-    self, BosId, EngineOptions, KvTypeArg, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+    self, BosId, EngineOptions, FetchArgs, KvTypeArg, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
 };
 use super::download;
 use super::error::{CommandError, Kind};
@@ -126,9 +126,11 @@ fn connected(
     opened.map_err(|why| terminal.note(format!("--connect: {why}; the model is loaded here"))).ok()
 }
 
-/// Returns whether a model fits into the memory that is left, with the context that it has by itself. One that cannot be found or
-/// read does not: [`load`] says why.
+/// Returns whether a model fits into the memory that is left, with the context that it has by itself. One that is not here or
+/// cannot be read does not: [`load`] says why, and asks before it downloads.
 pub fn fits_beside(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> bool {
+    let fetch = FetchArgs { offline: true, ..args.fetch.clone() };
+    let args = &ModelArgs { fetch, ..args.clone() };
     let fits = || {
         let resolved = resolve(args, terminal)?;
         let files = ModelFiles::open(&resolved.source)?;
