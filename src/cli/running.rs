@@ -30,7 +30,7 @@ const FOLDER: &str = "servers";
 /// A record is small; more than this is something else.
 const MAX_RECORD_BYTES: u64 = 4 << 20;
 
-/// What a server writes about itself.
+/// The record of a running server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ServerRecord {
     pid: u32,

@@ -400,7 +400,7 @@ enum Stop {
     EngineLost(String),
 }
 
-/// What a server serves.
+/// The models of a server that starts.
 enum ServerModels {
     Model(App),
     Fleet(Fleet),

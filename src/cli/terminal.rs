@@ -63,7 +63,7 @@ impl Terminal {
 
     /// Starts the engine's log, filtered by LLMCTL_LOG or else `-v`.
     pub fn start_log(&self) {
-        // What goes wrong with an MCP server is said in llmctl's own words.
+        // llmctl reports the failures of MCP servers itself.
         let level = match (self.quiet, self.verbose) {
             (true, _) => "error,rmcp=off",
             (_, 0) => "warn,rmcp=off",

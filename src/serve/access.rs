@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -26,6 +26,7 @@ use super::lifecycle::Lifecycle;
 use super::metrics::HttpLabels;
 use super::observe::Observer;
 use super::request_id::{HttpRequestId, REQUEST_ID, X_REQUEST_ID};
+use super::spans::route_of;
 use super::wire::anthropic::error as anthropic;
 use crate::template::DateTime;
 
@@ -166,7 +167,6 @@ struct TrackedRequest {
 impl TrackedRequest {
     fn new(lifecycle: &Lifecycle, request: &Request, id: &HttpRequestId, ledger: Ledger) -> Self {
         let connection = request.extensions().get::<ConnectionInfo>();
-        let matched = request.extensions().get::<MatchedPath>();
         let user_agent = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok());
         let observer = lifecycle.observer().clone();
         observer.metrics().http.in_flight.inc();
@@ -178,7 +178,7 @@ impl TrackedRequest {
             id: id.clone(),
             peer: connection.map_or_else(|| "-".to_owned(), ToString::to_string),
             method: request.method().clone(),
-            route: matched.map_or("none", MatchedPath::as_str).to_owned(),
+            route: route_of(request).unwrap_or("none").to_owned(),
             path: cut(request.uri().path()).to_owned(),
             user_agent: user_agent.map(|agent| cut(agent).to_owned()),
             status: CLIENT_CLOSED_REQUEST,

@@ -92,7 +92,7 @@ impl Unload for LoadedMember {
     async fn unload(self) {
         let Self { app, router } = self;
         drop(router);
-        // What clients left behind by going away is still being saved.
+        // Turns of clients that have left are still being saved.
         let last = app.in_flight().write_owned().await;
         drop(last);
         let _ = tokio::task::spawn_blocking(move || end(app)).await; // a panic there has ended it as well

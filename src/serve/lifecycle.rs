@@ -28,7 +28,7 @@ pub enum Stage {
     Draining,
 }
 
-/// What a server serves.
+/// The models of a running server.
 enum ServedApps {
     /// One model, which is loaded as long as the server runs.
     Model(App),

@@ -174,7 +174,7 @@ pub struct Metrics {
     process: ProcessMetrics,
 }
 
-/// What is shown. What concerns models is shown from the first one on.
+/// The registered metrics. Those of models are registered with the first model.
 #[derive(Debug, Default)]
 struct ModelRegistry {
     all: Registry,

@@ -1,4 +1,5 @@
-//! What a tracer hears of requests. `traces` (cargo feature `otel`) sends it to a collector; without one nothing is recorded.
+//! Spans of requests, as a tracer receives them. `traces` (cargo feature `otel`) sends them to a collector; without a collector none is
+//! recorded.
 //!
 //! Invariant: a span has counts, times and names, never the text of a prompt or an answer.
 

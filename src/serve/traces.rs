@@ -2,12 +2,13 @@
 //!
 //! A request is a span of kind server with the HTTP conventions' attributes; each answer in it is a child with those of the GenAI
 //! conventions (<https://github.com/open-telemetry/semantic-conventions-genai>, in development in November 2026). The SDK reads
-//! the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS, _PROTOCOL and _TIMEOUT, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_BSP_*.
+//! the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS and _PROTOCOL, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_BSP_*.
 //!
 //! Invariants: no request waits for a collector: spans go out in batches from a thread of the SDK, and are dropped when its queue is
 //! full; no span has the text of a prompt or an answer.
 
 use std::io::Read;
+use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use axum::extract::Request;
@@ -24,7 +25,7 @@ use serde_json::{Map, Value};
 use super::metrics::FinishedTurn;
 use super::spans::{RequestSpan, SpanSource, route_of};
 
-/// Longest wait for a collector; OTEL_EXPORTER_OTLP_TIMEOUT shortens it.
+/// Longest wait for one answer of a collector.
 const LONGEST_EXPORT: Duration = Duration::from_secs(10);
 
 /// Longest answer of a collector that is read, in bytes.
@@ -40,7 +41,7 @@ impl Traces {
     /// Begins with the settings of the standard variables. `service` is the service's name if they have none.
     ///
     /// # Errors
-    /// What the SDK finds wrong with them.
+    /// A variable has a value that the SDK cannot use.
     pub fn from_variables(service: Option<&'static str>) -> Result<Self, String> {
         let exporter = SpanExporter::builder().with_http().with_http_client(CollectorClient::new());
         let exporter = exporter.build().map_err(|error| error.to_string())?;
@@ -118,13 +119,16 @@ impl RequestSpan for OpenSpan {
         let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
         let named = [
             ("user_agent.original", text("user_agent")),
-            ("network.peer.address", text("peer")),
             ("llmctl.request_id", text("request_id")),
             ("gen_ai.request.model", text("model")),
             ("gen_ai.conversation.id", text("session")),
         ];
         let named = named.into_iter().filter_map(|(name, value)| Some(KeyValue::new(name, value?)));
         self.span.set_attributes(named);
+        if let Some(peer) = text("peer").and_then(|peer| peer.parse::<SocketAddr>().ok()) {
+            self.span.set_attribute(KeyValue::new("network.peer.address", peer.ip().to_string()));
+            self.span.set_attribute(KeyValue::new("network.peer.port", i64::from(peer.port())));
+        }
         let status = line.get("status").and_then(Value::as_i64).unwrap_or_default();
         self.span.set_attribute(KeyValue::new("http.response.status_code", status));
         if status >= 500 {
@@ -299,6 +303,7 @@ mod tests {
         assert_eq!(outer["parentSpanId"], "b7ad6b7169203331");
         assert_eq!(inner["parentSpanId"], outer["spanId"]);
         assert_eq!(attribute(outer, "http.response.status_code")["intValue"], json!("503"));
+        assert_eq!(attribute(outer, "network.peer.address")["stringValue"], "127.0.0.1");
         assert_eq!(attribute(inner, "gen_ai.usage.input_tokens")["intValue"], json!("10"));
         assert_eq!(attribute(inner, "gen_ai.usage.cache_read.input_tokens")["intValue"], json!("6"));
         let reasons = &attribute(inner, "gen_ai.response.finish_reasons")["arrayValue"]["values"];

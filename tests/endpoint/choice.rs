@@ -1,4 +1,5 @@
-//! Which server or model answers: what flags, variables, configuration files, sessions and `/model` say, and where a key goes.
+//! Promise: flags, variables, configuration files, sessions and `/model` choose the server and model that answer, and a key goes to its
+//! server only.
 
 use super::fake::{FakeServer, saying};
 use super::{KEY, chat, configure, run};

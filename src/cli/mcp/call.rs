@@ -28,13 +28,13 @@ pub struct CallDesk<'a> {
     pub ask: &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>,
 }
 
-/// What became of a call.
+/// The end of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallStatus {
     Done,
     /// The tool or the server failed, or the call was not one.
     Failed,
-    /// The user, or the lack of one, refused it.
+    /// The user refused it, or no user could be asked.
     Refused,
     /// The user stopped it.
     Stopped,

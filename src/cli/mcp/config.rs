@@ -73,7 +73,7 @@ pub type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 #[derive(Default)]
 pub struct McpConfig {
     pub servers: Vec<ServerConfig>,
-    /// What the user should know about the files.
+    /// Notices about the files, for the user.
     pub notes: Vec<String>,
 }
 

@@ -76,7 +76,7 @@ pub enum CallFailure {
     Lost(String),
 }
 
-/// What a server says without being asked.
+/// The notifications of a server.
 struct News {
     has_new_tools: AtomicBool,
 }

@@ -142,7 +142,7 @@ impl ToolServers {
         )
     }
 
-    /// Waits until each server has started or failed. Returns the failures, in words.
+    /// Waits until each server has started or failed. Returns a message for each failure.
     pub fn wait(&mut self, terminal: &Terminal) -> Vec<String> {
         let mut failures = Vec::new();
         let is_starting = |server: &&mut ToolServer| matches!(server.state, ToolServerState::Starting(_));
@@ -162,7 +162,7 @@ impl ToolServers {
         failures
     }
 
-    /// Says what was allowed and is no tool of these servers.
+    /// Warns of permissions that name no tool of these servers.
     pub fn check_permissions(&self, terminal: &Terminal) {
         let tools: Vec<(&str, &str)> =
             self.tools().map(|(server, tool)| (server, tool.offered.as_str())).collect();
@@ -234,7 +234,7 @@ impl ToolServers {
         vec![format!("  {}", tool.offered), asks.to_owned(), description]
     }
 
-    /// Returns what has become of the servers since the last call, in words: those that have ended, and those with other tools.
+    /// Returns a message for each server that has ended, or has changed its tools, since the last call.
     pub fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         for ToolServer { config, state } in &mut self.servers {

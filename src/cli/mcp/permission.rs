@@ -1,4 +1,4 @@
-//! Which calls run without asking, and the words in which a call is shown to the user.
+//! Permissions of calls, and the line that shows a call to the user.
 //!
 //! Invariant: what is shown of a call is what is called; nothing in it can hide on a terminal.
 

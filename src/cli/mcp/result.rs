@@ -17,7 +17,7 @@ pub struct ResultText {
     pub text: String,
     /// The tool says that it failed.
     pub is_error: bool,
-    /// What is missing from it, in words.
+    /// Names the parts that were cut or left out, for the user.
     pub notes: Vec<String>,
 }
 

@@ -139,7 +139,7 @@ pub struct PromptArgs {
 
     /// Offer the model these tools: a file with an array of tools as in OpenAI's API, or the array itself
     ///
-    /// Nothing of them is run: the calls are in the output of --output json and jsonl. --mcp-config offers tools that are run.
+    /// llmctl does not run these tools: --output json and jsonl report the calls. --mcp-config offers tools that it runs.
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["raw", "batch"], hide_short_help = true)]
     pub tools: Option<String>,
 

@@ -118,7 +118,7 @@ fn entries(
     Ok((entries, roots))
 }
 
-/// What an engine holds of a session.
+/// The KV of a session in an engine.
 struct ResidentSession {
     info: SessionInfo,
     kv_bytes: usize,

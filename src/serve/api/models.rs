@@ -160,7 +160,7 @@ fn anthropic_object(id: &str, created: u64, context: Option<usize>) -> Value {
     })
 }
 
-/// What a client wants of a model.
+/// A change of a model's state that a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelChange {
     Load,

@@ -1,4 +1,4 @@
-//! What requests about sessions reach: the conversations, and the engines of all loaded models, which may hold them.
+//! The state behind requests about sessions: the conversations, and the engines of all loaded models, which may hold their KV.
 //!
 //! A server of one model is a host with one `App`; one of several has an `App` for each loaded model, maybe none.
 

@@ -1,5 +1,4 @@
-//! What belongs to a server and not to one of its models: sessions, queues for them, counters and the limits on prompts that are
-//! read at once.
+//! The state that all models of a server share: sessions, queues for them, counters and the limits on prompts that are read at once.
 //!
 //! Invariant: all models of a server use the same value, so that two of them never have one session open at the same time.
 

@@ -31,7 +31,7 @@ pub trait Unload: Clone + Send + Sync + 'static {
 /// Called with the reason when the engine of a loaded model is lost for good.
 pub type OnLost = Arc<dyn Fn(String) + Send + Sync>;
 
-/// How a member is loaded.
+/// The loader of a member.
 pub struct Source<T> {
     pub is_pinned: bool,
     /// Computes the bytes that it will need.

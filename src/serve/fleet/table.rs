@@ -1,6 +1,6 @@
-//! Which models of a server are loaded: decisions over plain data, without models, threads or a clock.
+//! The table of a server's models decides which are loaded. It is plain data, without models, threads or a clock.
 //!
-//! Whoever holds the lock around the table asks for a step, does what it says, and reports the result.
+//! `pool` locks it, asks for a step, carries the step out, and reports the result.
 //!
 //! Invariants: the estimates of all members that are loading, loaded or unloading never exceed the budget together; a member with a
 //! use under way is never unloaded; a member is loaded once at a time, and all who wait for it share that load; a pinned member is
@@ -42,7 +42,7 @@ enum MemberState<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadId(u64);
 
-/// What a caller does next to use a member.
+/// The next step of a caller that wants to use a member.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<T> {
     /// Use it, and call [`ModelTable::release`] at the end.
@@ -62,7 +62,7 @@ pub enum Step<T> {
     Refuse(ModelRefusal),
 }
 
-/// What a use waits for.
+/// Reason for a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The member's own load, since then.

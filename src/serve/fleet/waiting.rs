@@ -86,7 +86,7 @@ impl Waiting {
     }
 }
 
-/// What a stream needs while it waits.
+/// The state of a stream that waits.
 struct LoadingStream {
     fleet: Fleet,
     index: usize,
