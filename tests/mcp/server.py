@@ -1,10 +1,10 @@
 """An MCP server for tests, of the standard library alone: over stdio, or with streamable HTTP.
 
     server.py [--log FILE] [--mode MODE] [--only TOOL]    stdio
-    server.py --http [--log FILE] [--key KEY]             HTTP on a free port of 127.0.0.1, which is printed
+    server.py --http [--log FILE] [--key KEY] [--busy]    HTTP on a free port of 127.0.0.1, which is printed
 
 Modes: `dies` ends at the start, `silent` never answers, `stubborn` ignores SIGTERM and the end of its input, `noisy` writes lines
-that are no messages. The log has a line per request and notification, and `ended` at an orderly end.
+that are no messages. With --busy, the first call gets 503. The log has a line per request and notification, and `ended` at an orderly end.
 """
 
 import argparse
@@ -173,6 +173,9 @@ def http(server):
             is_first = message.get("method") == "initialize"
             if not is_first and self.headers.get("Mcp-Session-Id") != "session-1":
                 return self.plain(400, b"no session", "text/plain")
+            if server.options.busy and message.get("method") == "tools/call":
+                server.options.busy = False
+                return self.plain(503, b"come again", "text/plain")
             answer = server.answer(message)
             if answer is None:
                 return self.plain(202)
@@ -192,6 +195,7 @@ def main():
     parser.add_argument("--only")
     parser.add_argument("--http", action="store_true")
     parser.add_argument("--key")
+    parser.add_argument("--busy", action="store_true")
     server = Server(parser.parse_args())
     (http if server.options.http else stdio)(server)
 

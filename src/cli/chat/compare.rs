@@ -9,21 +9,20 @@ use super::counted;
 use super::model::NextModel;
 use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
-use super::state::{Effect, SavePlace, text};
+use super::state::{AnswerRequest, Effect, SavePlace, text};
+use super::turn::ending;
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
 use crate::cli::load::Loaded;
 use crate::cli::output::OutputError;
-use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated};
+use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, is_closed};
 use crate::cli::run::message_answer::MessageGeneration;
 use crate::cli::think::{Think, Thinking};
 use crate::cli::wrap;
-use crate::runtime::turn::{
-    AnswerStart, Delta, OutputConstraint, PlannedTurn, SessionChat, ToolUse, TurnRequest,
-};
+use crate::runtime::turn::{Delta, PlannedTurn, SessionChat, TurnRequest};
 use crate::runtime::{Outcome, Token, Usage};
-use crate::template::{Conversation, Message};
+use crate::template::Message;
 
 /// Columns of a terminal on which two answers stand side by side.
 const WIDE: usize = 100;
@@ -49,29 +48,21 @@ impl Chat<'_> {
     pub fn compare(&mut self, next: &NextModel) -> Result<Effect, CommandError> {
         let question = self.question()?;
         let is_saved = self.state.keeping != SavePlace::Nowhere;
-        let there = match next {
-            NextModel::There(choice) => Some(self.model.connect(choice, self.ui.terminal)?),
-            NextModel::Here(reference) => {
-                self.model.load_beside(reference, is_saved, self.ui.terminal)?;
-                None
-            }
-        };
         let is_beside =
             self.ui.is_interactive() && self.ui.terminal.width().is_some_and(|columns| columns >= WIDE);
-        let answered = match (&there, self.model.beside()) {
-            (Some(endpoint), _) => self.ask_there(endpoint, &question, is_beside)?,
-            (None, Some(llm)) => self.ask_here(llm, &question, is_beside)?,
-            (None, None) => return Err(CommandError::usage("/compare: the other model is not loaded")),
-        };
-        let name = match (&there, self.model.beside()) {
-            (Some(endpoint), _) => endpoint.model().to_owned(),
-            (None, llm) => llm.map(|llm| llm.info().name.clone()).unwrap_or_default(),
+        let (name, answered) = match next {
+            NextModel::There(choice) => {
+                let endpoint = self.model.connect(choice, self.ui.terminal)?;
+                (endpoint.model().to_owned(), self.ask_there(&endpoint, &question, is_beside)?)
+            }
+            NextModel::Here(reference) => {
+                self.model.load_beside(reference, is_saved, self.ui.terminal)?;
+                let llm = self.model.beside().expect("it was loaded above");
+                (llm.info().name.clone(), self.ask_here(llm, &question, is_beside)?)
+            }
         };
         self.show_both(&question, &name, &answered, is_beside);
-        match answered.is_reader_gone {
-            true => Ok(Effect::Leave(crate::cli::error::Exit::Success)),
-            false => Ok(Effect::Prompt),
-        }
+        Ok(ending(&answered, self.ui.is_interactive()).unwrap_or(Effect::Prompt))
     }
 
     fn question(&self) -> Result<Question, CommandError> {
@@ -97,25 +88,15 @@ impl Chat<'_> {
         question: &Question,
         is_beside: bool,
     ) -> Result<Generated, CommandError> {
-        let think = self.think_of(&Thinking::of(llm.texts().chat_tokenizer()));
-        let tools = self.offered_tools();
-        let reasoning = if self.state.schema.is_some() { false.into() } else { think.reasoning };
-        let kwargs = Think { reasoning, ..think }.variables(&Thinking::of(llm.texts().chat_tokenizer()));
-        let messages = question.messages.clone();
-        let conversation = Conversation { messages, tools: tools.clone(), kwargs, ..Conversation::default() };
+        let thinking = Thinking::of(llm.texts().chat_tokenizer());
+        let think = self.think_of(&thinking);
+        let conversation = self.conversation(question.messages.clone(), think, &thinking);
         let session_chat = SessionChat::new(llm.texts().fingerprint().clone());
-        let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
-        let turn = TurnRequest {
-            answer_start: AnswerStart::Nothing,
-            tools: ToolUse { definitions: tools, is_parallel: true, ..ToolUse::default() },
-            constraint: source.map(|source| OutputConstraint { source, param: "/json" }),
-            is_streamed: true,
-            reasoning_budget: think.budget,
-            sampling: self.state.settings.sampling.resolve(&llm.info().defaults).0,
-            limits: self.state.settings.limits(),
-            ..TurnRequest::default()
-        };
         let prompted = session_chat.prompt(llm.texts().chat_tokenizer(), conversation)?;
+        let turn = TurnRequest {
+            reasoning_budget: think.budget,
+            ..self.turn_request(llm, &AnswerRequest::default(), prompted.tokens().len())
+        };
         let planned = PlannedTurn::new(llm.planner(), prompted, &turn)?;
         let generation = AnswerGeneration {
             engine: llm.engine(),
@@ -173,11 +154,7 @@ impl Chat<'_> {
         let options = RendererOptions { think, is_styled: self.ui.is_styled(), estimate: None };
         let mut screen = Renderer::new(self.ui.terminal, options);
         let mut generated = run(&mut screen)?;
-        match screen.finish() {
-            Ok(()) => {}
-            Err(OutputError::Closed) => generated.is_reader_gone = true,
-            Err(OutputError::Failed(error)) => return Err(error),
-        }
+        generated.is_reader_gone |= is_closed(screen.finish())?;
         Ok(generated)
     }
 

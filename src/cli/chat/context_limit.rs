@@ -16,7 +16,7 @@ use crate::runtime::session::store::SavedTurn;
 use crate::runtime::turn::session_chat::RecordedAnswer;
 use crate::runtime::turn::{Answer, Delta, PlannedTurn, PromptedTurn, TurnRequest};
 use crate::runtime::{Error, Finish, Limits, Outcome, Overflow, Sampling, Timings, Token, Usage};
-use crate::template::{Conversation, Message};
+use crate::template::Message;
 
 /// Share of the context at which there is a warning.
 const WARN_PERCENT: usize = 80;
@@ -340,10 +340,7 @@ impl Chat<'_> {
         answer: RecordedAnswer,
     ) -> Result<(), CommandError> {
         let chat_tokenizer = self.model.needed_for("/compact")?.texts().chat_tokenizer();
-        let kwargs = self.template_variables();
-        let tools = self.tool_definitions();
-        let conversation =
-            Conversation { messages: messages.clone(), tools, kwargs, ..Conversation::default() };
+        let conversation = self.conversation(messages.clone(), self.state.think, &self.model.thinking());
         let turn = self.state.session_chat.prompt(chat_tokenizer, conversation)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();

@@ -6,8 +6,6 @@
 
 mod greeting;
 
-use serde_json::{Map, Value};
-
 use super::complete::Catalog;
 use super::input::{InputLine, LineInput};
 use super::model::{ChatModel, ModelFlags, NextModel};
@@ -29,10 +27,10 @@ use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::starter;
 use crate::cli::terminal::Terminal;
-use crate::cli::think::Think;
+use crate::cli::think::{Think, Thinking};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub;
-use crate::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, SessionWriter, now_ms};
+use crate::runtime::session::store::{SessionName, SessionStore, SessionWriter, now_ms};
 use crate::runtime::turn::{PromptedTurn, SessionChat};
 use crate::runtime::{Error, GrammarSource, Sampling};
 use crate::template::{Conversation, Message};
@@ -79,23 +77,21 @@ impl<'a> Chat<'a> {
             Some(writer) => {
                 args.model = resume::model_of(&args.model, writer.name(), writer.saved(), "--model REF")?;
             }
-            None if args.prompt.message.is_none() => starter::offer(&mut args.model, places, terminal)?,
-            None => {}
+            None if args.prompt.message.is_some() => {}
+            None => starter::offer(&mut args.model, places, terminal)?,
         }
         let input = LineInput::open(terminal, places.state.as_deref())?;
         let servers = ToolServers::begin(&args.mcp, terminal)?;
+        toolbox.as_ref().map_or(Ok(()), |toolbox| toolbox.check_names(servers.as_ref()))?;
         let ChatArgs { model, engine, endpoint, screen, session, mcp, .. } = args;
-        if choice.is_some() {
-            endpoint::check_flags(&endpoint)?;
-        }
+        choice.as_ref().map_or(Ok(()), |_| endpoint::check_flags(&endpoint))?;
         let flags = ModelFlags { model, engine, endpoint };
         let model = ChatModel::load(flags, choice, !session.ephemeral, terminal, places)?;
         if let Some(llm) = model.here() {
             note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
         }
-        let fingerprint = model.fingerprint();
         let state = ChatState {
-            session_chat: SessionChat::new(fingerprint.clone()),
+            session_chat: SessionChat::new(model.fingerprint()),
             keeping: if session.ephemeral { SavePlace::Nowhere } else { SavePlace::Planned },
             is_ephemeral: session.ephemeral,
             system,
@@ -107,12 +103,13 @@ impl<'a> Chat<'a> {
             last: None,
             editing: None,
             taken: None,
+            results: None,
             pending: None,
             has_warned: false,
         };
         let ui = Ui { terminal, input, graceful: Graceful::begin_conversation(), is_plain: screen.plain };
         let mut chat = Self { state, ui, model, servers, max_rounds: mcp.max_tool_rounds, places };
-        let resumed = chat.open(opened, wanted, &fingerprint)?;
+        let resumed = chat.open(opened, wanted)?;
         chat.state.think.check(&chat.model.thinking()).map_err(bad_think)?;
         chat.check_endpoint()?;
         chat.banner(resumed.as_deref());
@@ -124,13 +121,13 @@ impl<'a> Chat<'a> {
         &mut self,
         opened: Option<SessionWriter>,
         wanted: Option<SessionName>,
-        model: &ModelFingerprint,
     ) -> Result<Option<String>, CommandError> {
-        self.greet_servers()?;
+        self.greet_servers();
         match (opened, wanted) {
             (Some(writer), _) => self.adopt(writer, false),
             (None, Some(name)) => {
-                let writer = self.store()?.open_or_create(&name, model).map_err(sessions::explain)?;
+                let model = self.model.fingerprint();
+                let writer = self.store()?.open_or_create(&name, &model).map_err(sessions::explain)?;
                 self.adopt(writer, true)
             }
             (None, None) => Ok(None),
@@ -233,17 +230,15 @@ impl<'a> Chat<'a> {
         let messages = before.chain(&asked.added).cloned().collect();
         let Some(llm) = self.model.here() else { return Ok(self.state.session_chat.addressed(messages)) };
         let chat_tokenizer = llm.texts().chat_tokenizer();
-        let kwargs = self.template_variables();
-        let conversation =
-            Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() };
+        let conversation = self.conversation(messages, self.state.think, &self.model.thinking());
         Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
     }
 
-    /// Returns the template variables for reasoning, which a schema switches off.
-    pub fn template_variables(&self) -> Map<String, Value> {
-        let think = self.state.think;
+    /// Returns a prompt's conversation for a model with this thinking. A schema switches reasoning off.
+    pub fn conversation(&self, messages: Vec<Message>, think: Think, thinking: &Thinking) -> Conversation {
         let reasoning = if self.state.schema.is_some() { false.into() } else { think.reasoning };
-        Think { reasoning, ..think }.variables(&self.model.thinking())
+        let kwargs = Think { reasoning, ..think }.variables(thinking);
+        Conversation { messages, tools: self.tool_definitions(), kwargs, ..Conversation::default() }
     }
 
     /// Ends the chat: waits until turns are on disk, and removes an empty session.

@@ -1,6 +1,8 @@
 //! The state of a chat that needs neither a terminal nor a model: the conversation, where it is kept, and what the user has
 //! set.
 
+use std::sync::Arc;
+
 use super::settings::ChatSettings;
 use super::shortened;
 use super::tools::Toolbox;
@@ -35,16 +37,24 @@ pub struct ChatState {
     pub schema: Option<AnswerSchema>,
     /// Files for the next message.
     pub attached: Vec<Attachment>,
-    /// The last request, for /stats and /why.
+    /// The last answer, or prompt of a session, for /stats, /why and /compare.
     pub last: Option<LastTurn>,
     /// The number of turns before the one that is being edited.
     pub editing: Option<usize>,
     /// Turns that the last /undo, /redo, /retry, /edit or /reset removed.
     pub taken: Option<(TakenTurns, BranchReason)>,
+    /// Results of calls that no answer has followed yet.
+    pub results: Option<CallResults>,
     /// A message that is not part of the conversation yet, and the number of turns before it.
     pub pending: Option<(usize, String)>,
     /// The warning of a nearly full context has been given.
     pub has_warned: bool,
+}
+
+/// The results of the calls that a turn ends with.
+pub struct CallResults {
+    pub turn: Arc<SavedTurn>,
+    pub messages: Vec<Message>,
 }
 
 /// Turns that a command took away, which /redo brings back.
@@ -85,7 +95,7 @@ pub struct Attachment {
     pub text: String,
 }
 
-/// The engine's report of the last request.
+/// The engine's report of a request.
 #[derive(Debug, Clone, Default)]
 pub struct LastTurn {
     pub started: Option<Started>,

@@ -10,41 +10,20 @@ use super::session::Chat;
 use super::tools::{ChatTool, STOPPED, Toolbox};
 use super::{counted, on_one_line, shortened};
 use crate::cli::error::CommandError;
-use crate::cli::mcp::{CallDesk, ToolServers, result_message};
+use crate::cli::mcp::{CallConsent, CallDesk, ToolServers, result_message};
 use crate::runtime::turn::{Answer, AnsweredCall};
 use crate::template::Message;
 
 /// The tools of MCP servers.
 impl Chat<'_> {
     /// Waits for the servers, and says which did not start.
-    ///
-    /// # Errors
-    /// A tool of `--tools` with the name of a server's.
-    pub fn greet_servers(&mut self) -> Result<(), CommandError> {
-        let Some(servers) = &mut self.servers else { return Ok(()) };
+    pub fn greet_servers(&mut self) {
+        let Some(servers) = &mut self.servers else { return };
         servers.wait(self.ui.terminal).iter().for_each(|failure| self.ui.terminal.warn(failure));
         servers.check_permissions(self.ui.terminal);
         let here = self.model.here();
         if let Some(notice) = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools()) {
             self.ui.terminal.warn(notice);
-        }
-        self.state.toolbox.as_ref().map_or(Ok(()), |toolbox| self.check_names(toolbox))
-    }
-
-    /// Refuses tools whose names are those of MCP servers' tools.
-    ///
-    /// # Errors
-    /// A usage error that names the first.
-    pub fn check_names(&self, toolbox: &Toolbox) -> Result<(), CommandError> {
-        let is_theirs =
-            |tool: &&ChatTool| self.servers.as_ref().is_some_and(|servers| servers.has(&tool.name));
-        match toolbox.tools.iter().find(is_theirs) {
-            Some(tool) => {
-                let message =
-                    format!("{}: {} is the name of an MCP server's tool", toolbox.path.display(), tool.name);
-                Err(CommandError::usage(message))
-            }
-            None => Ok(()),
         }
     }
 
@@ -126,22 +105,20 @@ impl Chat<'_> {
         let shown: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
         self.ui.terminal.report(&format!("{} wants to run: {}", tool.name, shown.join(" ")));
         loop {
-            match self.ui.input.ask("run it? y(es), n(o), a(lways in this chat): ")?.as_deref() {
-                None => {
-                    self.ui
-                        .terminal
-                        .note("not run: a tool runs only with your consent, which takes a terminal");
-                    return Ok(false);
-                }
-                Some("y" | "yes") => return Ok(true),
-                Some("" | "n" | "no") => return Ok(false),
-                Some("a" | "always") => {
+            let Some(answer) = self.ui.input.ask("run it? y(es), n(o), a(lways in this chat): ")? else {
+                self.ui.terminal.note("not run: a tool runs only with your consent, which takes a terminal");
+                return Ok(false);
+            };
+            match CallConsent::read(&answer) {
+                Some(CallConsent::Once) => return Ok(true),
+                Some(CallConsent::No) => return Ok(false),
+                Some(CallConsent::Always) => {
                     if let Some(toolbox) = &mut self.state.toolbox {
                         toolbox.always.insert(tool.name.clone());
                     }
                     return Ok(true);
                 }
-                Some(_) => {}
+                None => {}
             }
         }
     }

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
+use crate::cli::mcp::ToolServers;
 use crate::cli::signal::Graceful;
 
 /// Bytes of a command's output that the model gets.
@@ -86,6 +87,18 @@ impl Toolbox {
             }
         }
         Ok(Self { path: path.into(), tools: file.tool, always: BTreeSet::new() })
+    }
+
+    /// Refuses tools whose names are those of MCP servers' tools.
+    ///
+    /// # Errors
+    /// A usage error that names the first.
+    pub fn check_names(&self, servers: Option<&ToolServers>) -> Result<(), CommandError> {
+        let is_theirs = |tool: &&ChatTool| servers.is_some_and(|servers| servers.has(&tool.name));
+        self.tools.iter().find(is_theirs).map_or(Ok(()), |tool| {
+            let (path, name) = (self.path.display(), &tool.name);
+            Err(CommandError::usage(format!("{path}: {name} is the name of an MCP server's tool")))
+        })
     }
 
     /// As templates and APIs have them.

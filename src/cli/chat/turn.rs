@@ -3,19 +3,20 @@
 //! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
 //! marked as cancelled; one that was interrupted before its first token is none.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::model::Answerer;
 use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
-use super::state::{AnswerRequest, Effect, LastTurn, SavePlace, with_attachments};
+use super::state::{AnswerRequest, CallResults, Effect, LastTurn, SavePlace, with_attachments};
 use super::{counted, grouped};
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load::Loaded;
-use crate::cli::output::OutputError;
-use crate::cli::run::answer::{AnswerGeneration, Generated};
+use crate::cli::run::answer::{AnswerGeneration, Generated, is_closed};
 use crate::cli::run::message_answer::{EndpointGenerated, MessageGeneration};
 use crate::cli::run::next_turn::unanswered;
 use crate::cli::run::report;
@@ -50,11 +51,20 @@ impl Chat<'_> {
         };
         self.state.pending = Some((kept, text.clone()));
         let text = with_attachments(&self.state.attached, text);
-        let before = unanswered(&self.state.session_chat.saved().turns[..kept]);
-        let before = before.into_iter().chain(system.map(Message::system));
+        let before = self.results_before(kept).into_iter().chain(system.map(Message::system));
         let added = before.chain([Message::user(text)]).collect();
         let replaces = (kept < self.state.session_chat.saved().turns.len()).then_some(BranchReason::Edit);
         self.answer(AnswerRequest { kept, added, has_files: true, replaces, ..AnswerRequest::default() })
+    }
+
+    /// Returns the results of the calls that the first `kept` turns end with, as far as this chat has them.
+    fn results_before(&self, kept: usize) -> Vec<Message> {
+        let turns = &self.state.session_chat.saved().turns[..kept];
+        let results = self.state.results.as_ref();
+        match results.filter(|results| turns.last().is_some_and(|last| Arc::ptr_eq(last, &results.turn))) {
+            Some(results) => results.messages.clone(),
+            None => unanswered(turns),
+        }
     }
 
     /// Answers, runs what tools the answer calls, and answers again.
@@ -80,6 +90,12 @@ impl Chat<'_> {
             }
             let results = if is_kept { self.run_tools(&answer)? } else { None };
             let Some(results) = results else { return Ok(Effect::Prompt) };
+            let turn = self.state.session_chat.saved().turns.last().cloned();
+            self.state.results = turn.map(|turn| CallResults { turn, messages: results.clone() });
+            if let Some(number) = self.ui.graceful.received() {
+                self.ui.terminal.note("(stopped; the results of the calls go with the next message)");
+                return Ok(stopped(number, self.ui.is_interactive()));
+            }
             asked = AnswerRequest {
                 kept: self.state.session_chat.saved().turns.len(),
                 added: results,
@@ -98,8 +114,9 @@ impl Chat<'_> {
         if self.state.schema.is_some() { Vec::new() } else { self.tool_definitions() }
     }
 
-    /// Returns the request that the settings make.
-    fn turn_request(&self, llm: &Loaded, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
+    /// Returns the request to a model that the settings make.
+    pub fn turn_request(&self, llm: &Loaded, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
+        let sampling = self.state.settings.sampling.resolve(&llm.info().defaults).0;
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         TurnRequest {
             answer_start: AnswerStart::Tokens(asked.begun.clone()),
@@ -107,20 +124,17 @@ impl Chat<'_> {
             constraint: source.map(|source| OutputConstraint { source, param: "/json" }),
             is_streamed: true,
             reasoning_budget: self.state.think.budget,
-            sampling: Sampling { seed: asked.seed.or(self.sampling().seed), ..self.sampling() },
+            sampling: Sampling { seed: asked.seed.or(sampling.seed), ..sampling },
             limits: self.limits(llm, prompt_tokens, asked),
             ..TurnRequest::default()
         }
     }
 
-    fn generate(&mut self, turn: PromptedTurn, asked: &AnswerRequest) -> Result<AnsweredTurn, CommandError> {
-        let answered = match self.model.answerer() {
-            Answerer::Loaded(llm) => self.generate_here(llm, turn, asked)?,
-            Answerer::Endpoint(endpoint) => self.generate_there(endpoint, turn, asked)?,
-        };
-        let Answer { started, outcome, .. } = &answered.generated.answer;
-        self.state.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
-        Ok(answered)
+    fn generate(&self, turn: PromptedTurn, asked: &AnswerRequest) -> Result<AnsweredTurn, CommandError> {
+        match self.model.answerer() {
+            Answerer::Loaded(llm) => self.generate_here(llm, turn, asked),
+            Answerer::Endpoint(endpoint) => self.generate_there(endpoint, turn, asked),
+        }
     }
 
     /// Asks the endpoint.
@@ -138,7 +152,7 @@ impl Chat<'_> {
             Renderer::new(self.ui.terminal, RendererOptions { think, is_styled, estimate: None });
         let generation = MessageGeneration { endpoint, request: &request, graceful: &self.ui.graceful };
         let EndpointGenerated { mut generated, failure, notice } = generation.run(&mut screen)?;
-        generated.is_reader_gone |= closed(screen.finish())?;
+        generated.is_reader_gone |= is_closed(screen.finish())?;
         drop(screen);
         notice.iter().for_each(|notice| self.ui.terminal.warn(notice));
         let sampling = Sampling { seed: request.seed(), ..self.sampling() };
@@ -170,7 +184,7 @@ impl Chat<'_> {
             graceful: &self.ui.graceful,
         };
         let mut generated = generation.run(&mut screen)?;
-        generated.is_reader_gone |= closed(screen.finish())?;
+        generated.is_reader_gone |= is_closed(screen.finish())?;
         drop(screen);
         let sampling = request.sampling.clone();
         Ok(AnsweredTurn { prompted: planned.prompted, sampling, generated, failure: None })
@@ -180,7 +194,7 @@ impl Chat<'_> {
     /// does not end the conversation. An answer that is continued may take what there is.
     fn limits(&self, llm: &Loaded, prompt_tokens: usize, asked: &AnswerRequest) -> Limits {
         let limits = self.state.settings.limits();
-        let has_limit = limits.max_tokens.is_some() || self.own_limit().is_some();
+        let has_limit = limits.max_tokens.is_some() || own_limit(llm).is_some();
         if has_limit || !asked.begun.is_empty() {
             return limits;
         }
@@ -190,11 +204,6 @@ impl Chat<'_> {
         Limits { max_tokens: Some(left), ..limits }
     }
 
-    /// Returns the most tokens of an answer if the user sets no limit.
-    fn own_limit(&self) -> Option<usize> {
-        self.model.here()?.engine().spec().config.answer_tokens
-    }
-
     /// Saves the turn and reports what became of it; returns whether there is one.
     fn keep(
         &mut self,
@@ -202,13 +211,14 @@ impl Chat<'_> {
         answer: &Answer,
         asked: &AnswerRequest,
     ) -> Result<bool, CommandError> {
-        let (outcome, record) = (&answer.outcome, RecordedAnswer::of(answer, sampling));
+        let (Answer { started, outcome, .. }, record) = (answer, RecordedAnswer::of(answer, sampling));
         let branch = match asked.replaces.filter(|_| !record.is_empty(&turn)) {
             Some(reason) => self.state.set_aside(reason)?,
             None => None,
         };
         let is_kept = self.state.session_chat.record(turn, record)? == Finished::Kept;
         if is_kept {
+            self.state.last = Some(LastTurn { started: started.clone(), outcome: Some(outcome.clone()) });
             self.state.pending = None;
             if asked.has_files {
                 self.state.attached.clear();
@@ -228,8 +238,7 @@ impl Chat<'_> {
         if self.model.here().is_some() {
             self.model.throughput.note(&outcome.usage, &outcome.timings);
         }
-        let started = self.state.last.as_ref().and_then(|last| last.started.as_ref());
-        if let Some((started, llm)) = started.zip(self.model.here()) {
+        if let Some((started, llm)) = started.as_ref().zip(self.model.here()) {
             terminal.detail(&report::reuse(started, llm.texts()));
         }
         self.model.take_notices().iter().for_each(|notice| terminal.warn(notice));
@@ -257,12 +266,13 @@ impl Chat<'_> {
     fn note_finish(&mut self, finish: &Finish, is_kept: bool, size: usize) {
         let terminal = self.ui.terminal;
         let has_limit = self.state.settings.limits().max_tokens.is_some();
+        let own_limit = self.model.here().and_then(own_limit);
         match (finish, is_kept) {
             (_, false) => terminal.note("(stopped before the answer began; the message was not sent)"),
             (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
             (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
-            (Finish::MaxTokens, _) if self.own_limit().is_some() => {
-                let most = counted(self.own_limit().unwrap_or_default(), "token");
+            (Finish::MaxTokens, _) if own_limit.is_some() => {
+                let most = counted(own_limit.unwrap_or_default(), "token");
                 terminal.note(format!("(cut: this model's answers have at most {most}, and end when they repeat)"));
             }
             (Finish::MaxTokens, _) => terminal.warn(
@@ -301,23 +311,45 @@ struct AnsweredTurn {
     failure: Option<CommandError>,
 }
 
+/// Returns the most tokens of a model's answer if the user sets no limit.
+fn own_limit(llm: &Loaded) -> Option<usize> {
+    llm.engine().spec().config.answer_tokens
+}
+
 /// Returns the effect of an answer's end on the chat.
-fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
-    match generated.signal {
-        Some(number) if !is_interactive || i32::from(number) == super::SIGTERM => {
-            Some(Effect::Leave(Exit::Signal(number)))
-        }
-        _ if generated.is_reader_gone => Some(Effect::Leave(Exit::Success)),
-        Some(_) => Some(Effect::Prompt),
-        None => None,
+pub fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
+    match generated.signal.map(|number| stopped(number, is_interactive)) {
+        Some(Effect::Prompt) | None if generated.is_reader_gone => Some(Effect::Leave(Exit::Success)),
+        effect => effect,
     }
 }
 
-/// Returns whether the reader of stdout has gone away.
-fn closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
-    match written {
-        Ok(()) => Ok(false),
-        Err(OutputError::Closed) => Ok(true),
-        Err(OutputError::Failed(error)) => Err(error),
+/// Returns the effect of a signal on the chat: Ctrl-C at a terminal stops the work only.
+fn stopped(number: u8, is_interactive: bool) -> Effect {
+    match is_interactive && i32::from(number) != super::SIGTERM {
+        true => Effect::Prompt,
+        false => Effect::Leave(Exit::Signal(number)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::turn::AnswerStream;
+
+    #[test]
+    fn a_signal_stops_the_answer_and_outside_a_terminal_the_chat() {
+        let effect = |signal, is_reader_gone, is_interactive| {
+            let answer = AnswerStream::default().finish(AnswerStream::default().cancelled()).1;
+            ending(&Generated { answer, signal, is_reader_gone }, is_interactive)
+        };
+        let (int, term) = (2, u8::try_from(super::super::SIGTERM).expect("a small number"));
+        let left = |exit| Some(Effect::Leave(exit));
+        assert_eq!(effect(None, false, true), None);
+        assert_eq!(effect(None, true, true), left(Exit::Success));
+        assert_eq!(effect(Some(int), false, true), Some(Effect::Prompt));
+        assert_eq!(effect(Some(int), true, true), left(Exit::Success));
+        assert_eq!(effect(Some(int), false, false), left(Exit::Signal(int)));
+        assert_eq!(effect(Some(term), true, true), left(Exit::Signal(term)));
     }
 }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::sleep;
 
-use super::connection::CallFailure;
-use super::permission::{CallConsent, QUESTION, shown};
+use super::connection::{CallFailure, ServerTool};
+use super::names::server_of;
+use super::permission::{AllowedTool, CallConsent, QUESTION, shown};
 use super::result::ResultText;
 use super::{ToolServer, ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
@@ -59,7 +60,7 @@ pub struct CallResult {
 }
 
 impl CallResult {
-    /// Returns a result that says why there is none.
+    /// Returns the result of a call that failed: the reason, for the model.
     pub fn error(status: CallStatus, why: &str) -> Self {
         Self { status, text: format!("error: {why}") }
     }
@@ -81,7 +82,7 @@ impl ToolServers {
         if desk.graceful.received().is_some() {
             return Ok(CallResult::error(CallStatus::Stopped, "the user stopped it"));
         }
-        let Some((at, name)) = self.find(&call.name) else {
+        let Some((at, tool)) = self.find(&call.name) else {
             return Ok(CallResult::error(CallStatus::Failed, &self.missing(&call.name)));
         };
         let arguments = match serde_json::from_str::<Value>(&call.arguments) {
@@ -90,36 +91,33 @@ impl ToolServers {
                 return Ok(CallResult::error(CallStatus::Failed, "the arguments are not a JSON object"));
             }
         };
-        if !self.is_agreed(at, call, &name, desk)? {
+        if !self.is_agreed(at, call, &tool, desk)? {
             return Ok(CallResult::error(CallStatus::Refused, "the user refused the call"));
         }
         desk.terminal.status(&format!("calling {}", call.name));
-        let made = self.make(at, &name, arguments, desk.graceful);
+        let made = self.make(at, &tool.name, arguments, desk.graceful);
         desk.terminal.status("");
         Ok(self.told(at, call, made, desk.terminal))
     }
 
-    /// Returns the server of an offered tool, by its place, and the server's own name of the tool.
-    fn find(&self, offered: &str) -> Option<(usize, String)> {
+    /// Returns an offered tool and its server's place.
+    fn find(&self, offered: &str) -> Option<(usize, ServerTool)> {
         self.servers.iter().enumerate().find_map(|(at, server)| {
             let tools = &server.state.connection()?.tools;
-            let tool = tools.iter().find(|tool| tool.offered == offered)?;
-            Some((at, tool.name.clone()))
+            Some((at, tools.iter().find(|tool| tool.offered == offered)?.clone()))
         })
     }
 
     /// Says why there is no such tool.
     fn missing(&self, offered: &str) -> String {
-        let down = self.servers.iter().find_map(|ToolServer { config, state }| {
-            let is_its = offered
-                .strip_prefix(&config.name)
-                .is_some_and(|rest| rest.starts_with(super::names::SEPARATOR));
-            match state {
-                ToolServerState::Down(_) if is_its => Some(&config.name),
-                _ => None,
+        let name = server_of(offered);
+        let server = self.servers.iter().find(|server| Some(server.config.name.as_str()) == name);
+        match server {
+            Some(ToolServer { config, state: ToolServerState::Down(_) }) => {
+                format!("the server {} does not run", config.name)
             }
-        });
-        down.map_or(format!("there is no tool {offered}"), |name| format!("the server {name} does not run"))
+            _ => format!("there is no tool {offered}"),
+        }
     }
 
     /// Returns whether the user agrees to a call. Where nobody can be asked, the answer is no.
@@ -127,14 +125,13 @@ impl ToolServers {
         &mut self,
         at: usize,
         call: &AnsweredCall,
-        name: &str,
+        tool: &ServerTool,
         desk: &mut CallDesk<'_>,
     ) -> Result<bool, CommandError> {
-        let server = self.servers[at].config.name.clone();
-        let is_allowed = self.permissions.allows(&server, &call.name);
-        let sentence =
-            format!("MCP server {server}, tool {}, arguments: {}", shown(name), shown(&call.arguments));
-        if is_allowed {
+        let server = &self.servers[at].config.name;
+        let (name, arguments) = (shown(&tool.name), shown(&call.arguments));
+        let sentence = format!("MCP server {server}, tool {name}, arguments: {arguments}");
+        if self.permissions.allows(server, tool) {
             desk.terminal.note(format!("calling: {sentence}"));
             return Ok(true);
         }
@@ -143,7 +140,8 @@ impl ToolServers {
             let Some(answer) = (desk.ask)(QUESTION)? else {
                 desk.terminal.warn(format!(
                     "{} was not called: that takes your consent at a terminal, or --allow-tool {}",
-                    call.name, call.name
+                    call.name,
+                    AllowedTool::of(server, tool)
                 ));
                 return Ok(false);
             };
@@ -151,7 +149,7 @@ impl ToolServers {
                 Some(CallConsent::No) => return Ok(false),
                 Some(CallConsent::Once) => return Ok(true),
                 Some(CallConsent::Always) => {
-                    self.permissions.allow_always(&call.name);
+                    self.permissions.allow_always(server, tool);
                     return Ok(true);
                 }
                 None => {}

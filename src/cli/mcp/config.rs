@@ -19,7 +19,6 @@ const NOT_USED: &[&str] = &[
     "autoApprove",
     "description",
     "dev",
-    "disabledTools",
     "gallery",
     "icon",
     "name",
@@ -83,6 +82,8 @@ pub struct ServerConfig {
     /// The beginning of its tools' names.
     pub name: String,
     pub transport: TransportConfig,
+    /// The server's own names of tools that are not offered.
+    pub disabled_tools: Vec<String>,
 }
 
 /// Connection to a server. It holds secrets, so it has no `Debug`.
@@ -146,20 +147,21 @@ impl McpConfig {
         let folder = path.parent().unwrap_or(Path::new(""));
         for (given, server) in servers {
             let reader = ServerReader { given: &given, path, folder, lookup };
-            if let Some(transport) =
+            if let Some((transport, disabled_tools)) =
                 reader.read(server, &mut self.notes).map_err(|why| format!("{given}: {why}"))?
             {
-                self.push(server_name(&given)?, transport)?;
+                self.push(ServerConfig { name: server_name(&given)?, transport, disabled_tools })?;
             }
         }
         Ok(())
     }
 
-    fn push(&mut self, name: String, transport: TransportConfig) -> Result<(), String> {
-        if self.servers.iter().any(|server| server.name == name) {
+    fn push(&mut self, server: ServerConfig) -> Result<(), String> {
+        let name = &server.name;
+        if self.servers.iter().any(|other| other.name == *name) {
             return Err(format!("there is another server {name}; the names of its tools would be the same"));
         }
-        self.servers.push(ServerConfig { name, transport });
+        self.servers.push(server);
         Ok(())
     }
 }
@@ -175,8 +177,12 @@ struct ServerReader<'a> {
 }
 
 impl ServerReader<'_> {
-    /// Returns how the server is reached; `None` if it is disabled.
-    fn read(&self, server: Value, notes: &mut Vec<String>) -> Result<Option<TransportConfig>, String> {
+    /// Returns how the server is reached, and its disabled tools; `None` if it is disabled itself.
+    fn read(
+        &self,
+        server: Value,
+        notes: &mut Vec<String>,
+    ) -> Result<Option<(TransportConfig, Vec<String>)>, String> {
         let Value::Object(mut members) = server else { return Err("no object".to_owned()) };
         let is_on = |value: Option<Value>, otherwise| match value {
             None => Ok(otherwise),
@@ -188,8 +194,9 @@ impl ServerReader<'_> {
             return Ok(None);
         }
         let transport = self.transport(&mut members)?;
+        let disabled_tools = self.list(&mut members, "disabledTools")?;
         self.check_rest(&members, notes)?;
-        Ok(Some(transport))
+        Ok(Some((transport, disabled_tools)))
     }
 
     fn transport(&self, members: &mut Map<String, Value>) -> Result<TransportConfig, String> {
@@ -219,13 +226,7 @@ impl ServerReader<'_> {
         if command.is_empty() {
             return Err("its command is empty".to_owned());
         }
-        let args = match members.shift_remove("args") {
-            None => Vec::new(),
-            Some(Value::Array(args)) => {
-                args.into_iter().map(|arg| self.filled(arg, "args")).collect::<Result<_, _>>()?
-            }
-            Some(_) => return Err("args is no array".to_owned()),
-        };
+        let args = self.list(members, "args")?;
         let env = self.texts(members, "env")?.into_iter().collect();
         let cwd = self.text(members, "cwd")?.map(|cwd| self.folder.join(cwd));
         // A command is found in PATH, or beside the file; never in the folder where llmctl happens to run.
@@ -246,7 +247,7 @@ impl ServerReader<'_> {
             members.keys().partition(|key| NOT_USED.contains(&key.as_str()));
         if let Some(key) = unknown.first() {
             return Err(format!(
-                "unknown key {key:?} (command, args, env, cwd; url, headers; type, disabled)"
+                "unknown key {key:?} (command, args, env, cwd; url, headers; type, disabled, enabled, disabledTools)"
             ));
         }
         if !known.is_empty() {
@@ -259,6 +260,15 @@ impl ServerReader<'_> {
     /// Takes a text out, with its variables filled in.
     fn text(&self, members: &mut Map<String, Value>, key: &str) -> Result<Option<String>, String> {
         members.shift_remove(key).map(|value| self.filled(value, key)).transpose()
+    }
+
+    /// Takes an array of texts out.
+    fn list(&self, members: &mut Map<String, Value>, key: &str) -> Result<Vec<String>, String> {
+        match members.shift_remove(key) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(texts)) => texts.into_iter().map(|text| self.filled(text, key)).collect(),
+            Some(_) => Err(format!("{key} is no array")),
+        }
     }
 
     /// Takes an object of texts out.
@@ -342,7 +352,7 @@ mod tests {
         let config = read(
             r#"{"mcpServers": {
                 "files": {"command": "npx", "args": ["-y", "server", "${NONE:-/tmp}"], "env": {"KEY": "a ${env:TOKEN} $1 ${a b}"}},
-                "my  server!": {"type": "stdio", "command": "./serve.py", "cwd": "data", "autoApprove": ["x"]},
+                "my  server!": {"type": "stdio", "command": "./serve.py", "cwd": "data", "autoApprove": ["x"], "disabledTools": ["rm"]},
                 "off": {"command": "x", "disabled": true},
                 "web": {"url": "https://host/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}}
             }, "theme": "dark"}"#,
@@ -356,6 +366,10 @@ mod tests {
         assert_eq!(files.env["KEY"], "a s3cret $1 ${a b}");
         let beside = process(&config, 1);
         assert!(beside.command.is_absolute() && beside.command.ends_with("serve.py"), "{:?}", beside.command);
+        assert_eq!(
+            config.servers.iter().map(|server| server.disabled_tools.join(" ")).collect::<Vec<_>>(),
+            ["", "rm", ""]
+        );
         assert!(beside.cwd.as_ref().is_some_and(|cwd| cwd.ends_with("data") && cwd.is_absolute()));
         let TransportConfig::Http(web) = &config.servers[2].transport else { panic!("a command") };
         assert_eq!(web.headers, [("Authorization".to_owned(), "Bearer s3cret".to_owned())]);
@@ -377,6 +391,7 @@ mod tests {
             (server(r#"{"command": "a", "url": "b"}"#), "one: it has a command and a url"),
             (server(r#"{"command": "a", "argv": []}"#), "one: unknown key \"argv\""),
             (server(r#"{"command": "a", "args": "b"}"#), "one: args is no array"),
+            (server(r#"{"command": "a", "disabledTools": {"b": true}}"#), "one: disabledTools is no array"),
             (server(r#"{"command": "a", "env": {"A": 1}}"#), "one: env.A is no text"),
             (
                 server(r#"{"command": "a", "env": {"A": "${NONE}"}}"#),
@@ -386,7 +401,10 @@ mod tests {
             (server(r#"{"type": "sse", "url": "http://a"}"#), "one: type sse"),
             (server(r#"{"type": "pigeon", "url": "http://a"}"#), "unknown type \"pigeon\""),
             (server(r#"{"command": "a", "disabled": "no"}"#), "true or false"),
-            (r#"{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}"#.to_owned(), "a"),
+            (
+                r#"{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}"#.to_owned(),
+                "\"a\" is given twice",
+            ),
             (
                 r#"{"mcpServers": {"a b": {"command": "x"}, "a_b": {"command": "y"}}}"#.to_owned(),
                 "another server a_b",

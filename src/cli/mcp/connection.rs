@@ -18,7 +18,7 @@ use rmcp::service::{
 use rmcp::transport::async_rw::AsyncRwTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use serde_json::{Value, json};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::config::{ProcessConfig, ServerConfig, TransportConfig};
 use super::http::McpHttp;
@@ -27,7 +27,7 @@ use super::process::ServerProcess;
 use super::result::{ResultText, text_of};
 use crate::runtime::http_engine::{HttpFailure, TlsTrust};
 
-/// Time that a server has to start and to list its tools.
+/// Time that a server has to start and to list its tools, or to list them again.
 pub const START_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Time that a connection has to close.
@@ -48,7 +48,7 @@ pub struct ServerTool {
     pub name: String,
     pub description: String,
     /// JSON Schema of the arguments.
-    parameters: Value,
+    pub parameters: Value,
 }
 
 impl ServerTool {
@@ -70,7 +70,7 @@ pub enum CallFailure {
     Timeout,
     /// The user stopped it.
     Stopped,
-    /// The server refuses the call; it goes on.
+    /// The server refuses the call, or the call does not reach it; the connection goes on.
     Refused(String),
     /// The server has ended or cannot be reached.
     Lost(String),
@@ -98,11 +98,15 @@ impl ClientHandler for McpClient {
 
 impl McpClient {
     /// Starts a server's process.
-    async fn start(self, config: &ProcessConfig) -> Result<(McpService, Option<ServerProcess>), String> {
+    async fn start(
+        self,
+        config: &ProcessConfig,
+        deadline: Instant,
+    ) -> Result<(McpService, Option<ServerProcess>), String> {
         let failed = |error| format!("cannot start {} ({error})", config.command.display());
         let (mut process, stdout, stdin) = ServerProcess::start(config).map_err(failed)?;
         let serving = self.serve(AsyncRwTransport::new_client(stdout, stdin));
-        let why = match timeout(START_TIMEOUT, serving).await {
+        let why = match timeout_at(deadline, serving).await {
             Ok(Ok(service)) => return Ok((service, Some(process))),
             Ok(Err(error)) => explained(&error),
             Err(_) => late(),
@@ -134,17 +138,18 @@ impl ServerConnection {
     pub async fn open(config: ServerConfig, trust: TlsTrust) -> Result<Self, String> {
         let news = Arc::new(News { has_new_tools: AtomicBool::new(false) });
         let client = McpClient(Arc::clone(&news));
+        let deadline = Instant::now() + START_TIMEOUT;
         let (service, process) = match &config.transport {
-            TransportConfig::Process(process) => client.start(process).await?,
+            TransportConfig::Process(process) => client.start(process, deadline).await?,
             TransportConfig::Http(http) => {
                 let transport = McpHttp::transport(http, trust)?;
-                let serving = timeout(START_TIMEOUT, client.serve(transport)).await;
+                let serving = timeout_at(deadline, client.serve(transport)).await;
                 (serving.map_err(|_| late())?.map_err(|error| explained(&error))?, None)
             }
         };
         let mut connection = Self { service, process, news, tools: Vec::new(), about: String::new() };
         connection.about = connection.about_server();
-        match timeout(START_TIMEOUT, connection.list(&config.name)).await.unwrap_or_else(|_| Err(late())) {
+        match timeout_at(deadline, connection.list(&config)).await.unwrap_or_else(|_| Err(late())) {
             Ok(tools) => {
                 connection.tools = tools;
                 Ok(connection)
@@ -163,8 +168,8 @@ impl ServerConnection {
         own.map_or(String::new(), |own| format!("{} {}", own.name, own.version).trim().to_owned())
     }
 
-    /// Returns the server's tools; none if it says that it has none.
-    async fn list(&self, server: &str) -> Result<Vec<ServerTool>, String> {
+    /// Returns the server's tools without those that the user disabled; none if it says that it has none.
+    async fn list(&self, config: &ServerConfig) -> Result<Vec<ServerTool>, String> {
         let has_tools = self.service.peer_info().is_some_and(|info| info.capabilities.tools.is_some());
         if !has_tools {
             return Ok(Vec::new());
@@ -183,7 +188,8 @@ impl ServerConnection {
                 None => break,
             }
         }
-        let offered = offered_names(server, tools.iter().map(|tool| &*tool.name));
+        tools.retain(|tool| !config.disabled_tools.iter().any(|name| *name == tool.name));
+        let offered = offered_names(&config.name, tools.iter().map(|tool| &*tool.name));
         let described = |(tool, offered): (Tool, String)| ServerTool {
             offered,
             description: tool.description.or(tool.title.map(Into::into)).unwrap_or_default().into_owned(),
@@ -193,16 +199,17 @@ impl ServerConnection {
         Ok(tools.into_iter().zip(offered).map(described).collect())
     }
 
-    /// Lists the tools again if the server has said that they changed. Returns whether it has.
+    /// Lists the tools again if the server has said that they changed. Returns whether they have.
     ///
     /// # Errors
     /// Why they cannot be listed; the earlier list stays.
-    pub async fn renew_tools(&mut self, server: &str) -> Result<bool, String> {
+    pub async fn renew_tools(&mut self, config: &ServerConfig) -> Result<bool, String> {
         if !self.news.has_new_tools.swap(false, Ordering::SeqCst) {
             return Ok(false);
         }
-        self.tools = timeout(START_TIMEOUT, self.list(server)).await.unwrap_or_else(|_| Err(late()))?;
-        Ok(true)
+        let tools = timeout(START_TIMEOUT, self.list(config)).await.unwrap_or_else(|_| Err(late()))?;
+        let before = std::mem::replace(&mut self.tools, tools);
+        Ok(before != self.tools)
     }
 
     /// Calls a tool. The server is told when nobody waits for the result any more.
@@ -233,6 +240,10 @@ impl ServerConnection {
             }
             Ok(_) => Err(CallFailure::Refused("its answer is no result of a call".to_owned())),
             Err(ServiceError::McpError(error)) => Err(CallFailure::Refused(error.message.into_owned())),
+            // Each message is a request of its own: the next one may succeed.
+            Err(ServiceError::TransportSend(error)) if self.process.is_none() => {
+                Err(CallFailure::Refused(words_of(&*error.error)))
+            }
             Err(error) => {
                 let why = match &error {
                     ServiceError::TransportClosed => "the connection has ended".to_owned(),

@@ -204,28 +204,42 @@ async fn refused(answer: HttpAnswer) -> Result<StreamableHttpPostResponse, McpHt
 
 /// Returns the events of an answer.
 fn events(answer: HttpAnswer) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bytes = unfold(Some((answer, 0)), |state| async {
-        let (mut answer, size) = state?;
+    let bytes = unfold(Some((answer, EventSize::default())), |state| async {
+        let (mut answer, mut size) = state?;
         match answer.next().await {
             Ok(None) => None,
             Err(failure) => Some((Err(failure), None)),
-            Ok(Some(part)) => match size_of_event(size, &part) {
-                size if size > MAX_EVENT => {
-                    Some((Err(HttpFailure::Malformed("an event of more than 16 MiB".to_owned())), None))
-                }
-                size => Some((Ok(std::io::Cursor::new(part)), Some((answer, size)))),
-            },
+            Ok(Some(part)) if size.after(&part) > MAX_EVENT => {
+                Some((Err(HttpFailure::Malformed("an event of more than 16 MiB".to_owned())), None))
+            }
+            Ok(Some(part)) => Some((Ok(std::io::Cursor::new(part)), Some((answer, size)))),
         }
     });
     SseStream::from_bytes_stream(bytes).boxed()
 }
 
-/// Returns the bytes of an event so far, which had `size` before this part. An empty line ends an event.
-fn size_of_event(size: usize, part: &[u8]) -> usize {
-    let ends = |at: &usize| part[*at..].starts_with(b"\n\n") || part[*at..].starts_with(b"\n\r\n");
-    match (0..part.len()).rev().find(ends) {
-        Some(at) => part.len() - at,
-        None => size + part.len(),
+/// The bytes of an event so far. An empty line ends an event; CR, LF and both together end a line.
+#[derive(Debug, Default)]
+struct EventSize {
+    size: usize,
+    is_line_start: bool,
+    was_return: bool,
+}
+
+impl EventSize {
+    /// Returns the size after this part of the stream.
+    fn after(&mut self, part: &[u8]) -> usize {
+        for &byte in part {
+            let is_second_half = byte == b'\n' && self.was_return;
+            self.was_return = byte == b'\r';
+            match byte {
+                b'\n' if is_second_half => {}
+                b'\r' | b'\n' if self.is_line_start => self.size = 0,
+                b'\r' | b'\n' => (self.size, self.is_line_start) = (self.size + 1, true),
+                _ => (self.size, self.is_line_start) = (self.size + 1, false),
+            }
+        }
+        self.size
     }
 }
 
@@ -270,8 +284,12 @@ mod tests {
 
     #[test]
     fn an_event_is_measured_from_its_beginning() {
-        assert_eq!(size_of_event(5, b"abc"), 8);
-        assert_eq!(size_of_event(5, b"abc\n\nde"), 4);
-        assert_eq!(size_of_event(5, b"abc\r\n\r\n"), 3);
+        const STREAM: &[u8] = b"data: a\n\ndata: b\r\n\r\n: c\r\rdata: d\ndata: e\n\n\nlast\r\nline";
+        for size in 1..STREAM.len() {
+            let mut event = EventSize::default();
+            let sizes: Vec<usize> = STREAM.chunks(size).map(|part| event.after(part)).collect();
+            assert_eq!(sizes.last(), Some(&9), "in parts of {size}");
+            assert!(sizes.iter().all(|size| *size <= 16), "in parts of {size}: {sizes:?}");
+        }
     }
 }

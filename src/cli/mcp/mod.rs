@@ -3,7 +3,7 @@
 //!
 //! `config` reads the JSON of other clients, `names` makes the tools' names, `process` and `http` are the two transports,
 //! `connection` is one server, `permission` what runs without asking, `result` what the model gets, `call` one call. The protocol is
-//! rmcp's. Its tasks run on a thread of their own; the callers here wait for them and see signals while they do.
+//! rmcp's. Its tasks run on a thread of their own, and the callers here wait for them. Only a call sees signals while it is waited for.
 //!
 //! Invariants: no file of the current folder starts a server or allows a call; nothing is called without the user's consent; a
 //! server that fails is reported by name, and the others go on.
@@ -28,8 +28,8 @@ use tokio::task::JoinHandle;
 pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
 use self::config::{McpConfig, ServerConfig, TransportConfig};
 use self::connection::{ServerConnection, ServerTool};
-pub use self::permission::AllowedTool;
 use self::permission::Permissions;
+pub use self::permission::{AllowedTool, CallConsent};
 use super::error::{CommandError, Kind};
 use super::hub_access::ca_file;
 use super::report::counted;
@@ -102,15 +102,12 @@ impl ToolServers {
     /// A configuration that cannot be used.
     pub fn begin(args: &McpArgs, terminal: &Terminal) -> Result<Option<Self>, CommandError> {
         if args.mcp_config.is_empty() {
-            return match args.allow_tool.first() {
-                Some(allowed) => {
-                    terminal.warn(format!(
-                        "--allow-tool {allowed}: there are no MCP servers; --mcp-config FILE names some"
-                    ));
-                    Ok(None)
-                }
-                None => Ok(None),
-            };
+            if let Some(allowed) = args.allow_tool.first() {
+                terminal.warn(format!(
+                    "--allow-tool {allowed}: there are no MCP servers; --mcp-config FILE names some"
+                ));
+            }
+            return Ok(None);
         }
         let config = McpConfig::read(&args.mcp_config, &|name| std::env::var(name).ok())?;
         if config.servers.len() > MAX_SERVERS {
@@ -164,8 +161,7 @@ impl ToolServers {
 
     /// Warns of permissions that name no tool of these servers.
     pub fn check_permissions(&self, terminal: &Terminal) {
-        let tools: Vec<(&str, &str)> =
-            self.tools().map(|(server, tool)| (server, tool.offered.as_str())).collect();
+        let tools: Vec<(&str, &ServerTool)> = self.tools().collect();
         for allowed in self.permissions.without_use(&tools) {
             terminal.warn(format!("--allow-tool {allowed}: no MCP server has such a tool"));
         }
@@ -186,7 +182,7 @@ impl ToolServers {
 
     /// Returns whether a name is one of a server's tool, or was.
     pub fn has(&self, offered: &str) -> bool {
-        let server = offered.split_once(names::SEPARATOR).map(|(server, _)| server);
+        let server = names::server_of(offered);
         self.servers.iter().any(|one| Some(one.config.name.as_str()) == server)
     }
 
@@ -226,7 +222,7 @@ impl ToolServers {
     }
 
     fn row(&self, server: &str, tool: &ServerTool) -> Vec<String> {
-        let asks = match self.permissions.allows(server, &tool.offered) {
+        let asks = match self.permissions.allows(server, tool) {
             true => "runs without asking",
             false => "asks before it runs",
         };
@@ -234,7 +230,8 @@ impl ToolServers {
         vec![format!("  {}", tool.offered), asks.to_owned(), description]
     }
 
-    /// Returns a message for each server that has ended, or has changed its tools, since the last call.
+    /// Returns a message for each server that has ended, or has changed its tools, since the last call. What the user allowed when
+    /// asked is asked again for the tools of a server that has changed them.
     pub fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         for ToolServer { config, state } in &mut self.servers {
@@ -246,9 +243,10 @@ impl ToolServers {
                 self.runtime.block_on(ended(down));
                 continue;
             }
-            match self.runtime.block_on(connection.renew_tools(name)) {
+            match self.runtime.block_on(connection.renew_tools(config)) {
                 Ok(false) => {}
                 Ok(true) => {
+                    self.permissions.forget(name);
                     let tools = counted(connection.tools.len(), "tool");
                     news.push(format!("MCP server {name} has changed its tools: {tools} now"));
                 }

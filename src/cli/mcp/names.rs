@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-/// Between server and tool.
+/// Stands between server and tool.
 pub const SEPARATOR: &str = "__";
 
 /// Most characters of a tool's name; OpenAI's limit.
@@ -56,6 +56,11 @@ pub fn offered_names<'a>(server: &str, tools: impl IntoIterator<Item = &'a str>)
     tools.into_iter().map(name).collect()
 }
 
+/// Returns the server's part of an offered name; `None` of a name that no server's tool can have.
+pub fn server_of(offered: &str) -> Option<&str> {
+    offered.split_once(SEPARATOR).map(|(server, _)| server)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,11 +77,7 @@ mod tests {
             assert_eq!(name, expected);
             for tool in ["t", "_t", "__t", "b__t"] {
                 let offered = offered_names(&name, [tool]);
-                assert_eq!(
-                    offered[0].split_once(SEPARATOR).map(|(server, _)| server),
-                    Some(expected),
-                    "{tool}"
-                );
+                assert_eq!(server_of(&offered[0]), Some(expected), "{tool}");
             }
         }
         assert!(server_name("\u{e9}!").is_err());

@@ -5,16 +5,18 @@
 use std::collections::BTreeSet;
 use std::str::FromStr;
 
+use super::connection::ServerTool;
 use super::names::SEPARATOR;
 
 /// Most characters of the arguments that are shown before a call.
 const MAX_SHOWN: usize = 4000;
 
-/// `--allow-tool`: a tool, or all tools of a server.
+/// `--allow-tool`: a tool, or all tools of a server. The tool has the server's own name: an offered name may get a number, which says
+/// nothing but its place in the server's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedTool {
     server: String,
-    /// The offered name; `None` for all tools of the server.
+    /// `None` for all tools of the server.
     tool: Option<String>,
 }
 
@@ -24,28 +26,34 @@ impl FromStr for AllowedTool {
     fn from_str(text: &str) -> Result<Self, String> {
         const FORM: &str = "neither server__tool nor server__*";
         let (server, tool) = text.split_once(SEPARATOR).ok_or(FORM)?;
-        let is_word = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-        match (server.is_empty() || !is_word(server), tool) {
-            (true, _) | (_, "") => Err(FORM.to_owned()),
-            (false, "*") => Ok(Self { server: server.to_owned(), tool: None }),
-            (false, tool) if is_word(tool) => {
-                Ok(Self { server: server.to_owned(), tool: Some(text.to_owned()) })
-            }
-            (false, _) => Err(FORM.to_owned()),
+        let is_word = |text: &str, others: &str| {
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || others.contains(c))
+        };
+        let tool = Some(tool.to_owned()).filter(|tool| tool != "*");
+        let is_name = tool.as_ref().is_none_or(|tool| is_word(tool, "_-./"));
+        match is_word(server, "_-") && is_name {
+            true => Ok(Self { server: server.to_owned(), tool }),
+            false => Err(FORM.to_owned()),
         }
     }
 }
 
 impl AllowedTool {
-    fn allows(&self, server: &str, offered: &str) -> bool {
-        self.server == server && self.tool.as_ref().is_none_or(|tool| tool == offered)
+    /// Returns the pattern for a tool. One whose name would need quotes in a shell is allowed with its server.
+    pub fn of(server: &str, tool: &ServerTool) -> Self {
+        let alone = format!("{server}{SEPARATOR}{}", tool.name).parse();
+        alone.unwrap_or(Self { server: server.to_owned(), tool: None })
+    }
+
+    fn allows(&self, server: &str, tool: &ServerTool) -> bool {
+        self.server == server && self.tool.as_ref().is_none_or(|name| *name == tool.name)
     }
 }
 
 impl std::fmt::Display for AllowedTool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.tool {
-            Some(tool) => f.write_str(tool),
+            Some(tool) => write!(f, "{}{SEPARATOR}{tool}", self.server),
             None => write!(f, "{}{SEPARATOR}*", self.server),
         }
     }
@@ -55,8 +63,8 @@ impl std::fmt::Display for AllowedTool {
 #[derive(Debug, Default)]
 pub struct Permissions {
     allowed: Vec<AllowedTool>,
-    /// Offered names of tools that the user allowed when asked, for this chat or run.
-    always: BTreeSet<String>,
+    /// Servers and their own names of tools that the user allowed when asked, for this chat or run.
+    always: BTreeSet<(String, String)>,
 }
 
 impl Permissions {
@@ -65,24 +73,25 @@ impl Permissions {
     }
 
     /// Returns whether a tool runs without asking.
-    pub fn allows(&self, server: &str, offered: &str) -> bool {
-        self.always.contains(offered) || self.allowed.iter().any(|allowed| allowed.allows(server, offered))
+    pub fn allows(&self, server: &str, tool: &ServerTool) -> bool {
+        let is_always = self.always.contains(&(server.to_owned(), tool.name.clone()));
+        is_always || self.allowed.iter().any(|allowed| allowed.allows(server, tool))
     }
 
     /// Lets a tool run without asking from now on.
-    pub fn allow_always(&mut self, offered: &str) {
-        self.always.insert(offered.to_owned());
+    pub fn allow_always(&mut self, server: &str, tool: &ServerTool) {
+        self.always.insert((server.to_owned(), tool.name.clone()));
     }
 
-    /// Takes back what the user allowed when asked, for the tools of a server that is started anew.
+    /// Takes back what the user allowed when asked, for the tools of a server that starts anew or changes them.
     pub fn forget(&mut self, server: &str) {
-        self.always.retain(|offered| offered.split_once(SEPARATOR).is_none_or(|(owner, _)| owner != server));
+        self.always.retain(|(owner, _)| owner != server);
     }
 
     /// Returns what was allowed beforehand and is none of these tools.
-    pub fn without_use(&self, tools: &[(&str, &str)]) -> Vec<String> {
+    pub fn without_use(&self, tools: &[(&str, &ServerTool)]) -> Vec<String> {
         let is_idle =
-            |allowed: &&AllowedTool| !tools.iter().any(|(server, offered)| allowed.allows(server, offered));
+            |allowed: &&AllowedTool| !tools.iter().any(|(server, tool)| allowed.allows(server, tool));
         self.allowed.iter().filter(is_idle).map(AllowedTool::to_string).collect()
     }
 }
@@ -126,29 +135,54 @@ pub fn shown(arguments: &str) -> String {
 mod tests {
     use super::*;
 
+    fn tool(name: &str) -> ServerTool {
+        let (offered, name, description) = (String::new(), name.to_owned(), String::new());
+        ServerTool { offered, name, description, parameters: serde_json::Value::Null }
+    }
+
     #[test]
     fn a_pattern_names_a_tool_or_a_server() {
         let parse = |text: &str| text.parse::<AllowedTool>();
         let permissions =
             Permissions::new(vec![parse("a__b").expect("a tool"), parse("c__*").expect("a server")]);
-        assert!(permissions.allows("a", "a__b") && permissions.allows("c", "c__x__y"));
-        assert!(!permissions.allows("a", "a__b_2") && !permissions.allows("a", "a__c"));
-        assert!(!permissions.allows("b", "a__b"), "another server's tool");
-        assert_eq!(permissions.without_use(&[("a", "a__b"), ("d", "d__x")]), ["c__*"]);
-        for wrong in ["*", "a", "a__", "__b", "a*__b", "a__b*", "a__*b", "a b__c", ""] {
+        assert!(permissions.allows("a", &tool("b")) && permissions.allows("c", &tool("x__y")));
+        assert!(!permissions.allows("a", &tool("b_2")) && !permissions.allows("a", &tool("c")));
+        assert!(!permissions.allows("b", &tool("b")), "another server's tool");
+        assert_eq!(permissions.without_use(&[("a", &tool("b")), ("d", &tool("x"))]), ["c__*"]);
+        for wrong in ["*", "a", "a__", "__b", "a*__b", "a__b*", "a__*b", "a b__c", "a.b__c", "a__b;c", ""] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
+        for (name, pattern) in [("b.c/d", "a__b.c/d"), ("$(b)", "a__*"), ("", "a__*")] {
+            let allowed = AllowedTool::of("a", &tool(name));
+            assert_eq!(allowed.to_string(), pattern);
+            assert!(Permissions::new(vec![allowed]).allows("a", &tool(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_another_tool_gets_carries_no_permission() {
+        let offered = |own: &'static str, others: &[&'static str]| {
+            let names: Vec<&str> = others.iter().copied().chain([own]).collect();
+            let offered = crate::cli::mcp::names::offered_names("s", names);
+            ServerTool { offered: offered.last().expect("the own one").clone(), ..tool(own) }
+        };
+        let mut permissions = Permissions::new(vec!["s__a.b".parse().expect("a tool")]);
+        permissions.allow_always("s", &offered("a b", &["a.b"]));
+        let other = offered("a/b", &["a.b"]);
+        assert_eq!(other.offered, "s__a_b_2", "as \"a b\" was");
+        assert!(!permissions.allows("s", &other));
+        assert!(permissions.allows("s", &offered("a.b", &["a/b"])), "whatever its number");
     }
 
     #[test]
     fn what_is_allowed_always_is_one_tool_until_its_server_starts_anew() {
         let mut permissions = Permissions::default();
-        permissions.allow_always("a__b");
-        assert!(permissions.allows("a", "a__b") && !permissions.allows("a", "a__c"));
+        permissions.allow_always("a", &tool("b"));
+        assert!(permissions.allows("a", &tool("b")) && !permissions.allows("a", &tool("c")));
         permissions.forget("b");
-        assert!(permissions.allows("a", "a__b"));
+        assert!(permissions.allows("a", &tool("b")));
         permissions.forget("a");
-        assert!(!permissions.allows("a", "a__b"));
+        assert!(!permissions.allows("a", &tool("b")));
     }
 
     #[test]

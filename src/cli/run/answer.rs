@@ -161,7 +161,7 @@ impl Run<'_> {
 }
 
 /// Returns whether the reader has left.
-pub(super) fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
+pub(in crate::cli) fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
     match written {
         Ok(()) => Ok(false),
         Err(OutputError::Closed) => Ok(true),

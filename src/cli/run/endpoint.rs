@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::answer::Generated;
 use super::message_answer::{EndpointGenerated, MessageGeneration};
-use super::next_turn::{Next, SessionPlace, check_system, messages, note_kept};
+use super::next_turn::{RunTurn, SessionPlace, looked_at, messages, note_kept};
 use super::report::{Report, ReportForm, ReportSubject, endpoint_stats};
 use super::tool_rounds::ToolRounds;
 use super::{OutputFormat, RunArgs};
@@ -14,7 +14,6 @@ use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::{Output, OutputError};
-use crate::cli::report::counted;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::GenerationDefaults;
@@ -25,42 +24,29 @@ use crate::runtime::{Finish, GrammarSource};
 use crate::template::{Message, ToolChoice};
 
 /// Answers one prompt, or shows with `--dry-run` what would be sent.
-pub fn run(
-    choice: &EndpointChoice,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
-    if args.prompt.dry_run {
-        return preview(choice, None, args, next, rounds, terminal);
+pub fn run(choice: &EndpointChoice, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
+    if turn.args.prompt.dry_run {
+        return preview(choice, None, turn);
     }
-    check_flags(&args.endpoint)?;
-    let endpoint = choice.connect(&args.endpoint, terminal)?;
+    let endpoint = connected(choice, &turn)?;
     let mut session_chat = SessionChat::new(endpoint.fingerprint());
-    take_turn(&endpoint, None, &mut session_chat, args, next, rounds, terminal)
+    take_turn(&endpoint, None, &mut session_chat, turn)
+}
+
+fn connected(choice: &EndpointChoice, turn: &RunTurn<'_, '_>) -> Result<ChatEndpoint, CommandError> {
+    check_flags(&turn.args.endpoint)?;
+    choice.connect(&turn.args.endpoint, turn.terminal)
 }
 
 /// `--dry-run`: the request with the whole conversation, of which nothing is sent.
 pub fn preview(
     choice: &EndpointChoice,
     saved: Option<SavedSession>,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
+    turn: RunTurn<'_, '_>,
 ) -> Result<Exit, CommandError> {
-    check_flags(&args.endpoint)?;
-    if let Some(saved) = &saved {
-        check_system(saved, &next)?;
-    }
-    let endpoint = choice.connect(&args.endpoint, terminal)?;
-    let model = endpoint.fingerprint();
-    let session_chat = match saved {
-        Some(saved) => SessionChat::look_at(saved, model),
-        None => SessionChat::new(model),
-    };
-    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
+    let endpoint = connected(choice, &turn)?;
+    let RunTurn { args, next, rounds, .. } = turn;
+    let (_, messages) = looked_at(saved, endpoint.fingerprint(), next);
     let asked = EndpointExtras::of(args, rounds)?;
     dry_run(&endpoint, &asked.request(&messages, args)?, args.output.output.unwrap_or_default())
 }
@@ -69,21 +55,11 @@ pub fn preview(
 pub fn run_in_session(
     choice: &EndpointChoice,
     place: SessionPlace<'_>,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
+    turn: RunTurn<'_, '_>,
 ) -> Result<Exit, CommandError> {
-    check_flags(&args.endpoint)?;
-    let endpoint = choice.connect(&args.endpoint, terminal)?;
-    place.with_chat(endpoint.fingerprint(), |name, session_chat| {
-        check_system(session_chat.saved(), &next)?;
-        match session_chat.saved().turns.len() {
-            0 => terminal.note(format!("new session {name}")),
-            count => terminal.note(format!("continuing session {name} ({})", counted(count, "turn"))),
-        }
-        session_chat.notices().iter().for_each(|notice| terminal.note(notice));
-        take_turn(&endpoint, Some(name), session_chat, args, next, rounds, terminal)
+    let endpoint = connected(choice, &turn)?;
+    place.with_chat(endpoint.fingerprint(), turn, |name, session_chat, turn| {
+        take_turn(&endpoint, Some(name), session_chat, turn)
     })
 }
 
@@ -92,11 +68,9 @@ fn take_turn(
     endpoint: &ChatEndpoint,
     name: Option<&SessionName>,
     session_chat: &mut SessionChat,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
+    turn: RunTurn<'_, '_>,
 ) -> Result<Exit, CommandError> {
+    let RunTurn { args, next, rounds, terminal } = turn;
     let asked = EndpointExtras::of(args, rounds)?;
     let added = messages(session_chat.saved(), next);
     let turn = session_chat.addressed(session_chat.followed_by(added).messages);
@@ -111,7 +85,7 @@ fn take_turn(
         let next = session_chat.addressed(session_chat.followed_by(results).messages);
         let messages = next.messages().to_vec();
         turn = Some(next);
-        Ok(Some(messages))
+        Ok(Some((messages, rounds.offered().definitions)))
     };
     let exit = answer(endpoint, &asked, messages, args, &mut after, terminal)?;
     Ok(rounds.verdict(exit))
@@ -144,7 +118,7 @@ impl EndpointExtras {
         if let Some((_, flag)) = unknown_there.into_iter().find(|(is_set, _)| *is_set) {
             return Err(unavailable(flag));
         }
-        let tools = rounds.tools(args)?;
+        let tools = rounds.tools()?;
         if !tools.inputs.is_empty() || tools.choice != ToolChoice::Auto {
             return Err(CommandError::usage(
                 "--tools: an endpoint takes functions only, without grammars of their own",
@@ -170,12 +144,12 @@ impl EndpointExtras {
     }
 }
 
-/// Takes a finished answer: keeps it, runs its calls, and returns the messages of the next request, if there is one to come.
+/// Takes a finished answer: keeps it, runs its calls, and returns messages and tools of the next request, if there is one to come.
 type AfterMessages<'a> = dyn FnMut(
         &Generated,
         &mut Report<'_, StdoutLock<'static>>,
         &Graceful,
-    ) -> Result<Option<Vec<Message>>, CommandError>
+    ) -> Result<Option<(Vec<Message>, Vec<Value>)>, CommandError>
     + 'a;
 
 /// Answers on stdout. `after` gets each answer before it is reported as done.
@@ -191,9 +165,9 @@ fn answer(
     let (subject, form) = (ReportSubject::Endpoint(endpoint, &settings), ReportForm::of(args)?);
     let mut report = Report::new(subject, form, Output::stdout(), terminal);
     let graceful = Graceful::begin();
-    let mut messages = messages;
+    let (mut messages, mut tools) = (messages, asked.tools.clone());
     let EndpointGenerated { generated, failure, notice } = loop {
-        let request = &asked.request(&messages, args)?;
+        let request = &EndpointRequest { tools: &tools, ..asked.request(&messages, args)? };
         let generation = MessageGeneration { endpoint, request, graceful: &graceful };
         let answered = generation.run(&mut report);
         let next = answered.and_then(|answered| match answered.failure {
@@ -203,7 +177,7 @@ fn answer(
         match next.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
             (Some(next), answered) => {
                 answered.notice.iter().for_each(|notice| terminal.warn(notice));
-                messages = next;
+                (messages, tools) = next;
             }
             (None, answered) => break answered,
         }

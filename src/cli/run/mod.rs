@@ -37,6 +37,7 @@ use crate::runtime::turn::{TurnPlan, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish, Outcome, Started};
 use answer::{AnswerGeneration, Generated};
 use constraint::ConstraintArgs;
+use next_turn::{Next, RunTurn};
 use report::{Report, ReportForm};
 use request::{Rendered, input, rendered, turn_request};
 use tool_rounds::ToolRounds;
@@ -327,33 +328,33 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
     let system = system_prompt(&args.prompt)?;
     let mut rounds = ToolRounds::begin(&args, terminal)?;
-    let next = next_turn::Next { text, system };
+    let turn = RunTurn { args: &args, next: Next { text, system }, rounds: &mut rounds, terminal };
     if let Some(name) = &args.session.session {
-        return session::run(name, &args, next, &mut rounds, terminal);
+        return session::run(name, turn);
     }
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, None) {
-        return endpoint::run(&choice, &args, next, &mut rounds, terminal);
+        return endpoint::run(&choice, turn);
     }
-    if rounds.is_on() {
-        return session::run_unsaved(&args, next, &mut rounds, terminal);
+    if turn.rounds.is_on() {
+        return session::run_unsaved(turn);
     }
-    answer_once(&args, next, terminal)
+    answer_once(turn)
 }
 
 /// Answers one prompt, or shows it with `--dry-run`: without a session, an endpoint and tools that are run.
-fn answer_once(args: &RunArgs, next: next_turn::Next, terminal: &Terminal) -> Result<Exit, CommandError> {
-    let next_turn::Next { text, system } = next;
-    let tools = args.prompt.tools()?;
+fn answer_once(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
+    let RunTurn { args, next, rounds, terminal } = turn;
+    let tools = rounds.tools()?;
     if args.prompt.dry_run {
         let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
-        note_system(texts.chat_tokenizer(), system.as_deref(), terminal);
-        let input = input(&texts, args, &tools, next_turn::Next { text, system }, terminal)?;
+        note_system(texts.chat_tokenizer(), next.system.as_deref(), terminal);
+        let input = input(&texts, args, &tools, next, terminal)?;
         let rendered = rendered(&texts, &input, args.prompt.prefill_response.as_deref().unwrap_or_default())?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
     let llm = load_model(args, terminal)?;
-    note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
-    let input = input(llm.texts(), args, &tools, next_turn::Next { text, system }, terminal)?;
+    note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
+    let input = input(llm.texts(), args, &tools, next, terminal)?;
     let turn = turn_request(&llm, args, tools, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
     answer(&llm, &turn, plan, None, args, &mut |_, _, _| Ok(None), terminal)

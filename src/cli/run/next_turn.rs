@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
+use super::RunArgs;
+use super::tool_rounds::ToolRounds;
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::report::counted;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{
@@ -18,6 +21,14 @@ pub struct Next {
     pub system: Option<String>,
 }
 
+/// A turn that is to be answered: its prompt, and the flags and tools for it.
+pub struct RunTurn<'r, 'a> {
+    pub args: &'r RunArgs,
+    pub next: Next,
+    pub rounds: &'r mut ToolRounds<'a>,
+    pub terminal: &'r Terminal,
+}
+
 /// A session's name and store, and its lock if it exists.
 pub struct SessionPlace<'a> {
     pub name: &'a SessionName,
@@ -26,14 +37,16 @@ pub struct SessionPlace<'a> {
 }
 
 impl SessionPlace<'_> {
-    /// Begins the session if it does not exist, and works in it. One that this begins and that comes to no turn is removed again.
+    /// Begins the session if it does not exist, and takes the turn in it. One that this begins and that comes to no turn is removed
+    /// again.
     ///
     /// # Errors
-    /// The session cannot be created; those of `work`.
+    /// The session cannot be created, or has another system prompt; those of `take`.
     pub fn with_chat(
         self,
         model: ModelFingerprint,
-        work: impl FnOnce(&SessionName, &mut SessionChat) -> Result<Exit, CommandError>,
+        turn: RunTurn<'_, '_>,
+        take: impl FnOnce(&SessionName, &mut SessionChat, RunTurn<'_, '_>) -> Result<Exit, CommandError>,
     ) -> Result<Exit, CommandError> {
         let is_new = self.opened.is_none();
         let writer = match self.opened {
@@ -41,7 +54,9 @@ impl SessionPlace<'_> {
             None => self.store.open_or_create(self.name, &model).map_err(sessions::explain)?,
         };
         let mut session_chat = SessionChat::resume(writer, model);
-        let exit = work(self.name, &mut session_chat);
+        check_system(session_chat.saved(), &turn.next)?;
+        note_session(self.name, &session_chat, turn.terminal);
+        let exit = take(self.name, &mut session_chat, turn);
         if is_new {
             let _ = session_chat.remove_if_empty(); // an empty session is listed, and harms nobody
         }
@@ -49,17 +64,29 @@ impl SessionPlace<'_> {
     }
 }
 
-/// Returns the messages that say of calls which the last turn ends with that they were not run: llmctl was ended, the user stopped
-/// them, or there was nobody to run them. Servers and templates want a result for each call before the next message.
+fn note_session(name: &SessionName, session_chat: &SessionChat, terminal: &Terminal) {
+    let saved = session_chat.saved();
+    let turns = counted(saved.turns.len(), "turn");
+    terminal.note(match saved.num_tokens() {
+        _ if saved.turns.is_empty() => format!("new session {name}"),
+        0 => format!("continuing session {name} ({turns})"), // an endpoint has answered them
+        tokens => format!("continuing session {name} ({turns}, {})", counted(tokens, "token")),
+    });
+    session_chat.notices().iter().for_each(|notice| terminal.note(notice));
+}
+
+/// Returns the messages that say of calls which the last turn ends with that they have no result: llmctl was ended, the user stopped
+/// them, or there was nobody to run them. A call that a server has received may have run. Servers and templates want a result for
+/// each call before the next message.
 pub fn unanswered(turns: &[Arc<SavedTurn>]) -> Vec<Message> {
     let last = turns.last().and_then(|saved| saved.turn.messages.last());
     let calls = last.map(|message| message.tool_calls.as_slice()).unwrap_or_default();
-    let not_run = |call: &ToolCall| {
-        let mut message = Message::new(Role::Tool, "error: the call was not run");
+    let no_result = |call: &ToolCall| {
+        let mut message = Message::new(Role::Tool, "error: there is no result of the call; it may have run");
         (message.tool_call_id, message.name) = (call.id.clone(), Some(call.name.clone()));
         message
     };
-    calls.iter().map(not_run).collect()
+    calls.iter().map(no_result).collect()
 }
 
 /// Says what is kept of an answer that was cut or is empty.
@@ -78,6 +105,20 @@ pub fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
     let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
     let before = unanswered(&saved.turns).into_iter().chain(system);
     before.chain([Message::user(next.text)]).collect()
+}
+
+/// Returns a conversation that is only looked at, and the messages of its next prompt.
+pub fn looked_at(
+    saved: Option<SavedSession>,
+    model: ModelFingerprint,
+    next: Next,
+) -> (SessionChat, Vec<Message>) {
+    let session_chat = match saved {
+        Some(saved) => SessionChat::look_at(saved, model),
+        None => SessionChat::new(model),
+    };
+    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
+    (session_chat, messages)
 }
 
 /// A conversation has one system prompt, the one that it began with.

@@ -90,9 +90,8 @@ pub struct Report<'a, W: Write> {
     started: Option<Started>,
     /// The answer so far, if jsonl does not stream it.
     held: Held,
-    /// Answers whose calls were run, for json, and their texts.
+    /// Answers whose calls were run, for json.
     rounds: Vec<Value>,
-    earlier_text: String,
     /// The text written so far ends with a line end, or there is none.
     is_at_line_start: bool,
     /// Reasoning on stderr has not ended with a line end yet.
@@ -126,7 +125,6 @@ impl<'a, W: Write> Report<'a, W> {
             started: None,
             held: Held::default(),
             rounds: Vec::new(),
-            earlier_text: String::new(),
             is_at_line_start: true,
             is_reasoning_open: false,
         }
@@ -147,22 +145,12 @@ impl<'a, W: Write> Report<'a, W> {
     /// Ends an answer whose calls are run next.
     pub fn calls(&mut self, answer: &Answer) -> Result<(), OutputError> {
         self.clear_progress();
-        self.earlier_text.push_str(&answer.content);
-        if !answer.content.is_empty() && !answer.content.ends_with('\n') {
-            self.earlier_text.push('\n');
-        }
         let calls: Value = answer.tool_calls.iter().map(call_json).collect();
         let usage = usage_json(&answer.outcome.usage);
         match self.form.format {
-            OutputFormat::Text if self.form.stream => self.end_line(),
-            OutputFormat::Text => {
-                self.write_text(&answer.content)?;
-                self.end_line()
-            }
+            OutputFormat::Text => self.end_text(&answer.content),
             OutputFormat::Json => {
-                let reasoning = Some(&answer.reasoning);
-                let reasoning = reasoning.filter(|text| self.form.shows_reasoning && !text.is_empty());
-                let (text, results) = (&answer.content, json!([]));
+                let (text, reasoning, results) = (&answer.content, self.shown_reasoning(answer), json!([]));
                 self.rounds.push(json!({
                     "text": text, "reasoning": reasoning, "tool_calls": calls, "results": results, "usage": usage,
                 }));
@@ -196,22 +184,16 @@ impl<'a, W: Write> Report<'a, W> {
     pub fn finish(&mut self, answer: &Answer) -> Result<(), OutputError> {
         self.clear_progress();
         match self.form.format {
-            OutputFormat::Text if self.form.stream => self.end_line(),
-            OutputFormat::Text => {
-                self.write_text(&answer.content)?;
-                self.end_line()
-            }
+            OutputFormat::Text => self.end_text(&answer.content),
             OutputFormat::Json => {
                 let mut object = self.result(answer);
                 let rounds = std::mem::take(&mut self.rounds);
+                let text = earlier_text(&rounds) + &answer.content;
                 if !rounds.is_empty() {
                     object.insert("tool_rounds".to_owned(), rounds.into());
                 }
-                let text = format!("{}{}", self.earlier_text, answer.content);
                 object.insert("text".to_owned(), text.into());
-                let reasoning = Some(&answer.reasoning);
-                let reasoning = reasoning.filter(|text| self.form.shows_reasoning && !text.is_empty());
-                object.insert("reasoning".to_owned(), reasoning.cloned().into());
+                object.insert("reasoning".to_owned(), self.shown_reasoning(answer).into());
                 if self.form.logprobs {
                     let tokens = self.tokens(&answer.tokens);
                     object.insert("logprobs".to_owned(), tokens);
@@ -353,9 +335,22 @@ impl<'a, W: Write> Report<'a, W> {
         self.output.write(text)
     }
 
+    /// Ends an answer's text, which is written now if it was not streamed.
+    fn end_text(&mut self, text: &str) -> Result<(), OutputError> {
+        if !self.form.stream {
+            self.write_text(text)?;
+        }
+        self.end_line()
+    }
+
     fn end_line(&mut self) -> Result<(), OutputError> {
         self.end_reasoning();
         if std::mem::replace(&mut self.is_at_line_start, true) { Ok(()) } else { self.output.write("\n") }
+    }
+
+    /// Returns the reasoning of an answer for json; `None` if there is none or it is not to be shown.
+    fn shown_reasoning(&self, answer: &Answer) -> Option<String> {
+        Some(answer.reasoning.clone()).filter(|text| self.form.shows_reasoning && !text.is_empty())
     }
 
     /// Shows reasoning beside the text, to a person.
@@ -437,6 +432,12 @@ impl<W: Write> AnswerSink for Report<'_, W> {
         }
         self.take(&text, &reasoning, tokens)
     }
+}
+
+/// Returns the texts of answers whose calls were run, each with a line end.
+fn earlier_text(rounds: &[Value]) -> String {
+    let texts = rounds.iter().filter_map(|round| round["text"].as_str()).filter(|text| !text.is_empty());
+    texts.map(|text| format!("{}\n", text.strip_suffix('\n').unwrap_or(text))).collect()
 }
 
 /// Returns the members of a result that differ where the answer is an endpoint's. What it does not report is null.

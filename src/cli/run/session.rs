@@ -5,33 +5,26 @@
 
 use super::answer::Generated;
 use super::endpoint;
-use super::next_turn::{Next, SessionPlace, check_system, messages, note_kept};
+use super::next_turn::{RunTurn, SessionPlace, check_system, looked_at, messages, note_kept};
 use super::report::Report;
 use super::request::{Rendered, chat_context, turn_request};
-use super::tool_rounds::ToolRounds;
 use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load;
 use crate::cli::places::{KeptFiles, Places};
-use crate::cli::report::counted;
 use crate::cli::resume;
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::turn::SessionChat;
+use crate::runtime::turn::{SessionChat, ToolUse, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish};
 use crate::template::{Conversation, TemplateError};
 
 /// Answers the next turn, or shows its prompt with `--dry-run`.
-pub fn run(
-    name: &str,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
+pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
+    let RunTurn { args, terminal, .. } = turn;
     let name = SessionName::new(name).map_err(flag_error)?;
     let store = sessions::store(&Places::from_environment())?;
     if args.prompt.dry_run {
@@ -39,11 +32,12 @@ pub fn run(
             Err(Error::SessionNotFound(_)) => None,
             read => Some(read.map_err(sessions::explain)?),
         };
+        saved.as_ref().map_or(Ok(()), |saved| check_system(saved, &turn.next))?;
         if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()) {
-            return endpoint::preview(&choice, saved, args, next, rounds, terminal);
+            return endpoint::preview(&choice, saved, turn);
         }
         let args = &with_model(args, &name, saved.as_ref(), terminal)?;
-        return preview(saved, args, next, rounds, terminal);
+        return preview(saved, RunTurn { args, ..turn });
     }
     Places::from_environment().check(KeptFiles::Sessions)?;
     let opened = match store.open(&name) {
@@ -51,52 +45,36 @@ pub fn run(
         opened => Some(opened.map_err(sessions::explain)?),
     };
     if let Some(writer) = &opened {
-        check_system(writer.saved(), &next)?;
+        check_system(writer.saved(), &turn.next)?;
     }
     let place = SessionPlace { name: &name, store: &store, opened };
     let saved = place.opened.as_ref().map(|writer| writer.saved());
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved) {
-        return endpoint::run_in_session(&choice, place, args, next, rounds, terminal);
+        return endpoint::run_in_session(&choice, place, turn);
     }
     let args = &with_model(args, &name, saved, terminal)?;
-    let llm = load_model(args, terminal)?;
-    check_template(llm.texts().chat_tokenizer(), args)?;
-    super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
+    let turn = RunTurn { args, ..turn };
+    let llm = loaded(&turn)?;
     let model = llm.texts().fingerprint().clone();
-    place.with_chat(model, |name, session_chat| {
-        check_system(session_chat.saved(), &next)?;
-        note_session(name, session_chat, terminal);
-        take_turn(Some(name), session_chat, &llm, args, next, rounds, terminal)
-    })
+    place.with_chat(model, turn, |name, session_chat, turn| take_turn(&llm, Some(name), session_chat, turn))
 }
 
 /// Answers a prompt in a conversation that is not saved, because the model may call tools.
-pub fn run_unsaved(
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
-    if args.prompt.dry_run {
-        return preview(None, args, next, rounds, terminal);
+pub fn run_unsaved(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
+    if turn.args.prompt.dry_run {
+        return preview(None, turn);
     }
-    let llm = load_model(args, terminal)?;
-    check_template(llm.texts().chat_tokenizer(), args)?;
-    super::note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
+    let llm = loaded(&turn)?;
     let mut session_chat = SessionChat::new(llm.texts().fingerprint().clone());
-    take_turn(None, &mut session_chat, &llm, args, next, rounds, terminal)
+    take_turn(&llm, None, &mut session_chat, turn)
 }
 
-fn note_session(name: &SessionName, session_chat: &SessionChat, terminal: &Terminal) {
-    match session_chat.saved() {
-        saved if saved.turns.is_empty() => terminal.note(format!("new session {name}")),
-        saved => terminal.note(format!(
-            "continuing session {name} ({}, {})",
-            counted(saved.turns.len(), "turn"),
-            counted(saved.num_tokens(), "token")
-        )),
-    }
-    session_chat.notices().iter().for_each(|notice| terminal.note(notice));
+/// Loads the model, which must have a chat template.
+fn loaded(turn: &RunTurn<'_, '_>) -> Result<load::Loaded, CommandError> {
+    let llm = load_model(turn.args, turn.terminal)?;
+    check_template(llm.texts().chat_tokenizer(), turn.args)?;
+    super::note_system(llm.texts().chat_tokenizer(), turn.next.system.as_deref(), turn.terminal);
+    Ok(llm)
 }
 
 /// Returns the flags with the session's own model, unless the user names one.
@@ -118,25 +96,23 @@ fn with_model(
 
 /// Answers the next turn, and the turns that bring the results of its calls. Without a name, nothing is saved.
 fn take_turn(
+    llm: &load::Loaded,
     name: Option<&SessionName>,
     session_chat: &mut SessionChat,
-    llm: &load::Loaded,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
+    turn: RunTurn<'_, '_>,
 ) -> Result<Exit, CommandError> {
-    let tools = rounds.tools(args)?;
+    let RunTurn { args, next, rounds, terminal } = turn;
+    let tools = rounds.tools()?;
     let context = chat_context(llm.texts(), args, &tools)?;
     let engine_name = name.map_or_else(|| EngineSessionName::scoped("run", "unsaved"), Into::into);
     llm.restore(&engine_name, session_chat.saved())?;
-    let turn = turn_request(llm, args, tools, terminal)?;
-    let conversation = |session_chat: &SessionChat, added| Conversation {
-        messages: session_chat.followed_by(added).messages,
-        ..context.clone()
+    let request = turn_request(llm, args, tools.clone(), terminal)?;
+    let begin = |session_chat: &SessionChat, added, tools: ToolUse| {
+        let (messages, offered) = (session_chat.followed_by(added).messages, tools.offered().to_vec());
+        let conversation = Conversation { messages, tools: offered, ..context.clone() };
+        session_chat.begin(llm.planner(), conversation, &TurnRequest { tools, ..request.clone() })
     };
-    let added = messages(session_chat.saved(), next);
-    let planned = session_chat.begin(llm.planner(), conversation(session_chat, added), &turn)?;
+    let planned = begin(session_chat, messages(session_chat.saved(), next), tools)?;
     let plan = planned.plan.clone();
     let mut planned = Some(planned);
     let mut after = |generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
@@ -145,12 +121,12 @@ fn take_turn(
         let finished = session_chat.finish(answered, &generated.answer)?;
         name.iter().for_each(|name| note_kept(finished, is_cut, name, terminal));
         let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
-        let next = session_chat.begin(llm.planner(), conversation(session_chat, results), &turn)?;
+        let next = begin(session_chat, results, rounds.offered())?;
         let plan = next.plan.clone();
         planned = Some(next);
         Ok(Some(plan))
     };
-    let exit = answer(llm, &turn, plan, Some(&engine_name), args, &mut after, terminal);
+    let exit = answer(llm, &request, plan, Some(&engine_name), args, &mut after, terminal);
     llm.settle(terminal);
     let exit = exit.map(|exit| rounds.verdict(exit));
     exit.map_err(|error| match error.runtime() {
@@ -164,25 +140,12 @@ fn take_turn(
 }
 
 /// `--dry-run`: the whole conversation as the model would get it.
-fn preview(
-    saved: Option<SavedSession>,
-    args: &RunArgs,
-    next: Next,
-    rounds: &mut ToolRounds<'_>,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
-    if let Some(saved) = &saved {
-        check_system(saved, &next)?;
-    }
+fn preview(saved: Option<SavedSession>, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
+    let RunTurn { args, next, rounds, terminal } = turn;
     let texts = load::load_texts(&args.model, args.engine.resolve(true), terminal)?;
     check_template(texts.chat_tokenizer(), args)?;
-    let model = texts.fingerprint().clone();
-    let session_chat = match saved {
-        Some(saved) => SessionChat::look_at(saved, model),
-        None => SessionChat::new(model),
-    };
-    let messages = session_chat.followed_by(messages(session_chat.saved(), next)).messages;
-    let tools = rounds.tools(args)?;
+    let (session_chat, messages) = looked_at(saved, texts.fingerprint().clone(), next);
+    let tools = rounds.tools()?;
     let conversation = Conversation { messages, ..chat_context(&texts, args, &tools)? };
     let turn = session_chat.prompt(texts.chat_tokenizer(), conversation)?;
     let rendered = Rendered { text: turn.text(texts.chat_tokenizer()), tokens: turn.tokens().to_vec() };

@@ -13,14 +13,14 @@ use crate::cli::mcp::{CallDesk, CallStatus, ToolServers, result_message};
 use crate::cli::question::{self, TypedAnswer};
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::turn::ToolUse;
+use crate::runtime::turn::{AnsweredCall, ToolUse};
 use crate::template::Message;
 
 /// The MCP servers of a run, and the answers whose calls they have run.
 pub struct ToolRounds<'a> {
     servers: Option<ToolServers>,
-    /// Names of the tools of `--tools`.
-    not_run: Vec<String>,
+    /// The tools of `--tools`.
+    given: ToolUse,
     num_rounds: u32,
     limit: u32,
     is_exhausted: bool,
@@ -28,14 +28,19 @@ pub struct ToolRounds<'a> {
 }
 
 impl<'a> ToolRounds<'a> {
-    /// Begins to start the servers of `--mcp-config`.
+    /// Reads the tools of `--tools`, and begins to start the servers of `--mcp-config`.
     ///
     /// # Errors
-    /// A configuration that cannot be used.
+    /// Tools or a configuration that cannot be used; a name that a tool and a server's tool have.
     pub fn begin(args: &RunArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
+        let given = args.prompt.tools()?;
         let servers = ToolServers::begin(&args.mcp, terminal)?;
+        let is_theirs = |name: &&str| servers.as_ref().is_some_and(|servers| servers.has(name));
+        if let Some(name) = given.definitions.iter().filter_map(name_of).find(is_theirs) {
+            return Err(CommandError::usage(format!("--tools: {name} is the name of an MCP server's tool")));
+        }
         let limit = args.mcp.max_tool_rounds;
-        Ok(Self { servers, not_run: Vec::new(), num_rounds: 0, limit, is_exhausted: false, terminal })
+        Ok(Self { servers, given, num_rounds: 0, limit, is_exhausted: false, terminal })
     }
 
     /// Returns whether there are servers.
@@ -46,21 +51,25 @@ impl<'a> ToolRounds<'a> {
     /// Waits for the servers, and returns their tools and those of `--tools`.
     ///
     /// # Errors
-    /// A server that does not start, because the answer would be another one without its tools; a name that both have.
-    pub fn tools(&mut self, args: &RunArgs) -> Result<ToolUse, CommandError> {
-        let given = args.prompt.tools()?;
-        let Some(servers) = &mut self.servers else { return Ok(given) };
+    /// A server that does not start, because the answer would be another one without its tools.
+    pub fn tools(&mut self) -> Result<ToolUse, CommandError> {
+        let Some(servers) = &mut self.servers else { return Ok(self.given.clone()) };
         if let Some(failure) = servers.wait(self.terminal).into_iter().next() {
             let error = CommandError::new(Kind::Unavailable, anyhow::anyhow!("{failure}"));
             return Err(error.hint("\"disabled\": true in the configuration leaves a server out"));
         }
         servers.check_permissions(self.terminal);
-        self.not_run = given.definitions.iter().filter_map(name_of).map(str::to_owned).collect();
-        if let Some(name) = self.not_run.iter().find(|name| servers.has(name)) {
-            return Err(CommandError::usage(format!("--tools: {name} is the name of an MCP server's tool")));
+        Ok(self.offered())
+    }
+
+    /// Returns the tools that there are now: those of a server that has ended are gone.
+    pub fn offered(&self) -> ToolUse {
+        let mut tools = self.given.clone();
+        if let Some(servers) = &self.servers {
+            tools.definitions.extend(servers.definitions());
+            tools.is_parallel = true;
         }
-        let definitions = given.definitions.into_iter().chain(servers.definitions()).collect();
-        Ok(ToolUse { definitions, is_parallel: true, ..given })
+        tools
     }
 
     /// Runs the calls of an answer, as far as the user agrees. Returns the messages with their results; `None` if the answer is
@@ -112,7 +121,10 @@ impl<'a> ToolRounds<'a> {
             self.terminal.warn(format!("the call of {} was cut off; nothing was called", cut.name));
             return false;
         }
-        if let Some(call) = to_run.iter().find(|call| self.not_run.contains(&call.name)) {
+        let is_given = |call: &&AnsweredCall| {
+            self.given.definitions.iter().any(|tool| name_of(tool) == Some(&call.name))
+        };
+        if let Some(call) = to_run.iter().find(is_given) {
             self.terminal.note(format!(
                 "{} is a tool of --tools: nothing was called, the calls are in the output",
                 call.name

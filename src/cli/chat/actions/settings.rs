@@ -152,7 +152,7 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
         path => {
             let toolbox = Toolbox::read(&typed_path(path))?;
-            chat.check_names(&toolbox)?;
+            toolbox.check_names(chat.servers.as_ref())?;
             let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
             chat.ui.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
             let here = chat.model.here();
