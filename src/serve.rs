@@ -82,6 +82,12 @@ struct AppState {
     is_cut_short: AtomicBool,
 }
 
+impl Drop for AppState {
+    fn drop(&mut self) {
+        self.shared.observer().metrics().add_restarts(self.engines.num_restarts());
+    }
+}
+
 /// The served model, without its weights.
 pub struct ServedModel {
     /// The name in requests and answers.

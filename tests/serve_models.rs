@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::cli::Place;
+use crate::common::fixtures;
 use crate::common::golden::parity_folder;
 use crate::serve_ops::binary::{Serving, post, signal, start_as_told};
 use crate::serve_ops::client::{Reply, ask, get};
@@ -341,4 +342,39 @@ fn run_connects_to_a_running_server_and_answers_with_the_same_bits() {
     signal(&child, libc::SIGTERM);
     child.wait_with_output().expect("it ends");
     assert_eq!(records(), 0);
+}
+
+#[test]
+fn a_wrong_model_is_refused_before_anything_is_loaded() {
+    let server = two(&[]);
+    let at = server.address;
+    let refused = post(at, "/v1/completions", &json!({"model": 7, "prompt": "hello"}));
+    refused.check(422, "invalid_value");
+    assert_eq!(states(at), ["unloaded", "unloaded"]);
+    assert_eq!(get(at, "/props?model=qwen%33").json()["model_alias"], "qwen3", "a query is decoded");
+    assert_eq!(server.stop(), Some(0));
+}
+
+#[test]
+fn a_folder_may_hold_a_model_that_a_flag_names_and_one_of_vectors() {
+    let Some(fixtures) = fixtures() else { return };
+    let place = Place::new();
+    let folder = guides(&place);
+    let encoder = folder.join("aaa");
+    fs::create_dir_all(encoder.join("1_Pooling")).expect("a folder");
+    for file in
+        ["config.json", "model.safetensors", "modules.json", "tokenizer.json", "1_Pooling/config.json"]
+    {
+        fs::copy(fixtures.join("encoders/bert-cls").join(file), encoder.join(file)).expect("a copy");
+    }
+    let folder = folder.to_string_lossy().into_owned();
+    let again = format!("{folder}/../{}/first.gguf", folder.rsplit('/').next().expect("a name"));
+    let server = serve_in(place, &["--models-folder", &folder, "--model", &again]);
+    let at = server.address;
+    let ids: Vec<Value> = get(at, "/v1/models").json()["data"].as_array().expect("a list").clone();
+    let ids: Vec<&str> = ids.iter().filter_map(|model| model["id"].as_str()).collect();
+    assert_eq!(ids, ["first", "aaa", "second"]);
+    let texts = post(at, "/v1/embeddings", &json!({"input": "hello"}));
+    assert_eq!((texts.status, &texts.json()["model"]), (200, &json!("aaa")), "{texts:?}");
+    assert_eq!(server.stop(), Some(0));
 }

@@ -119,7 +119,8 @@ fn connected(
 ) -> Option<Loaded> {
     let places = Places::from_environment();
     let opened = running::find(args, resolved, &places).and_then(|server| {
-        let llm = remote::load(&server.flags(args), asked, terminal).map_err(|error| error.to_string())?;
+        let llm = remote::load_connected(&server.flags(args), resolved, asked, terminal)
+            .map_err(|error| error.to_string())?;
         terminal.note(format!("connected to {}, which has {}", server.url, server.model));
         Ok(llm)
     });

@@ -34,13 +34,12 @@ use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
 use crate::runtime::{EngineClient, EngineTransport, Frontend, private_files};
 use crate::serve::access_log::AccessLog;
-use crate::serve::api;
 use crate::serve::api::shared::ServerShared;
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use crate::serve::engines::Engines;
-use crate::serve::fleet::{Fleet, OnLost};
-use crate::serve::lifecycle::Lifecycle;
+use crate::serve::fleet::OnLost;
+use crate::serve::lifecycle::{Lifecycle, ServedModels};
 use crate::serve::listen::{Address, Listener, Server};
 use crate::serve::observe::Observer;
 use crate::serve::owner::KeyLine;
@@ -400,25 +399,12 @@ enum Stop {
     EngineLost(String),
 }
 
-/// The models of a server that starts.
-enum ServerModels {
-    Model(App),
-    Fleet(Fleet),
-}
-
-impl ServerModels {
-    fn apps(&self) -> Vec<App> {
-        match self {
-            ServerModels::Model(app) => vec![app.clone()],
-            ServerModels::Fleet(fleet) => fleet.apps(),
-        }
-    }
-}
-
 /// A server that takes requests.
 pub struct RunningServer {
     server: Server,
-    served: ServerModels,
+    served: ServedModels,
+    /// The models as `--connect` looks for them: their names in requests, where these are other ones, and their references.
+    recorded: Vec<(Option<String>, Option<String>)>,
     observer: Observer,
     /// Time after which an idle model of several is unloaded.
     keep_alive: Option<Duration>,
@@ -438,8 +424,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
     running.open(terminal);
-    let served = served_references(&args);
-    let _record = running::record(&args.model, served, running.address(), places, terminal);
+    let _record = running::record(&args.model, running.recorded.clone(), running.address(), places, terminal);
     let stopped = running.stops.recv().unwrap_or(Stop::Signal);
     terminal.note("stopping: requests under way come to their end");
     running.finish(terminal);
@@ -447,15 +432,6 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
         Stop::Signal => Ok(Exit::Success),
         Stop::EngineLost(why) => Err(CommandError::new(Kind::Failure, anyhow::anyhow!(why))),
     }
-}
-
-/// Returns the models with their names in requests, where these are other ones, as `--connect` looks for them.
-fn served_references(args: &ServeArgs) -> Vec<(Option<String>, Option<String>)> {
-    if args.fleet.is_asked() {
-        let references = fleet::references(&args.fleet).unwrap_or_default();
-        return references.into_iter().map(|reference| (None, reference)).collect();
-    }
-    vec![(args.listen.model_id.clone(), args.model.model.clone())]
 }
 
 impl RunningServer {
@@ -484,28 +460,30 @@ impl RunningServer {
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
         let (stop, stops) = mpsc::channel();
         let shared = shared(args, observer.clone(), terminal, places);
-        let served = if args.fleet.is_asked() {
-            ServerModels::Fleet(fleet::load(args, shared, terminal)?)
+        let (served, recorded) = if args.fleet.is_asked() {
+            let (fleet, references) = fleet::load(args, shared, terminal)?;
+            let recorded = references.into_iter().map(|reference| (None, reference)).collect();
+            (ServedModels::Fleet(fleet), recorded)
         } else {
             let stop = stop.clone();
             let gave_up: OnLost = Arc::new(move |why| drop(stop.send(Stop::EngineLost(why))));
-            ServerModels::Model(load_app(args, shared, gave_up, terminal)?)
+            let app = load_app(args, shared, gave_up, terminal)?;
+            (ServedModels::Model(app), vec![(args.listen.model_id.clone(), args.model.model.clone())])
         };
         let drain_timeout = args.limits.drain_timeout.map_or(DEFAULT_DRAIN, |span| span.0);
         let keep_alive = args.fleet.keep_alive.map(|span| span.0);
-        Ok(Self { server, served, observer, keep_alive, log, drain_timeout, stop, stops })
+        Ok(Self { server, served, recorded, observer, keep_alive, log, drain_timeout, stop, stops })
     }
 
     /// Takes requests from now on.
     pub fn open(&self, terminal: &Terminal) {
         match &self.served {
-            ServerModels::Model(app) if app.writes_text() => self.server.open(app.clone()),
-            ServerModels::Model(app) => self.server.open_with(app.clone(), api::embedder_routes()),
-            ServerModels::Fleet(fleet) => self.server.open_fleet(fleet.clone(), self.keep_alive),
+            ServedModels::Model(app) => self.server.open(app.clone()),
+            ServedModels::Fleet(fleet) => self.server.open_fleet(fleet.clone(), self.keep_alive),
         }
         let names = match &self.served {
-            ServerModels::Model(app) => app.model().id.clone(),
-            ServerModels::Fleet(fleet) => fleet.ids().collect::<Vec<_>>().join(", "),
+            ServedModels::Model(app) => app.model().id.clone(),
+            ServedModels::Fleet(fleet) => fleet.ids().collect::<Vec<_>>().join(", "),
         };
         terminal.note(format!("serving {names} at {}", self.server.address().base_url()));
         terminal.note(format!("listening on {}", self.server.address()));
@@ -518,11 +496,11 @@ impl RunningServer {
     /// Returns the id of the model of requests that name none, and its context if it is loaded.
     pub fn model(&self) -> (String, Option<usize>) {
         match &self.served {
-            ServerModels::Model(app) => {
+            ServedModels::Model(app) => {
                 let context = app.engine().ok().map(|engine| engine.spec().context_length());
                 (app.model().id.clone(), context)
             }
-            ServerModels::Fleet(fleet) => (fleet.first().to_owned(), None),
+            ServedModels::Fleet(fleet) => (fleet.first().to_owned(), None),
         }
     }
 
@@ -539,7 +517,7 @@ impl RunningServer {
 }
 
 /// Completes requests, closes connections and sockets, and saves the sessions' KV.
-fn finish(server: Server, served: &ServerModels, timeout: Duration, terminal: &Terminal) {
+fn finish(server: Server, served: &ServedModels, timeout: Duration, terminal: &Terminal) {
     let engines = || served.apps().iter().flat_map(|app| app.engines().up()).collect::<Vec<_>>();
     let cancel = || {
         // An engine that has ended has nothing to cancel.
@@ -551,12 +529,13 @@ fn finish(server: Server, served: &ServerModels, timeout: Duration, terminal: &T
         1 => terminal.warn("--drain-timeout was over: one request was cancelled"),
         many => terminal.warn(format!("--drain-timeout was over: {many} requests were cancelled")),
     }
-    for engine in engines() {
-        if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
+    for app in served.apps() {
+        let (is_all_saved, notices) = app.engines().save_kv(FLUSH_TIMEOUT);
+        if !is_all_saved {
             terminal
                 .warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");
         }
-        engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
+        notices.iter().for_each(|notice| terminal.warn(notice));
     }
 }
 

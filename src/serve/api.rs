@@ -44,7 +44,7 @@ use axum::routing::{any, get, post};
 use super::App;
 use super::error::ApiError;
 use super::owner::SharesSessions;
-pub use openapi::endpoints;
+pub use openapi::{endpoints, paths_with_model, streams};
 use session_host::SessionHost;
 
 /// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
@@ -109,16 +109,16 @@ const TEXT_PATHS: [&str; 11] = [
     "/v1/sessions/{*rest}",
 ];
 
+/// Returns the endpoints of a model.
+pub fn routes_of(app: &App) -> Router<App> {
+    if app.writes_text() { text_routes().merge(session_routes()) } else { embedder_routes() }
+}
+
 /// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
-pub fn embedder_routes() -> Router<App> {
+fn embedder_routes() -> Router<App> {
     TEXT_PATHS
         .iter()
         .fold(shared_routes(), |routes, path| routes.route(path, any(embeddings::writes_no_text)))
-}
-
-/// All endpoints that speak of models, generations and sessions, without the layers around them.
-pub fn routes() -> Router<App> {
-    text_routes().merge(session_routes())
 }
 
 /// Endpoints of a model that writes text.

@@ -7,11 +7,15 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::engine::{EngineSlot, Health};
 use super::error::ApiError;
 use crate::runtime::http_engine::rendezvous_order;
 use crate::runtime::{EngineClient, EngineLoad, EngineSessionName};
+
+/// Longest wait for KV that is being saved, before its engine ends.
+pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sets of engines that this process has had.
 static NUM_SETS: AtomicU64 = AtomicU64::new(0);
@@ -159,6 +163,17 @@ impl Engines {
     /// Returns all engines that are up.
     pub fn up(&self) -> Vec<EngineClient> {
         self.slots.iter().filter_map(|slot| slot.get().ok()).collect()
+    }
+
+    /// Saves the KV of all engines that are up, and waits for each at most `timeout`. Returns whether all of it was saved in time, and
+    /// what users should know.
+    pub fn save_kv(&self, timeout: Duration) -> (bool, Vec<String>) {
+        let (mut is_all_saved, mut notices) = (true, Vec::new());
+        for engine in self.up() {
+            is_all_saved &= !matches!(engine.flush_disk(timeout), Ok(false));
+            notices.extend(engine.take_notices().unwrap_or_default().iter().map(ToString::to_string));
+        }
+        (is_all_saved, notices)
     }
 
     /// Returns the status of each engine.

@@ -19,21 +19,21 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::extract::FromRef;
 use axum::http::StatusCode;
-use serde_json::Value;
 
 use super::api::session_host::SessionHost;
 use super::api::shared::ServerShared;
+use super::engines::FLUSH_TIMEOUT;
 use super::error::{ApiError, STAGE_WAIT};
 use super::owner::SharesSessions;
 use super::{App, ServeSettings, api};
 use crate::runtime::memory::give_back;
+use crate::runtime::units;
 pub use dispatch::routes;
 pub use pool::OnLost;
 use pool::{Lease, ModelPool, ROOM_WAIT, Source, Unavailable, Unload};
-use table::{ModelRefusal, RETRY_AFTER, Status};
+use table::{RETRY_AFTER, Status, UseRefusal};
 
-/// Longest wait of an unload for KV that is being saved, and for an engine to end.
-const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait of an unload for an engine to end.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A model of a fleet.
@@ -83,8 +83,7 @@ struct LoadedMember {
 impl LoadedMember {
     fn new(app: App) -> Self {
         app.register_metrics();
-        let routes = if app.writes_text() { api::routes() } else { api::embedder_routes() };
-        Self { router: routes.with_state(app.clone()), app }
+        Self { router: api::routes_of(&app).with_state(app.clone()), app }
     }
 }
 
@@ -102,17 +101,14 @@ impl Unload for LoadedMember {
 /// Saves the KV of a model's engines and frees their memory.
 fn end(app: App) {
     let id = app.model().id.clone();
-    let engines = app.engines().up();
-    for engine in &engines {
-        if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
-            tracing::warn!("{id}: not all KV was saved in time; the next turns compute the rest again");
-        }
-        engine.take_notices().unwrap_or_default().iter().for_each(|notice| tracing::warn!("{id}: {notice}"));
+    let (is_all_saved, notices) = app.engines().save_kv(FLUSH_TIMEOUT);
+    if !is_all_saved {
+        tracing::warn!("{id}: not all KV was saved in time; the next turns compute the rest again");
     }
-    app.observer().metrics().add_restarts(app.engines().num_restarts());
+    notices.iter().for_each(|notice| tracing::warn!("{id}: {notice}"));
     let (guard, ended) = mpsc::channel::<()>();
-    engines.iter().for_each(|engine| engine.drop_at_end(Box::new(guard.clone())));
-    drop((guard, engines, app));
+    app.engines().up().iter().for_each(|engine| engine.drop_at_end(Box::new(guard.clone())));
+    drop((guard, app));
     // Ends when the last guard is dropped.
     if let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(END_TIMEOUT) {
         tracing::warn!("{id}: its engine has not ended in {} s", END_TIMEOUT.as_secs());
@@ -219,12 +215,12 @@ impl Fleet {
         ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model")
     }
 
-    /// Uses a model until the lease is dropped, after loading it if necessary.
+    /// Uses a model until the lease is dropped, after loading it if necessary. The request came at `begun`.
     ///
     /// # Errors
     /// 503 with the reason.
-    async fn acquire(&self, index: usize) -> Result<Lease<LoadedMember>, ApiError> {
-        let deadline = self.settings().deadline.and_then(|longest| Instant::now().checked_add(longest));
+    async fn acquire(&self, index: usize, begun: Instant) -> Result<Lease<LoadedMember>, ApiError> {
+        let deadline = self.settings().deadline.and_then(|longest| begun.checked_add(longest));
         let acquired = self.state.pool.acquire(index, deadline).await;
         acquired.map_err(|why| self.unavailable(index, why))
     }
@@ -235,31 +231,24 @@ impl Fleet {
         let unavailable = |code, message: String| {
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some(code), message).param("model")
         };
+        let needs = |needed, have: String| {
+            let message = format!("{id:?} needs {} of memory, and {have}", units::bytes(needed));
+            unavailable("insufficient_memory", message)
+        };
         match why {
-            Unavailable::Refused(ModelRefusal::TooLarge { needed, free, budget }) => {
+            Unavailable::Refused(UseRefusal::TooLarge { needed, free, budget }) => {
                 let of = if free < budget { " that pinned models leave" } else { "" };
-                let message = format!(
-                    "{id:?} needs {} of memory, and there are {} (--model-memory {}){of}",
-                    size(needed),
-                    size(free),
-                    size(budget)
-                );
-                unavailable("insufficient_memory", message).retry_after(ROOM_WAIT)
+                let [free, budget] = [free, budget].map(units::bytes);
+                needs(needed, format!("there are {free} (--model-memory {budget}){of}"))
+                    .retry_after(ROOM_WAIT)
             }
             Unavailable::NoRoom { needed, free, budget } => {
-                let message = format!(
-                    "{id:?} needs {} of memory, and {} of {} are free: the other models are in use",
-                    size(needed),
-                    size(free),
-                    size(budget)
-                );
-                unavailable("insufficient_memory", message).retry_after(STAGE_WAIT)
+                let [free, budget] = [free, budget].map(units::bytes);
+                let have = format!("{free} of {budget} are free: the other models are in use");
+                needs(needed, have).retry_after(STAGE_WAIT)
             }
-            Unavailable::Refused(ModelRefusal::Failed(why)) => {
+            Unavailable::Refused(UseRefusal::Failed(why)) => {
                 unavailable("model_failed", format!("{id:?} cannot be used: {why}")).retry_after(RETRY_AFTER)
-            }
-            Unavailable::Refused(ModelRefusal::Busy | ModelRefusal::Pinned) => {
-                ApiError::internal("a use was refused")
             }
             Unavailable::Late => {
                 unavailable("deadline_exceeded", format!("{id:?} was not loaded in time (--request-timeout)"))
@@ -282,31 +271,5 @@ impl FromRef<Fleet> for SessionHost {
 impl FromRef<Fleet> for SharesSessions {
     fn from_ref(fleet: &Fleet) -> Self {
         Self(fleet.settings().share_sessions)
-    }
-}
-
-/// Returns a size for people.
-fn size(bytes: u64) -> String {
-    const UNITS: [(&str, f64); 3] = [("GiB", (1 << 30) as f64), ("MiB", (1 << 20) as f64), ("KiB", 1024.0)];
-    if bytes == u64::MAX {
-        return "unlimited".to_owned();
-    }
-    let unit = UNITS.iter().find(|(_, unit)| bytes as f64 >= *unit);
-    unit.map_or_else(|| format!("{bytes} B"), |(name, unit)| format!("{:.1} {name}", bytes as f64 / unit))
-}
-
-/// Returns a member of a JSON object as text.
-fn text_of<'a>(object: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'a str> {
-    object.get(name).and_then(Value::as_str)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_have_a_unit() {
-        assert_eq!([0, 2048, 3 << 20, 5 << 30].map(size), ["0 B", "2.0 KiB", "3.0 MiB", "5.0 GiB"]);
-        assert_eq!(size(u64::MAX), "unlimited");
     }
 }

@@ -28,11 +28,21 @@ pub enum Stage {
     Draining,
 }
 
-/// The models of a running server.
-enum ServedApps {
+/// The models of a server.
+pub enum ServedModels {
     /// One model, which is loaded as long as the server runs.
     Model(App),
     Fleet(Fleet),
+}
+
+impl ServedModels {
+    /// Returns the loaded models.
+    pub fn apps(&self) -> Vec<App> {
+        match self {
+            ServedModels::Model(app) => vec![app.clone()],
+            ServedModels::Fleet(fleet) => fleet.apps(),
+        }
+    }
 }
 
 /// State shared by the layers around the handlers; clones refer to the same server.
@@ -43,7 +53,7 @@ pub struct Lifecycle {
 
 struct LifecycleState {
     stage: AtomicU8,
-    served: OnceLock<ServedApps>,
+    served: OnceLock<ServedModels>,
     policy: Policy,
     bodies: Bodies,
     uploads: Uploads,
@@ -62,15 +72,15 @@ impl Lifecycle {
     /// Enters [`Stage::Serving`] with one model. `app` must use the observer that was passed to [`Self::new`].
     pub fn open(&self, app: App) {
         app.register_metrics();
-        self.serve(ServedApps::Model(app));
+        self.serve(ServedModels::Model(app));
     }
 
     /// Enters [`Stage::Serving`] with several models, of which none needs to be loaded.
     pub fn open_fleet(&self, fleet: Fleet) {
-        self.serve(ServedApps::Fleet(fleet));
+        self.serve(ServedModels::Fleet(fleet));
     }
 
-    fn serve(&self, served: ServedApps) {
+    fn serve(&self, served: ServedModels) {
         // A second call would be a bug of the caller; the first one stays.
         if self.state.served.set(served).is_ok() {
             self.state.stage.store(Stage::Serving as u8, Ordering::Release);
@@ -80,9 +90,6 @@ impl Lifecycle {
     /// Enters [`Stage::Draining`]: new requests are refused.
     pub fn drain(&self) {
         self.state.stage.store(Stage::Draining as u8, Ordering::Release);
-        if let Some(fleet) = self.fleet() {
-            fleet.close();
-        }
     }
 
     pub fn stage(&self) -> Stage {
@@ -115,34 +122,30 @@ impl Lifecycle {
 
     /// Returns the loaded models.
     pub fn apps(&self) -> Vec<App> {
-        match self.state.served.get() {
-            Some(ServedApps::Model(app)) => vec![app.clone()],
-            Some(ServedApps::Fleet(fleet)) => fleet.apps(),
-            None => Vec::new(),
-        }
+        self.state.served.get().map(ServedModels::apps).unwrap_or_default()
     }
 
     /// Returns the models of a server that has several.
     pub fn fleet(&self) -> Option<&Fleet> {
         match self.state.served.get()? {
-            ServedApps::Model(_) => None,
-            ServedApps::Fleet(fleet) => Some(fleet),
+            ServedModels::Model(_) => None,
+            ServedModels::Fleet(fleet) => Some(fleet),
         }
     }
 
     /// Returns the id of the model of requests that name none, and the settings; `None` while the server begins.
     pub fn served(&self) -> Option<(&str, &ServeSettings)> {
         Some(match self.state.served.get()? {
-            ServedApps::Model(app) => (&app.model().id, app.settings()),
-            ServedApps::Fleet(fleet) => (fleet.first(), fleet.settings()),
+            ServedModels::Model(app) => (&app.model().id, app.settings()),
+            ServedModels::Fleet(fleet) => (fleet.first(), fleet.settings()),
         })
     }
 
     /// Returns whether some model writes text, also one that is not loaded.
     pub fn writes_text(&self) -> bool {
         match self.state.served.get() {
-            Some(ServedApps::Model(app)) => app.writes_text(),
-            Some(ServedApps::Fleet(_)) | None => true,
+            Some(ServedModels::Model(app)) => app.writes_text(),
+            Some(ServedModels::Fleet(_)) | None => true,
         }
     }
 
@@ -170,8 +173,8 @@ impl Lifecycle {
     pub fn check_ready(&self) -> Result<(), ApiError> {
         self.check_stage()?;
         match self.state.served.get() {
-            Some(ServedApps::Model(app)) => app.engine().map(drop),
-            Some(ServedApps::Fleet(_)) | None => Ok(()),
+            Some(ServedModels::Model(app)) => app.engine().map(drop),
+            Some(ServedModels::Fleet(_)) | None => Ok(()),
         }
     }
 

@@ -31,9 +31,11 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
+use super::api::body::RequestArrival;
 use super::connection::{
     ConnectionInfo, ConnectionLimits, Connections, Metered, OpenConnection, Overdue, Peer,
 };
+use super::engines::FLUSH_TIMEOUT;
 use super::error::ApiError;
 use super::fleet::{self, Fleet};
 use super::half_open::HalfOpen;
@@ -252,10 +254,11 @@ impl Server {
 
     /// Serves the model from now on.
     pub fn open(&self, app: App) {
-        self.open_with(app, api::routes());
+        let routes = api::routes_of(&app);
+        self.open_with(app, routes);
     }
 
-    /// Like `open`, with these endpoints instead of the model's.
+    /// Like `open`, with these endpoints instead of the model's, for tests.
     pub fn open_with(&self, app: App, api: Router<App>) {
         let api = api.with_state(app.clone());
         let router = router::router(&self.shared.lifecycle, api);
@@ -290,9 +293,13 @@ impl Server {
         let accepting = self.accepting.take();
         let late = &self.shared.late;
         let connections = &self.shared.connections;
+        let fleet = self.shared.lifecycle.fleet();
         runtime.block_on(async {
             let mut drained = Drained { num_cancelled: 0 };
-            if tokio::time::timeout(timeout, connections.emptied()).await.is_err() {
+            let is_late = tokio::time::timeout(timeout, connections.emptied()).await.is_err();
+            // Requests that wait for a model have had their time, too.
+            fleet.into_iter().for_each(Fleet::close);
+            if is_late {
                 drained.num_cancelled = connections.num_busy();
                 // Before the engines are told, so that nothing comes to them afterwards.
                 self.shared.lifecycle.apps().iter().for_each(App::cut_short);
@@ -310,8 +317,9 @@ impl Server {
             for app in self.shared.lifecycle.apps() {
                 let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
             }
-            if let Some(fleet) = self.shared.lifecycle.fleet() {
-                let _ = tokio::time::timeout(CANCEL_TIME, fleet.settled()).await;
+            if let Some(fleet) = fleet {
+                // The same time as the engines of loaded models get to save their KV.
+                let _ = tokio::time::timeout(FLUSH_TIMEOUT, fleet.settled()).await;
             }
             drained
         })
@@ -509,6 +517,7 @@ async fn answer(
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     request.extensions_mut().insert(info);
+    request.extensions_mut().insert(RequestArrival(std::time::Instant::now()));
     if let Some(uri) = without_stray_slashes(request.uri()) {
         *request.uri_mut() = uri;
     }

@@ -117,7 +117,9 @@ async fn ready(State(lifecycle): State<Lifecycle>) -> Result<Json<serde_json::Va
 async fn metrics(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
     let format = MetricsFormat::accepted(accept.unwrap_or_default());
-    let statuses: Vec<_> = lifecycle.apps().iter().map(App::status).collect();
+    // Alive until the end, so that the restarts of a model that is leaving count once.
+    let apps = lifecycle.apps();
+    let statuses: Vec<_> = apps.iter().map(App::status).collect();
     let is_ready = lifecycle.check_ready().is_ok();
     let text = lifecycle.observer().metrics().encode(format, &statuses, is_ready);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()

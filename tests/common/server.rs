@@ -422,7 +422,7 @@ impl Build {
         };
         let settings = ServeSettings { lenient: self.lenient, ..self.settings };
         let app = App::new(model, slot, self.store, Observer::default(), settings);
-        let router = api::routes().with_state(app.clone());
+        let router = api::routes_of(&app).with_state(app.clone());
         Server { app, gate, log, fatal, tokenizer, router }
     }
 }

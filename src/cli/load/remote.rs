@@ -31,9 +31,23 @@ const SERVER_KEY_VARIABLE: &str = "LLMCTL_API_KEY";
 pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
     let (texts, settings) = open(args, asked, terminal)?;
     let engine = connect(HttpEngineSettings { when_lost: WhenLost::Stay, ..settings })?;
-    if args.remote.connected_model.is_none() {
-        report(&engine, terminal);
-    }
+    report(&engine, terminal);
+    Ok(joined(texts, engine))
+}
+
+/// Opens a model, whose files are found already, at a server of this user.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_connected(
+    args: &ModelArgs,
+    resolved: &Resolved,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<Loaded, CommandError> {
+    check(args, asked, terminal)?;
+    let (texts, settings) = prepared(args, resolved, asked)?;
+    let engine = connect(HttpEngineSettings { when_lost: WhenLost::Stay, ..settings })?;
     Ok(joined(texts, engine))
 }
 
@@ -62,21 +76,28 @@ pub fn open(
     terminal: &Terminal,
 ) -> Result<(PreparedTexts, HttpEngineSettings), CommandError> {
     check(args, asked, terminal)?;
+    prepared(args, &resolve(args, terminal)?, asked)
+}
+
+fn prepared(
+    args: &ModelArgs,
+    resolved: &Resolved,
+    asked: EngineOptions,
+) -> Result<(PreparedTexts, HttpEngineSettings), CommandError> {
     let start = Instant::now();
-    let resolved = resolve(args, terminal)?;
     let template = template_flag(args)?;
     let TextsAlone { mut texts, architecture, vocab_size, context_length } =
         TextsAlone::open(&resolved.source)?;
     set_tokens(args, &mut texts)?;
     let context_tokens = args.ctx.or(context_length).unwrap_or_default();
-    let mut prepared = PreparedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    let mut prepared = PreparedTexts::new(resolved, texts, template.as_deref(), context_tokens);
     prepared.info.vocab_size = vocab_size;
     prepared.info.load_time = start.elapsed();
     let Sharing { max_running, max_waiting, max_sessions, .. } = asked.sharing;
     let settings = HttpEngineSettings {
         urls: args.remote.engine.clone(),
         connection: ServerSettings { key: key(args)?, trust: TlsTrust(ca_file()) },
-        model: name_there(args, &resolved),
+        model: name_there(args, resolved),
         architecture,
         tokenizer: Arc::clone(prepared.chat_tokenizer.tokenizer()),
         vocab_size,
@@ -134,6 +155,7 @@ pub fn report(engine: &EngineClient, terminal: &Terminal) {
 
 /// Refuses flags that choose how this machine computes, where they would change answers.
 fn check(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<(), CommandError> {
+    let connection = args.remote.connected_model.as_ref().map_or("--engine", |_| "--connect");
     let changing = [
         (args.dtype.is_some(), "--dtype"),
         (args.quantize.is_some(), "--quantize"),
@@ -142,7 +164,7 @@ fn check(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<
         (!asked.warm_resume, "--no-warm-resume"),
     ];
     if let Some((_, flag)) = changing.iter().find(|(is_given, _)| *is_given) {
-        let message = format!("{flag}: the remote engine of --engine decides that");
+        let message = format!("{flag}: the remote engine of {connection} decides that");
         return Err(CommandError::usage(message).hint("set it where that engine is started"));
     }
     let harmless = [
@@ -157,7 +179,7 @@ fn check(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<
     let without_effect: Vec<&str> =
         harmless.into_iter().filter(|(is_given, _)| *is_given).map(|(_, flag)| flag).collect();
     if !without_effect.is_empty() {
-        terminal.note(format!("with --engine, these have no effect: {}", without_effect.join(", ")));
+        terminal.note(format!("with {connection}, these have no effect: {}", without_effect.join(", ")));
     }
     Ok(())
 }

@@ -84,11 +84,15 @@ struct MemoryPlan {
     bytes: u64,
 }
 
-/// Finds all models, and loads those that are pinned.
+/// Finds all models, and loads those that are pinned. Returns the references of those that may write text, too.
 ///
 /// # Errors
 /// A usage error for a flag that is for one model; a model that is not there; why a pinned one cannot be loaded.
-pub fn load(args: &ServeArgs, shared: ServerShared, terminal: &Terminal) -> Result<Fleet, CommandError> {
+pub fn load(
+    args: &ServeArgs,
+    shared: ServerShared,
+    terminal: &Terminal,
+) -> Result<(Fleet, Vec<Option<String>>), CommandError> {
     check_flags(args)?;
     let models = find_all(args, terminal)?;
     check_names(&models, &args.fleet.pin)?;
@@ -108,7 +112,8 @@ pub fn load(args: &ServeArgs, shared: ServerShared, terminal: &Terminal) -> Resu
     if budget < u64::MAX {
         terminal.detail(&format!("{} of memory for all models together", bytes(budget)));
     }
-    Ok(fleet)
+    let references = models.into_iter().filter(|model| !model.is_embedder).map(|model| model.reference);
+    Ok((fleet, references.collect()))
 }
 
 /// Refuses flags that would mean something else for each model.
@@ -149,22 +154,29 @@ fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, Co
     if let Some(reference) = &args.embedding.embedding_model {
         found.push(find(Some(reference.clone()), true)?);
     }
-    // A folder may hold a model that --model names as well.
-    let mut paths: Vec<PathBuf> = Vec::new();
-    found.retain(|model| {
-        let path = model.resolved.source.path().to_path_buf();
-        let is_new = model.is_embedder || !paths.contains(&path);
-        paths.push(path);
-        is_new
-    });
-    Ok(found)
+    Ok(without_twins(found))
+}
+
+/// Keeps one of the models with the same files: a folder may hold a model that --model or --embedding-model names as well.
+fn without_twins(found: Vec<AskedModel>) -> Vec<AskedModel> {
+    let mut kept: Vec<(PathBuf, AskedModel)> = Vec::new();
+    for model in found {
+        let path = model.resolved.source.path();
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+        match kept.iter_mut().find(|(known, _)| *known == path) {
+            None => kept.push((path, model)),
+            Some((_, twin)) if model.is_embedder => *twin = model,
+            Some(_) => {}
+        }
+    }
+    kept.into_iter().map(|(_, model)| model).collect()
 }
 
 /// Returns the references of all models that may write text; `None` is the model inside llmctl.
 ///
 /// # Errors
 /// Those of reading --models-folder.
-pub fn references(args: &FleetArgs) -> Result<Vec<Option<String>>, CommandError> {
+fn references(args: &FleetArgs) -> Result<Vec<Option<String>>, CommandError> {
     let mut references: Vec<Option<String>> = args.models.iter().cloned().map(Some).collect();
     if let Some(folder) = &args.models_folder {
         references.extend(in_folder(folder)?.into_iter().map(Some));
@@ -267,7 +279,13 @@ fn member(
         let args = planned(&args, plan.get());
         load_app(&args, shared.clone(), on_lost, &terminal).map_err(|error| error.to_string())
     });
-    Member { id, aliases, is_pinned: model.is_pinned, is_embedder: model.is_embedder, estimate, load }
+    let is_embedder = model.is_embedder || computes_vectors(&model.resolved);
+    Member { id, aliases, is_pinned: model.is_pinned, is_embedder, estimate, load }
+}
+
+/// Whether a model computes vectors or scores instead of text.
+fn computes_vectors(resolved: &Resolved) -> bool {
+    is_embedder(resolved) || is_reranker_by_name(resolved)
 }
 
 /// Returns the flags that load a model with the memory of its plan.
@@ -292,7 +310,7 @@ fn plan_memory(
     budget: u64,
     terminal: &Terminal,
 ) -> Result<MemoryPlan, CommandError> {
-    if is_embedder(resolved) || is_reranker_by_name(resolved) {
+    if computes_vectors(resolved) {
         let weights = model_facts(&resolved.source)?.bytes;
         return Ok(MemoryPlan { limits: None, bytes: weights + weights / 4 + EMBEDDER_BYTES });
     }

@@ -376,10 +376,16 @@ async fn describe(http: &EngineHttp, expected: &ExpectedModel) -> Result<EngineH
         other => return Err(format!("it is neither vLLM nor SGLang nor llmctl ({other:?})")),
     };
     let name = model["id"].as_str().ok_or("it lists a model without a name")?.to_owned();
-    check_tokenizer(http, &name, &expected.probe_ids).await?;
-    if kind == EngineKind::Llmctl && model["max_model_len"].is_null() {
-        model = listed(http, &name).await?; // it was loaded for the question
-    }
+    let question = json!({"model": name, "prompt": PROBE_TEXT, "add_special_tokens": false});
+    let ids = if kind == EngineKind::Llmctl && model["max_model_len"].is_null() {
+        // Its server loads the model for the question, and knows the context then.
+        let ids = http.post_patiently("/tokenize", &question).await.map_err(|failure| failure.to_string())?;
+        model = listed(http, &name).await?;
+        Some(ids)
+    } else {
+        http.post("/tokenize", &question).await.ok() // an engine that does not answer this is not refused
+    };
+    check_tokenizer(ids.as_deref(), &name, &expected.probe_ids)?;
     let context = [&model["max_model_len"], &model["context_length"]].into_iter().find_map(Value::as_u64);
     Ok(EngineHostFacts {
         kind,
@@ -405,11 +411,9 @@ async fn listed(http: &EngineHttp, name: &str) -> Result<Value, String> {
     })
 }
 
-/// Compares the ids of a text. An engine that does not answer the question is not refused.
-async fn check_tokenizer(http: &EngineHttp, model: &str, ids: &[u32]) -> Result<(), String> {
-    let body = json!({"model": model, "prompt": PROBE_TEXT, "add_special_tokens": false});
-    let Ok(answer) = http.post("/tokenize", &body).await else { return Ok(()) };
-    let answer: Value = serde_json::from_str(&answer).unwrap_or_default();
+/// Compares the ids of a text in an answer, if there is one, with ours.
+fn check_tokenizer(answer: Option<&str>, model: &str, ids: &[u32]) -> Result<(), String> {
+    let answer: Value = answer.and_then(|answer| serde_json::from_str(answer).ok()).unwrap_or_default();
     let Some(theirs) = answer["tokens"].as_array() else { return Ok(()) };
     let theirs: Option<Vec<u64>> = theirs.iter().map(Value::as_u64).collect();
     match theirs.is_none_or(|theirs| theirs.into_iter().eq(ids.iter().map(|&id| u64::from(id)))) {

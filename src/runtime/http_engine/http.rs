@@ -31,6 +31,9 @@ use super::tls::{TlsTrust, secure};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const ASK_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Longest wait for an answer that needs a model to be loaded first.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// Silence of a connection after which the other side is probed, so that a machine that is gone is noticed.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
@@ -110,7 +113,7 @@ impl EngineHttp {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn get(&self, path: &str) -> Result<String, HttpFailure> {
-        self.whole(Method::GET, path, String::new()).await
+        self.whole(Method::GET, path, String::new(), ASK_TIMEOUT).await
     }
 
     /// Sends JSON and reads the whole answer.
@@ -118,15 +121,29 @@ impl EngineHttp {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn post(&self, path: &str, body: &Value) -> Result<String, HttpFailure> {
-        self.whole(Method::POST, path, body.to_string()).await
+        self.whole(Method::POST, path, body.to_string(), ASK_TIMEOUT).await
     }
 
-    async fn whole(&self, method: Method, path: &str, body: String) -> Result<String, HttpFailure> {
+    /// As [`Self::post`], with time for the other side to load a model.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn post_patiently(&self, path: &str, body: &Value) -> Result<String, HttpFailure> {
+        self.whole(Method::POST, path, body.to_string(), LOAD_TIMEOUT).await
+    }
+
+    async fn whole(
+        &self,
+        method: Method,
+        path: &str,
+        body: String,
+        longest: Duration,
+    ) -> Result<String, HttpFailure> {
         let work = async {
             let (response, _connection) = self.send(method, path, body).await?;
             read_text(response.into_body()).await
         };
-        timeout(ASK_TIMEOUT, work).await.unwrap_or(Err(HttpFailure::Timeout))
+        timeout(longest, work).await.unwrap_or(Err(HttpFailure::Timeout))
     }
 
     /// Sends JSON and returns the events of the answer.

@@ -319,11 +319,7 @@ pub fn context_length(
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
-    let options = in_force(files, options, notices);
-    let recognised = recognise(files.config_reader())?;
-    let block = prediction::block(files, &recognised, &options, "")?;
-    let drafters = Drafters { draft: None, block: block.as_ref() };
-    context_of(files, &recognised, drafters, &options, notices)
+    plan(files, options, notices).map(|(context, _)| context)
 }
 
 /// Memory that a model needs with the context that [`load`] would give it, in bytes.
@@ -345,14 +341,23 @@ pub fn memory_need(
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<MemoryNeed, LoadError> {
+    let (context, demand) = plan(files, options, notices)?;
+    let kv = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
+    Ok(MemoryNeed { context, base: demand.weights.saturating_add(demand.fixed), kv })
+}
+
+/// Computes the context that [`load`] would give the model without a draft model, and its memory with it.
+fn plan(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<(usize, Demand), LoadError> {
     let options = in_force(files, options, notices);
     let recognised = recognise(files.config_reader())?;
     let block = prediction::block(files, &recognised, &options, "")?;
     let drafters = Drafters { draft: None, block: block.as_ref() };
     let context = context_of(files, &recognised, drafters, &options, notices)?;
-    let demand = demand_of(files, &recognised, drafters, &options, context)?;
-    let kv = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
-    Ok(MemoryNeed { context, base: demand.weights.saturating_add(demand.fixed), kv })
+    Ok((context, demand_of(files, &recognised, drafters, &options, context)?))
 }
 
 /// What takes memory beside the model to draft for it.

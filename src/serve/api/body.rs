@@ -1,11 +1,12 @@
 //! Extractors of JSON bodies and of names in paths and headers, with refusals in OpenAI's envelope.
 
 use std::convert::Infallible;
+use std::time::Instant;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
@@ -25,15 +26,18 @@ const PARSED_AT_ONCE: usize = 64 << 10;
 /// Name of the body in error messages.
 const WHAT: &str = "the body";
 
-/// A body that is a JSON object.
+/// A body that is a JSON object. A server of several models parses it to find the model, and hands it on as an extension.
+#[derive(Clone)]
 pub struct JsonBody(pub Map<String, Value>);
 
 impl<S: Send + Sync> FromRequest<S> for JsonBody {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        check_encoding(request.headers())?;
-        check_type(request.headers())?;
+    async fn from_request(mut request: Request, state: &S) -> Result<Self, ApiError> {
+        if let Some(parsed) = request.extensions_mut().remove::<Self>() {
+            return Ok(parsed);
+        }
+        Self::check_head(request.headers())?;
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| {
             let status = rejection.into_response().status();
             let (code, message) = match status {
@@ -42,6 +46,25 @@ impl<S: Send + Sync> FromRequest<S> for JsonBody {
             };
             ApiError::new(status, Some(code), message)
         })?;
+        Self::parse(bytes).await
+    }
+}
+
+impl JsonBody {
+    /// Checks that the headers announce plain JSON.
+    ///
+    /// # Errors
+    /// 415.
+    pub fn check_head(headers: &HeaderMap) -> Result<(), ApiError> {
+        check_encoding(headers)?;
+        check_type(headers)
+    }
+
+    /// Parses a body.
+    ///
+    /// # Errors
+    /// 422.
+    pub async fn parse(bytes: Bytes) -> Result<Self, ApiError> {
         let read = match bytes.len() {
             0..=PARSED_AT_ONCE => json::object(&bytes, WHAT),
             _ => spawn_blocking(move || json::object(&bytes, WHAT))
@@ -86,11 +109,31 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message))
 }
 
+/// When a request came: before its body, and before any wait. `--request-timeout` counts from there.
+#[derive(Debug, Clone, Copy)]
+pub struct RequestArrival(pub Instant);
+
+impl RequestArrival {
+    /// Returns the arrival of the request with these extensions; without one, it has just come.
+    pub fn of(extensions: &Extensions) -> Self {
+        extensions.get().copied().unwrap_or_else(|| Self(Instant::now()))
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for RequestArrival {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.extensions))
+    }
+}
+
 /// Everything about a request to generate besides its body.
 pub struct Incoming {
     pub headers: HeaderMap,
     pub caller: Caller,
     pub request_id: String,
+    pub begun: Instant,
 }
 
 impl FromRequestParts<App> for Incoming {
@@ -99,7 +142,8 @@ impl FromRequestParts<App> for Incoming {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Infallible> {
         let caller = Caller::from_request_parts(parts, app).await?;
         let HttpRequestId(request_id) = HttpRequestId::from_request_parts(parts, app).await?;
-        Ok(Self { headers: parts.headers.clone(), caller, request_id })
+        let RequestArrival(begun) = RequestArrival::of(&parts.extensions);
+        Ok(Self { headers: parts.headers.clone(), caller, request_id, begun })
     }
 }
 

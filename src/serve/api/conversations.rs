@@ -138,7 +138,7 @@ impl Conversations {
         model: &ModelFingerprint,
         next: NextMessages<'_>,
     ) -> Result<Opened, ApiError> {
-        let main = match self.open_known(key, model) {
+        let main = match self.open_known(key, Some(model)) {
             Err(Error::SessionNotFound(_)) => self.begin(key, model).map_err(too_many_sessions)?,
             opened => opened?,
         };
@@ -149,7 +149,7 @@ impl Conversations {
             return Ok(main);
         }
         match self.continued_branch(key, messages)? {
-            Some(branch) => Ok(self.open_known(&branch, model)?.branched(&key.name, false)),
+            Some(branch) => Ok(self.open_known(&branch, Some(model))?.branched(&key.name, false)),
             None if is_continued => Ok(main),
             None => self.begin_branch(&main, messages, model),
         }
@@ -176,16 +176,23 @@ impl Conversations {
         Ok(self.opened(key, session_chat, is_new))
     }
 
-    /// Opens a conversation that there is.
+    /// Opens a conversation that there is, for a model; without one, for that of its last turn.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
-    pub fn open_known(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
+    pub fn open_known(&self, key: &SessionKey, model: Option<&ModelFingerprint>) -> Result<Opened> {
+        let model_of = |saved: &SavedSession| model.unwrap_or(&saved.model).clone();
         let session_chat = match &self.shared.place {
             ConversationStore::Disk(store) => {
-                SessionChat::resume(of_owner(store, &key.owner).open(&key.name)?, model.clone())
+                let writer = of_owner(store, &key.owner).open(&key.name)?;
+                let model = model_of(writer.saved());
+                SessionChat::resume(writer, model)
             }
-            ConversationStore::Memory(memory) => memory.open(key)?.answered_by(model.clone()),
+            ConversationStore::Memory(memory) => {
+                let session_chat = memory.open(key)?;
+                let model = model_of(session_chat.saved());
+                session_chat.answered_by(model)
+            }
         };
         Ok(self.opened(key, session_chat, false))
     }
@@ -352,20 +359,14 @@ impl Conversations {
     /// # Errors
     /// [`Error::InvalidParameter`] naming `turns` when there are fewer, or `session` when the name is taken; as
     /// [`Self::read`].
-    pub fn fork(
-        &self,
-        from: &SessionKey,
-        to: &SessionKey,
-        turns: Option<usize>,
-        model: &ModelFingerprint,
-    ) -> Result<usize> {
+    pub fn fork(&self, from: &SessionKey, to: &SessionKey, turns: Option<usize>) -> Result<usize> {
         match &self.shared.place {
             ConversationStore::Disk(store) => {
                 let (old, new) = (of_owner(store, &from.owner), of_owner(store, &to.owner));
                 let writer = old.fork_to(&from.name, (&new, &to.name), turns, to.owner.stored())?;
                 Ok(writer.saved().turns.len())
             }
-            ConversationStore::Memory(memory) => memory.fork(from, to, turns, model),
+            ConversationStore::Memory(memory) => memory.fork(from, to, turns),
         }
     }
 

@@ -160,9 +160,6 @@ struct InFlight {
     plans: Vec<TurnPlan>,
     /// `None` if the engine was lost.
     assignment: Option<Assignment>,
-    begun: Instant,
-    /// It has waited for its session.
-    has_waited: bool,
     has_retried: bool,
     /// A part of an answer has been sent.
     has_output: bool,
@@ -191,7 +188,6 @@ impl InFlight {
         admitted: &mut Option<oneshot::Sender<Admission>>,
         updates: &UnboundedSender<Update>,
     ) -> Result<Self, ApiError> {
-        let begun = Instant::now();
         let mut patience = Patience::new(app, &request, admitted, updates);
         let turn = match &request.session {
             Some(RequestSession::Stored(session)) => Some(patience::turn(app, session, &mut patience).await?),
@@ -209,9 +205,7 @@ impl InFlight {
             match prepared {
                 Ok(mut prepared) => {
                     request.notices.append(&mut prepared.notices);
-                    let mut run = Self::new(app, request, begun, prepared);
-                    run.has_waited = patience.has_waited();
-                    return Ok(run);
+                    return Ok(Self::new(app, request, prepared));
                 }
                 Err(error) if turn.is_some() && patience::may_pass(&error) => {
                     patience.until(tokio::time::sleep(patience::LOOK_EVERY)).await?;
@@ -221,7 +215,7 @@ impl InFlight {
         }
     }
 
-    fn new(app: &App, request: GenerateRequest, begun: Instant, prepared: Prepared) -> Self {
+    fn new(app: &App, request: GenerateRequest, prepared: Prepared) -> Self {
         let Prepared { assignment, plans, turn, session, placed, .. } = prepared;
         Self {
             app: app.clone(),
@@ -229,8 +223,6 @@ impl InFlight {
             ledger: None,
             plans,
             assignment,
-            begun,
-            has_waited: false,
             has_retried: false,
             has_output: false,
             choices: Vec::new(),
@@ -360,12 +352,9 @@ impl InFlight {
         let mut request = self.plans[prompt].request(&self.request.turn);
         request.session = self.session.clone();
         request.sampling.seed = request.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
-        if self.has_waited || self.has_retried {
-            // It counts from before the wait for the session, and from the first attempt.
-            let elapsed = self.begun.elapsed();
-            request.limits.deadline =
-                request.limits.deadline.map(|deadline| deadline.saturating_sub(elapsed));
-        }
+        // It counts from the request's arrival: waits for its model and its session, and a first attempt included.
+        let elapsed = self.request.begun.elapsed();
+        request.limits.deadline = request.limits.deadline.map(|deadline| deadline.saturating_sub(elapsed));
         request
     }
 
@@ -402,6 +391,10 @@ impl InFlight {
 
     /// Translates the engine's refusal. A lost engine is reported, so that other requests avoid it and get its Retry-After.
     fn refused(&self, error: Error) -> ApiError {
+        if let (Error::DeadlineExceeded { .. }, Some(deadline)) = (&error, self.request.turn.limits.deadline)
+        {
+            return Error::DeadlineExceeded { deadline }.into(); // the engine knows what was left of it
+        }
         if !matches!(error, Error::EngineGone | Error::RemoteLost(_)) {
             return error.into();
         }

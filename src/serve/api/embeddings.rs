@@ -89,7 +89,7 @@ impl Drop for LeftGuard {
     }
 }
 
-/// Guards and facts of a request for its work.
+/// State of a request for its work: its place among the texts that are encoded, and whether its client has left.
 struct TextWork {
     /// A place among the texts that are encoded at once.
     encoding: OwnedSemaphorePermit,

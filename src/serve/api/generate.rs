@@ -4,7 +4,7 @@
 //! [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a file beside theirs.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -31,6 +31,8 @@ pub struct GenerateRequest {
     pub session: Option<RequestSession>,
     /// The `x-request-id` in force.
     pub request_id: String,
+    /// When it came.
+    pub begun: Instant,
     /// Changes that were made to what the client sent, one sentence each.
     pub notices: Vec<String>,
     /// Note to save beside the turn; `None` without one.

@@ -114,7 +114,7 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
     problems.check(model)?;
     let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
-    let request = params.request(Prompt::Chat(asked.conversation), session, incoming.request_id);
+    let request = params.request(Prompt::Chat(asked.conversation), session, incoming);
     let request = GenerateRequest { notices, ..request };
     Ok(MessagesBody { request, is_streamed, shows_thinking: asked.shows_thinking, ignored })
 }

@@ -21,7 +21,7 @@ use crate::serve::error::ApiError;
 const ABOUT: &str = "Large language models on this machine. The interfaces of OpenAI (chat completions, completions, Responses) and Anthropic \
                      (Messages), with sessions that stay warm. Every field of a body is honoured, accepted as a hint without effect, or refused by name.";
 
-pub use operations::endpoints;
+pub use operations::{endpoints, paths_with_model, streams};
 
 /// Returns the document.
 ///

@@ -37,7 +37,6 @@ pub struct Patience<'a> {
     give_up_at: Option<Instant>,
     /// The error after the deadline.
     refusal: ApiError,
-    has_waited: bool,
 }
 
 impl<'a> Patience<'a> {
@@ -48,26 +47,15 @@ impl<'a> Patience<'a> {
         updates: &'a UnboundedSender<Update>,
     ) -> Self {
         let (begun, longest) = (Instant::now(), app.settings().session_wait);
-        let deadline = request.turn.limits.deadline.filter(|deadline| *deadline < longest);
+        let left = |deadline: Duration| deadline.saturating_sub(request.begun.elapsed());
+        let deadline = request.turn.limits.deadline.filter(|deadline| left(*deadline) < longest);
         let refusal = match (deadline, &request.session) {
             (Some(deadline), _) => Error::DeadlineExceeded { deadline }.into(),
             (None, Some(RequestSession::Stored(session))) => still_busy(session, longest),
             (None, _) => ApiError::internal("nothing is waited for"),
         };
-        let give_up_at = begun.checked_add(deadline.unwrap_or(longest));
-        Self {
-            admitted,
-            updates,
-            is_streamed: request.turn.is_streamed,
-            begun,
-            give_up_at,
-            refusal,
-            has_waited: false,
-        }
-    }
-
-    pub fn has_waited(&self) -> bool {
-        self.has_waited
+        let give_up_at = begun.checked_add(deadline.map_or(longest, left));
+        Self { admitted, updates, is_streamed: request.turn.is_streamed, begun, give_up_at, refusal }
     }
 
     /// Waits for the future until the deadline.
@@ -75,7 +63,6 @@ impl<'a> Patience<'a> {
     /// # Errors
     /// The deadline has passed, or the client has left.
     pub async fn until<T>(&mut self, future: impl Future<Output = T>) -> Result<T, ApiError> {
-        self.has_waited = true;
         let mut future = pin!(future);
         let far = self.begun + Duration::from_secs(60 * 60 * 24 * 365);
         loop {

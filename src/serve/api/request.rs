@@ -105,7 +105,7 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     let session = session_of(in_body, appends, &incoming.headers, &incoming.caller)?;
     check_session(session.as_ref(), appends, params.num_choices)?;
     let streaming = params.streaming;
-    let request = params.request(Prompt::Chat(conversation), session, incoming.request_id);
+    let request = params.request(Prompt::Chat(conversation), session, incoming);
     Ok(ChatBody { request, streaming, shows_reasoning: reasoning.is_shown, has_functions, ignored })
 }
 
@@ -164,7 +164,7 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let prompt_logprobs = prompt_logprobs.filter(|_| echo);
     // Log-probabilities of a prompt need it computed in full, so a transient session is ignored.
     let session = session.filter(|_| prompt_logprobs.is_none());
-    let mut request = params.request(Prompt::Texts(prompts), session, incoming.request_id);
+    let mut request = params.request(Prompt::Texts(prompts), session, incoming);
     request.turn.prompt_logprobs = prompt_logprobs;
     Ok(Completion { request, streaming, echo, returns_token_ids, ignored })
 }
@@ -214,12 +214,7 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     let session = session.filter(|session| matches!(session, RequestSession::Transient(_)));
     let streaming = params.streaming;
     let prompt = Prompt::Texts(vec![TextPrompt::Infill(prompt)]);
-    Ok(InfillBody {
-        request: params.request(prompt, session, incoming.request_id),
-        streaming,
-        wanted,
-        ignored,
-    })
+    Ok(InfillBody { request: params.request(prompt, session, incoming), streaming, wanted, ignored })
 }
 
 fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
@@ -253,7 +248,7 @@ impl AnswerParams {
         self,
         prompt: Prompt,
         session: Option<RequestSession>,
-        request_id: String,
+        incoming: Incoming,
     ) -> GenerateRequest {
         let Self { num_choices, sampling, limits, logprobs, constraint, reasoning_budget, .. } = self;
         let Self { tools, answer_start, prediction, streaming, .. } = self;
@@ -270,7 +265,9 @@ impl AnswerParams {
             is_streamed,
             ..TurnRequest::default()
         };
-        GenerateRequest { prompt, turn, num_choices, session, request_id, notices: Vec::new(), note: None }
+        let Incoming { request_id, begun, .. } = incoming;
+        let notices = Vec::new();
+        GenerateRequest { prompt, turn, num_choices, session, request_id, begun, notices, note: None }
     }
 }
 

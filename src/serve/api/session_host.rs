@@ -8,7 +8,6 @@ use super::conversations::{Conversations, Opened, SessionKey};
 use super::drive::retriable;
 use super::shared::ServerShared;
 use super::transient::Transients;
-use crate::runtime::session::store::ModelFingerprint;
 use crate::runtime::{EngineClient, EngineSessionName, Result};
 use crate::serve::App;
 use crate::serve::error::ApiError;
@@ -79,23 +78,12 @@ impl SessionHost {
         refusal.filter(|_| found.is_empty()).map_or(Ok(found), Err)
     }
 
-    /// Opens a conversation that exists, for its own model: no turn is added.
+    /// Opens a conversation that exists, for the model of its last turn: no turn is added.
     ///
     /// # Errors
     /// Those of [`Conversations::open_known`].
     pub fn open_known(&self, key: &SessionKey) -> Result<Opened> {
-        self.conversations().open_known(key, &self.model_of(key)?)
-    }
-
-    /// Returns the model of a session: the only one of the server, or the one that made its last turn.
-    ///
-    /// # Errors
-    /// Those of [`Conversations::read`].
-    pub fn model_of(&self, key: &SessionKey) -> Result<ModelFingerprint> {
-        match &*self.apps {
-            [only] => Ok(only.model().fingerprint.clone()),
-            _ => Ok((*self.conversations().read(key)?.0.model).clone()),
-        }
+        self.conversations().open_known(key, None)
     }
 
     /// Forgets what engines were chosen for a session that has been removed.

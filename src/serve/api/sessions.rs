@@ -123,8 +123,7 @@ pub async fn fork(
     let forked = blocking(&host, move |host| {
         let old = host.conversations().find(&caller, &from);
         let new = SessionKey { owner: caller.owner().clone(), name: to };
-        let model = &host.model_of(&old)?;
-        let num_turns = host.conversations().fork(&old, &new, turns, model).map_err(taken)?;
+        let num_turns = host.conversations().fork(&old, &new, turns).map_err(taken)?;
         if turns.is_none() {
             // Where that does not work out, the next turn finds what it can.
             host.apps().iter().for_each(|app| drop(fork_in_memory(app, &old, &new)));

@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::BoxError;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
-use futures_util::stream;
+use futures_util::{Stream, stream};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
@@ -78,6 +79,13 @@ pub fn response(running: Running, chunks: impl StreamFormat) -> Response {
         let bytes = feed.next().await?;
         Some((Ok::<_, Infallible>(bytes), feed))
     });
+    event_stream(events)
+}
+
+/// The response whose body is a stream of events.
+pub fn event_stream<E: Into<BoxError> + 'static>(
+    events: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+) -> Response {
     let mut response = Response::new(Body::from_stream(events));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));

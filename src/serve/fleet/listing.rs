@@ -8,7 +8,8 @@ use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::Fleet;
-use super::table::{ModelRefusal, Status};
+use super::table::{Status, UnloadRefusal};
+use crate::serve::api::body::RequestArrival;
 use crate::serve::api::is_anthropic;
 use crate::serve::api::models::{self, ModelChange, change_of};
 use crate::serve::error::ApiError;
@@ -39,23 +40,27 @@ pub async fn get(
 }
 
 /// `POST /v1/models/{id}/load` and `/unload`: done when it answers; nothing is to do where the model is so already.
-pub async fn change(State(fleet): State<Fleet>, Path(path): Path<String>) -> Result<Json<Value>, ApiError> {
+pub async fn change(
+    State(fleet): State<Fleet>,
+    RequestArrival(begun): RequestArrival,
+    Path(path): Path<String>,
+) -> Result<Json<Value>, ApiError> {
     let (id, change) = change_of(&path)?;
     let index = fleet.find(Some(id), "")?;
     match change {
         ModelChange::Load => {
             fleet.state.pool.forget_failure(index);
-            drop(fleet.acquire(index).await?);
+            drop(fleet.acquire(index, begun).await?);
         }
-        ModelChange::Unload => fleet.state.pool.unload(index).await.map_err(|refusal| stays(id, &refusal))?,
+        ModelChange::Unload => fleet.state.pool.unload(index).await.map_err(|refusal| stays(id, refusal))?,
     }
     Ok(Json(fleet.openai(index).into()))
 }
 
-fn stays(id: &str, refusal: &ModelRefusal) -> ApiError {
+fn stays(id: &str, refusal: UnloadRefusal) -> ApiError {
     let (code, why) = match refusal {
-        ModelRefusal::Pinned => ("model_pinned", "stays loaded (serve --pin)"),
-        _ => ("model_in_use", "is in use, or being loaded"),
+        UnloadRefusal::Pinned => ("model_pinned", "stays loaded (serve --pin)"),
+        UnloadRefusal::Busy => ("model_in_use", "is in use, or being loaded"),
     };
     ApiError::new(StatusCode::CONFLICT, Some(code), format!("{id:?} {why}"))
 }

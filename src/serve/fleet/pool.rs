@@ -14,7 +14,7 @@ use tokio::sync::{OnceCell, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep_until;
 
-use super::table::{LoadId, ModelRefusal, ModelTable, Reason, Status, Step};
+use super::table::{LoadId, ModelTable, Reason, Status, Step, UnloadRefusal, UseRefusal};
 
 /// Longest wait of a request for memory that other models use.
 pub const ROOM_WAIT: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ pub struct Source<T> {
 /// Why a member is not there for a use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unavailable {
-    Refused(ModelRefusal),
+    Refused(UseRefusal),
     /// Others needed the memory for too long.
     NoRoom {
         needed: u64,
@@ -90,15 +90,30 @@ impl<T: Unload> Drop for Lease<T> {
     }
 }
 
-/// An insistent wait; see [`ModelTable::insist`].
-struct Insistence<T: Unload> {
+/// A wait for a member; see [`ModelTable::wait`].
+struct MemberWait<T: Unload> {
     pool: ModelPool<T>,
     index: usize,
+    /// Since when it lacks memory.
+    room_since: Option<Instant>,
+    has_insisted: bool,
 }
 
-impl<T: Unload> Drop for Insistence<T> {
+impl<T: Unload> MemberWait<T> {
+    /// Waits for memory, and insists on it after a while. Returns when to ask again at the latest; `None` once it has taken too long.
+    fn for_room(&mut self) -> Option<Instant> {
+        let since = *self.room_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= INSIST_AFTER && !std::mem::replace(&mut self.has_insisted, true) {
+            self.pool.change(|table| table.insist(self.index));
+        }
+        let longest = if self.has_insisted { ROOM_WAIT } else { INSIST_AFTER };
+        (since.elapsed() < ROOM_WAIT).then(|| since + longest)
+    }
+}
+
+impl<T: Unload> Drop for MemberWait<T> {
     fn drop(&mut self) {
-        self.pool.change(|table| table.withdraw(self.index));
+        self.pool.change(|table| table.withdraw(self.index, self.has_insisted));
     }
 }
 
@@ -123,15 +138,13 @@ impl<T: Unload> ModelPool<T> {
     pub async fn acquire(&self, index: usize, deadline: Option<Instant>) -> Result<Lease<T>, Unavailable> {
         let bytes = self.estimate(index).await?;
         let mut changes = self.state.changes.subscribe();
-        let mut room_since = None;
-        let mut insistence = None;
+        let mut wait = None;
         loop {
             if self.state.is_closed.load(Ordering::Acquire) {
                 return Err(Unavailable::Closed);
             }
             changes.mark_unchanged();
-            let step = self.table().step(index, bytes, Instant::now());
-            let wake_at = match step {
+            let wake_at = match self.waiting_step(index, bytes, &mut wait) {
                 Step::Use { value, load } => return Ok(Lease { pool: self.clone(), index, load, value }),
                 Step::Refuse(refusal) => return Err(Unavailable::Refused(refusal)),
                 Step::Load(load) => {
@@ -143,18 +156,10 @@ impl<T: Unload> ModelPool<T> {
                     self.begin_unload(index, value);
                     continue;
                 }
-                Step::Wait(Reason::Loading(_)) => None,
+                Step::Wait(Reason::Loading) => None,
                 Step::Wait(Reason::Room) => {
-                    let since = *room_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= ROOM_WAIT {
-                        return Err(self.no_room(bytes));
-                    }
-                    if insistence.is_none() && since.elapsed() >= INSIST_AFTER {
-                        self.change(|table| table.insist(index, bytes));
-                        insistence = Some(Insistence { pool: self.clone(), index });
-                        continue;
-                    }
-                    Some(since + if insistence.is_none() { INSIST_AFTER } else { ROOM_WAIT })
+                    let ask_at = wait.as_mut().and_then(MemberWait::for_room);
+                    Some(ask_at.ok_or_else(|| self.no_room(bytes))?)
                 }
             };
             tokio::select! {
@@ -165,15 +170,32 @@ impl<T: Unload> ModelPool<T> {
         }
     }
 
-    /// Returns the bytes that a member needs, computed once.
+    /// Returns the next step of a caller, which waits from the first one that is no use.
+    fn waiting_step(&self, index: usize, bytes: u64, wait: &mut Option<MemberWait<T>>) -> Step<T> {
+        let mut table = self.table();
+        let step = table.step(index, bytes, Instant::now());
+        if wait.is_none() && matches!(step, Step::Wait(_) | Step::Load(_)) {
+            table.wait(index);
+            *wait = Some(MemberWait { pool: self.clone(), index, room_since: None, has_insisted: false });
+        }
+        step
+    }
+
+    /// Returns the bytes that a member needs, computed once. After a failure, nothing is computed for a while.
     async fn estimate(&self, index: usize) -> Result<u64, Unavailable> {
         let compute = || async {
+            if let Some(why) = self.table().failure(index, Instant::now()) {
+                return Err(why);
+            }
             let state = Arc::clone(&self.state);
             let estimated = spawn_blocking(move || contained(|| (state.sources[index].estimate)())).await;
-            estimated.unwrap_or_else(|_| Err("the server stops".to_owned()))
+            let estimated = estimated.unwrap_or_else(|_| Err("the server stops".to_owned()));
+            estimated.inspect_err(|why| {
+                self.change(|table| table.not_estimated(index, why.clone(), Instant::now()));
+            })
         };
         let estimated = self.state.estimates[index].get_or_try_init(compute).await;
-        estimated.copied().map_err(|why| Unavailable::Refused(ModelRefusal::Failed(why)))
+        estimated.copied().map_err(|why| Unavailable::Refused(UseRefusal::Failed(why)))
     }
 
     /// Loads a member on this thread, before the server takes requests.
@@ -181,8 +203,9 @@ impl<T: Unload> ModelPool<T> {
     /// # Errors
     /// Why it cannot be loaded.
     pub fn load_now(&self, index: usize) -> Result<(), Unavailable> {
-        let refused = |why| Unavailable::Refused(ModelRefusal::Failed(why));
+        let refused = |why| Unavailable::Refused(UseRefusal::Failed(why));
         let bytes = contained(|| (self.state.sources[index].estimate)()).map_err(refused)?;
+        let _ = self.state.estimates[index].set(bytes); // fails if it is known
         let step = self.table().step(index, bytes, Instant::now());
         match step {
             Step::Load(load) => self.run_load(index, load),
@@ -223,7 +246,7 @@ impl<T: Unload> ModelPool<T> {
     ///
     /// # Errors
     /// It is pinned, in use, or being loaded.
-    pub async fn unload(&self, index: usize) -> Result<(), ModelRefusal> {
+    pub async fn unload(&self, index: usize) -> Result<(), UnloadRefusal> {
         let mut changes = self.state.changes.subscribe();
         if let Some(value) = self.change(|table| table.unload(index))? {
             self.begin_unload(index, value);
@@ -403,7 +426,7 @@ mod tests {
         (lease.value().on_lost)("crashed".to_owned());
         assert_eq!(pool.status(0), Status::Failed("crashed".to_owned()));
         let refused = pool.acquire(0, None).await.err();
-        assert_eq!(refused, Some(Unavailable::Refused(ModelRefusal::Failed("crashed".to_owned()))));
+        assert_eq!(refused, Some(Unavailable::Refused(UseRefusal::Failed("crashed".to_owned()))));
         drop(lease);
         drop(other);
         assert!(pool.acquire(1, None).await.is_ok());
@@ -435,10 +458,59 @@ mod tests {
         let estimate = Box::new(|| Ok(1));
         let load = Box::new(|_: OnLost| -> Result<Model, String> { panic!("no such tensor") });
         let pool = ModelPool::new(10, vec![Source { is_pinned: false, estimate, load }]);
-        let Some(Unavailable::Refused(ModelRefusal::Failed(why))) = pool.acquire(0, None).await.err() else {
+        let Some(Unavailable::Refused(UseRefusal::Failed(why))) = pool.acquire(0, None).await.err() else {
             panic!("it cannot be used");
         };
         assert!(why.contains("no such tensor"), "{why}");
+    }
+
+    /// A source of a model of one byte, and how often its estimate was computed. The first `num_failures` estimates fail.
+    fn estimated(num_failures: u64) -> (Source<Model>, Arc<AtomicU64>) {
+        let (source, count) = (source(1, &Arc::default()), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&count);
+        let estimate = move || match counted.fetch_add(1, Ordering::SeqCst) < num_failures {
+            true => Err("no file".to_owned()),
+            false => Ok(1),
+        };
+        (Source { estimate: Box::new(estimate), ..source }, count)
+    }
+
+    #[tokio::test]
+    async fn an_estimate_is_computed_once() {
+        let (source, count) = estimated(0);
+        let pool = ModelPool::new(10, vec![source]);
+        assert_eq!(pool.load_now(0), Ok(()));
+        drop(pool.acquire(0, None).await.expect("it is loaded"));
+        assert_eq!(count.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn an_estimate_that_fails_is_a_failure_of_its_member() {
+        let (source, count) = estimated(1);
+        let pool = ModelPool::new(10, vec![source]);
+        for _ in 0..2 {
+            let refused = Unavailable::Refused(UseRefusal::Failed("no file".to_owned()));
+            assert_eq!(pool.acquire(0, None).await.err(), Some(refused));
+            assert_eq!(pool.status(0), Status::Failed("no file".to_owned()));
+        }
+        assert_eq!(count.load(Ordering::SeqCst), 1, "the second use was told of the first failure");
+        pool.forget_failure(0);
+        assert!(pool.acquire(0, None).await.is_ok());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn models_that_take_turns_are_used_each_time() {
+        let memory = Arc::new(Memory::default());
+        let pool = ModelPool::new(10, vec![source(6, &memory), source(7, &memory)]);
+        let expiring = tokio::spawn(pool.clone().expire_idle(Duration::ZERO));
+        for round in 0..40 {
+            let used = async |index: usize| drop(pool.acquire(index, None).await.expect("it loads"));
+            tokio::join!(used(round % 2), used((round + 1) % 2));
+        }
+        let num_loads = memory.num_loads.load(Ordering::SeqCst);
+        assert!(num_loads <= 80, "{num_loads} loads for 80 uses");
+        pool.close();
+        expiring.await.expect("it ends");
     }
 
     #[tokio::test]

@@ -3,8 +3,8 @@
 //! `pool` locks it, asks for a step, carries the step out, and reports the result.
 //!
 //! Invariants: the estimates of all members that are loading, loaded or unloading never exceed the budget together; a member with a
-//! use under way is never unloaded; a member is loaded once at a time, and all who wait for it share that load; a pinned member is
-//! unloaded only when it has failed.
+//! use under way is never unloaded; a member is loaded once at a time, and all who wait for it share that load and use it before it
+//! makes room for others; a pinned member is unloaded only when it has failed.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,9 @@ pub struct ModelTable<T> {
 struct MemberSlot<T> {
     is_pinned: bool,
     state: MemberState<T>,
-    /// Waits that insist on room for this member.
+    /// Callers that wait for this member.
+    num_waiting: usize,
+    /// Those of them that insist on room for it.
     num_insisting: usize,
     /// Takes no new use, because this other member insists on its room.
     gives_way_to: Option<usize>,
@@ -32,7 +34,7 @@ struct MemberSlot<T> {
 #[derive(Debug)]
 enum MemberState<T> {
     Unloaded,
-    Loading { load: LoadId, bytes: u64, since: Instant },
+    Loading { load: LoadId, bytes: u64 },
     Loaded { load: LoadId, bytes: u64, value: T, num_uses: usize, last_use: Instant },
     Unloading { bytes: u64 },
     Failed { why: String, at: Instant },
@@ -59,29 +61,31 @@ pub enum Step<T> {
     },
     /// Ask again after a change.
     Wait(Reason),
-    Refuse(ModelRefusal),
+    Refuse(UseRefusal),
 }
 
 /// Reason for a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// The member's own load, since then.
-    Loading(Instant),
+    /// The member's own load.
+    Loading,
     /// Memory that others use, or are giving back.
     Room,
 }
 
-/// Why a member cannot be used or unloaded.
+/// Why a member cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ModelRefusal {
+pub enum UseRefusal {
     /// It needs more bytes than there could ever be beside the pinned members.
-    TooLarge {
-        needed: u64,
-        free: u64,
-        budget: u64,
-    },
+    TooLarge { needed: u64, free: u64, budget: u64 },
     /// The last load failed, or its engine was lost for good.
     Failed(String),
+}
+
+/// Why a member cannot be unloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnloadRefusal {
+    /// It is in use, or being loaded.
     Busy,
     Pinned,
 }
@@ -90,7 +94,7 @@ pub enum ModelRefusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
     Unloaded,
-    Loading(Instant),
+    Loading,
     Loaded,
     Unloading,
     Failed(String),
@@ -101,9 +105,16 @@ impl Status {
     pub fn name(&self) -> &'static str {
         match self {
             Status::Unloaded | Status::Unloading | Status::Failed(_) => "unloaded",
-            Status::Loading(_) => "loading",
+            Status::Loading => "loading",
             Status::Loaded => "loaded",
         }
+    }
+}
+
+impl<T> MemberSlot<T> {
+    /// Whether it is about to be used by callers that have waited for it.
+    fn is_awaited(&self) -> bool {
+        self.num_waiting > 0 && self.gives_way_to.is_none()
     }
 }
 
@@ -113,6 +124,7 @@ impl<T: Clone> ModelTable<T> {
         let slot = |is_pinned| MemberSlot {
             is_pinned,
             state: MemberState::Unloaded,
+            num_waiting: 0,
             num_insisting: 0,
             gives_way_to: None,
         };
@@ -128,45 +140,58 @@ impl<T: Clone> ModelTable<T> {
                 (*num_uses, *last_use) = (*num_uses + 1, now);
                 Step::Use { value: value.clone(), load: *load }
             }
-            MemberState::Loading { since, .. } => Step::Wait(Reason::Loading(*since)),
+            MemberState::Loading { .. } => Step::Wait(Reason::Loading),
             MemberState::Unloading { .. } => Step::Wait(Reason::Room),
+            MemberState::Unloaded | MemberState::Failed { .. } => match self.failure(index, now) {
+                Some(why) => Step::Refuse(UseRefusal::Failed(why)),
+                None => self.begin(index, bytes),
+            },
+        }
+    }
+
+    /// Returns why uses of a member are refused: for a while after a failure.
+    pub fn failure(&self, index: usize, now: Instant) -> Option<String> {
+        match &self.slots[index].state {
             MemberState::Failed { why, at } if now.saturating_duration_since(*at) < RETRY_AFTER => {
-                Step::Refuse(ModelRefusal::Failed(why.clone()))
+                Some(why.clone())
             }
-            MemberState::Unloaded | MemberState::Failed { .. } => self.begin(index, bytes, now),
+            _ => None,
         }
     }
 
     /// Begins to load a member, or to make room for it.
-    fn begin(&mut self, index: usize, bytes: u64, now: Instant) -> Step<T> {
+    fn begin(&mut self, index: usize, bytes: u64) -> Step<T> {
         let free = self.budget.saturating_sub(self.pinned_bytes(index));
         if bytes > free {
-            return Step::Refuse(ModelRefusal::TooLarge { needed: bytes, free, budget: self.budget });
+            return Step::Refuse(UseRefusal::TooLarge { needed: bytes, free, budget: self.budget });
         }
         let missing = self.used().saturating_add(bytes).saturating_sub(self.budget);
         if missing == 0 {
             self.num_loads += 1;
             let load = LoadId(self.num_loads);
-            self.slots[index].state = MemberState::Loading { load, bytes, since: now };
+            self.slots[index].state = MemberState::Loading { load, bytes };
             return Step::Load(load);
         }
         let leaving = self.slots.iter().map(|slot| slot.state.leaving_bytes()).sum::<u64>();
         let idle: u64 = self.idle().map(|(_, bytes, _)| bytes).sum();
         // Others are not unloaded for a model that would have to wait all the same.
         let victim = self.idle().min_by_key(|(_, _, last_use)| *last_use).map(|(index, ..)| index);
-        match victim.filter(|_| leaving < missing && leaving.saturating_add(idle) >= missing) {
-            Some(index) => match self.leave(index) {
-                Some(value) => Step::Unload { index, value },
-                None => Step::Wait(Reason::Room),
-            },
-            None => Step::Wait(Reason::Room),
+        let victim = victim.filter(|_| leaving < missing && leaving.saturating_add(idle) >= missing);
+        if let Some((index, value)) = victim.and_then(|index| Some((index, self.leave(index)?))) {
+            return Step::Unload { index, value };
         }
+        if self.slots[index].num_insisting > 0 {
+            self.make_way(index, missing.saturating_sub(leaving));
+        }
+        Step::Wait(Reason::Room)
     }
 
     /// Returns index, bytes and last use of the members that may be unloaded now.
     fn idle(&self) -> impl Iterator<Item = (usize, u64, Instant)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| match slot.state {
-            MemberState::Loaded { bytes, num_uses: 0, last_use, .. } if !slot.is_pinned => {
+            MemberState::Loaded { bytes, num_uses: 0, last_use, .. }
+                if !slot.is_pinned && !slot.is_awaited() =>
+            {
                 Some((index, bytes, last_use))
             }
             _ => None,
@@ -247,23 +272,43 @@ impl<T: Clone> ModelTable<T> {
         }
     }
 
-    /// Lets members that are in use take no further use until `index` is loaded, so that it gets its turn: those used longest ago,
-    /// as many as it needs. Each call is followed by [`Self::withdraw`].
-    pub fn insist(&mut self, index: usize, bytes: u64) {
-        self.slots[index].num_insisting += 1;
-        if self.slots.iter().any(|slot| slot.gives_way_to == Some(index)) {
-            return;
+    /// Reports that the bytes of a member that is not loaded cannot be told, so that it cannot be loaded.
+    pub fn not_estimated(&mut self, index: usize, why: String, now: Instant) {
+        let state = &mut self.slots[index].state;
+        if matches!(state, MemberState::Unloaded | MemberState::Failed { .. }) {
+            *state = MemberState::Failed { why, at: now };
         }
-        let mut missing = self.used().saturating_add(bytes).saturating_sub(self.budget);
+    }
+
+    /// Counts a caller that waits for a member, so that it can use the member before others get its room. Each call is followed by
+    /// [`Self::withdraw`].
+    pub fn wait(&mut self, index: usize) {
+        self.slots[index].num_waiting += 1;
+    }
+
+    /// Lets a caller that waits insist: while the member has no room, members that are in use take no further use until it is loaded.
+    pub fn insist(&mut self, index: usize) {
+        self.slots[index].num_insisting += 1;
+    }
+
+    /// Ends a wait, which has insisted or not.
+    pub fn withdraw(&mut self, index: usize, has_insisted: bool) {
+        let slot = &mut self.slots[index];
+        slot.num_waiting = slot.num_waiting.saturating_sub(1);
+        slot.num_insisting = slot.num_insisting.saturating_sub(usize::from(has_insisted));
+        if slot.num_insisting == 0 {
+            self.yield_no_more_to(index);
+        }
+    }
+
+    /// Lets the members used longest ago give way to this one, as many as it takes to free `missing` bytes.
+    fn make_way(&mut self, index: usize, mut missing: u64) {
         let mut candidates: Vec<(Instant, usize, u64)> = Vec::new();
         for (other, slot) in self.slots.iter().enumerate() {
-            match slot.state {
-                MemberState::Unloading { bytes } => missing = missing.saturating_sub(bytes),
-                MemberState::Loaded { bytes, last_use, .. }
-                    if !slot.is_pinned && slot.gives_way_to.is_none() && other != index =>
-                {
-                    candidates.push((last_use, other, bytes));
-                }
+            let MemberState::Loaded { bytes, last_use, .. } = slot.state else { continue };
+            match slot.gives_way_to {
+                Some(to) if to == index => missing = missing.saturating_sub(bytes),
+                None if !slot.is_pinned && !slot.is_awaited() => candidates.push((last_use, other, bytes)),
                 _ => {}
             }
         }
@@ -277,15 +322,6 @@ impl<T: Clone> ModelTable<T> {
         }
     }
 
-    /// Ends a wait that insisted.
-    pub fn withdraw(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
-        slot.num_insisting = slot.num_insisting.saturating_sub(1);
-        if slot.num_insisting == 0 {
-            self.yield_no_more_to(index);
-        }
-    }
-
     fn yield_no_more_to(&mut self, index: usize) {
         let yielding = self.slots.iter_mut().filter(|slot| slot.gives_way_to == Some(index));
         yielding.for_each(|slot| slot.gives_way_to = None);
@@ -295,14 +331,14 @@ impl<T: Clone> ModelTable<T> {
     ///
     /// # Errors
     /// It is pinned, in use, or being loaded.
-    pub fn unload(&mut self, index: usize) -> Result<Option<T>, ModelRefusal> {
+    pub fn unload(&mut self, index: usize) -> Result<Option<T>, UnloadRefusal> {
         let slot = &mut self.slots[index];
         match slot.state {
             MemberState::Loading { .. } | MemberState::Loaded { .. } if slot.is_pinned => {
-                Err(ModelRefusal::Pinned)
+                Err(UnloadRefusal::Pinned)
             }
-            MemberState::Loading { .. } => Err(ModelRefusal::Busy),
-            MemberState::Loaded { num_uses, .. } if num_uses > 0 => Err(ModelRefusal::Busy),
+            MemberState::Loading { .. } => Err(UnloadRefusal::Busy),
+            MemberState::Loaded { num_uses, .. } if num_uses > 0 => Err(UnloadRefusal::Busy),
             MemberState::Loaded { .. } => Ok(self.leave(index)),
             MemberState::Failed { .. } => {
                 slot.state = MemberState::Unloaded;
@@ -335,7 +371,7 @@ impl<T: Clone> ModelTable<T> {
     pub fn status(&self, index: usize) -> Status {
         match &self.slots[index].state {
             MemberState::Unloaded => Status::Unloaded,
-            MemberState::Loading { since, .. } => Status::Loading(*since),
+            MemberState::Loading { .. } => Status::Loading,
             MemberState::Loaded { .. } => Status::Loaded,
             MemberState::Unloading { .. } => Status::Unloading,
             MemberState::Failed { why, .. } => Status::Failed(why.clone()),
@@ -395,11 +431,18 @@ mod tests {
         load
     }
 
+    /// Waits for a member that has no room, and insists on it.
+    fn insist(table: &mut ModelTable<&'static str>, index: usize, bytes: u64, now: Instant) {
+        table.wait(index);
+        table.insist(index);
+        assert_eq!(table.step(index, bytes, now), Step::Wait(Reason::Room));
+    }
+
     #[test]
     fn a_member_is_loaded_once_for_all_who_wait() {
         let (mut table, now) = table(10, &[false]);
         let Step::Load(first) = table.step(0, 4, now) else { panic!("a load") };
-        assert_eq!(table.step(0, 4, now), Step::Wait(Reason::Loading(now)));
+        assert_eq!(table.step(0, 4, now), Step::Wait(Reason::Loading));
         assert_eq!(table.loaded(0, first, "a", now), None);
         assert_eq!(table.step(0, 4, now), Step::Use { value: "a", load: first });
         assert_eq!((table.used(), table.status(0)), (4, Status::Loaded));
@@ -427,10 +470,13 @@ mod tests {
         uses(&mut table, 0, now);
         load(&mut table, 1, 4, now);
         assert_eq!(table.step(2, 4, now), Step::Wait(Reason::Room));
-        assert_eq!((table.unload(0), table.unload(1)), (Err(ModelRefusal::Busy), Err(ModelRefusal::Pinned)));
+        assert_eq!(
+            (table.unload(0), table.unload(1)),
+            (Err(UnloadRefusal::Busy), Err(UnloadRefusal::Pinned))
+        );
         assert_eq!(
             table.step(2, 7, now),
-            Step::Refuse(ModelRefusal::TooLarge { needed: 7, free: 6, budget: 10 })
+            Step::Refuse(UseRefusal::TooLarge { needed: 7, free: 6, budget: 10 })
         );
         table.release(0, used, now);
         assert_eq!(table.step(2, 4, now), Step::Unload { index: 0, value: "model" });
@@ -451,7 +497,7 @@ mod tests {
         let (mut table, now) = table(10, &[false]);
         let Step::Load(load) = table.step(0, 4, now) else { panic!("a load") };
         assert_eq!(table.failed(0, load, "no file".to_owned(), now), None);
-        let failed = Step::Refuse(ModelRefusal::Failed("no file".to_owned()));
+        let failed = Step::Refuse(UseRefusal::Failed("no file".to_owned()));
         assert_eq!((table.step(0, 4, now), table.used()), (failed, 0));
         assert!(matches!(table.step(0, 4, now + RETRY_AFTER), Step::Load(_)));
         let (mut table, now) = self::table(10, &[true]);
@@ -486,16 +532,79 @@ mod tests {
         let first = load(&mut table, 0, 8, now);
         uses(&mut table, 0, now);
         assert_eq!(table.step(1, 8, now), Step::Wait(Reason::Room));
-        table.insist(1, 8);
+        insist(&mut table, 1, 8, now);
         assert_eq!(table.step(0, 8, now), Step::Wait(Reason::Room), "no further use");
-        table.withdraw(1);
+        table.withdraw(1, true);
         uses(&mut table, 0, now);
-        table.insist(1, 8);
+        insist(&mut table, 1, 8, now);
         (0..2).for_each(|_| table.release(0, first, now));
         assert_eq!(table.step(1, 8, now), Step::Unload { index: 0, value: "model" });
         table.unloaded(0);
         load(&mut table, 1, 8, now);
-        table.withdraw(1);
+        table.withdraw(1, true);
         assert_eq!(table.step(0, 8, now), Step::Unload { index: 1, value: "model" }, "in turns");
+    }
+
+    #[test]
+    fn a_loaded_member_is_used_by_those_who_waited_before_it_makes_room() {
+        let (mut table, now) = table(10, &[false, false]);
+        table.wait(0);
+        let used = load(&mut table, 0, 8, now);
+        assert_eq!(table.step(1, 8, now), Step::Wait(Reason::Room), "nobody has used it yet");
+        assert_eq!((table.expire(Duration::ZERO, now), table.next_expiry(Duration::ZERO)), (None, None));
+        insist(&mut table, 1, 8, now);
+        assert_eq!(uses(&mut table, 0, now), used, "it gives way after them");
+        table.withdraw(0, false);
+        assert_eq!(table.step(1, 8, now), Step::Wait(Reason::Room));
+        assert_eq!(table.step(0, 8, now), Step::Wait(Reason::Room), "it gives way now");
+        table.wait(0);
+        table.release(0, used, now);
+        let leaves = Step::Unload { index: 0, value: "model" };
+        assert_eq!(table.step(1, 8, now), leaves, "those who wait for it now come later");
+    }
+
+    #[test]
+    fn two_members_that_insist_take_turns() {
+        let (mut table, now) = table(10, &[false, false]);
+        let mut load_of_user = load(&mut table, 0, 8, now);
+        uses(&mut table, 0, now);
+        for turn in 0..4 {
+            let (user, other) = (turn % 2, (turn + 1) % 2);
+            insist(&mut table, other, 8, now);
+            assert_eq!(table.step(user, 8, now), Step::Wait(Reason::Room), "no further use");
+            table.release(user, load_of_user, now);
+            assert!(matches!(table.step(other, 8, now), Step::Unload { .. }));
+            // Insists while the other is not loaded yet.
+            insist(&mut table, user, 8, now);
+            table.unloaded(user);
+            load_of_user = load(&mut table, other, 8, now);
+            assert_eq!(table.step(user, 8, now), Step::Wait(Reason::Room));
+            assert_eq!(uses(&mut table, other, now), load_of_user);
+            table.withdraw(other, true);
+            table.withdraw(user, true);
+        }
+    }
+
+    #[test]
+    fn waits_for_a_member_that_gives_way_hold_up_no_third_one() {
+        let (mut table, now) = table(10, &[false, false, false]);
+        load(&mut table, 0, 6, now);
+        uses(&mut table, 0, now);
+        load(&mut table, 2, 4, now);
+        insist(&mut table, 1, 6, now);
+        insist(&mut table, 0, 6, now);
+        uses(&mut table, 2, now);
+    }
+
+    #[test]
+    fn a_member_that_cannot_be_estimated_has_failed() {
+        let (mut table, now) = table(10, &[false]);
+        table.not_estimated(0, "no file".to_owned(), now);
+        assert_eq!(table.status(0), Status::Failed("no file".to_owned()));
+        assert_eq!(table.step(0, 4, now), Step::Refuse(UseRefusal::Failed("no file".to_owned())));
+        assert_eq!(table.failure(0, now + RETRY_AFTER), None);
+        load(&mut table, 0, 4, now + RETRY_AFTER);
+        table.not_estimated(0, "no file".to_owned(), now);
+        assert_eq!(table.status(0), Status::Loaded);
     }
 }

@@ -6,9 +6,9 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Bytes;
 use axum::extract::Request;
-use axum::http::{HeaderValue, header};
+use axum::http::header;
 use axum::response::Response;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
@@ -16,7 +16,8 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use super::Fleet;
 use super::leased::answered_by;
 use super::table::Status;
-use crate::serve::api::sse::failure;
+use crate::serve::api::body::RequestArrival;
+use crate::serve::api::sse::{event_stream, failure};
 use crate::serve::error::ApiError;
 use crate::serve::ledger::Ledger;
 use crate::serve::request_id::HttpRequestId;
@@ -26,15 +27,6 @@ const HEAD_AFTER: Duration = Duration::from_secs(1);
 
 /// Interval of comments while the model is being loaded.
 const COMMENT_EVERY: Duration = Duration::from_secs(2);
-
-/// Paths of generations, which may be streams.
-const STREAMS: [&str; 5] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/infill"];
-
-/// Whether answers of a path may be streams.
-pub fn streams(path: &str) -> bool {
-    STREAMS.contains(&path)
-}
 
 /// A request for a model that may not be loaded yet.
 pub struct Waiting {
@@ -53,7 +45,8 @@ impl Waiting {
     /// # Errors
     /// 503 if it cannot be used.
     pub async fn answered(self) -> Result<Response, ApiError> {
-        let lease = self.fleet.acquire(self.index).await?;
+        let RequestArrival(begun) = RequestArrival::of(self.request.extensions());
+        let lease = self.fleet.acquire(self.index, begun).await?;
         let answering = answered_by(lease, self.request);
         Ok(match self.ledger {
             Some(ledger) => ledger.of(answering).await,
@@ -72,6 +65,7 @@ impl Waiting {
         }
         let path = self.request.uri().path().to_owned();
         let request_id = self.request.extensions().get::<HttpRequestId>().map(|id| id.0.clone());
+        let begun = Instant::now();
         let mut answering: Answering = Box::pin(self.answered());
         tokio::select! {
             biased;
@@ -80,7 +74,6 @@ impl Waiting {
         }
         let mut comments = interval_at(Instant::now(), COMMENT_EVERY);
         comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let begun = Instant::now() - HEAD_AFTER;
         let state = LoadingStream { fleet, index, path, request_id, begun, comments };
         Ok(event_stream(state.events(answering)))
     }
@@ -124,7 +117,7 @@ impl LoadingStream {
         let id = &self.fleet.state.names[self.index].id;
         let seconds = self.begun.elapsed().as_secs();
         Bytes::from(match self.fleet.status(self.index) {
-            Status::Loading(_) => format!(": loading {id}, {seconds} s\n\n"),
+            Status::Loading => format!(": loading {id}, {seconds} s\n\n"),
             Status::Loaded => ": keep-alive\n\n".to_owned(),
             _ => format!(": waiting for memory for {id}, {seconds} s\n\n"),
         })
@@ -163,14 +156,4 @@ fn refusal(response: Response) -> ApiError {
         let code = if status.is_success() { None } else { Some("invalid_request") };
         ApiError::new(status, code, format!("the request was refused with {status}"))
     })
-}
-
-fn event_stream(events: impl Stream<Item = Result<Bytes, axum::Error>> + Send + 'static) -> Response {
-    let mut response = Response::new(Body::from_stream(events));
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx would gather events into its buffers.
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
 }

@@ -190,13 +190,7 @@ impl MemoryStore {
 
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or `session`.
-    pub fn fork(
-        &self,
-        from: &SessionKey,
-        to: &SessionKey,
-        turns: Option<usize>,
-        model: &ModelFingerprint,
-    ) -> Result<usize> {
+    pub fn fork(&self, from: &SessionKey, to: &SessionKey, turns: Option<usize>) -> Result<usize> {
         let mut kept = locked(&self.kept);
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
         if kept.contains_key(to) {
@@ -211,7 +205,7 @@ impl MemoryStore {
         let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
         let mut forked = saved.forked(fork_of, now_ms());
         forked.owner = to.owner.stored().map(str::to_owned);
-        let session_chat = SessionChat::look_at(forked.clone(), model.clone());
+        let session_chat = SessionChat::look_at(forked.clone(), (*forked.model).clone());
         insert(&mut kept, to.clone(), forked, Some(session_chat))?;
         Ok(num_turns)
     }

@@ -1,5 +1,7 @@
 //! The bodies of requests: the fields that their readers ask for while they read `examples.json`.
 
+use std::time::Instant;
+
 use axum::extract::FromRef;
 use axum::http::HeaderMap;
 use serde_json::{Map, Value};
@@ -35,7 +37,7 @@ const BODIES: [(&str, Read); 14] = [
 /// A request of nobody, without headers.
 fn incoming() -> Incoming {
     let caller = Caller::new(Owner::anonymous(), false);
-    Incoming { headers: HeaderMap::new(), caller, request_id: String::new() }
+    Incoming { headers: HeaderMap::new(), caller, request_id: String::new(), begun: Instant::now() }
 }
 
 /// Returns the schema of each body, with its first example.

@@ -185,6 +185,17 @@ pub fn endpoints() -> impl Iterator<Item = &'static str> {
     OPERATIONS.iter().map(|operation| operation.route)
 }
 
+/// Returns the paths of endpoints whose body may name the model: all with a body and without a name in the path.
+pub fn paths_with_model() -> impl Iterator<Item = &'static str> {
+    let with_body = OPERATIONS.iter().filter(|operation| !operation.body.is_empty());
+    with_body.filter_map(|operation| operation.route.strip_prefix("POST ")).filter(|path| !path.contains('{'))
+}
+
+/// Returns whether the answers of a path may be streams.
+pub fn streams(path: &str) -> bool {
+    text_types(path).contains(&"text/event-stream")
+}
+
 /// Returns `paths` of the document.
 pub fn paths() -> Value {
     let mut paths = Map::new();

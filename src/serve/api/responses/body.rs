@@ -103,7 +103,7 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
     let tools = asked.params.tools.offered().to_vec();
     let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
     let is_streamed = asked.params.streaming.is_on;
-    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming.request_id);
+    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming);
     request.notices = left_out(&asked.ignored);
     request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
     Ok(ResponsesBody { request, is_streamed, writer, ignored: asked.ignored })
