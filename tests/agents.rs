@@ -130,9 +130,10 @@ fn complete_a_task(case: &Case) {
     let server = desk.server();
     desk.ask(&server, case.go_on, "two");
     let again = main_turns(&server.turns());
+    // Qwen Code changes the end of its own instructions: 17,152 of 17,193 or 17,217 tokens stay the same, as it happens.
     let whole_pages = turns[0].prompt_tokens / PAGE * PAGE;
-    assert!(again[0].cached_tokens + PAGE >= whole_pages, "{again:?} after {turns:?}");
-    assert!(server.restored_tokens() + PAGE >= whole_pages, "{} of {turns:?}", server.restored_tokens());
+    assert!(again[0].cached_tokens + 2 * PAGE >= whole_pages, "{again:?} after {turns:?}");
+    assert!(server.restored_tokens() + 2 * PAGE >= whole_pages, "{} of {turns:?}", server.restored_tokens());
     check_warm(&again);
     server.stop();
     eprintln!(
