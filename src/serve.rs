@@ -82,6 +82,7 @@ struct AppState {
     is_cut_short: AtomicBool,
 }
 
+/// Restarts of a model's engines stay counted after the model has been unloaded.
 impl Drop for AppState {
     fn drop(&mut self) {
         self.shared.observer().metrics().add_restarts(self.engines.num_restarts());

@@ -63,7 +63,7 @@ const DESCRIPTORS_PER_WORKER: usize = 3;
 const REMOTE_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_REMOTE_PAUSE: Duration = Duration::from_secs(5);
 
-/// Longest wait of the shutdown for saving KV, and for the access log.
+/// Longest wait of the shutdown for the access log.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Longest wait of the shutdown for a collector of spans.
@@ -530,7 +530,7 @@ fn finish(server: Server, served: &ServedModels, timeout: Duration, terminal: &T
         many => terminal.warn(format!("--drain-timeout was over: {many} requests were cancelled")),
     }
     for app in served.apps() {
-        let (is_all_saved, notices) = app.engines().save_kv(FLUSH_TIMEOUT);
+        let (is_all_saved, notices) = app.engines().save_kv();
         if !is_all_saved {
             terminal
                 .warn("the disk is slow: not all KV was saved, and the next turns compute the rest again");

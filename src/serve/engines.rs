@@ -14,7 +14,7 @@ use super::error::ApiError;
 use crate::runtime::http_engine::rendezvous_order;
 use crate::runtime::{EngineClient, EngineLoad, EngineSessionName};
 
-/// Longest wait for KV that is being saved, before its engine ends.
+/// Longest wait for the KV of an engine that ends.
 pub const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sets of engines that this process has had.
@@ -165,12 +165,11 @@ impl Engines {
         self.slots.iter().filter_map(|slot| slot.get().ok()).collect()
     }
 
-    /// Saves the KV of all engines that are up, and waits for each at most `timeout`. Returns whether all of it was saved in time, and
-    /// what users should know.
-    pub fn save_kv(&self, timeout: Duration) -> (bool, Vec<String>) {
+    /// Saves the KV of all engines that are up, before they end. Returns whether all of it was saved in time, and what users should know.
+    pub fn save_kv(&self) -> (bool, Vec<String>) {
         let (mut is_all_saved, mut notices) = (true, Vec::new());
         for engine in self.up() {
-            is_all_saved &= !matches!(engine.flush_disk(timeout), Ok(false));
+            is_all_saved &= !matches!(engine.flush_disk(FLUSH_TIMEOUT), Ok(false));
             notices.extend(engine.take_notices().unwrap_or_default().iter().map(ToString::to_string));
         }
         (is_all_saved, notices)

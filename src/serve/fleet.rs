@@ -22,7 +22,6 @@ use axum::http::StatusCode;
 
 use super::api::session_host::SessionHost;
 use super::api::shared::ServerShared;
-use super::engines::FLUSH_TIMEOUT;
 use super::error::{ApiError, STAGE_WAIT};
 use super::owner::SharesSessions;
 use super::{App, ServeSettings, api};
@@ -101,7 +100,7 @@ impl Unload for LoadedMember {
 /// Saves the KV of a model's engines and frees their memory.
 fn end(app: App) {
     let id = app.model().id.clone();
-    let (is_all_saved, notices) = app.engines().save_kv(FLUSH_TIMEOUT);
+    let (is_all_saved, notices) = app.engines().save_kv();
     if !is_all_saved {
         tracing::warn!("{id}: not all KV was saved in time; the next turns compute the rest again");
     }

@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use futures_util::StreamExt;
-use futures_util::stream::{BoxStream, unfold};
+use futures_util::stream::{BoxStream, iter, unfold};
+use futures_util::{StreamExt, TryStreamExt};
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderName, HeaderValue, USER_AGENT};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::{Method, Request, StatusCode};
 use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::http_header::{
@@ -21,13 +21,12 @@ use rmcp::transport::streamable_http_client::{
     SseError, StreamableHttpClient, StreamableHttpClientTransportConfig, StreamableHttpError,
     StreamableHttpPostResponse,
 };
-use sse_stream::{Sse, SseStream};
+use sse_stream::Sse;
 
 use super::config::HttpConfig;
-use crate::runtime::http_engine::{EngineHttp, EngineUrl, HttpAnswer, HttpFailure, ServerSettings, TlsTrust};
-
-/// Most bytes of one event.
-const MAX_EVENT: usize = 16 << 20;
+use crate::runtime::http_engine::{
+    EngineHttp, EngineUrl, HttpAnswer, HttpFailure, ServerSettings, SseEvent, SseParser, TlsTrust,
+};
 
 /// Characters of a server's refusal that are shown.
 const MAX_SHOWN: usize = 300;
@@ -51,20 +50,8 @@ impl McpHttp {
         config: &HttpConfig,
         trust: TlsTrust,
     ) -> Result<StreamableHttpClientTransport<Self>, String> {
-        let uri: Uri = config.url.parse().map_err(|_| "url is no address".to_owned())?;
-        let is_https = match uri.scheme_str() {
-            Some("https") => true,
-            Some("http") => false,
-            _ => return Err("url does not begin with http:// or https://".to_owned()),
-        };
-        let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
-        if authority.is_empty() || authority.contains('@') {
-            return Err("url has no host, or a user name or password; headers hold a key".to_owned());
-        }
-        let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        let url = EngineUrl { is_https, host, port, base: String::new() };
-        let path = uri.path_and_query().map_or("/".to_owned(), ToString::to_string);
+        let (url, path) = EngineUrl::with_query(&config.url).map_err(|why| format!("url: {why}"))?;
+        let authority = url.authority();
         let http = EngineHttp::new(url, ServerSettings { key: None, trust });
         let mut settings = StreamableHttpClientTransportConfig::with_uri(config.url.clone());
         settings.custom_headers = headers(&config.headers)?;
@@ -204,43 +191,18 @@ async fn refused(answer: HttpAnswer) -> Result<StreamableHttpPostResponse, McpHt
 
 /// Returns the events of an answer.
 fn events(answer: HttpAnswer) -> BoxStream<'static, Result<Sse, SseError>> {
-    let bytes = unfold(Some((answer, EventSize::default())), |state| async {
-        let (mut answer, mut size) = state?;
-        match answer.next().await {
-            Ok(None) => None,
-            Err(failure) => Some((Err(failure), None)),
-            Ok(Some(part)) if size.after(&part) > MAX_EVENT => {
-                Some((Err(HttpFailure::Malformed("an event of more than 16 MiB".to_owned())), None))
-            }
-            Ok(Some(part)) => Some((Ok(std::io::Cursor::new(part)), Some((answer, size)))),
-        }
+    let parts = unfold(Some((answer, SseParser::default())), |state| async {
+        let (mut answer, mut parser) = state?;
+        let part = answer.events(&mut parser).await.transpose()?;
+        let next = part.is_ok().then_some((answer, parser));
+        Some((part.map_err(|failure| SseError::Body(Box::new(failure))), next))
     });
-    SseStream::from_bytes_stream(bytes).boxed()
+    let events = parts.map_ok(|events| iter(events.into_iter().map(|event| Ok(rmcp_event(event)))));
+    events.try_flatten().boxed()
 }
 
-/// The bytes of an event so far. An empty line ends an event; CR, LF and both together end a line.
-#[derive(Debug, Default)]
-struct EventSize {
-    size: usize,
-    is_line_start: bool,
-    was_return: bool,
-}
-
-impl EventSize {
-    /// Returns the size after this part of the stream.
-    fn after(&mut self, part: &[u8]) -> usize {
-        for &byte in part {
-            let is_second_half = byte == b'\n' && self.was_return;
-            self.was_return = byte == b'\r';
-            match byte {
-                b'\n' if is_second_half => {}
-                b'\r' | b'\n' if self.is_line_start => self.size = 0,
-                b'\r' | b'\n' => (self.size, self.is_line_start) = (self.size + 1, true),
-                _ => (self.size, self.is_line_start) = (self.size + 1, false),
-            }
-        }
-        self.size
-    }
+fn rmcp_event(SseEvent { name, data, id, retry }: SseEvent) -> Sse {
+    Sse { event: name, data, id, retry }
 }
 
 /// Reads the headers of the configuration. Their values are secrets.
@@ -279,17 +241,6 @@ mod tests {
         ] {
             let error = transport(url, headers).expect_err(why);
             assert!(error.contains(why) && !error.contains("s3cret"), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_event_is_measured_from_its_beginning() {
-        const STREAM: &[u8] = b"data: a\n\ndata: b\r\n\r\n: c\r\rdata: d\ndata: e\n\n\nlast\r\nline";
-        for size in 1..STREAM.len() {
-            let mut event = EventSize::default();
-            let sizes: Vec<usize> = STREAM.chunks(size).map(|part| event.after(part)).collect();
-            assert_eq!(sizes.last(), Some(&9), "in parts of {size}");
-            assert!(sizes.iter().all(|size| *size <= 16), "in parts of {size}: {sizes:?}");
         }
     }
 }

@@ -72,7 +72,7 @@ struct AskedModel {
     reference: Option<String>,
     resolved: Resolved,
     is_pinned: bool,
-    /// It is that of --embedding-model.
+    /// It is for vectors or scores, by its files or because --embedding-model names it.
     is_embedder: bool,
 }
 
@@ -144,7 +144,9 @@ fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, Co
         let resolved = load::resolve(&model, terminal)?;
         let names = [Some(&resolved.name), reference.as_ref()];
         let is_named = |pinned: &String| names.iter().flatten().any(|name| *name == pinned);
+        // The model of --embedding-model is there from the start, as beside a single model.
         let is_pinned = is_embedder || pin.iter().any(is_named);
+        let is_embedder = is_embedder || computes_vectors(&resolved);
         Ok(AskedModel { is_pinned, reference, resolved, is_embedder })
     };
     let mut found: Vec<AskedModel> = references(&args.fleet)?
@@ -157,7 +159,7 @@ fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, Co
     Ok(without_twins(found))
 }
 
-/// Keeps one of the models with the same files: a folder may hold a model that --model or --embedding-model names as well.
+/// Keeps one of the models with the same files, the pinned one if one of them is: a folder may hold a model that --model or --embedding-model names as well.
 fn without_twins(found: Vec<AskedModel>) -> Vec<AskedModel> {
     let mut kept: Vec<(PathBuf, AskedModel)> = Vec::new();
     for model in found {
@@ -165,7 +167,7 @@ fn without_twins(found: Vec<AskedModel>) -> Vec<AskedModel> {
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         match kept.iter_mut().find(|(known, _)| *known == path) {
             None => kept.push((path, model)),
-            Some((_, twin)) if model.is_embedder => *twin = model,
+            Some((_, twin)) if model.is_pinned && !twin.is_pinned => *twin = model,
             Some(_) => {}
         }
     }
@@ -279,11 +281,10 @@ fn member(
         let args = planned(&args, plan.get());
         load_app(&args, shared.clone(), on_lost, &terminal).map_err(|error| error.to_string())
     });
-    let is_embedder = model.is_embedder || computes_vectors(&model.resolved);
-    Member { id, aliases, is_pinned: model.is_pinned, is_embedder, estimate, load }
+    Member { id, aliases, is_pinned: model.is_pinned, is_embedder: model.is_embedder, estimate, load }
 }
 
-/// Whether a model computes vectors or scores instead of text.
+/// Returns whether a model computes vectors or scores instead of text.
 fn computes_vectors(resolved: &Resolved) -> bool {
     is_embedder(resolved) || is_reranker_by_name(resolved)
 }

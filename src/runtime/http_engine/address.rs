@@ -31,6 +31,18 @@ impl EngineUrl {
 
     /// Parses an address and keeps its path.
     fn with_path(text: &str) -> Result<Self, String> {
+        let (url, path) = Self::with_query(text)?;
+        match path.contains('?') {
+            true => Err(EXAMPLE.to_owned()),
+            false => Ok(Self { base: path.trim_end_matches('/').to_owned(), ..url }),
+        }
+    }
+
+    /// Parses an address of one resource. Returns the server, and the resource's path with its query.
+    ///
+    /// # Errors
+    /// Why it is none, without the text, which may hold a key.
+    pub fn with_query(text: &str) -> Result<(Self, String), String> {
         // It may be a key, so it is not repeated. The text is looked at first, because it may be no URI.
         let behind_scheme = text.split_once("://").map_or(text, |(_, behind)| behind);
         if behind_scheme.split(['/', '?', '#']).next().is_some_and(|authority| authority.contains('@')) {
@@ -43,12 +55,12 @@ impl EngineUrl {
             _ => return Err("it does not begin with http:// or https://".to_owned()),
         };
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-        if host.is_empty() || uri.query().is_some() || text.contains('#') {
+        if host.is_empty() || text.contains('#') {
             return Err(EXAMPLE.to_owned());
         }
         let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });
-        let base = uri.path().trim_end_matches('/').to_owned();
-        Ok(Self { is_https, host: host.to_ascii_lowercase(), port, base })
+        let path = uri.path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        Ok((Self { is_https, host: host.to_ascii_lowercase(), port, base: String::new() }, path))
     }
 }
 

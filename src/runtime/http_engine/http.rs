@@ -24,7 +24,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 use super::address::EngineUrl;
 use super::key::ServerKey;
-use super::sse::SseParser;
+use super::sse::{SseEvent, SseParser};
 use super::tls::{TlsTrust, secure};
 
 /// Longest wait for a connection, and for a whole answer to a short question.
@@ -262,7 +262,8 @@ impl SseStream {
                 return Ok(Some(event));
             }
             let Some(bytes) = next_part(&mut self.body).await? else { return Ok(None) };
-            self.events.extend(self.parser.push(&bytes).map_err(HttpFailure::Malformed)?);
+            let events = self.parser.push(&bytes).map_err(HttpFailure::Malformed)?;
+            self.events.extend(events.into_iter().filter_map(|event| event.data));
         }
     }
 
@@ -285,12 +286,13 @@ pub struct HttpAnswer {
 }
 
 impl HttpAnswer {
-    /// Returns the next bytes of the body; `None` at its end.
+    /// Returns the events that the next bytes of the body complete, maybe none; `None` at its end. `parser` has the body's earlier bytes.
     ///
     /// # Errors
     /// [`HttpFailure`].
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, HttpFailure> {
-        next_part(&mut self.body).await
+    pub async fn events(&mut self, parser: &mut SseParser) -> Result<Option<Vec<SseEvent>>, HttpFailure> {
+        let part = next_part(&mut self.body).await?;
+        part.map(|bytes| parser.push(&bytes).map_err(HttpFailure::Malformed)).transpose()
     }
 
     /// Reads the whole body.

@@ -42,7 +42,7 @@ pub use self::key::ServerKey;
 pub use self::message_server::{MessagePart, MessageServer, MessageStream};
 pub use self::order::rendezvous_order;
 use self::sessions::RemoteSessions;
-pub use self::sse::SseParser;
+pub use self::sse::{SseEvent, SseParser};
 pub use self::tls::TlsTrust;
 pub use self::wire::EngineKind;
 use crate::runtime::client::{EndGuard, EngineTransport, RemoteEngineFacts, Sink};

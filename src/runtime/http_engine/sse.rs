@@ -5,13 +5,23 @@
 /// Most bytes of an event.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
-/// Splits a stream into the data of its events.
+/// An event: what its lines say; at least one member is set.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct SseEvent {
+    pub name: Option<String>,
+    /// The lines of data, joined by line feeds.
+    pub data: Option<String>,
+    pub id: Option<String>,
+    /// Milliseconds to wait before the next connection.
+    pub retry: Option<u64>,
+}
+
+/// Splits a stream into its events.
 #[derive(Debug, Default)]
 pub struct SseParser {
     /// Bytes of the unfinished line.
     line: Vec<u8>,
-    data: String,
-    has_data: bool,
+    event: SseEvent,
     last_was_return: bool,
 }
 
@@ -20,7 +30,7 @@ impl SseParser {
     ///
     /// # Errors
     /// If one is longer than 16 MiB.
-    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<String>, String> {
+    pub fn push(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, String> {
         let mut events = Vec::new();
         for &byte in bytes {
             let is_second_half = byte == b'\n' && self.last_was_return;
@@ -30,26 +40,33 @@ impl SseParser {
                 b'\n' | b'\r' => events.extend(self.end_line()),
                 _ => self.line.push(byte),
             }
-            if self.line.len() + self.data.len() > MAX_EVENT_BYTES {
+            if self.line.len() + self.event.data.as_ref().map_or(0, String::len) > MAX_EVENT_BYTES {
                 return Err("an event is longer than 16 MiB".to_owned());
             }
         }
         Ok(events)
     }
 
-    fn end_line(&mut self) -> Option<String> {
+    fn end_line(&mut self) -> Option<SseEvent> {
         let line = String::from_utf8_lossy(&std::mem::take(&mut self.line)).into_owned();
         if line.is_empty() {
-            let data = std::mem::take(&mut self.data);
-            return std::mem::take(&mut self.has_data).then_some(data);
+            let event = std::mem::take(&mut self.event);
+            return (event != SseEvent::default()).then_some(event);
         }
         let (field, value) = line.split_once(':').unwrap_or((&line, ""));
-        if field == "data" {
-            if self.has_data {
-                self.data.push('\n');
-            }
-            self.data.push_str(value.strip_prefix(' ').unwrap_or(value));
-            self.has_data = true;
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match field {
+            "data" => match &mut self.event.data {
+                Some(data) => {
+                    data.push('\n');
+                    data.push_str(value);
+                }
+                None => self.event.data = Some(value.to_owned()),
+            },
+            "event" => self.event.name = Some(value.to_owned()),
+            "id" => self.event.id = Some(value.to_owned()),
+            "retry" => self.event.retry = value.parse().ok(),
+            _ => {}
         }
         None
     }
@@ -59,7 +76,7 @@ impl SseParser {
 mod tests {
     use super::*;
 
-    const STREAM: &str = ": ping\r\n\r\nevent: x\r\ndata: {\"a\":1}\r\n\r\ndata:two\ndata: lines\n\nid: 3\rdata: ü\r\rdata: [DONE]\n\n";
+    const STREAM: &str = ": ping\r\n\r\nevent: x\r\ndata: {\"a\":1}\r\n\r\ndata:two\ndata: lines\n\nid: 3\rdata: ü\r\rdata: [DONE]\n\nid:7\nretry: 500\n\n";
 
     #[test]
     fn events_are_the_same_however_the_bytes_are_cut() {
@@ -69,7 +86,11 @@ mod tests {
             for part in STREAM.as_bytes().chunks(size) {
                 events.extend(parser.push(part).expect("short events"));
             }
-            assert_eq!(events, ["{\"a\":1}", "two\nlines", "ü", "[DONE]"], "in parts of {size}");
+            let data: Vec<&str> = events.iter().filter_map(|event| event.data.as_deref()).collect();
+            assert_eq!(data, ["{\"a\":1}", "two\nlines", "ü", "[DONE]"], "in parts of {size}");
+            assert_eq!((events[0].name.as_deref(), events[2].id.as_deref()), (Some("x"), Some("3")));
+            let primer = SseEvent { id: Some("7".to_owned()), retry: Some(500), ..SseEvent::default() };
+            assert_eq!(events[4], primer, "without data");
         }
     }
 
@@ -77,5 +98,10 @@ mod tests {
     fn an_endless_event_is_refused() {
         let mut parser = SseParser::default();
         assert!(parser.push(&vec![b'x'; MAX_EVENT_BYTES + 1]).is_err());
+        let (mut parser, line) =
+            (SseParser::default(), [b"data: ", &vec![b'x'; MAX_EVENT_BYTES / 2][..], b"\n"].concat());
+        assert!(parser.push(&line).is_ok() && parser.push(&line).is_ok(), "each is shorter");
+        assert!(parser.push(b"\ndata: x\n\n").is_ok(), "the next event begins anew");
+        assert!((0..3).any(|_| parser.push(&line).is_err()), "an event of many lines");
     }
 }

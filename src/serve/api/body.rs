@@ -109,7 +109,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_media_type"), message))
 }
 
-/// When a request came: before its body, and before any wait. `--request-timeout` counts from there.
+/// Moment at which the head of a request was read. `--request-timeout` counts from there.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestArrival(pub Instant);
 
@@ -133,6 +133,7 @@ pub struct Incoming {
     pub headers: HeaderMap,
     pub caller: Caller,
     pub request_id: String,
+    /// See [`RequestArrival`].
     pub begun: Instant,
 }
 

@@ -31,7 +31,7 @@ pub struct GenerateRequest {
     pub session: Option<RequestSession>,
     /// The `x-request-id` in force.
     pub request_id: String,
-    /// When it came.
+    /// Moment at which its head was read; its deadline counts from there.
     pub begun: Instant,
     /// Changes that were made to what the client sent, one sentence each.
     pub notices: Vec<String>,

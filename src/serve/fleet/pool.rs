@@ -94,7 +94,7 @@ impl<T: Unload> Drop for Lease<T> {
 struct MemberWait<T: Unload> {
     pool: ModelPool<T>,
     index: usize,
-    /// Since when it lacks memory.
+    /// Beginning of the wait for memory; `None` while the member has room.
     room_since: Option<Instant>,
     has_insisted: bool,
 }

@@ -73,7 +73,7 @@ pub enum Reason {
     Room,
 }
 
-/// Why a member cannot be used.
+/// Reason why a member cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UseRefusal {
     /// It needs more bytes than there could ever be beside the pinned members.
@@ -82,7 +82,7 @@ pub enum UseRefusal {
     Failed(String),
 }
 
-/// Why a member cannot be unloaded.
+/// Reason why a member cannot be unloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnloadRefusal {
     /// It is in use, or being loaded.
@@ -112,7 +112,7 @@ impl Status {
 }
 
 impl<T> MemberSlot<T> {
-    /// Whether it is about to be used by callers that have waited for it.
+    /// Returns whether callers that have waited for the member are about to use it.
     fn is_awaited(&self) -> bool {
         self.num_waiting > 0 && self.gives_way_to.is_none()
     }

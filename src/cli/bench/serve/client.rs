@@ -339,7 +339,8 @@ async fn hear(mut body: Incoming, sent: Instant) -> Result<(TimedAnswer, bool), 
             },
         };
         let Some(bytes) = part else { break };
-        for data in parser.push(&bytes).map_err(RequestFailure::Malformed)? {
+        let events = parser.push(&bytes).map_err(RequestFailure::Malformed)?;
+        for data in events.into_iter().filter_map(|event| event.data) {
             if is_done {
                 continue;
             }
