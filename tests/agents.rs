@@ -124,16 +124,19 @@ fn complete_a_task(case: &Case) {
     desk.ask(&server, case.ask, "one");
     let turns = main_turns(&server.turns());
     check_warm(&turns);
+    let asked = server.first_prompt();
     server.stop();
 
     // The next question in the same conversation, to a server that starts anew.
     let server = desk.server();
     desk.ask(&server, case.go_on, "two");
     let again = main_turns(&server.turns());
-    // Qwen Code changes the end of its own instructions: 17,152 of 17,193 or 17,217 tokens stay the same, as it happens.
-    let whole_pages = turns[0].prompt_tokens / PAGE * PAGE;
-    assert!(again[0].cached_tokens + 2 * PAGE >= whole_pages, "{again:?} after {turns:?}");
-    assert!(server.restored_tokens() + 2 * PAGE >= whole_pages, "{} of {turns:?}", server.restored_tokens());
+    // An agent may change the end of its own instructions between two starts.
+    let shared = asked.iter().zip(server.first_prompt()).take_while(|(old, new)| *old == new).count();
+    assert!(shared * 50 > asked.len() * 49, "{shared} of {} tokens are the same", asked.len());
+    let whole_pages = shared / PAGE * PAGE;
+    assert!(again[0].cached_tokens >= whole_pages, "{again:?} after {turns:?}, which share {shared}");
+    assert!(server.restored_tokens() >= whole_pages, "{} of {shared}", server.restored_tokens());
     check_warm(&again);
     server.stop();
     eprintln!(

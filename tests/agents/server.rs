@@ -56,12 +56,14 @@ pub struct AgentServer {
     engine: EngineClient,
     log: AccessLog,
     lines: LogBytes,
+    prompts: Arc<Mutex<Vec<String>>>,
 }
 
 impl AgentServer {
     /// Starts a server of the checkpoint in `model`, which keeps its sessions and KV in `state`.
     pub fn start(model: &Path, state: &Path, script: Script) -> Self {
-        let loaded = load_scripted(model, script);
+        let prompts = Arc::<Mutex<Vec<String>>>::default();
+        let loaded = load_scripted(model, noting_prompts(script, Arc::clone(&prompts)));
         let config = EngineConfig {
             max_running: 4,
             max_sessions: 16,
@@ -95,7 +97,7 @@ impl AgentServer {
         let server = Server::start(listener, lifecycle, ConnectionLimits::default()).expect("a server");
         let app = App::new(served, EngineSlot::new(engine.clone()), Some(store), observer, settings);
         server.open(app.clone());
-        Self { server, app, engine, log, lines }
+        Self { server, app, engine, log, lines, prompts }
     }
 
     /// Returns `http://127.0.0.1:PORT`.
@@ -120,6 +122,15 @@ impl AgentServer {
         text.lines().filter_map(value).sum()
     }
 
+    /// Returns the tokens of the first prompt of the conversation itself, without the answer's header. Agents ask for titles and the
+    /// like with much shorter prompts.
+    pub fn first_prompt(&self) -> Vec<u32> {
+        let prompts = self.prompts.lock().expect("no script panics");
+        let longest = prompts.iter().map(String::len).max().unwrap_or_default();
+        let first = prompts.iter().find(|prompt| prompt.len() * 2 > longest).expect("a prompt");
+        self.app.model().chat_tokenizer.tokenizer().encode_chat(first).expect("a text")
+    }
+
     /// Returns the turns that have ended, in their order.
     pub fn turns(&self) -> Vec<Turn> {
         assert!(self.log.flush(FLUSH_TIME), "the log is written");
@@ -138,6 +149,17 @@ impl AgentServer {
         assert!(self.engine.flush_disk(FLUSH_TIME).expect("an engine"), "KV is saved");
         assert_eq!(self.engine.take_notices().expect("an engine"), []);
     }
+}
+
+/// Returns the script, which notes each prompt that it answers.
+fn noting_prompts(script: Script, prompts: Arc<Mutex<Vec<String>>>) -> Script {
+    Arc::new(move |prompt| {
+        let mut prompts = prompts.lock().expect("no script panics");
+        if prompts.last().is_none_or(|last| last != prompt) {
+            prompts.push(prompt.to_owned());
+        }
+        script(prompt)
+    })
 }
 
 fn turn(line: &Value) -> Option<Turn> {
