@@ -1,5 +1,6 @@
 //! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL [threads=N] [runs=N]
-//! [lines=N] [draft=MODEL]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
+//! [lines=N] [draft=MODEL] [only=TEXT] [scripts=FILE]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
+//! `scripts=FILE` writes the texts as token ids, for benches/lookup.py, and measures nothing.
 //!
 //! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
 //! its logits are then replaced by a script: a source file that is rewritten with small edits, a JSON list of its
@@ -215,17 +216,22 @@ struct Options {
     runs: usize,
     lines: usize,
     draft: Option<String>,
+    only: Option<String>,
+    scripts: Option<String>,
 }
 
 fn options() -> Options {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut options = Options { model: String::new(), threads, runs: 3, lines: 300, draft: None };
+    let (model, runs, lines) = (String::new(), 3, 300);
+    let mut options = Options { model, threads, runs, lines, draft: None, only: None, scripts: None };
     for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
         match arg.split_once('=') {
             Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
             Some(("runs", n)) => options.runs = n.parse().expect("runs=N"),
             Some(("lines", n)) => options.lines = n.parse().expect("lines=N"),
             Some(("draft", model)) => options.draft = Some(model.to_owned()),
+            Some(("only", name)) => options.only = Some(name.to_owned()),
+            Some(("scripts", file)) => options.scripts = Some(file.to_owned()),
             _ => options.model = arg,
         }
     }
@@ -336,7 +342,15 @@ fn main() {
         ("tool calls", calls(options.lines, vocab_size)),
         ("prose", prose(vocab_size)),
     ];
-    for (name, (prompt, answer)) in scripts {
+    if let Some(file) = &options.scripts {
+        let texts = scripts.map(|(name, (prompt, answer))| {
+            (name.to_owned(), serde_json::json!({ "prompt": prompt, "answer": answer }))
+        });
+        let texts = serde_json::Value::Object(texts.into_iter().collect());
+        return std::fs::write(file, texts.to_string()).expect("a file");
+    }
+    let is_wanted = |name: &str| options.only.as_deref().is_none_or(|only| only == name);
+    for (name, (prompt, answer)) in scripts.into_iter().filter(|(name, _)| is_wanted(name)) {
         let script = [&prompt[..], &answer].concat();
         let mut engines =
             [Speculation::Off, Speculation::Auto].map(|mode| engine(&options, &script, mode, 100));
