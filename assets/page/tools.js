@@ -14,6 +14,8 @@ class McpTools {
   // "server tool" of what runs without asking.
   #always = new Set();
   #problem = "";
+  // Whether the server has said what there is.
+  #isKnown = false;
   #timer = 0;
 
   // Called when the tools have changed.
@@ -21,7 +23,7 @@ class McpTools {
 
   // Asks the server what there is now. Without MCP servers it is asked once; what fails is shown in the settings.
   async renew({ isFirst = false, signal } = {}) {
-    if (!isFirst && this.#servers.length === 0 && this.#problem === "") return;
+    if (!isFirst && this.#isKnown && this.#servers.length === 0) return;
     const before = this.#signature();
     try {
       const { servers, tools } = await json("v1/mcp", { signal });
@@ -40,6 +42,7 @@ class McpTools {
     this.#servers = servers;
     this.#tools = new Map(tools.map((tool) => [tool.name, tool]));
     this.#problem = "";
+    this.#isKnown = true;
     const isOther = (server) => before.get(server) !== known(server);
     for (const { name } of servers.filter((server) => isOther(server.name))) this.#forget(name);
   }
