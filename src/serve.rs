@@ -7,7 +7,7 @@
 //! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections, `half_open` tells whether a
 //! client has left; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
 //! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
-//! of a request, `request_id` its id; `page` is what browsers get; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
+//! of a request, `request_id` its id; `page` is what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
 //! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
 //! finished turns, `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the envelope.
@@ -34,6 +34,7 @@ mod preparing;
 pub mod request_id;
 pub mod router;
 pub mod spans;
+pub mod tools;
 #[cfg(any(test, feature = "otel"))]
 pub mod traces;
 pub mod uploads;

@@ -93,7 +93,7 @@ const SERVE_LAYERS: &[&[&str]] = &[
     &["metrics"],
     &["engines"],
     &["connection", "engine", "policy", "preparing", "wire"],
-    &["access_log", "error", "half_open", "owner", "page", "request_id", "uploads"],
+    &["access_log", "error", "half_open", "owner", "page", "request_id", "tools", "uploads"],
 ];
 
 /// Inside template.

@@ -384,6 +384,8 @@ fn a_server_of_an_embedder_refuses_flags_that_it_cannot_honour() {
     refused(&["--kv-type", "f32"], 2, "--kv-type is for models that write text");
     refused(&["--speculate", "off"], 2, "--speculate is for models that write text");
     refused(&["--parallel", "2"], 2, "--parallel is for models that write text");
+    place.write("mcp.json", "{\"mcpServers\": {}}");
+    refused(&["--mcp-config", "mcp.json"], 2, "--mcp-config is for models that write text");
     refused(&["--task", "embed", "--engine", "http://127.0.0.1:1"], 2, "--engine");
     refused(&["--task", "rerank", "--pooling", "cls"], 2, "--pooling");
     refused(&["--task", "rerank"], 65, "classification head");
@@ -403,6 +405,21 @@ fn a_server_of_an_embedder_refuses_flags_that_it_cannot_honour() {
     let close =
         |(got, expected): (&Value, &f32)| (got.as_f64().expect("a number") as f32 - expected).abs() < 1e-6;
     assert!(got.len() == expected.len() && got.iter().zip(&expected).all(close), "{reply}");
+}
+
+#[test]
+fn an_embedder_needs_no_tools_of_the_users_configuration() {
+    let Some(folder) = encoder("bert-mean") else { return };
+    let place = Place::new();
+    std::fs::create_dir_all(place.path(".config/llmctl")).expect("a folder");
+    place.write("mcp.json", json!({"mcpServers": {"a": {"command": "/bin/cat"}}}).to_string());
+    let file = format!("mcp-config = [{:?}]\n", place.path("mcp.json").display().to_string());
+    place.write(".config/llmctl/config.toml", file);
+    let (serving, said) = start_as_told(place, &["--model", &folder.to_string_lossy()]);
+    let note = "no MCP servers: bert-mean writes no text that could call their tools";
+    assert!(said.iter().any(|line| line == note), "{said:?}");
+    get(serving.address, "/v1/mcp").check(400, "unsupported_parameter");
+    post(&serving, "/v1/mcp/tools/a__b", &json!({"arguments": {}})).check(400, "unsupported_parameter");
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Promise: `run` and `chat` offer the model the tools of MCP servers, call none without the user's consent, report a server that
-//! fails by name, lose no finished turn, and leave no server running.
+//! fails by name, lose no finished turn, and leave no server running. `serve` lists and calls them for its clients.
 //!
 //! The server is tests/mcp/server.py. Calls come from a fake endpoint, and from the model of `common::scripted`.
 
 #![cfg(unix)]
+
+mod serve;
 
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 // One message in the conversation: what the user said, or an answer with its reasoning, tool calls and figures.
 
-import { copy, count, el } from "./dom.js";
+import { copy, count, el, shown } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
 // The text of a message, whose content may be null or a list of parts.
@@ -97,8 +97,9 @@ export class AnswerView {
     this.reasoning.hidden = this.#texts.reasoning === "";
     if (this.thoughts.textContent !== this.#texts.reasoning) this.thoughts.textContent = this.#texts.reasoning;
     for (const call of this.#calls.values()) {
-      call.name.textContent = call.said.name;
-      call.code.textContent = indented(call.said.arguments);
+      // What is shown of a call is what may be run.
+      call.name.textContent = shown(call.said.name);
+      call.code.textContent = shown(indented(call.said.arguments));
     }
   }
 
@@ -109,6 +110,7 @@ export class AnswerView {
       call.results = el("div.results");
       const details = el("details.fold.call", { open: true }, el("summary", {}, "Tool call: ", call.name));
       details.append(el("pre", { tabIndex: 0, role: "group", "aria-label": "Arguments" }, call.code), call.results);
+      call.element = details;
       this.calls.append(details);
       this.#calls.set(index, call);
     }
@@ -124,9 +126,12 @@ export class AnswerView {
   // Shows a tool's result below its call; returns whether the call is one of this answer's.
   addResult(id, text) {
     const call = [...this.#calls.values()].find((known) => known.id === id && known.results.childElementCount === 0);
-    if (!call) return false;
+    if (call) this.showResult(call, text);
+    return call !== undefined;
+  }
+
+  showResult(call, text) {
     call.results.append(el("p.label", {}, "Result"), el("pre", { tabIndex: 0, role: "group", "aria-label": "Result" }, text));
-    return true;
   }
 
   // The last line: speed, and how much of the prompt was warm. `explain` opens the reason.

@@ -2,12 +2,18 @@
 //
 // The server holds the conversation. A new message is appended by the session's id. An edit or a retry sends the messages before
 // it, which becomes a branch; when its answer is there, the branch takes the session's place and the replaced turns become a
-// branch, as in the terminal. Until then the session is as it was.
+// branch, as in the terminal. Until then the session is as it was. An answer that calls tools is followed by their results, and by the
+// next answer.
 
 import { AnswerView, textOf, userMessage } from "./answer.js";
+import { CallDesk } from "./calls.js";
 import { announce, button, byId, el } from "./dom.js";
 import { json, sessionPath, streamChat } from "./server.js";
 import { chatFields, settings } from "./settings.js";
+import { mcp } from "./tools.js";
+
+// Answers in a row whose calls run without the user.
+const MAX_ROUNDS = 16;
 
 export class Conversation {
   #hooks;
@@ -16,8 +22,13 @@ export class Conversation {
   #generation = 0;
   #wanted = null;
   #last = null;
+  // The calls of the last answer, until all have results.
+  #desk = null;
+  #rounds = 0;
+  // Results that the session has not taken yet.
+  #unsent = [];
 
-  // hooks: busy(isBusy), changed(id, error) after a turn, failed(error), explain(id).
+  // hooks: busy(isBusy, said), changed(id, error) after a turn, failed(error), explain(id).
   constructor(hooks) {
     this.#hooks = hooks;
     this.id = null;
@@ -52,13 +63,14 @@ export class Conversation {
     this.stop();
     this.#generation += 1;
     this.#wanted = id;
+    this.#forgetCalls();
     this.#setBusy(null);
     this.id = id;
     this.messages = messages;
     this.#log.replaceChildren(...this.#views());
     byId("welcome").hidden = messages.length > 0;
     this.#follow(true);
-    this.#offerResults();
+    this.#openDesk(false);
   }
 
   #views() {
@@ -140,6 +152,7 @@ export class Conversation {
   async #replace(index, message) {
     if (this.isBusy) return;
     const before = this.messages.slice(0, index);
+    this.#forgetCalls();
     this.messages = [...before, message];
     this.#log.replaceChildren(...this.#views());
     this.#follow(true);
@@ -150,7 +163,8 @@ export class Conversation {
   async say(text) {
     if (this.isBusy) return false;
     const system = this.id === null ? settings.system.trim() : "";
-    const added = [...(system === "" ? [] : [{ role: "system", content: system }]), { role: "user", content: text }];
+    const results = this.#resultsSoFar();
+    const added = [...results, ...(system === "" ? [] : [{ role: "system", content: system }]), { role: "user", content: text }];
     await this.#append(added, text);
     return true;
   }
@@ -160,15 +174,15 @@ export class Conversation {
     byId("welcome").hidden = true;
     const index = this.messages.length;
     this.messages = [...this.messages, ...added];
-    const shown = added.filter((message) => message.role !== "tool");
-    this.#log.append(...shown.map((message, at) => this.#userView(message, index + at)));
+    const views = added.map((message, at) => message.role !== "tool" && this.#userView(message, index + at));
+    this.#log.append(...views.filter(Boolean));
     this.#follow(true);
     await this.#request({ messages: added, session_id: this.id, session_append: true });
   }
 
-  #setBusy(abort) {
+  #setBusy(abort, said = "The model answers.") {
     this.#abort = abort;
-    this.#hooks.busy(abort !== null);
+    this.#hooks.busy(abort !== null, said);
   }
 
   async #request(body) {
@@ -178,10 +192,12 @@ export class Conversation {
     this.#setBusy(new AbortController());
     this.#log.append(view.element);
     view.wait("Waiting for the server …");
+    this.#follow(false);
     const answer = { timings: null, finish: null, branch: null };
     let error = null;
     try {
-      await streamChat({ ...body, ...chatFields(), stream: true }, {
+      await mcp.renew({ signal: this.#abort.signal });
+      await streamChat({ ...body, ...chatFields(mcp.definitions()), stream: true }, {
         signal: this.#abort.signal,
         onBranch: (branch) => (answer.branch = branch),
         onWait: (text) => view.wait(waitText(text)),
@@ -197,6 +213,7 @@ export class Conversation {
     this.#follow(false);
     this.#setBusy(null);
     this.#hooks.changed(this.id, error);
+    if (this.#last === view && !error) this.#openDesk(true, answer.finish);
   }
 
   #take(chunk, view, answer) {
@@ -223,7 +240,7 @@ export class Conversation {
       const held = await this.#held(id, wasStopped && !isReplaced);
       if (generation !== this.#generation) return;
       const isAppended = !isReplaced && held.length > this.messages.length - body.messages.length;
-      if (isPlaced || isAppended || (!error && !isReplaced)) this.#keep(view, held, error);
+      if (isPlaced || isAppended || (!error && !isReplaced)) this.#keep(view, held);
       else if (isReplaced) this.#returnFailed(view, held);
       else this.#giveBack(view, body, held);
     } catch (failure) {
@@ -247,11 +264,10 @@ export class Conversation {
   }
 
   // The turn is in the session.
-  #keep(view, held, error) {
+  #keep(view, held) {
     this.messages = held;
     this.#last = view;
     this.#addActions(view, held.length - 1);
-    if (!error) this.#offerResults();
   }
 
   // The session's messages. After a stop, the server saves first; that may take a moment.
@@ -275,6 +291,11 @@ export class Conversation {
       said.remove();
     }
     if (held.length === 0) this.id = null;
+    this.#unsent = body.messages.filter((message) => message.role === "tool");
+    if (body.messages.at(-1).role === "tool") {
+      const resend = () => this.isBusy || (view.element.remove(), this.#append(this.#resultsSoFar()));
+      view.actions.replaceChildren(button("Retry", resend, { className: "quiet" }));
+    }
     const text = textOf(body.messages.at(-1).content);
     const input = byId("input");
     if (input.value === "" && body.messages.at(-1).role === "user") {
@@ -308,21 +329,57 @@ export class Conversation {
     this.#abort?.abort();
   }
 
-  // After an answer that calls tools, the user can give their results.
-  #offerResults() {
+  // Goes to a call that waits for the user.
+  focusCall() {
+    this.#desk?.focus();
+  }
+
+  // After an answer that calls tools: asks for its calls and for results. Calls run by themselves after a fresh answer only.
+  #openDesk(isFresh, finish = null) {
     const calls = this.messages.at(-1)?.role === "assistant" ? (this.#last?.pendingCalls ?? []) : [];
     if (calls.length === 0) return;
-    const fields = calls.map((call) => el("textarea", { rows: 2, "aria-label": `Result of ${call.said.name}` }));
-    const labels = calls.map((call, at) => el("label", {}, `Result of ${call.said.name}`, fields[at]));
-    const send = (event) => {
-      event.preventDefault();
-      form.remove();
-      const results = calls.map((call, at) => ({ role: "tool", tool_call_id: call.id, content: fields[at].value }));
-      results.forEach((result) => this.#last.addResult(result.tool_call_id, result.content));
-      this.#append(results);
-    };
-    const form = el("form.edit", { onsubmit: send }, ...labels, el("button.primary", { type: "submit" }, "Send results"));
-    this.#last.calls.append(form);
+    const view = this.#last;
+    const ifOpen = (action) => (...given) => this.#desk === desk && action(...given);
+    const desk = new CallDesk(calls, {
+      busy: ifOpen((abort) => this.#setBusy(abort, "The model's call runs.")),
+      addResult: (call, text) => {
+        view.showResult(call, text);
+        this.#follow(false);
+      },
+      done: ifOpen((results, wasAsked) => this.#goOn(results, wasAsked)),
+    });
+    if (finish === "length" && desk.hasTools) {
+      view.calls.append(el("p.note", {}, "The last call was cut off at the token limit: nothing was called."));
+      return;
+    }
+    this.#desk = desk;
+    const isOver = this.#rounds >= MAX_ROUNDS;
+    const hasAlways = desk.begin(isFresh && !isOver);
+    if (isFresh && isOver && hasAlways) {
+      const said = `The model has called tools in ${MAX_ROUNDS} answers in a row: its next calls need you.`;
+      view.calls.append(el("p.note", { role: "status" }, said));
+    }
+    this.#follow(false);
+  }
+
+  // All calls have results.
+  #goOn(results, wasAsked) {
+    this.#rounds = wasAsked ? 0 : this.#rounds + 1;
+    this.#desk = null;
+    this.#append(results);
+  }
+
+  #forgetCalls() {
+    this.#desk = null;
+    this.#rounds = 0;
+    this.#unsent = [];
+  }
+
+  // The results that go with what the user says instead of deciding on calls.
+  #resultsSoFar() {
+    const results = [...this.#unsent, ...(this.#desk?.hasTools ? this.#desk.close() : [])];
+    this.#forgetCalls();
+    return results;
   }
 }
 

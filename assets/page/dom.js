@@ -23,6 +23,12 @@ export function button(text, onclick, props = {}) {
   return el("button", { type: "button", onclick, ...props }, text);
 }
 
+// A text in which nothing hides: characters without a shape of their own, or that reorder others, as their numbers.
+export function shown(text) {
+  const number = (char) => `\\u{${char.codePointAt(0).toString(16)}}`;
+  return text.replace(/[\p{C}\p{M}\p{Z}\p{DI}]/gu, (char) => (char === " " || char === "\n" ? char : number(char)));
+}
+
 // Says something to screen readers, once.
 export function announce(text) {
   byId("announcements").textContent = text;

@@ -6,7 +6,8 @@ import { explain } from "./explain.js";
 import { Panel } from "./plots.js";
 import { hasKey, json, onKeyWanted, setKey } from "./server.js";
 import { Sessions } from "./sessions.js";
-import { applyTheme, bindSettings, settings } from "./settings.js";
+import { activeText, applyTheme, bindSettings, settings } from "./settings.js";
+import { mcp } from "./tools.js";
 
 const RETRY_MS = 2000;
 const input = byId("input");
@@ -58,7 +59,7 @@ async function serve(server) {
   byId("forget-key").hidden = !hasKey();
   panel ??= new Panel(server.remote_engine, failed);
   panel.start();
-  await Promise.all([sessions.refresh(), offerModels()]);
+  await Promise.all([sessions.refresh(), offerModels(), mcp.renew({ isFirst: true })]);
   const wanted = sessionInAddress();
   if (wanted !== "" && wanted !== conversation.id && !conversation.isBusy) await open(wanted);
 }
@@ -156,11 +157,11 @@ function showTitle() {
   byId("restore").hidden = !sessions.find(id)?.branch?.of;
 }
 
-function showBusy(isBusy) {
+function showBusy(isBusy, said) {
   byId("send").hidden = isBusy;
   byId("stop").hidden = !isBusy;
   document.body.classList.toggle("busy", isBusy);
-  if (isBusy) announce("The model answers.");
+  if (isBusy) announce(said);
   if (isBusy) showOpen(conversation.id);
   else showTitle();
 }
@@ -224,6 +225,7 @@ const SHORTCUTS = {
   KeyR: () => conversation.retry(),
   KeyE: () => conversation.editLast(),
   KeyI: () => input.focus(),
+  KeyT: () => conversation.focusCall(),
 };
 
 function onKey(event) {
@@ -262,7 +264,10 @@ function bind() {
   for (const cancel of document.querySelectorAll("dialog .cancel")) {
     cancel.addEventListener("click", () => cancel.closest("dialog").close(""));
   }
-  byId("open-settings").addEventListener("click", () => byId("settings-dialog").showModal());
+  byId("open-settings").addEventListener("click", () => {
+    byId("settings-dialog").showModal();
+    mcp.renew().catch(failed);
+  });
   byId("open-keys").addEventListener("click", () => byId("keys-dialog").showModal());
   byId("forget-key").addEventListener("click", () => (setKey(""), location.reload()));
   // A link to a fragment would change the address, which names the session.
@@ -280,7 +285,9 @@ function bind() {
   });
 }
 
-bindSettings((text) => (byId("active").textContent = text));
+const showActive = () => (byId("active").textContent = activeText(mcp.definitions().length));
+mcp.onChange = showActive;
+bindSettings(showActive);
 bind();
 byId("sidebar").hidden = narrow.sidebar.matches;
 byId("toggle-sidebar").setAttribute("aria-expanded", String(!narrow.sidebar.matches));

@@ -3,7 +3,7 @@
 import { byId } from "./dom.js";
 
 const STORED = "llmctl.settings";
-const DEFAULTS = { theme: "auto", system: "", temperature: "", max_tokens: "", reasoning: "", tools: "", model: "" };
+const DEFAULTS = { theme: "auto", system: "", temperature: "", max_tokens: "", reasoning: "", tools: "", mcp: "on", model: "" };
 
 export const settings = { ...DEFAULTS, ...read() };
 
@@ -29,26 +29,35 @@ export function applyTheme() {
   else document.documentElement.dataset.theme = theme;
 }
 
-// The fields of a chat completion. Empty ones are left to the server and the model.
-export function chatFields() {
+// The fields of a chat completion. Empty ones are left to the server and the model. `offered` are tools beside the user's own, which
+// come first where both have a name.
+export function chatFields(offered) {
   const fields = {};
   if (settings.model !== "") fields.model = settings.model;
   if (settings.temperature !== "") fields.temperature = Number(settings.temperature);
   if (settings.max_tokens !== "") fields.max_tokens = Number(settings.max_tokens);
   if (settings.reasoning !== "") fields.chat_template_kwargs = { enable_thinking: settings.reasoning === "on" };
-  if (settings.tools.trim() !== "") fields.tools = JSON.parse(settings.tools);
+  const own = ownTools();
+  const names = new Set(own.map((tool) => tool?.function?.name));
+  const tools = [...own, ...offered.filter((tool) => !names.has(tool.function.name))];
+  if (tools.length > 0) fields.tools = tools;
   return fields;
 }
 
+function ownTools() {
+  return settings.tools.trim() === "" ? [] : JSON.parse(settings.tools);
+}
+
 // The fields that go with each message beside its text, in words.
-function activeText() {
+export function activeText(numOffered) {
   const { model, temperature, max_tokens: most, reasoning, tools } = settings;
   const parts = [
     model !== "" && `model ${model}`,
     temperature !== "" && `temperature ${temperature}`,
     most !== "" && `at most ${most} tokens`,
     reasoning !== "" && `reasoning ${reasoning}`,
-    tools.trim() !== "" && `tools: ${JSON.parse(tools).length}`,
+    tools.trim() !== "" && `tools: ${ownTools().length}`,
+    numOffered > 0 && `tools of MCP servers: ${numOffered}`,
   ];
   const active = parts.filter(Boolean);
   return active.length > 0 ? `Set: ${active.join(", ")}` : "";
@@ -62,22 +71,23 @@ function isToolList(text) {
   }
 }
 
-// Fills the dialog and keeps what is changed there; `show` gets what is set for all messages.
-export function bindSettings(show) {
+// Fills the dialog and keeps what is changed there; `changed` is called then.
+export function bindSettings(changed) {
   const form = byId("settings-form");
   for (const name of Object.keys(DEFAULTS)) {
     const field = form.elements[name];
-    field.value = settings[name];
+    if (field.type === "checkbox") field.checked = settings[name] !== "";
+    else field.value = settings[name];
     field.addEventListener("change", () => {
       const problem = name === "tools" && !isToolList(field.value) ? "This is not a JSON list of tools." : "";
       field.setCustomValidity(problem);
       if (!field.reportValidity()) return;
-      settings[name] = field.value;
+      settings[name] = field.type === "checkbox" && !field.checked ? "" : field.value;
       write();
       applyTheme();
-      show(activeText());
+      changed();
     });
   }
   applyTheme();
-  show(activeText());
+  changed();
 }

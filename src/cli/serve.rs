@@ -6,6 +6,7 @@
 pub mod embedder;
 pub mod fleet;
 mod spans;
+mod tools;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -25,6 +26,7 @@ use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
 use super::load::{self, PreparedTexts, remote};
+use super::mcp::{McpServerArgs, SharedToolServers};
 use super::places::{KeptFiles, Places};
 use super::running;
 use super::signal::Graceful;
@@ -78,6 +80,7 @@ const SPANS_TIMEOUT: Duration = Duration::from_secs(5);
     after_long_help = LONG_HELP,
     mut_arg("max_sessions", |arg| arg.value_parser(at_least_one())),
     mut_arg("model", |arg| arg.action(ArgAction::Append).long_help(MODEL_HELP)),
+    mut_arg("mcp_config", |arg| arg.long_help(tools::MCP_CONFIG_HELP)),
 )]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -109,6 +112,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub answers: AnswerArgs,
+
+    #[command(flatten)]
+    pub mcp: McpServerArgs,
 
     #[command(flatten)]
     pub limits: ServeLimitArgs,
@@ -330,6 +336,7 @@ Endpoints:
   /ready    a request would be taken: the model is loaded, an engine runs, the server does not stop; needs no key. One worker of
             several is enough; with workers, both say how each of them is
   /metrics  for Prometheus; needs a key where there are keys
+  /v1/mcp   the MCP servers of --mcp-config and their tools, which the page and programs may call
 
 Start:
   The address is taken first and the model loaded then; until it is there, requests get 503. `listening on URL` on stderr \
@@ -406,6 +413,7 @@ pub struct RunningServer {
     /// The models as `--connect` looks for them: their names in requests, where these are other ones, and their references.
     recorded: Vec<(Option<String>, Option<String>)>,
     observer: Observer,
+    tools: Option<SharedToolServers>,
     /// Time after which an idle model of several is unloaded.
     keep_alive: Option<Duration>,
     log: Option<AccessLog>,
@@ -447,7 +455,7 @@ impl RunningServer {
     ) -> Result<Self, CommandError> {
         let mut policy = policy(args, keys);
         let num_workers = args.isolation.num_workers()?.unwrap_or(0);
-        let listener = bind(&args.listen, &args.access, &policy.keys)?;
+        let listener = bind(args, &policy.keys)?;
         let limits = connection_limits(&args.limits, num_workers, terminal);
         if args.limits.max_slow_bodies.is_none() {
             // With few connections, one client still leaves half of them to others.
@@ -458,8 +466,10 @@ impl RunningServer {
         let lifecycle = Lifecycle::new(policy, observer.clone(), log.clone());
         let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
+        let tools = tools::begin(args, &server, terminal)?;
         let (stop, stops) = mpsc::channel();
         let shared = shared(args, observer.clone(), terminal, places);
+        let shared = shared.with_tools(tools.as_ref().map(SharedToolServers::host));
         let (served, recorded) = if args.fleet.is_asked() {
             let (fleet, references) = fleet::load(args, shared, terminal)?;
             let recorded = references.into_iter().map(|reference| (None, reference)).collect();
@@ -470,9 +480,10 @@ impl RunningServer {
             let app = load_app(args, shared, gave_up, terminal)?;
             (ServedModels::Model(app), vec![(args.listen.model_id.clone(), args.model.model.clone())])
         };
+        let tools = tools::for_text(tools, &served, terminal);
         let drain_timeout = args.limits.drain_timeout.map_or(DEFAULT_DRAIN, |span| span.0);
         let keep_alive = args.fleet.keep_alive.map(|span| span.0);
-        Ok(Self { server, served, recorded, observer, keep_alive, log, drain_timeout, stop, stops })
+        Ok(Self { server, served, recorded, observer, tools, keep_alive, log, drain_timeout, stop, stops })
     }
 
     /// Takes requests from now on.
@@ -506,7 +517,7 @@ impl RunningServer {
 
     /// Lets requests come to their end, saves the sessions' KV and writes the rest of the log.
     pub fn finish(self, terminal: &Terminal) {
-        finish(self.server, &self.served, self.drain_timeout, terminal);
+        finish(self.server, &self.served, self.tools, self.drain_timeout, terminal);
         if !self.log.is_none_or(|log| log.flush(FLUSH_TIMEOUT)) {
             terminal.warn("the last lines of the access log could not be written");
         }
@@ -517,9 +528,16 @@ impl RunningServer {
 }
 
 /// Completes requests, closes connections and sockets, and saves the sessions' KV.
-fn finish(server: Server, served: &ServedModels, timeout: Duration, terminal: &Terminal) {
+fn finish(
+    server: Server,
+    served: &ServedModels,
+    tools: Option<SharedToolServers>,
+    timeout: Duration,
+    terminal: &Terminal,
+) {
     let engines = || served.apps().iter().flat_map(|app| app.engines().up()).collect::<Vec<_>>();
     let cancel = || {
+        tools.iter().for_each(SharedToolServers::stop);
         // An engine that has ended has nothing to cancel.
         engines().iter().for_each(|engine| drop(engine.cancel_all()));
     };
@@ -529,6 +547,7 @@ fn finish(server: Server, served: &ServedModels, timeout: Duration, terminal: &T
         1 => terminal.warn("--drain-timeout was over: one request was cancelled"),
         many => terminal.warn(format!("--drain-timeout was over: {many} requests were cancelled")),
     }
+    drop(tools); // they have ended then
     for app in served.apps() {
         let (is_all_saved, notices) = app.engines().save_kv();
         if !is_all_saved {
@@ -756,7 +775,8 @@ fn key_lines(path: &Path) -> Result<Vec<KeyLine>, CommandError> {
 }
 
 /// Binds the address, so that one in use is an error before anything is loaded.
-fn bind(listen: &ListenArgs, access: &AccessArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
+fn bind(args: &ServeArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
+    let listen = &args.listen;
     if let Some(path) = &listen.uds {
         return bind_local(path);
     }
@@ -768,12 +788,26 @@ fn bind(listen: &ListenArgs, access: &AccessArgs, keys: &ApiKeys) -> Result<List
         Err(error) => return Err(CommandError::usage(format!("--host {host}: {error}"))),
     };
     let is_reachable = addresses.iter().any(|address| !address.ip().to_canonical().is_loopback());
-    if is_reachable && keys.is_empty() && !access.insecure_no_auth {
-        let hint = "give --api-key-file FILE or LLMCTL_API_KEY, or --insecure-no-auth to let everybody in";
-        let message = format!("--host {host}: others can reach this address, and there is no API key");
-        return Err(CommandError::usage(message).hint(hint));
+    if is_reachable && keys.is_empty() {
+        check_strangers(args, host)?;
     }
     Listener::tcp(&addresses[..]).map_err(|error| bind_error(&format!("{host}:{port}"), error))
+}
+
+/// Checks that strangers may come in without a key. Nobody calls tools without one, which act with the rights of llmctl's user.
+fn check_strangers(args: &ServeArgs, host: &str) -> Result<(), CommandError> {
+    let keys = "give --api-key-file FILE or LLMCTL_API_KEY";
+    if !args.access.insecure_no_auth {
+        let message = format!("--host {host}: others can reach this address, and there is no API key");
+        let hint = format!("{keys}, or --insecure-no-auth to let everybody in");
+        return Err(CommandError::usage(message).hint(hint));
+    }
+    if !args.mcp.mcp_config.is_empty() {
+        let message =
+            format!("--mcp-config: others can reach {host}, and would call the tools without an API key");
+        return Err(CommandError::usage(message).hint(keys));
+    }
+    Ok(())
 }
 
 #[cfg(unix)]

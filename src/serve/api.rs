@@ -5,7 +5,7 @@
 //! keeps markup out of messages.
 //! `conversations` has the sessions that ids name, `transient` those that the headers of clients name; `session_queue` and `patience` let
 //! requests wait for a session; `listing` and `sessions` are the endpoints of all that, `session_host` what they reach, `shared` what all models of a server have in common; `text` is the model's text side, `models` its name;
-//! `embeddings` computes vectors and scores; `openapi` describes all of it.
+//! `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi` describes all of it.
 //! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
 
 pub(crate) mod body;
@@ -19,6 +19,7 @@ mod eta;
 mod generate;
 mod infill;
 mod listing;
+pub(crate) mod mcp;
 mod messages;
 pub(crate) mod models;
 mod openapi;
@@ -44,6 +45,7 @@ use axum::routing::{any, get, post};
 use super::App;
 use super::error::ApiError;
 use super::owner::SharesSessions;
+use mcp::ServedTools;
 pub use openapi::{endpoints, paths_with_model, streams};
 use session_host::SessionHost;
 
@@ -95,7 +97,7 @@ fn shared_routes() -> Router<App> {
 }
 
 /// Paths that only a model that writes text has.
-const TEXT_PATHS: [&str; 11] = [
+const TEXT_PATHS: [&str; 13] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -107,11 +109,16 @@ const TEXT_PATHS: [&str; 11] = [
     "/apply-template",
     "/v1/sessions",
     "/v1/sessions/{*rest}",
+    "/v1/mcp",
+    "/v1/mcp/tools/{name}",
 ];
 
 /// Returns the endpoints of a model.
 pub fn routes_of(app: &App) -> Router<App> {
-    if app.writes_text() { text_routes().merge(session_routes()) } else { embedder_routes() }
+    match app.writes_text() {
+        true => text_routes().merge(session_routes()).merge(tool_routes()),
+        false => embedder_routes(),
+    }
 }
 
 /// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
@@ -150,6 +157,15 @@ where
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/rename", post(sessions::rename))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
+}
+
+/// Endpoints of tools, which need no loaded model.
+pub fn tool_routes<S>() -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    ServedTools: FromRef<S>,
+{
+    Router::new().route("/v1/mcp", get(mcp::list)).route("/v1/mcp/tools/{name}", post(mcp::call))
 }
 
 /// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.

@@ -20,6 +20,7 @@ use axum::Router;
 use axum::extract::FromRef;
 use axum::http::StatusCode;
 
+use super::api::mcp::ServedTools;
 use super::api::session_host::SessionHost;
 use super::api::shared::ServerShared;
 use super::error::{ApiError, STAGE_WAIT};
@@ -264,6 +265,12 @@ impl Fleet {
 impl FromRef<Fleet> for SessionHost {
     fn from_ref(fleet: &Fleet) -> Self {
         Self::new(fleet.state.shared.clone(), fleet.apps(), fleet.settings().lenient)
+    }
+}
+
+impl FromRef<Fleet> for ServedTools {
+    fn from_ref(fleet: &Fleet) -> Self {
+        Self { host: fleet.state.shared.tools().cloned(), lenient: fleet.settings().lenient }
     }
 }
 

@@ -20,6 +20,7 @@ const FILES: &[(&str, &str, &str)] = files![
     "icon.svg": "image/svg+xml",
     "style.css": "text/css; charset=utf-8",
     "answer.js": JAVASCRIPT,
+    "calls.js": JAVASCRIPT,
     "code.js": JAVASCRIPT,
     "conversation.js": JAVASCRIPT,
     "dom.js": JAVASCRIPT,
@@ -30,6 +31,7 @@ const FILES: &[(&str, &str, &str)] = files![
     "server.js": JAVASCRIPT,
     "sessions.js": JAVASCRIPT,
     "settings.js": JAVASCRIPT,
+    "tools.js": JAVASCRIPT,
 ];
 
 const DOCUMENT: &str = include_str!("../../assets/page/index.html");

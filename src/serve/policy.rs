@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use axum::extract::Request;
 use axum::http::uri::Authority;
-use axum::http::{HeaderMap, HeaderName, StatusCode, Version, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, Uri, Version, header};
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -145,7 +145,7 @@ impl Hosts {
     /// # Errors
     /// 403; 400 if an HTTP/1.1 request has no Host.
     pub fn check(&self, request: &Request) -> Result<(), ApiError> {
-        let Some(host) = authority(request) else {
+        let Some(host) = authority(request.uri(), request.headers()) else {
             // No browser uses HTTP/1.0, so DNS rebinding cannot send such a request.
             let is_fine = request.version() < Version::HTTP_11;
             return if is_fine {
@@ -168,10 +168,10 @@ impl Hosts {
 }
 
 /// Returns the host that the request names: that of its target, else the Host header (RFC 9112, 3.2.2).
-fn authority(request: &Request) -> Option<String> {
-    let target = request.uri().authority().map(|authority| authority.as_str().to_owned());
+fn authority(uri: &Uri, headers: &HeaderMap) -> Option<String> {
+    let target = uri.authority().map(|authority| authority.as_str().to_owned());
     target.or_else(|| {
-        let mut hosts = request.headers().get_all(header::HOST).iter();
+        let mut hosts = headers.get_all(header::HOST).iter();
         let first = hosts.next().filter(|_| hosts.next().is_none())?;
         Some(first.to_str().ok()?.to_owned())
     })
@@ -185,15 +185,34 @@ pub fn check_origin(policy: &Policy, request: &Request) -> Result<(), ApiError> 
     let Some(origin) = request.headers().get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let is_listed = policy.origins.iter().any(|allowed| allowed == "*" || allowed == origin);
-    let is_own = || {
-        let (_, site) = origin.split_once("://")?;
-        Some(site.eq_ignore_ascii_case(&authority(request)?))
-    };
-    if is_listed || is_own() == Some(true) {
+    if is_listed || is_own(origin, request.uri(), request.headers()) {
         return Ok(());
     }
-    let message = "pages of this origin may not use this server (--cors-origin allows them)";
-    Err(ApiError::new(StatusCode::FORBIDDEN, Some("origin_not_allowed"), message))
+    Err(origin_refused("pages of this origin may not use this server (--cors-origin allows them)"))
+}
+
+/// Checks that the request comes from no web page but this server's own. For what no foreign page may do, listed or not, with a key or
+/// without, and over whatever socket a proxy has come.
+///
+/// # Errors
+/// 403.
+pub fn check_own_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+    match headers.get(header::ORIGIN) {
+        Some(origin) if !is_own(origin.to_str().unwrap_or_default(), uri, headers) => Err(origin_refused(
+            "only this server's own page may use its tools, and no --cors-origin allows others",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether a page of `origin` came from the host that the request names.
+fn is_own(origin: &str, uri: &Uri, headers: &HeaderMap) -> bool {
+    let site = origin.split_once("://").map(|(_, site)| site);
+    site.zip(authority(uri, headers)).is_some_and(|(site, host)| site.eq_ignore_ascii_case(&host))
+}
+
+fn origin_refused(message: &str) -> ApiError {
+    ApiError::new(StatusCode::FORBIDDEN, Some("origin_not_allowed"), message)
 }
 
 /// The memory budget that all bodies being read share.

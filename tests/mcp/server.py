@@ -4,7 +4,7 @@
     server.py --http [--log FILE] [--key KEY] [--busy]    HTTP on a free port of 127.0.0.1, which is printed
 
 Modes: `dies` ends at the start, `silent` never answers, `stubborn` ignores SIGTERM and the end of its input, `noisy` writes lines
-that are no messages. With --busy, the first call gets 503. The log has a line per request and notification, and `ended` at an orderly end.
+that are no messages, `parallel` answers each message on a thread of its own. With --busy, the first call gets 503. The log has a line per request and notification, and `ended` at an orderly end.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -117,12 +118,21 @@ class Server:
 
 def speak(server):
     """Answers on stdout until stdin ends."""
-    for line in sys.stdin:
+    writing = threading.Lock()
+
+    def reply(line):
         answer = server.answer(json.loads(line))
-        for message in [answer, *server.notices]:
-            if message is not None:
-                print(json.dumps(message), flush=True)
-        server.notices.clear()
+        with writing:
+            for message in [*server.notices, answer]:
+                if message is not None:
+                    print(json.dumps(message), flush=True)
+            server.notices.clear()
+
+    for line in sys.stdin:
+        if server.options.mode == "parallel":
+            threading.Thread(target=reply, args=(line,), daemon=True).start()
+        else:
+            reply(line)
     server.log("ended")
 
 

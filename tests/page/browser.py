@@ -188,6 +188,58 @@ class ProxyHandler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class ToolLog:
+    """What the MCP server of a check has been asked for."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def text(self):
+        return self.path.read_text() if self.path.exists() else ""
+
+    def calls(self):
+        return [line.removeprefix("call ") for line in self.text().splitlines() if line.startswith("call ")]
+
+
+class Script:
+    """Answers of the model, one a request, in place of the server's, and the session that they make. The tools are real."""
+
+    def __init__(self, page, answers, session=()):
+        self.answers, self.messages, self.sent = list(answers), list(session), []
+        page.route("**/v1/chat/completions", self.answer)
+        page.route(re.compile(r"/v1/sessions/[^/?]+\?messages=true"), self.show)
+
+    @staticmethod
+    def calling(*calls, finish="tool_calls"):
+        """An answer that calls tools: pairs of a name and arguments, or of a name and their text."""
+        text = lambda given: given if isinstance(given, str) else json.dumps(given)
+        call = lambda at, name, given: {"id": f"call-{at}", "type": "function", "function": {"name": name, "arguments": text(given)}}
+        return {"role": "assistant", "content": "", "tool_calls": [call(at, *one) for at, one in enumerate(calls)], "finish": finish}
+
+    def answer(self, route):
+        body = route.request.post_data_json
+        self.sent.append(body)
+        answer = self.answers.pop(0)
+        answer = answer if isinstance(answer, dict) else {"role": "assistant", "content": answer, "finish": "stop"}
+        finish = answer["finish"]
+        message = {name: value for name, value in answer.items() if name != "finish"}
+        self.messages += [*body["messages"], message]
+        delta = {"content": message["content"]}
+        if "tool_calls" in message:
+            delta["tool_calls"] = [{"index": at, **call} for at, call in enumerate(message["tool_calls"])]
+        timings = {"decode_tokens": 9, "decode_tokens_per_second": 3.0, "ttft_ms": 1.0, "cached_tokens": 1, "prefill_tokens": 2}
+        chunks = [
+            {"choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+            {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}], "timings": timings},
+        ]
+        text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        route.fulfill(body=text, content_type="text/event-stream")
+
+    def show(self, route):
+        session = {"id": "s", "object": "session", "turns": 1, "state": "idle", "branches": [], "messages": self.messages}
+        route.fulfill(body=json.dumps(session), content_type="application/json")
+
+
 CHECKS = []
 
 
@@ -487,6 +539,251 @@ class Suite:
             assert sent[-1]["messages"] == [{"role": "tool", "tool_call_id": "call-1", "content": "sunny"}], sent
             assert sent[-1]["session_append"] is True, sent
 
+    # Tools of MCP servers.
+
+    @check
+    def a_tool_runs_when_the_user_agrees(self):
+        with self.tool_server() as (server, log), self.page(server) as page:
+            first = Script.calling(("t__echo", {"text": "one"}))
+            script = Script(page, [first, Script.calling(("t__echo", {"text": "two"}), ("t__add", {"a": 2, "b": 3})), "Done."])
+            self.ask_for_tools(page)
+            offered = [tool["function"]["name"] for tool in script.sent[0]["tools"]]
+            assert offered[:2] == ["t__echo", "t__add"] and len(offered) == 11, offered
+            question = page.inner_text(".consent")
+            assert "The model wants to call echo of the MCP server t." in question, question
+            assert '"text": "one"' in page.inner_text(".call pre")
+            assert page.inner_text("#announcements").startswith("The model wants to call echo of t")
+            buttons = page.eval_on_selector_all(".consent button", "all => all.map(one => one.textContent)")
+            assert buttons == ["Run", "Refuse", "Always run this tool"], buttons
+            self.check_access(page, "consent")
+            self.shot(page, "consent")
+            assert log.calls() == [], "nothing runs before a press"
+            self.press(page, "Run")
+            page.wait_for_selector(".consent >> nth=1")
+            assert script.sent[1]["messages"] == [{"role": "tool", "tool_call_id": "call-0", "content": "one"}], script.sent
+            assert script.sent[1]["session_append"] is True and script.sent[1]["tools"] == script.sent[0]["tools"]
+            self.press(page, "Refuse")
+            page.wait_for_timeout(200)
+            assert len(script.sent) == 2, "the other call waits"
+            self.press(page, "Run")
+            self.wait_answers(page, 3)
+            results = [message["content"] for message in script.sent[2]["messages"]]
+            assert results == ["error: the user refused the call", '{"sum":5}'], results
+            assert log.calls() == ['echo {"text": "one"}', 'add {"a": 2, "b": 3}'], log.calls()
+            shown = page.eval_on_selector_all(".results pre", "all => all.map(one => one.textContent)")
+            assert shown == ["one", *results], shown
+            self.shot(page, "consent-done")
+
+    @check
+    def a_model_goes_on_with_the_result_of_its_call(self):
+        """The built-in model, whose requests say that it is to call the tool, and then that it is not. Nothing else is changed."""
+        with self.tool_server("--only", "now") as (server, log), self.page(server) as page:
+            def choose(route):
+                body = route.request.post_data_json
+                has_result = body["messages"][-1]["role"] == "tool"
+                choice = "none" if has_result else {"type": "function", "function": {"name": "t__now"}}
+                route.continue_(post_data=json.dumps({**body, "tool_choice": choice, "max_tokens": 60}))
+
+            page.route("**/v1/chat/completions", choose)
+            self.ask_for_tools(page)
+            assert '"zone": "UTC"' in page.inner_text(".call pre")
+            self.press(page, "Run")
+            self.wait_answers(page, 2)
+            assert log.calls() == ['now {"zone": "UTC"}'], log.calls()
+            saved = server.get(f"v1/sessions/{page.inner_text('#title')}?messages=true")["messages"]
+            assert [message["role"] for message in saved] == ["user", "assistant", "tool", "assistant"], saved
+            assert saved[2]["content"] == "noon in UTC" and saved[2]["tool_call_id"] == saved[1]["tool_calls"][0]["id"], saved
+            page.reload()
+            page.wait_for_selector(".message.assistant >> nth=1")
+            assert page.inner_text(".results pre") == "noon in UTC"
+            assert page.locator(".consent").count() == 0, "a call with a result waits for nothing"
+
+    @check
+    def always_holds_for_one_tool_and_never_for_an_opened_session(self):
+        with self.tool_server() as (server, log), self.page(server) as page:
+            echo = lambda text: Script.calling(("t__echo", {"text": text}))
+            script = Script(page, [echo("one"), echo("two"), Script.calling(("t__add", {"a": 1, "b": 1})), "Done."])
+            self.ask_for_tools(page)
+            self.press(page, "Always run this tool")
+            page.wait_for_selector("text=The model wants to call add")
+            assert log.calls() == ['echo {"text": "one"}', 'echo {"text": "two"}'], "the second without a press"
+            assert len(script.sent) == 3
+            page.click("#open-settings")
+            page.click("#mcp-list summary")
+            assert "Runs without asking" in page.inner_text("#mcp-list li li >> nth=0")
+            assert page.locator(".always").count() == 1
+            page.keyboard.press("Escape")
+            # A session that ends with a call of that tool is opened, in the same page.
+            Script(page, ["On."], [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": echo("three")["tool_calls"]}])
+            page.evaluate("location.hash = '#opened'")
+            self.wait_title(page, "opened")
+            page.wait_for_selector(".consent")
+            page.wait_for_timeout(500)
+            assert len(log.calls()) == 2, "nothing of an opened session runs by itself"
+            self.press(page, "Run")
+            self.wait_answers(page, 1)
+            assert log.calls()[2:] == ['echo {"text": "three"}'], log.calls()
+            # After a reload every tool is asked for.
+            page.reload()
+            script = Script(page, [echo("four")])
+            self.ask_for_tools(page)
+            page.wait_for_timeout(500)
+            assert len(log.calls()) == 3, log.calls()
+
+    @check
+    def consent_ends_when_it_is_taken_back_or_a_server_changes_its_tools(self):
+        with self.tool_server() as (server, log), self.page(server) as page:
+            grow, echo = (Script.calling((f"t__{name}", given)) for name, given in [("grow", {}), ("echo", {"text": "x"})])
+            Script(page, [echo, grow, echo, "Done."])
+            self.ask_for_tools(page)
+            self.press(page, "Always run this tool")
+            page.wait_for_selector("text=The model wants to call grow")
+            self.press(page, "Run")
+            page.wait_for_selector("text=The model wants to call echo")
+            assert len(log.calls()) == 2, "asked again, because the server has another tool"
+            self.press(page, "Always run this tool")
+            self.wait_answers(page, 4)
+            page.click("#open-settings")
+            page.click("#mcp-list summary")
+            page.click("text=Ask again")
+            assert page.locator(".always").count() == 0
+            page.keyboard.press("Escape")
+            Script(page, [echo])
+            self.ask_for_tools(page)
+            assert len(log.calls()) == 3, log.calls()
+
+    @check
+    def a_running_call_is_stopped(self):
+        with self.tool_server("--mode", "parallel") as (server, log), self.page(server) as page:
+            script = Script(page, [Script.calling(("t__hang", {}), ("t__echo", {"text": "x"})), "Fine."])
+            self.ask_for_tools(page)
+            self.press(page, "Run")
+            page.wait_for_selector(".consent .pending")
+            page.wait_for_selector("#stop:visible")
+            self.shot(page, "calling")
+            self.wait_for(lambda: log.calls() == ["hang {}"])
+            page.keyboard.press("Escape")
+            page.wait_for_selector("text=Stopped. It may have run.")
+            self.wait_for(lambda: "notifications/cancelled" in log.text())
+            page.wait_for_selector("#send:visible")
+            assert len(script.sent) == 1, "the model does not go on"
+            page.fill("#input", "Never mind.")
+            page.press("#input", "Enter")
+            self.wait_answers(page, 2)
+            said = [(message["role"], message["content"]) for message in script.sent[1]["messages"]]
+            results = [("tool", "error: the user stopped it"), ("tool", "error: the user refused the call")]
+            assert said == [*results, ("user", "Never mind.")], said
+            assert page.locator(".consent").count() == 0 and log.calls() == ["hang {}"]
+
+    @check
+    def answers_that_call_tools_are_bounded(self):
+        with self.tool_server() as (server, log), self.page(server) as page:
+            echo = Script.calling(("t__echo", {"text": "x"}))
+            script = Script(page, [echo] * 19 + ["Done."])
+            self.ask_for_tools(page)
+            self.press(page, "Always run this tool")
+            page.wait_for_selector("text=The model has called tools in 16 answers in a row: its next calls need you.")
+            assert (len(script.sent), len(log.calls())) == (18, 17), "the first one was asked for"
+            self.press(page, "Run")
+            self.wait_answers(page, 20)
+            assert len(log.calls()) == 19, "a press is the user: the next rounds run"
+
+    @check
+    def calls_of_all_kinds_in_one_answer(self):
+        with self.tool_server() as (server, log), self.page(server) as page:
+            own = {"type": "function", "function": {"name": "own", "parameters": {"type": "object"}}}
+            page.click("#open-settings")
+            page.fill("[name=tools]", json.dumps([own]))
+            page.keyboard.press("Escape")
+            self.wait(page, "document.querySelector('#active').textContent === 'Set: tools: 1, tools of MCP servers: 11'")
+            hidden = '{"text": "a\u202eb\u200b"}'
+            calls = [("t__echo", hidden), ("own", {}), ("t__nope", {}), ("t__fail", {}), ("t__echo", "[1]")]
+            script = Script(page, [Script.calling(*calls), Script.calling(("t__echo", '{"text": "cu'), finish="length")])
+            self.ask_for_tools(page)
+            assert [tool["function"]["name"] for tool in script.sent[0]["tools"]][:2] == ["own", "t__echo"]
+            assert "a\\u{202e}b\\u{200b}" in page.inner_text(".call pre >> nth=0"), "nothing hides"
+            page.fill(".calls textarea", "mine")
+            page.click("text=Send results")
+            for _ in range(4):
+                number = page.locator(".consent").count()
+                self.press(page, "Run")
+                self.wait(page, f"document.querySelectorAll('.consent').length < {number}")
+            self.wait_answers(page, 2)
+            results = [message["content"] for message in script.sent[1]["messages"]]
+            expected = ["a\u202eb\u200b", "mine", "error: there is no tool t__nope", "error: no luck", "error: the arguments are not a JSON object"]
+            assert results == expected, results
+            page.wait_for_selector("text=The last call was cut off at the token limit: nothing was called.")
+            assert page.locator(".consent").count() == 0
+            assert len(log.calls()) == 2, log.calls()
+
+    @check
+    def servers_are_listed_and_their_tools_can_be_left_out(self):
+        with self.tool_server(others={"dies": ["--mode", "dies"], "silent": ["--mode", "silent"]}) as (server, _), self.page(server) as page:
+            page.wait_for_selector("#active >> text=tools of MCP servers: 11")
+            page.click("#open-settings")
+            page.wait_for_selector("#mcp-list >> text=t running, 11 tools (test-server 1.2)")
+            listed = page.inner_text("#mcp-list")
+            assert "dies down: it has ended (exit status: 7)" in listed and "silent starting" in listed, listed
+            page.click("#mcp-list summary")
+            assert "echo Say a text again" in page.inner_text("#mcp-list")
+            self.check_access(page, "MCP settings")
+            page.locator("#mcp-settings").scroll_into_view_if_needed()
+            self.shot(page, "mcp-settings")
+            page.uncheck("[name=mcp]")
+            page.keyboard.press("Escape")
+            assert page.inner_text("#active") == ""
+            script = Script(page, ["No tools.", Script.calling(("t__echo", {"text": "x"}))])
+            self.ask_for_tools(page, answers=True)
+            assert "tools" not in script.sent[0], script.sent
+            page.reload()
+            page.click("#open-settings")
+            assert not page.is_checked("[name=mcp]"), "the setting is kept"
+
+    @check
+    def consent_works_from_the_keyboard_and_at_every_width(self):
+        with self.tool_server() as (server, log):
+            for name, width, theme in [("narrow", 320, "light"), ("narrow", 320, "dark"), ("desk", 1280, "dark")]:
+                with self.page(server, viewport={"width": width, "height": 700}, color_scheme=theme) as page:
+                    long = {"text": "word " * 60, "path": "/a/" + "b" * 200}
+                    script = Script(page, [Script.calling(("t__echo", long), ("t__add", {"a": 1, "b": 2})), "Done."])
+                    self.ask_for_tools(page)
+                    self.check_access(page, f"consent, {name}, {theme}")
+                    self.shot(page, f"consent-{name}-{theme}")
+                    focused = lambda: page.evaluate("document.activeElement.textContent")
+                    assert page.evaluate("document.activeElement.id") == "input", "a call takes no key press by surprise"
+                    page.keyboard.press("Alt+t")
+                    assert focused() == "Run", focused()
+                    page.keyboard.press("Tab")
+                    page.keyboard.press("Enter")
+                    assert focused() == "Run", "the next call's"
+                    page.keyboard.press("Space")
+                    self.wait_answers(page, 2)
+                    assert [message["content"] for message in script.sent[1]["messages"]] == ["error: the user refused the call", '{"sum":3}']
+                    self.wait(page, "document.activeElement.id === 'input'")
+            assert len(log.calls()) == 3, log.calls()
+
+    @check
+    def a_server_that_is_lost_in_a_call_leaves_the_decision_to_the_user(self):
+        with self.tool_server() as (server, log), self.page(server) as page:
+            script = Script(page, [Script.calling(("t__die", {})), Script.calling(("t__echo", {"text": "x"})), "Done."])
+            self.ask_for_tools(page)
+            self.press(page, "Run")
+            page.wait_for_selector("text=The model wants to call echo")
+            assert script.sent[1]["messages"][0]["content"] == "error: the server t has ended or cannot be reached"
+            assert "tools" not in script.sent[1], "its tools are no longer offered"
+            self.press(page, "Always run this tool")
+            self.wait_answers(page, 3)
+            assert script.sent[2]["messages"][0]["content"] == "error: the server t does not run"
+            page.route("**/v1/mcp/tools/*", lambda route: route.abort())
+            script.answers = [Script.calling(("t__echo", {"text": "x"})), "Late."]
+            page.fill("#input", "again")
+            page.press("#input", "Enter")
+            self.press(page, "Run")
+            page.wait_for_selector(".consent .error")
+            assert "cannot be reached" in page.inner_text(".consent .error")
+            self.press(page, "Refuse")
+            self.wait_answers(page, 5)
+
     @check
     def an_error_gives_the_message_back(self):
         with self.page() as page:
@@ -673,6 +970,44 @@ class Suite:
                 yield server
             finally:
                 server.stop()
+
+    @contextmanager
+    def tool_server(self, *args, others={}):
+        """A server with the MCP server `t` of tests/mcp/server.py, and its log."""
+        with tempfile.TemporaryDirectory() as folder:
+            log = ToolLog(Path(folder) / "t.log")
+            program = str(Path(__file__).parent.parent / "mcp" / "server.py")
+            entry = lambda *own: {"command": sys.executable, "args": [program, *own]}
+            servers = {"t": entry("--log", str(log.path), *args), **{name: entry(*own) for name, own in others.items()}}
+            config = Path(folder) / "mcp.json"
+            config.write_text(json.dumps({"mcpServers": servers}))
+            with self.own_server("--mcp-config", str(config)) as server:
+                self.wait_for(lambda: server.get("v1/mcp")["servers"][0]["state"] == "running")
+                yield server, log
+
+    def ask_for_tools(self, page, answers=False):
+        """Sends a message to a script whose answer calls tools."""
+        page.wait_for_selector("#send:visible")
+        self.wait(page, "document.querySelector('#version').textContent !== ''")
+        page.fill("#input", "Use the tool.")
+        page.press("#input", "Enter")
+        page.wait_for_selector(".answer p" if answers else ".consent")
+
+    def press(self, page, label):
+        """A button of the first call that waits."""
+        page.click(f".consent button:text-is('{label}') >> nth=0")
+
+    def wait_answers(self, page, number):
+        """So many answers are there, and the page is ready for a message."""
+        self.wait(page, f"document.querySelectorAll('.message.assistant .figures button').length === {number}")
+        page.wait_for_selector("#send:visible")
+
+    def wait_for(self, condition):
+        for _ in range(PATIENCE_MS // 50):
+            if condition():
+                return
+            time.sleep(0.05)
+        raise AssertionError("never true")
 
     def say(self, page, text):
         page.fill("#input", text)

@@ -64,6 +64,25 @@ impl CallResult {
     pub fn error(status: CallStatus, why: &str) -> Self {
         Self { status, text: format!("error: {why}") }
     }
+
+    /// Returns the result of a call that was made, with this limit.
+    pub fn of(made: &Result<ResultText, CallFailure>, server: &str, limit: Duration) -> Self {
+        let failed = |why: &str| Self::error(CallStatus::Failed, why);
+        match made {
+            Ok(ResultText { text, is_error: true, .. }) => failed(text),
+            Ok(ResultText { text, .. }) => Self { status: CallStatus::Done, text: text.clone() },
+            Err(CallFailure::Refused(why)) => failed(why),
+            Err(CallFailure::Timeout) => failed(&late(limit)),
+            Err(CallFailure::Stopped) => Self::error(CallStatus::Stopped, "the user stopped it"),
+            Err(CallFailure::Lost(_)) => {
+                failed(&format!("the server {server} has ended or cannot be reached"))
+            }
+        }
+    }
+}
+
+fn late(limit: Duration) -> String {
+    format!("it took longer than {} s", limit.as_secs())
 }
 
 /// Returns the message that brings the model the result of a call.
@@ -190,30 +209,22 @@ impl ToolServers {
         terminal: &Terminal,
     ) -> CallResult {
         let (tool, server) = (&call.name, &self.servers[at].config.name);
-        let failed = |why: &str| CallResult::error(CallStatus::Failed, why);
-        match made {
+        match &made {
             Ok(ResultText { text, is_error, notes }) => {
                 notes.iter().for_each(|note| terminal.warn(format!("{tool}: {note}")));
-                let verb = if is_error { "failed" } else { "returned" };
+                let verb = if *is_error { "failed" } else { "returned" };
                 let size = crate::cli::report::bytes(text.len() as u64);
-                terminal.note(format!("{tool} {verb} ({size}): {}", beginning(&text)));
-                if is_error { failed(&text) } else { CallResult { status: CallStatus::Done, text } }
+                terminal.note(format!("{tool} {verb} ({size}): {}", beginning(text)));
             }
-            Err(CallFailure::Refused(why)) => {
-                terminal.note(format!("{tool} failed: {}", beginning(&why)));
-                failed(&why)
-            }
+            Err(CallFailure::Refused(why)) => terminal.note(format!("{tool} failed: {}", beginning(why))),
             Err(CallFailure::Timeout) => {
-                let why = format!("it took longer than {} s", self.timeout.as_secs());
+                let why = late(self.timeout);
                 terminal.warn(format!("{tool}: {why}; --tool-timeout gives more time"));
-                failed(&why)
             }
-            Err(CallFailure::Stopped) => CallResult::error(CallStatus::Stopped, "the user stopped it"),
-            Err(CallFailure::Lost(why)) => {
-                terminal.warn(format!("MCP server {server}: {why}"));
-                failed(&format!("the server {server} has ended or cannot be reached"))
-            }
+            Err(CallFailure::Stopped) => {}
+            Err(CallFailure::Lost(why)) => terminal.warn(format!("MCP server {server}: {why}")),
         }
+        CallResult::of(&made, server, self.timeout)
     }
 }
 

@@ -12,7 +12,7 @@ use rmcp::model::{
     Implementation, JsonObject, PaginatedRequestParams, ServerResult, Tool,
 };
 use rmcp::service::{
-    ClientInitializeError, NotificationContext, PeerRequestOptions, RequestHandle, RoleClient,
+    ClientInitializeError, NotificationContext, Peer, PeerRequestOptions, RequestHandle, RoleClient,
     RunningService, ServiceError, ServiceExt,
 };
 use rmcp::transport::async_rw::AsyncRwTransport;
@@ -35,6 +35,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time after the end of a server's output in which its exit status is known.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Stands before the last lines of a server's standard error.
+const LAST_WORDS: &str = "; its last lines:\n";
 
 /// Most tools of one server. Their descriptions are part of each prompt.
 const MAX_TOOLS: usize = 512;
@@ -212,7 +215,12 @@ impl ServerConnection {
         Ok(before != self.tools)
     }
 
-    /// Calls a tool. The server is told when nobody waits for the result any more.
+    /// Returns what makes calls, beside others.
+    pub fn calls(&self) -> ServerCalls {
+        ServerCalls { peer: self.service.peer().clone(), is_process: self.process.is_some() }
+    }
+
+    /// Calls a tool, as [`ServerCalls::call`]. A failure has the last words of a process that has ended.
     ///
     /// # Errors
     /// [`CallFailure`].
@@ -223,35 +231,11 @@ impl ServerConnection {
         limit: Duration,
         stopped: impl Future<Output = ()>,
     ) -> Result<ResultText, CallFailure> {
-        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
-        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
-        let sent =
-            timeout(limit, self.service.send_cancellable_request(request, PeerRequestOptions::no_options()));
-        let answered = match sent.await {
-            Err(_) => return Err(CallFailure::Timeout),
-            Ok(Err(error)) => Err(error),
-            Ok(Ok(handle)) => answer_to(handle, limit, stopped).await?,
-        };
-        match answered {
-            Ok(ServerResult::CallToolResult(result)) => Ok(text_of(&result)),
-            Ok(ServerResult::EmptyResult(_)) => Ok(text_of(&CallToolResult::success(Vec::new()))),
-            Ok(ServerResult::InputRequiredResult(_)) => {
-                Err(CallFailure::Refused("it asks for more input, which llmctl does not give".to_owned()))
-            }
-            Ok(_) => Err(CallFailure::Refused("its answer is no result of a call".to_owned())),
-            Err(ServiceError::McpError(error)) => Err(CallFailure::Refused(error.message.into_owned())),
-            // Each message is a request of its own: the next one may succeed.
-            Err(ServiceError::TransportSend(error)) if self.process.is_none() => {
-                Err(CallFailure::Refused(words_of(&*error.error)))
-            }
-            Err(error) => {
-                let why = match &error {
-                    ServiceError::TransportClosed => "the connection has ended".to_owned(),
-                    ServiceError::TransportSend(error) => words_of(&*error.error),
-                    other => other.to_string(),
-                };
+        match self.calls().call(tool, arguments, limit, stopped).await {
+            Err(CallFailure::Lost(why)) => {
                 Err(CallFailure::Lost(with_last_words(why, self.process.as_mut()).await))
             }
+            made => made,
         }
     }
 
@@ -259,7 +243,7 @@ impl ServerConnection {
     pub async fn lost(&mut self) -> Option<String> {
         let is_lost = self.service.is_closed() || self.service.peer().is_transport_closed();
         match self.process.as_mut().and_then(ServerProcess::exited) {
-            Some(status) => Some(with_words(format!("it has ended ({status})"), self.process.as_ref())),
+            Some(status) => Some(with_words(format!("it has ended ({status})"), self.process.as_mut()).await),
             None if is_lost => {
                 Some(with_last_words("the connection has ended".to_owned(), self.process.as_mut()).await)
             }
@@ -274,6 +258,60 @@ impl ServerConnection {
         drop(service);
         if let Some(process) = process {
             process.end().await;
+        }
+    }
+}
+
+/// Makes the calls of a server's tools, any number at the same time.
+#[derive(Clone)]
+pub struct ServerCalls {
+    peer: Peer<RoleClient>,
+    /// Its messages are one stream, whose end is the server's.
+    is_process: bool,
+}
+
+impl ServerCalls {
+    /// Calls a tool. The server is told when nobody waits for the result any more.
+    ///
+    /// # Errors
+    /// [`CallFailure`].
+    pub async fn call(
+        &self,
+        tool: &str,
+        arguments: JsonObject,
+        limit: Duration,
+        stopped: impl Future<Output = ()>,
+    ) -> Result<ResultText, CallFailure> {
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let request = ClientRequest::CallToolRequest(CallToolRequest::new(params));
+        let sent =
+            timeout(limit, self.peer.send_cancellable_request(request, PeerRequestOptions::no_options()));
+        let answered = match sent.await {
+            Err(_) => return Err(CallFailure::Timeout),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(handle)) => answer_to(handle, limit, stopped).await?,
+        };
+        match answered {
+            Ok(ServerResult::CallToolResult(result)) => Ok(text_of(&result)),
+            Ok(ServerResult::EmptyResult(_)) => Ok(text_of(&CallToolResult::success(Vec::new()))),
+            Ok(ServerResult::InputRequiredResult(_)) => {
+                Err(CallFailure::Refused("it asks for more input, which llmctl does not give".to_owned()))
+            }
+            Ok(_) => Err(CallFailure::Refused("its answer is no result of a call".to_owned())),
+            Err(error) => Err(self.failure(error)),
+        }
+    }
+
+    fn failure(&self, error: ServiceError) -> CallFailure {
+        match error {
+            ServiceError::McpError(error) => CallFailure::Refused(error.message.into_owned()),
+            // Each message is a request of its own: the next one may succeed.
+            ServiceError::TransportSend(error) if !self.is_process => {
+                CallFailure::Refused(words_of(&*error.error))
+            }
+            ServiceError::TransportSend(error) => CallFailure::Lost(words_of(&*error.error)),
+            ServiceError::TransportClosed => CallFailure::Lost("the connection has ended".to_owned()),
+            other => CallFailure::Lost(other.to_string()),
         }
     }
 }
@@ -329,12 +367,25 @@ async fn with_last_words(why: String, process: Option<&mut ServerProcess>) -> St
     };
     let ended = timeout(STATUS_TIMEOUT, ended).await;
     let why = ended.map_or(why, |status| format!("it has ended ({status})"));
-    with_words(why, Some(process))
+    with_words(why, Some(process)).await
 }
 
-fn with_words(why: String, process: Option<&ServerProcess>) -> String {
-    match process.map(ServerProcess::last_words).unwrap_or_default() {
+async fn with_words(why: String, process: Option<&mut ServerProcess>) -> String {
+    let Some(process) = process else { return why };
+    match process.last_words().await {
         words if words.is_empty() => why,
-        words => format!("{why}; its last lines:\n{words}"),
+        words => format!("{why}{LAST_WORDS}{words}"),
+    }
+}
+
+/// Returns why a server is lost without the folder of its command and its last lines, which are for its user alone.
+pub fn brief(why: &str, config: &ServerConfig) -> String {
+    let brief = why.split(LAST_WORDS).next().unwrap_or_default();
+    match &config.transport {
+        TransportConfig::Process(ProcessConfig { command, .. }) => {
+            let name = command.file_name().unwrap_or_default().to_string_lossy();
+            brief.replace(&command.display().to_string(), &name)
+        }
+        TransportConfig::Http(_) => brief.to_owned(),
     }
 }

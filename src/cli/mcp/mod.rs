@@ -1,12 +1,13 @@
-//! Tools of MCP servers, for `chat` and `run`: the servers that the user's configuration names, their tools, and calls with the
-//! user's consent.
+//! Tools of MCP servers, for `chat`, `run` and `serve`: the servers that the user's configuration names, their tools, and calls with
+//! the user's consent.
 //!
 //! `config` reads the JSON of other clients, `names` makes the tools' names, `process` and `http` are the two transports,
-//! `connection` is one server, `permission` what runs without asking, `result` what the model gets, `call` one call. The protocol is
+//! `connection` is one server, `permission` what runs without asking, `result` what the model gets, `call` one call. `shared` has the
+//! servers of `serve`, whose clients ask for consent themselves and call at the same time. The protocol is
 //! rmcp's. Its tasks run on a thread of their own, and the callers here wait for them. Only a call sees signals while it is waited for.
 //!
-//! Invariants: no file of the current folder starts a server or allows a call; nothing is called without the user's consent; a
-//! server that fails is reported by name, and the others go on.
+//! Invariants: no file of the current folder starts a server or allows a call; `chat` and `run` call nothing without the user's
+//! consent; a server that fails is reported by name, and the others go on.
 
 mod call;
 mod config;
@@ -16,6 +17,7 @@ mod names;
 mod permission;
 mod process;
 mod result;
+mod shared;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +32,7 @@ use self::config::{McpConfig, ServerConfig, TransportConfig};
 use self::connection::{ServerConnection, ServerTool};
 use self::permission::Permissions;
 pub use self::permission::{AllowedTool, CallConsent};
+pub use self::shared::SharedToolServers;
 use super::error::{CommandError, Kind};
 use super::hub_access::ca_file;
 use super::report::counted;
@@ -39,10 +42,10 @@ use crate::runtime::http_engine::TlsTrust;
 /// Most servers of one chat; a signal ends as many process groups.
 const MAX_SERVERS: usize = 32;
 
-/// Flags for tools of MCP servers.
+/// Flags for MCP servers, wherever their tools are called.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "MCP")]
-pub struct McpArgs {
+pub struct McpServerArgs {
     /// Offer the model the tools of MCP servers: a JSON file with "mcpServers", as Claude Desktop, Cursor and VS Code write it
     ///
     /// May be repeated. Each call is shown and runs when you agree, or when --allow-tool names it. A folder's llmctl.toml cannot set
@@ -50,17 +53,51 @@ pub struct McpArgs {
     #[arg(long, value_name = "FILE")]
     pub mcp_config: Vec<PathBuf>,
 
+    /// Seconds that a call of an MCP server's tool may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400), hide_short_help = true)]
+    pub tool_timeout: u32,
+}
+
+impl McpServerArgs {
+    /// Reads the configuration: its servers, of which there may be none.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used.
+    fn configured(&self, terminal: &Terminal) -> Result<Vec<ServerConfig>, CommandError> {
+        let config = McpConfig::read(&self.mcp_config, &|name| std::env::var(name).ok())?;
+        if config.servers.len() > MAX_SERVERS {
+            let error = anyhow::anyhow!("--mcp-config: more than {MAX_SERVERS} servers");
+            return Err(CommandError::new(Kind::Config, error));
+        }
+        config.notes.iter().for_each(|note| terminal.note(note));
+        Ok(config.servers)
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.tool_timeout.into())
+    }
+}
+
+/// Flags for tools of MCP servers whose calls are agreed to here.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "MCP")]
+pub struct McpArgs {
+    #[command(flatten)]
+    pub servers: McpServerArgs,
+
     /// Call this tool without asking: SERVER__TOOL, or SERVER__* for all of a server; may be repeated
     #[arg(long, value_name = "PATTERN")]
     pub allow_tool: Vec<AllowedTool>,
 
-    /// Seconds that a call of an MCP server's tool may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400), hide_short_help = true)]
-    pub tool_timeout: u32,
-
     /// Answers in a row whose calls are run before the model has to answer
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000), hide_short_help = true)]
     pub max_tool_rounds: u32,
+}
+
+/// Returns what runs the connections.
+fn runtime() -> Result<Runtime, CommandError> {
+    let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("mcp").enable_all().build();
+    runtime.map_err(|error| CommandError::new(Kind::Failure, error))
 }
 
 /// The servers of a chat or a run.
@@ -101,7 +138,7 @@ impl ToolServers {
     /// # Errors
     /// A configuration that cannot be used.
     pub fn begin(args: &McpArgs, terminal: &Terminal) -> Result<Option<Self>, CommandError> {
-        if args.mcp_config.is_empty() {
+        if args.servers.mcp_config.is_empty() {
             if let Some(allowed) = args.allow_tool.first() {
                 terminal.warn(format!(
                     "--allow-tool {allowed}: there are no MCP servers; --mcp-config FILE names some"
@@ -109,24 +146,15 @@ impl ToolServers {
             }
             return Ok(None);
         }
-        let config = McpConfig::read(&args.mcp_config, &|name| std::env::var(name).ok())?;
-        if config.servers.len() > MAX_SERVERS {
-            return Err(CommandError::new(
-                Kind::Config,
-                anyhow::anyhow!("--mcp-config: more than {MAX_SERVERS} servers"),
-            ));
-        }
-        config.notes.iter().for_each(|note| terminal.note(note));
-        let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("mcp").enable_all().build();
-        let runtime = runtime.map_err(|error| CommandError::new(Kind::Failure, error))?;
+        let configs = args.servers.configured(terminal)?;
         let mut servers = Self {
             servers: Vec::new(),
             permissions: Permissions::new(args.allow_tool.clone()),
-            timeout: Duration::from_secs(args.tool_timeout.into()),
+            timeout: args.servers.timeout(),
             trust: TlsTrust(ca_file()),
-            runtime,
+            runtime: runtime()?,
         };
-        for config in config.servers {
+        for config in configs {
             let state = servers.starting(&config);
             servers.servers.push(ToolServer { config, state });
         }

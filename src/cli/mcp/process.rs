@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
-use tokio::time::sleep;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
 
 use super::config::{PASSED_ON, ProcessConfig};
 use crate::cli::signal::Companion;
@@ -23,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Interval at which it is checked.
 const POLL: Duration = Duration::from_millis(10);
 
+/// Time after a server's end in which the rest of its standard error is read.
+const WORDS_TIMEOUT: Duration = Duration::from_millis(500);
+
 /// Bytes of a server's standard error that are kept, and lines of them that a message shows.
 const MAX_WORDS: usize = 4 << 10;
 const SHOWN_LINES: usize = 5;
@@ -31,6 +35,8 @@ const SHOWN_LINES: usize = 5;
 pub struct ServerProcess {
     child: Child,
     words: Arc<Mutex<Vec<u8>>>,
+    /// Reads them.
+    reader: JoinHandle<()>,
     /// Ends the process group if a signal ends llmctl. `None` once the process has been waited for.
     companion: Option<Companion>,
 }
@@ -61,8 +67,8 @@ impl ServerProcess {
             return Err(io::Error::other("a process without streams"));
         };
         let words = Arc::default();
-        tokio::spawn(keep_words(stderr, Arc::clone(&words)));
-        Ok((Self { child, words, companion }, stdout, stdin))
+        let reader = tokio::spawn(keep_words(stderr, Arc::clone(&words)));
+        Ok((Self { child, words, reader, companion }, stdout, stdin))
     }
 
     /// Returns the status of a server that has ended. What it has left running is killed.
@@ -75,8 +81,11 @@ impl ServerProcess {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Returns the last lines of its standard error, in one text; empty if it wrote none.
-    pub fn last_words(&self) -> String {
+    /// Returns the last lines of its standard error, in one text; empty if it wrote none. Of a server that [`Self::exited`], all.
+    pub async fn last_words(&mut self) -> String {
+        if self.companion.is_none() && !self.reader.is_finished() {
+            let _ = timeout(WORDS_TIMEOUT, &mut self.reader).await; // what has been read until then
+        }
         let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&words).into_owned();
         let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
@@ -223,8 +232,7 @@ mod tests {
             };
             assert_eq!(status.code(), Some(3));
             assert!(!is_running(&left));
-            sleep(POLL * 10).await; // the reader of its words has the end of the stream
-            let words = process.last_words();
+            let words = process.last_words().await;
             assert!(words.ends_with("line 2999") && words.lines().count() == SHOWN_LINES, "{words}");
         });
     }

@@ -40,6 +40,8 @@ pub const WITHOUT_MEANING: &[&str] = &[
     "think",
     "tool_format",
     "reasoning_format",
+    "mcp_config",
+    "tool_timeout",
 ];
 
 /// Returns the files of `--model` if it is for embeddings or scores: its files say so, or flags do.

@@ -1,4 +1,5 @@
-//! The state that all models of a server share: sessions, queues for them, counters and the limits on prompts that are read at once.
+//! The state that all models of a server share: sessions, queues for them, counters, tools and the limits on prompts that are read at
+//! once.
 //!
 //! Invariant: all models of a server use the same value, so that two of them never have one session open at the same time.
 
@@ -10,11 +11,13 @@ use super::transient::Transients;
 use crate::runtime::session::store::SessionStore;
 use crate::serve::observe::Observer;
 use crate::serve::preparing::Preparing;
+use crate::serve::tools::ToolHost;
 
 /// The state that the models of a server share; clones refer to the same server.
 #[derive(Clone)]
 pub struct ServerShared {
     state: Arc<ServerSharedState>,
+    tools: Option<Arc<dyn ToolHost>>,
 }
 
 struct ServerSharedState {
@@ -38,7 +41,17 @@ impl ServerShared {
             observer,
             preparing: Preparing::default(),
         };
-        Self { state: Arc::new(state) }
+        Self { state: Arc::new(state), tools: None }
+    }
+
+    /// Lets clients list and call these tools.
+    #[must_use]
+    pub fn with_tools(self, tools: Option<Arc<dyn ToolHost>>) -> Self {
+        Self { tools, ..self }
+    }
+
+    pub(crate) fn tools(&self) -> Option<&Arc<dyn ToolHost>> {
+        self.tools.as_ref()
     }
 
     pub fn sessions(&self) -> Option<&SessionStore> {

@@ -31,7 +31,7 @@ pub fn routes(fleet: Fleet) -> Router {
         .route("/models/{*id}", get(listing::get));
     let with_body = api::paths_with_model().fold(listed, |routes, path| routes.route(path, post(by_body)));
     let all = BY_QUERY.iter().fold(with_body, |routes, path| routes.route(path, get(by_query)));
-    all.merge(api::session_routes()).with_state(fleet)
+    all.merge(api::session_routes()).merge(api::tool_routes()).with_state(fleet)
 }
 
 async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Response, ApiError> {

@@ -7,6 +7,7 @@ use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::super::body::Incoming;
+use super::super::mcp::{self, ServedTools};
 use super::super::session_host::SessionHost;
 use super::super::{embeddings, messages, request, responses, sessions, text};
 use super::{object_of, schema};
@@ -17,7 +18,7 @@ use crate::serve::wire::record::{FieldRecord, recorded};
 type Read = fn(&App, Map<String, Value>);
 
 /// The name of a body's schema, and its reader.
-const BODIES: [(&str, Read); 14] = [
+const BODIES: [(&str, Read); 15] = [
     ("ChatCompletionRequest", |app, body| drop(request::chat(app, body, incoming()))),
     ("CompletionRequest", |app, body| drop(request::completion(app, body, incoming()))),
     ("ResponseRequest", |app, body| drop(responses::read(app, body, incoming()))),
@@ -32,6 +33,7 @@ const BODIES: [(&str, Read); 14] = [
     ("ForkRequest", |app, body| drop(sessions::fork_body(&SessionHost::from_ref(app), body))),
     ("RenameRequest", |app, body| drop(sessions::rename_body(&SessionHost::from_ref(app), body))),
     ("RestoreRequest", |app, body| drop(sessions::restore_body(&SessionHost::from_ref(app), body))),
+    ("ToolCallRequest", |app, body| drop(mcp::call_body(&ServedTools::from_ref(app), body))),
 ];
 
 /// A request of nobody, without headers.

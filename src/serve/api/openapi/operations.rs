@@ -48,10 +48,11 @@ const NAMES_MODEL: &[u16] = &[404];
 /// Errors of routes that load and unload: an unknown model, one in use or pinned.
 const LOADS_MODEL: &[u16] = &[404, 409];
 const NAMES_SESSION: &[u16] = &[404, 409];
+const NAMES_TOOL: &[u16] = &[404];
 
 const TRANSIENT: (&str, &str) = ("transient", "boolean");
 
-const OPERATIONS: [Operation; 40] = [
+const OPERATIONS: [Operation; 42] = [
     post(
         "POST /v1/chat/completions",
         "Answer a conversation",
@@ -159,6 +160,14 @@ const OPERATIONS: [Operation; 40] = [
     ),
     get("GET /v1/sessions/{id}/explain", "Why the last prompt was not resumed further", "SessionExplained")
         .query(&[TRANSIENT], NAMES_SESSION),
+    get("GET /v1/mcp", "The MCP servers and their tools", "McpServers"),
+    post(
+        "POST /v1/mcp/tools/{name}",
+        "Call a tool of an MCP server, and wait for its result",
+        "ToolCallRequest",
+        "ToolCallResult",
+        NAMES_TOOL,
+    ),
     get("GET /openapi.json", "This document", "Document"),
     Operation { errors: &[404], ..get("GET /page/{file}", "The page's scripts, style and icon", "") },
     get("GET /", "Name, version, stage, model and endpoints", "Index"),
@@ -281,7 +290,7 @@ fn description(status: u16) -> &'static str {
         400 => "A value, a field or the form of the request is refused by name",
         401 => "A key is missing or wrong",
         403 => "The name in Host or the Origin is not allowed",
-        404 => "The model, session, branch, response or item does not exist",
+        404 => "The model, session, branch, response, item or tool does not exist",
         408 => "The body did not arrive in time",
         409 => "The session is busy, or exists already; the model is in use or pinned",
         413 => "The body is too large",
@@ -308,6 +317,7 @@ fn operation_id(method: &str, path: &str) -> String {
 fn tag(path: &str) -> &'static str {
     match path {
         path if path.starts_with("/v1/sessions") => "sessions",
+        path if path.starts_with("/v1/mcp") => "tools",
         path if path.contains("models") || path == "/props" => "models",
         path if path.contains("/rerank") || path == "/v1/embeddings" => "vectors",
         "/tokenize" | "/detokenize" | "/tokenizer_info" | "/apply-template" => "text",
