@@ -55,7 +55,8 @@ pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
             spec.bos = metadata.get("tokenizer.ggml.cls_token_id")?.or(spec.bos);
             // llama.cpp's spelling.
             spec.eos = metadata.get("tokenizer.ggml.seperator_token_id")?.or(spec.eos);
-            spec.add_eos = metadata.get("tokenizer.ggml.add_sep_token")?.or(spec.add_eos);
+            // As llama.cpp, which ends each text with it: `add_sep_token` is about pairs of texts in newer files.
+            spec.add_eos = None;
         }
         _ => {}
     }
