@@ -35,7 +35,7 @@ pub struct HostedServer {
     pub condition: ServerCondition,
 }
 
-/// What a server is doing.
+/// State of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ServerCondition {
     Starting,
@@ -63,7 +63,7 @@ pub struct HostedTool {
 pub struct ToolOutcome {
     /// `done` or `failed`.
     pub status: &'static str,
-    /// What the model gets.
+    /// Text of the result for the model, at most 64 KiB.
     pub text: String,
 }
 

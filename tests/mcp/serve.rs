@@ -312,7 +312,7 @@ fn a_server_that_fails_is_down_and_the_others_go_on() {
     assert_eq!(gone.json()["error"]["message"], "the server a does not run");
     assert_eq!(call(&serving, "b__echo", json!({"text": "y"})).1, "y");
 
-    // One that ends while nobody calls it is found by the next who asks.
+    // The next request finds a server that has ended while nobody called it.
     let pid = log(&serving.place, "c").lines().find_map(|line| line.strip_prefix("pid ")?.parse().ok());
     let pid = pid.and_then(rustix::process::Pid::from_raw).expect("a process id");
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");

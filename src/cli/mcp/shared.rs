@@ -47,7 +47,7 @@ pub struct SharedToolServers {
     runtime: Runtime,
 }
 
-/// What clients reach of the servers.
+/// The part of the servers that requests share.
 struct SharedDesk {
     servers: Vec<Arc<SharedServer>>,
     places: Arc<Semaphore>,

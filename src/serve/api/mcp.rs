@@ -92,7 +92,7 @@ pub async fn call(
 /// Reads the arguments of a call.
 ///
 /// # Errors
-/// What is wrong with the body.
+/// 422 with every field that is missing, unknown or of another type.
 pub fn call_body(served: &ServedTools, body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     let mut problems = Problems::new(served.lenient);
     let mut fields = Fields::new(body, &mut problems);
