@@ -556,6 +556,11 @@ fn write_gguf(folder: &Path, arch: &str, pooling: u32, into: &Path) {
         .u32("tokenizer.ggml.cls_token_id", 2)
         .u32("tokenizer.ggml.seperator_token_id", 3);
     file = match arch {
+        // As llama.cpp's converter writes them since 2025; the others as before.
+        "bert" => file
+            .bool("tokenizer.ggml.add_bos_token", true)
+            .bool("tokenizer.ggml.add_eos_token", true)
+            .bool("tokenizer.ggml.add_sep_token", false),
         "nomic-bert" => file.f32(&key("rope.freq_base"), 1000.0),
         "modern-bert" => file
             .f32(&key("rope.freq_base"), 160_000.0)

@@ -136,7 +136,7 @@ impl ArenaMemory {
             let _ = released;
         }
         #[cfg(not(unix))]
-        let _ = (start, end);
+        let _ = (&self.mapping, start, end);
     }
 }
 

@@ -16,6 +16,14 @@ pub trait Wide: Copy {
     /// The processor has the instruction set.
     unsafe fn load(from: &[f32; LANES]) -> Self;
 
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn splat(value: f32) -> Self;
+
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn add(self, other: Self) -> Self;
+
     /// Computes `self + a * b` with one rounding.
     ///
     /// # Safety
@@ -36,6 +44,16 @@ impl Wide for [f32; LANES] {
     #[inline(always)]
     unsafe fn load(from: &[f32; LANES]) -> Self {
         *from
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        std::array::from_fn(|lane| self[lane] + other[lane])
     }
 
     #[inline(always)]
@@ -70,6 +88,18 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_set1_ps(value); 2] }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_add_ps(self[0], other[0]), _mm256_add_ps(self[1], other[1])] }
+        }
+
+        #[inline(always)]
         unsafe fn fma(self, a: Self, b: Self) -> Self {
             // SAFETY: by the trait's contract.
             unsafe { [_mm256_fmadd_ps(a[0], b[0], self[0]), _mm256_fmadd_ps(a[1], b[1], self[1])] }
@@ -99,6 +129,18 @@ mod x86 {
         unsafe fn load(from: &[f32; LANES]) -> Self {
             // SAFETY: by the trait's contract; 16 numbers.
             unsafe { _mm512_loadu_ps(from.as_ptr()) }
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_set1_ps(value) }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_add_ps(self, other) }
         }
 
         #[inline(always)]
@@ -135,6 +177,18 @@ mod aarch64 {
         unsafe fn load(from: &[f32; LANES]) -> Self {
             // SAFETY: four times 4 numbers.
             std::array::from_fn(|at| unsafe { vld1q_f32(from.as_ptr().add(4 * at)) })
+        }
+
+        #[inline(always)]
+        unsafe fn splat(value: f32) -> Self {
+            // SAFETY: every aarch64 has the instruction.
+            unsafe { [vdupq_n_f32(value); 4] }
+        }
+
+        #[inline(always)]
+        unsafe fn add(self, other: Self) -> Self {
+            // SAFETY: every aarch64 has the instruction.
+            std::array::from_fn(|at| unsafe { vaddq_f32(self[at], other[at]) })
         }
 
         #[inline(always)]

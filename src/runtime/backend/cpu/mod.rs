@@ -24,7 +24,7 @@ use super::{
     SsmSpec, TextHeads, feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
-use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed};
+use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed, plain};
 use crate::runtime::kernel::matmul::{self, MatmulShape};
 use crate::runtime::kernel::memory::{Arena, MemoryNodes, PanelMemory};
 use crate::runtime::kernel::pool::Pool;
@@ -109,6 +109,7 @@ struct CpuScratch {
     /// Result of the first half of a feed-forward network.
     gated: Activations,
     fixed: fixed::FixedActivations,
+    plain: plain::PlainActivations,
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
     attention: attention::AttentionPlan,
@@ -274,20 +275,51 @@ impl Cpu {
         }
     }
 
-    /// Computes `out = x . weight^T` in f32.
-    fn matmul_plain(&self, x: &CpuBuffer, weight: &HostTensor, out: &mut [f32]) {
+    /// Computes those of the products with weights in the file's layout, in f32.
+    fn matmul_plain(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
+        let plain = products.iter_mut().filter_map(|product| match product.weight {
+            CpuWeight::Plain(weight) => Some((weight, product.out.values_mut())),
+            _ => None,
+        });
+        let mut plain = plain.peekable();
+        let CpuScratch { plain: rows, reordered, .. } = &mut *self.scratch.borrow_mut();
+        let are_many = x.num_rows() >= plain::LEAST_ROWS;
+        if are_many && plain.peek().is_some() {
+            rows.fill(self.isa, x.values(), x.width(), &self.pool());
+        }
+        for (weight, out) in plain {
+            match are_many {
+                true => self.matmul_plain_many(rows, weight, out),
+                false => self.matmul_plain_few(x, weight, reordered, out),
+            }
+        }
+    }
+
+    fn matmul_plain_many(&self, x: &plain::PlainActivations, weight: &HostTensor, out: &mut [f32]) {
+        let read = |rows: Range<usize>, compute: &mut dyn FnMut(&[f32])| with_rows(weight, rows, compute);
+        plain::matmul(self.isa, weight.rows_cols().0, read, x, out, &self.pool());
+    }
+
+    fn matmul_plain_few(
+        &self,
+        x: &CpuBuffer,
+        weight: &HostTensor,
+        reordered: &mut Vec<f32>,
+        out: &mut [f32],
+    ) {
         let ((n, k), m, isa) = (weight.rows_cols(), x.num_rows(), self.isa);
         let task = |index: usize, out: &mut [f32]| {
-            let rows = out.len() / m;
-            weight_block(isa, weight, index * ROWS_PER_TASK, rows, MatmulShape { k, m }, x.values(), out);
+            let first = index * ROWS_PER_TASK;
+            with_rows(weight, first..first + out.len() / m, |rows| {
+                matmul::block(isa, MatmulShape { k, m }, rows, x.values(), out);
+            });
         };
         if m == 1 {
             return self.for_chunks(out, ROWS_PER_TASK, n * k, task);
         }
-        let transposed = &mut self.scratch.borrow_mut().reordered;
-        transposed.resize(n * m, 0.0);
-        self.for_chunks(transposed, ROWS_PER_TASK * m, n * k * m, task);
-        transpose(transposed, m, out);
+        reordered.resize(n * m, 0.0);
+        self.for_chunks(reordered, ROWS_PER_TASK * m, n * k * m, task);
+        transpose(reordered, m, out);
     }
 }
 
@@ -489,12 +521,8 @@ impl Backend for Cpu {
         }
         self.matmul_packed(x, products);
         self.matmul_fixed(x, products);
-        for product in products {
-            if let CpuWeight::Plain(weight) = product.weight {
-                self.matmul_plain(x, weight, product.out.values_mut());
-            }
-            self.add_bias(product);
-        }
+        self.matmul_plain(x, products);
+        products.iter_mut().for_each(|product| self.add_bias(product));
         Ok(())
     }
 
@@ -751,26 +779,18 @@ fn row_bytes(tensor: &HostTensor, start: usize, count: usize) -> &[u8] {
     &tensor.bytes[start * bytes..(start + count) * bytes]
 }
 
-/// Computes `out[rows, m]` for weight rows from `start`, widened to f32 if necessary.
-fn weight_block(
-    isa: Isa,
-    weight: &HostTensor,
-    start: usize,
-    rows: usize,
-    shape: MatmulShape,
-    x: &[f32],
-    out: &mut [f32],
-) {
-    let bytes = row_bytes(weight, start, rows);
+/// Calls `compute` with some rows of a matrix, widened to f32 if necessary.
+fn with_rows(weight: &HostTensor, rows: Range<usize>, compute: impl FnOnce(&[f32])) {
+    let bytes = row_bytes(weight, rows.start, rows.len());
     if weight.dtype == Dtype::F32
         && let Ok(values) = bytemuck::try_cast_slice(bytes)
     {
-        return matmul::block(isa, shape, values, x, out);
+        return compute(values);
     }
     WIDENED.with_borrow_mut(|scratch| {
-        scratch.resize(rows * shape.k, 0.0);
+        scratch.resize(rows.len() * weight.rows_cols().1, 0.0);
         quant::dequantize_row(weight.dtype, bytes, scratch);
-        matmul::block(isa, shape, scratch, x, out);
+        compute(scratch);
     });
 }
 

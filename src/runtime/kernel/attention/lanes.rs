@@ -12,10 +12,6 @@ pub trait VectorLanes: Wide {
 
     /// # Safety
     /// The processor has the instruction set.
-    unsafe fn splat(value: f32) -> Self;
-
-    /// # Safety
-    /// The processor has the instruction set.
     unsafe fn mul(self, other: Self) -> Self;
 
     /// # Safety
@@ -37,11 +33,6 @@ pub trait VectorLanes: Wide {
 
 impl VectorLanes for [f32; LANES] {
     const SUMS: usize = 4;
-
-    #[inline(always)]
-    unsafe fn splat(value: f32) -> Self {
-        [value; LANES]
-    }
 
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
@@ -88,12 +79,6 @@ mod x86 {
         const SUMS: usize = 4;
 
         #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: by the trait's contract.
-            unsafe { [_mm256_set1_ps(value); 2] }
-        }
-
-        #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
             // SAFETY: by the trait's contract.
             unsafe { [_mm256_mul_ps(self[0], other[0]), _mm256_mul_ps(self[1], other[1])] }
@@ -136,12 +121,6 @@ mod x86 {
     /// AVX-512 F.
     impl VectorLanes for __m512 {
         const SUMS: usize = 16;
-
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: by the trait's contract.
-            unsafe { _mm512_set1_ps(value) }
-        }
 
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
@@ -187,12 +166,6 @@ mod aarch64 {
     impl VectorLanes for [float32x4_t; 4] {
         /// Of 32 registers: 16 for sums, 8 for the keys of a page, the rest for queries and conversions.
         const SUMS: usize = 4;
-
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: every aarch64 has the instruction.
-            unsafe { [vdupq_n_f32(value); 4] }
-        }
 
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {

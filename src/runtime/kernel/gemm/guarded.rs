@@ -103,6 +103,15 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Gemm
         let mut expected: Option<Vec<u32>> = None;
         for (isa, variant) in Isa::available().flat_map(|isa| Variant::within(isa).map(move |v| (isa, v))) {
             let got = room.run(against, &weights, &x, n * m, |w, x, out| match dtype {
+                Dtype::F32 if m > 10 => {
+                    let mut rows = plain::PlainActivations::default();
+                    rows.fill(isa, x, k, pool);
+                    let w: &[f32] = bytemuck::cast_slice(w);
+                    let read = |rows: Range<usize>, compute: &mut dyn FnMut(&[f32])| {
+                        compute(&w[rows.start * k..rows.end * k]);
+                    };
+                    plain::matmul(isa, n, read, &rows, out, pool);
+                }
                 Dtype::F32 => matmul::block(isa, MatmulShape { k, m }, bytemuck::cast_slice(w), x, out),
                 Dtype::F16 | Dtype::Bf16 => {
                     let w = fixed::FixedWeights::pack(

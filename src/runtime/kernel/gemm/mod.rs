@@ -31,6 +31,7 @@ mod neon;
 mod pack;
 #[cfg(target_arch = "aarch64")]
 mod pairs;
+pub mod plain;
 mod scalar;
 #[cfg(target_arch = "x86_64")]
 mod strips;
