@@ -229,15 +229,21 @@ fn without_a_configuration_there_are_no_tools() {
     end(serving);
 }
 
-#[test]
-fn calls_run_side_by_side_and_end_with_their_client() {
+/// Starts a server with calls under way that end with their clients.
+fn with_hanging_calls(count: usize) -> Option<(Serving, Vec<Client<TcpStream>>)> {
     if !has_python() {
-        return;
+        return None;
     }
     let serving = serving(place(&["--mode", "parallel"]), &[]);
     settled(&serving);
-    let hanging: Vec<_> = (0..3).map(|_| begin(&serving, "t__hang")).collect();
-    wait_for("the calls do not come", || calls(&serving.place, "t").len() == 3);
+    let hanging = (0..count).map(|_| begin(&serving, "t__hang")).collect();
+    wait_for("the calls do not come", || calls(&serving.place, "t").len() == count);
+    Some((serving, hanging))
+}
+
+#[test]
+fn calls_run_side_by_side_and_end_with_their_client() {
+    let Some((serving, hanging)) = with_hanging_calls(3) else { return };
     assert_eq!(call(&serving, "t__echo", json!({"text": "beside"})).1, "beside");
     let num_cancelled = || log(&serving.place, "t").matches("notifications/cancelled").count();
     assert_eq!(num_cancelled(), 0, "their clients wait");
@@ -262,13 +268,7 @@ fn a_call_that_takes_too_long_fails() {
 
 #[test]
 fn too_many_calls_at_once_are_refused() {
-    if !has_python() {
-        return;
-    }
-    let serving = serving(place(&["--mode", "parallel"]), &[]);
-    settled(&serving);
-    let hanging: Vec<_> = (0..64).map(|_| begin(&serving, "t__hang")).collect();
-    wait_for("the calls do not come", || calls(&serving.place, "t").len() == 64);
+    let Some((serving, hanging)) = with_hanging_calls(64) else { return };
     post(&serving, "t__echo", &json!({"arguments": {"text": "x"}})).check(429, "queue_full");
     drop(hanging);
     wait_for("the places do not get free", || {

@@ -7,11 +7,11 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use tokio::time::sleep;
 
-use super::connection::{CallFailure, ServerTool};
-use super::names::server_of;
+use super::connection::{CallFailure, ServerLoss, ServerTool};
+use super::names::{DOWN, absence, server_of};
 use super::permission::{AllowedTool, CallConsent, QUESTION, shown};
 use super::result::ResultText;
-use super::{ToolServer, ToolServerState, ToolServers, ended};
+use super::{ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
@@ -131,12 +131,8 @@ impl ToolServers {
     fn missing(&self, offered: &str) -> String {
         let name = server_of(offered);
         let server = self.servers.iter().find(|server| Some(server.config.name.as_str()) == name);
-        match server {
-            Some(ToolServer { config, state: ToolServerState::Down(_) }) => {
-                format!("the server {} does not run", config.name)
-            }
-            _ => format!("there is no tool {offered}"),
-        }
+        let is_down = server.is_some_and(|server| matches!(server.state, ToolServerState::Down(_)));
+        absence(offered, is_down.then_some(DOWN))
     }
 
     /// Returns whether the user agrees to a call. Where nobody can be asked, the answer is no.
@@ -185,7 +181,7 @@ impl ToolServers {
         graceful: &Graceful,
     ) -> Result<ResultText, CallFailure> {
         let ToolServerState::Ready(connection) = &mut self.servers[at].state else {
-            return Err(CallFailure::Lost("it does not run".to_owned()));
+            return Err(CallFailure::Lost(ServerLoss::new("it does not run")));
         };
         let stopped = async {
             while graceful.received().is_none() {
@@ -193,8 +189,9 @@ impl ToolServers {
             }
         };
         let made = self.runtime.block_on(connection.call(name, arguments, self.timeout, stopped));
-        if let Err(CallFailure::Lost(why)) = &made {
-            let lost = std::mem::replace(&mut self.servers[at].state, ToolServerState::Down(why.clone()));
+        if let Err(CallFailure::Lost(loss)) = &made {
+            let down = ToolServerState::Down(loss.why.clone());
+            let lost = std::mem::replace(&mut self.servers[at].state, down);
             self.runtime.block_on(ended(lost));
         }
         made
@@ -222,7 +219,7 @@ impl ToolServers {
                 terminal.warn(format!("{tool}: {why}; --tool-timeout gives more time"));
             }
             Err(CallFailure::Stopped) => {}
-            Err(CallFailure::Lost(why)) => terminal.warn(format!("MCP server {server}: {why}")),
+            Err(CallFailure::Lost(loss)) => terminal.warn(format!("MCP server {server}: {loss}")),
         }
         CallResult::of(&made, server, self.timeout)
     }

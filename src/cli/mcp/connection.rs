@@ -2,6 +2,7 @@
 //!
 //! Invariants: nothing of a server is waited for without a limit; a server that fails is reported with its last words.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -36,8 +37,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after the end of a server's output in which its exit status is known.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Stands before the last lines of a server's standard error.
-const LAST_WORDS: &str = "; its last lines:\n";
+/// The reason of a loss that the other side does not explain.
+const CONNECTION_ENDED: &str = "the connection has ended";
 
 /// Most tools of one server. Their descriptions are part of each prompt.
 const MAX_TOOLS: usize = 512;
@@ -76,7 +77,51 @@ pub enum CallFailure {
     /// The server refuses the call, or the call does not reach it; the connection goes on.
     Refused(String),
     /// The server has ended or cannot be reached.
-    Lost(String),
+    Lost(ServerLoss),
+}
+
+/// Why a server has ended, cannot be reached, or did not start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerLoss {
+    pub why: String,
+    /// The last lines of its standard error, for its user alone; empty without any.
+    last_words: String,
+}
+
+impl ServerLoss {
+    /// A loss of which its process says nothing.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), last_words: String::new() }
+    }
+
+    /// Asks a process that has ended, or may end just now, for its status, which is the reason then, and its last words.
+    async fn of_process(why: impl Into<String>, process: Option<&mut ServerProcess>) -> Self {
+        let Some(process) = process else { return Self::new(why) };
+        let ended = async {
+            loop {
+                match process.exited() {
+                    Some(status) => return format!("it has ended ({status})"),
+                    None => sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        let why = timeout(STATUS_TIMEOUT, ended).await.unwrap_or(why.into());
+        Self { why, last_words: process.last_words().await }
+    }
+
+    /// Returns the reason for people other than the server's user: without the folder of its command.
+    pub fn brief(&self, config: &ServerConfig) -> String {
+        let TransportConfig::Process(process) = &config.transport else { return self.why.clone() };
+        let name = process.command.file_name().unwrap_or_default().to_string_lossy();
+        self.why.replace(&process.command.display().to_string(), &name)
+    }
+}
+
+impl fmt::Display for ServerLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let before_words = if self.last_words.is_empty() { "" } else { "; its last lines:\n" };
+        write!(f, "{}{before_words}{}", self.why, self.last_words)
+    }
 }
 
 /// The notifications of a server.
@@ -105,8 +150,8 @@ impl McpClient {
         self,
         config: &ProcessConfig,
         deadline: Instant,
-    ) -> Result<(McpService, Option<ServerProcess>), String> {
-        let failed = |error| format!("cannot start {} ({error})", config.command.display());
+    ) -> Result<(McpService, Option<ServerProcess>), ServerLoss> {
+        let failed = |error| ServerLoss::new(format!("cannot start {} ({error})", config.command.display()));
         let (mut process, stdout, stdin) = ServerProcess::start(config).map_err(failed)?;
         let serving = self.serve(AsyncRwTransport::new_client(stdout, stdin));
         let why = match timeout_at(deadline, serving).await {
@@ -114,9 +159,9 @@ impl McpClient {
             Ok(Err(error)) => explained(&error),
             Err(_) => late(),
         };
-        let why = with_last_words(why, Some(&mut process)).await;
+        let loss = ServerLoss::of_process(why, Some(&mut process)).await;
         process.end().await;
-        Err(why)
+        Err(loss)
     }
 }
 
@@ -137,17 +182,19 @@ impl ServerConnection {
     /// Starts or reaches a server and lists its tools.
     ///
     /// # Errors
-    /// Why there is no connection, in words.
-    pub async fn open(config: ServerConfig, trust: TlsTrust) -> Result<Self, String> {
+    /// Why there is no connection.
+    pub async fn open(config: ServerConfig, trust: TlsTrust) -> Result<Self, ServerLoss> {
         let news = Arc::new(News { has_new_tools: AtomicBool::new(false) });
         let client = McpClient(Arc::clone(&news));
         let deadline = Instant::now() + START_TIMEOUT;
         let (service, process) = match &config.transport {
             TransportConfig::Process(process) => client.start(process, deadline).await?,
             TransportConfig::Http(http) => {
-                let transport = McpHttp::transport(http, trust)?;
+                let transport = McpHttp::transport(http, trust).map_err(ServerLoss::new)?;
                 let serving = timeout_at(deadline, client.serve(transport)).await;
-                (serving.map_err(|_| late())?.map_err(|error| explained(&error))?, None)
+                let service =
+                    serving.map_err(|_| late()).and_then(|served| served.map_err(|error| explained(&error)));
+                (service.map_err(ServerLoss::new)?, None)
             }
         };
         let mut connection = Self { service, process, news, tools: Vec::new(), about: String::new() };
@@ -158,9 +205,10 @@ impl ServerConnection {
                 Ok(connection)
             }
             Err(why) => {
-                let why = with_last_words(format!("its tools: {why}"), connection.process.as_mut()).await;
+                let process = connection.process.as_mut();
+                let loss = ServerLoss::of_process(format!("its tools: {why}"), process).await;
                 connection.end().await;
-                Err(why)
+                Err(loss)
             }
         }
     }
@@ -232,23 +280,21 @@ impl ServerConnection {
         stopped: impl Future<Output = ()>,
     ) -> Result<ResultText, CallFailure> {
         match self.calls().call(tool, arguments, limit, stopped).await {
-            Err(CallFailure::Lost(why)) => {
-                Err(CallFailure::Lost(with_last_words(why, self.process.as_mut()).await))
+            Err(CallFailure::Lost(loss)) => {
+                Err(CallFailure::Lost(ServerLoss::of_process(loss.why, self.process.as_mut()).await))
             }
             made => made,
         }
     }
 
     /// Returns why the server has ended, if it has.
-    pub async fn lost(&mut self) -> Option<String> {
-        let is_lost = self.service.is_closed() || self.service.peer().is_transport_closed();
-        match self.process.as_mut().and_then(ServerProcess::exited) {
-            Some(status) => Some(with_words(format!("it has ended ({status})"), self.process.as_mut()).await),
-            None if is_lost => {
-                Some(with_last_words("the connection has ended".to_owned(), self.process.as_mut()).await)
-            }
-            None => None,
+    pub async fn lost(&mut self) -> Option<ServerLoss> {
+        let is_closed = self.service.is_closed() || self.service.peer().is_transport_closed();
+        let has_exited = self.process.as_mut().is_some_and(|process| process.exited().is_some());
+        if !is_closed && !has_exited {
+            return None;
         }
+        Some(ServerLoss::of_process(CONNECTION_ENDED, self.process.as_mut()).await)
     }
 
     /// Ends the connection and the server's process.
@@ -309,9 +355,9 @@ impl ServerCalls {
             ServiceError::TransportSend(error) if !self.is_process => {
                 CallFailure::Refused(words_of(&*error.error))
             }
-            ServiceError::TransportSend(error) => CallFailure::Lost(words_of(&*error.error)),
-            ServiceError::TransportClosed => CallFailure::Lost("the connection has ended".to_owned()),
-            other => CallFailure::Lost(other.to_string()),
+            ServiceError::TransportSend(error) => CallFailure::Lost(ServerLoss::new(words_of(&*error.error))),
+            ServiceError::TransportClosed => CallFailure::Lost(ServerLoss::new(CONNECTION_ENDED)),
+            other => CallFailure::Lost(ServerLoss::new(other.to_string())),
         }
     }
 }
@@ -351,41 +397,5 @@ fn words_of(error: &(dyn std::error::Error + Send + Sync + 'static)) -> String {
     match error.downcast_ref::<StreamableHttpError<HttpFailure>>() {
         Some(StreamableHttpError::Client(failure)) => failure.to_string(),
         _ => error.to_string(),
-    }
-}
-
-/// Adds the status and the last words of a server's process, which may end just now.
-async fn with_last_words(why: String, process: Option<&mut ServerProcess>) -> String {
-    let Some(process) = process else { return why };
-    let ended = async {
-        loop {
-            match process.exited() {
-                Some(status) => return status,
-                None => sleep(Duration::from_millis(10)).await,
-            }
-        }
-    };
-    let ended = timeout(STATUS_TIMEOUT, ended).await;
-    let why = ended.map_or(why, |status| format!("it has ended ({status})"));
-    with_words(why, Some(process)).await
-}
-
-async fn with_words(why: String, process: Option<&mut ServerProcess>) -> String {
-    let Some(process) = process else { return why };
-    match process.last_words().await {
-        words if words.is_empty() => why,
-        words => format!("{why}{LAST_WORDS}{words}"),
-    }
-}
-
-/// Returns why a server is lost without the folder of its command and its last lines, which are for its user alone.
-pub fn brief(why: &str, config: &ServerConfig) -> String {
-    let brief = why.split(LAST_WORDS).next().unwrap_or_default();
-    match &config.transport {
-        TransportConfig::Process(ProcessConfig { command, .. }) => {
-            let name = command.file_name().unwrap_or_default().to_string_lossy();
-            brief.replace(&command.display().to_string(), &name)
-        }
-        TransportConfig::Http(_) => brief.to_owned(),
     }
 }

@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
 use self::config::{McpConfig, ServerConfig, TransportConfig};
-use self::connection::{ServerConnection, ServerTool};
+use self::connection::{ServerConnection, ServerLoss, ServerTool};
 use self::permission::Permissions;
 pub use self::permission::{AllowedTool, CallConsent};
 pub use self::shared::SharedToolServers;
@@ -117,9 +117,9 @@ struct ToolServer {
 }
 
 enum ToolServerState {
-    Starting(JoinHandle<Result<ServerConnection, String>>),
+    Starting(JoinHandle<Result<ServerConnection, ServerLoss>>),
     Ready(Box<ServerConnection>),
-    /// It has ended or could not be started.
+    /// It has ended or could not be started, for this reason.
     Down(String),
 }
 
@@ -129,6 +129,11 @@ impl ToolServerState {
             Self::Ready(connection) => Some(connection),
             _ => None,
         }
+    }
+
+    /// Returns the tools of a server that runs.
+    fn tools(&self) -> &[ServerTool] {
+        self.connection().map(|connection| connection.tools.as_slice()).unwrap_or_default()
     }
 }
 
@@ -174,12 +179,12 @@ impl ToolServers {
         for ToolServer { config, state } in self.servers.iter_mut().filter(is_starting) {
             let ToolServerState::Starting(task) = state else { continue };
             terminal.status(&format!("starting MCP server {}", config.name));
-            let opened = self.runtime.block_on(task).unwrap_or_else(|error| Err(error.to_string()));
-            *state = match opened {
+            let opened = self.runtime.block_on(task);
+            *state = match opened.unwrap_or_else(|error| Err(ServerLoss::new(error.to_string()))) {
                 Ok(connection) => ToolServerState::Ready(Box::new(connection)),
-                Err(why) => {
-                    failures.push(format!("MCP server {}: {why}", config.name));
-                    ToolServerState::Down(why)
+                Err(loss) => {
+                    failures.push(format!("MCP server {}: {loss}", config.name));
+                    ToolServerState::Down(loss.why)
                 }
             };
         }
@@ -198,8 +203,7 @@ impl ToolServers {
     /// Returns the tools of all servers that run, with the servers' names.
     fn tools(&self) -> impl Iterator<Item = (&str, &ServerTool)> {
         self.servers.iter().flat_map(|ToolServer { config, state }| {
-            let tools = state.connection().map(|connection| connection.tools.as_slice()).unwrap_or_default();
-            tools.iter().map(|tool| (config.name.as_str(), tool))
+            state.tools().iter().map(|tool| (config.name.as_str(), tool))
         })
     }
 
@@ -243,8 +247,7 @@ impl ToolServers {
                     (TransportConfig::Http(_), _) => "http".to_owned(),
                 };
             rows.push(vec![config.name.clone(), about, place]);
-            let tools = state.connection().map(|connection| connection.tools.as_slice()).unwrap_or_default();
-            rows.extend(tools.iter().map(|tool| self.row(&config.name, tool)));
+            rows.extend(state.tools().iter().map(|tool| self.row(&config.name, tool)));
         }
         rows
     }
@@ -265,9 +268,9 @@ impl ToolServers {
         for ToolServer { config, state } in &mut self.servers {
             let ToolServerState::Ready(connection) = state else { continue };
             let name = &config.name;
-            if let Some(why) = self.runtime.block_on(connection.lost()) {
-                news.push(format!("MCP server {name}: {why}"));
-                let down = std::mem::replace(state, ToolServerState::Down(why));
+            if let Some(loss) = self.runtime.block_on(connection.lost()) {
+                news.push(format!("MCP server {name}: {loss}"));
+                let down = std::mem::replace(state, ToolServerState::Down(loss.why));
                 self.runtime.block_on(ended(down));
                 continue;
             }

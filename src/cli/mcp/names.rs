@@ -8,6 +8,9 @@ use std::collections::BTreeSet;
 /// Stands between server and tool.
 pub const SEPARATOR: &str = "__";
 
+/// The state of a server that has ended or did not start.
+pub const DOWN: &str = "does not run";
+
 /// Most characters of a tool's name; OpenAI's limit.
 const MAX_NAME: usize = 64;
 
@@ -54,6 +57,15 @@ pub fn offered_names<'a>(server: &str, tools: impl IntoIterator<Item = &'a str>)
         free
     };
     tools.into_iter().map(name).collect()
+}
+
+/// Says why there is no tool of an offered name. `state` is what its server does instead of offering it, if there is such a server.
+pub fn absence(offered: &str, state: Option<&str>) -> String {
+    match (server_of(offered), state) {
+        (Some(server), Some(state)) => format!("the server {server} {state}"),
+        // A model or a client made it up: of any length.
+        _ => format!("there is no tool {}", offered.chars().take(MAX_NAME).collect::<String>()),
+    }
 }
 
 /// Returns the server's part of an offered name; `None` of a name that no server's tool can have.

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 use super::call::{CallResult, CallStatus};
 use super::config::ServerConfig;
-use super::connection::{CallFailure, ServerCalls, ServerConnection, ServerTool, brief};
-use super::names::server_of;
+use super::connection::{CallFailure, ServerCalls, ServerConnection, ServerLoss, ServerTool};
+use super::names::{DOWN, absence, server_of};
 use super::{McpServerArgs, runtime};
 use crate::cli::error::CommandError;
 use crate::cli::hub_access::ca_file;
@@ -32,9 +32,6 @@ const MAX_CALLS: usize = 64;
 
 /// Longest wait for keepers to look at their servers.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Characters of the name of an unknown tool that are told; a name has no more.
-const MAX_SHOWN: usize = 64;
 
 /// Looks that wait for a keeper; more learn what these find.
 const MAX_LOOKS: usize = 8;
@@ -78,7 +75,7 @@ enum SharedServerState {
 /// Asks a keeper to look at its server.
 struct KeeperLook {
     /// Why a call has found the server lost.
-    lost: Option<String>,
+    lost: Option<ServerLoss>,
     /// Dropped when the keeper has looked.
     _done: oneshot::Sender<()>,
 }
@@ -182,8 +179,8 @@ impl SharedDesk {
                 }
             };
             let made = calls.call(&tool, arguments, limit, stopped).await;
-            if let Err(CallFailure::Lost(why)) = &made
-                && let Some(looked) = server.look(Some(why.clone()))
+            if let Err(CallFailure::Lost(loss)) = &made
+                && let Some(looked) = server.look(Some(loss.clone()))
             {
                 let _ = timeout(LOOK_TIMEOUT, looked).await; // the next list should know
             }
@@ -200,20 +197,16 @@ impl SharedDesk {
 
     /// Returns a tool's server, its own name there, and what calls it.
     fn find(&self, offered: &str) -> Result<(Arc<SharedServer>, String, ServerCalls), CallRefusal> {
+        let refused = |state| CallRefusal::Unknown(absence(offered, state));
         let name = server_of(offered);
         let server = self.servers.iter().find(|server| Some(server.config.name.as_str()) == name);
-        let shown = || offered.chars().take(MAX_SHOWN).collect::<String>();
-        let unknown = || CallRefusal::Unknown(format!("there is no tool {}", shown()));
-        let server = server.ok_or_else(unknown)?;
+        let server = server.ok_or_else(|| refused(None))?;
         match server.state() {
-            SharedServerState::Starting => {
-                Err(CallRefusal::Unknown(format!("the server {} is still starting", server.config.name)))
-            }
-            SharedServerState::Down(_) => {
-                Err(CallRefusal::Unknown(format!("the server {} does not run", server.config.name)))
-            }
+            SharedServerState::Starting => Err(refused(Some("is still starting"))),
+            SharedServerState::Down(_) => Err(refused(Some(DOWN))),
             SharedServerState::Running { tools, calls, .. } => {
-                let tool = tools.iter().find(|tool| tool.offered == offered).ok_or_else(unknown)?;
+                let tool = tools.iter().find(|tool| tool.offered == offered);
+                let tool = tool.ok_or_else(|| refused(None))?;
                 Ok((Arc::clone(server), tool.name.clone(), calls))
             }
         }
@@ -258,7 +251,7 @@ impl SharedServer {
     }
 
     /// Asks the keeper of a running server to look; `None` without one, or if enough ask already. The receiver ends when it has looked.
-    fn look(&self, lost: Option<String>) -> Option<oneshot::Receiver<()>> {
+    fn look(&self, lost: Option<ServerLoss>) -> Option<oneshot::Receiver<()>> {
         if !matches!(self.state(), SharedServerState::Running { .. }) {
             return None;
         }
@@ -288,26 +281,26 @@ impl ServerKeeper {
         };
         let mut connection = match opened {
             Ok(connection) => connection,
-            Err(why) => return self.is_down(&why),
+            Err(loss) => return self.is_down(&loss),
         };
         self.is_running(&connection);
         let lost = tokio::select! {
-            why = self.keep(&mut connection) => Some(why),
+            loss = self.keep(&mut connection) => Some(loss),
             () = until_end(ending) => None,
         };
-        if let Some(why) = lost {
-            self.is_down(&why);
+        if let Some(loss) = lost {
+            self.is_down(&loss);
         }
         connection.end().await;
     }
 
     /// Looks at the server whenever somebody asks. Returns why it is lost.
-    async fn keep(&mut self, connection: &mut ServerConnection) -> String {
+    async fn keep(&mut self, connection: &mut ServerConnection) -> ServerLoss {
         let name = self.server.config.name.clone();
         loop {
-            let Some(look) = self.inbox.recv().await else { return "nobody asks for it".to_owned() };
-            if let Some(why) = connection.lost().await.or(look.lost) {
-                return why;
+            let Some(look) = self.inbox.recv().await else { return ServerLoss::new("nobody asks for it") };
+            if let Some(loss) = connection.lost().await.or(look.lost) {
+                return loss;
             }
             match connection.renew_tools(&self.server.config).await {
                 Ok(false) => {}
@@ -327,9 +320,9 @@ impl ServerKeeper {
         self.server.set(SharedServerState::Running { about, tools, calls });
     }
 
-    fn is_down(&self, why: &str) {
+    fn is_down(&self, loss: &ServerLoss) {
         let config = &self.server.config;
-        self.server.set(SharedServerState::Down(brief(why, config)));
-        self.terminal.warn(format!("MCP server {}: {why}", config.name));
+        self.server.set(SharedServerState::Down(loss.brief(config)));
+        self.terminal.warn(format!("MCP server {}: {loss}", config.name));
     }
 }
