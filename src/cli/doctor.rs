@@ -3,7 +3,6 @@
 //! Collects [`DoctorFact`]s first and prints them after, so that text and JSON agree. Repairs nothing. To
 //! test whether a folder is writable it writes a small file and removes it.
 
-use std::fs;
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -318,7 +317,7 @@ fn folder_fact(
 #[cfg(unix)]
 fn mode(path: &Path) -> Option<u32> {
     use std::os::unix::fs::PermissionsExt;
-    fs::metadata(path).ok().map(|meta| meta.permissions().mode() & 0o7777)
+    std::fs::metadata(path).ok().map(|meta| meta.permissions().mode() & 0o7777)
 }
 
 #[cfg(not(unix))]
@@ -397,6 +396,8 @@ fn to_json(facts: &[DoctorFact]) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::cli::error::Kind;
     use crate::cli::places::probe;
