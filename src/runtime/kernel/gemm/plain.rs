@@ -71,8 +71,8 @@ impl PlainActivations {
     }
 }
 
-/// Calls `set(lane, block, group, line)` for every lane, block and group of 8 rows, at most `G` groups of rows of `cols` values;
-/// missing values are zero.
+/// Rearranges rows of `cols` values, at most `G` groups of 8: calls `set(lane, block, group, line)` with the group's values of each lane
+/// and block, zeros for missing rows.
 #[inline(always)]
 fn rearrange<const G: usize>(
     isa: Isa,
@@ -208,7 +208,7 @@ impl PlainPanel {
 /// Sums of two panels and two tiles.
 type TileSums = [[[[f32; ROWS]; TILE]; TILES]; WIDTH];
 
-/// What a thread rearranges and adds in.
+/// Memory of one thread, kept between products: rearranged weights, and sums under way.
 #[derive(Default)]
 struct PlainScratch {
     panels: [PlainPanel; WIDTH],
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn every_output_is_the_inner_product_of_its_rows_bit_for_bit() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2).expect("a thread");
         for (n, m, k) in
             [(1, 1, 1), (16, 6, 16), (17, 7, 33), (32, 12, 64), (33, 13, 100), (70, 25, 31), (40, 200, 257)]
         {
@@ -469,21 +469,16 @@ mod tests {
 
     #[test]
     fn values_of_earlier_products_leave_nothing_behind() {
-        let pool = Pool::new(1).unwrap();
+        let (isa, pool) = (crate::isa::isa(), Pool::new(1).expect("a pool without threads"));
         let mut rows = PlainActivations::default();
-        for (n, m, k) in [(32, 12, 48), (3, 2, 20)] {
-            let w = vec![f32::INFINITY; n * k];
-            rows.fill(crate::isa::isa(), &vec![1.0; m * k], k, &pool);
-            let mut out = vec![0.0; n * m];
-            matmul(
-                crate::isa::isa(),
-                n,
-                |rows, take| take(&w[rows.start * k..rows.end * k]),
-                &rows,
-                &mut out,
-                &pool,
-            );
-            assert!(out.iter().all(|out| *out == f32::INFINITY), "{n} {m} {k}: {out:?}");
+        for ([n, m, k], value) in [([32, 12, 48], f32::INFINITY), ([3, 2, 20], 1.0)] {
+            let (w, mut out) = (vec![value; n * k], vec![0.0; n * m]);
+            rows.fill(isa, &vec![value; m * k], k, &pool);
+            let read =
+                |rows: Range<usize>, take: &mut dyn FnMut(&[f32])| take(&w[rows.start * k..rows.end * k]);
+            matmul(isa, n, read, &rows, &mut out, &pool);
+            let expected = value * k as f32;
+            assert!(out.iter().all(|out| out.to_bits() == expected.to_bits()), "{n} {m} {k}: {out:?}");
         }
     }
 }
