@@ -3,13 +3,13 @@
 
 mod fake;
 mod llmctl_engine;
+mod sglang;
 mod vllm;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use llmctl::runtime::grammar::GrammarSource;
+use llmctl::runtime::grammar::{Grammar, GrammarSource};
 use llmctl::runtime::http_engine::{
     EngineUrl, HttpEngine, HttpEngineSettings, ServerSettings, WhenLost, rendezvous_order,
 };
@@ -21,7 +21,7 @@ use llmctl::runtime::{
 };
 use serde_json::json;
 
-use self::fake::{Deed, FakeVllm, JSON, LENGTH, LOGPROBS, REGEX, STOP};
+use self::fake::{Deed, FakeEngine, JSON, LENGTH, LOGPROBS, REGEX, STOP};
 use crate::cli::Place;
 use crate::common::named;
 
@@ -54,7 +54,7 @@ fn settings(urls: &[&EngineUrl], when_lost: WhenLost) -> HttpEngineSettings {
     }
 }
 
-fn connect(fakes: &[&FakeVllm]) -> EngineClient {
+fn connect(fakes: &[&FakeEngine]) -> EngineClient {
     let urls: Vec<&EngineUrl> = fakes.iter().map(|fake| &fake.url).collect();
     EngineClient::new(HttpEngine::connect(settings(&urls, WhenLost::Stay)).expect("an engine"))
 }
@@ -62,6 +62,11 @@ fn connect(fakes: &[&FakeVllm]) -> EngineClient {
 fn request(max_tokens: usize) -> Request {
     let limits = Limits { max_tokens: Some(max_tokens), ..Limits::default() };
     Request { prompt: vec![5, 6, 7], limits, ..Request::default() }
+}
+
+fn grammar(engine: &EngineClient, source: &GrammarSource) -> Grammar {
+    let tokenizer = settings(&[], WhenLost::Stay).tokenizer;
+    engine.spec().grammar_compiler(tokenizer).compile(source).expect("a grammar")
 }
 
 /// What came of a request.
@@ -107,7 +112,7 @@ fn ask(engine: &EngineClient, request: Request) -> Seen {
 
 #[test]
 fn an_answer_has_the_engines_tokens_and_what_it_reports() {
-    let fake = FakeVllm::start([Deed::Stream(LENGTH)]);
+    let fake = FakeEngine::start([Deed::Stream(LENGTH)]);
     let engine = connect(&[&fake]);
     assert_eq!(engine.spec().context_length(), 512, "max_model_len, which is less than the model's own");
     let facts = engine.remote().expect("remote");
@@ -142,7 +147,7 @@ fn an_answer_has_the_engines_tokens_and_what_it_reports() {
 
 #[test]
 fn sampling_is_sent_as_it_was_given() {
-    let fake = FakeVllm::start([Deed::Stream(LENGTH)]);
+    let fake = FakeEngine::start([Deed::Stream(LENGTH)]);
     let engine = connect(&[&fake]);
     let sampling = Sampling {
         temperature: 0.7,
@@ -162,7 +167,7 @@ fn sampling_is_sent_as_it_was_given() {
 
 #[test]
 fn log_probabilities_are_those_of_the_tokens() {
-    let fake = FakeVllm::start([Deed::Stream(LOGPROBS)]);
+    let fake = FakeEngine::start([Deed::Stream(LOGPROBS)]);
     let seen = ask(&connect(&[&fake]), Request { logprobs: Some(2), ..request(8) });
     let first = seen.tokens[0].logprob.as_ref().expect("asked for");
     assert_eq!(first.logprob, -0.627_608_66);
@@ -172,7 +177,7 @@ fn log_probabilities_are_those_of_the_tokens() {
 
 #[test]
 fn ends_are_the_engines_or_llmctls_own() {
-    let fake = FakeVllm::start([Deed::Stream(STOP), Deed::Wait(LENGTH, 3), Deed::Stream(LENGTH)]);
+    let fake = FakeEngine::start([Deed::Stream(STOP), Deed::Wait(LENGTH, 3), Deed::Stream(LENGTH)]);
     let engine = connect(&[&fake]);
     let limits = Limits { stop_ids: vec![84], max_tokens: Some(8), ..Limits::default() };
     let seen = ask(&engine, Request { limits, ..request(8) });
@@ -191,7 +196,7 @@ fn ends_are_the_engines_or_llmctls_own() {
 
 #[test]
 fn a_reader_that_goes_ends_the_engines_work() {
-    let fake = FakeVllm::start([Deed::Wait(LENGTH, 2), Deed::Wait(LENGTH, 2)]);
+    let fake = FakeEngine::start([Deed::Wait(LENGTH, 2), Deed::Wait(LENGTH, 2)]);
     let engine = connect(&[&fake]);
     let mut events = engine.submit(request(8)).expect("valid");
     let first = events.find(|event| matches!(event, Event::Text { .. }));
@@ -209,7 +214,7 @@ fn a_reader_that_goes_ends_the_engines_work() {
 
 #[test]
 fn what_vllm_cannot_honour_is_refused_by_name_before_it_is_asked() {
-    let fake = FakeVllm::start([]);
+    let fake = FakeEngine::start([]);
     let engine = connect(&[&fake]);
     let with = |change: &dyn Fn(&mut Request)| {
         let mut request = request(8);
@@ -243,16 +248,16 @@ fn what_vllm_cannot_honour_is_refused_by_name_before_it_is_asked() {
 
 #[test]
 fn constraints_are_compiled_there_by_the_same_library_or_refused() {
-    let grammar = |engine: &EngineClient, source: &GrammarSource| {
-        let tokenizer = settings(&[], WhenLost::Stay).tokenizer;
-        engine.spec().grammar_compiler(Arc::clone(&tokenizer)).compile(source).expect("a grammar")
-    };
     let lark = GrammarSource::Lark("start: \"ab\" | \"cd\"\n".to_owned());
     let schema = GrammarSource::JsonSchema(json!({"enum": ["yes", "no"]}));
     let regex = GrammarSource::Regex("(ab|cd){2}".to_owned());
     // The first request of each asks whether the library is there.
-    let fake =
-        FakeVllm::start([Deed::Stream("{}"), Deed::Stream(JSON), Deed::Stream(REGEX), Deed::Stream(LENGTH)]);
+    let fake = FakeEngine::start([
+        Deed::Stream("{}"),
+        Deed::Stream(JSON),
+        Deed::Stream(REGEX),
+        Deed::Stream(LENGTH),
+    ]);
     let engine = connect(&[&fake]);
     let seen = ask(&engine, Request { grammar: Some(grammar(&engine, &schema)), ..request(60) });
     assert_eq!((seen.text.as_str(), &seen.outcome().finish), ("\"yes\"", &Finish::Eos(1)));
@@ -267,7 +272,7 @@ fn constraints_are_compiled_there_by_the_same_library_or_refused() {
     assert_eq!(sent(2), "%llguidance {}\nstart: /(ab|cd){2}/\n");
     // Another library takes JSON Schema and regular expressions, and no Lark.
     let refusal = r#"{"error":{"message":"Invalid grammar specification."}}"#;
-    let fake = FakeVllm::start([Deed::Refuse(400, refusal), Deed::Stream(JSON)]);
+    let fake = FakeEngine::start([Deed::Refuse(400, refusal), Deed::Stream(JSON)]);
     let engine = connect(&[&fake]);
     let seen = ask(&engine, Request { grammar: Some(grammar(&engine, &lark)), ..request(60) });
     assert!(seen.error().starts_with("grammar: this vLLM does not take"), "{seen:?}");
@@ -279,7 +284,7 @@ fn constraints_are_compiled_there_by_the_same_library_or_refused() {
 fn a_lost_engine_is_replaced_while_nothing_was_seen_of_its_answer() {
     for broken in [0, 1] {
         let deed = |nth| if nth == broken { Deed::Break(LENGTH, 0) } else { Deed::Stream(LENGTH) };
-        let fakes = [0, 1].map(|nth| FakeVllm::start([deed(nth)]));
+        let fakes = [0, 1].map(|nth| FakeEngine::start([deed(nth)]));
         let engine = connect(&[&fakes[0], &fakes[1]]);
         let mut names = (0..100).map(|n| format!("session-{n}"));
         let first_there =
@@ -296,7 +301,7 @@ fn a_lost_engine_is_replaced_while_nothing_was_seen_of_its_answer() {
 
 #[test]
 fn an_answer_that_was_seen_is_not_begun_anew() {
-    let fakes = [FakeVllm::start([Deed::Break(LENGTH, 2)]), FakeVllm::start([Deed::Break(LENGTH, 2)])];
+    let fakes = [FakeEngine::start([Deed::Break(LENGTH, 2)]), FakeEngine::start([Deed::Break(LENGTH, 2)])];
     let engine = connect(&[&fakes[0], &fakes[1]]);
     let seen = ask(&engine, request(8));
     assert_eq!(seen.ids(), GREEDY[..2]);
@@ -309,7 +314,7 @@ fn an_answer_that_was_seen_is_not_begun_anew() {
 
 #[test]
 fn a_session_keeps_to_one_engine_and_others_go_to_the_idle_one() {
-    let fakes = [FakeVllm::start([]), FakeVllm::start([])];
+    let fakes = [FakeEngine::start([]), FakeEngine::start([])];
     let engine = connect(&[&fakes[0], &fakes[1]]);
     for _ in 0..4 {
         ask(&engine, Request { session: Some(named("trip")), ..request(8) });
@@ -324,7 +329,7 @@ fn a_session_keeps_to_one_engine_and_others_go_to_the_idle_one() {
 
 #[test]
 fn a_server_learns_that_its_engine_is_lost_and_why() {
-    let fake = FakeVllm::start([]);
+    let fake = FakeEngine::start([]);
     let engine = HttpEngine::connect(settings(&[&fake.url], WhenLost::End)).expect("an engine");
     let spec = engine.spec().clone();
     let engine = EngineClient::new(engine);
@@ -343,7 +348,7 @@ fn a_server_learns_that_its_engine_is_lost_and_why() {
 
 #[test]
 fn requests_beyond_the_limit_wait_and_a_deadline_ends_them() {
-    let fake = FakeVllm::start([Deed::Wait(LENGTH, 2), Deed::Stream(LENGTH)]);
+    let fake = FakeEngine::start([Deed::Wait(LENGTH, 2), Deed::Stream(LENGTH)]);
     let settings =
         HttpEngineSettings { max_running: 1, max_waiting: 1, ..settings(&[&fake.url], WhenLost::Stay) };
     let engine = EngineClient::new(HttpEngine::connect(settings).expect("an engine"));
@@ -354,7 +359,7 @@ fn requests_beyond_the_limit_wait_and_a_deadline_ends_them() {
     assert!(matches!(ask(&engine, request(8)).error, Some(Error::QueueFull { waiting: 1 })));
     drop(first);
     assert!(matches!(second.last(), Some(Event::Done(outcome)) if outcome.finish == Finish::MaxTokens));
-    let fake = FakeVllm::start([Deed::Wait(LENGTH, 2)]);
+    let fake = FakeEngine::start([Deed::Wait(LENGTH, 2)]);
     let engine = connect(&[&fake]);
     let limits = Limits { deadline: Some(Duration::from_millis(300)), ..request(8).limits };
     assert_eq!(ask(&engine, Request { limits, ..request(8) }).outcome().finish, Finish::Deadline);
@@ -363,14 +368,14 @@ fn requests_beyond_the_limit_wait_and_a_deadline_ends_them() {
 #[test]
 fn engines_that_are_not_meant_are_refused() {
     let refusal = |models: &str| {
-        let fake = FakeVllm::with_models(models, []);
+        let fake = FakeEngine::with_models(models, []);
         let refused = HttpEngine::connect(settings(&[&fake.url], WhenLost::Stay));
         refused.err().map(|error| error.to_string()).unwrap_or_default()
     };
     let other = r#"{"data":[{"id":"x","owned_by":"ollama"}]}"#;
     assert!(refusal(other).contains("neither vLLM nor SGLang nor llmctl"), "{}", refusal(other));
     assert!(refusal("{}").contains("lists no models"));
-    let fake = FakeVllm::start([]);
+    let fake = FakeEngine::start([]);
     let mut foreign = settings(&[&fake.url], WhenLost::Stay);
     let guide = ModelSource::BuiltIn(&llmctl::runtime::load::builtin::GUIDE);
     foreign.tokenizer = TextsAlone::open(&guide).expect("texts").texts.tokenizer;
@@ -380,7 +385,7 @@ fn engines_that_are_not_meant_are_refused() {
 
 #[test]
 fn run_answers_from_an_engine_elsewhere_without_weights_here() {
-    let fake = FakeVllm::start([]);
+    let fake = FakeEngine::start([]);
     let place = Place::new();
     let folder = place.path("tiny");
     std::fs::create_dir(&folder).expect("a folder");

@@ -1,5 +1,7 @@
-//! A small vLLM for tests: answers with what vLLM 0.32.0 answered (`vllm-0.32.0/`, recorded by `vllm.rs`'s model and the request
-//! that the file's name says), records what it is asked, and breaks off or waits where a test wants it to.
+//! A small engine for tests: answers with what vLLM 0.32.0 answered (`vllm-0.32.0/`, recorded by `vllm.rs`'s model and the request
+//! that the file's name says), or SGLang 0.5.23 (`sglang-0.5.23/`, the model of tests/parity/qwen3 on a CPU with
+//! `--grammar-backend llguidance`; of its settings only the version is kept). It records what it is asked, and breaks off or
+//! waits where a test wants it to.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -12,14 +14,26 @@ use serde_json::Value;
 
 use crate::common::fake_http::{FakeRequest, listen, read_request, write_chunk, write_events, write_plain};
 
-pub const MODELS: &str = include_str!("vllm-0.32.0/models.json");
-pub const VERSION: &str = include_str!("vllm-0.32.0/version.json");
-pub const TOKENS: &str = include_str!("vllm-0.32.0/tokenize.json");
+const MODELS: &str = include_str!("vllm-0.32.0/models.json");
+const VERSION: &str = include_str!("vllm-0.32.0/version.json");
+const TOKENS: &str = include_str!("vllm-0.32.0/tokenize.json");
 pub const LENGTH: &str = include_str!("vllm-0.32.0/length.sse");
 pub const LOGPROBS: &str = include_str!("vllm-0.32.0/logprobs.sse");
 pub const STOP: &str = include_str!("vllm-0.32.0/stop.sse");
 pub const JSON: &str = include_str!("vllm-0.32.0/json.sse");
 pub const REGEX: &str = include_str!("vllm-0.32.0/regex.sse");
+
+/// What SGLang answered.
+pub mod sglang {
+    pub const MODELS: &str = include_str!("sglang-0.5.23/models.json");
+    pub const SERVER_INFO: &str = include_str!("sglang-0.5.23/server_info.json");
+    pub const TOKENS: &str = include_str!("sglang-0.5.23/tokenize.json");
+    pub const LENGTH: &str = include_str!("sglang-0.5.23/length.sse");
+    pub const LOGPROBS: &str = include_str!("sglang-0.5.23/logprobs.sse");
+    pub const STOP: &str = include_str!("sglang-0.5.23/stop.sse");
+    pub const JSON: &str = include_str!("sglang-0.5.23/json.sse");
+    pub const REFUSED: &str = include_str!("sglang-0.5.23/refused.sse");
+}
 
 /// What the fake does with a generation.
 #[derive(Debug, Clone)]
@@ -44,28 +58,38 @@ struct State {
 
 /// A listening fake. It listens until the process ends; `kill` makes it refuse.
 #[derive(Clone)]
-pub struct FakeVllm {
+pub struct FakeEngine {
     pub url: EngineUrl,
     state: Arc<(Mutex<State>, Condvar)>,
 }
 
 /// The part of a fake that serves connections.
 #[derive(Clone)]
-struct FakeVllmAnswers {
+struct FakeAnswers {
     state: Arc<(Mutex<State>, Condvar)>,
     models: Arc<str>,
+    tokens: &'static str,
 }
 
-impl FakeVllm {
+impl FakeEngine {
     pub fn start(deeds: impl IntoIterator<Item = Deed>) -> Self {
         Self::with_models(MODELS, deeds)
     }
 
+    /// Starts a fake SGLang.
+    pub fn sglang(deeds: impl IntoIterator<Item = Deed>) -> Self {
+        Self::serving(sglang::MODELS, sglang::TOKENS, deeds)
+    }
+
     /// Starts a fake that lists other models.
     pub fn with_models(models: &str, deeds: impl IntoIterator<Item = Deed>) -> Self {
+        Self::serving(models, TOKENS, deeds)
+    }
+
+    fn serving(models: &str, tokens: &'static str, deeds: impl IntoIterator<Item = Deed>) -> Self {
         let state = State { deeds: deeds.into_iter().collect(), ..State::default() };
         let (state, models): (_, Arc<str>) = (Arc::new((Mutex::new(state), Condvar::new())), models.into());
-        let serving = FakeVllmAnswers { state: Arc::clone(&state), models };
+        let serving = FakeAnswers { state: Arc::clone(&state), models, tokens };
         let address = listen(move |stream| serving.serve(stream));
         Self { url: format!("http://{address}").parse().expect("an address"), state }
     }
@@ -95,7 +119,7 @@ impl FakeVllm {
     }
 }
 
-impl FakeVllmAnswers {
+impl FakeAnswers {
     fn serve(&self, mut stream: TcpStream) {
         let Some(FakeRequest { path, body, .. }) = read_request(&mut stream) else { return };
         if self.state.0.lock().expect("free").is_sick {
@@ -105,8 +129,9 @@ impl FakeVllmAnswers {
             "/health" => answer(&mut stream, 200, ""),
             "/v1/models" => answer(&mut stream, 200, &self.models),
             "/version" => answer(&mut stream, 200, VERSION),
-            "/tokenize" => answer(&mut stream, 200, TOKENS),
-            "/v1/completions" => self.generate(stream, &body),
+            "/server_info" => answer(&mut stream, 200, sglang::SERVER_INFO),
+            "/tokenize" => answer(&mut stream, 200, self.tokens),
+            "/v1/completions" | "/generate" => self.generate(stream, &body),
             _ => answer(&mut stream, 404, r#"{"detail":"Not Found"}"#),
         };
     }

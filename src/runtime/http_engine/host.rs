@@ -13,7 +13,9 @@ use tokio::time::{sleep, timeout};
 use super::answer::RemoteAnswer;
 use super::http::{EngineHttp, HttpFailure, SseStream};
 use super::refusal;
-use super::wire::{AskedGeneration, ChunkReader, EngineChunk, EngineFinish, EngineKind, LARK_HEAD};
+use super::wire::{
+    AskedGeneration, ChunkError, ChunkReader, EngineChunk, EngineFinish, EngineKind, lark_question,
+};
 use crate::runtime::error::Error;
 use crate::runtime::request::Finish;
 use crate::runtime::spec::EngineSpec;
@@ -27,9 +29,8 @@ const COUNTS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time for which an engine in trouble is not asked again, unless there is no other.
 const TROUBLE_TIME: Duration = Duration::from_secs(5);
 
-/// A text that tokenizers of different models cut differently, and a grammar that only llmctl's own library takes.
+/// A text that tokenizers of different models cut differently.
 const PROBE_TEXT: &str = "The 1,234 naïve façades (x_y): 漢字, \"don't\" 😀\n\tif a != b { return; }";
-const PROBE_GRAMMAR: &str = "start: %json {\"type\": \"integer\"}\n"; // behind `LARK_HEAD`
 
 /// What an engine says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -155,14 +156,8 @@ impl Host {
     /// Returns whether the engine compiles grammars with llmctl's own library. It is asked once.
     async fn takes_lark(&self, facts: &EngineHostFacts, prompt: &[u32]) -> Result<bool, HttpFailure> {
         let asking = async || {
-            if facts.kind != EngineKind::Vllm {
-                return Ok(false);
-            }
-            let body = json!({
-                "model": facts.model, "prompt": &prompt[..1], "max_tokens": 1,
-                "structured_outputs": {"grammar": format!("{LARK_HEAD}{PROBE_GRAMMAR}")},
-            });
-            match self.http.post(facts.kind.path(), &body).await {
+            let Some(question) = lark_question(facts.kind, &facts.model, prompt[0]) else { return Ok(false) };
+            match self.http.post(facts.kind.path(), &question).await {
                 Err(HttpFailure::Status { code: 400..=422, .. }) => Ok(false),
                 answer => answer.map(|_| true),
             }
@@ -188,8 +183,8 @@ impl Host {
         };
         let takes_lark = match takes_lark {
             Err(failure) => return AttemptEnd::Lost(failure.to_string()),
-            Ok(false) if facts.kind == EngineKind::Vllm && refusal::needs_lark(&answer.request) => {
-                answer.fail(refusal::lark());
+            Ok(false) if facts.kind != EngineKind::Llmctl && refusal::needs_lark(&answer.request) => {
+                answer.fail(refusal::lark(facts.kind));
                 return AttemptEnd::Over;
             }
             Ok(takes_lark) => takes_lark,
@@ -231,10 +226,7 @@ impl Host {
         let mut stream = match stream {
             Ok(stream) => stream,
             Err(HttpFailure::Status { code, message, .. }) if (400..500).contains(&code) && code != 429 => {
-                return PartEnd::Failed(Error::RemoteRefused(format!(
-                    "{} answers {code}: {message}",
-                    self.name()
-                )));
+                return self.refused(&format!("answers {code}: {message}"));
             }
             Err(failure) => return PartEnd::Lost(failure.to_string()),
         };
@@ -247,7 +239,8 @@ impl Host {
                 () = until(answer.time_left()) => return overdue(answer),
                 chunk = self.next_chunk(&mut stream, &mut reader) => match chunk {
                     Ok(chunk) => chunk,
-                    Err(why) => return PartEnd::Lost(why),
+                    Err(ChunkError::Lost(why)) => return PartEnd::Lost(why),
+                    Err(ChunkError::Refused(why)) => return self.refused(&format!("refuses: {why}")),
                 },
             };
             if let Some(end) = take(answer, &chunk, is_first) {
@@ -261,7 +254,7 @@ impl Host {
         &self,
         stream: &mut SseStream,
         reader: &mut ChunkReader,
-    ) -> Result<EngineChunk, String> {
+    ) -> Result<EngineChunk, ChunkError> {
         let mut next = std::pin::pin!(stream.next());
         let event = loop {
             match timeout(SILENCE, &mut next).await {
@@ -269,7 +262,11 @@ impl Host {
                 Err(_) => self.check_health().await.map_err(|failure| failure.to_string())?,
             }
         };
-        reader.read(&event.ok_or("its answer has no end")?)
+        reader.read(&event.ok_or_else(|| "its answer has no end".to_owned())?)
+    }
+
+    fn refused(&self, words: &str) -> PartEnd {
+        PartEnd::Failed(Error::RemoteRefused(format!("{} {words}", self.name())))
     }
 
     /// Reads the counts that follow the engine's last token; what llmctl itself has ended, it does not wait for.
@@ -425,7 +422,7 @@ fn check_tokenizer(answer: Option<&str>, model: &str, ids: &[u32]) -> Result<(),
 async fn version(http: &EngineHttp, kind: EngineKind) -> Option<String> {
     let path = match kind {
         EngineKind::Vllm => "/version",
-        EngineKind::Sglang => "/get_server_info",
+        EngineKind::Sglang => "/server_info",
         EngineKind::Llmctl => return None,
     };
     let answer: Value = serde_json::from_str(&http.get(path).await.ok()?).ok()?;

@@ -13,19 +13,24 @@ const LEAST_VLLM_TEMPERATURE: f32 = 0.01;
 /// # Errors
 /// [`Error::InvalidParameter`] naming the first parameter that it lacks or defines otherwise.
 pub fn check(kind: EngineKind, request: &Request) -> Result<(), Error> {
-    let refusals =
-        [sampling(kind, request), logprobs(kind, request), reasoning(request), others(kind, request)];
+    let refusals = [sampling(kind, request), logprobs(kind, request), reasoning(request)];
     match refusals.into_iter().flatten().next() {
         None => Ok(()),
         Some((name, why)) => Err(Error::InvalidParameter { name, message: format!("{} {why}", kind.name()) }),
     }
 }
 
-/// Refuses a Lark grammar for a vLLM whose grammar library is another than llmctl's.
-pub fn lark() -> Error {
-    let message = "this vLLM does not take llmctl's grammars, which tool calls and answers after reasoning need too: start it \
-                   with --structured-outputs-config.backend auto or guidance";
-    Error::InvalidParameter { name: "grammar", message: message.to_owned() }
+/// Refuses a Lark grammar for an engine whose grammar library is another than llmctl's.
+pub fn lark(kind: EngineKind) -> Error {
+    let flags = match kind {
+        EngineKind::Sglang => "--grammar-backend llguidance",
+        EngineKind::Vllm | EngineKind::Llmctl => "--structured-outputs-config.backend auto or guidance",
+    };
+    let name = kind.name();
+    let message = format!(
+        "this {name} does not take llmctl's grammars, which tool calls and answers after reasoning need too: start it with {flags}"
+    );
+    Error::InvalidParameter { name: "grammar", message }
 }
 
 /// Returns whether the request needs an engine with llmctl's own grammar library.
@@ -37,6 +42,12 @@ type NamedRefusal = Option<(&'static str, String)>;
 
 fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
     let sampling = &request.sampling;
+    if kind == EngineKind::Sglang && sampling.repetition_penalty != 1.0 {
+        return Some((
+            "repetition_penalty",
+            "counts the tokens of the answer alone, not the prompt's".to_owned(),
+        ));
+    }
     if sampling.temperature == 0.0 || kind == EngineKind::Llmctl {
         return None; // a greedy choice knows no truncation
     }
@@ -60,6 +71,10 @@ fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
         EngineKind::Sglang if sampling.seed.is_some() => {
             Some(("seed", "repeats an answer only as a whole server is set to".to_owned()))
         }
+        EngineKind::Sglang if sampling.top_k.is_some() && sampling.top_p < 1.0 => {
+            let why = "takes it of all tokens, not of those that top_k leaves: give one of the two (top_k 0 is none)";
+            Some(("top_p", why.to_owned()))
+        }
         _ => None,
     }
 }
@@ -73,15 +88,19 @@ fn logprobs(kind: EngineKind, request: &Request) -> NamedRefusal {
     if request.prompt_logprobs.is_some() {
         return Some(("prompt_logprobs", "is not asked for the log-probabilities of a prompt".to_owned()));
     }
-    match request.logprobs {
-        Some(_) if kind == EngineKind::Llmctl => {
-            Some(("logprobs", "reports them by text, not by token".to_owned()))
+    request.logprobs?;
+    let why = match kind {
+        EngineKind::Llmctl => "reports them by text, not by token",
+        EngineKind::Vllm if is_edited => "reports them before penalties and logit_bias, not after them",
+        EngineKind::Sglang if ![0.0, 1.0].contains(&sampling.temperature) => {
+            "reports them after the temperature, not before it: give temperature 0 or 1"
         }
-        Some(_) if is_edited => {
-            Some(("logprobs", "reports them before penalties and logit_bias, not after them".to_owned()))
+        EngineKind::Sglang if request.grammar.is_some() => {
+            "reports them among the tokens that a constraint allows, not among all"
         }
-        _ => None,
-    }
+        EngineKind::Vllm | EngineKind::Sglang => return None,
+    };
+    Some(("logprobs", why.to_owned()))
 }
 
 /// A limit on reasoning is kept by ending the generation and asking for the rest of the answer.
@@ -95,11 +114,4 @@ fn reasoning(request: &Request) -> NamedRefusal {
         () => return None,
     };
     Some(("reasoning", format!("cannot keep a limit on the reasoning beside {beside}")))
-}
-
-fn others(kind: EngineKind, request: &Request) -> NamedRefusal {
-    match kind {
-        EngineKind::Sglang if needs_lark(request) => Some(("grammar", "takes no Lark grammar".to_owned())),
-        _ => None,
-    }
 }

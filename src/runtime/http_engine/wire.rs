@@ -5,6 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::http::error_text;
 use crate::runtime::error::GrammarError;
 use crate::runtime::grammar::{GrammarSource, between_slashes, prepare_schema};
 use crate::runtime::request::{Logprob, Request, SAMPLING, Sampling, Token};
@@ -17,7 +18,10 @@ const ID_PREFIX: &str = "token_id:";
 
 /// First line of a Lark grammar that only llmctl's own library compiles (llguidance): vLLM by default tries another one first,
 /// which gives some grammars another meaning.
-pub const LARK_HEAD: &str = "%llguidance {}\n";
+const LARK_HEAD: &str = "%llguidance {}\n";
+
+/// A grammar that only that library compiles, behind [`LARK_HEAD`].
+const PROBE_GRAMMAR: &str = "start: %json {\"type\": \"integer\"}\n";
 
 /// Kind of a remote engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,18 +133,8 @@ impl AskedGeneration<'_> {
         let lacks = |name: &str| matches!(name, "typical_p" | "top_n_sigma");
         members.extend(numbers(&request.sampling).filter(|(name, _)| !lacks(name)));
         members.extend(bias(&request.sampling));
-        match request.grammar.as_ref().map(|grammar| grammar.source()) {
-            Some(GrammarSource::JsonObject) => {
-                drop(members.insert("json_schema".to_owned(), json!({"type": "object"}).to_string().into()));
-            }
-            Some(GrammarSource::JsonSchema(schema)) => {
-                drop(members.insert("json_schema".to_owned(), schema.to_string().into()));
-            }
-            Some(GrammarSource::Regex(regex)) => {
-                drop(members.insert("regex".to_owned(), regex.clone().into()))
-            }
-            Some(GrammarSource::Lark(_)) | None => {}
-        }
+        let grammar = request.grammar.as_ref();
+        members.extend(grammar.and_then(|grammar| constraint(grammar.source(), self.takes_lark)));
         let mut body = json!({"input_ids": self.tokens, "sampling_params": sampling, "stream": true});
         if let Some(count) = request.logprobs {
             body["return_logprob"] = true.into();
@@ -182,6 +176,34 @@ fn structured(source: &GrammarSource, takes_lark: bool) -> Value {
     }
 }
 
+/// Returns a constraint as SGLang's sampling parameter; `None` for a Lark grammar without `takes_lark`, which the caller has
+/// refused. SGLang's llguidance takes Lark under the name of another syntax.
+fn constraint(source: &GrammarSource, takes_lark: bool) -> Option<(String, Value)> {
+    let (name, text) = match (source, takes_lark.then(|| lark_of(source))) {
+        (_, Some(Ok(lark))) => ("ebnf", format!("{LARK_HEAD}{lark}")),
+        (GrammarSource::JsonObject, _) => ("json_schema", json!({"type": "object"}).to_string()),
+        (GrammarSource::JsonSchema(schema), _) => ("json_schema", schema.to_string()),
+        (GrammarSource::Regex(regex), _) => ("regex", regex.clone()),
+        (GrammarSource::Lark(_), _) => return None,
+    };
+    Some((name.to_owned(), text.into()))
+}
+
+/// Returns the body of a request that an engine answers if it compiles grammars with llmctl's own library, and refuses otherwise;
+/// `None` for a kind that is not asked. `prompt` is a token of the model.
+pub fn lark_question(kind: EngineKind, model: &str, prompt: u32) -> Option<Value> {
+    let grammar = format!("{LARK_HEAD}{PROBE_GRAMMAR}");
+    match kind {
+        EngineKind::Vllm => Some(json!({
+            "model": model, "prompt": [prompt], "max_tokens": 1, "structured_outputs": {"grammar": grammar},
+        })),
+        EngineKind::Sglang => {
+            Some(json!({"input_ids": [prompt], "sampling_params": {"max_new_tokens": 1, "ebnf": grammar}}))
+        }
+        EngineKind::Llmctl => None,
+    }
+}
+
 fn lark_of(source: &GrammarSource) -> Result<String, GrammarError> {
     Ok(match source {
         GrammarSource::JsonObject => {
@@ -214,6 +236,31 @@ pub enum EngineFinish {
     Other(String),
 }
 
+/// Why an event of a stream is no chunk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChunkError {
+    /// The engine does not do what it is asked for; another one would not do it either.
+    Refused(String),
+    /// The engine is lost: its failure, or what is wrong with the event.
+    Lost(String),
+}
+
+impl ChunkError {
+    /// The engine's error with an HTTP status, if it names one.
+    fn with_status(status: &Value, message: String) -> Self {
+        match status.as_u64() {
+            Some(400..=499) if status != 429 => Self::Refused(message),
+            _ => Self::Lost(message),
+        }
+    }
+}
+
+impl From<String> for ChunkError {
+    fn from(message: String) -> Self {
+        Self::Lost(message)
+    }
+}
+
 /// Reads the events of one stream.
 #[derive(Debug, Clone, Copy)]
 pub struct ChunkReader {
@@ -232,20 +279,20 @@ impl ChunkReader {
     /// Reads the data of one event.
     ///
     /// # Errors
-    /// The engine's message, or what is wrong with the event.
-    pub fn read(&mut self, data: &str) -> Result<EngineChunk, String> {
+    /// The engine's error, or what is wrong with the event.
+    pub fn read(&mut self, data: &str) -> Result<EngineChunk, ChunkError> {
         if data.trim() == "[DONE]" {
             return Ok(EngineChunk { is_last: true, ..EngineChunk::default() });
         }
         let value: Value =
             serde_json::from_str(data).map_err(|error| format!("an event is no JSON: {error}"))?;
         if !value["error"].is_null() {
-            return Err(super::http::error_text(data, None));
+            return Err(ChunkError::with_status(&value["error"]["code"], error_text(data, None)));
         }
         let chunk = match self.kind {
-            EngineKind::Vllm | EngineKind::Llmctl => self.completion(&value),
-            EngineKind::Sglang => self.sglang(&value),
-        }?;
+            EngineKind::Vllm | EngineKind::Llmctl => self.completion(&value)?,
+            EngineKind::Sglang => self.sglang(&value)?,
+        };
         self.num_tokens += chunk.tokens.len();
         Ok(chunk)
     }
@@ -268,7 +315,7 @@ impl ChunkReader {
     }
 
     /// SGLang's `output_ids` are those so far, or, as a server may be set, the new ones.
-    fn sglang(&self, value: &Value) -> Result<EngineChunk, String> {
+    fn sglang(&self, value: &Value) -> Result<EngineChunk, ChunkError> {
         let about = &value["meta_info"];
         let ids = token_ids(&value["output_ids"])?;
         let total = count(&about["completion_tokens"]).unwrap_or(ids.len());
@@ -276,6 +323,10 @@ impl ChunkReader {
         let new = ids[ids.len() - num_new..].to_vec();
         let scores = self.logprobs.map(|_| sglang_scores(about, num_new)).transpose()?;
         let reason = &about["finish_reason"];
+        if reason["type"] == "abort" {
+            let message = reason["message"].as_str().unwrap_or("it has aborted the request");
+            return Err(ChunkError::with_status(&reason["status_code"], message.to_owned()));
+        }
         let stop = reason["matched"].as_u64().and_then(|id| u32::try_from(id).ok());
         Ok(EngineChunk {
             tokens: with_scores(new, scores)?,
