@@ -163,30 +163,32 @@ fn bias(sampling: &Sampling) -> Option<(String, Value)> {
 /// Returns a constraint as vLLM's `structured_outputs`. With `takes_lark`, the engine compiles it with llmctl's own grammar
 /// library, so that it means the same there, spaces in JSON included.
 fn structured(source: &GrammarSource, takes_lark: bool) -> Value {
-    match source {
-        GrammarSource::Lark(lark) if takes_lark => json!({"grammar": format!("{LARK_HEAD}{lark}")}),
-        GrammarSource::Lark(lark) => json!({"grammar": lark}),
-        other if takes_lark => match lark_of(other) {
-            Ok(lark) => json!({"grammar": format!("{LARK_HEAD}{lark}")}),
-            Err(_) => structured(other, false), // it was compiled here before, so this does not happen
-        },
-        GrammarSource::JsonObject => json!({"json": {"type": "object"}}),
-        GrammarSource::JsonSchema(schema) => json!({"json": schema}),
-        GrammarSource::Regex(regex) => json!({"regex": regex}),
+    match (shared_lark(source, takes_lark), source) {
+        (Some(lark), _) => json!({"grammar": lark}),
+        (None, GrammarSource::Lark(lark)) => json!({"grammar": lark}),
+        (None, GrammarSource::JsonObject) => json!({"json": {"type": "object"}}),
+        (None, GrammarSource::JsonSchema(schema)) => json!({"json": schema}),
+        (None, GrammarSource::Regex(regex)) => json!({"regex": regex}),
     }
 }
 
 /// Returns a constraint as SGLang's sampling parameter; `None` for a Lark grammar without `takes_lark`, which the caller has
 /// refused. SGLang's llguidance takes Lark under the name of another syntax.
 fn constraint(source: &GrammarSource, takes_lark: bool) -> Option<(String, Value)> {
-    let (name, text) = match (source, takes_lark.then(|| lark_of(source))) {
-        (_, Some(Ok(lark))) => ("ebnf", format!("{LARK_HEAD}{lark}")),
-        (GrammarSource::JsonObject, _) => ("json_schema", json!({"type": "object"}).to_string()),
-        (GrammarSource::JsonSchema(schema), _) => ("json_schema", schema.to_string()),
-        (GrammarSource::Regex(regex), _) => ("regex", regex.clone()),
-        (GrammarSource::Lark(_), _) => return None,
+    let (name, text) = match (shared_lark(source, takes_lark), source) {
+        (Some(lark), _) => ("ebnf", lark),
+        (None, GrammarSource::JsonObject) => ("json_schema", json!({"type": "object"}).to_string()),
+        (None, GrammarSource::JsonSchema(schema)) => ("json_schema", schema.to_string()),
+        (None, GrammarSource::Regex(regex)) => ("regex", regex.clone()),
+        (None, GrammarSource::Lark(_)) => return None,
     };
     Some((name.to_owned(), text.into()))
+}
+
+/// Returns a constraint for an engine that has llmctl's grammar library, if it does.
+fn shared_lark(source: &GrammarSource, takes_lark: bool) -> Option<String> {
+    let lark = takes_lark.then(|| lark_of(source))?.ok()?; // it was compiled here before, so this is no error
+    Some(format!("{LARK_HEAD}{lark}"))
 }
 
 /// Returns the body of a request that an engine answers if it compiles grammars with llmctl's own library, and refuses otherwise;
