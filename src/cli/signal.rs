@@ -5,6 +5,8 @@
 //! process; in a conversation no SIGINT does. A signal that was ignored when llmctl started (nohup, a
 //! script's background job) stays ignored. The terminal's modes are restored and process groups of
 //! [`Companion`]s are ended before the process ends. Knows nothing of the work that is stopped.
+//!
+//! Windows has Ctrl-C and Ctrl-Break alone, which count as SIGINT, and no companions.
 
 #[cfg(unix)]
 use std::io::Read;
@@ -13,6 +15,8 @@ use std::os::fd::IntoRawFd;
 #[cfg(unix)]
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+#[cfg(windows)]
+use std::sync::{Mutex, PoisonError};
 #[cfg(unix)]
 use std::thread;
 
@@ -31,6 +35,12 @@ static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 /// Write end of a pipe for waiting threads, which gets a byte at the first signal; negative without one.
 #[cfg(unix)]
 static WAKE: AtomicI32 = AtomicI32::new(-1);
+
+/// What is told of the first signal.
+#[cfg(windows)]
+static TELL: Mutex<Option<Box<dyn FnOnce(u8) + Send>>> = Mutex::new(None);
+#[cfg(windows)]
+const SIGINT: i32 = 2;
 
 /// Process groups that end with this process when a signal ends it; 0 where there is none.
 static COMPANIONS: [AtomicI32; 64] = [const { AtomicI32::new(0) }; 64];
@@ -123,8 +133,12 @@ impl Graceful {
         thread::Builder::new().name("signals".to_owned()).spawn(wait).map(drop)
     }
 
-    #[cfg(not(unix))]
-    pub fn on_signal(&self, _: impl FnOnce(u8) + Send + 'static) -> std::io::Result<()> {
+    #[cfg(windows)]
+    pub fn on_signal(&self, tell: impl FnOnce(u8) + Send + 'static) -> std::io::Result<()> {
+        *TELL.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
+        if self.received().is_some() {
+            wake(); // the signal came before
+        }
         Ok(())
     }
 }
@@ -163,8 +177,29 @@ pub fn install() {
     }
 }
 
-#[cfg(not(unix))]
-pub fn install() {}
+/// Installs the handler of Ctrl-C and Ctrl-Break, which runs on a thread of its own. Without it the system ends the process.
+#[cfg(windows)]
+pub fn install() {
+    let _ = ctrlc::set_handler(on_interrupt); // fails if it is called twice
+}
+
+#[cfg(windows)]
+fn on_interrupt() {
+    match MANNER.load(Ordering::SeqCst) {
+        AT_PROMPT => {}
+        PATIENT => RECEIVED.store(SIGINT, Ordering::SeqCst),
+        GRACEFUL if RECEIVED.swap(SIGINT, Ordering::SeqCst) == 0 => wake(),
+        _ => std::process::exit(128 + SIGINT),
+    }
+}
+
+#[cfg(windows)]
+fn wake() {
+    let tell = TELL.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((tell, number)) = tell.zip(received()) {
+        tell(number);
+    }
+}
 
 #[cfg(unix)]
 extern "C" fn on_stop(_: libc::c_int) {

@@ -8,7 +8,7 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// The most lines of code of each module, by the beginning of a file's path; the first that fits counts. Set at what was
 /// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 25_950), // several models and running servers; starter.rs offers a first model; endpoint/: servers that take messages; embed; mcp/: tools of MCP servers, for the clients of `serve` too; comparing models
+    ("src/cli/", 25_980), // Ctrl-C on Windows; several models and running servers; starter.rs offers a first model; endpoint/: servers that take messages; embed; mcp/: tools of MCP servers, for the clients of `serve` too; comparing models
     ("src/serve", 14_520), // several models; four APIs, a page for browsers and the tools that it calls, OpenAPI, embeddings and reranking, traces
     ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
     ("src/runtime/kernel/", 9_000), // codebooks of all GGUF types, Mamba-2, every product for AVX2, NEON, dotprod and i8mm

@@ -73,6 +73,12 @@ impl Launch {
         }
         #[cfg(unix)]
         unix::prepare(&mut command, unix::ProcessLimits { memory: self.memory, nice: self.nice });
+        #[cfg(windows)]
+        {
+            // A group of its own: Ctrl-C reaches the parent alone, which ends the worker.
+            const CREATE_NEW_PROCESS_GROUP: u32 = 0x200;
+            std::os::windows::process::CommandExt::creation_flags(&mut command, CREATE_NEW_PROCESS_GROUP);
+        }
         command
     }
 }
