@@ -36,7 +36,7 @@ static RECEIVED_AT_MS: AtomicI64 = AtomicI64::new(0);
 #[cfg(unix)]
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
-/// What is told of the first signal.
+/// The function that [`Graceful::on_signal`] was given, until the first signal calls it with its number.
 #[cfg(windows)]
 static TELL: Mutex<Option<Box<dyn FnOnce(u8) + Send>>> = Mutex::new(None);
 #[cfg(windows)]
@@ -187,6 +187,7 @@ pub fn install() {
 fn on_interrupt() {
     match MANNER.load(Ordering::SeqCst) {
         AT_PROMPT => {}
+        // One Ctrl-C or many: the work is stopped once.
         PATIENT => RECEIVED.store(SIGINT, Ordering::SeqCst),
         GRACEFUL if RECEIVED.swap(SIGINT, Ordering::SeqCst) == 0 => wake(),
         _ => std::process::exit(128 + SIGINT),

@@ -65,7 +65,7 @@ fn its_refusal_in_a_stream_is_no_loss() {
         assert!(seen.error().ends_with(&format!(" refuses: {why}")), "{}", seen.error());
         assert_eq!(fakes[0].asked().len() + fakes[1].asked().len(), 1);
     }
-    // What another one may do goes to that one.
+    // An engine whose queue is full has failed the request: llmctl sends it to the other engine.
     let fakes = [0, 1].map(|_| FakeEngine::sglang([Deed::Stream(lost), Deed::Stream(LENGTH)]));
     let engine = connect(&[&fakes[0], &fakes[1]]);
     ask(&engine, request(8));

@@ -72,7 +72,7 @@ fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
             Some(("seed", "repeats an answer only as a whole server is set to".to_owned()))
         }
         EngineKind::Sglang if sampling.top_k.is_some() && sampling.top_p < 1.0 => {
-            let why = "takes it of all tokens, not of those that top_k leaves: give one of the two (top_k 0 is none)";
+            let why = "takes it of all tokens, not of those that top_k leaves: give one of the two (top_k 0 keeps all tokens)";
             Some(("top_p", why.to_owned()))
         }
         _ => None,

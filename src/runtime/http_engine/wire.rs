@@ -173,7 +173,7 @@ fn structured(source: &GrammarSource, takes_lark: bool) -> Value {
 }
 
 /// Returns a constraint as SGLang's sampling parameter; `None` for a Lark grammar without `takes_lark`, which the caller has
-/// refused. SGLang's llguidance takes Lark under the name of another syntax.
+/// refused. SGLang passes its parameter `ebnf` to llguidance, which recognises Lark there.
 fn constraint(source: &GrammarSource, takes_lark: bool) -> Option<(String, Value)> {
     let (name, text) = match (shared_lark(source, takes_lark), source) {
         (Some(lark), _) => ("ebnf", lark),
