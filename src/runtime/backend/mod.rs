@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use super::error::{Error, LoadError, Result};
 pub use super::kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
+pub use super::kernel::gemm::WeightedRows;
 pub use super::kernel::math::Activation;
 pub use super::kernel::texts::{Reach, TextHeads};
 use super::tensor::{HostTensor, SharedBytes};
@@ -225,6 +226,14 @@ pub struct Product<'a, B: Backend + ?Sized> {
     pub out: &'a mut B::Buffer,
 }
 
+/// A gated feed-forward network, `down(activation(gate(x)) * up(x))`, with memory for the results of its products.
+pub struct GatedNetwork<'a, B: Backend + ?Sized> {
+    pub activation: Activation,
+    /// Gate and up.
+    pub inner: [Product<'a, B>; 2],
+    pub down: Product<'a, B>,
+}
+
 /// Computes [`Backend::feed_forward`] by its separate operations.
 pub fn feed_forward_in_steps<B: Backend + ?Sized>(
     backend: &B,
@@ -237,6 +246,20 @@ pub fn feed_forward_in_steps<B: Backend + ?Sized>(
     let [gate, up] = inner;
     backend.gated(activation, gate.out, up.out)?;
     backend.matmul_each(gate.out, &mut [down])
+}
+
+/// Computes [`Backend::add_feed_forward`] by its separate operations.
+pub fn add_feed_forward_in_steps<B: Backend + ?Sized>(
+    backend: &B,
+    x: &B::Buffer,
+    to: WeightedRows<'_>,
+    network: GatedNetwork<'_, B>,
+    [selected, out]: [&mut B::Buffer; 2],
+) -> Result<()> {
+    let GatedNetwork { activation, inner, down: Product { weight, bias, out: result } } = network;
+    backend.select_rows(x, to.rows, selected)?;
+    backend.feed_forward(selected, activation, inner, Product { weight, bias, out: result })?;
+    backend.add_rows(out, result, to.rows, to.weights)
 }
 
 /// Operations on `[rows, width]` activations.
@@ -346,6 +369,18 @@ pub trait Backend: Send + 'static {
         down: Product<'_, Self>,
     ) -> Result<()> {
         feed_forward_in_steps(self, x, activation, inner, down)
+    }
+
+    /// Adds an expert's part: `out[rows[i]] += weights[i] * network(x[rows[i]])`; the rows must be distinct. `selected` and the
+    /// network's own memory are overwritten, and may hold anything afterwards.
+    fn add_feed_forward(
+        &self,
+        x: &Self::Buffer,
+        to: WeightedRows<'_>,
+        network: GatedNetwork<'_, Self>,
+        [selected, out]: [&mut Self::Buffer; 2],
+    ) -> Result<()> {
+        add_feed_forward_in_steps(self, x, to, network, [selected, out])
     }
 
     /// Computes a product of each head's part of the input with a matrix of its own: `x` is `[rows, heads * in]`, the

@@ -20,8 +20,8 @@ pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvType, PageId, Product, RowSpan,
-    SsmSpec, TextHeads, feed_forward_in_steps,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, KvLayout, KvType, PageId, Product,
+    RowSpan, SsmSpec, TextHeads, WeightedRows, add_feed_forward_in_steps, feed_forward_in_steps,
 };
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed, plain};
@@ -533,23 +533,35 @@ impl Backend for Cpu {
         inner: [Product<'_, Self>; 2],
         mut down: Product<'_, Self>,
     ) -> Result<()> {
-        let weights = [&inner[0], &inner[1], &down].map(|product| match product.weight {
-            CpuWeight::Packed(weight) => Some(weight),
-            _ => None,
-        });
-        let ([Some(gate), Some(up), Some(last)], [None, None]) = (weights, [inner[0].bias, inner[1].bias])
-        else {
+        let weights = packed_network(x.width(), &inner, &down);
+        let Some([gate, up, last]) = weights.filter(|_| !gemm::is_few(self.isa, x.num_rows())) else {
             return feed_forward_in_steps(self, x, activation, inner, down);
         };
-        let fits = [gate, up].iter().all(|w| w.cols() == x.width() && w.rows() == last.cols());
-        if !fits || gemm::is_few(self.isa, x.num_rows()) {
-            return feed_forward_in_steps(self, x, activation, inner, down);
-        }
         down.out.resize(x.num_rows(), last.rows());
         let CpuScratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
         gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool());
         gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool());
         self.add_bias(&mut down);
+        Ok(())
+    }
+
+    fn add_feed_forward(
+        &self,
+        x: &CpuBuffer,
+        to: WeightedRows<'_>,
+        network: GatedNetwork<'_, Self>,
+        [selected, out]: [&mut CpuBuffer; 2],
+    ) -> Result<()> {
+        let GatedNetwork { activation, inner, down } = &network;
+        let weights = packed_network(x.width(), inner, down).filter(|_| down.bias.is_none());
+        let weights = weights.filter(|_| !gemm::is_few(self.isa, to.rows.len()));
+        let (Some([gate, up, last]), Some(quantized)) = (weights, x.quantized()) else {
+            return add_feed_forward_in_steps(self, x, to, network, [selected, out]);
+        };
+        let CpuScratch { quantized: rows, gated, .. } = &mut *self.scratch.borrow_mut();
+        rows.select(quantized, to.rows, &self.pool());
+        gemm::gated(self.isa, rows, [gate, up], *activation, gated, &self.pool());
+        gemm::add_matmul(self.isa, last, gated, to, out.values_mut(), &self.pool());
         Ok(())
     }
 
@@ -743,6 +755,9 @@ impl Backend for Cpu {
         for (out, &row) in out.values_mut().chunks_exact_mut(x.width()).zip(rows) {
             out.copy_from_slice(x.row(row));
         }
+        if let Some(quantized) = x.quantized() {
+            out.both_mut().1.select(quantized, rows, &self.pool());
+        }
         Ok(())
     }
 
@@ -770,6 +785,21 @@ impl Backend for Cpu {
         out.values_mut().copy_from_slice(values);
         Ok(())
     }
+}
+
+/// Returns gate, up and down of a network for rows of `width` values if all are quantised and the first two have no bias.
+fn packed_network<'a>(
+    width: usize,
+    inner: &[Product<'a, Cpu>; 2],
+    down: &Product<'a, Cpu>,
+) -> Option<[&'a Packed; 3]> {
+    let packed = |product: &Product<'a, Cpu>| match product.weight {
+        CpuWeight::Packed(weight) => Some(weight),
+        _ => None,
+    };
+    let weights = [packed(&inner[0])?, packed(&inner[1])?, packed(down)?];
+    let fits = weights[..2].iter().all(|w| w.cols() == width && w.rows() == weights[2].cols());
+    (fits && inner.iter().all(|product| product.bias.is_none())).then_some(weights)
 }
 
 /// Returns the bytes of `count` rows of a matrix from `start`.

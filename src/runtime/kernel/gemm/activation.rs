@@ -21,6 +21,9 @@ const VALUES_PER_TASK: usize = 32 << 10;
 /// Values for which another thread pays if they have to be computed first.
 const MADE_PER_TASK: usize = 8 << 10;
 
+/// Blocks that one task copies: 64 KiB.
+const SELECTED_PER_TASK: usize = 1 << 10;
+
 /// 32 quantised values with all sums that a kernel needs, in one cache line. Sums are over codes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C, align(64))]
@@ -91,6 +94,19 @@ impl Activations {
             for (at, (x, blocks)) in rows.enumerate() {
                 make(task * rows_per_task + at, x);
                 quantize_row(isa, x, &mut blocks[..cols / BLOCK]);
+            }
+        });
+    }
+
+    /// Takes copies of some rows of `x`.
+    pub fn select(&mut self, x: &Activations, rows: &[usize], pool: &Pool) {
+        (self.rows, self.blocks_per_row) = (rows.len(), x.blocks_per_row);
+        self.blocks.resize(rows.len() * x.blocks_per_row, ActivationBlock::default());
+        let rows_per_task = SELECTED_PER_TASK.div_ceil(x.blocks_per_row);
+        pool.chunks_mut(&mut self.blocks, rows_per_task * x.blocks_per_row, |task, blocks| {
+            let rows = &rows[task * rows_per_task..];
+            for (to, &row) in blocks.chunks_exact_mut(x.blocks_per_row).zip(rows) {
+                to.copy_from_slice(x.row(row));
             }
         });
     }
@@ -347,6 +363,21 @@ mod tests {
             }
             let huge = quantized(isa, &[f32::MAX; BLOCK])[0];
             assert!(huge.scale.is_finite() && huge.codes == [127; BLOCK]);
+        }
+    }
+
+    #[test]
+    fn selected_rows_are_copies() {
+        let x: Vec<f32> = (0..40 * 96).map(|i| (i as f32 * 0.61).sin()).collect();
+        let rows: Vec<usize> = (0..40).rev().chain([7, 7]).collect();
+        for threads in [1, 3] {
+            let pool = Pool::new(threads).unwrap();
+            let (mut all, mut some) = <[Activations; 2]>::default().into();
+            all.quantize(Isa::Scalar, &x, 96, &pool);
+            some.quantize(Isa::Scalar, &[1.0; 640], 64, &pool); // left by another call
+            some.select(&all, &rows, &pool);
+            assert_eq!((some.rows(), some.blocks_per_row()), (42, 4));
+            assert!(rows.iter().enumerate().all(|(at, &row)| some.row(at) == all.row(row)), "{threads}");
         }
     }
 

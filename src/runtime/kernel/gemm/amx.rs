@@ -27,10 +27,13 @@ pub struct Amx;
 impl Kernels for Amx {
     const WIDTH: usize = 2;
     const DIRECT_ROWS: usize = Avx512Vnni::DIRECT_ROWS;
-    const MAX_DIRECT: usize = MAX_DIRECT;
     const PANEL_ROWS: usize = TOKENS;
     const PANEL_BLOCKS: usize = 128;
     const TOGETHER: usize = 4;
+
+    fn max_direct() -> usize {
+        MAX_DIRECT
+    }
 
     unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         // SAFETY: by this function's contract.

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::activation::{ActivationBlock, Activations};
 use super::format::{GROUPS, QuantFormat, ROWS, Scales};
-use super::{CodeLine, FetchAhead, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::{CodeLine, FetchAhead, GemmInput, Kernels, MAX_DIRECT, MAX_WIDTH, SumsPtr, WeightPanel};
+use crate::isa::is_intel;
 
 /// Requires avx512f, avx512bw, avx512dq, avx512vl, avx512vnni, and avx2, fma and f16c.
 pub struct Avx512Vnni;
@@ -17,6 +18,12 @@ impl Kernels for Avx512Vnni {
     const WIDTH: usize = 2;
     const DIRECT_ROWS: usize = 8;
     const PANEL_ROWS: usize = 6;
+
+    /// With Intel's cores panels are faster from 24 rows on (Q6_K by a fifth at 32 rows, Q4_K by a seventh at 64), with AMD's not
+    /// before [`MAX_DIRECT`].
+    fn max_direct() -> usize {
+        if is_intel() { 23 } else { MAX_DIRECT }
+    }
 
     unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
@@ -227,7 +234,7 @@ unsafe fn direct<F: QuantFormat, const R: usize>(
                     // SAFETY: the row has as many blocks as the panel.
                     let block = unsafe { &*rows[row].add(index * F::TILES + tile) };
                     let facts = BlockTerms::of(block, F::SCALES.per_tile(), part);
-                    let dots = dot_tile::<F>(&codes, block, facts.minus_sum, part);
+                    let dots = dot_tile::<F, R>(&codes, block, facts.minus_sum, part);
                     sums[row] = add(sums[row], dots, facts, [scale, min], F::SCALES.has_min());
                 }
             }
@@ -258,10 +265,15 @@ impl BlockTerms {
     }
 }
 
-/// Computes exact dot products of a tile, or one half of it, with a block. Two chains hide the instruction's latency.
+/// Activation rows from which on one chain of four products is faster than two chains and their sum: the rows hide the
+/// instruction's latency. Chains of eight are faster in two halves with any number of rows (both measured).
+const ONE_CHAIN_ROWS: usize = 4;
+
+/// Computes exact dot products of a tile, or one half of it, with a block, one of `R` that are computed together. Two chains hide
+/// the instruction's latency.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn dot_tile<F: QuantFormat>(
+fn dot_tile<F: QuantFormat, const R: usize>(
     codes: &[__m512i; GROUPS],
     block: &ActivationBlock,
     minus_sum: i32,
@@ -269,6 +281,13 @@ fn dot_tile<F: QuantFormat>(
 ) -> __m512i {
     let groups = GROUPS / F::SCALES.per_tile();
     let mut even = _mm512_mullo_epi32(_mm512_set1_epi32(minus_sum), _mm512_set1_epi32(F::ZERO));
+    if R >= ONE_CHAIN_ROWS && groups < GROUPS {
+        for group in part * groups..(part + 1) * groups {
+            // SAFETY: below 8.
+            even = _mm512_dpbusd_epi32(even, codes[group], unsafe { broadcast_group(block, group) });
+        }
+        return even;
+    }
     let mut odd = _mm512_setzero_si512();
     for pair in 0..groups / 2 {
         let group = part * groups + 2 * pair;

@@ -33,6 +33,7 @@ mod pack;
 mod pairs;
 pub mod plain;
 mod scalar;
+mod scatter;
 #[cfg(target_arch = "x86_64")]
 mod strips;
 #[cfg(test)]
@@ -51,6 +52,7 @@ pub use gated::gated;
 pub use pack::{MatrixSource, PANEL_LAYOUT, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
 use pairs::ActivationPairs as Tiles;
+pub use scatter::{WeightedRows, add_matmul};
 #[cfg(target_arch = "x86_64")]
 use strips::Strips;
 #[cfg(not(target_arch = "aarch64"))]
@@ -96,8 +98,10 @@ trait Kernels {
     /// Activation rows of one call of [`Self::direct`], at most [`MAX_DIRECT_ROWS`].
     const DIRECT_ROWS: usize;
 
-    /// Number of activation rows up to which the direct path is faster.
-    const MAX_DIRECT: usize = MAX_DIRECT;
+    /// Returns the number of activation rows up to which the direct path is faster.
+    fn max_direct() -> usize {
+        MAX_DIRECT
+    }
 
     /// Activation rows of one call of [`Self::multiply`], at most [`MAX_PANEL_ROWS`].
     const PANEL_ROWS: usize;
@@ -456,20 +460,24 @@ impl PackedProduct<'_> {
     }
 
     fn compute_format<K: Kernels, F: QuantFormat>(&self, task: usize) {
-        let per_task = self.panels_per_task::<K>();
-        let panels = task * per_task..self.w.panels().min((task + 1) * per_task);
+        let panels = self.panels_of_task::<K>(task);
         compute_panels::<K, F>(self.w, self.x, panels.clone(), &self.out, panels.start * ROWS);
+    }
+
+    fn panels_of_task<K: Kernels>(&self, task: usize) -> Range<usize> {
+        let per_task = self.panels_per_task::<K>();
+        task * per_task..self.w.panels().min((task + 1) * per_task)
     }
 }
 
 /// Returns whether this many activation rows unpack weights in registers: work that they share is then best done step
 /// by step.
 pub fn is_few(isa: Isa, rows: usize) -> bool {
-    with_kernels!(Variant::best(isa), K => rows <= K::MAX_DIRECT)
+    with_kernels!(Variant::best(isa), K => rows <= K::max_direct())
 }
 
 fn is_direct<K: Kernels>(x: &Activations) -> bool {
-    K::WIDTH == 0 || x.rows() <= K::MAX_DIRECT
+    K::WIDTH == 0 || x.rows() <= K::max_direct()
 }
 
 /// Multiplies all activation rows with some panels, into columns of `out` from `column` on.
@@ -612,6 +620,13 @@ impl OutputMatrix {
         let to = self.at(row, col, from.len());
         // SAFETY: in bounds by the assertion in `at`; `from` is a local array, and no other task has these columns.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    /// Lets `change` change `count` values of a row, which no other task uses.
+    fn update(&self, row: usize, col: usize, count: usize, change: impl FnOnce(&mut [f32])) {
+        let at = self.at(row, col, count);
+        // SAFETY: in bounds by the assertion in `at`; no other task has these columns, and `change` gets them once.
+        change(unsafe { std::slice::from_raw_parts_mut(at, count) });
     }
 
     /// Lets `compute` continue the sums of `rows` from column `col` on: `width` of them, of which `kept` are in the

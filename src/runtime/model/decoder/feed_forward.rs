@@ -6,8 +6,8 @@
 
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
-use super::routing::Routing;
-use crate::runtime::backend::Backend;
+use super::routing::{Routing, Visitors};
+use crate::runtime::backend::{Backend, GatedNetwork, WeightedRows};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::kernel::math;
 use crate::runtime::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
@@ -148,6 +148,25 @@ impl<B: Backend> Mlp<B> {
         let inner = [to_gate.onto(gate), self.up.onto(up)];
         backend.feed_forward(input, self.activation, inner, self.down.onto(out))
     }
+
+    /// Adds its result for some rows of `input`, each with a weight, to these rows of `out`.
+    fn add(
+        &self,
+        backend: &B,
+        input: &B::Buffer,
+        to: WeightedRows<'_>,
+        [gate, up, selected, result]: [&mut B::Buffer; 4],
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let Some(to_gate) = self.gate.as_ref().filter(|_| self.gate_cutoff.is_none()) else {
+            backend.select_rows(input, to.rows, selected)?;
+            self.apply(backend, selected, [gate, up], result)?;
+            return backend.add_rows(out, result, to.rows, to.weights);
+        };
+        let inner = [to_gate.onto(gate), self.up.onto(up)];
+        let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(result) };
+        backend.add_feed_forward(input, to, network, [selected, out])
+    }
 }
 
 /// Returns the activation with the layer's learned parameters, which Hugging Face's form has as tensors (Apertus).
@@ -258,11 +277,10 @@ impl<B: Backend> Experts<B> {
         out: &mut B::Buffer,
     ) -> Result<()> {
         let LayerBuffers { routing, sent, returned, gate, up, .. } = work;
-        for (expert, visitors) in self.each.iter().zip(&routing.visitors) {
-            if !visitors.rows.is_empty() {
-                backend.select_rows(input, &visitors.rows, sent)?;
-                expert.apply(backend, sent, [&mut *gate, &mut *up], returned)?;
-                backend.add_rows(out, returned, &visitors.rows, &visitors.weights)?;
+        for (expert, Visitors { rows, weights }) in self.each.iter().zip(&routing.visitors) {
+            if !rows.is_empty() {
+                let space = [&mut *gate, &mut *up, &mut *sent, &mut *returned];
+                expert.add(backend, input, WeightedRows { rows, weights }, space, out)?;
             }
         }
         Ok(())

@@ -29,8 +29,11 @@ pub struct I8mm;
 impl Kernels for I8mm {
     const WIDTH: usize = 1;
     const DIRECT_ROWS: usize = Neon::<true>::DIRECT_ROWS;
-    const MAX_DIRECT: usize = MAX_DIRECT;
     const PANEL_ROWS: usize = MAX_PAIRS * PAIR;
+
+    fn max_direct() -> usize {
+        MAX_DIRECT
+    }
 
     unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         // SAFETY: by this function's contract.
