@@ -110,12 +110,21 @@ impl FakeEngine {
 
     /// Waits until the client has closed so many waiting streams.
     pub fn wait_for_closed(&self, count: usize) {
+        self.wait_until("the client keeps its connection", |state| state.num_closed >= count);
+    }
+
+    /// Waits until so many generations were asked for.
+    pub fn wait_for_asked(&self, count: usize) {
+        self.wait_until("the client does not ask", |state| state.asked.len() >= count);
+    }
+
+    fn wait_until(&self, failure: &str, is_so: impl Fn(&State) -> bool) {
         let (state, changed) = &*self.state;
         let waited =
             changed.wait_timeout_while(state.lock().expect("free"), Duration::from_secs(30), |state| {
-                state.num_closed < count
+                !is_so(state)
             });
-        assert!(!waited.expect("free").1.timed_out(), "the client keeps its connection");
+        assert!(!waited.expect("free").1.timed_out(), "{failure}");
     }
 }
 
@@ -141,6 +150,7 @@ impl FakeAnswers {
         let deed = {
             let mut state = self.state.0.lock().expect("free");
             state.asked.push(body);
+            self.state.1.notify_all();
             state.deeds.pop_front().unwrap_or(Deed::Stream(LENGTH))
         };
         match deed {

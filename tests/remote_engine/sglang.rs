@@ -1,7 +1,9 @@
 //! SGLang as the engine, after recorded answers of the real one (`fake.rs`).
 
+use std::time::Duration;
+
 use llmctl::runtime::grammar::GrammarSource;
-use llmctl::runtime::{Finish, Limits, Request, Sampling};
+use llmctl::runtime::{Error, Event, Finish, Limits, Request, Sampling};
 use serde_json::json;
 
 use super::fake::sglang::{JSON, LENGTH, LOGPROBS, REFUSED, STOP};
@@ -95,6 +97,30 @@ fn constraints_are_compiled_there_by_the_same_library_or_refused() {
     ask(&engine, Request { grammar: Some(grammar(&engine, &schema)), ..request(60) });
     let sent = &fake.asked()[1]["sampling_params"];
     assert_eq!((&sent["json_schema"], sent.get("ebnf")), (&json!(r#"{"enum":["yes","no"]}"#), None));
+}
+
+#[test]
+fn a_request_may_end_while_the_engine_loads_its_grammar_library() {
+    let silent = Deed::Wait("{}", 0);
+    let fake = FakeEngine::sglang([silent.clone(), silent, Deed::Stream("{}"), Deed::Stream(JSON)]);
+    let engine = connect(&[&fake]);
+    let asked = |limits| {
+        let schema = GrammarSource::JsonSchema(json!({"enum": ["yes", "no"]}));
+        Request { limits, grammar: Some(grammar(&engine, &schema)), ..request(60) }
+    };
+    let deadline = Some(Duration::from_millis(300));
+    let seen = ask(&engine, asked(Limits { deadline, ..request(60).limits }));
+    assert!(matches!(seen.error, Some(Error::DeadlineExceeded { .. })), "{seen:?}");
+    fake.wait_for_closed(1);
+    let events = engine.submit(asked(request(60).limits)).expect("valid");
+    fake.wait_for_asked(2);
+    engine.cancel_all().expect("alive");
+    let last = events.last().expect("an end");
+    assert!(matches!(&last, Event::Done(outcome) if outcome.finish == Finish::Cancelled), "{last:?}");
+    fake.wait_for_closed(2);
+    // Neither has counted as an answer, or as a lost engine.
+    assert_eq!(ask(&engine, asked(request(60).limits)).text, "\"yes\"");
+    assert_eq!(fake.asked().len(), 4);
 }
 
 #[test]

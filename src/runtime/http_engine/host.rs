@@ -153,16 +153,43 @@ impl Host {
         self.http.get("/health").await.map(drop)
     }
 
-    /// Returns whether the engine compiles grammars with llmctl's own library. It is asked once.
+    /// Returns whether the engine compiles grammars with llmctl's own library. It is asked once, patiently: SGLang loads the library
+    /// then, which took 18 s on two cores.
     async fn takes_lark(&self, facts: &EngineHostFacts, prompt: &[u32]) -> Result<bool, HttpFailure> {
         let asking = async || {
             let Some(question) = lark_question(facts.kind, &facts.model, prompt[0]) else { return Ok(false) };
-            match self.http.post(facts.kind.path(), &question).await {
+            match self.http.post_patiently(facts.kind.path(), &question).await {
                 Err(HttpFailure::Status { code: 400..=422, .. }) => Ok(false),
                 answer => answer.map(|_| true),
             }
         };
         self.takes_lark.get_or_try_init(asking).await.copied()
+    }
+
+    /// Returns whether the request's constraint goes to the engine as Lark; how the answer ends if it cannot go there, or if the
+    /// request ends while the engine is asked.
+    async fn sends_lark(
+        &self,
+        answer: &mut RemoteAnswer,
+        facts: &EngineHostFacts,
+        cancel: &Notify,
+    ) -> Result<bool, PartEnd> {
+        if answer.request.grammar.is_none() {
+            return Ok(false);
+        }
+        let takes_lark = tokio::select! {
+            biased;
+            () = cancel.notified() => return Err(PartEnd::Finished(Finish::Cancelled)),
+            () = until(answer.time_left()) => return Err(overdue(answer)),
+            takes_lark = self.takes_lark(facts, &answer.request.prompt) => takes_lark,
+        };
+        match takes_lark {
+            Err(failure) => Err(PartEnd::Lost(failure.to_string())),
+            Ok(false) => {
+                refusal::lark(facts.kind, &answer.request).map_or(Ok(false), |why| Err(PartEnd::Failed(why)))
+            }
+            Ok(true) => Ok(true),
+        }
     }
 
     /// Generates an answer, or the part of it that is left when the engine is lost.
@@ -177,21 +204,15 @@ impl Host {
             answer.fail(error);
             return AttemptEnd::Over;
         }
-        let takes_lark = match answer.request.grammar {
-            None => Ok(false),
-            Some(_) => self.takes_lark(facts, &answer.request.prompt).await,
-        };
-        let takes_lark = match takes_lark {
-            Err(failure) => return AttemptEnd::Lost(failure.to_string()),
-            Ok(false) if facts.kind != EngineKind::Llmctl && refusal::needs_lark(&answer.request) => {
-                answer.fail(refusal::lark(facts.kind));
-                return AttemptEnd::Over;
-            }
-            Ok(takes_lark) => takes_lark,
-        };
         loop {
-            let body = body(answer, spec, facts, (takes_lark, cache_salt));
-            match self.generate_part(answer, facts.kind, &body, cancel).await {
+            let end = match self.sends_lark(answer, facts, cancel).await {
+                Err(end) => end,
+                Ok(takes_lark) => {
+                    let body = body(answer, spec, facts, (takes_lark, cache_salt));
+                    self.generate_part(answer, facts.kind, &body, cancel).await
+                }
+            };
+            match end {
                 PartEnd::Finished(finish) => answer.finish(finish),
                 PartEnd::ByEngine(finish) => answer.end(finish),
                 PartEnd::Failed(error) => answer.fail(error),
@@ -216,11 +237,10 @@ impl Host {
     ) -> PartEnd {
         let is_first = answer.is_untouched();
         answer.note_sent();
-        let deadline = answer.time_left();
         let stream = tokio::select! {
             biased;
             () = cancel.notified() => return PartEnd::Finished(Finish::Cancelled),
-            () = until(deadline) => return overdue(answer),
+            () = until(answer.time_left()) => return overdue(answer),
             stream = self.http.stream(kind.path(), body) => stream,
         };
         let mut stream = match stream {

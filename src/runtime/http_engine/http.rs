@@ -124,7 +124,7 @@ impl EngineHttp {
         self.whole(Method::POST, path, body.to_string(), ASK_TIMEOUT).await
     }
 
-    /// As [`Self::post`], with time for the other side to load a model.
+    /// As [`Self::post`], with time for the other side to load a model or a library.
     ///
     /// # Errors
     /// [`HttpFailure`].

@@ -3,7 +3,7 @@
 use super::wire::EngineKind;
 use crate::runtime::error::Error;
 use crate::runtime::grammar::GrammarSource;
-use crate::runtime::request::Request;
+use crate::runtime::request::{Request, SAMPLING, Sampling, SamplingNumber};
 
 /// vLLM raises lower temperatures to this one.
 const LEAST_VLLM_TEMPERATURE: f32 = 0.01;
@@ -20,22 +20,19 @@ pub fn check(kind: EngineKind, request: &Request) -> Result<(), Error> {
     }
 }
 
-/// Refuses a Lark grammar for an engine whose grammar library is another than llmctl's.
-pub fn lark(kind: EngineKind) -> Error {
+/// Refuses a Lark grammar for an engine that was asked, and whose grammar library is another than llmctl's.
+pub fn lark(kind: EngineKind, request: &Request) -> Option<Error> {
+    let GrammarSource::Lark(_) = request.grammar.as_ref()?.source() else { return None };
     let flags = match kind {
         EngineKind::Sglang => "--grammar-backend llguidance",
-        EngineKind::Vllm | EngineKind::Llmctl => "--structured-outputs-config.backend auto or guidance",
+        EngineKind::Vllm => "--structured-outputs-config.backend auto or guidance",
+        EngineKind::Llmctl => return None,
     };
     let name = kind.name();
     let message = format!(
         "this {name} does not take llmctl's grammars, which tool calls and answers after reasoning need too: start it with {flags}"
     );
-    Error::InvalidParameter { name: "grammar", message }
-}
-
-/// Returns whether the request needs an engine with llmctl's own grammar library.
-pub fn needs_lark(request: &Request) -> bool {
-    request.grammar.as_ref().is_some_and(|grammar| matches!(grammar.source(), GrammarSource::Lark(_)))
+    Some(Error::InvalidParameter { name: "grammar", message })
 }
 
 type NamedRefusal = Option<(&'static str, String)>;
@@ -51,12 +48,11 @@ fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
     if sampling.temperature == 0.0 || kind == EngineKind::Llmctl {
         return None; // a greedy choice knows no truncation
     }
-    let lacks = |name: &'static str| Some((name, "has no such parameter".to_owned()));
-    if sampling.typical_p < 1.0 {
-        return lacks("typical_p");
-    }
-    if sampling.top_n_sigma > 0.0 {
-        return lacks("top_n_sigma");
+    let plain = Sampling::default();
+    let is_lacking =
+        |number: &&SamplingNumber| kind.lacks(number.name) && number.get(sampling) != number.get(&plain);
+    if let Some(number) = SAMPLING.iter().find(is_lacking) {
+        return Some((number.name, "has no such parameter".to_owned()));
     }
     match kind {
         EngineKind::Vllm if sampling.temperature < LEAST_VLLM_TEMPERATURE => {

@@ -48,6 +48,11 @@ impl EngineKind {
             EngineKind::Sglang => "/generate",
         }
     }
+
+    /// Returns whether it has no parameter for the sampling number of this name.
+    pub fn lacks(self, number: &str) -> bool {
+        self != EngineKind::Llmctl && matches!(number, "typical_p" | "top_n_sigma")
+    }
 }
 
 /// One generation as an engine is asked for it.
@@ -72,14 +77,13 @@ impl AskedGeneration<'_> {
     /// Returns the body of the request. The caller has refused what `kind` cannot honour.
     pub fn body(&self, kind: EngineKind) -> Value {
         match kind {
-            EngineKind::Vllm => self.completion(&[]),
-            EngineKind::Llmctl => self.completion(&["typical_p", "top_n_sigma"]),
+            EngineKind::Vllm | EngineKind::Llmctl => self.completion(kind),
             EngineKind::Sglang => self.sglang(),
         }
     }
 
-    /// Returns a body of `/v1/completions`; `more` are sampling numbers that vLLM lacks.
-    fn completion(&self, more: &[&str]) -> Value {
+    /// Returns a body of `/v1/completions`.
+    fn completion(&self, kind: EngineKind) -> Value {
         let Self { request, .. } = *self;
         let mut body = json!({
             "model": self.model,
@@ -93,8 +97,7 @@ impl AskedGeneration<'_> {
             "top_k": request.sampling.top_k.unwrap_or(0),
         });
         let members = body.as_object_mut().expect("an object, written above");
-        let lacks = |name: &str| matches!(name, "typical_p" | "top_n_sigma") && !more.contains(&name);
-        members.extend(numbers(&request.sampling).filter(|(name, _)| !lacks(name)));
+        members.extend(numbers(kind, &request.sampling));
         members.extend(bias(&request.sampling));
         if request.sampling.temperature > 0.0 {
             members.insert("seed".to_owned(), self.seed.into());
@@ -103,7 +106,7 @@ impl AskedGeneration<'_> {
             members.insert("logprobs".to_owned(), count.into());
             members.insert("return_tokens_as_token_ids".to_owned(), true.into());
         }
-        if more.is_empty() {
+        if kind == EngineKind::Vllm {
             let vllm = json!({
                 "skip_special_tokens": false, "spaces_between_special_tokens": false, "add_special_tokens": false,
                 "min_tokens": 0, "include_stop_str_in_output": false,
@@ -130,8 +133,7 @@ impl AskedGeneration<'_> {
             "no_stop_trim": true,
         });
         let members = sampling.as_object_mut().expect("an object, written above");
-        let lacks = |name: &str| matches!(name, "typical_p" | "top_n_sigma");
-        members.extend(numbers(&request.sampling).filter(|(name, _)| !lacks(name)));
+        members.extend(numbers(EngineKind::Sglang, &request.sampling));
         members.extend(bias(&request.sampling));
         let grammar = request.grammar.as_ref();
         members.extend(grammar.and_then(|grammar| constraint(grammar.source(), self.takes_lark)));
@@ -144,9 +146,10 @@ impl AskedGeneration<'_> {
     }
 }
 
-/// Returns the sampling numbers by name.
-fn numbers(sampling: &Sampling) -> impl Iterator<Item = (String, Value)> {
-    SAMPLING.iter().map(move |number| (number.name.to_owned(), shortest(number.get(sampling))))
+/// Returns the sampling numbers that an engine has, by name.
+fn numbers(kind: EngineKind, sampling: &Sampling) -> impl Iterator<Item = (String, Value)> {
+    let has = SAMPLING.iter().filter(move |number| !kind.lacks(number.name));
+    has.map(|number| (number.name.to_owned(), shortest(number.get(sampling))))
 }
 
 /// Returns the number as people write it: 0.7, not 0.699999988079071.
