@@ -838,20 +838,77 @@ fn transpose(values: &[f32], m: usize, out: &mut [f32]) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn norms_into_products_give_the_bits_of_norms_and_products() {
-        const COLS: usize = 96;
-        let cpu = Cpu::new(2).unwrap();
-        // Rows of Q8_0: blocks of a half-precision 1 and 32 codes.
+    /// Makes a matrix of Q8_0: blocks of a half-precision 1 and 32 codes.
+    fn weight(cpu: &Cpu, [rows, cols]: [usize; 2]) -> CpuWeight {
         let row = |n: usize| {
-            (0..COLS / 32).flat_map(move |block| {
+            (0..cols / 32).flat_map(move |block| {
                 let codes = (0..32).map(move |at| (n * 7 + block * 5 + at * 3) as u8);
                 [0x00, 0x3c].into_iter().chain(codes)
             })
         };
-        let bytes: Vec<u8> = (0..20).flat_map(row).collect();
-        let weight =
-            cpu.weight(&HostTensor::new(Dtype::Q8_0, vec![20, COLS], bytes.into()).unwrap()).unwrap();
+        let bytes: Vec<u8> = (0..rows).flat_map(row).collect();
+        cpu.weight(&HostTensor::new(Dtype::Q8_0, vec![rows, cols], bytes.into()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn experts_add_the_bits_of_their_steps() {
+        const COLS: usize = 96;
+        let cpu = Cpu::new(2).unwrap();
+        let [gate, up, down] = [[64, COLS], [64, COLS], [COLS, 64]].map(|shape| weight(&cpu, shape));
+        let mut x = cpu.buffer();
+        x.resize(300, COLS);
+        x.values_mut().iter_mut().enumerate().for_each(|(at, x)| *x = (at as f32 * 0.37).sin());
+        let mut normed = cpu.buffer();
+        cpu.rms_norm_into_products(&x, &vec![1.0; COLS], 1e-6, &mut normed).unwrap();
+        let add = |count: usize, bias: Option<&Vec<f32>>, in_steps: bool| {
+            let rows: Vec<usize> = (0..count).map(|row| row * 300 / count).collect();
+            let weights: Vec<f32> = rows.iter().map(|row| 0.1 + *row as f32 / 64.0).collect();
+            let to = WeightedRows { rows: &rows, weights: &weights };
+            let [mut a, mut b, mut result, mut selected] = [(); 4].map(|()| cpu.buffer());
+            let inner = [(&gate, &mut a), (&up, &mut b)];
+            let inner = inner.map(|(weight, out)| Product { weight, bias: None, out });
+            let down = Product { weight: &down, bias, out: &mut result };
+            let network = GatedNetwork { activation: Activation::Silu, inner, down };
+            let mut out = x.clone();
+            match in_steps {
+                true => add_feed_forward_in_steps(&cpu, &normed, to, network, [&mut selected, &mut out]),
+                false => cpu.add_feed_forward(&normed, to, network, [&mut selected, &mut out]),
+            }
+            .unwrap();
+            assert!(out.quantized().is_none());
+            out.values().to_vec()
+        };
+        let bias = vec![0.5; COLS];
+        for (count, bias) in [(1, None), (40, None), (300, None), (300, Some(&bias))] {
+            let (expected, got) = (add(count, bias, true), add(count, bias, false));
+            assert!(expected != x.values(), "it adds something");
+            assert!(expected.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{count} rows");
+        }
+    }
+
+    #[test]
+    fn selected_rows_keep_their_quantised_form() {
+        let cpu = Cpu::new(2).unwrap();
+        let weight = weight(&cpu, [32, 64]);
+        let (mut x, mut normed) = (cpu.buffer(), cpu.buffer());
+        x.resize(5, 64);
+        x.values_mut().iter_mut().enumerate().for_each(|(at, x)| *x = (at as f32 * 0.37).sin());
+        cpu.rms_norm_into_products(&x, &vec![1.0; 64], 1e-6, &mut normed).unwrap();
+        let [mut some, mut product, mut all] = [(); 3].map(|()| cpu.buffer());
+        cpu.select_rows(&normed, &[4, 1], &mut some).unwrap();
+        assert_eq!(some.quantized().map(Activations::rows), Some(2));
+        cpu.matmul(&some, &weight, None, &mut product).unwrap();
+        cpu.matmul(&normed, &weight, None, &mut all).unwrap();
+        assert_eq!([product.row(0), product.row(1)], [all.row(4), all.row(1)]);
+        cpu.select_rows(&x, &[0], &mut some).unwrap();
+        assert!(some.quantized().is_none());
+    }
+
+    #[test]
+    fn norms_into_products_give_the_bits_of_norms_and_products() {
+        const COLS: usize = 96;
+        let cpu = Cpu::new(2).unwrap();
+        let weight = weight(&cpu, [20, COLS]);
         let norm: Vec<f32> = (0..COLS).map(|at| 0.5 + at as f32 / 64.0).collect();
         for rows in [1, 7, 300] {
             let mut x = cpu.buffer();
