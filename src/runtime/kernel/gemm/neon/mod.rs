@@ -39,8 +39,11 @@ pub struct Neon<const DOT: bool>;
 impl<const DOT: bool> Kernels for Neon<DOT> {
     const WIDTH: usize = 1;
     const DIRECT_ROWS: usize = if DOT { 4 } else { 2 };
-    const MAX_DIRECT: usize = MAX_DIRECT;
     const PANEL_ROWS: usize = if DOT { 6 } else { 4 };
+
+    fn max_direct() -> usize {
+        MAX_DIRECT
+    }
 
     unsafe fn direct<F: QuantFormat>(panel: &[u8], x: &Activations, first: usize, out: &mut [[f32; ROWS]]) {
         assert!(panel.len() / F::UNIT_BYTES * F::TILES <= x.blocks_per_row(), "rows of one length");
