@@ -238,9 +238,7 @@ pub struct GatedNetwork<'a, B: Backend + ?Sized> {
 pub fn feed_forward_in_steps<B: Backend + ?Sized>(
     backend: &B,
     x: &B::Buffer,
-    activation: Activation,
-    mut inner: [Product<'_, B>; 2],
-    down: Product<'_, B>,
+    GatedNetwork { activation, mut inner, down }: GatedNetwork<'_, B>,
 ) -> Result<()> {
     backend.matmul_each(x, &mut inner)?;
     let [gate, up] = inner;
@@ -257,8 +255,9 @@ pub fn add_feed_forward_in_steps<B: Backend + ?Sized>(
     [selected, out]: [&mut B::Buffer; 2],
 ) -> Result<()> {
     let GatedNetwork { activation, inner, down: Product { weight, bias, out: result } } = network;
+    let down = Product { weight, bias, out: &mut *result };
     backend.select_rows(x, to.rows, selected)?;
-    backend.feed_forward(selected, activation, inner, Product { weight, bias, out: result })?;
+    backend.feed_forward(selected, GatedNetwork { activation, inner, down })?;
     backend.add_rows(out, result, to.rows, to.weights)
 }
 
@@ -361,14 +360,8 @@ pub trait Backend: Send + 'static {
 
     /// Computes a gated feed-forward network: `down(act(gate(x)) * up(x))`. Overwrites the buffers of `gate` and
     /// `up`.
-    fn feed_forward(
-        &self,
-        x: &Self::Buffer,
-        activation: Activation,
-        inner: [Product<'_, Self>; 2],
-        down: Product<'_, Self>,
-    ) -> Result<()> {
-        feed_forward_in_steps(self, x, activation, inner, down)
+    fn feed_forward(&self, x: &Self::Buffer, network: GatedNetwork<'_, Self>) -> Result<()> {
+        feed_forward_in_steps(self, x, network)
     }
 
     /// Adds an expert's part: `out[rows[i]] += weights[i] * network(x[rows[i]])`; the rows must be distinct. `selected` and the

@@ -526,17 +526,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn feed_forward(
-        &self,
-        x: &CpuBuffer,
-        activation: Activation,
-        inner: [Product<'_, Self>; 2],
-        mut down: Product<'_, Self>,
-    ) -> Result<()> {
-        let weights = packed_network(x.width(), &inner, &down);
+    fn feed_forward(&self, x: &CpuBuffer, network: GatedNetwork<'_, Self>) -> Result<()> {
+        let weights = packed_weights(x.width(), &network);
         let Some([gate, up, last]) = weights.filter(|_| !gemm::is_few(self.isa, x.num_rows())) else {
-            return feed_forward_in_steps(self, x, activation, inner, down);
+            return feed_forward_in_steps(self, x, network);
         };
+        let GatedNetwork { activation, mut down, .. } = network;
         down.out.resize(x.num_rows(), last.rows());
         let CpuScratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
         gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool());
@@ -552,15 +547,14 @@ impl Backend for Cpu {
         network: GatedNetwork<'_, Self>,
         [selected, out]: [&mut CpuBuffer; 2],
     ) -> Result<()> {
-        let GatedNetwork { activation, inner, down } = &network;
-        let weights = packed_network(x.width(), inner, down).filter(|_| down.bias.is_none());
+        let weights = packed_weights(x.width(), &network).filter(|_| network.down.bias.is_none());
         let weights = weights.filter(|_| !gemm::is_few(self.isa, to.rows.len()));
         let (Some([gate, up, last]), Some(quantized)) = (weights, x.quantized()) else {
             return add_feed_forward_in_steps(self, x, to, network, [selected, out]);
         };
         let CpuScratch { quantized: rows, gated, .. } = &mut *self.scratch.borrow_mut();
         rows.select(quantized, to.rows, &self.pool());
-        gemm::gated(self.isa, rows, [gate, up], *activation, gated, &self.pool());
+        gemm::gated(self.isa, rows, [gate, up], network.activation, gated, &self.pool());
         gemm::add_matmul(self.isa, last, gated, to, out.values_mut(), &self.pool());
         Ok(())
     }
@@ -788,11 +782,8 @@ impl Backend for Cpu {
 }
 
 /// Returns gate, up and down of a network for rows of `width` values if all are quantised and the first two have no bias.
-fn packed_network<'a>(
-    width: usize,
-    inner: &[Product<'a, Cpu>; 2],
-    down: &Product<'a, Cpu>,
-) -> Option<[&'a Packed; 3]> {
+fn packed_weights<'a>(width: usize, network: &GatedNetwork<'a, Cpu>) -> Option<[&'a Packed; 3]> {
+    let GatedNetwork { inner, down, .. } = network;
     let packed = |product: &Product<'a, Cpu>| match product.weight {
         CpuWeight::Packed(weight) => Some(weight),
         _ => None,

@@ -146,7 +146,8 @@ impl<B: Backend> Mlp<B> {
             return self.down.apply(backend, gate, out);
         }
         let inner = [to_gate.onto(gate), self.up.onto(up)];
-        backend.feed_forward(input, self.activation, inner, self.down.onto(out))
+        let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(out) };
+        backend.feed_forward(input, network)
     }
 
     /// Adds its result for some rows of `input`, each with a weight, to these rows of `out`.

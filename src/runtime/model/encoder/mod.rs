@@ -15,7 +15,7 @@ use std::ops::Range;
 use super::decoder::Convert;
 use super::rope::Rope;
 use super::{TextIds, TextModel, TextModelSpec, text_rows};
-use crate::runtime::backend::{Backend, Product, Reach, ScoreRule, TextHeads};
+use crate::runtime::backend::{Backend, GatedNetwork, Product, Reach, ScoreRule, TextHeads};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::tensor::TensorSource;
 use config::EncoderLayerConfig;
@@ -313,7 +313,11 @@ impl<B: Backend> EncoderLayer<B> {
         match &self.gate {
             Some(gate) => {
                 let products = [gate.onto(inner), self.up.onto(up)];
-                backend.feed_forward(input, config.activation, products, self.down.onto(added))
+                let down = self.down.onto(added);
+                backend.feed_forward(
+                    input,
+                    GatedNetwork { activation: config.activation, inner: products, down },
+                )
             }
             None => {
                 backend.matmul_each(input, &mut [self.up.onto(inner)])?;
