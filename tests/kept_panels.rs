@@ -5,10 +5,11 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
+use llmctl::runtime::load::export::{Export, ExportOptions, MIXES, WriteEnd};
 use llmctl::runtime::load::fingerprint::panel_key;
-use llmctl::runtime::load::{LoadOptions, LoadedModel, PanelPlace, kept_panels};
+use llmctl::runtime::load::hub::ModelSource;
+use llmctl::runtime::load::{LoadOptions, LoadedModel, ModelFiles, PanelPlace, kept_panels};
 
-use crate::common::fixtures;
 use crate::common::golden::{Fed, exact, load_model, parity_folder};
 
 /// Room for everything.
@@ -19,26 +20,21 @@ const TOKENS: [u32; 12] = [1, 5, 9, 2, 7, 3, 11, 8, 4, 6, 10, 12];
 
 fn keeping(folder: &Path, limit_bytes: u64) -> LoadOptions {
     let packed = PanelPlace { folder: folder.into(), limit_bytes, least_bytes: 0 };
-    LoadOptions { dtype: None, packed: Some(packed), ..exact() }
+    LoadOptions { packed: Some(packed), ..packing() }
 }
 
 fn packing() -> LoadOptions {
     LoadOptions { dtype: None, ..exact() }
 }
 
-/// A model of floats; and one of quantised weights, copied to `folder`, if there are fixtures.
-fn models(folder: &Path) -> Vec<PathBuf> {
-    let mut models = vec![parity_folder().join("qwen3")];
-    match fixtures() {
-        None => eprintln!("skipped: no fixtures, so no quantised model"),
-        Some(fixtures) => {
-            let copy = folder.join("q8_0.gguf");
-            let source = fixtures.join("models/babyllama-361/babyllama-361-q8_0.gguf");
-            fs::copy(&source, &copy).expect("a model of the fixtures");
-            models.push(copy);
-        }
-    }
-    models
+/// Writes a checkpoint with quantised weights to `folder`.
+fn quantised(name: &str, folder: &Path) -> PathBuf {
+    let path = folder.join(format!("{name}.gguf"));
+    let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join(name))).expect("opens");
+    let mix = MIXES.into_iter().find(|mix| mix.name == "Q8_0").expect("a mix");
+    let export = Export::plan(&files, &ExportOptions { mix, imatrix: None, name: "model" }).expect("a plan");
+    assert_eq!(export.write(&path, &mut |_, _| true).expect("writes"), WriteEnd::Done);
+    path
 }
 
 fn logits(model: &mut LoadedModel) -> Vec<u32> {
@@ -92,7 +88,7 @@ fn is_used(path: &Path, load: impl FnOnce()) -> bool {
 #[test]
 fn logits_are_the_same_with_and_without_kept_panels() {
     let scratch = tempfile::tempdir().expect("tempdir");
-    for model in models(scratch.path()) {
+    for model in ["qwen3", "qwen3-moe"].map(|name| quantised(name, scratch.path())) {
         let folder = tempfile::tempdir().expect("tempdir");
         let expected = logits(&mut load_model(&model, &packing()).expect("loads"));
         let (first, _, path) = load_and_keep(&model, folder.path());
@@ -104,9 +100,18 @@ fn logits_are_the_same_with_and_without_kept_panels() {
 }
 
 #[test]
+fn floats_are_used_where_their_file_has_them() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let mut loaded = load_model(&parity_folder().join("qwen3"), &keeping(folder.path(), ALL)).expect("loads");
+    logits(&mut loaded);
+    drop(loaded); // waits for a writer
+    assert_eq!(kept_panels(folder.path()).bytes, 0);
+}
+
+#[test]
 fn a_damaged_file_is_found_out_and_written_again() {
     let scratch = tempfile::tempdir().expect("tempdir");
-    for model in models(scratch.path()) {
+    for model in ["qwen3", "qwen3-moe"].map(|name| quantised(name, scratch.path())) {
         let folder = tempfile::tempdir().expect("tempdir");
         let (expected, notices, path) = load_and_keep(&model, folder.path());
         assert_eq!(notices, Vec::<String>::new());
@@ -123,7 +128,7 @@ fn a_damaged_file_is_found_out_and_written_again() {
         }
         // Whole, but the file of another model, whose matrices have the same types and shapes.
         let others = tempfile::tempdir().expect("tempdir");
-        let other = load_and_keep(&parity_folder().join("gemma2"), others.path()).2;
+        let other = load_and_keep(&quantised("gemma2", scratch.path()), others.path()).2;
         fs::copy(other, &path).expect("copies");
         check_repair(&model, folder.path(), &expected, &whole);
     }
@@ -143,8 +148,8 @@ fn check_repair(model: &Path, folder: &Path, expected: &[u32], whole: &[u8]) {
 
 #[test]
 fn a_write_that_was_killed_is_continued_by_the_next_load() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let model = parity_folder().join("qwen3");
+    let [scratch, folder] = [(); 2].map(|()| tempfile::tempdir().expect("tempdir"));
+    let model = quantised("qwen3", scratch.path());
     let (expected, _, path) = load_and_keep(&model, folder.path());
     let whole = fs::read(&path).expect("reads");
     let part = path.with_extension("part");
@@ -167,8 +172,8 @@ fn a_write_that_was_killed_is_continued_by_the_next_load() {
 
 #[test]
 fn a_file_is_written_by_one_process_at_a_time() {
-    let folder = tempfile::tempdir().expect("tempdir");
-    let model = parity_folder().join("qwen3");
+    let [scratch, folder] = [(); 2].map(|()| tempfile::tempdir().expect("tempdir"));
+    let model = quantised("qwen3", scratch.path());
     let loads: Vec<_> = (0..4)
         .map(|_| {
             let (model, folder) = (model.clone(), folder.path().to_owned());
@@ -193,21 +198,21 @@ fn a_file_is_written_by_one_process_at_a_time() {
 
 #[test]
 fn the_limit_holds_and_the_file_used_longest_ago_goes() {
-    let [floats, other] = ["qwen3", "gemma2"].map(|name| parity_folder().join(name));
-    let folder = tempfile::tempdir().expect("tempdir");
+    let [scratch, folder] = [(); 2].map(|()| tempfile::tempdir().expect("tempdir"));
+    let [model, other] = ["qwen3", "gemma2"].map(|name| quantised(name, scratch.path()));
     let first = load_and_keep(&other, folder.path()).2;
     let bytes_of_other = kept_panels(folder.path()).bytes;
-    let bytes_of_floats =
-        fs::metadata(load_and_keep(&floats, &folder.path().join("alone")).2).expect("a file").len();
-    drop(load_model(&floats, &keeping(folder.path(), 1000)).expect("loads"));
+    let bytes_of_model =
+        fs::metadata(load_and_keep(&model, &folder.path().join("alone")).2).expect("a file").len();
+    drop(load_model(&model, &keeping(folder.path(), 1000)).expect("loads"));
     assert_eq!(
         named(folder.path(), "panels"),
         std::slice::from_ref(&first),
         "a model larger than the limit changes nothing"
     );
     // There is room for the larger one alone.
-    let bytes = bytes_of_other.max(bytes_of_floats);
-    let loaded = load_model(&floats, &keeping(folder.path(), bytes)).expect("loads");
+    let bytes = bytes_of_other.max(bytes_of_model);
+    let loaded = load_model(&model, &keeping(folder.path(), bytes)).expect("loads");
     let begun = Instant::now();
     while first.exists() || kept_panels(folder.path()).files == 0 {
         assert!(begun.elapsed() < Duration::from_secs(60), "nothing is written");
@@ -215,14 +220,14 @@ fn the_limit_holds_and_the_file_used_longest_ago_goes() {
     }
     assert!(loaded.notices.is_empty() && kept_panels(folder.path()).bytes <= bytes);
     let few = PanelPlace { folder: folder.path().join("few"), limit_bytes: ALL, least_bytes: 1 << 30 };
-    drop(load_model(&floats, &LoadOptions { packed: Some(few.clone()), ..packing() }).expect("loads"));
+    drop(load_model(&model, &LoadOptions { packed: Some(few.clone()), ..packing() }).expect("loads"));
     assert!(!few.folder.exists(), "what is packed in no time is not kept");
 }
 
 #[test]
 fn a_changed_model_and_another_layout_have_files_of_their_own() {
     let scratch = tempfile::tempdir().expect("tempdir");
-    let Some(model) = models(scratch.path()).pop().filter(|model| model.is_file()) else { return };
+    let model = quantised("qwen3", scratch.path());
     let folder = tempfile::tempdir().expect("tempdir");
     let (before, _, path) = load_and_keep(&model, folder.path());
     let len = fs::metadata(&model).expect("a length").len();
@@ -245,7 +250,7 @@ fn a_folder_that_cannot_be_written_stops_no_load() {
     let scratch = tempfile::tempdir().expect("tempdir");
     let file = scratch.path().join("file");
     fs::write(&file, "in the way").expect("writes");
-    let model = parity_folder().join("qwen3");
+    let model = quantised("qwen3", scratch.path());
     let loaded = load_model(&model, &keeping(&file.join("packed"), ALL)).expect("loads");
     let said: Vec<String> = loaded.notices.iter().map(ToString::to_string).collect();
     assert!(

@@ -172,6 +172,12 @@ impl std::ops::Deref for SharedBytes {
     }
 }
 
+impl AsRef<[u8]> for SharedBytes {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl From<&'static [u8]> for SharedBytes {
     fn from(bytes: &'static [u8]) -> Self {
         SharedBytes { storage: Storage::Static(bytes), start: 0, len: bytes.len() }

@@ -276,6 +276,11 @@ pub trait Backend: Send + 'static {
 
     fn weight(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError>;
 
+    /// Uploads a matrix of an expert, which many tokens do not use, so it may take its final form when it is first used.
+    fn expert(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError> {
+        self.weight(tensor)
+    }
+
     /// Uploads a matrix that is only used to look up rows, so it may stay in the file's layout.
     fn table(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError> {
         self.weight(tensor)

@@ -33,11 +33,15 @@ pub struct MemoryNodes(u64);
 impl MemoryNodes {
     const MOST: usize = u64::BITS as usize;
 
+    pub fn are_several(self) -> bool {
+        self.0.count_ones() > 1
+    }
+
     /// Alternates the pages of a mapping, none of which was touched, between these nodes. Does nothing if there is only one, if
     /// the user has chosen a policy (`numactl`), or if the system refuses: then the thread that writes a page first decides.
     fn spread(self, mapping: &MmapMut) {
         #[cfg(target_os = "linux")]
-        if self.0.count_ones() > 1 && policy_of(None) == Some(libc::MPOL_DEFAULT) {
+        if self.are_several() && policy_of(None) == Some(libc::MPOL_DEFAULT) {
             let _ = self.interleave(mapping);
         }
         #[cfg(not(target_os = "linux"))]

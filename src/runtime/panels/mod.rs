@@ -1,7 +1,7 @@
 //! Packed weights kept on disk, so that a later start reads them instead of packing them again.
 //!
 //! A [`PanelStore`] serves one load: the backend asks it for each matrix, in the order of loading, and tells it what it loaded.
-//! After the load a thread of low priority writes what was packed. A matrix is copied from the mapped file to huge pages: decoding
+//! After the load a thread of low priority writes what was packed, and packs first what no step has needed yet. A matrix is copied from the mapped file to huge pages: decoding
 //! from the file's own 4 KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing (both measured).
 //!
 //! Invariants: a matrix from a file was compared with its checksums before this process computes with it, and a file that differs
@@ -12,6 +12,7 @@ mod file;
 mod folder;
 mod writer;
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -36,6 +37,34 @@ pub struct PanelPlace {
     pub least_bytes: u64,
 }
 
+/// The panels of a loaded matrix.
+pub enum LoadedPanels {
+    Ready(PanelMemory),
+    /// Panels that are packed when somebody first needs them.
+    Late {
+        len: usize,
+        get: Box<dyn Fn() -> io::Result<PanelMemory> + Send>,
+    },
+}
+
+impl LoadedPanels {
+    fn len(&self) -> usize {
+        match self {
+            LoadedPanels::Ready(memory) => memory.len(),
+            LoadedPanels::Late { len, .. } => *len,
+        }
+    }
+
+    /// # Errors
+    /// If they could not be packed.
+    fn get(&self) -> io::Result<PanelMemory> {
+        match self {
+            LoadedPanels::Ready(memory) => Ok(memory.clone()),
+            LoadedPanels::Late { get, .. } => get(),
+        }
+    }
+}
+
 /// The kept panels of one model, and those that a load packs.
 pub struct PanelStore {
     place: PanelPlace,
@@ -50,7 +79,7 @@ struct PanelState {
     /// What is wrong with the file.
     damage: Option<String>,
     /// Matrices so far, in the order of loading.
-    loaded: Vec<(PanelLabel, PanelMemory)>,
+    loaded: Vec<(PanelLabel, LoadedPanels)>,
     /// Writes what was packed; waits for it a moment when the model is dropped.
     writer: Option<PanelWriter>,
 }
@@ -89,10 +118,10 @@ impl PanelStore {
         }
     }
 
-    /// Takes note of a loaded matrix, whether [`Self::next`] had it or it was packed.
-    pub fn loaded(&self, dtype: Dtype, shape: [usize; 2], memory: &PanelMemory) {
+    /// Takes note of a loaded matrix, whether [`Self::next`] had it, it was packed, or it will be.
+    pub fn loaded(&self, dtype: Dtype, shape: [usize; 2], panels: LoadedPanels) {
         let label = PanelLabel { dtype: dtype.name().to_owned(), shape };
-        self.state().loaded.push((label, memory.clone()));
+        self.state().loaded.push((label, panels));
     }
 
     /// Ends the load. Starts to write its panels if the file lacks any, unless they are few, too many, or being written by
@@ -122,8 +151,8 @@ impl PanelStore {
         notices
     }
 
-    fn start_writer(&self, loaded: Vec<(PanelLabel, PanelMemory)>) -> std::io::Result<Option<PanelWriter>> {
-        let bytes: u64 = loaded.iter().map(|(_, memory)| memory.len() as u64).sum();
+    fn start_writer(&self, loaded: Vec<(PanelLabel, LoadedPanels)>) -> io::Result<Option<PanelWriter>> {
+        let bytes: u64 = loaded.iter().map(|(_, panels)| panels.len() as u64).sum();
         let PanelPlace { folder, limit_bytes, least_bytes } = &self.place;
         if bytes < *least_bytes
             || loaded.is_empty()

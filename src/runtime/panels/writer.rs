@@ -14,8 +14,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use super::LoadedPanels;
 use super::file::{self, PIECE_BYTES, PanelEntry, PanelLabel};
-use crate::runtime::kernel::memory::PanelMemory;
 use crate::runtime::private_files::private_file;
 
 /// Longest wait for the writer when the model is dropped: a short `run` should leave something for the next.
@@ -37,7 +37,7 @@ impl PanelWriter {
     pub fn start(
         unfinished: &Path,
         path: &Path,
-        loaded: Vec<(PanelLabel, PanelMemory)>,
+        loaded: Vec<(PanelLabel, LoadedPanels)>,
     ) -> io::Result<Option<PanelWriter>> {
         let file = private_file(File::options().write(true).create(true).truncate(false), unfinished)?;
         match file.try_lock() {
@@ -101,13 +101,17 @@ struct PanelDraft {
 
 impl PanelDraft {
     /// Writes the rest of the file and gives it its name. A stopped write leaves the unfinished file to the next.
-    fn write(mut self, loaded: &[(PanelLabel, PanelMemory)]) -> io::Result<()> {
+    fn write(mut self, loaded: &[(PanelLabel, LoadedPanels)]) -> io::Result<()> {
         let done = self.file.metadata()?.len();
-        let (starts, end) = file::places(loaded.iter().map(|(_, memory)| memory.len()));
+        let (starts, end) = file::places(loaded.iter().map(|(_, panels)| panels.len()));
         file::write_start(&mut self.file)?;
         let mut entries = Vec::with_capacity(loaded.len());
-        for ((label, memory), start) in loaded.iter().zip(starts) {
-            let Some(checksums) = self.write_matrix(memory, start as u64, done)? else { return Ok(()) };
+        for ((label, panels), start) in loaded.iter().zip(starts) {
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let memory = panels.get()?;
+            let Some(checksums) = self.write_matrix(&memory, start as u64, done)? else { return Ok(()) };
             entries.push(PanelEntry { label: label.clone(), start, len: memory.len(), checksums });
         }
         self.file.set_len(end as u64)?;

@@ -1,7 +1,8 @@
 //! The CPU backend: our kernels over f32 activations, on a pool of threads.
 //!
-//! Quantised matrices are packed once, at load, and multiplied with activations quantised to 8 bits; plain floats
-//! stay in the file's layout and are widened row by row, with f32 arithmetic throughout. Work is split over outputs,
+//! Quantised matrices are packed once, at load, and multiplied with activations quantised to 8 bits. F16 and BF16 stay where a
+//! mapped file has them, and are multiplied with activations of 14 bits. F32 stays there too, and is widened row by row, with f32
+//! arithmetic throughout. Work is split over outputs,
 //! never inside a reduction, so the result does not depend on the number of threads.
 
 mod attention;
@@ -9,15 +10,18 @@ mod buffer;
 mod drafted;
 mod heads;
 mod kv;
+mod late;
 mod recurrent;
 mod texts;
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
+use late::LatePacked;
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, KvLayout, KvType, PageId, Product,
@@ -26,10 +30,10 @@ use super::{
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed, fixed, plain};
 use crate::runtime::kernel::matmul::{self, MatmulShape};
-use crate::runtime::kernel::memory::{Arena, MemoryNodes, PanelMemory};
+use crate::runtime::kernel::memory::{Arena, MemoryNodes};
 use crate::runtime::kernel::pool::Pool;
 use crate::runtime::kernel::{Dtype, Isa, dot, isa, math, norm, quant};
-use crate::runtime::panels::PanelStore;
+use crate::runtime::panels::{LoadedPanels, PanelStore};
 use crate::runtime::tensor::{HostTensor, SharedBytes};
 
 /// Weight rows that a task widens and multiplies: few enough for the second-level cache.
@@ -96,6 +100,8 @@ pub struct Cpu {
     head: RefCell<[CpuBuffer; 2]>,
     /// Memory of packed weights.
     weights: Arena,
+    /// Whether that memory is spread over several nodes, which pages of a file are not.
+    is_spread: bool,
     /// Packed weights on disk.
     panels: Option<Arc<PanelStore>>,
     /// Whether any weights are in the packed form of quantised ones.
@@ -148,6 +154,7 @@ impl Cpu {
             scratch: RefCell::default(),
             head: RefCell::default(),
             weights: Arena::over(nodes),
+            is_spread: nodes.are_several(),
             panels: None,
             has_packed: Cell::new(false),
         })
@@ -174,21 +181,23 @@ impl Cpu {
         Some(weight)
     }
 
+    /// Returns a matrix that is multiplied where it is, in a mapped file or in memory. `None` for types that other layouts serve
+    /// better, and if weights are to be spread over memory nodes.
+    fn in_place(&self, tensor: &HostTensor) -> Option<CpuWeight> {
+        if self.is_spread {
+            return None;
+        }
+        let (shape, bytes) = (tensor.rows_cols().into(), Arc::new(tensor.bytes.clone()));
+        fixed::FixedWeights::in_place(self.isa, tensor.dtype, shape, bytes).map(CpuWeight::Fixed)
+    }
+
     /// Packs a matrix in the file's layout; plain floats stay there.
     fn packed(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
-        let (rows, cols) = tensor.rows_cols();
-        let failed = |message| {
-            let tensor = format!("{} {:?}", tensor.dtype.name(), tensor.shape);
-            LoadError::Tensor { tensor, message }
-        };
-        let (dtype, bytes) = (tensor.dtype, &tensor.bytes[..]);
-        let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
-        if dtype == Dtype::Mxfp4 && bytes.chunks_exact(dtype.block_bytes()).any(is_too_large) {
-            return Err(failed("has values above 2^18, the limit for weights".to_owned()));
-        }
+        check_exponents(tensor)?;
         let release = |packed| tensor.bytes.release(packed);
-        let source = MatrixSource::new(dtype, [rows, cols], bytes).telling(&release);
-        let packed = match dtype {
+        let source = MatrixSource::new(tensor.dtype, tensor.rows_cols().into(), &tensor.bytes);
+        let source = source.telling(&release);
+        let packed = match tensor.dtype {
             Dtype::F32 => Ok(None),
             Dtype::F16 | Dtype::Bf16 => {
                 fixed::FixedWeights::pack(self.isa, &source, &self.weights, &self.pool())
@@ -198,8 +207,38 @@ impl Cpu {
                 Packed::pack(&source, &self.weights, &self.pool()).map(|packed| packed.map(CpuWeight::Packed))
             }
         };
-        let packed = packed.map_err(|error| failed(format!("no memory to pack it: {error}")))?;
+        let packed = packed.map_err(|error| no_memory(tensor, &error))?;
         Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
+    }
+
+    /// Leaves a matrix in its mapped file until it is used. `None` if it is not in one, or has no packed form.
+    fn late(&self, tensor: &HostTensor) -> Result<Option<CpuWeight>, LoadError> {
+        if !tensor.bytes.is_mapped() {
+            return Ok(None);
+        }
+        check_exponents(tensor)?;
+        let late = LatePacked::new(tensor, &self.weights).map_err(|error| no_memory(tensor, &error))?;
+        Ok(late.map(|late| CpuWeight::Late(Arc::new(late))))
+    }
+
+    /// Takes note of a matrix whose panels are to be kept.
+    fn note(&self, tensor: &HostTensor, weight: &CpuWeight) {
+        self.has_packed
+            .set(self.has_packed.get() || matches!(weight, CpuWeight::Packed(_) | CpuWeight::Late(_)));
+        if let (Some(panels), Some(loaded)) = (&self.panels, weight.panels()) {
+            panels.loaded(tensor.dtype, weight.rows_cols().into(), loaded);
+        }
+    }
+
+    /// Packs those of the products' weights that no step has used yet.
+    fn prepare<'a>(&self, products: impl IntoIterator<Item = &'a Product<'a, Self>>) {
+        for product in products {
+            if let CpuWeight::Late(late) = product.weight
+                && late.get().is_none()
+            {
+                late.packed(&self.pool());
+            }
+        }
     }
 
     fn pool(&self) -> MutexGuard<'_, Pool> {
@@ -241,10 +280,9 @@ impl Cpu {
 
     /// Computes those of the products with quantised weights, in one parallel region.
     fn matmul_packed(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) {
-        let packed = products.iter_mut().filter_map(|product| match product.weight {
-            CpuWeight::Packed(weight) => Some((weight, product.out.values_mut())),
-            _ => None,
-        });
+        let packed = products
+            .iter_mut()
+            .filter_map(|product| Some((product.weight.packed()?, product.out.values_mut())));
         let mut packed = packed.peekable();
         if packed.peek().is_some() {
             let scratch = &mut self.scratch.borrow_mut().quantized;
@@ -329,7 +367,9 @@ pub enum CpuWeight {
     Plain(HostTensor),
     /// Quantised, in the kernels' own layout; the file's bytes are not kept.
     Packed(Packed),
-    /// F16 or BF16 in the kernels' own layout.
+    /// Quantised, and packed when it is first used.
+    Late(Arc<LatePacked>),
+    /// F16 or BF16, where the file has them or in the kernels' own layout.
     Fixed(fixed::FixedWeights),
 }
 
@@ -339,18 +379,51 @@ impl CpuWeight {
         match self {
             CpuWeight::Plain(tensor) => tensor.rows_cols(),
             CpuWeight::Packed(packed) => (packed.rows(), packed.cols()),
+            CpuWeight::Late(late) => late.rows_cols(),
             CpuWeight::Fixed(fixed) => (fixed.rows(), fixed.cols()),
         }
     }
 
-    /// Returns the matrix in the kernels' layout.
-    fn panels(&self) -> Option<&PanelMemory> {
+    /// Returns the quantised matrix in the kernels' layout; one that is packed late must have been prepared.
+    fn packed(&self) -> Option<&Packed> {
         match self {
-            CpuWeight::Plain(_) => None,
-            CpuWeight::Packed(packed) => Some(packed.memory()),
-            CpuWeight::Fixed(fixed) => Some(fixed.memory()),
+            CpuWeight::Packed(packed) => Some(packed),
+            CpuWeight::Late(late) => Some(late.get().expect("prepared")),
+            CpuWeight::Plain(_) | CpuWeight::Fixed(_) => None,
         }
     }
+
+    /// Returns what may be kept on disk.
+    fn panels(&self) -> Option<LoadedPanels> {
+        match self {
+            CpuWeight::Plain(_) => None,
+            CpuWeight::Packed(packed) => Some(LoadedPanels::Ready(packed.memory().clone())),
+            CpuWeight::Late(late) => {
+                let (len, late) = (late.bytes(), Arc::clone(late));
+                Some(LoadedPanels::Late { len, get: Box::new(move || late.panels()) })
+            }
+            CpuWeight::Fixed(fixed) => fixed.memory().cloned().map(LoadedPanels::Ready),
+        }
+    }
+}
+
+/// # Errors
+/// [`LoadError::Tensor`] if MXFP4 blocks have exponents beyond the kernels' limit.
+fn check_exponents(tensor: &HostTensor) -> Result<(), LoadError> {
+    let is_too_large = |block: &[u8]| block[0] > gemm::MAX_MXFP4_EXPONENT;
+    let mut blocks = tensor.bytes.chunks_exact(tensor.dtype.block_bytes());
+    match tensor.dtype == Dtype::Mxfp4 && blocks.any(is_too_large) {
+        true => Err(unusable(tensor, "has values above 2^18, the limit for weights".to_owned())),
+        false => Ok(()),
+    }
+}
+
+fn no_memory(tensor: &HostTensor, error: &io::Error) -> LoadError {
+    unusable(tensor, format!("no memory to pack it: {error}"))
+}
+
+fn unusable(tensor: &HostTensor, message: String) -> LoadError {
+    LoadError::Tensor { tensor: format!("{} {:?}", tensor.dtype.name(), tensor.shape), message }
 }
 
 /// Cosines and sines of a step, `[rows, half]` each.
@@ -373,13 +446,20 @@ impl Backend for Cpu {
     type Kv = CpuKv;
 
     fn weight(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        if let Some(weight) = self.in_place(tensor) {
+            return Ok(weight);
+        }
         let weight = self.kept(tensor).map_or_else(|| self.packed(tensor), Ok)?;
-        if let (Some(panels), Some(memory)) = (&self.panels, weight.panels()) {
-            panels.loaded(tensor.dtype, weight.rows_cols().into(), memory);
-        }
-        if matches!(weight, CpuWeight::Packed(_)) {
-            self.has_packed.set(true);
-        }
+        self.note(tensor, &weight);
+        Ok(weight)
+    }
+
+    fn expert(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
+        let weight = match self.in_place(tensor).or_else(|| self.kept(tensor)) {
+            Some(weight) => weight,
+            None => self.late(tensor)?.map_or_else(|| self.packed(tensor), Ok)?,
+        };
+        self.note(tensor, &weight);
         Ok(weight)
     }
 
@@ -413,6 +493,7 @@ impl Backend for Cpu {
                     quant::dequantize_row(table.dtype, row_bytes(table, token as usize, 1), out);
                 }
                 CpuWeight::Packed(table) => table.unpack_row(token as usize, out),
+                CpuWeight::Late(table) => table.packed(&self.pool()).unpack_row(token as usize, out),
                 CpuWeight::Fixed(table) => table.unpack_row(token as usize, out),
             }
             if scale != 1.0 {
@@ -519,6 +600,7 @@ impl Backend for Cpu {
             }
             out.resize(x.num_rows(), n);
         }
+        self.prepare(&*products);
         self.matmul_packed(x, products);
         self.matmul_fixed(x, products);
         self.matmul_plain(x, products);
@@ -527,6 +609,7 @@ impl Backend for Cpu {
     }
 
     fn feed_forward(&self, x: &CpuBuffer, network: GatedNetwork<'_, Self>) -> Result<()> {
+        self.prepare(network.inner.iter().chain([&network.down]));
         let weights = packed_weights(x.width(), &network);
         let Some([gate, up, last]) = weights.filter(|_| !gemm::is_few(self.isa, x.num_rows())) else {
             return feed_forward_in_steps(self, x, network);
@@ -547,6 +630,7 @@ impl Backend for Cpu {
         network: GatedNetwork<'_, Self>,
         [selected, out]: [&mut CpuBuffer; 2],
     ) -> Result<()> {
+        self.prepare(network.inner.iter().chain([&network.down]));
         let weights = packed_weights(x.width(), &network).filter(|_| network.down.bias.is_none());
         let weights = weights.filter(|_| !gemm::is_few(self.isa, to.rows.len()));
         let (Some([gate, up, last]), Some(quantized)) = (weights, x.quantized()) else {
@@ -781,14 +865,11 @@ impl Backend for Cpu {
     }
 }
 
-/// Returns gate, up and down of a network for rows of `width` values if all are quantised and the first two have no bias.
+/// Returns gate, up and down of a network for rows of `width` values if all are quantised and the first two have no bias. They must
+/// have been prepared.
 fn packed_weights<'a>(width: usize, network: &GatedNetwork<'a, Cpu>) -> Option<[&'a Packed; 3]> {
     let GatedNetwork { inner, down, .. } = network;
-    let packed = |product: &Product<'a, Cpu>| match product.weight {
-        CpuWeight::Packed(weight) => Some(weight),
-        _ => None,
-    };
-    let weights = [packed(&inner[0])?, packed(&inner[1])?, packed(down)?];
+    let weights = [inner[0].weight.packed()?, inner[1].weight.packed()?, down.weight.packed()?];
     let fits = weights[..2].iter().all(|w| w.cols() == width && w.rows() == weights[2].cols());
     (fits && inner.iter().all(|product| product.bias.is_none())).then_some(weights)
 }

@@ -2,6 +2,7 @@
 //! page.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::fixed;
 use super::format::ALL;
@@ -114,17 +115,19 @@ fn check(room: &mut Room, dtype: Dtype, [n, k, m]: [usize; 3], random: &mut Gemm
                 }
                 Dtype::F32 => matmul::block(isa, MatmulShape { k, m }, bytemuck::cast_slice(w), x, out),
                 Dtype::F16 | Dtype::Bf16 => {
-                    let w = fixed::FixedWeights::pack(
-                        isa,
-                        &MatrixSource::new(dtype, [n, k], w),
-                        &Arena::default(),
-                        pool,
-                    )
-                    .unwrap()
-                    .unwrap();
+                    let bytes: &'static [u8] = {
+                        // SAFETY: the guarded memory outlives the weights, which this call drops.
+                        unsafe { std::slice::from_raw_parts(w.as_ptr(), w.len()) }
+                    };
+                    let in_place = fixed::FixedWeights::in_place(isa, dtype, [n, k], Arc::new(bytes));
+                    let source = MatrixSource::new(dtype, [n, k], w);
+                    let packed = fixed::FixedWeights::pack(isa, &source, &Arena::default(), pool).unwrap();
                     let mut rows = fixed::FixedActivations::default();
                     rows.quantize(isa, x, k, pool);
-                    fixed::matmul(isa, &w, &rows, out, pool);
+                    let mut other = out.to_vec();
+                    fixed::matmul(isa, &in_place.unwrap(), &rows, &mut other, pool);
+                    fixed::matmul(isa, &packed.unwrap(), &rows, out, pool);
+                    assert!(out.iter().zip(&other).all(|(a, b)| a.to_bits() == b.to_bits()), "in place");
                 }
                 _ => {
                     let w = Packed::pack(&MatrixSource::new(dtype, [n, k], w), &Arena::default(), pool)

@@ -11,7 +11,7 @@ use half::f16;
 use super::format::{BLOCK, CodeTile, GROUP_BYTES, QuantFormat, ROWS, Scales, with_format};
 use crate::Dtype;
 use crate::blocks::{RowBlock, e4m3};
-use crate::memory::{Arena, PanelMemory};
+use crate::memory::{Arena, ArenaMemory, PanelMemory};
 use crate::pool::Pool;
 
 /// Least number of bytes that one task packs.
@@ -23,9 +23,9 @@ const PORTION_BYTES: usize = 16 << 20;
 /// Names the layout of panels; changes whenever panels of the same weights get other bytes, of these or of
 /// [`fixed`](super::fixed). Little-endian machines that invert no codes, for one, share a layout whatever their instruction set.
 pub const PANEL_LAYOUT: &str = match (cfg!(target_endian = "little"), cfg!(target_arch = "aarch64")) {
-    (true, false) => "1",
-    (true, true) => "1 inverted",
-    (false, _) => "1 big-endian",
+    (true, false) => "2",
+    (true, true) => "2 inverted",
+    (false, _) => "2 big-endian",
 };
 
 /// The rows of a matrix in the file's layout.
@@ -88,14 +88,20 @@ impl Packed {
     /// # Errors
     /// If the system has no memory left.
     pub fn pack(source: &MatrixSource<'_>, arena: &Arena, pool: &Pool) -> io::Result<Option<Packed>> {
+        let Some(bytes) = packed_bytes(source.dtype, source.shape) else { return Ok(None) };
+        Ok(Some(Packed::pack_into(source, arena.zeroed(bytes)?, pool)))
+    }
+
+    /// Packs rows into zeroed memory of [`packed_bytes`] bytes. Panics if there are others, or if the rows are plain floats.
+    pub fn pack_into(source: &MatrixSource<'_>, mut memory: ArenaMemory, pool: &Pool) -> Packed {
         let (dtype, [rows, cols]) = (source.dtype, source.shape);
-        let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), return Ok(None));
+        assert_eq!(Some(memory.len()), packed_bytes(dtype, source.shape), "memory for the panels");
+        let panel_bytes = with_format!(dtype, F => panel_bytes::<F>(cols), unreachable!());
         let row_bytes = dtype.row_bytes(cols).expect("as the source saw");
-        let mut memory = arena.zeroed(rows.div_ceil(ROWS) * panel_bytes)?;
         source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
             with_format!(dtype, F => pack_panel::<F>(rows, row_bytes, panel), unreachable!());
         });
-        Ok(Some(Packed { dtype, rows, cols, panel_bytes, memory: memory.into() }))
+        Packed { dtype, rows, cols, panel_bytes, memory: memory.into() }
     }
 
     /// Takes panels that [`Self::pack`] made of a matrix of this type and shape, under the same [`PANEL_LAYOUT`]. `None` if

@@ -109,21 +109,21 @@ impl<B: Backend> Mlp<B> {
             (None, loader.file.linear(loader.layer, up, [inner, loader.hidden])?)
         };
         let down = loader.file.linear(loader.layer, down, [loader.hidden, inner])?;
-        Self::of(loader, learned(loader, config.activation)?, gate, [up, down])
+        Self::of(learned(loader, config.activation)?, gate, [up, down], |linear| loader.projection(linear))
     }
 
     fn of(
-        loader: &Loader<'_, B>,
         activation: Activation,
         gate: Option<Linear>,
         [up, down]: [Linear; 2],
+        upload: impl Fn(Linear) -> Result<Projection<B>, LoadError>,
     ) -> Result<Self, LoadError> {
         Ok(Self {
             activation,
             gate_cutoff: None,
-            gate: gate.map(|gate| loader.projection(gate)).transpose()?,
-            up: loader.projection(up)?,
-            down: loader.projection(down)?,
+            gate: gate.map(&upload).transpose()?,
+            up: upload(up)?,
+            down: upload(down)?,
         })
     }
 
@@ -212,8 +212,9 @@ impl<B: Backend> Experts<B> {
         let shape = [config.mlp.intermediate_size, loader.hidden];
         let is_gated = config.mlp.is_gated;
         let each = loader.file.experts(loader.layer, names.experts, config.count, shape, is_gated)?;
-        let expert =
-            |ExpertLinears { gate, up, down }| Mlp::of(loader, config.mlp.activation, gate, [up, down]);
+        let expert = |ExpertLinears { gate, up, down }| {
+            Mlp::of(config.mlp.activation, gate, [up, down], |linear| loader.expert(linear))
+        };
         let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
             config: config.clone(),

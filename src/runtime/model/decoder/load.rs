@@ -6,6 +6,7 @@ use crate::runtime::backend::Backend;
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Names, Naming, RopeConfig};
 use crate::runtime::model::weights::{Linear, WeightFile};
+use crate::runtime::tensor::HostTensor;
 
 /// Loader of one layer.
 pub struct Loader<'a, B: Backend> {
@@ -25,17 +26,27 @@ impl<B: Backend> Loader<'_, B> {
 
     /// Uploads a matrix and its bias.
     pub fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        self.keep(linear, Matrix::Projection)
+        self.keep(linear, Matrix::Projection, B::weight)
+    }
+
+    /// Uploads a matrix of an expert.
+    pub fn expert(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+        self.keep(linear, Matrix::Projection, B::expert)
     }
 
     /// Uploads a matrix as [`Self::projection`] does, for one of few rows that is sensitive to rounding.
     pub fn gate(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        self.keep(linear, Matrix::Gate)
+        self.keep(linear, Matrix::Gate, B::weight)
     }
 
-    fn keep(&self, linear: Linear, matrix: Matrix) -> Result<Projection<B>, LoadError> {
+    fn keep(
+        &self,
+        linear: Linear,
+        matrix: Matrix,
+        upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
+    ) -> Result<Projection<B>, LoadError> {
         let weight = (self.convert)(&linear.name, matrix, linear.weight)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
-        Ok(Projection { weight: self.backend.weight(&weight)?, bias })
+        Ok(Projection { weight: upload(self.backend, &weight)?, bias })
     }
 }

@@ -1,10 +1,8 @@
 //! AVX2: `vpmaddwd` multiplies 16 pairs of 16-bit codes and adds them in twos; with VNNI `vpdpwssd` also adds them to
 //! the sums.
 
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE};
 use std::arch::x86_64::*;
-use std::ops::Range;
-
-use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
@@ -13,9 +11,9 @@ const SIDE: usize = 8;
 /// avx2, fma; panels and rows have the blocks.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn multiply(
-    w: [FixedPanel<'_>; WIDTH],
+    w: &[FixedPanel<'_>],
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
 ) {
     // SAFETY: by this function's contract.
@@ -26,9 +24,9 @@ pub unsafe fn multiply(
 /// As [`multiply`], and avxvnni.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub unsafe fn multiply_vnni(
-    w: [FixedPanel<'_>; WIDTH],
+    w: &[FixedPanel<'_>],
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
 ) {
     // SAFETY: by this function's contract.
@@ -39,21 +37,21 @@ pub unsafe fn multiply_vnni(
 /// As [`multiply`], with `VNNI` as [`multiply_vnni`].
 #[inline(always)]
 unsafe fn sized<const VNNI: bool>(
-    w: [FixedPanel<'_>; WIDTH],
+    w: &[FixedPanel<'_>],
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
 ) {
-    for (at, w) in w.into_iter().enumerate() {
+    for (at, w) in w.iter().copied().enumerate() {
         for side in 0..2 {
             let place = at * ROWS + side * SIDE;
             // SAFETY: by this function's contract; `place` is a multiple of 8 below 32.
             unsafe {
                 match sums.len() {
-                    1 => tile::<1, VNNI>(w, side, x, blocks.clone(), sums, place),
-                    2 => tile::<2, VNNI>(w, side, x, blocks.clone(), sums, place),
-                    3 | 4 => tile::<4, VNNI>(w, side, x, blocks.clone(), sums, place),
-                    _ => tile::<MAX_ROWS, VNNI>(w, side, x, blocks.clone(), sums, place),
+                    1 => tile::<1, VNNI>(w, side, x, blocks, sums, place),
+                    2 => tile::<2, VNNI>(w, side, x, blocks, sums, place),
+                    3 | 4 => tile::<4, VNNI>(w, side, x, blocks, sums, place),
+                    _ => tile::<MAX_ROWS, VNNI>(w, side, x, blocks, sums, place),
                 }
             }
         }
@@ -69,7 +67,7 @@ unsafe fn tile<const R: usize, const VNNI: bool>(
     w: FixedPanel<'_>,
     side: usize,
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
     place: usize,
 ) {
@@ -79,7 +77,7 @@ unsafe fn tile<const R: usize, const VNNI: bool>(
         for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
             *acc = _mm256_loadu_ps(sums[place..][..SIDE].as_ptr());
         }
-        for block in blocks {
+        for block in 0..blocks {
             let mut dots = [_mm256_setzero_si256(); R];
             for pair in 0..BLOCK / 2 {
                 let at = block * TILE + 2 * (pair * ROWS + side * SIDE);

@@ -1,51 +1,69 @@
 //! AVX-512 VNNI: `vpdpwssd` multiplies 32 pairs of 16-bit codes and adds them in twos.
 
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE};
 use std::arch::x86_64::*;
-use std::ops::Range;
-
-use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
 
 /// # Safety
 /// The features; panels and rows have the blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub unsafe fn multiply(
-    w: [FixedPanel<'_>; WIDTH],
+    w: &[FixedPanel<'_>],
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
+    sums: &mut [RowSums],
+) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match w {
+            [first, second] => sized([*first, *second], x, blocks, sums),
+            _ => w.iter().for_each(|w| sized([*w], x, blocks, sums)),
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+unsafe fn sized<const W: usize>(
+    w: [FixedPanel<'_>; W],
+    x: [FixedRow<'_>; MAX_ROWS],
+    blocks: usize,
     sums: &mut [RowSums],
 ) {
     // SAFETY: by this function's contract.
     unsafe {
         match sums.len() {
-            1 => tile::<1>(w, x, blocks, sums),
-            2 => tile::<2>(w, x, blocks, sums),
-            3 => tile::<3>(w, x, blocks, sums),
-            4 => tile::<4>(w, x, blocks, sums),
-            5 => tile::<5>(w, x, blocks, sums),
-            _ => tile::<6>(w, x, blocks, sums),
+            1 => tile::<W, 1>(w, x, blocks, sums),
+            2 => tile::<W, 2>(w, x, blocks, sums),
+            3 => tile::<W, 3>(w, x, blocks, sums),
+            4 => tile::<W, 4>(w, x, blocks, sums),
+            5 => tile::<W, 5>(w, x, blocks, sums),
+            _ => tile::<W, 6>(w, x, blocks, sums),
         }
     }
 }
 
-/// Multiplies 32 weight rows with `R` activation rows.
+/// Multiplies `16 * W` weight rows with `R` activation rows.
 ///
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn tile<const R: usize>(
-    w: [FixedPanel<'_>; WIDTH],
+unsafe fn tile<const W: usize, const R: usize>(
+    w: [FixedPanel<'_>; W],
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
 ) {
     let sums = &mut sums[..R];
-    let mut acc = [[_mm512_setzero_ps(); WIDTH]; R];
+    let mut acc = [[_mm512_setzero_ps(); W]; R];
     for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
-        // SAFETY: 32 numbers.
-        *acc = unsafe { [_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums[ROWS..].as_ptr())] };
+        for (acc, sums) in acc.iter_mut().zip(sums.as_chunks::<ROWS>().0) {
+            // SAFETY: 16 numbers.
+            *acc = unsafe { _mm512_loadu_ps(sums.as_ptr()) };
+        }
     }
-    for block in blocks {
-        let mut dots = [[_mm512_setzero_si512(); WIDTH]; R];
+    for block in 0..blocks {
+        let mut dots = [[_mm512_setzero_si512(); W]; R];
         for pair in 0..BLOCK / 2 {
             let at = block * TILE + pair * 2 * ROWS;
             let codes = w.map(|w| {
@@ -58,12 +76,12 @@ unsafe fn tile<const R: usize>(
                     (*x[row].as_ptr().add(block)).codes.as_ptr().cast::<i32>().add(pair).read_unaligned()
                 };
                 let x = _mm512_set1_epi32(x);
-                for side in 0..WIDTH {
+                for side in 0..W {
                     dots[row][side] = _mm512_dpwssd_epi32(dots[row][side], codes[side], x);
                 }
             }
         }
-        for side in 0..WIDTH {
+        for side in 0..W {
             // SAFETY: the panel has this block.
             let exponents = unsafe { _mm_loadu_si128(w[side].exponents.as_ptr().add(block * ROWS).cast()) };
             let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)));
@@ -76,10 +94,9 @@ unsafe fn tile<const R: usize>(
         }
     }
     for (sums, acc) in sums.iter_mut().zip(acc) {
-        // SAFETY: 32 numbers.
-        unsafe {
-            _mm512_storeu_ps(sums.as_mut_ptr(), acc[0]);
-            _mm512_storeu_ps(sums[ROWS..].as_mut_ptr(), acc[1]);
+        for (sums, acc) in sums.as_chunks_mut::<ROWS>().0.iter_mut().zip(acc) {
+            // SAFETY: 16 numbers.
+            unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), acc) };
         }
     }
 }

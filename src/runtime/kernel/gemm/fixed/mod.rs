@@ -22,12 +22,17 @@ mod avx512;
 mod convert;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod rows;
 mod scalar;
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use rows::HalfRows;
 
 use super::{MAX_TOGETHER, MatrixSource, OutputMatrix, Variant};
 use crate::memory::{Arena, PanelMemory};
@@ -43,7 +48,7 @@ const ROWS: usize = 16;
 /// Panels that are multiplied together.
 const WIDTH: usize = 2;
 
-/// Codes of a panel's block: for each pair of values along K, the pairs of all rows.
+/// Codes of a panel's block: for each pair of values along K, the pairs of all rows. Value `k` is paired with value `k + 16`.
 const TILE: usize = BLOCK * ROWS;
 
 /// The largest code.
@@ -56,23 +61,42 @@ const MAX_ROWS: usize = 6;
 /// second-level cache. Fewer, for the first-level cache, was slower when measured.
 const PASS_BLOCKS: usize = 128;
 
+/// Panels and blocks along K of rows in a file that are converted together for one call of the kernels: as many rows as processors
+/// prefetch streams, and 8 KiB of codes, for the first-level cache.
+const IN_PLACE_TOGETHER: [usize; 2] = [1, 16];
+
 /// Least number of values that one task converts.
 const VALUES_PER_TASK: usize = 32 << 10;
 
 /// Number of multiplications below which a product on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 16;
 
-/// An F16 or BF16 matrix `[rows, cols]` in the kernels' layout: panels of 16 rows, each with all its codes and then
-/// the exponents of its scales. Rows past the last one and values past the end of K are zero.
+/// Bytes of a matrix in a file. Clones share them.
+pub type FileBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// An F16 or BF16 matrix `[rows, cols]`. Rows past the last one and values past the end of K are zero.
 pub struct FixedWeights {
     rows: usize,
     cols: usize,
-    memory: PanelMemory,
+    storage: FixedStorage,
 }
 
-/// One panel's codes `[block][pair][row][2]` and scales `[block][row]`; a scale is 2 to the power of `exponent -
+enum FixedStorage {
+    /// Panels of 16 rows, each with all its codes and then the exponents of its scales.
+    Packed(PanelMemory),
+    /// The rows as the file has them, converted each time they are multiplied.
+    InPlace {
+        isa: Isa,
+        dtype: Dtype,
+        bytes: FileBytes,
+        /// The exponents `[block][row]` of each panel, found when it is first used: the load reads no weights.
+        exponents: Box<[OnceLock<Box<[u8]>>]>,
+    },
+}
+
+/// Blocks along K of one panel: codes `[block][pair][row][2]` and scales `[block][row]`; a scale is 2 to the power of `exponent -
 /// 127`, 0 for exponent 0, and infinite for exponent 255, which makes a product NaN.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct FixedPanel<'a> {
     codes: &'a [i16],
     exponents: &'a [u8],
@@ -102,20 +126,44 @@ impl FixedWeights {
         let panel_bytes = panel_bytes(cols);
         let mut memory = arena.zeroed(rows.div_ceil(ROWS) * panel_bytes)?;
         source.fill(&mut memory, panel_bytes, pool, |rows, panel| {
-            convert::pack_panel(isa, dtype, rows, cols, panel);
+            let rows = HalfRows::new(dtype, cols, rows).expect("one of these types");
+            let blocks = cols.div_ceil(BLOCK);
+            let (codes, exponents) = panel.split_at_mut(blocks * TILE * 2);
+            exponents[..blocks * ROWS].copy_from_slice(&rows::scan(isa, rows));
+            rows::tiles(Variant::best(isa), rows, 0..blocks, exponents, bytemuck::cast_slice_mut(codes));
         });
-        Ok(Some(FixedWeights { rows, cols, memory: memory.into() }))
+        Ok(Some(FixedWeights { rows, cols, storage: FixedStorage::Packed(memory.into()) }))
+    }
+
+    /// Takes rows in the file's layout and leaves them there. `None` for types other than F16 and BF16. Panics unless `bytes` are
+    /// `rows` rows of `cols` numbers.
+    pub fn in_place(
+        isa: Isa,
+        dtype: Dtype,
+        [rows, cols]: [usize; 2],
+        bytes: FileBytes,
+    ) -> Option<FixedWeights> {
+        if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
+            return None;
+        }
+        assert_eq!((*bytes).as_ref().len(), rows * cols * 2, "rows as the shape says");
+        let exponents = (0..rows.div_ceil(ROWS)).map(|_| OnceLock::new()).collect();
+        Some(FixedWeights { rows, cols, storage: FixedStorage::InPlace { isa, dtype, bytes, exponents } })
     }
 
     /// Takes panels that [`Self::pack`] made of a matrix of this shape, under the same [`PANEL_LAYOUT`](super::PANEL_LAYOUT).
     /// `None` if they cannot be: another length, or not at a cache line.
     pub fn of([rows, cols]: [usize; 2], memory: PanelMemory) -> Option<FixedWeights> {
         let whole = memory.holds(rows.div_ceil(ROWS) * panel_bytes(cols));
-        whole.then_some(FixedWeights { rows, cols, memory })
+        whole.then_some(FixedWeights { rows, cols, storage: FixedStorage::Packed(memory) })
     }
 
-    pub fn memory(&self) -> &PanelMemory {
-        &self.memory
+    /// Returns the panels; `None` if the rows are used where the file has them.
+    pub fn memory(&self) -> Option<&PanelMemory> {
+        match &self.storage {
+            FixedStorage::Packed(memory) => Some(memory),
+            FixedStorage::InPlace { .. } => None,
+        }
     }
 
     pub fn rows(&self) -> usize {
@@ -126,20 +174,23 @@ impl FixedWeights {
         self.cols
     }
 
-    /// Returns the bytes of memory.
-    pub fn bytes(&self) -> usize {
-        self.memory.len()
-    }
-
     /// Unpacks one row as floats, with the codes' rounding, into `out` of `cols` values: the look-up of an embedding.
     pub fn unpack_row(&self, row: usize, out: &mut [f32]) {
-        let panel = self.panel(row / ROWS);
-        let row = row % ROWS;
-        for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-            let scale = panel.scale(block, row);
-            let tile = &panel.codes[block * TILE..][..TILE];
-            for (k, out) in out.iter_mut().enumerate() {
-                *out = f32::from(tile[k / 2 * 2 * ROWS + 2 * row + k % 2]) * scale;
+        let (index, row) = (row / ROWS, row % ROWS);
+        match &self.storage {
+            FixedStorage::Packed(memory) => {
+                let panel = self.packed_panel(memory, index, 0..self.blocks());
+                for (block, out) in out.chunks_mut(BLOCK).enumerate() {
+                    let (scale, tile) = (panel.scale(block, row), &panel.codes[block * TILE..][..TILE]);
+                    for (k, out) in out.iter_mut().enumerate() {
+                        let [pair, side] = [k % (BLOCK / 2), k / (BLOCK / 2)];
+                        *out = f32::from(tile[2 * (pair * ROWS + row) + side]) * scale;
+                    }
+                }
+            }
+            FixedStorage::InPlace { .. } => {
+                let (rows, exponents) = self.rows_at(index);
+                rows.unpack(row, exponents, out);
             }
         }
     }
@@ -148,12 +199,78 @@ impl FixedWeights {
         self.rows.div_ceil(ROWS)
     }
 
-    fn panel(&self, index: usize) -> FixedPanel<'_> {
-        let bytes = panel_bytes(self.cols);
-        let blocks = self.cols.div_ceil(BLOCK);
-        let (codes, exponents) = self.memory[index * bytes..][..bytes].split_at(blocks * TILE * 2);
-        FixedPanel { codes: bytemuck::cast_slice(codes), exponents: &exponents[..blocks * ROWS] }
+    fn blocks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
     }
+
+    fn packed_panel<'a>(&self, memory: &'a [u8], index: usize, blocks: Range<usize>) -> FixedPanel<'a> {
+        let bytes = panel_bytes(self.cols);
+        let (codes, exponents) = memory[index * bytes..][..bytes].split_at(self.blocks() * TILE * 2);
+        FixedPanel {
+            codes: &bytemuck::cast_slice(codes)[blocks.start * TILE..blocks.end * TILE],
+            exponents: &exponents[blocks.start * ROWS..blocks.end * ROWS],
+        }
+    }
+
+    /// Returns the rows of a panel in the file, and their exponents `[block][row]`. Panics if the rows are packed.
+    fn rows_at(&self, index: usize) -> (HalfRows<'_>, &[u8]) {
+        let FixedStorage::InPlace { isa, dtype, bytes, exponents } = &self.storage else {
+            unreachable!("packed rows")
+        };
+        let (bytes, row_bytes) = ((**bytes).as_ref(), self.cols * 2);
+        let bytes = &bytes[index * ROWS * row_bytes..self.rows.min((index + 1) * ROWS) * row_bytes];
+        let rows = HalfRows::new(*dtype, self.cols, bytes).expect("the constructor saw the type");
+        (rows, exponents[index].get_or_init(|| rows::scan(*isa, rows)))
+    }
+
+    /// Returns the panels that are multiplied together, and how many of their blocks along K before the next ones, for so many
+    /// calls of the kernels.
+    fn together(&self, calls: usize) -> [usize; 2] {
+        match (&self.storage, calls) {
+            (FixedStorage::Packed(_), 1) => [WIDTH, self.blocks().max(1)],
+            (FixedStorage::InPlace { .. }, 1) => IN_PLACE_TOGETHER,
+            _ => [WIDTH, PASS_BLOCKS],
+        }
+    }
+
+    /// Returns blocks of a panel, converted into `codes` if necessary.
+    fn panel_at<'a>(
+        &'a self,
+        variant: Variant,
+        index: usize,
+        blocks: Range<usize>,
+        codes: &'a mut ConvertedCodes,
+    ) -> FixedPanel<'a> {
+        match &self.storage {
+            FixedStorage::Packed(memory) => self.packed_panel(memory, index, blocks),
+            FixedStorage::InPlace { .. } => {
+                let (rows, exponents) = self.rows_at(index);
+                let codes = codes.of_len(blocks.len() * TILE);
+                rows::tiles(variant, rows, blocks.clone(), exponents, codes);
+                FixedPanel { codes, exponents: &exponents[blocks.start * ROWS..blocks.end * ROWS] }
+            }
+        }
+    }
+}
+
+/// Memory for codes, kept between products.
+#[derive(Default)]
+struct ConvertedCodes(Vec<i16>);
+
+impl ConvertedCodes {
+    /// Returns memory from a cache line on, with any contents.
+    fn of_len(&mut self, len: usize) -> &mut [i16] {
+        let spare = 64 / size_of::<i16>();
+        if self.0.len() < len + spare {
+            self.0.resize(len + spare, 0);
+        }
+        let start = self.0.as_ptr().align_offset(64).min(spare);
+        &mut self.0[start..][..len]
+    }
+}
+
+thread_local! {
+    static CONVERTED: RefCell<[ConvertedCodes; WIDTH]> = RefCell::default();
 }
 
 /// Returns the bytes of a panel of rows of `cols` values: whole cache lines.
@@ -162,7 +279,7 @@ fn panel_bytes(cols: usize) -> usize {
     blocks * TILE * 2 + (blocks * ROWS).next_multiple_of(64)
 }
 
-/// 32 activations.
+/// 32 activations in the pairs of [`TILE`]: value 0, value 16, value 1, ...
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C)]
 struct FixedBlock {
@@ -199,7 +316,7 @@ impl FixedActivations {
     }
 }
 
-/// One activation row.
+/// Blocks of one activation row.
 type FixedRow<'a> = &'a [FixedBlock];
 
 /// Sums of one activation row with the rows of [`WIDTH`] panels.
@@ -249,47 +366,64 @@ fn matmul_by<'a>(
     }
 }
 
-/// Multiplies all activation rows with the panels from `index` on.
+/// Multiplies all activation rows with at most [`WIDTH`] panels from `index` on.
 fn panels(variant: Variant, w: &FixedWeights, x: &FixedActivations, index: usize, out: &OutputMatrix) {
-    // A missing second panel is replaced by the first; its sums are not stored.
-    let panels = std::array::from_fn(|at| w.panel((index + at).min(w.panels() - 1)));
-    let kept = (w.rows - index * ROWS).min(WIDTH * ROWS);
     let calls = x.rows.div_ceil(MAX_ROWS);
-    let pass = if calls > 1 { PASS_BLOCKS } else { x.blocks_per_row };
-    for start in (0..x.blocks_per_row).step_by(pass) {
-        let blocks = start..x.blocks_per_row.min(start + pass);
-        for call in 0..calls {
-            // Rows are spread evenly over the calls: one with few rows would waste the panels' bandwidth.
-            let (first, last) = (call * x.rows / calls, (call + 1) * x.rows / calls);
-            let mut sums = [[0.0; WIDTH * ROWS]; MAX_ROWS];
-            let sums = &mut sums[..last - first];
-            (first..last).for_each(|row| out.prepare(row, index * ROWS, kept));
-            if start > 0 {
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    out.load(first + row, index * ROWS, &mut sums[..kept]);
+    let [width, pass] = w.together(calls);
+    let end = w.panels().min(index + WIDTH);
+    for first in (index..end).step_by(width) {
+        let indices = first..end.min(first + width);
+        for start in (0..x.blocks_per_row).step_by(pass) {
+            let blocks = start..x.blocks_per_row.min(start + pass);
+            CONVERTED.with_borrow_mut(|codes| {
+                let mut panels = [FixedPanel::default(); WIDTH];
+                for ((panel, codes), index) in panels.iter_mut().zip(codes).zip(indices.clone()) {
+                    *panel = w.panel_at(variant, index, blocks.clone(), codes);
                 }
-            }
-            multiply(variant, panels, x, first, blocks.clone(), sums);
-            for (row, sums) in sums.iter().enumerate() {
-                out.store(first + row, index * ROWS, &sums[..kept]);
-            }
+                for call in 0..calls {
+                    // Rows are spread evenly over the calls: one with few rows would waste the panels' bandwidth.
+                    let rows = call * x.rows / calls..(call + 1) * x.rows / calls;
+                    let columns = first * ROWS..w.rows.min(indices.end * ROWS);
+                    add_blocks(variant, &panels[..indices.len()], x, rows, blocks.clone(), columns, out);
+                }
+            });
         }
     }
 }
 
-/// Adds the products of some blocks of the panels with activation rows `first..first + sums.len()`.
-fn multiply(
+/// Adds the products of some blocks of the panels with some activation rows to `columns` of `out`.
+fn add_blocks(
     variant: Variant,
-    w: [FixedPanel<'_>; WIDTH],
+    panels: &[FixedPanel<'_>],
     x: &FixedActivations,
-    first: usize,
+    rows: Range<usize>,
     blocks: Range<usize>,
-    sums: &mut [RowSums],
+    columns: Range<usize>,
+    out: &OutputMatrix,
 ) {
+    let (column, kept) = (columns.start, columns.len());
+    let mut sums = [[0.0; WIDTH * ROWS]; MAX_ROWS];
+    let sums = &mut sums[..rows.len()];
+    rows.clone().for_each(|row| out.prepare(row, column, kept));
+    if blocks.start > 0 {
+        for (row, sums) in rows.clone().zip(&mut *sums) {
+            out.load(row, column, &mut sums[..kept]);
+        }
+    }
     // Rows past the last repeat the last one, so that kernels may read MAX_ROWS of them.
-    let rows = std::array::from_fn(|row| x.row(first + row.min(sums.len() - 1)));
-    assert!(blocks.end * TILE <= w[0].codes.len().min(w[1].codes.len()), "panels have these blocks");
-    assert!(blocks.end <= x.blocks_per_row, "rows have these blocks");
+    let x = std::array::from_fn(|row| &x.row(rows.start + row.min(rows.len() - 1))[blocks.clone()]);
+    multiply(variant, panels, x, sums);
+    for (row, sums) in rows.zip(&*sums) {
+        out.store(row, column, &sums[..kept]);
+    }
+}
+
+/// Adds the products of the panels' blocks with the same blocks of the first `sums.len()` activation rows.
+fn multiply(variant: Variant, w: &[FixedPanel<'_>], rows: [FixedRow<'_>; MAX_ROWS], sums: &mut [RowSums]) {
+    let blocks = rows[0].len();
+    assert!(rows.iter().all(|row| row.len() == blocks), "rows of one length");
+    let fits = |w: &FixedPanel<'_>| blocks * TILE <= w.codes.len() && blocks * ROWS <= w.exponents.len();
+    assert!(w.iter().all(fits), "panels have these blocks");
     match variant {
         Variant::Scalar => scalar::multiply(w, rows, blocks, sums),
         // SAFETY: `Variant::within` saw that the processor has the features; the lengths by the assertions above.

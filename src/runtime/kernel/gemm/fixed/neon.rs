@@ -1,9 +1,7 @@
 //! NEON: `smlal` multiplies 16-bit codes and adds the products to 32-bit sums; the two of a pair are added at the end.
 
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE};
 use std::arch::aarch64::*;
-use std::ops::Range;
-
-use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 4;
@@ -12,22 +10,22 @@ const SIDE: usize = 4;
 /// Panels and rows have the blocks.
 #[target_feature(enable = "neon")]
 pub unsafe fn multiply(
-    w: [FixedPanel<'_>; WIDTH],
+    w: &[FixedPanel<'_>],
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
 ) {
-    for (at, w) in w.into_iter().enumerate() {
+    for (at, w) in w.iter().copied().enumerate() {
         // SAFETY: by this function's contract.
         unsafe {
             match sums.len() {
-                1 => tiles::<4, 1, 0>(w, x, blocks.clone(), sums, at * ROWS),
-                2 => tiles::<4, 2, 0>(w, x, blocks.clone(), sums, at * ROWS),
-                3 => tiles::<2, 3, 0>(w, x, blocks.clone(), sums, at * ROWS),
-                4 => tiles::<2, 4, 0>(w, x, blocks.clone(), sums, at * ROWS),
+                1 => tiles::<4, 1, 0>(w, x, blocks, sums, at * ROWS),
+                2 => tiles::<4, 2, 0>(w, x, blocks, sums, at * ROWS),
+                3 => tiles::<2, 3, 0>(w, x, blocks, sums, at * ROWS),
+                4 => tiles::<2, 4, 0>(w, x, blocks, sums, at * ROWS),
                 _ => {
-                    tiles::<2, 3, 0>(w, x, blocks.clone(), sums, at * ROWS);
-                    tiles::<2, 3, 3>(w, x, blocks.clone(), sums, at * ROWS);
+                    tiles::<2, 3, 0>(w, x, blocks, sums, at * ROWS);
+                    tiles::<2, 3, 3>(w, x, blocks, sums, at * ROWS);
                 }
             }
         }
@@ -43,7 +41,7 @@ pub unsafe fn multiply(
 unsafe fn tiles<const S: usize, const R: usize, const FIRST: usize>(
     w: FixedPanel<'_>,
     x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
+    blocks: usize,
     sums: &mut [RowSums],
     place: usize,
 ) {
@@ -57,7 +55,7 @@ unsafe fn tiles<const S: usize, const R: usize, const FIRST: usize>(
                 let sums = &sums[place + column..][..SIDE * S];
                 *acc = std::array::from_fn(|side| vld1q_f32(sums[SIDE * side..].as_ptr()));
             }
-            for block in blocks.clone() {
+            for block in 0..blocks {
                 add_block(w, block, column, x.map(|x| x.as_ptr().add(block)), &mut acc);
             }
             for (sums, acc) in sums.iter_mut().zip(acc) {

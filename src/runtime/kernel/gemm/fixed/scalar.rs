@@ -1,18 +1,11 @@
 //! The scalar twin: plain Rust, always built; it defines the bits that every other variant must produce.
 
-use std::ops::Range;
+use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE};
 
-use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE, WIDTH};
-
-pub fn multiply(
-    w: [FixedPanel<'_>; WIDTH],
-    x: [FixedRow<'_>; MAX_ROWS],
-    blocks: Range<usize>,
-    sums: &mut [RowSums],
-) {
+pub fn multiply(w: &[FixedPanel<'_>], x: [FixedRow<'_>; MAX_ROWS], blocks: usize, sums: &mut [RowSums]) {
     for (sums, x) in sums.iter_mut().zip(x) {
-        for (sums, w) in sums.chunks_exact_mut(ROWS).zip(w) {
-            for block in blocks.clone() {
+        for (sums, w) in sums.chunks_exact_mut(ROWS).zip(w.iter().copied()) {
+            for block in 0..blocks {
                 add_block(w, x, block, sums);
             }
         }

@@ -1,0 +1,98 @@
+//! Matrices of experts, packed when a token first uses them.
+//!
+//! A short prompt uses few of a layer's experts: a load that packs all of them makes people wait for what they do not need yet.
+//! Invariant: the panels are those that a load would have packed. Their memory is reserved at load, so that no step fails for lack of it.
+
+use std::io;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::runtime::kernel::gemm::{MatrixSource, Packed, packed_bytes};
+use crate::runtime::kernel::memory::{Arena, ArenaMemory, PanelMemory};
+use crate::runtime::kernel::pool::Pool;
+use crate::runtime::tensor::HostTensor;
+
+pub struct LatePacked {
+    tensor: HostTensor,
+    /// Memory for the panels until they are packed; untouched, so that it takes none.
+    memory: Mutex<Option<ArenaMemory>>,
+    packed: OnceLock<Packed>,
+}
+
+impl LatePacked {
+    /// Reserves memory for the panels of a matrix; `None` for plain floats, which have none.
+    ///
+    /// # Errors
+    /// If the system has no memory left.
+    pub fn new(tensor: &HostTensor, arena: &Arena) -> io::Result<Option<LatePacked>> {
+        let Some(bytes) = packed_bytes(tensor.dtype, tensor.rows_cols().into()) else { return Ok(None) };
+        let memory = Mutex::new(Some(arena.zeroed(bytes)?));
+        Ok(Some(LatePacked { tensor: tensor.clone(), memory, packed: OnceLock::new() }))
+    }
+
+    pub fn rows_cols(&self) -> (usize, usize) {
+        self.tensor.rows_cols()
+    }
+
+    /// Returns the bytes of the panels.
+    pub fn bytes(&self) -> usize {
+        packed_bytes(self.tensor.dtype, self.rows_cols().into()).expect("as the constructor saw")
+    }
+
+    /// Returns the panels if somebody has needed them.
+    pub fn get(&self) -> Option<&Packed> {
+        self.packed.get()
+    }
+
+    /// Returns the panels, packed on the first call by the threads of `pool`; calls at the same time wait for the first.
+    pub fn packed(&self, pool: &Pool) -> &Packed {
+        self.packed.get_or_init(|| {
+            let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let bytes = &self.tensor.bytes;
+            let release = |part| bytes.release(part);
+            let source = MatrixSource::new(self.tensor.dtype, self.rows_cols().into(), bytes);
+            Packed::pack_into(&source.telling(&release), memory.expect("taken once, here"), pool)
+        })
+    }
+
+    /// Returns the panels, packed by the calling thread if nobody has needed them.
+    ///
+    /// # Errors
+    /// If the system gives no pool, which takes no thread here.
+    pub fn panels(&self) -> io::Result<PanelMemory> {
+        Ok(self.packed(&Pool::new(1)?).memory().clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::runtime::kernel::Dtype;
+
+    #[test]
+    fn panels_are_packed_once_and_are_those_of_a_load() {
+        let pool = Pool::new(2).unwrap();
+        let bytes: Vec<u8> = (0..48 * 34 * 2).map(|at: usize| (at * 7 % 61) as u8).collect();
+        let tensor = HostTensor::new(Dtype::Q8_0, vec![48, 64], bytes.clone().into()).unwrap();
+        let source = MatrixSource::new(Dtype::Q8_0, [48, 64], &bytes);
+        let expected = Packed::pack(&source, &Arena::default(), &pool).unwrap().unwrap();
+        let late = Arc::new(LatePacked::new(&tensor, &Arena::default()).unwrap().unwrap());
+        assert!(late.get().is_none() && late.rows_cols() == (48, 64));
+        let others: Vec<_> = (0..4)
+            .map(|_| Arc::clone(&late))
+            .map(|late| std::thread::spawn(move || late.panels().unwrap().as_ptr() as usize))
+            .collect();
+        let panels = late.packed(&pool).memory().clone();
+        for other in others {
+            assert_eq!(other.join().unwrap(), panels.as_ptr() as usize, "another copy");
+        }
+        assert!(*panels == **expected.memory());
+    }
+
+    #[test]
+    fn floats_have_no_panels() {
+        let tensor = HostTensor::new(Dtype::F32, vec![1, 2], vec![0; 8].into()).unwrap();
+        assert!(LatePacked::new(&tensor, &Arena::default()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,111 @@
+//! AVX2: a row's block is four registers of f32; transpositions of 8 x 8 pairs make the quarters of the tile.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::super::convert::ROUND;
+use super::{BLOCK_BYTES, BROKEN, HalfRows, ROWS, TILE, inverse, line_ahead};
+
+/// Rows that are transposed together.
+const SIDE: usize = 8;
+
+/// Converts whole blocks of 16 rows. Returns whether it did: false if one of them has an infinity or NaN. Panics if the processor lacks
+/// the instructions, or something is shorter than the blocks say.
+pub fn tiles(rows: HalfRows<'_>, blocks: Range<usize>, exponents: &[u8], codes: &mut [i16]) -> bool {
+    if blocks.is_empty() {
+        return true;
+    }
+    assert!(crate::Isa::Avx2.is_available(), "instruction set not available");
+    assert!(rows.bytes.len() == ROWS * rows.row_bytes() && blocks.end * BLOCK_BYTES <= rows.row_bytes());
+    assert!(codes.len() == blocks.len() * TILE);
+    let exponents = &exponents[blocks.start * ROWS..blocks.end * ROWS];
+    if exponents.contains(&BROKEN) {
+        return false;
+    }
+    // SAFETY: the processor has the features, and all lengths are as asserted.
+    unsafe {
+        match rows.is_bf16 {
+            true => convert::<true>(rows, blocks, exponents, codes),
+            false => convert::<false>(rows, blocks, exponents, codes),
+        }
+    }
+    true
+}
+
+/// # Safety
+/// The lengths that [`tiles`] asserts.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn convert<const BF16: bool>(
+    rows: HalfRows<'_>,
+    blocks: Range<usize>,
+    exponents: &[u8],
+    codes: &mut [i16],
+) {
+    let stride = rows.row_bytes();
+    let tiles = codes.as_chunks_mut::<TILE>().0.iter_mut();
+    for ((block, tile), exponents) in blocks.zip(tiles).zip(exponents.as_chunks::<ROWS>().0) {
+        let ahead = line_ahead(rows, block);
+        for first in [0, SIDE] {
+            let mut lines = [[_mm256_setzero_si256(); SIDE]; 2];
+            for row in 0..SIDE {
+                // SAFETY: the row has this block, by this function's contract. A prefetch faults nowhere.
+                let codes = unsafe {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add((first + row) * stride).cast());
+                    let at = rows.bytes.as_ptr().add((first + row) * stride + block * BLOCK_BYTES);
+                    row_codes::<BF16>(at, exponents[first + row])
+                };
+                (lines[0][row], lines[1][row]) = (codes[0], codes[1]);
+            }
+            let lines = [transposed(lines[0]), transposed(lines[1])];
+            for (line, to) in lines.as_flattened().iter().zip(tile.as_chunks_mut::<{ 2 * ROWS }>().0) {
+                let to = &mut to[2 * first..][..2 * SIDE];
+                // SAFETY: 32 bytes.
+                unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), *line) };
+            }
+        }
+    }
+}
+
+/// Returns the codes of a row's block in pairs, value `k` beside value `k + 16`: the first eight pairs and the others.
+///
+/// # Safety
+/// 64 bytes at `at`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn row_codes<const BF16: bool>(at: *const u8, exponent: u8) -> [__m256i; 2] {
+    let inverse = _mm256_set1_ps(if exponent == 0 { 0.0 } else { inverse(exponent) });
+    let [a, b, c, d] = [0, 1, 2, 3].map(|quarter| {
+        // SAFETY: by this function's contract.
+        let halves = unsafe { _mm_loadu_si128(at.add(quarter * BLOCK_BYTES / 4).cast()) };
+        let values = match BF16 {
+            true => _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves))),
+            false => _mm256_cvtph_ps(halves),
+        };
+        _mm256_castps_si256(_mm256_fmadd_ps(values, inverse, _mm256_set1_ps(ROUND)))
+    });
+    [(a, c), (b, d)].map(|(low, high)| _mm256_blend_epi16::<0xaa>(low, _mm256_slli_epi32::<16>(high)))
+}
+
+/// Transposes 8 x 8 numbers of 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transposed(lines: [__m256i; SIDE]) -> [__m256i; SIDE] {
+    let mut pairs = lines;
+    for at in (0..SIDE).step_by(2) {
+        pairs[at] = _mm256_unpacklo_epi32(lines[at], lines[at + 1]);
+        pairs[at + 1] = _mm256_unpackhi_epi32(lines[at], lines[at + 1]);
+    }
+    let mut fours = lines;
+    for at in (0..SIDE).step_by(4) {
+        for half in 0..2 {
+            fours[at + 2 * half] = _mm256_unpacklo_epi64(pairs[at + half], pairs[at + half + 2]);
+            fours[at + 2 * half + 1] = _mm256_unpackhi_epi64(pairs[at + half], pairs[at + half + 2]);
+        }
+    }
+    let mut out = lines;
+    for j in 0..4 {
+        out[j] = _mm256_permute2x128_si256::<0x20>(fours[j], fours[4 + j]);
+        out[4 + j] = _mm256_permute2x128_si256::<0x31>(fours[j], fours[4 + j]);
+    }
+    out
+}
