@@ -110,12 +110,7 @@ impl PanelFile {
         memory: &Arena,
         pool: &Pool,
     ) -> Result<PanelMemory, String> {
-        let entry = self.entries.get(index).ok_or("it has fewer matrices than the model")?;
-        if entry.label != *label {
-            return Err(format!("matrix {index} is {:?}, not {label:?}", entry.label));
-        }
-        let places = entry.start..entry.start + entry.len;
-        let bytes = &self.bytes[places.clone()];
+        let (entry, bytes) = self.matrix(index, label)?;
         let mut panels = memory.zeroed(entry.len).map_err(|error| format!("no memory for it: {error}"))?;
         let differs = AtomicBool::new(false);
         pool.chunks_mut(&mut panels, PIECE_BYTES, |piece, copy| {
@@ -124,12 +119,45 @@ impl PanelFile {
                 differs.store(true, Ordering::Relaxed);
             }
         });
-        self.bytes.release(places);
+        bytes.release(0..entry.len);
         match differs.into_inner() {
             false => Ok(panels.into()),
-            true => Err(format!("matrix {index} does not have its checksum")),
+            true => Err(differing(index)),
         }
     }
+
+    /// Compares the panels of matrix `index` with their label and their checksums, and leaves them where they are.
+    ///
+    /// # Errors
+    /// What is wrong with it, as the end of a sentence.
+    pub fn check(&self, index: usize, label: &PanelLabel, pool: &Pool) -> Result<SharedBytes, String> {
+        let (entry, bytes) = self.matrix(index, label)?;
+        let differs = AtomicBool::new(false);
+        pool.for_each(entry.checksums.len(), |piece| {
+            let end = entry.len.min((piece + 1) * PIECE_BYTES);
+            if crc32fast::hash(&bytes[piece * PIECE_BYTES..end]) != entry.checksums[piece] {
+                differs.store(true, Ordering::Relaxed);
+            }
+        });
+        bytes.release(0..entry.len); // until they are used
+        match differs.into_inner() {
+            false => Ok(bytes),
+            true => Err(differing(index)),
+        }
+    }
+
+    /// Returns matrix `index` and its panels, which were not checked.
+    fn matrix(&self, index: usize, label: &PanelLabel) -> Result<(&PanelEntry, SharedBytes), String> {
+        let entry = self.entries.get(index).ok_or("it has fewer matrices than the model")?;
+        match entry.label == *label {
+            true => Ok((entry, self.bytes.slice(entry.start, entry.len))),
+            false => Err(format!("matrix {index} is {:?}, not {label:?}", entry.label)),
+        }
+    }
+}
+
+fn differing(index: usize) -> String {
+    format!("matrix {index} does not have its checksum")
 }
 
 /// Returns the index of a whole file.

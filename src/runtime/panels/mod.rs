@@ -20,6 +20,7 @@ use super::kernel::Dtype;
 use super::kernel::memory::{Arena, PanelMemory};
 use super::kernel::pool::Pool;
 use super::notice::Notice;
+use super::tensor::SharedBytes;
 use file::{PanelFile, PanelLabel};
 pub use folder::{KeptPanels, kept_panels};
 use writer::PanelWriter;
@@ -106,10 +107,24 @@ impl PanelStore {
     /// Returns the next matrix of the load, in `memory`, if the file has it; it must be of this type and shape. All threads of
     /// `pool` copy it and compare it with its checksums.
     pub fn next(&self, dtype: Dtype, shape: [usize; 2], memory: &Arena, pool: &Pool) -> Option<PanelMemory> {
+        self.next_by(dtype, shape, |file, index, label| file.read(index, label, memory, pool))
+    }
+
+    /// Returns the next matrix of the load as [`Self::next`] does, but checked only, where the file has it.
+    pub fn next_in_place(&self, dtype: Dtype, shape: [usize; 2], pool: &Pool) -> Option<SharedBytes> {
+        self.next_by(dtype, shape, |file, index, label| file.check(index, label, pool))
+    }
+
+    fn next_by<T>(
+        &self,
+        dtype: Dtype,
+        shape: [usize; 2],
+        read: impl FnOnce(&PanelFile, usize, &PanelLabel) -> Result<T, String>,
+    ) -> Option<T> {
         let mut state = self.state();
         let label = PanelLabel { dtype: dtype.name().to_owned(), shape };
-        match state.file.as_ref()?.read(state.loaded.len(), &label, memory, pool) {
-            Ok(memory) => Some(memory),
+        match read(state.file.as_ref()?, state.loaded.len(), &label) {
+            Ok(panels) => Some(panels),
             Err(damage) => {
                 state.damage = Some(damage);
                 state.file = None;

@@ -181,10 +181,10 @@ impl Cpu {
         Some(weight)
     }
 
-    /// Returns a matrix that is multiplied where it is, in a mapped file or in memory. `None` for types that other layouts serve
-    /// better, and if weights are to be spread over memory nodes.
+    /// Returns a matrix that is multiplied where it is, in a mapped file or in memory. `None` for types and processors that another
+    /// layout serves better, and if weights are to be spread over memory nodes.
     fn in_place(&self, tensor: &HostTensor) -> Option<CpuWeight> {
-        if self.is_spread {
+        if self.is_spread || !fixed::is_fast_in_place(self.isa) {
             return None;
         }
         let (shape, bytes) = (tensor.rows_cols().into(), Arc::new(tensor.bytes.clone()));
@@ -211,13 +211,23 @@ impl Cpu {
         Ok(packed.unwrap_or_else(|| CpuWeight::Plain(tensor.clone())))
     }
 
-    /// Leaves a matrix in its mapped file until it is used. `None` if it is not in one, or has no packed form.
+    /// Leaves a matrix in a mapped file, the model's or that of its panels, until it is used. `None` if it is not in one, or has no
+    /// packed form.
     fn late(&self, tensor: &HostTensor) -> Result<Option<CpuWeight>, LoadError> {
-        if !tensor.bytes.is_mapped() {
+        if !tensor.bytes.is_mapped() || tensor.dtype == Dtype::F32 {
             return Ok(None);
         }
-        check_exponents(tensor)?;
-        let late = LatePacked::new(tensor, &self.weights).map_err(|error| no_memory(tensor, &error))?;
+        let shape = tensor.rows_cols().into();
+        let kept =
+            self.panels.as_ref().and_then(|panels| panels.next_in_place(tensor.dtype, shape, &self.pool()));
+        let late = match kept {
+            Some(panels) => LatePacked::of_panels(tensor, panels, &self.weights),
+            None => {
+                check_exponents(tensor)?;
+                LatePacked::of_rows(tensor, &self.weights)
+            }
+        };
+        let late = late.map_err(|error| no_memory(tensor, &error))?;
         Ok(late.map(|late| CpuWeight::Late(Arc::new(late))))
     }
 
@@ -455,12 +465,16 @@ impl Backend for Cpu {
     }
 
     fn expert(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
-        let weight = match self.in_place(tensor).or_else(|| self.kept(tensor)) {
-            Some(weight) => weight,
-            None => self.late(tensor)?.map_or_else(|| self.packed(tensor), Ok)?,
-        };
-        self.note(tensor, &weight);
-        Ok(weight)
+        match self.in_place(tensor) {
+            Some(weight) => Ok(weight),
+            None => match self.late(tensor)? {
+                Some(weight) => {
+                    self.note(tensor, &weight);
+                    Ok(weight)
+                }
+                None => self.weight(tensor),
+            },
+        }
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {

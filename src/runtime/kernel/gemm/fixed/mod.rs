@@ -71,8 +71,13 @@ const VALUES_PER_TASK: usize = 32 << 10;
 /// Number of multiplications below which a product on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 16;
 
-/// Bytes of a matrix in a file. Clones share them.
-pub type FileBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+/// Returns whether rows are multiplied where they are about as fast as packed ones.
+pub fn is_fast_in_place(isa: Isa) -> bool {
+    rows::are_converted_fast(Variant::best(isa))
+}
+
+/// The rows of a matrix as they are stored. Clones share them.
+pub type StoredBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
 
 /// An F16 or BF16 matrix `[rows, cols]`. Rows past the last one and values past the end of K are zero.
 pub struct FixedWeights {
@@ -88,7 +93,7 @@ enum FixedStorage {
     InPlace {
         isa: Isa,
         dtype: Dtype,
-        bytes: FileBytes,
+        bytes: StoredBytes,
         /// The exponents `[block][row]` of each panel, found when it is first used: the load reads no weights.
         exponents: Box<[OnceLock<Box<[u8]>>]>,
     },
@@ -135,13 +140,13 @@ impl FixedWeights {
         Ok(Some(FixedWeights { rows, cols, storage: FixedStorage::Packed(memory.into()) }))
     }
 
-    /// Takes rows in the file's layout and leaves them there. `None` for types other than F16 and BF16. Panics unless `bytes` are
+    /// Takes rows in the file's layout and leaves them there; see [`is_fast_in_place`]. `None` for types other than F16 and BF16. Panics unless `bytes` are
     /// `rows` rows of `cols` numbers.
     pub fn in_place(
         isa: Isa,
         dtype: Dtype,
         [rows, cols]: [usize; 2],
-        bytes: FileBytes,
+        bytes: StoredBytes,
     ) -> Option<FixedWeights> {
         if !matches!(dtype, Dtype::F16 | Dtype::Bf16) {
             return None;

@@ -203,15 +203,41 @@ fn plain_tiles(rows: HalfRows<'_>, blocks: Range<usize>, exponents: &[u8], codes
         }
         for (row, bytes) in rows.bytes.chunks_exact(rows.row_bytes()).enumerate() {
             let bytes = &bytes[block * BLOCK_BYTES..bytes.len().min((block + 1) * BLOCK_BYTES)];
-            let mut halves = [[0; 2]; BLOCK];
-            halves.as_flattened_mut()[..bytes.len()].copy_from_slice(bytes);
-            let exponent = exponents[block * ROWS + row];
-            let codes = halves.map(|half| code(rows.widen(u16::from_le_bytes(half)), exponent));
-            let (pairs, _) = tile.as_chunks_mut::<{ 2 * ROWS }>();
-            for (pair, to) in pairs.iter_mut().enumerate() {
-                to[2 * row..2 * row + 2].copy_from_slice(&[codes[pair], codes[pair + BLOCK / 2]]);
+            let pairs = block_pairs(rows.is_bf16, bytes, exponents[block * ROWS + row]);
+            for (pair, to) in pairs.iter().zip(tile.as_chunks_mut::<{ 2 * ROWS }>().0) {
+                to[2 * row..2 * row + 2].copy_from_slice(pair);
             }
         }
+    }
+}
+
+/// Returns the codes of a row's block, in loops that compilers vectorise; `bytes` are fewer than a block's at the end of a row.
+fn block_pairs(is_bf16: bool, bytes: &[u8], exponent: u8) -> [[i16; 2]; BLOCK / 2] {
+    let mut pairs = [[0; 2]; BLOCK / 2];
+    if exponent == 0 || exponent == BROKEN {
+        return pairs;
+    }
+    let (mut halves, mut values) = ([0u16; BLOCK], [0.0; BLOCK]);
+    for (to, half) in halves.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *to = u16::from_le_bytes(*half);
+    }
+    match is_bf16 {
+        true => values.iter_mut().zip(halves).for_each(|(to, half)| *to = from_bf16(half)),
+        false => values.iter_mut().zip(halves).for_each(|(to, half)| *to = from_f16(half)),
+    }
+    let (low, high) = values.split_at(BLOCK / 2);
+    for ((pair, low), high) in pairs.iter_mut().zip(low).zip(high) {
+        *pair = [low, high].map(|value| value.mul_add(inverse(exponent), ROUND).to_bits() as i16);
+    }
+    pairs
+}
+
+/// Returns whether the rows are converted about as fast as memory delivers them, so that they need no packing.
+pub fn are_converted_fast(variant: Variant) -> bool {
+    match variant {
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx2 | Variant::Avx2Vnni | Variant::Avx512Vnni | Variant::Amx => true,
+        _ => false,
     }
 }
 
