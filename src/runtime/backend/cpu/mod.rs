@@ -1,9 +1,8 @@
 //! The CPU backend: our kernels over f32 activations, on a pool of threads.
 //!
 //! Quantised matrices are packed once, at load, and multiplied with activations quantised to 8 bits. F16 and BF16 stay where a
-//! mapped file has them, and are multiplied with activations of 14 bits. F32 stays there too, and is widened row by row, with f32
-//! arithmetic throughout. Work is split over outputs,
-//! never inside a reduction, so the result does not depend on the number of threads.
+//! mapped file has them, and are multiplied with activations of 14 bits. F32 stays there too, with f32 arithmetic throughout. Work is
+//! split over outputs, never inside a reduction, so the result does not depend on the number of threads.
 
 mod attention;
 mod buffer;
@@ -214,7 +213,7 @@ impl Cpu {
     /// Leaves a matrix in a mapped file, the model's or that of its panels, until it is used. `None` if it is not in one, or has no
     /// packed form.
     fn late(&self, tensor: &HostTensor) -> Result<Option<CpuWeight>, LoadError> {
-        if !tensor.bytes.is_mapped() || tensor.dtype == Dtype::F32 {
+        if !tensor.bytes.is_mapped() || !tensor.dtype.is_quantized() {
             return Ok(None);
         }
         let shape = tensor.rows_cols().into();
