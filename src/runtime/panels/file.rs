@@ -69,7 +69,7 @@ impl PanelFile {
     /// Maps a file; `None` if there is none.
     ///
     /// # Errors
-    /// What is wrong with it, as the end of a sentence.
+    /// The end of a sentence that says what is wrong with the file.
     pub fn open(path: &Path) -> Result<Option<PanelFile>, String> {
         let bytes = match SharedBytes::map_file(path) {
             Err(LoadError::NotFound(_)) => return Ok(None),
@@ -102,7 +102,7 @@ impl PanelFile {
     /// Copies the panels of matrix `index` to `memory`, and compares them with their label and their checksums.
     ///
     /// # Errors
-    /// What is wrong with it, as the end of a sentence.
+    /// The end of a sentence that says what is wrong with the file.
     pub fn read(
         &self,
         index: usize,
@@ -129,7 +129,7 @@ impl PanelFile {
     /// Compares the panels of matrix `index` with their label and their checksums, and leaves them where they are.
     ///
     /// # Errors
-    /// What is wrong with it, as the end of a sentence.
+    /// The end of a sentence that says what is wrong with the file.
     pub fn check(&self, index: usize, label: &PanelLabel, pool: &Pool) -> Result<SharedBytes, String> {
         let (entry, bytes) = self.matrix(index, label)?;
         let differs = AtomicBool::new(false);

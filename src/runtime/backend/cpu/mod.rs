@@ -99,7 +99,7 @@ pub struct Cpu {
     head: RefCell<[CpuBuffer; 2]>,
     /// Memory of packed weights.
     weights: Arena,
-    /// Whether that memory is spread over several nodes, which pages of a file are not.
+    /// Packed weights are spread over several memory nodes; pages of a file never are.
     is_spread: bool,
     /// Packed weights on disk.
     panels: Option<Arc<PanelStore>>,
@@ -464,16 +464,9 @@ impl Backend for Cpu {
     }
 
     fn expert(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
-        match self.in_place(tensor) {
-            Some(weight) => Ok(weight),
-            None => match self.late(tensor)? {
-                Some(weight) => {
-                    self.note(tensor, &weight);
-                    Ok(weight)
-                }
-                None => self.weight(tensor),
-            },
-        }
+        let Some(weight) = self.late(tensor)? else { return self.weight(tensor) };
+        self.note(tensor, &weight);
+        Ok(weight)
     }
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {

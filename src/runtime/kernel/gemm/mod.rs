@@ -40,6 +40,8 @@ mod strips;
 mod tests;
 #[cfg(not(target_arch = "aarch64"))]
 mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
 
 use std::cell::RefCell;
 use std::ops::Range;

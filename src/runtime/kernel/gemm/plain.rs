@@ -133,40 +133,21 @@ fn rearrange_by<const G: usize>(
     }
 }
 
-/// Transposes a square: pairs of rows, pairs of pairs, halves.
-///
 /// # Safety
 /// The features.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn transpose_avx2(square: &[Side; SIDE]) -> [Side; SIDE] {
     use std::arch::x86_64::*;
-    let mut rows = [_mm256_setzero_ps(); SIDE];
-    let mut pairs = rows;
-    let mut fours = rows;
-    let mut columns = [[0.0; SIDE]; SIDE];
-    for row in 0..SIDE {
+    let mut lines = [_mm256_setzero_si256(); SIDE];
+    for (line, row) in lines.iter_mut().zip(square) {
         // SAFETY: 8 numbers.
-        rows[row] = unsafe { _mm256_loadu_ps(square[row].as_ptr()) };
+        *line = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
     }
-    for two in 0..4 {
-        pairs[2 * two] = _mm256_unpacklo_ps(rows[2 * two], rows[2 * two + 1]);
-        pairs[2 * two + 1] = _mm256_unpackhi_ps(rows[2 * two], rows[2 * two + 1]);
-    }
-    for half in 0..2 {
-        for part in 0..2 {
-            let (low, high) = (pairs[4 * half + part], pairs[4 * half + 2 + part]);
-            fours[4 * half + 2 * part] = _mm256_shuffle_ps::<0x44>(low, high);
-            fours[4 * half + 2 * part + 1] = _mm256_shuffle_ps::<0xEE>(low, high);
-        }
-    }
-    for column in 0..4 {
-        let (low, high) = (fours[column], fours[4 + column]);
-        // SAFETY: 8 numbers each.
-        unsafe {
-            _mm256_storeu_ps(columns[column].as_mut_ptr(), _mm256_permute2f128_ps::<0x20>(low, high));
-            _mm256_storeu_ps(columns[column + 4].as_mut_ptr(), _mm256_permute2f128_ps::<0x31>(low, high));
-        }
+    let mut columns = [[0.0; SIDE]; SIDE];
+    for (column, line) in columns.iter_mut().zip(super::transpose::eight(lines)) {
+        // SAFETY: 8 numbers.
+        unsafe { _mm256_storeu_si256(column.as_mut_ptr().cast(), line) };
     }
     columns
 }

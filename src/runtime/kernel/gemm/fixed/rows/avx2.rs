@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::super::convert::ROUND;
 use super::{BLOCK_BYTES, BROKEN, HalfRows, ROWS, TILE, inverse, line_ahead};
+use crate::gemm::transpose;
 
 /// Rows that are transposed together.
 const SIDE: usize = 8;
@@ -56,7 +57,7 @@ unsafe fn convert<const BF16: bool>(
                 };
                 (lines[0][row], lines[1][row]) = (codes[0], codes[1]);
             }
-            let lines = [transposed(lines[0]), transposed(lines[1])];
+            let lines = [transpose::eight(lines[0]), transpose::eight(lines[1])];
             for (line, to) in lines.as_flattened().iter().zip(tile.as_chunks_mut::<{ 2 * ROWS }>().0) {
                 let to = &mut to[2 * first..][..2 * SIDE];
                 // SAFETY: 32 bytes.
@@ -84,28 +85,4 @@ unsafe fn row_codes<const BF16: bool>(at: *const u8, exponent: u8) -> [__m256i; 
         _mm256_castps_si256(_mm256_fmadd_ps(values, inverse, _mm256_set1_ps(ROUND)))
     });
     [(a, c), (b, d)].map(|(low, high)| _mm256_blend_epi16::<0xaa>(low, _mm256_slli_epi32::<16>(high)))
-}
-
-/// Transposes 8 x 8 numbers of 32 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn transposed(lines: [__m256i; SIDE]) -> [__m256i; SIDE] {
-    let mut pairs = lines;
-    for at in (0..SIDE).step_by(2) {
-        pairs[at] = _mm256_unpacklo_epi32(lines[at], lines[at + 1]);
-        pairs[at + 1] = _mm256_unpackhi_epi32(lines[at], lines[at + 1]);
-    }
-    let mut fours = lines;
-    for at in (0..SIDE).step_by(4) {
-        for half in 0..2 {
-            fours[at + 2 * half] = _mm256_unpacklo_epi64(pairs[at + half], pairs[at + half + 2]);
-            fours[at + 2 * half + 1] = _mm256_unpackhi_epi64(pairs[at + half], pairs[at + half + 2]);
-        }
-    }
-    let mut out = lines;
-    for j in 0..4 {
-        out[j] = _mm256_permute2x128_si256::<0x20>(fours[j], fours[4 + j]);
-        out[4 + j] = _mm256_permute2x128_si256::<0x31>(fours[j], fours[4 + j]);
-    }
-    out
 }

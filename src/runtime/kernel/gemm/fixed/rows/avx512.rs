@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::super::convert::ROUND;
 use super::{BLOCK_BYTES, BROKEN, HalfRows, ROWS, TILE, line_ahead};
+use crate::gemm::transpose;
 
 /// Converts whole blocks of 16 rows. Returns whether it did: false if one of them has an infinity or NaN. Panics if the processor lacks
 /// the instructions, or something is shorter than the blocks say.
@@ -62,7 +63,7 @@ unsafe fn convert<const BF16: bool>(
                 *line = row_codes::<BF16>(at, inverses[row]);
             }
         }
-        for (line, to) in transposed(lines).into_iter().zip(tile.as_chunks_mut::<{ 2 * ROWS }>().0) {
+        for (line, to) in transpose::sixteen(lines).into_iter().zip(tile.as_chunks_mut::<{ 2 * ROWS }>().0) {
             // SAFETY: 64 bytes.
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
         }
@@ -100,34 +101,4 @@ unsafe fn row_codes<const BF16: bool>(at: *const u8, inverse: f32) -> __m512i {
         _mm512_castps_si512(_mm512_fmadd_ps(values, _mm512_set1_ps(inverse), _mm512_set1_ps(ROUND)))
     });
     _mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_slli_epi32::<16>(high))
-}
-
-/// Transposes 16 x 16 numbers of 32 bits.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn transposed(lines: [__m512i; ROWS]) -> [__m512i; ROWS] {
-    let mut pairs = lines;
-    for at in (0..ROWS).step_by(2) {
-        pairs[at] = _mm512_unpacklo_epi32(lines[at], lines[at + 1]);
-        pairs[at + 1] = _mm512_unpackhi_epi32(lines[at], lines[at + 1]);
-    }
-    // Register `4 * i + j` has, in its 128-bit lane `l`, number `4 * l + j` of lines `4 * i` to `4 * i + 3`.
-    let mut fours = lines;
-    for at in (0..ROWS).step_by(4) {
-        for half in 0..2 {
-            fours[at + 2 * half] = _mm512_unpacklo_epi64(pairs[at + half], pairs[at + half + 2]);
-            fours[at + 2 * half + 1] = _mm512_unpackhi_epi64(pairs[at + half], pairs[at + half + 2]);
-        }
-    }
-    let mut out = lines;
-    for j in 0..4 {
-        let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
-        let even = [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0x88>(c, d)];
-        let odd = [_mm512_shuffle_i32x4::<0xdd>(a, b), _mm512_shuffle_i32x4::<0xdd>(c, d)];
-        out[j] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
-        out[4 + j] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
-        out[8 + j] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
-        out[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
-    }
-    out
 }
