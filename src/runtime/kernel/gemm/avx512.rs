@@ -234,7 +234,7 @@ unsafe fn direct<F: QuantFormat, const R: usize>(
                     // SAFETY: the row has as many blocks as the panel.
                     let block = unsafe { &*rows[row].add(index * F::TILES + tile) };
                     let facts = BlockTerms::of(block, F::SCALES.per_tile(), part);
-                    let dots = dot_tile::<F, R>(&codes, block, facts.minus_sum, part);
+                    let dots = dot_tile::<F>(&codes, block, facts.minus_sum, part);
                     sums[row] = add(sums[row], dots, facts, [scale, min], F::SCALES.has_min());
                 }
             }
@@ -265,15 +265,11 @@ impl BlockTerms {
     }
 }
 
-/// Activation rows from which on one chain of four products is faster than two chains and their sum: the rows hide the
-/// instruction's latency. Chains of eight are faster in two halves with any number of rows (both measured).
-const ONE_CHAIN_ROWS: usize = 4;
-
-/// Computes exact dot products of a tile, or one half of it, with a block, one of `R` that are computed together. Two chains hide
-/// the instruction's latency.
+/// Computes exact dot products of a tile, or one half of it, with a block. Two chains hide the instruction's latency, also with
+/// eight rows that are computed together: one chain is faster in the cache and slower from memory.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn dot_tile<F: QuantFormat, const R: usize>(
+fn dot_tile<F: QuantFormat>(
     codes: &[__m512i; GROUPS],
     block: &ActivationBlock,
     minus_sum: i32,
@@ -281,13 +277,6 @@ fn dot_tile<F: QuantFormat, const R: usize>(
 ) -> __m512i {
     let groups = GROUPS / F::SCALES.per_tile();
     let mut even = _mm512_mullo_epi32(_mm512_set1_epi32(minus_sum), _mm512_set1_epi32(F::ZERO));
-    if R >= ONE_CHAIN_ROWS && groups < GROUPS {
-        for group in part * groups..(part + 1) * groups {
-            // SAFETY: below 8.
-            even = _mm512_dpbusd_epi32(even, codes[group], unsafe { broadcast_group(block, group) });
-        }
-        return even;
-    }
     let mut odd = _mm512_setzero_si512();
     for pair in 0..groups / 2 {
         let group = part * groups + 2 * pair;
