@@ -49,10 +49,20 @@ EXPERT_SHAPES = {
     "qwen3.5-35b-a3b": dict(arch="qwen35moe", layers=4, of=40, hidden=2048, heads=16, kv=2, head=256, ffn=512, vocab=248320,
                             experts=256, used=8, expert_ffn=512, shared=512, delta=(16, 32, 128)),
 }
+# Gemma 4 E2B: local layers with heads of `head` and every fifth a global one with `global_head`; the last `shared_kv` layers read
+# the KV of earlier ones and have feed-forward parts twice as wide; `per_layer` inputs of each token for each layer. Its assistant
+# reads hidden states of `backbone` values and the KV of the model; llama-cpp-python cannot draft with it, so that it is for --write.
+OTHER_SHAPES = {
+    "gemma-4-e2b": dict(arch="gemma4", layers=35, hidden=1536, heads=8, kv=1, head=256, global_head=512, ffn=6144, vocab=262144,
+                        shared_kv=20, per_layer=256, window=512),
+    "gemma-4-e2b-assistant": dict(arch="gemma4-assistant", layers=4, hidden=256, heads=4, kv=1, head=256, global_head=512,
+                                  ffn=2048, vocab=262144, shared_kv=4, per_layer=0, window=512, backbone=1536),
+}
+GLOBAL_PERIODS = {"gemma4": 5, "gemma4-assistant": 4}
 DELTA_PERIOD, DELTA_KERNEL = 4, 4
 UNTIED = ("qwen3moe", "gpt-oss", "qwen35moe")  # the others use the embeddings for logits too
-EXPERT_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M",
-                "qwen3.5-35b-a3b": "Q4_K_M"}
+ONLY_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M", "qwen3.5-35b-a3b": "Q4_K_M",
+              "gemma-4-e2b": "Q4_K_M", "gemma-4-e2b-assistant": "Q8_0"}
 TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
 ROWS = ("pp512", "tg128", "tg32@2048", "tg32@8192", "8 seq", "load")
 CONTEXT_SLACK = 1024
@@ -76,7 +86,7 @@ TARGETS = [
 
 
 def shape_of(name):
-    return SHAPES.get(name) or EXPERT_SHAPES[name]
+    return SHAPES.get(name) or EXPERT_SHAPES.get(name) or OTHER_SHAPES[name]
 
 
 def target(shape, kind, test):
@@ -163,13 +173,14 @@ def write_config(writer, shape):
     writer.add_context_length(32768)
     writer.add_block_count(shape["layers"])
     writer.add_embedding_length(shape["hidden"])
-    writer.add_feed_forward_length(shape["ffn"])
+    writer.add_feed_forward_length([ffn_width(shape, layer) for layer in range(shape["layers"])] if arch in GLOBAL_PERIODS else shape["ffn"])
     writer.add_head_count(shape["heads"])
     per_layer = [0 if layer in conv else shape["kv"] for layer in range(shape["layers"])]
     writer.add_head_count_kv(per_layer if conv else shape["kv"])
-    writer.add_key_length(shape["head"])
-    writer.add_value_length(shape["head"])
-    writer.add_rope_dimension_count(shape["head"] // 4 if "delta" in shape else shape["head"])
+    head = shape.get("global_head", shape["head"])
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head // 4 if "delta" in shape else head)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
     if "experts" in shape:
@@ -191,6 +202,19 @@ def write_config(writer, shape):
         writer.add_ssm_group_count(keys)
         writer.add_ssm_time_step_rank(values)
         writer.add_ssm_inner_size(values * dim)
+    if arch in GLOBAL_PERIODS:
+        layers = range(shape["layers"])
+        writer.add_key_length_swa(shape["head"])
+        writer.add_value_length_swa(shape["head"])
+        writer.add_rope_dimension_count_swa(shape["head"])
+        writer.add_rope_freq_base_swa(1e4)
+        writer.add_sliding_window(shape["window"])
+        writer.add_sliding_window_pattern([not is_global(shape, layer) for layer in layers])
+        writer.add_shared_kv_layers(shape["shared_kv"])
+        writer.add_embedding_length_per_layer_input(shape["per_layer"])
+        writer.add_final_logit_softcapping(30.0)
+    if arch == "gemma4-assistant":
+        writer.add_embedding_length_out(shape["backbone"])
     if arch == "lfm2moe":
         writer.add_leading_dense_block_count(shape["dense"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -224,6 +248,11 @@ class TensorWriter:
         values = -np.abs(values) if negative else values
         self.writer.add_tensor(name, values.astype(np.float32))
 
+    def values(self, name, values):
+        import numpy as np
+
+        self.writer.add_tensor(name, np.array(values, np.float32))
+
     def vector(self, name, size):
         self.numbers(name + ".weight", size, ones=True)
 
@@ -240,6 +269,19 @@ def write_delta_net(tensors, block, layer):
     tensors.vector(block + "ssm_norm", dim)
 
 
+def is_global(shape, layer):
+    return "global_head" in shape and (layer + 1) % GLOBAL_PERIODS[shape["arch"]] == 0
+
+
+def reads_others(shape, layer):
+    """Whether a layer's KV is an earlier layer's."""
+    return layer >= shape["layers"] - shape.get("shared_kv", 0)
+
+
+def ffn_width(shape, layer):
+    return shape["ffn"] * (2 if shape["arch"] == "gemma4" and reads_others(shape, layer) else 1)
+
+
 def is_delta_net(shape, layer):
     return "delta" in shape and (layer + 1) % DELTA_PERIOD != 0
 
@@ -249,20 +291,22 @@ def write_mixer(tensors, block, layer):
     shape = tensors.shape
     if is_delta_net(shape, layer):
         return write_delta_net(tensors, block, layer)
-    hidden, head = shape["hidden"], shape["head"]
+    hidden, head = shape["hidden"], shape["global_head" if is_global(shape, layer) else "head"]
     if layer in shape.get("conv", ()):
         tensors.numbers(block + "shortconv.conv.weight", hidden, 3)
         tensors.matrix(block + "shortconv.in_proj", 3 * hidden, hidden, layer)
         tensors.matrix(block + "shortconv.out_proj", hidden, hidden, layer)
         return
     queries, keys = shape["heads"] * head, shape["kv"] * head
-    if shape["arch"] in ("qwen3", "qwen3moe", "lfm2moe", "qwen35moe"):
+    if shape["arch"] in ("qwen3", "qwen3moe", "lfm2moe", "qwen35moe", "gemma4", "gemma4-assistant"):
         tensors.vector(block + "attn_q_norm", head)
-        tensors.vector(block + "attn_k_norm", head)
+        if not reads_others(shape, layer):
+            tensors.vector(block + "attn_k_norm", head)
     gates = queries if "delta" in shape else 0  # of the output, in the matrix of queries
     for name, rows, cols in (("attn_q", queries + gates, hidden), ("attn_k", keys, hidden), ("attn_v", keys, hidden),
                              ("attn_output", hidden, queries)):
-        tensors.matrix(block + name, rows, cols, layer)
+        if not (name in ("attn_k", "attn_v") and reads_others(shape, layer)):
+            tensors.matrix(block + name, rows, cols, layer)
         if shape["arch"] == "gpt-oss":
             tensors.numbers(block + name + ".bias", rows)
     if shape["arch"] == "gpt-oss":
@@ -273,7 +317,7 @@ def write_feed_forward(tensors, block, layer):
     shape = tensors.shape
     hidden, experts = shape["hidden"], shape.get("experts")
     dense = not experts or layer < shape.get("dense", 0)
-    inner, suffix, count = (shape["ffn"], "", None) if dense else (shape["expert_ffn"], "_exps", experts)
+    inner, suffix, count = (ffn_width(shape, layer), "", None) if dense else (shape["expert_ffn"], "_exps", experts)
     for name, rows, cols in (("ffn_gate", inner, hidden), ("ffn_up", inner, hidden), ("ffn_down", hidden, inner)):
         tensors.matrix(block + name + suffix, rows, cols, layer, count)
         if shape["arch"] == "gpt-oss":
@@ -290,6 +334,30 @@ def write_feed_forward(tensors, block, layer):
         tensors.numbers(block + "ffn_gate_inp.bias", experts)
     if shape["arch"] == "lfm2moe":
         tensors.numbers(block + "exp_probs_b.bias", experts)
+
+
+def write_gemma4(tensors):
+    """What Gemma 4 E and its assistant have beside attention and feed-forward parts."""
+    shape = tensors.shape
+    layers, hidden, size = shape["layers"], shape["hidden"], shape["per_layer"]
+    if size:
+        tensors.matrix("per_layer_token_embd", shape["vocab"], layers * size)
+        tensors.matrix("per_layer_model_proj", layers * size, hidden)
+        tensors.vector("per_layer_proj_norm", size)
+    else:
+        tensors.matrix("nextn.pre_projection", hidden, 2 * shape["backbone"])
+        tensors.matrix("nextn.post_projection", shape["backbone"], hidden)
+    pairs = shape["global_head"] // 2
+    divisors = [1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4)
+    tensors.values("rope_freqs.weight", divisors)
+    for layer in range(layers):
+        block = f"blk.{layer}."
+        for name in ("post_attention_norm", "post_ffw_norm", *(["post_norm"] if size else [])):
+            tensors.vector(block + name, hidden)
+        if size:
+            tensors.matrix(block + "inp_gate", size, hidden, layer)
+            tensors.matrix(block + "proj", hidden, size, layer)
+        tensors.numbers(block + "layer_output_scale.weight", 1, ones=True)
 
 
 def write_model(path, shape, file_type):
@@ -311,6 +379,8 @@ def write_model(path, shape, file_type):
         tensors.vector(block + ("post_attention_norm" if arch in ("gpt-oss", "qwen35moe") else "ffn_norm"), hidden)
         write_mixer(tensors, block, layer)
         write_feed_forward(tensors, block, layer)
+    if arch in GLOBAL_PERIODS:
+        write_gemma4(tensors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -606,7 +676,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two models, depths up to 2,048")
     parser.add_argument("--shapes", default=",".join(SHAPES),
-                        help=f"some of {', '.join([*SHAPES, *EXPERT_SHAPES])}; the last {len(EXPERT_SHAPES)} have experts, and one type each")
+                        help=f"some of {', '.join([*SHAPES, *EXPERT_SHAPES, *OTHER_SHAPES])}; {len(EXPERT_SHAPES)} have experts, and these "
+                             "and the others behind them one type each")
+    parser.add_argument("--write", action="store_true", help="write the models and measure nothing")
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--tests", type=lambda names: names.split(","), help="names of rows, `load` among them; all without it")
     parser.add_argument("-r", "--repeat", type=int, default=3, help="rounds, at least 2")
@@ -619,12 +691,16 @@ def main():
     if unknown:
         parser.error(f"--tests: no row is called {', '.join(sorted(unknown))} ({', '.join(ROWS)})")
     start = time.time()
-    program = args.program or build()
-    args.cache.mkdir(parents=True, exist_ok=True)
-    types = lambda shape: [EXPERT_TYPES[shape]] if shape in EXPERT_TYPES else args.types.split(",")
+    types = lambda shape: [ONLY_TYPES[shape]] if shape in ONLY_TYPES else args.types.split(",")
     pairs = [(shape, kind) for shape in args.shapes.split(",") for kind in types(shape)]
     if args.quick:
         pairs = [("qwen3-0.6b", "Q4_K_M"), ("qwen3-0.6b", "F16"), ("smollm2-135m", "Q4_0")]
+    args.cache.mkdir(parents=True, exist_ok=True)
+    if args.write:
+        for shape, kind in pairs:
+            print(model_file(args.cache, shape, kind))
+        return
+    program = args.program or build()
     results = []
     for shape, kind in pairs:
         path = model_file(args.cache, shape, kind)
