@@ -1,12 +1,12 @@
 //! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL [threads=N] [runs=N]
-//! [lines=N] [draft=MODEL] [only=TEXT] [scripts=FILE]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
+//! [lines=N] [draft=MODEL] [assistant=FILE] [only=TEXT] [scripts=FILE]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
 //! `scripts=FILE` writes the texts as token ids, for benches/lookup.py, and measures nothing.
 //!
 //! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
 //! its logits are then replaced by a script: a source file that is rewritten with small edits, a JSON list of its
 //! functions, the calls of an agent that edits it, and prose. Runs with and without drafts take turns; medians of tokens per second of decoding, and their ratio.
 //!
-//! With a draft model, whose logits are the script too but for a part of the tokens, prose is decoded once for each part: what
+//! With a draft model or an assistant, whose logits are the script too but for a part of the tokens, prose is decoded once for each part: what
 //! it costs if it is never right, and what it gains.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
@@ -33,22 +33,23 @@ const RIGHT: [usize; 4] = [0, 60, 80, 95];
 struct Scripted {
     model: Box<dyn Model>,
     script: Vec<u32>,
-    /// Tokens of a hundred that it tells right.
+    /// Tokens of a hundred that it tells right, and that a block or an assistant tells right.
     right: usize,
+    predicted_right: usize,
     hidden: Vec<f32>,
 }
 
 impl Scripted {
     fn new(model: Box<dyn Model>, script: &[u32], right: usize) -> Self {
-        Self { model, script: script.to_vec(), right, hidden: Vec::new() }
+        Self { model, script: script.to_vec(), right, predicted_right: right, hidden: Vec::new() }
     }
 
     /// Replaces the logits of rows at `positions` of the script.
-    fn tell(&mut self, batch: &Batch<'_>, positions: &[usize], logits: &mut Logits) {
+    fn tell(&mut self, batch: &Batch<'_>, positions: &[usize], right: usize, logits: &mut Logits) {
         let wanted = batch.rows.iter().zip(positions).filter(|(row, _)| row.wants_logits);
         for ((_, &position), values) in wanted.zip(logits.values.chunks_exact_mut(logits.vocab_size)) {
             let next = self.script.get(position + 1).copied().unwrap_or_default();
-            let next = if is_right(position, self.right) { next } else { next ^ 1 };
+            let next = if is_right(position, right) { next } else { next ^ 1 };
             values[next as usize] = 1e9;
         }
         self.hidden.clear();
@@ -74,7 +75,7 @@ impl Model for Scripted {
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
         let mut logits = self.model.forward(batch)?;
         let positions: Vec<usize> = batch.rows.iter().map(|row| row.position).collect();
-        self.tell(batch, &positions, &mut logits);
+        self.tell(batch, &positions, self.right, &mut logits);
         Ok(logits)
     }
 
@@ -86,7 +87,7 @@ impl Model for Scripted {
         let mut logits = self.model.predict(batch, hidden)?;
         let before = hidden.chunks_exact(hidden.len() / batch.rows.len());
         let positions: Vec<usize> = before.map(|row| row[0] as usize + 1).collect();
-        self.tell(batch, &positions, &mut logits);
+        self.tell(batch, &positions, self.predicted_right, &mut logits);
         Ok(logits)
     }
 
@@ -216,6 +217,7 @@ struct Options {
     runs: usize,
     lines: usize,
     draft: Option<String>,
+    assistant: Option<String>,
     only: Option<String>,
     scripts: Option<String>,
 }
@@ -223,13 +225,15 @@ struct Options {
 fn options() -> Options {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (model, runs, lines) = (String::new(), 3, 300);
-    let mut options = Options { model, threads, runs, lines, draft: None, only: None, scripts: None };
+    let (draft, assistant, only, scripts) = (None, None, None, None);
+    let mut options = Options { model, threads, runs, lines, draft, assistant, only, scripts };
     for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
         match arg.split_once('=') {
             Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
             Some(("runs", n)) => options.runs = n.parse().expect("runs=N"),
             Some(("lines", n)) => options.lines = n.parse().expect("lines=N"),
             Some(("draft", model)) => options.draft = Some(model.to_owned()),
+            Some(("assistant", file)) => options.assistant = Some(file.to_owned()),
             Some(("only", name)) => options.only = Some(name.to_owned()),
             Some(("scripts", file)) => options.scripts = Some(file.to_owned()),
             _ => options.model = arg,
@@ -256,7 +260,9 @@ fn load_plain(path: &str, options: &Options, script_len: usize) -> LoadedModel {
         },
     };
     let resolved = Resolved::new(path.to_owned(), source(path.into()));
-    load::load(&resolved, &load_options, &mut |_, _| ()).expect("loads")
+    let assistant = options.assistant.clone();
+    let assistant = assistant.map(|path| Resolved::new(path.clone(), ModelSource::Gguf(path.into())));
+    load::load_with_draft(&resolved, assistant.as_ref(), &load_options, &mut |_, _| ()).expect("loads")
 }
 
 struct ScriptedModels {
@@ -265,12 +271,13 @@ struct ScriptedModels {
     vocabulary: Arc<Tokenizer>,
 }
 
-/// The model as scripted, and its own block, which tells `right` tokens of a hundred.
+/// The model as scripted, and its own block, which tells `right` tokens of a hundred, as its assistant does.
 fn load_scripted(path: &str, options: &Options, script: &[u32], right: usize) -> ScriptedModels {
     let loaded = load_plain(path, options, script.len());
-    let model = Box::new(Scripted::new(loaded.model, script, 100));
-    let block =
-        loaded.draft.map(|draft| Box::new(Scripted::new(draft.model, script, right)) as Box<dyn Model>);
+    let model = Scripted { predicted_right: right, ..Scripted::new(loaded.model, script, 100) };
+    let model = Box::new(model);
+    let block = loaded.draft.and_then(|draft| draft.model);
+    let block = block.map(|block| Box::new(Scripted::new(block, script, right)) as Box<dyn Model>);
     ScriptedModels { model, block, vocabulary: loaded.texts.tokenizer }
 }
 
@@ -309,9 +316,9 @@ fn compare(name: &str, engines: &mut [Engine; 2], options: &Options, prompt: &[u
     );
 }
 
-/// Prose with a draft model that is right for so many tokens of a hundred.
+/// Prose with a draft model, a block or an assistant that is right for so many tokens of a hundred.
 fn compare_drafted(draft: &str, options: &Options, vocab_size: usize) {
-    let own = draft == "mtp";
+    let own = draft == "mtp" || options.assistant.is_some();
     let path = if own { &options.model } else { draft };
     let draft_vocab = load_scripted(path, options, &[0; 64], 100).model.spec().vocab_size;
     let (prompt, answer) = prose(vocab_size.min(draft_vocab) & !1);
@@ -333,7 +340,7 @@ fn main() {
     let probe = engine(&options, &[0; 64], Speculation::Off, 100);
     let vocab_size = probe.spec().vocab_size();
     drop(probe);
-    if let Some(draft) = &options.draft {
+    if let Some(draft) = options.draft.as_ref().or(options.assistant.as_ref()) {
         return compare_drafted(draft, &options, vocab_size);
     }
     let scripts = [

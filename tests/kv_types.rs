@@ -42,7 +42,7 @@ fn rounded_kv_stays_close_to_exact() {
         let mut exact = load_model(&folder, &with(KvType::F32)).expect("loads").model;
         let tolerance = match family {
             _ if has_experts(family) => TOLERANCE_EXPERTS,
-            "gemma4" | "gemma4-e" | "phi4-mini" => TOLERANCE_SHARP,
+            "gemma4" | "gemma4-e" | "gemma4-unified" | "phi4-mini" => TOLERANCE_SHARP,
             _ => TOLERANCE,
         };
         for (kv_type, tolerance) in tolerance {

@@ -4,6 +4,7 @@ mod common;
 
 mod agents;
 mod architecture;
+mod assistant;
 mod candle_backend;
 #[cfg(feature = "candle-families")]
 mod candle_families;

@@ -57,10 +57,11 @@ const DEVIATIONS: &[Deviation] = &[
 
 /// Families that candle-transformers does not have, or in a form that reads other files: their only reference is the stored
 /// logits.
-const WITHOUT: [&str; 12] = [
+const WITHOUT: [&str; 13] = [
     "gemma4",
     "gemma4-e",
     "gemma4-moe",
+    "gemma4-unified",
     "gpt-oss",
     "lfm2",
     "nemotron-h-moe",

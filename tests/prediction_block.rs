@@ -3,17 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::kv::{KvKind, PageRef, PageTable};
+use llmctl::runtime::kv::{KvKind, PageTable};
 use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::load::{LoadOptions, PredictionUse};
 use llmctl::runtime::model::weights::to_f32;
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl::runtime::tensor::{SharedBytes, TensorSource};
-use llmctl::runtime::{
-    DraftModelUsage, Engine, EngineConfig, Error, ModelDrafter, Request, Sampling, Speculation,
-};
+use llmctl::runtime::model::{Batch, Model, Row};
+use llmctl::runtime::tensor::TensorSource;
+use llmctl::runtime::{DraftModelUsage, Engine, EngineConfig, ModelDrafter, Request, Sampling, Speculation};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -21,9 +18,8 @@ use crate::cli::llmctl;
 use crate::common::convert::{Tensor, Written, write};
 use crate::common::golden::{Fed, exact, golden_prompts, load_model, page_pool, parity_folder};
 use crate::common::named;
-use crate::common::toy::{
-    Answer, Setup, ToyModel, ToyVocabulary, hashed_logits, hashing, limited, run_all, run_one, seeded,
-};
+use crate::common::telling::{Telling, Texts, ToyBlock, VOCAB};
+use crate::common::toy::{Answer, Setup, ToyVocabulary, limited, run_all, run_one, seeded};
 use crate::common::watched::Watched;
 use crate::qwen3_5_gguf;
 
@@ -269,7 +265,7 @@ fn largest_difference(ours: &[f32], reference: &[f64]) -> f64 {
 /// Compares rows with the model's hidden states, then rows that go on from the block's own.
 fn check_logits(path: &Path) {
     let mut loaded = load_model(path, &asking(PredictionUse::IfPresent)).expect("loads");
-    let mut block = loaded.draft.expect("a block").model;
+    let mut block = loaded.draft.and_then(|draft| draft.model).expect("a block");
     assert_eq!(block.hidden_width(), Some(HIDDEN));
     let prompt = golden_prompts(&parity_folder().join("qwen3.5")).pop().expect("a prompt").tokens;
     let mut reference = Reference::new(&parity_folder().join("qwen3.5"));
@@ -313,7 +309,7 @@ fn a_block_gives_the_logits_of_a_plain_computation_from_either_form_of_file() {
 fn a_block_needs_a_hidden_state_for_each_row_and_other_models_take_none() {
     let folder = folder_with_block("qwen3.5");
     let mut loaded = load_model(folder.path(), &asking(PredictionUse::Required)).expect("loads");
-    let mut block = loaded.draft.take().expect("a block").model;
+    let mut block = loaded.draft.take().and_then(|draft| draft.model).expect("a block");
     let pool = page_pool(&*block, 1);
     let mut table = PageTable::new(&pool);
     table.extend(1).expect("room");
@@ -400,123 +396,11 @@ fn answers_are_the_same_with_a_blocks_drafts() {
     }
 }
 
-const VOCAB: usize = 259;
-
-/// Texts that hidden states stand for: a hidden state is a number, the index of the text it was computed from.
-type Texts = Arc<Mutex<Vec<Vec<u32>>>>;
-
-/// A toy model that keeps hidden states.
-struct Telling {
-    toy: ToyModel,
-    texts: Texts,
-    hidden: Vec<f32>,
-}
-
-/// A toy block: it expects what follows the text that a hidden state stands for and the token after it, but for every fifth
-/// token. If rows and hidden states were out of step, it would be wrong throughout.
-struct ToyBlock(Telling);
-
-impl Telling {
-    fn new(kinds: &[KvKind], texts: &Texts) -> Self {
-        let toy = ToyModel::new(VOCAB, hashing(VOCAB)).with_groups(kinds);
-        Self { toy, texts: texts.clone(), hidden: Vec::new() }
-    }
-
-    fn tell(&mut self, texts: Vec<Vec<u32>>) {
-        let mut known = self.texts.lock().expect("no panic");
-        self.hidden = (known.len()..known.len() + texts.len()).map(|index| index as f32).collect();
-        known.extend(texts);
-    }
-}
-
-macro_rules! pages_of {
-    ($($toy:tt)+) => {
-        fn copy_page(&mut self, from: PageRef, to: PageRef) -> Result<(), Error> {
-            self.$($toy)+.copy_page(from, to)
-        }
-
-        fn free_page(&mut self, place: PageRef) {
-            self.$($toy)+.free_page(place);
-        }
-
-        fn export_page(&self, place: PageRef, out: &mut Vec<u8>) -> Result<(), Error> {
-            self.$($toy)+.export_page(place, out)
-        }
-
-        fn import_page(&mut self, place: PageRef, bytes: SharedBytes) -> Result<(), Error> {
-            self.$($toy)+.import_page(place, bytes)
-        }
-    };
-}
-
-impl Model for Telling {
-    fn spec(&self) -> &ModelSpec {
-        self.toy.spec()
-    }
-
-    fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits, Error> {
-        let logits = self.toy.forward(batch)?;
-        let texts = batch.rows.iter().map(|row| self.toy.history(batch, row)).collect();
-        self.tell(texts);
-        Ok(logits)
-    }
-
-    fn hidden(&self) -> &[f32] {
-        &self.hidden
-    }
-
-    fn keep_drafted(&mut self, place: PageRef, count: usize) -> Result<(), Error> {
-        self.toy.keep_drafted(place, count)
-    }
-
-    pages_of!(toy);
-}
-
-impl Model for ToyBlock {
-    fn spec(&self) -> &ModelSpec {
-        self.0.toy.spec()
-    }
-
-    fn forward(&mut self, _: &Batch<'_>) -> Result<Logits, Error> {
-        unreachable!("a block predicts")
-    }
-
-    fn hidden_width(&self) -> Option<usize> {
-        Some(1)
-    }
-
-    fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits, Error> {
-        assert_eq!(hidden.len(), batch.rows.len());
-        self.0.toy.forward(batch)?; // keeps and checks rows
-        let follow = |(row, &hidden): (&Row, &f32)| {
-            let mut text = self.0.texts.lock().expect("no panic")[hidden as usize].clone();
-            text.push(row.token);
-            text
-        };
-        let texts: Vec<Vec<u32>> = batch.rows.iter().zip(hidden).map(follow).collect();
-        let mut logits = Logits { values: Vec::new(), vocab_size: VOCAB };
-        for (_, text) in batch.rows.iter().zip(&texts).filter(|(row, _)| row.wants_logits) {
-            let mut values = hashed_logits(text, VOCAB);
-            values.rotate_left(if text.len() % 5 == 4 { VOCAB / 2 } else { 0 });
-            logits.values.extend(values);
-        }
-        self.0.tell(texts);
-        Ok(logits)
-    }
-
-    fn hidden(&self) -> &[f32] {
-        &self.0.hidden
-    }
-
-    pages_of!(0.toy);
-}
-
 fn toy_engine(kinds: &[KvKind], speculation: Speculation, change: impl FnOnce(&mut EngineConfig)) -> Engine {
     let setup = Setup { vocab_size: VOCAB, end_of_generation: vec![2], spare_pages: 64, ..Setup::default() };
     let mut config = EngineConfig { speculation, ..setup.config() };
     change(&mut config);
     let texts = Texts::default();
-    texts.lock().expect("no panic").push(Vec::new()); // what the block is measured with
     let model = Telling::new(kinds, &texts);
     let mut engine = Engine::new(Box::new(model), ToyVocabulary::numbers(VOCAB), config).expect("valid");
     if speculation != Speculation::Off {

@@ -9,13 +9,16 @@ use std::time::Duration;
 
 use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
+use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PageTable};
 use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions};
+use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::{DecodeOutcome, Engine, Error, Request, RequestId, Sampling, SessionId};
 use tempfile::TempDir;
 
 use crate::common::cpu;
-use crate::common::golden::{Fed, checkpoint, exact, families, golden_prompts, parity_gguf};
+use crate::common::golden::{
+    Fed, checkpoint, exact, families, golden_prompts, load_model, page_pool, parity_gguf,
+};
 use crate::common::k_quants::{VOCAB, write_k_quants};
 use crate::common::named;
 use crate::common::toy::{Answer, drain, limited, run_all, run_one, seeded, step};
@@ -516,6 +519,42 @@ fn conversations_that_jump_about_are_answered_as_if_new() {
         for (seed, kv_type) in (1..).zip(KvType::ALL) {
             walk(&Subject::family(family).with(kv_type, None), seed);
         }
+    }
+}
+
+/// Logits of the last of `tokens`, fed in chunks of which all rows want logits or only the last row of the last one.
+fn last_logits(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32], all: bool) -> Vec<u32> {
+    let (mut last, end) = (Vec::new(), table.len() + tokens.len());
+    for chunk in tokens.chunks(29) {
+        let start = table.len();
+        for copy in table.extend(chunk.len()).expect("enough pages") {
+            model.copy_page(copy.from, copy.to).expect("copied");
+        }
+        let row = |(index, &token)| Row::known(token, start + index, 0, all || start + index + 1 == end);
+        let rows: Vec<Row> = chunk.iter().enumerate().map(row).collect();
+        let logits = model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
+        last = logits.len().checked_sub(1).map_or(last, |row| bits(logits.row(row)));
+    }
+    last
+}
+
+/// Rows leave the layers once nothing needs them: KV, states and logits are those of a step in which every row stays.
+#[test]
+fn rows_that_are_not_wanted_are_not_missed() {
+    for (family, kv_type) in families().zip(KvType::ALL.into_iter().cycle()) {
+        let subject = Subject::family(family).with(kv_type, None);
+        let computed = [true, false].map(|all| {
+            let mut model = load_model(&subject.path, &subject.options).expect("loads").model;
+            let pool = page_pool(&*model, 64);
+            let mut table = PageTable::new(&pool);
+            let first = last_logits(&mut *model, &mut table, &subject.prompt, all);
+            let second = last_logits(&mut *model, &mut table, &subject.prompt[..40], all);
+            let mut pages = Vec::new();
+            table.page_refs().for_each(|page| model.export_page(page, &mut pages).expect("exported"));
+            (first, second, pages)
+        });
+        assert!(!computed[0].0.is_empty() && !computed[0].2.is_empty());
+        assert!(computed[0] == computed[1], "{}", subject.name);
     }
 }
 

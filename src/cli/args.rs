@@ -82,7 +82,8 @@ pub struct ModelArgs {
     ///
     /// The answer is the same, bit by bit, and comes sooner if the small model is much faster and often right. It takes memory
     /// of its own, and what it costs is measured: when its drafts do not pay, it stops. --kv-type, --dtype, --quantize and the
-    /// threads are those of both models. With --speculate off or ngram it is not loaded.
+    /// threads are those of both models. With --speculate off or ngram it is not loaded. An assistant of Gemma 4 is taken, too: it
+    /// reads the model's KV.
     #[arg(long, value_name = "REF", hide_short_help = true)]
     pub draft_model: Option<String>,
 
@@ -432,7 +433,7 @@ pub enum SpeculateArg {
     Ngram,
     /// --draft-model alone
     Draft,
-    /// The model's own block for multi-token prediction alone
+    /// The model's own block for multi-token prediction, or its assistant, alone
     Mtp,
 }
 

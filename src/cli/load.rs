@@ -100,7 +100,7 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
     }
     let kv = open_kv(asked, &loaded.fingerprint)?;
     report_draft(loaded.model.spec(), loaded.draft.as_ref(), &config, terminal)?;
-    let models = (loaded.model, loaded.draft.map(|draft| draft.model));
+    let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
     let engine = start_engine(models, texts.chat_tokenizer.tokenizer(), config, kv)?;
     texts.info.vocab_size = engine.spec().vocab_size();
     texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
@@ -162,7 +162,7 @@ pub fn load_files(
     Ok(loaded)
 }
 
-/// Says with `-v` what memory the draft model, or the model's own block, takes.
+/// Says with `-v` what memory the draft model, the assistant or the model's own block takes.
 fn report_draft(
     model: &ModelSpec,
     draft: Option<&LoadedDraft>,
@@ -171,11 +171,12 @@ fn report_draft(
 ) -> Result<(), CommandError> {
     let Some(draft) = draft else { return Ok(()) };
     let spec = EngineSpec::new(model.clone(), config.clone())?;
-    let kv_memory = spec.for_draft_model(draft.model.spec())?.kv_memory as u64;
-    let (kv_memory, weights) = (bytes(kv_memory), bytes(draft.weight_bytes));
-    let drafter =
-        draft.name.as_ref().map_or("prediction block".to_owned(), |name| format!("draft model {name}"));
-    terminal.detail(&format!("{drafter}: {weights} of weights, up to {kv_memory} of KV"));
+    let kind = if draft.model.is_some() { "draft model" } else { "assistant" };
+    let drafter = draft.name.as_ref().map_or("prediction block".to_owned(), |name| format!("{kind} {name}"));
+    let kv_memory = draft.spec().map(|own| spec.for_draft_model(own)).transpose()?.map(|own| own.kv_memory);
+    let kv_memory =
+        kv_memory.map_or("the model's KV".to_owned(), |kv| format!("up to {} of KV", bytes(kv as u64)));
+    terminal.detail(&format!("{drafter}: {} of weights, {kv_memory}", bytes(draft.weight_bytes)));
     Ok(())
 }
 
@@ -239,7 +240,7 @@ fn shared_kv(
     let (context_tokens, max_running) = (config.context_length, config.max_running);
     let spec = EngineSpec::new(model.clone(), config)?;
     let (wanted, one) = (spec.kv_memory, spec.sequence_bytes(context_tokens));
-    let draft = draft.map(|draft| spec.for_draft_model(draft.model.spec())).transpose()?;
+    let draft = draft.and_then(LoadedDraft::spec).map(|own| spec.for_draft_model(own)).transpose()?;
     // A draft model gets memory in the same proportion.
     let own_part = wanted as f64 / (wanted + draft.map_or(0, |draft| draft.kv_memory)).max(1) as f64;
     let available =
@@ -356,7 +357,7 @@ pub fn resolve_draft(
             _ => Ok(None),
         };
     };
-    if matches!(speculation, Speculation::Off | Speculation::Ngram | Speculation::Mtp) {
+    if matches!(speculation, Speculation::Off | Speculation::Ngram) {
         terminal.detail("the draft model is not loaded: --speculate asks for none");
         return Ok(None);
     }

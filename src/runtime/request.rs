@@ -401,6 +401,8 @@ pub enum ModelDrafter {
     DraftModel,
     /// The block of the model's own file that predicts further tokens.
     PredictionBlock,
+    /// Layers of another file that read the model's KV.
+    Assistant,
 }
 
 impl ModelDrafter {
@@ -409,6 +411,7 @@ impl ModelDrafter {
         match self {
             ModelDrafter::DraftModel => "the draft model",
             ModelDrafter::PredictionBlock => "the prediction block",
+            ModelDrafter::Assistant => "the assistant",
         }
     }
 
@@ -417,7 +420,7 @@ impl ModelDrafter {
     }
 }
 
-/// The drafts of a draft model or a block, which the totals of [`Usage`] contain.
+/// The drafts of what computes drafts, which the totals of [`Usage`] contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftModelUsage {

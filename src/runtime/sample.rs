@@ -17,7 +17,7 @@ use super::grammar::TokenMask;
 use super::request::{Logprob, Sampling, Token};
 
 /// Inputs of a choice besides logits and parameters.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Turn<'a> {
     /// Everything the sequence holds: prompt, then the tokens generated since.
     pub tokens: &'a [u32],

@@ -15,9 +15,9 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use super::error::{Error, GrammarError, Result, panic_text};
 use super::grammar::{GrammarState, TokenMask};
-use super::kv::{PagePool, PageRef};
+use super::kv::{PagePool, PageRef, PageTable};
 use super::model::{Batch, Logits, Model, Row};
-use super::request::{Logprob, Sampling};
+use super::request::{Logprob, Sampling, Token};
 use super::sample::{Sampler, Turn};
 use super::sequence::Sequence;
 use super::spec::EngineSpec;
@@ -171,6 +171,26 @@ impl Executor {
         results
     }
 
+    /// Lets the model's assistant tell what follows a token behind each table, given the hidden states of the tokens before
+    /// these, `[rows, width]`. Returns the likeliest token of each row, with its log-probability; [`Self::hidden`] has what takes
+    /// the place of the tokens' hidden states.
+    ///
+    /// # Errors
+    /// [`Error::Backend`], also if there is no assistant; no sequence is touched.
+    pub fn predict(&mut self, rows: &[(u32, &PageTable)], hidden: &[f32]) -> Result<Vec<Token>> {
+        self.model.reuse(std::mem::take(&mut self.logits));
+        let row = |(index, (token, table)): (usize, &(u32, &PageTable))| {
+            Row::known(*token, table.len().saturating_sub(1), index, true)
+        };
+        self.rows.clear();
+        self.rows.extend(rows.iter().enumerate().map(row));
+        let tables: Vec<_> = rows.iter().map(|(_, table)| *table).collect();
+        self.logits = self.run(&tables, Some(hidden))?;
+        let (greedy, turn) = (Sampling::default(), Turn { logprobs: Some(0), ..Turn::default() });
+        let sample = |index| self.sampler.sample(self.logits.row(index), &greedy, &turn);
+        (0..rows.len()).map(sample).collect()
+    }
+
     fn forward(
         &mut self,
         feeds: &[SequenceFeed<'_>],
@@ -179,7 +199,12 @@ impl Executor {
     ) -> Result<Logits> {
         let fed = feeds.iter().zip(results).filter(|(_, result)| result.is_ok());
         let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
-        let batch = Batch { rows: &self.rows, tables: &tables };
+        self.run(&tables, hidden)
+    }
+
+    /// Computes the rows, whose sequences have these tables.
+    fn run(&mut self, tables: &[&PageTable], hidden: Option<&[f32]>) -> Result<Logits> {
+        let batch = Batch { rows: &self.rows, tables };
         let model = &mut self.model;
         let logits = guarded(|| match hidden {
             None => model.forward(&batch),

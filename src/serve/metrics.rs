@@ -483,7 +483,7 @@ impl Metrics {
         let restored = turns.restored_tokens.clone();
         r.register("llmctl_restored_tokens", "Prompt tokens whose KV was read from disk", restored);
         let [drafted, accepted] = turns.computed_drafts.clone();
-        let by = "a draft model or the model's own prediction block";
+        let by = "a draft model, or the model's prediction block or assistant";
         r.register("llmctl_computed_draft_tokens", format!("Tokens drafted by {by}"), drafted);
         r.register(
             "llmctl_computed_accepted_tokens",

@@ -62,11 +62,15 @@ pub fn paired((shape, values): Tensor, head_dim: usize) -> Tensor {
 
 /// Begins a file of an architecture with the 384 tokens of the tiny checkpoints.
 pub fn with_tokens(arch: &str) -> GgufBuilder {
-    let tokens: Vec<String> = (0..384).map(|id| format!("<{id}>")).collect();
+    with_named_tokens(arch, &(0..384).map(|id| format!("<{id}>")).collect::<Vec<_>>())
+}
+
+/// As [`with_tokens`], with other names.
+pub fn with_named_tokens(arch: &str, tokens: &[String]) -> GgufBuilder {
     GgufBuilder::new()
         .text("general.architecture", arch)
         .text("tokenizer.ggml.model", "llama")
-        .texts("tokenizer.ggml.tokens", &tokens)
+        .texts("tokenizer.ggml.tokens", tokens)
         .f32s("tokenizer.ggml.scores", &[0.0; 384])
         .u32("tokenizer.ggml.unknown_token_id", 0)
         .u32("tokenizer.ggml.eos_token_id", 1)

@@ -15,12 +15,13 @@ use safetensors::tensor::TensorView;
 use super::cpu;
 
 /// The checkpoints in the repository whose families run natively, by folder.
-pub const FAMILIES: [&str; 23] = [
+pub const FAMILIES: [&str; 24] = [
     "gemma2",
     "gemma3",
     "gemma4",
     "gemma4-e",
     "gemma4-moe",
+    "gemma4-unified",
     "gpt-oss",
     "granite",
     "lfm2",

@@ -10,6 +10,7 @@ pub mod k_quants;
 pub mod remote;
 pub mod scripted;
 pub mod server;
+pub mod telling;
 #[cfg(unix)]
 pub mod terminal;
 pub mod toy;

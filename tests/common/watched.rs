@@ -63,6 +63,19 @@ impl Model for Watch {
         Ok(logits)
     }
 
+    fn hidden_width(&self) -> Option<usize> {
+        self.inner().model.hidden_width()
+    }
+
+    fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits> {
+        let mut inner = self.inner();
+        let logits = inner.model.predict(batch, hidden)?;
+        let hidden = inner.model.hidden().to_vec();
+        drop(inner);
+        self.hidden = hidden;
+        Ok(logits)
+    }
+
     fn hidden(&self) -> &[f32] {
         &self.hidden
     }
@@ -121,14 +134,18 @@ impl Watched {
     #[track_caller]
     pub fn load_with_drafter(path: &Path, options: &LoadOptions) -> (Self, Option<Box<dyn Model>>) {
         let loaded = load_model(path, options);
-        let loaded: LoadedModel = loaded.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self::of(loaded.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+    }
+
+    /// Watches a loaded model. Returns what drafts for it and is a model of its own.
+    pub fn of(loaded: LoadedModel) -> (Self, Option<Box<dyn Model>>) {
         let (spec, inner) = (loaded.model.spec().clone(), Inner { model: loaded.model, seen: Vec::new() });
         let watched = Self {
             watch: Watch { spec, hidden: Vec::new(), inner: Arc::new(Mutex::new(inner)) },
             vocabulary: loaded.texts.tokenizer,
             fingerprint: loaded.fingerprint.hex,
         };
-        (watched, loaded.draft.map(|draft| draft.model))
+        (watched, loaded.draft.and_then(|draft| draft.model))
     }
 
     pub fn spec(&self) -> &ModelSpec {

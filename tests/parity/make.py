@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the tiny random checkpoints qwen3-vl, qwen3-vl-moe, phi4-mini and nemotron-h-moe with their golden files.
+"""Makes the tiny random checkpoints qwen3-vl, qwen3-vl-moe, phi4-mini, nemotron-h-moe and gemma4-unified with their golden files, and the
+assistants of gemma4 and gemma4-e in `parity-assistants`.
 
     python3 tests/parity/make.py [NAME ...]
 
-Needs torch, transformers (made with 5.23.0) and safetensors. A checkpoint has the published form of its family: its
-weights are random (seed 0) and stored as bf16; the logits are transformers' in float32 with eager attention. Prompts and
+Needs torch, transformers (made with 5.23.0; gemma4-unified and the assistants with 5.24.0) and safetensors. A checkpoint has the published form of its family: its
+weights are random (seed 0) and stored as bf16; the logits are transformers' in float32 with eager attention (the assistants' in float64). Prompts and
 tokenizer are those of the checkpoint qwen3.
 """
 
@@ -63,6 +64,12 @@ CONFIGS = {
     "nemotron-h-moe": dict(
         {key: value for key, value in TEXT.items() if key != "num_hidden_layers"}, model_type="nemotron_h", **NEMOTRON
     ),
+    # The text part of Gemma 4 12B; transformers stores the numbers of global layers by layer.
+    "gemma4-unified": dict(
+        TEXT | dict(num_hidden_layers=6), model_type="gemma4_unified_text", head_dim=16, global_head_dim=32,
+        num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=32, final_logit_softcapping=30.0,
+        tie_word_embeddings=True, layer_types=5 * ["sliding_attention"] + ["full_attention"],
+    ),
     # Every prompt is longer than the original context: transformers takes the long factors, as llmctl does by the context.
     "phi4-mini": dict(
         TEXT, model_type="phi3", tie_word_embeddings=True, partial_rotary_factor=0.75, rms_norm_eps=1e-5,
@@ -72,10 +79,13 @@ CONFIGS = {
 }
 
 
-def make_model(config):
-    torch.manual_seed(0)
-    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+# Names of assistants: the checkpoint that each drafts for, and whether it has centroids.
+ASSISTANTS = {"gemma4-assistant": ("gemma4", False), "gemma4-e-assistant": ("gemma4-e", True)}
+OF_ASSISTANTS = HERE.parent / "parity-assistants"
+DRAFTED = 4
+
+
+def draw(model):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2:
@@ -83,6 +93,14 @@ def make_model(config):
             else:
                 weight.normal_(0.0, 0.3 if "embed_tokens" in name else 1.0 / math.sqrt(weight.shape[-1]))
             weight.copy_(weight.bfloat16().float())
+
+
+def make_model(config):
+    torch.manual_seed(0)
+    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    draw(model)
+    with torch.no_grad():
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 bias.copy_(torch.randn_like(bias).mul(0.1).bfloat16().float())
@@ -137,6 +155,79 @@ def make(name, into):
     shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")
 
 
+def assistant_of(of, has_centroids):
+    stored = json.loads((HERE / of / "config.json").read_text())
+    stored = stored.get("text_config", stored)
+    text = stored | dict(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=4, num_kv_shared_layers=4, hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0, use_double_wide_mlp=False, final_logit_softcapping=None,
+        layer_types=3 * ["sliding_attention"] + ["full_attention"],
+    )
+    config = transformers.Gemma4AssistantConfig(
+        text_config=text, backbone_hidden_size=stored["hidden_size"], use_ordered_embeddings=has_centroids,
+        num_centroids=24, centroid_intermediate_top_k=4,
+    )
+    torch.manual_seed(0)
+    return transformers.Gemma4AssistantForCausalLM._from_config(config, attn_implementation="eager", dtype=torch.float64).eval()
+
+
+def drafts(target, assistant, tokens):
+    """A draft after a prompt and its likeliest token: logits and hidden states of each step, as the class's generator makes them."""
+    with torch.no_grad():
+        out = target(
+            input_ids=torch.tensor([tokens]), use_cache=True, output_hidden_states=True, return_shared_kv_states=True
+        )
+        token, hidden = out.logits[0, -1].argmax(), out.hidden_states[-1][:, -1:]
+        drafted, logits, states = [int(token)], [], []
+        for _ in range(DRAFTED):
+            embedding = target.get_input_embeddings()(token.view(1, 1))
+            step = assistant(
+                inputs_embeds=torch.cat([embedding, hidden], dim=-1), position_ids=torch.tensor([[len(tokens)]]),
+                shared_kv_states=out.shared_kv_states,
+            )
+            logits.append(step.logits[0, 0])
+            hidden, token = step.last_hidden_state, logits[-1].argmax()
+            states.append(hidden[0, 0])
+            drafted.append(int(token))
+    return drafted, torch.stack(logits), torch.stack(states)
+
+
+def make_assistant(name, into):
+    of, has_centroids = ASSISTANTS[name]
+    target = AutoModelForCausalLM.from_pretrained(HERE / of, attn_implementation="eager", dtype=torch.float64).eval()
+    assistant = assistant_of(of, has_centroids)
+    draw(assistant)
+    with torch.no_grad():
+        for name, buffer in assistant.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.copy_((0.5 + torch.rand_like(buffer)).bfloat16())
+            elif name.endswith("token_ordering"):
+                buffer.copy_(torch.randperm(len(buffer)))
+    # The golden logits are those of all tokens, whatever centroids choose. An assistant sees the rows that the model's next row
+    # will see; transformers' mask has two more.
+    assistant.config.use_ordered_embeddings = False
+    assistant.config.text_config.sliding_window -= 2
+    into.mkdir(parents=True, exist_ok=True)
+    report = dict(
+        architecture=name, transformers=transformers.__version__, torch=torch.__version__, dtype="float64", prompts={}
+    )
+    tensors = {}
+    for prompt, stored in json.loads((PROMPTS / "golden.json").read_text())["prompts"].items():
+        drafted, logits, states = drafts(target, assistant, stored["tokens"])
+        report["prompts"][prompt] = dict(tokens=stored["tokens"], drafted=drafted)
+        tensors[f"{prompt}.logits"], tensors[f"{prompt}.hidden"] = logits.float(), states.float()
+        print(name, prompt, len(stored["tokens"]), f"largest logit {logits.abs().max():.1f}")
+    save_file(tensors, into / "golden.safetensors")
+    (into / "golden.json").write_text(json.dumps(report, indent=1) + "\n")
+    assistant.config.use_ordered_embeddings = has_centroids
+    assistant.config.text_config.sliding_window += 2
+    assistant.to(torch.bfloat16).save_pretrained(into)
+    (into / "generation_config.json").unlink(missing_ok=True)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or CONFIGS:
-        make(name, HERE / name)
+    for name in sys.argv[1:] or [*CONFIGS, *ASSISTANTS]:
+        if name in ASSISTANTS:
+            make_assistant(name, OF_ASSISTANTS / name)
+        else:
+            make(name, HERE / name)

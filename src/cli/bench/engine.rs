@@ -23,7 +23,7 @@ use crate::cli::report::bytes;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::kv::{KvKind, PAGE_TOKENS};
-use crate::runtime::load::{Device, ModelFiles, kernels_name, model_facts};
+use crate::runtime::load::{Device, LoadedDraft, ModelFiles, kernels_name, model_facts};
 use crate::runtime::memory::{memory_limits, tightest};
 use crate::runtime::{
     DraftModelUsage, EngineClient, EngineConfig, EngineSessionName, EngineSpec, Error, Event, Limits,
@@ -554,13 +554,13 @@ fn start(
     config.max_sessions = recipe.sequences + recipe.depths + 1;
     let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
     let draft_spec =
-        loaded.draft.as_ref().map(|draft| spec.for_draft_model(draft.model.spec())).transpose()?;
+        loaded.draft.as_ref().and_then(LoadedDraft::spec).map(|own| spec.for_draft_model(own)).transpose()?;
     check_memory(spec.kv_memory + draft_spec.map_or(0, |spec| spec.kv_memory))?;
     let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
     let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
     let draft_name = loaded.draft.as_ref().and_then(|draft| draft.name.clone());
-    let models = (loaded.model, loaded.draft.map(|draft| draft.model));
+    let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
     let handle = load::start_engine(models, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
     let mut facts = facts(recipe, &resolved, &options, handle.spec())?;

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
-use super::speculate::DraftModel;
 use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
 use crate::runtime::kv::pool::PageHold;
 use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
@@ -161,11 +160,11 @@ impl Engine {
         }
     }
 
-    /// Returns the notices of the disk and of the draft model for the user, and clears them.
+    /// Returns the notices of the disk and of what computes drafts for the user, and clears them.
     pub fn take_notices(&mut self) -> Vec<Notice> {
         self.poll_disk();
         let of_disk = self.disk.as_mut().map(|disk| std::mem::take(&mut disk.notices));
-        let of_drafts = self.speculator.draft_model().and_then(DraftModel::take_notice);
+        let of_drafts = self.speculator.take_notice();
         of_disk.into_iter().flatten().chain(of_drafts).collect()
     }
 

@@ -526,7 +526,8 @@ impl Drafting for Generation {
     fn follow(&mut self, drafter: ModelDrafter, most: usize) -> Followed<'_> {
         let most = self.most_drafted(most);
         let Self { request, sequence, forced, drafts, .. } = self;
-        drafts.follow(drafter, known_text(request, self.num_generated, sequence, forced), most)
+        let text = known_text(request, self.num_generated, sequence, forced);
+        drafts.follow(drafter, (text, Some(sequence.resident().table())), most)
     }
 
     fn model_acceptance(&self) -> Option<f64> {

@@ -38,7 +38,7 @@ use queue::RequestQueue;
 pub use schedule::MAX_BYPASSES;
 use schedule::{Budget, RunningRequest, StepPlan};
 pub use sessions::SessionDetail;
-use speculate::{DraftModel, Speculator, wall_clock};
+use speculate::{AssistantDrafter, DraftModel, Speculator, wall_clock};
 
 /// Runs requests and sessions on one model.
 pub struct Engine {
@@ -70,7 +70,7 @@ pub struct EngineLoad {
 }
 
 impl Engine {
-    /// Checks `config` against the model.
+    /// Checks `config` against the model. If an assistant was loaded with it, it drafts.
     ///
     /// # Errors
     /// [`Error::InvalidParameter`], naming the field that the model cannot serve.
@@ -80,9 +80,13 @@ impl Engine {
         // pages.
         let has_index = spec.config.warm_resume && spec.model.can_rewind;
         let pool = if has_index { PagePool::new } else { PagePool::without_index };
+        let mut speculator = Speculator::new(spec.speculation());
+        if model.hidden_width().is_some() {
+            speculator.set_computing(AssistantDrafter::new(wall_clock()));
+        }
         Ok(Self {
             pool: pool(&spec.model.groups, spec.kv_memory),
-            speculator: Speculator::new(spec.speculation()),
+            speculator,
             executor: Executor::new(model, spec),
             vocabulary,
             sessions: SessionTable::default(),
@@ -101,7 +105,7 @@ impl Engine {
     /// [`Error::NotSupported`] if it cannot drop rows; [`Error::Backend`] if it computes nothing.
     pub fn set_draft_model(&mut self, model: Box<dyn Model>) -> Result<()> {
         let model = DraftModel::new(model, self.spec(), wall_clock())?;
-        self.speculator.set_draft_model(model);
+        self.speculator.set_computing(model);
         Ok(())
     }
 
@@ -280,7 +284,7 @@ impl Engine {
             .map(|(generation, _)| generation)
             .collect();
         let has_prompts = generating.len() < plan.rows.iter().filter(|&&rows| rows > 0).count();
-        let num_drafted = self.speculator.draft(&mut generating, num_rows, most_rows);
+        let num_drafted = self.speculator.draft(&mut self.executor, &mut generating, (num_rows, most_rows));
         let begun = Instant::now();
         let results = self.forward(plan);
         let took = begun.elapsed();

@@ -65,7 +65,7 @@ use super::kv::KvKind;
 use super::memory::{Demand, fit};
 use super::model::arch::Description;
 use super::model::config::{DecoderConfig, MixerConfig};
-use super::model::decoder::{Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
+use super::model::decoder::{AssistantParts, Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
 use super::model::recognise::{Recognised, recognise};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
@@ -85,7 +85,7 @@ pub struct LoadedModel {
     pub fingerprint: Fingerprint,
     /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<Notice>,
-    /// What drafts for the model: a draft model that was asked for, or the file's own block.
+    /// What drafts for the model: a draft model or an assistant that was asked for, or the file's own block.
     pub draft: Option<LoadedDraft>,
     /// As `notices`, for users who ask for details.
     pub details: Vec<Notice>,
@@ -254,8 +254,11 @@ pub fn load_with_draft(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
     let files = ModelFiles::open(&resolved.source)?;
-    let draft = draft.map(|draft| DraftFiles::open(draft, &resolved.name)).transpose()?;
     let recognised = recognise(files.config_reader())?;
+    let of_model = (resolved.name.as_str(), &recognised);
+    let draft = draft
+        .map(|draft| DraftFiles::open(draft, of_model, options.prediction == PredictionUse::Required))
+        .transpose()?;
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
@@ -272,12 +275,21 @@ pub fn load_with_draft(
     fit_vocabulary(&mut texts, vocab_size, &mut notices);
     draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
     let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
-    let block = prediction::block(&files, &recognised, options, &resolved.name)?;
+    let block = match &draft {
+        Some(_) => None,
+        None => prediction::block(&files, &recognised, options, &resolved.name)?,
+    };
     let drafters = Drafters { draft: draft.as_ref(), block: block.as_ref() };
     let context_length = context_of(&files, &recognised, drafters, options, &mut notices)?;
     let shares = draft.is_some() || block.is_some();
     let workers = shares.then(|| options.device.workers()).flatten().transpose().map_err(backend)?;
-    let with = |identity| DecoderWith { options, workers: workers.as_ref(), identity, block: block.as_ref() };
+    let with = |identity| DecoderWith {
+        options,
+        workers: workers.as_ref(),
+        identity,
+        block: block.as_ref(),
+        assistant: draft.as_ref().filter(|draft| draft.is_assistant()),
+    };
     let (fingerprint, (model, own)) = match recognised {
         Recognised::Native(description) => (
             fingerprint(&files, &description.config, context_length, options)?,
@@ -603,6 +615,7 @@ struct DecoderWith<'a> {
     identity: &'a str,
     /// Loaded with the model.
     block: Option<&'a OwnBlock>,
+    assistant: Option<&'a DraftFiles>,
 }
 
 /// A model, and its block that predicts further tokens.
@@ -616,7 +629,7 @@ fn decoder(
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
 ) -> Result<Models, LoadError> {
-    let DecoderWith { options, workers, identity, block } = with;
+    let DecoderWith { options, workers, identity, block, assistant } = with;
     let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
@@ -636,6 +649,7 @@ fn decoder(
         kv_type: options.kv_type,
         convert: &convert,
     });
+    let drafting = DraftingParts { block, assistant: assistant.and_then(|files| files.assistant(&convert)) };
     let parts = DecoderParts {
         config: description.config,
         naming: description.naming,
@@ -651,11 +665,11 @@ fn decoder(
                 Some(workers) => Cpu::sharing(options, workers.clone()),
                 None => Cpu::with(options),
             };
-            build(|| cpu().map_err(backend), |cpu| cpu.keeping(panels.clone()), parts, block)?
+            build(|| cpu().map_err(backend), |cpu| cpu.keeping(panels.clone()), parts, drafting)?
         }
         Device::Candle(kind) => {
             let device = open_device(kind).map_err(backend)?;
-            build(|| Candle::new(device.clone()).map_err(backend), |candle| candle, parts, block)?
+            build(|| Candle::new(device.clone()).map_err(backend), |candle| candle, parts, drafting)?
         }
     };
     notices.extend(panels.iter().flat_map(|panels| panels.finish()));
@@ -665,15 +679,22 @@ fn decoder(
     Ok(models)
 }
 
-/// Loads a decoder on the backend that `keeping` makes of a new one, and its block on another, because only the decoder's packed
+/// What drafts with a decoder's hidden states.
+struct DraftingParts<'a> {
+    block: Option<PredictionParts<'a>>,
+    assistant: Option<AssistantParts<'a>>,
+}
+
+/// Loads a decoder on the backend that `keeping` makes of a new one, and what drafts on others, because only the decoder's packed
 /// weights are kept: a file of them does not depend on what drafts.
 fn build<B: Backend>(
     new: impl Fn() -> Result<B, LoadError>,
     keeping: impl FnOnce(B) -> B,
     parts: DecoderParts<'_>,
-    block: Option<PredictionParts<'_>>,
+    DraftingParts { block, assistant }: DraftingParts<'_>,
 ) -> Result<Models, LoadError> {
     let mut decoder = Decoder::load(keeping(new()?), parts)?;
+    assistant.map_or(Ok(()), |assistant| decoder.load_assistant(&new()?, assistant))?;
     let block = block.map(|block| decoder.load_prediction(new()?, block)).transpose()?;
     Ok((Box::new(decoder), block.map(|block| Box::new(block) as Box<dyn Model>)))
 }

@@ -20,7 +20,7 @@ pub enum PredictionUse {
     #[default]
     Never,
     IfPresent,
-    /// A model without one is refused.
+    /// A model without one is refused. If another file is to draft, it must be an assistant.
     Required,
 }
 
@@ -108,6 +108,6 @@ impl OwnBlock {
     }
 
     pub fn loaded(self, model: Box<dyn Model>) -> LoadedDraft {
-        LoadedDraft { name: None, model, weight_bytes: self.weight_bytes }
+        LoadedDraft { name: None, model: Some(model), weight_bytes: self.weight_bytes }
     }
 }

@@ -151,14 +151,15 @@ pub trait Model: Send {
     /// [`crate::runtime::Error::Backend`]; KV rows of this batch are then undefined.
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits>;
 
-    /// Returns the width of the hidden state that each row needs beside its token; `None` for all models but blocks that
-    /// predict further tokens, which compute by [`Self::predict`] alone.
+    /// Returns the width of the hidden state that [`Self::predict`] needs of each row; `None` for all models but blocks that
+    /// predict further tokens, which compute by it alone, and models with an assistant.
     fn hidden_width(&self) -> Option<usize> {
         None
     }
 
-    /// Computes one step of a block that predicts further tokens. `hidden` holds for each row the hidden state of the token
-    /// before it, `[rows, width]`.
+    /// Computes one step of a block that predicts further tokens, or of the model's assistant. `hidden` holds for each row the
+    /// hidden state of the token before it, `[rows, width]`. An assistant writes no row: a row's position is that of the token
+    /// before its own, up to which the pages are the model's.
     ///
     /// # Errors
     /// [`crate::runtime::Error::Backend`], also for every other model.
@@ -166,8 +167,9 @@ pub trait Model: Send {
         Err(Error::Backend("the model takes no hidden states".to_owned()))
     }
 
-    /// Returns the hidden states of all rows of the last step, `[rows, width]`: what the output matrix is multiplied with.
-    /// Empty unless a block that predicts further tokens was loaded with the model, or the model is one.
+    /// Returns the hidden states of all rows of the last step, `[rows, width]`: what the output matrix is multiplied with, or
+    /// after `predict` of an assistant, what stands for it. Empty unless a block that predicts further tokens or an assistant was
+    /// loaded with the model, or the model is such a block.
     fn hidden(&self) -> &[f32] {
         &[]
     }

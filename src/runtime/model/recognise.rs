@@ -26,6 +26,9 @@ pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
         return Ok(Recognised::CandleModel(plan));
     }
     let name = reader.architecture()?;
+    if arch::is_assistant(reader) {
+        return Err(reader.unsupported(ASSISTANT));
+    }
     if is_bidirectional(reader) || parse_encoder(reader)?.is_some() {
         return Err(reader.unsupported(format!("architecture {name}: an encoder, {ENCODER}")));
     }
@@ -40,6 +43,10 @@ pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
 
 /// Reason for refusing an encoder where text is to be written.
 const ENCODER: &str = "which writes no text; `llmctl embed` and `llmctl serve` compute embeddings with it";
+
+/// Reason for refusing an assistant where a model is asked for.
+const ASSISTANT: &str = "an assistant of Gemma 4, which drafts for a model and writes no text by itself; name the model with \
+                         --model and the assistant with --draft-model";
 
 /// Returns whether a decoder's tokens see those after them, so that it writes no text (EmbeddingGemma).
 pub fn is_bidirectional(reader: &ConfigReader) -> bool {

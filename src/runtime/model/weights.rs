@@ -25,6 +25,9 @@ const PREFIXES: [&str; 5] = ["model.", "model.language_model.", "language_model.
 /// Prefix of the block that predicts further tokens.
 const PREDICTION_PREFIX: &str = "mtp.";
 
+/// Prefix in GGUF of the tensors that join an assistant to its model.
+const ASSISTANT_PREFIX: &str = "nextn.";
+
 impl<'a> WeightFile<'a> {
     pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> Result<Self, LoadError> {
         let prefix = match naming.gguf {
@@ -51,6 +54,12 @@ impl<'a> WeightFile<'a> {
         };
         let file = Self { source, naming, prefix };
         file.has_global(["fc", "eh_proj"]).then_some(file)
+    }
+
+    /// Returns the tensors of an assistant that join it to its model, which stand beside the decoder's.
+    pub fn of_assistant(source: &'a dyn TensorSource, naming: &'a Naming) -> Self {
+        let prefix = if naming.gguf { ASSISTANT_PREFIX } else { "" };
+        Self { source, naming, prefix: prefix.to_owned() }
     }
 
     /// Lists the tensors of a file of [`Self::of_prediction`], as [`Self::decoder_tensors`] does.
@@ -293,9 +302,15 @@ impl<'a> WeightFile<'a> {
         self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len)
     }
 
+    /// Returns name, shape and type of a tensor outside the layers, given its names without `.weight`.
+    pub fn describe_global(&self, [hf, gguf]: [&str; 2]) -> Option<(String, Vec<usize>, Dtype)> {
+        let name = format!("{}.weight", self.global_name(hf, gguf));
+        self.source.describe(&name).map(|(shape, dtype)| (name, shape, dtype))
+    }
+
     /// Returns whether the file has a tensor outside the layers, given its names without `.weight`.
     pub fn has_global(&self, [hf, gguf]: [&str; 2]) -> bool {
-        self.source.describe(&format!("{}.weight", self.global_name(hf, gguf))).is_some()
+        self.describe_global([hf, gguf]).is_some()
     }
 
     /// Reads projections stored separately, or as consecutive rows of one matrix (Phi-3).

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::costs::{MAX_ROWS, StepCosts};
 use super::track::{DraftTrack, KnownText};
+use super::{ComputingDrafter, DraftProgress};
 use crate::runtime::error::Result;
 use crate::runtime::kv::{PAGE_TOKENS, PagePool, PageTable};
 use crate::runtime::model::Model;
@@ -54,6 +55,8 @@ pub fn wall_clock() -> StepClock {
 pub struct Followed<'a> {
     pub track: &'a mut DraftTrack,
     pub text: KnownText<'a>,
+    /// Pages of the generation's own KV, which an assistant reads.
+    pub table: Option<&'a PageTable>,
     /// Receives the draft.
     pub draft: &'a mut Vec<u32>,
     /// Most tokens of the draft.
@@ -69,9 +72,7 @@ struct Ask<'a> {
     lacking: Vec<u32>,
     /// Hidden states of the next rows of a block; empty for a draft model.
     hidden: Vec<f32>,
-    len: usize,
-    /// Probability of the draft so far, by the drafter.
-    chance: f64,
+    progress: DraftProgress,
 }
 
 /// Rows of a generation in a step.
@@ -126,15 +127,6 @@ impl DraftModel {
         Ok(drafter)
     }
 
-    pub fn drafter(&self) -> ModelDrafter {
-        self.drafter
-    }
-
-    /// Returns what the user should know of it, once.
-    pub fn take_notice(&mut self) -> Option<Notice> {
-        self.notice.take()
-    }
-
     /// Computes a few steps, twice because the first ones touch all memory for the first time.
     fn measure(&mut self) -> Result<()> {
         let rows = MEASURED_ROWS.min(self.executor.spec().context_length() - 2).max(1);
@@ -180,57 +172,6 @@ impl DraftModel {
         let row = took.as_secs_f64() / num_rows as f64;
         let weight = if self.read_row == 0.0 { 1.0 } else { NEW_WEIGHT };
         self.read_row += (row - self.read_row) * weight;
-    }
-
-    /// Returns the seconds of a step of `num_rows` rows.
-    fn cost(&self, num_rows: usize) -> f64 {
-        if num_rows <= MAX_ROWS { self.steps.of(num_rows) } else { self.read_row * num_rows as f64 }
-    }
-
-    /// Returns the seconds of drafts of `lens` tokens, each after as many tokens as `lacking` says.
-    pub fn drafting_cost(&self, lacking: &[usize], lens: &[usize]) -> f64 {
-        let first: usize = lacking.iter().zip(lens).filter(|(_, len)| **len > 0).map(|(rows, _)| rows).sum();
-        let rows =
-            |step: usize| lens.iter().zip(lacking).filter(|(len, rows)| **len > step && **rows > 0).count();
-        let longest = lens.iter().zip(lacking).filter(|(_, rows)| **rows > 0).map(|(len, _)| *len).max();
-        let later: f64 = (1..longest.unwrap_or(0)).map(|step| self.cost(rows(step))).sum();
-        if first == 0 { 0.0 } else { self.cost(first) + later }
-    }
-
-    /// Prepares a draft: computes of the text what is far behind, as far as `budget` seconds allow, in one step or, without
-    /// a budget, in as many as it takes. Returns the number of tokens to compute before the draft, and how long the draft
-    /// can be; `None` if there can be none in this step. Takes what it spends from `budget`.
-    pub fn prepare(
-        &mut self,
-        followed: &mut Followed<'_>,
-        budget: &mut Option<f64>,
-    ) -> Option<(usize, usize)> {
-        if self.has_failed {
-            followed.track.end(DraftStop::Failed);
-        }
-        if followed.track.stop().is_some() || followed.most == 0 {
-            return None;
-        }
-        if followed.track.len_of(followed.text) + followed.most > self.executor.spec().context_length() {
-            followed.track.end(DraftStop::Context);
-            return None;
-        }
-        if self.drafter == ModelDrafter::PredictionBlock {
-            return Some((self.read_hidden(followed, budget)?, followed.most));
-        }
-        let can_begin = !followed.track.has_begun() || self.reads_again(followed, *budget);
-        if can_begin && !self.begin(followed, *budget) {
-            return None;
-        }
-        let lacking = self.read(followed, budget)?;
-        let sequence = followed.track.sequence()?;
-        // A recurrent state that has taken in a refused token is of no use: it is left only after known tokens.
-        let known = sequence.position() + lacking;
-        let most = match sequence.resident().table().has_state() {
-            true => followed.most.min(PAGE_TOKENS - known % PAGE_TOKENS),
-            false => followed.most,
-        };
-        Some((lacking, most))
     }
 
     fn reads_again(&self, followed: &Followed<'_>, budget: Option<f64>) -> bool {
@@ -364,42 +305,85 @@ impl DraftModel {
         fed.iter().map(last_hidden).collect()
     }
 
-    /// Drafts up to `len` tokens for each generation, and ends a draft before it is less probable than `least`. Returns the
-    /// seconds that it took.
-    pub fn draft(&mut self, asked: Vec<(Followed<'_>, usize)>, least: f64) -> f64 {
+    fn ask<'a>(&self, mut followed: Followed<'a>, len: usize) -> Ask<'a> {
+        let Followed { track, text, .. } = &mut followed;
+        let (lacking, hidden) = match self.drafter {
+            ModelDrafter::PredictionBlock => track.unread(*text, usize::MAX),
+            _ => (track.align(*text), Vec::new()),
+        };
+        Ask { followed, lacking, hidden, progress: DraftProgress::new(len) }
+    }
+}
+
+impl ComputingDrafter for DraftModel {
+    fn drafter(&self) -> ModelDrafter {
+        self.drafter
+    }
+
+    fn take_notice(&mut self) -> Option<Notice> {
+        self.notice.take()
+    }
+
+    fn cost(&self, num_rows: usize) -> f64 {
+        if num_rows <= MAX_ROWS { self.steps.of(num_rows) } else { self.read_row * num_rows as f64 }
+    }
+
+    fn prepare(&mut self, followed: &mut Followed<'_>, budget: &mut Option<f64>) -> Option<(usize, usize)> {
+        if self.has_failed {
+            followed.track.end(DraftStop::Failed);
+        }
+        if followed.track.stop().is_some() || followed.most == 0 {
+            return None;
+        }
+        if followed.track.len_of(followed.text) + followed.most > self.executor.spec().context_length() {
+            followed.track.end(DraftStop::Context);
+            return None;
+        }
+        if self.drafter == ModelDrafter::PredictionBlock {
+            return Some((self.read_hidden(followed, budget)?, followed.most));
+        }
+        let can_begin = !followed.track.has_begun() || self.reads_again(followed, *budget);
+        if can_begin && !self.begin(followed, *budget) {
+            return None;
+        }
+        let lacking = self.read(followed, budget)?;
+        let sequence = followed.track.sequence()?;
+        // A recurrent state that has taken in a refused token is of no use: it is left only after known tokens.
+        let known = sequence.position() + lacking;
+        let most = match sequence.resident().table().has_state() {
+            true => followed.most.min(PAGE_TOKENS - known % PAGE_TOKENS),
+            false => followed.most,
+        };
+        Some((lacking, most))
+    }
+
+    fn draft(&mut self, _: &mut Executor, asked: Vec<(Followed<'_>, usize)>, least: f64) -> f64 {
         let begun = (self.clock)();
         let mut asks: Vec<Ask<'_>> =
             asked.into_iter().map(|(followed, len)| self.ask(followed, len)).collect();
-        let longest = asks.iter().map(|ask| ask.len).max().unwrap_or(0);
-        for step in 0..longest {
-            let drafting = asks.iter_mut().filter(|ask| ask.len > step);
-            let hidden = self.feed(&mut drafting.map(|ask| ask.next_rows(step)).collect::<Vec<_>>());
-            for (ask, hidden) in asks.iter_mut().filter(|ask| ask.len > step).zip(hidden) {
-                if step == 0 && self.drafter == ModelDrafter::PredictionBlock {
+        let mut is_first = true;
+        while asks.iter().any(|ask| ask.progress.goes_on()) {
+            let mut drafting: Vec<_> = asks.iter_mut().filter(|ask| ask.progress.goes_on()).collect();
+            let mut fed: Vec<_> = drafting.iter_mut().map(|ask| ask.next_rows(is_first)).collect();
+            let hidden = self.feed(&mut fed);
+            for (ask, hidden) in drafting.into_iter().zip(hidden) {
+                if is_first && self.drafter == ModelDrafter::PredictionBlock {
                     ask.followed.track.note_read(ask.lacking.len());
                 }
                 ask.hidden = hidden;
                 ask.take_drafted(self.vocab_size, least);
             }
+            is_first = false;
         }
         (self.clock)().saturating_sub(begun).as_secs_f64()
-    }
-
-    fn ask<'a>(&self, mut followed: Followed<'a>, len: usize) -> Ask<'a> {
-        let Followed { track, text, .. } = &mut followed;
-        let (lacking, hidden) = match self.drafter {
-            ModelDrafter::DraftModel => (track.align(*text), Vec::new()),
-            ModelDrafter::PredictionBlock => track.unread(*text, usize::MAX),
-        };
-        Ask { followed, lacking, hidden, len, chance: 1.0 }
     }
 }
 
 impl<'a> Ask<'a> {
     /// Returns the rows of a step: what is lacking in the first one, then the token drafted last.
-    fn next_rows(&mut self, step: usize) -> Fed<'_, 'a> {
+    fn next_rows(&mut self, is_first: bool) -> Fed<'_, 'a> {
         let Self { followed, lacking, hidden, .. } = self;
-        let input = if step == 0 { FeedInput::LastChunk(lacking) } else { FeedInput::Pending };
+        let input = if is_first { FeedInput::LastChunk(lacking) } else { FeedInput::Pending };
         Fed { followed, input, hidden }
     }
 
@@ -408,10 +392,9 @@ impl<'a> Ask<'a> {
         let pending = self.followed.track.sequence().and_then(|sequence| sequence.pending().cloned());
         let token = pending.filter(|token| (token.id as usize) < vocab_size);
         let logprob = token.as_ref().and_then(|token| token.logprob.as_ref()).map_or(0.0, |of| of.logprob);
-        self.chance *= f64::from(logprob).exp();
-        match token.filter(|_| self.chance >= least) {
+        match token.filter(|_| self.progress.takes(logprob, least)) {
             Some(token) => self.followed.draft.push(token.id),
-            None => self.len = 0,
+            None => self.progress.end(),
         }
     }
 }

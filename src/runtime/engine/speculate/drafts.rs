@@ -4,6 +4,7 @@ use super::allotment::DraftOffer;
 use super::draft_model::Followed;
 use super::ngram::NgramDrafter;
 use super::track::{DraftTrack, KnownText};
+use crate::runtime::kv::PageTable;
 use crate::runtime::request::{DraftModelUsage, ModelDrafter};
 use crate::runtime::spec::Speculation;
 
@@ -129,14 +130,19 @@ impl Drafts {
         Some(DraftOffer { len: self.tokens.len(), acceptance, num_lacking: 0 })
     }
 
-    /// Returns what a drafter that computes needs for a draft of at most `most` tokens after `text`, in place of the one
-    /// proposed.
-    pub fn follow<'a>(&'a mut self, drafter: ModelDrafter, text: KnownText<'a>, most: usize) -> Followed<'a> {
+    /// Returns what a drafter that computes needs for a draft of at most `most` tokens after `text`, whose KV is in `table`, in
+    /// place of the one proposed.
+    pub fn follow<'a>(
+        &'a mut self,
+        drafter: ModelDrafter,
+        (text, table): (KnownText<'a>, Option<&'a PageTable>),
+        most: usize,
+    ) -> Followed<'a> {
         self.by_model.get_or_insert(DraftModelUsage { drafter, ..DraftModelUsage::default() });
         self.tokens.clear();
         self.kind = MODEL;
         let acceptance = self.acceptance(MODEL);
-        Followed { track: &mut self.track, text, draft: &mut self.tokens, most, acceptance }
+        Followed { track: &mut self.track, text, table, draft: &mut self.tokens, most, acceptance }
     }
 
     /// Takes the hidden states of `count` known tokens from `position` on, if the model keeps any for a block.

@@ -5,6 +5,7 @@
 //! measured times; what it delivers does not.
 
 mod allotment;
+mod assistant;
 mod costs;
 mod draft_model;
 mod drafts;
@@ -13,9 +14,12 @@ mod track;
 
 use std::time::Duration;
 
+use crate::runtime::notice::Notice;
 use crate::runtime::request::ModelDrafter;
 use crate::runtime::spec::Speculation;
+use crate::runtime::step::Executor;
 pub use allotment::DraftOffer;
+pub use assistant::AssistantDrafter;
 use costs::{Account, MAX_ROWS, StepCosts};
 pub use draft_model::{DraftModel, Followed, wall_clock};
 pub use drafts::{DraftText, Drafts};
@@ -46,42 +50,104 @@ pub trait Drafting {
     fn draft_len(&self) -> usize;
 }
 
+/// What computes drafts: a draft model, the model's own block or its assistant.
+pub trait ComputingDrafter {
+    fn drafter(&self) -> ModelDrafter;
+
+    /// Returns what the user should know of it, once.
+    fn take_notice(&mut self) -> Option<Notice>;
+
+    /// Returns the seconds of a step of `num_rows` rows.
+    fn cost(&self, num_rows: usize) -> f64;
+
+    /// Returns the seconds of drafts of `lens` tokens, each after as many tokens as `lacking` says.
+    fn drafting_cost(&self, lacking: &[usize], lens: &[usize]) -> f64 {
+        let first: usize = lacking.iter().zip(lens).filter(|(_, len)| **len > 0).map(|(rows, _)| rows).sum();
+        let rows =
+            |step: usize| lens.iter().zip(lacking).filter(|(len, rows)| **len > step && **rows > 0).count();
+        let longest = lens.iter().zip(lacking).filter(|(_, rows)| **rows > 0).map(|(len, _)| *len).max();
+        let later: f64 = (1..longest.unwrap_or(0)).map(|step| self.cost(rows(step))).sum();
+        if first == 0 { 0.0 } else { self.cost(first) + later }
+    }
+
+    /// Prepares a draft: computes of the text what is far behind, as far as `budget` seconds allow, in one step or, without
+    /// a budget, in as many as it takes. Returns the number of tokens to compute before the draft, and how long the draft
+    /// can be; `None` if there can be none in this step. Takes what it spends from `budget`.
+    fn prepare(&mut self, followed: &mut Followed<'_>, budget: &mut Option<f64>) -> Option<(usize, usize)>;
+
+    /// Drafts up to `len` tokens for each generation, and ends a draft before it is less probable than `least`. `executor` has
+    /// the generations' model. Returns the seconds that it took.
+    fn draft(&mut self, executor: &mut Executor, asked: Vec<(Followed<'_>, usize)>, least: f64) -> f64;
+}
+
+/// How far a draft that is being computed goes on.
+#[derive(Debug)]
+struct DraftProgress {
+    /// Tokens that it lacks; none if it has ended.
+    left: usize,
+    /// Probability of the draft so far, by the drafter.
+    chance: f64,
+}
+
+impl DraftProgress {
+    fn new(len: usize) -> Self {
+        Self { left: len, chance: 1.0 }
+    }
+
+    fn goes_on(&self) -> bool {
+        self.left > 0
+    }
+
+    fn end(&mut self) {
+        self.left = 0;
+    }
+
+    /// Returns whether a token of this log-probability joins the draft; one that makes it less probable than `least` ends it.
+    fn takes(&mut self, logprob: f32, least: f64) -> bool {
+        self.chance *= f64::from(logprob).exp();
+        let takes = self.chance >= least;
+        self.left = if takes { self.left - 1 } else { 0 };
+        takes
+    }
+}
+
 /// Decides how many tokens are drafted in a step.
 pub struct Speculator {
     mode: Speculation,
     costs: StepCosts,
     account: Account,
-    draft_model: Option<DraftModel>,
-    /// Seconds that the draft model has spent on drafts since the last step that was learned from.
+    computing: Option<Box<dyn ComputingDrafter>>,
+    /// Seconds that it has spent on drafts since the last step that was learned from.
     spent: f64,
 }
 
 impl Speculator {
     pub fn new(mode: Speculation) -> Self {
         let (costs, account) = Default::default();
-        Self { mode, costs, account, draft_model: None, spent: 0.0 }
+        Self { mode, costs, account, computing: None, spent: 0.0 }
     }
 
     pub fn is_off(&self) -> bool {
         self.mode == Speculation::Off
     }
 
-    /// Drafts with `model` where nothing else does.
-    pub fn set_draft_model(&mut self, model: DraftModel) {
-        self.draft_model = Some(model);
+    /// Drafts with `drafter` where nothing else does.
+    pub fn set_computing(&mut self, drafter: impl ComputingDrafter + 'static) {
+        self.computing = Some(Box::new(drafter));
     }
 
-    pub fn draft_model(&mut self) -> Option<&mut DraftModel> {
-        self.draft_model.as_mut()
+    /// Returns what the user should know of the drafter that computes, once.
+    pub fn take_notice(&mut self) -> Option<Notice> {
+        self.computing.as_mut()?.take_notice()
     }
 
     /// Gives drafts to `generating`, those generations that sample in a step of `num_rows` rows, and at most
-    /// `most_rows` with drafted ones. Returns the number of drafted rows.
+    /// `most_rows` with drafted ones. `executor` has their model. Returns the number of drafted rows.
     pub fn draft<D: Drafting>(
         &mut self,
+        executor: &mut Executor,
         generating: &mut [&mut D],
-        num_rows: usize,
-        most_rows: usize,
+        (num_rows, most_rows): (usize, usize),
     ) -> usize {
         let (room, each) = match self.mode {
             Speculation::Off => return 0,
@@ -104,7 +170,7 @@ impl Speculator {
         let is_allowed = self.is_forced() || self.account.allows(extra);
         let lens = if is_allowed { lens } else { vec![0; lens.len()] };
         let least = if self.is_forced() { 0.0 } else { self.least_chance(num_rows, lens.iter().sum()) };
-        self.draft_by_model(generating, (&offers, &lens), least);
+        self.draft_by_model(executor, generating, (&offers, &lens), least);
         for (generation, (offer, len)) in generating.iter_mut().zip(offers.iter().zip(lens)) {
             match (offer.num_lacking, len) {
                 (0, len) => generation.keep_draft(len),
@@ -120,7 +186,7 @@ impl Speculator {
         let num_drafted: usize = lens.iter().sum();
         let step = self.costs.of(num_rows) + self.costs.extra(num_rows, num_rows + num_drafted);
         let lacking: Vec<usize> = offers.iter().map(|offer| offer.num_lacking).collect();
-        step + self.draft_model.as_ref().map_or(0.0, |model| model.drafting_cost(&lacking, lens))
+        step + self.computing.as_ref().map_or(0.0, |drafter| drafter.drafting_cost(&lacking, lens))
     }
 
     /// Returns the tokens per second that an offer of one generation promises in a step of `num_rows` rows.
@@ -156,11 +222,11 @@ impl Speculator {
     ) {
         let (is_forced, mode) = (self.is_forced(), self.mode);
         let prefers = |(generation, offer): (&&mut D, &DraftOffer)| {
-            self.draft_model.is_some()
+            self.computing.is_some()
                 && self.prefers_model(*offer, generation.model_acceptance(), num_rows, most)
         };
         let preferred: Vec<bool> = generating.iter().zip(offers.iter()).map(prefers).collect();
-        let Some(model) = self.draft_model.as_mut().filter(|_| self.mode != Speculation::Ngram) else {
+        let Some(model) = self.computing.as_mut().filter(|_| self.mode != Speculation::Ngram) else {
             return;
         };
         let before = self.account.for_reading();
@@ -188,17 +254,18 @@ impl Speculator {
     /// Lets the draft model draft as many tokens as were granted, as long as the draft is at least so probable.
     fn draft_by_model<D: Drafting>(
         &mut self,
+        executor: &mut Executor,
         generating: &mut [&mut D],
         (offers, lens): (&[DraftOffer], &[usize]),
         least: f64,
     ) {
-        let Some(model) = &mut self.draft_model else { return };
+        let Some(model) = &mut self.computing else { return };
         let granted = generating.iter_mut().zip(offers.iter().zip(lens));
         let granted = granted.filter(|(_, (offer, len))| offer.num_lacking > 0 && **len > 0);
         let asked: Vec<_> =
             granted.map(|(generation, (_, len))| (generation.follow(model.drafter(), *len), *len)).collect();
         if !asked.is_empty() {
-            self.spent += model.draft(asked, least);
+            self.spent += model.draft(executor, asked, least);
         }
         for (generation, (offer, len)) in generating.iter_mut().zip(offers.iter().zip(lens)) {
             if offer.num_lacking > 0 && *len > 0 && generation.draft_len() == 0 {
@@ -274,13 +341,13 @@ mod tests {
     /// Runs `steps` steps in which a row more costs `slope` of a step and drafts hold with `rate`, of which
     /// the sequence's own estimate is right. Returns time with speculation over time without, and the drafts.
     fn simulate(slope: f64, rate: f64, steps: usize) -> (f64, usize) {
-        let mut speculator = Speculator::new(Speculation::Auto);
+        let (mut speculator, mut executor) = (Speculator::new(Speculation::Auto), executor());
         let (mut time, mut tokens, mut drafts) = (0.0, 0.0, 0);
         let mut credit = 0.0;
         for _ in 0..steps {
             let offer = DraftOffer { len: MAX_ROWS, acceptance: 0.8, num_lacking: 0 };
             let mut guess = Guess(offer, 0);
-            let num_drafted = speculator.draft(&mut [&mut guess], 1, 128);
+            let num_drafted = speculator.draft(&mut executor, &mut [&mut guess], (1, 128));
             assert_eq!(num_drafted, guess.1);
             credit += num_drafted as f64 * rate;
             let num_accepted = (credit as usize).min(num_drafted);
@@ -358,6 +425,25 @@ mod tests {
         }
     }
 
+    fn counting_spec() -> ModelSpec {
+        ModelSpec {
+            architecture: "counting".to_owned(),
+            vocab_size: VOCAB as usize,
+            context_length: 1 << 14,
+            groups: vec![KvGroup { kind: KvKind::Full, page_bytes: 16 }],
+            can_rewind: true,
+        }
+    }
+
+    /// The model that generates, which nothing here asks to compute.
+    fn executor() -> Executor {
+        let spec = counting_spec();
+        let config = EngineConfig::new(spec.context_length, Vec::new());
+        let engine = EngineSpec::new(spec.clone(), config).expect("valid");
+        let model = Counting { spec, hands: Hands::default(), times: [0; 2], logit: 0.0 };
+        Executor::new(Box::new(model), engine)
+    }
+
     /// A generation that only the draft model drafts for.
     #[derive(Default)]
     struct Text {
@@ -373,7 +459,7 @@ mod tests {
         fn follow(&mut self, drafter: ModelDrafter, most: usize) -> Followed<'_> {
             let (following, resident) = self.known.split_last().expect("a prompt");
             let text = KnownText { resident, following: std::slice::from_ref(following) };
-            self.drafts.follow(drafter, text, most)
+            self.drafts.follow(drafter, (text, None), most)
         }
 
         fn model_acceptance(&self) -> Option<f64> {
@@ -410,14 +496,7 @@ mod tests {
     /// Runs answers of 400 tokens each, one after the other. Returns the time over the time without drafts, and the drafted
     /// and accepted tokens.
     fn simulate_model(drafted: &Drafted, num_answers: usize) -> (f64, usize, usize) {
-        let group = KvGroup { kind: KvKind::Full, page_bytes: 16 };
-        let spec = ModelSpec {
-            architecture: "counting".to_owned(),
-            vocab_size: VOCAB as usize,
-            context_length: 1 << 14,
-            groups: vec![group],
-            can_rewind: true,
-        };
+        let (spec, mut executor) = (counting_spec(), executor());
         let main = EngineSpec::new(spec.clone(), EngineConfig::new(1 << 14, Vec::new())).expect("valid");
         let hands = Hands::default();
         let clock = {
@@ -428,7 +507,7 @@ mod tests {
         let model = Counting { spec, hands: hands.clone(), times: drafted.times, logit };
         let model = DraftModel::new(Box::new(model), &main, Box::new(clock)).expect("a draft model");
         let mut speculator = Speculator::new(Speculation::Auto);
-        speculator.set_draft_model(model);
+        speculator.set_computing(model);
         hands.store(0, Ordering::Relaxed);
         let (mut plain, mut num_drafted, mut num_accepted) = (0, 0, 0);
         for answer in 0..num_answers {
@@ -439,7 +518,7 @@ mod tests {
             plain += read.as_micros() as u64 + 10_000 * 400;
             speculator.learn_prompts(read);
             while text.known.len() < drafted.prompt_len + 400 {
-                let count = speculator.draft(&mut [&mut text], 1, 128);
+                let count = speculator.draft(&mut executor, &mut [&mut text], (1, 128));
                 let draft = text.drafts.tokens().to_vec();
                 assert_eq!(draft.len(), count);
                 let next = |known: &[u32]| {

@@ -114,6 +114,13 @@ impl ConfigReader {
         }
     }
 
+    /// Returns a count that one layer has instead of all layers' count, in the form that transformers writes from 5.24 on; `None`
+    /// if the layer has none.
+    pub fn count_of_layer(&self, layer: usize, key: &str) -> Option<usize> {
+        let of_layer = self.value("per_layer_config")?;
+        of_layer.get(layer.to_string())?.get(key)?.as_u64().filter(|&n| n < 1 << 32).map(|n| n as usize)
+    }
+
     /// Returns a required count within `1..=max`.
     pub fn size(&self, key: &str, max: usize) -> Result<usize, LoadError> {
         let count = self.count(key)?.ok_or_else(|| self.error(key, "is missing"))?;

@@ -1,4 +1,4 @@
-//! Gemma 4, text, in its three kinds. All: five local layers to each global one, whose heads are wider and partly
+//! Gemma 4, text, in its kinds. All: five local layers to each global one, whose heads are wider and partly
 //! rotated; norms of q, k and v; a factor that multiplies each layer's output. 31B: keys serve as values on global
 //! layers. E2B and E4B: per-layer inputs, and last layers that read the rows of earlier ones and have wider
 //! feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's
@@ -14,11 +14,21 @@ use crate::runtime::model::config::{
     RopeConfig, RopeScaling,
 };
 
-pub const FAMILY: Family =
-    Family { name: "gemma4", model_types: &["gemma4", "gemma4_text"], gguf_names: &["gemma4"], parse_config };
+pub const FAMILY: Family = Family {
+    name: "gemma4",
+    model_types: &["gemma4", "gemma4_text", UNIFIED, UNIFIED_TEXT],
+    gguf_names: &["gemma4"],
+    parse_config,
+};
+
+/// Names of the 12B model, whose text part has neither experts nor per-layer inputs.
+const UNIFIED: &str = "gemma4_unified";
+const UNIFIED_TEXT: &str = "gemma4_unified_text";
 
 /// Every sixth layer is global by default.
 const PATTERN: usize = 6;
+
+const ACTIVATION: Activation = Activation::GeluTanh;
 
 /// Indices of the rotary tables.
 const GLOBAL: usize = 0;
@@ -28,6 +38,16 @@ const PARTS: PartNames =
     PartNames { router: ["router.proj", "ffn_gate_inp"], experts: ["experts", "ffn"], ..PartNames::LLAMA };
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+    let (mut description, slides) = layers("gemma4", reader)?;
+    let first_shared = share_rows(&mut description, reader, &slides, 0)?;
+    set_widths(&mut description, reader, first_shared)?;
+    set_experts(&mut description, reader)?;
+    set_per_layer_inputs(&mut description, reader, ACTIVATION)?;
+    Ok(description)
+}
+
+/// Parses what the models and their assistants share. Returns which layers are local, too.
+pub fn layers(name: &'static str, reader: &ConfigReader) -> Result<(Description, Vec<bool>), LoadError> {
     let defaults = ConfigDefaults {
         num_heads: Some(8),
         num_kv_heads: Some(4),
@@ -35,12 +55,12 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         vocab_size: Some(262_144),
         context_length: 131_072,
         rope_theta: 1e6,
-        activation: Activation::GeluTanh,
+        activation: ACTIVATION,
         tied: Some(true),
         experts: true,
         ..ConfigDefaults::default()
     };
-    let mut description = dense("gemma4", reader, defaults)?;
+    let mut description = dense(name, reader, defaults)?;
     if reader.string("use_bidirectional_attention")?.as_deref() == Some("all") {
         return Err(reader.error("use_bidirectional_attention", "attention to later tokens is not supported"));
     }
@@ -56,29 +76,16 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         *last = false; // the class ignores the list here
     }
     set_heads(&mut description, reader, &slides)?;
-    let first_shared = share_rows(&mut description, reader, &slides, 0)?;
-    set_widths(&mut description, reader, first_shared)?;
-    set_experts(&mut description, reader)?;
-    set_per_layer_inputs(&mut description, reader, defaults.activation)?;
     let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
     description.slide(Some(window), |layer| slides[layer]);
-    Ok(description)
+    Ok((description, slides))
 }
 
 /// Sets heads and rotary tables of local and global layers, which differ in number and width.
 fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[bool]) -> Result<(), LoadError> {
     let config = &mut description.config;
     let first = config.attentions().next().map_or((0, 0), |first| (first.head_dim, first.num_kv_heads));
-    let head_dim = |key: &'static str, default| match reader.count(key)? {
-        None => Ok(default),
-        Some(dim) if dim > 0 && dim <= MAX_WIDTH && dim.is_multiple_of(2) => Ok(dim),
-        Some(dim) => Err(reader.error(key, format!("{dim} is not a possible head size"))),
-    };
-    // `dense` has read the head size that both formats have.
-    let (local_dim, global_dim) = match reader.is_gguf() {
-        true => (head_dim("attention.key_length_swa", first.0)?, first.0),
-        false => (first.0, head_dim("global_head_dim", 512)?),
-    };
+    let [local_dim, global_dim] = head_dims(reader, slides, first.0)?;
     config.ropes = vec![
         rope(reader, "full_attention", global_dim, 1e6)?,
         match reader.is_gguf() {
@@ -108,6 +115,23 @@ fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[boo
     Ok(())
 }
 
+/// Returns the head sizes of local and of global layers; `read` is the one that both formats name.
+fn head_dims(reader: &ConfigReader, slides: &[bool], read: usize) -> Result<[usize; 2], LoadError> {
+    let first_global = slides.iter().position(|is_local| !is_local).unwrap_or(0);
+    let (key, dim) = match reader.is_gguf() {
+        true => ("attention.key_length_swa", reader.count("attention.key_length_swa")?),
+        false if reader.is_absent("per_layer_config") => {
+            ("global_head_dim", Some(reader.count("global_head_dim")?.unwrap_or(512)))
+        }
+        false => ("per_layer_config", reader.count_of_layer(first_global, "head_dim")),
+    };
+    let dim = dim.unwrap_or(read);
+    if dim == 0 || dim > MAX_WIDTH || !dim.is_multiple_of(2) {
+        return Err(reader.error(key, format!("{dim} is not a possible head size")));
+    }
+    Ok(if reader.is_gguf() { [dim, read] } else { [read, dim] })
+}
+
 fn kv_heads(
     reader: &ConfigReader,
     slides: &[bool],
@@ -120,7 +144,9 @@ fn kv_heads(
         reader.counts(key, slides.len())?.unwrap_or_else(|| vec![of_all; slides.len()])
     } else {
         let global = reader.count(key)?.filter(|_| reuses_keys).unwrap_or(of_all);
-        slides.iter().map(|is_local| if *is_local { of_all } else { global }).collect()
+        let of_kind = |is_local| if is_local { of_all } else { global };
+        let own = |layer| reader.count_of_layer(layer, "num_key_value_heads");
+        slides.iter().enumerate().map(|(layer, &local)| own(layer).unwrap_or(of_kind(local))).collect()
     };
     match counts.iter().find(|count| **count == 0 || !num_heads.is_multiple_of(**count)) {
         Some(count) => Err(reader.error(key, format!("{num_heads} query heads cannot share {count} evenly"))),
@@ -217,8 +243,9 @@ fn set_per_layer_inputs(
 /// Returns the number of values per layer of the per-layer inputs; 0 if the model has none.
 pub fn per_layer_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
-    // The class has per-layer inputs by default.
-    let size = reader.count(key)?.unwrap_or(if reader.is_gguf() { 0 } else { 256 });
+    let is_unified = [UNIFIED, UNIFIED_TEXT].contains(&reader.architecture()?.as_str());
+    // The class of the others has per-layer inputs by default.
+    let size = reader.count(key)?.unwrap_or(if reader.is_gguf() || is_unified { 0 } else { 256 });
     match size > MAX_WIDTH {
         true => Err(reader.error(key, format!("{size} is more than {MAX_WIDTH}"))),
         false => Ok(size),

@@ -20,6 +20,7 @@ mod gemma2;
 mod gemma3;
 mod gemma3n;
 mod gemma4;
+mod gemma4_assistant;
 mod glm4;
 mod glm4_moe;
 mod gpt_oss;
@@ -50,6 +51,7 @@ mod smollm3;
 pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
+pub use gemma4_assistant::{is_assistant, parse_assistant};
 
 use super::config::{DecoderConfig, LayerConfig, Naming};
 use crate::runtime::error::LoadError;

@@ -1,8 +1,8 @@
 //! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
-use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
+use super::{StepBuffers, StoreIndex};
 use crate::runtime::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
 use crate::runtime::error::{LoadError, Result};
 use crate::runtime::model::config::{AttentionConfig, AttentionTemperature, KvSource, QkNorm};
@@ -67,23 +67,15 @@ impl<B: Backend> Attention<B> {
         out: &mut B::Buffer,
     ) -> Result<()> {
         let (backend, config) = (context.backend, &self.config);
-        self.project(backend, input, context.work)?;
+        let own = self.kv.as_ref().filter(|_| !context.is_stored);
+        self.project(backend, own, input, context.work)?;
+        if let Some(kv) = own {
+            self.finish_keys_and_values(kv, context)?;
+        }
+        self.finish_queries(context)?;
         let LayerContext { step, kv, work, .. } = context;
-        let LayerBuffers { q, k, v, mixed, gate, factors, .. } = &mut **work;
+        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
-        if let Some(rope) = config.rope {
-            backend.rope(q, config.head_dim, &step.angles[rope])?;
-            if self.kv.is_some() {
-                backend.rope(k, config.head_dim, &step.angles[rope])?;
-            }
-        }
-        if config.qk_norm == QkNorm::PerHeadAfterRope {
-            self.normalize_qk(backend, [q, k], mixed)?;
-        }
-        if let Some(temperature) = config.temperature {
-            temperature.fill_factors(&step.positions, factors);
-            backend.scale_rows(q, factors)?;
-        }
         let rule = ScoreRule { scale: config.scale, softcap: config.softcap };
         if let Some(texts) = &step.texts {
             let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *config;
@@ -91,7 +83,7 @@ impl<B: Backend> Attention<B> {
             let heads = TextHeads { num_heads, num_kv_heads, head_dim, rule, reach };
             backend.attend_texts(&heads, [q, k, v], &texts.rows, mixed)?;
         } else {
-            if self.kv.is_some() {
+            if own.is_some() {
                 backend.store_kv(kv, self.store.index, k, v, spans)?;
             }
             let spec = AttentionSpec {
@@ -111,34 +103,82 @@ impl<B: Backend> Attention<B> {
         self.output.apply(backend, mixed, out)
     }
 
-    /// Computes q, k and v, normalised if the family does so before the rotary embedding.
-    fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B>) -> Result<()> {
-        let LayerBuffers { q, k, v, mixed, .. } = work;
-        match &self.kv {
-            None => self.q.apply(backend, input, q)?,
+    /// Stores the keys and values of all rows, without attention. Returns false if they are another layer's.
+    pub fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
+        let Some(kv) = &self.kv else { return Ok(false) };
+        let LayerBuffers { k, v, .. } = context.work;
+        match &kv.v {
+            None => kv.k.apply(context.backend, input, k)?,
+            Some(to_v) => context.backend.matmul_each(input, &mut [kv.k.onto(k), to_v.onto(v)])?,
+        }
+        self.finish_keys_and_values(kv, context)?;
+        let LayerContext { backend, step, kv, work, .. } = context;
+        let LayerBuffers { k, v, .. } = &**work;
+        backend.store_kv(kv, self.store.index, k, v, &step.spans[self.store.group])?;
+        Ok(true)
+    }
+
+    /// Computes q, and k and v of `own`, as the projections give them.
+    fn project(
+        &self,
+        backend: &B,
+        own: Option<&KeysAndValues<B>>,
+        input: &B::Buffer,
+        LayerBuffers { q, k, v, .. }: &mut LayerBuffers<B>,
+    ) -> Result<()> {
+        match own {
+            None => self.q.apply(backend, input, q),
             Some(KeysAndValues { k: to_k, v: None, .. }) => {
-                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])?;
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])
             }
             Some(KeysAndValues { k: to_k, v: Some(to_v), .. }) => {
-                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])?;
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])
             }
-        }
-        if let Some(kv) = &self.kv {
-            match (&kv.v, &kv.v_norm) {
-                (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
-                (_, norm) => self.normalize(backend, norm.as_ref(), v, mixed)?,
-            }
-        }
-        match self.config.qk_norm {
-            QkNorm::PerHeadAfterRope => Ok(()),
-            _ => self.normalize_qk(backend, [q, k], mixed),
         }
     }
 
-    fn normalize_qk(&self, backend: &B, [q, k]: [&mut B::Buffer; 2], space: &mut B::Buffer) -> Result<()> {
-        self.normalize(backend, self.q_norm.as_ref(), q, space)?;
-        let k_norm = self.kv.as_ref().and_then(|kv| kv.k_norm.as_ref());
-        self.normalize(backend, k_norm, k, space)
+    /// Normalises and rotates projected keys, and normalises values.
+    fn finish_keys_and_values(
+        &self,
+        own: &KeysAndValues<B>,
+        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
+    ) -> Result<()> {
+        let LayerBuffers { k, v, mixed, .. } = &mut **work;
+        match (&own.v, &own.v_norm) {
+            (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
+            (_, norm) => self.normalize(backend, norm.as_ref(), v, mixed)?,
+        }
+        self.normalize_and_rotate((backend, step), own.k_norm.as_ref(), k, mixed)
+    }
+
+    /// Normalises, rotates and scales projected queries.
+    fn finish_queries(
+        &self,
+        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
+    ) -> Result<()> {
+        let LayerBuffers { q, mixed, factors, .. } = &mut **work;
+        self.normalize_and_rotate((backend, step), self.q_norm.as_ref(), q, mixed)?;
+        if let Some(temperature) = self.config.temperature {
+            temperature.fill_factors(&step.positions, factors);
+            backend.scale_rows(q, factors)?;
+        }
+        Ok(())
+    }
+
+    /// Normalises queries or keys before or behind the rotary embedding, as the family does.
+    fn normalize_and_rotate(
+        &self,
+        (backend, step): (&B, &StepBuffers<B>),
+        norm: Option<&B::Vector>,
+        x: &mut B::Buffer,
+        space: &mut B::Buffer,
+    ) -> Result<()> {
+        let is_after = self.config.qk_norm == QkNorm::PerHeadAfterRope;
+        self.normalize(backend, norm.filter(|_| !is_after), x, space)?;
+        if let Some(rope) = self.config.rope {
+            backend.rope(x, self.config.head_dim, &step.angles[rope])?;
+        }
+        self.normalize(backend, norm.filter(|_| is_after), x, space)
     }
 
     fn normalize(

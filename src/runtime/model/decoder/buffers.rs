@@ -29,6 +29,8 @@ pub struct LayerContext<'a, B: Backend> {
     /// Per-layer inputs of all layers, in families that have them.
     pub per_layer: Option<&'a B::Buffer>,
     pub work: &'a mut LayerBuffers<B>,
+    /// Whether the layer's KV is stored already, of these rows and others; see [`super::layer::DecoderLayer::store`].
+    pub is_stored: bool,
 }
 
 /// Buffers of a part, kept between layers and steps.

@@ -62,6 +62,16 @@ impl<B: Backend> DecoderLayer<B> {
         })
     }
 
+    /// Stores the keys and values of all rows, if that can be done apart from the rest: [`Self::apply`] then need not compute all
+    /// of them. Returns whether it was done.
+    pub fn store(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<bool> {
+        let Some(mixer) = &self.mixer else { return Ok(false) };
+        let Stream { residual, normed: space, .. } = stream;
+        let norm = self.pre_mixer.as_ref();
+        let input = normed(context.backend, B::rms_norm_into_products, norm, self.eps, residual, space)?;
+        mixer.store(context, input)
+    }
+
     pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         if let Some(altup) = &self.altup {

@@ -65,6 +65,14 @@ impl<B: Backend> Mixer<B> {
         })
     }
 
+    /// Stores the keys and values of all rows, if that can be done apart from the rest. Returns whether it was.
+    pub fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
+        match self {
+            Mixer::Attention(attention) => attention.store(context, input),
+            _ => Ok(false),
+        }
+    }
+
     /// Computes the mixer's output from `input` into `out`.
     pub fn apply(
         &self,

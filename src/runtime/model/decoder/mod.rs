@@ -5,6 +5,7 @@
 //! depends on its own sequence only.
 
 mod altup;
+mod assistant;
 mod attention;
 mod buffers;
 mod delta_net;
@@ -22,6 +23,8 @@ mod stream;
 mod texts;
 
 use altup::AltUp;
+use assistant::Assistant;
+pub use assistant::{AssistantParts, JOINED, RETURNED};
 use buffers::{LayerBuffers, LayerContext};
 use layer::DecoderLayer;
 use load::Loader;
@@ -31,14 +34,16 @@ use stream::Stream;
 pub use texts::TextDecoder;
 use texts::TextPass;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, MixerConfig, Naming, RopeScaling, SsmConfig,
+    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, LayerConfig, MixerConfig, Naming, RopeScaling,
+    SsmConfig,
 };
 use super::rope::Rope;
 use super::weights::{Linear, WeightFile};
-use super::{Batch, Logits, Model, ModelSpec};
+use super::{Batch, Logits, Model, ModelSpec, Row};
 use crate::runtime::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Store, StoreShape};
 use crate::runtime::error::{Error, LoadError, Result};
 use crate::runtime::kernel::{isa, math};
@@ -85,17 +90,22 @@ pub struct Decoder<B: Backend> {
     per_layer: Option<PerLayer<B>>,
     altup: Option<AltUp<B>>,
     layers: Vec<DecoderLayer<B>>,
+    /// The last layer that keeps rows or a state.
+    last_keeper: usize,
     kv: B::Kv,
     stream: Stream<B>,
     work: LayerBuffers<B>,
     step: StepBuffers<B>,
+    /// Rows of the step that were not dropped; kept to reuse the memory.
+    kept_rows: Vec<Row>,
     /// Logits on the backend. A separate buffer, because growing another one to the vocabulary's size would write
     /// zeros into it at every step.
     head_out: B::Buffer,
     /// Memory for the next step's logits.
     logits: Vec<f32>,
-    /// Hidden states of the last step, for a block that predicts further tokens; `None` without one.
+    /// Hidden states of the last step, for a block that predicts further tokens or an assistant; `None` without either.
     hidden: Option<HiddenStates<B>>,
+    assistant: Option<Assistant<B>>,
 }
 
 /// The hidden states of a step's rows, behind the last norm.
@@ -112,6 +122,22 @@ impl<B: Backend> HiddenStates<B> {
     fn compute(&mut self, backend: &B, residual: &B::Buffer, norm: &B::Vector, eps: f32) -> Result<()> {
         backend.rms_norm(residual, norm, eps, &mut self.on_backend)?;
         backend.read(&mut self.on_backend, &mut self.values)
+    }
+
+    /// Moves the values of the rows that were kept to the rows' places in the batch; the others get zeros, which no assistant reads.
+    fn spread(&mut self, batch: &Batch<'_>, width: usize) {
+        let mut kept = batch.rows.iter().filter(|row| row.wants_logits).count();
+        self.values.resize(batch.rows.len() * width, 0.0);
+        for (index, row) in batch.rows.iter().enumerate().rev() {
+            let place = index * width;
+            match row.wants_logits {
+                true => {
+                    kept -= 1;
+                    self.values.copy_within(kept * width..(kept + 1) * width, place);
+                }
+                false => self.values[place..place + width].fill(0.0),
+            }
+        }
     }
 }
 
@@ -155,18 +181,24 @@ impl<B: Backend> StepBuffers<B> {
 
     /// Prepares the buffers for another batch.
     fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
-        let Self { spans, angles, positions, tokens, wanted, cos, sin, .. } = self;
+        let Self { spans, positions, tokens, wanted, .. } = self;
         positions.clear();
         positions.extend(batch.rows.iter().map(|row| row.position));
         tokens.clear();
         tokens.extend(batch.rows.iter().map(|row| row.token));
         wanted.clear();
         wanted.extend((0..batch.rows.len()).filter(|&index| batch.rows[index].wants_logits));
-        for (rope, angles) in ropes.iter().zip(angles) {
+        spans.iter_mut().enumerate().try_for_each(|(group, spans)| find_spans(batch, group, spans))?;
+        self.fill_angles(backend, ropes)
+    }
+
+    /// Computes the angles of the positions.
+    fn fill_angles(&mut self, backend: &B, ropes: &[Rope]) -> Result<()> {
+        let Self { angles, positions, cos, sin, .. } = self;
+        ropes.iter().zip(angles).try_for_each(|(rope, angles)| {
             rope.angles(positions, cos, sin);
-            backend.angles(cos, sin, positions.len(), angles)?;
-        }
-        spans.iter_mut().enumerate().try_for_each(|(group, spans)| find_spans(batch, group, spans))
+            backend.angles(cos, sin, positions.len(), angles)
+        })
     }
 }
 
@@ -201,13 +233,7 @@ impl<B: Backend> Decoder<B> {
         let altup = config.altup.as_ref().map(altup).transpose()?;
         let layers = load_layers(&loader, &config, &stores, progress)?;
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
-        let spec = ModelSpec {
-            architecture: config.architecture.to_owned(),
-            vocab_size: config.vocab_size,
-            context_length,
-            groups: kv_groups(&config, kv_type),
-            can_rewind: true,
-        };
+        let spec = spec_of(&config, context_length, kv_type);
         let (stream, work) = (
             Stream::new(&backend, config.altup.as_ref().map_or(0, |altup| altup.num_streams)),
             LayerBuffers::new(&backend),
@@ -215,6 +241,7 @@ impl<B: Backend> Decoder<B> {
         let step = StepBuffers::new(spec.groups.len(), ropes.len());
         let (head_out, logits) = (backend.buffer(), Vec::new());
         let (embedding, head) = (Arc::new(embedding), head.map(Arc::new));
+        let last_keeper = last_keeper(&config);
         Ok(Self {
             backend,
             config,
@@ -226,19 +253,54 @@ impl<B: Backend> Decoder<B> {
             per_layer,
             altup,
             layers,
+            last_keeper,
             kv,
             stream,
             work,
             step,
+            kept_rows: Vec::new(),
             head_out,
             logits,
             hidden: None,
+            assistant: None,
         })
     }
 
-    /// Computes the residual stream of the step's rows.
+    /// Computes the residual stream of all rows of the step.
     fn apply_layers(&mut self) -> Result<()> {
-        let Self { backend, config, step, kv, stream, work, per_layer, altup, .. } = self;
+        self.begin()?;
+        self.apply_some(0..self.layers.len(), false)
+    }
+
+    /// Computes the residual stream of the rows whose logits are wanted, and of the others what the KV and the states of all layers
+    /// need. Of a prompt, all but the last row leave the last layer behind its keys and values, and never enter layers that read
+    /// the KV of earlier ones. A row's values do not depend on which rows remain.
+    fn apply_layers_narrowing(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let last = self.last_keeper;
+        self.begin()?;
+        self.apply_some(0..last, false)?;
+        let is_stored = self.store(last)?;
+        if !is_stored {
+            self.apply_some(last..last + 1, false)?;
+        }
+        self.narrow(batch)?;
+        if self.step.wanted.is_empty() {
+            return Ok(());
+        }
+        if is_stored {
+            self.apply_some(last..last + 1, true)?;
+        }
+        self.apply_some(last + 1..self.layers.len(), false)
+    }
+
+    /// Returns whether rows can be dropped on the way: some are not wanted, and no hidden states of theirs.
+    fn can_narrow(&self, batch: &Batch<'_>) -> bool {
+        let keeps_all_hidden = self.hidden.is_some() && self.assistant.is_none();
+        self.step.wanted.len() < batch.rows.len() && !keeps_all_hidden && self.altup.is_none()
+    }
+
+    fn begin(&mut self) -> Result<()> {
+        let Self { backend, config, step, stream, work, per_layer, altup, .. } = self;
         backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
         if let Some(per_layer) = per_layer {
             per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
@@ -246,9 +308,34 @@ impl<B: Backend> Decoder<B> {
         if let Some(altup) = altup {
             altup.begin(backend, step.tokens.len(), stream)?;
         }
+        Ok(())
+    }
+
+    fn apply_some(&mut self, layers: Range<usize>, is_stored: bool) -> Result<()> {
+        let Self { backend, step, kv, stream, work, per_layer, .. } = self;
         let per_layer = per_layer.as_ref().map(PerLayer::inputs);
-        let mut context = LayerContext { backend, step, kv, per_layer, work };
-        self.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))
+        let mut context = LayerContext { backend, step, kv, per_layer, work, is_stored };
+        self.layers[layers].iter().try_for_each(|layer| layer.apply(&mut context, stream))
+    }
+
+    fn store(&mut self, layer: usize) -> Result<bool> {
+        let Self { backend, step, kv, stream, work, .. } = self;
+        let mut context = LayerContext { backend, step, kv, per_layer: None, work, is_stored: false };
+        self.layers[layer].store(&mut context, stream)
+    }
+
+    /// Drops the rows of the step whose logits are not wanted.
+    fn narrow(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let Self { backend, ropes, step, stream, work, per_layer, kept_rows, .. } = self;
+        let Stream { residual, added, .. } = stream;
+        backend.select_rows(residual, &step.wanted, added)?;
+        std::mem::swap(residual, added);
+        if let Some(per_layer) = per_layer {
+            per_layer.keep_rows(backend, &step.wanted, &mut work.mixed)?;
+        }
+        kept_rows.clear();
+        kept_rows.extend(batch.rows.iter().filter(|row| row.wants_logits));
+        step.turn_to(backend, ropes, &Batch { rows: kept_rows, tables: batch.tables })
     }
 
     /// Computes the wanted logits.
@@ -286,12 +373,27 @@ impl<B: Backend> Model for Decoder<B> {
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
-        self.apply_layers()?;
+        let narrows = self.can_narrow(batch);
+        match narrows {
+            true => self.apply_layers_narrowing(batch)?,
+            false => self.apply_layers()?,
+        }
         let Self { backend, config, stream, .. } = self;
         if let Some(hidden) = &mut self.hidden {
             hidden.compute(backend, &stream.residual, &self.final_norm, config.final_norm_eps)?;
+            if narrows {
+                hidden.spread(batch, config.hidden_size);
+            }
         }
         self.logits()
+    }
+
+    fn hidden_width(&self) -> Option<usize> {
+        self.assistant.as_ref().map(|_| self.config.hidden_size)
+    }
+
+    fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits> {
+        self.assist(batch, hidden)
     }
 
     fn hidden(&self) -> &[f32] {
@@ -321,6 +423,26 @@ impl<B: Backend> Model for Decoder<B> {
     fn import_page(&mut self, page_ref: PageRef, bytes: SharedBytes) -> Result<()> {
         self.backend.import_page(&mut self.kv, page_ref.group, page_ref.page, bytes)
     }
+}
+
+fn spec_of(config: &DecoderConfig, context_length: usize, kv_type: KvType) -> ModelSpec {
+    ModelSpec {
+        architecture: config.architecture.to_owned(),
+        vocab_size: config.vocab_size,
+        context_length,
+        groups: kv_groups(config, kv_type),
+        can_rewind: true,
+    }
+}
+
+/// Returns the last layer that keeps rows or a state of its own.
+fn last_keeper(config: &DecoderConfig) -> usize {
+    let keeps = |layer: &LayerConfig| match &layer.mixer {
+        MixerConfig::None => false,
+        MixerConfig::Attention(attention) => !matches!(attention.kv, KvSource::Layer(_)),
+        _ => true,
+    };
+    config.layers.iter().rposition(keeps).unwrap_or(config.layers.len() - 1)
 }
 
 /// Loads the embedding table, and the output matrix; `None` if the embedding table serves as output matrix too.

@@ -84,6 +84,13 @@ impl<B: Backend> PerLayer<B> {
         backend.scale(&mut self.inputs, std::f32::consts::FRAC_1_SQRT_2)
     }
 
+    /// Drops the inputs of all other rows; `space` is overwritten.
+    pub fn keep_rows(&mut self, backend: &B, rows: &[usize], space: &mut B::Buffer) -> Result<()> {
+        backend.select_rows(&self.inputs, rows, space)?;
+        std::mem::swap(&mut self.inputs, space);
+        Ok(())
+    }
+
     pub fn inputs(&self) -> &B::Buffer {
         &self.inputs
     }

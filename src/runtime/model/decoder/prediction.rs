@@ -194,7 +194,10 @@ impl<B: Backend> Model for PredictionBlock<B> {
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
         self.join(hidden)?;
         let Self { backend, config, step, kv, stream, work, .. } = self;
-        self.layer.apply(&mut LayerContext { backend, step, kv, per_layer: None, work }, stream)?;
+        self.layer.apply(
+            &mut LayerContext { backend, step, kv, per_layer: None, work, is_stored: false },
+            stream,
+        )?;
         self.hidden.compute(backend, &stream.residual, &self.last_norm, config.final_norm_eps)?;
         self.logits()
     }

@@ -73,10 +73,7 @@ impl<B: Backend> TextDecoder<B> {
         if step.tokens.is_empty() {
             return Ok(false);
         }
-        for (rope, angles) in ropes.iter().zip(&mut step.angles) {
-            rope.angles(&step.positions, &mut step.cos, &mut step.sin);
-            backend.angles(&step.cos, &step.sin, step.positions.len(), angles)?;
-        }
+        step.fill_angles(backend, ropes)?;
         step.texts = Some(TextPass { rows, is_bidirectional: self.is_bidirectional });
         self.decoder.apply_layers()?;
         Ok(true)
