@@ -22,7 +22,8 @@ use llmctl::runtime::tensor::HostTensor;
 use crate::common;
 use crate::common::golden::{
     Fed, GoldenPrompt, checkpoint, exact, families, feed, golden_prompts, is_latent, is_recurrent,
-    largest_difference, load_model, page_pool, parity_folder, parity_gguf, without_states, worst_difference,
+    largest_difference, last_logits, load_model, page_pool, parity_folder, parity_gguf, without_states,
+    worst_difference,
 };
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
@@ -83,6 +84,21 @@ fn candle_keeps_the_sequences_of_a_batch_apart() {
             let worst = worst_difference(prompt, &logits);
             assert!(worst <= LOGITS, "{family} {}: {worst:e}", prompt.name);
         }
+    }
+}
+
+#[test]
+fn candle_misses_no_rows_that_are_not_wanted() {
+    for family in without_states() {
+        let folder = checkpoint(family);
+        let prompt = golden_prompts(&folder).pop().expect("the long prompt").tokens;
+        let [all, last] = [true, false].map(|all| {
+            let mut model = load_candle(&folder, Some(Dtype::F32));
+            let mut table = PageTable::new(&page_pool(&*model, 64));
+            last_logits(&mut *model, &mut table, &prompt, all)
+        });
+        let difference = largest_difference(&all, &last);
+        assert!(!all.is_empty() && difference <= LOGITS, "{family}: {difference:e}");
     }
 }
 

@@ -11,13 +11,12 @@ use llmctl::runtime::backend::KvType;
 use llmctl::runtime::kernel::Dtype;
 use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PageTable};
 use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions};
-use llmctl::runtime::model::{Batch, Model, Row};
 use llmctl::runtime::{DecodeOutcome, Engine, Error, Request, RequestId, Sampling, SessionId};
 use tempfile::TempDir;
 
 use crate::common::cpu;
 use crate::common::golden::{
-    Fed, checkpoint, exact, families, golden_prompts, load_model, page_pool, parity_gguf,
+    Fed, checkpoint, exact, families, golden_prompts, last_logits, load_model, page_pool, parity_gguf,
 };
 use crate::common::k_quants::{VOCAB, write_k_quants};
 use crate::common::named;
@@ -522,22 +521,6 @@ fn conversations_that_jump_about_are_answered_as_if_new() {
     }
 }
 
-/// Logits of the last of `tokens`, fed in chunks of which all rows want logits or only the last row of the last one.
-fn last_logits(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32], all: bool) -> Vec<u32> {
-    let (mut last, end) = (Vec::new(), table.len() + tokens.len());
-    for chunk in tokens.chunks(29) {
-        let start = table.len();
-        for copy in table.extend(chunk.len()).expect("enough pages") {
-            model.copy_page(copy.from, copy.to).expect("copied");
-        }
-        let row = |(index, &token)| Row::known(token, start + index, 0, all || start + index + 1 == end);
-        let rows: Vec<Row> = chunk.iter().enumerate().map(row).collect();
-        let logits = model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
-        last = logits.len().checked_sub(1).map_or(last, |row| bits(logits.row(row)));
-    }
-    last
-}
-
 /// Rows leave the layers once nothing needs them: KV, states and logits are those of a step in which every row stays.
 #[test]
 fn rows_that_are_not_wanted_are_not_missed() {
@@ -547,8 +530,8 @@ fn rows_that_are_not_wanted_are_not_missed() {
             let mut model = load_model(&subject.path, &subject.options).expect("loads").model;
             let pool = page_pool(&*model, 64);
             let mut table = PageTable::new(&pool);
-            let first = last_logits(&mut *model, &mut table, &subject.prompt, all);
-            let second = last_logits(&mut *model, &mut table, &subject.prompt[..40], all);
+            let [first, second] = [&subject.prompt[..], &subject.prompt[..40]]
+                .map(|tokens| bits(&last_logits(&mut *model, &mut table, tokens, all)));
             let mut pages = Vec::new();
             table.page_refs().for_each(|page| model.export_page(page, &mut pages).expect("exported"));
             (first, second, pages)

@@ -285,6 +285,22 @@ pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec
     model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward").values
 }
 
+/// Logits of the last of `tokens`, fed in chunks of which all rows want logits or only the last row of the last one.
+pub fn last_logits(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32], all: bool) -> Vec<f32> {
+    let (mut last, end) = (Vec::new(), table.len() + tokens.len());
+    for chunk in tokens.chunks(29) {
+        let start = table.len();
+        for copy in table.extend(chunk.len()).expect("enough pages") {
+            model.copy_page(copy.from, copy.to).expect("copied");
+        }
+        let row = |(index, &token)| Row::known(token, start + index, 0, all || start + index + 1 == end);
+        let rows: Vec<Row> = chunk.iter().enumerate().map(row).collect();
+        let logits = model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
+        last = logits.len().checked_sub(1).map_or(last, |row| logits.row(row).to_vec());
+    }
+    last
+}
+
 /// The largest difference between computed logits of all positions and the stored ones of some.
 pub fn worst_difference(prompt: &GoldenPrompt, logits: &[f32]) -> f32 {
     let vocab = logits.len() / prompt.tokens.len();

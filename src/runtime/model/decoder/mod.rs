@@ -283,10 +283,10 @@ impl<B: Backend> Decoder<B> {
         if !is_stored {
             self.apply_some(last..last + 1, false)?;
         }
-        self.narrow(batch)?;
         if self.step.wanted.is_empty() {
             return Ok(());
         }
+        self.narrow(batch)?;
         if is_stored {
             self.apply_some(last..last + 1, true)?;
         }
@@ -380,7 +380,9 @@ impl<B: Backend> Model for Decoder<B> {
         }
         let Self { backend, config, stream, .. } = self;
         if let Some(hidden) = &mut self.hidden {
-            hidden.compute(backend, &stream.residual, &self.final_norm, config.final_norm_eps)?;
+            if !narrows || !self.step.wanted.is_empty() {
+                hidden.compute(backend, &stream.residual, &self.final_norm, config.final_norm_eps)?;
+            }
             if narrows {
                 hidden.spread(batch, config.hidden_size);
             }
