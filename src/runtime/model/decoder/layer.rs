@@ -65,7 +65,8 @@ impl<B: Backend> DecoderLayer<B> {
     /// Stores the keys and values of all rows, if that can be done apart from the rest: [`Self::apply`] then need not compute all
     /// of them. Returns whether it was done.
     pub fn store(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<bool> {
-        let Some(mixer) = &self.mixer else { return Ok(false) };
+        // What a layer with alternating updates reads is a prediction of its own.
+        let Some(mixer) = self.mixer.as_ref().filter(|_| self.altup.is_none()) else { return Ok(false) };
         let Stream { residual, normed: space, .. } = stream;
         let norm = self.pre_mixer.as_ref();
         let input = normed(context.backend, B::rms_norm_into_products, norm, self.eps, residual, space)?;

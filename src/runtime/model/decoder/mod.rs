@@ -296,7 +296,7 @@ impl<B: Backend> Decoder<B> {
     /// Returns whether rows can be dropped on the way: some are not wanted, and no hidden states of theirs.
     fn can_narrow(&self, batch: &Batch<'_>) -> bool {
         let keeps_all_hidden = self.hidden.is_some() && self.assistant.is_none();
-        self.step.wanted.len() < batch.rows.len() && !keeps_all_hidden && self.altup.is_none()
+        self.step.wanted.len() < batch.rows.len() && !keeps_all_hidden
     }
 
     fn begin(&mut self) -> Result<()> {
@@ -327,9 +327,10 @@ impl<B: Backend> Decoder<B> {
     /// Drops the rows of the step whose logits are not wanted.
     fn narrow(&mut self, batch: &Batch<'_>) -> Result<()> {
         let Self { backend, ropes, step, stream, work, per_layer, kept_rows, .. } = self;
-        let Stream { residual, added, .. } = stream;
+        let Stream { residual, added, altup, .. } = stream;
         backend.select_rows(residual, &step.wanted, added)?;
         std::mem::swap(residual, added);
+        altup.keep_rows(backend, &step.wanted)?;
         if let Some(per_layer) = per_layer {
             per_layer.keep_rows(backend, &step.wanted, &mut work.mixed)?;
         }

@@ -1,6 +1,7 @@
 //! The residual stream of a step, or several in models with alternating updates; kept between steps to reuse the memory.
 
 use crate::runtime::backend::Backend;
+use crate::runtime::error::Result;
 
 /// The residual stream and the buffers that layers read and write.
 pub struct Stream<B: Backend> {
@@ -53,5 +54,15 @@ impl<B: Backend> AltUpStreams<B> {
             weights: Vec::new(),
             rows: Vec::new(),
         }
+    }
+
+    /// Drops all other rows between two layers.
+    pub fn keep_rows(&mut self, backend: &B, rows: &[usize]) -> Result<()> {
+        for (current, space) in self.current.iter_mut().zip(&mut self.predicted) {
+            backend.select_rows(current, rows, space)?;
+            std::mem::swap(current, space);
+        }
+        self.rows.truncate(rows.len());
+        Ok(())
     }
 }
