@@ -345,7 +345,7 @@ fn requests_that_run_together_are_drafted_for_together() {
     // More than the rows of a step that is measured.
     let asked: Vec<Request> = (1..11).map(|n| greedy(&[n, 70, n * 9], 30)).collect();
     for kinds in KINDS {
-        let together = |config: &mut EngineConfig| config.max_running = 10;
+        let together = |config: &mut EngineConfig| (config.max_running, config.step_tokens) = (10, 64);
         let truths = run_all(&mut toy_engine(kinds, Speculation::Off, together), asked.clone());
         let answers = run_all(&mut toy_engine(kinds, Speculation::Always(3), together), asked.clone());
         for (answer, truth) in answers.iter().zip(&truths) {
