@@ -24,8 +24,10 @@ use crate::common::golden::{
     checkpoint, exact, feed, golden_prompts, largest_difference, load_model, page_pool, top_two,
 };
 use crate::common::named;
-use crate::common::telling::{Telling, Texts, ToyAssisted, VOCAB};
-use crate::common::toy::{Answer, Setup, ToyVocabulary, limited, run_all, run_one, seeded};
+use crate::common::telling::{
+    Telling, Texts, ToyAssisted, VOCAB, check_together, check_turns, greedy, toy_config,
+};
+use crate::common::toy::{Answer, ToyVocabulary, limited, run_all, run_one, seeded};
 use crate::common::watched::Watched;
 
 /// Models and their assistants.
@@ -298,71 +300,31 @@ fn answers_are_the_same_with_an_assistants_drafts() {
     }
 }
 
-fn toy_engine(kinds: &[KvKind], speculation: Speculation, change: impl FnOnce(&mut EngineConfig)) -> Engine {
-    let setup = Setup { vocab_size: VOCAB, end_of_generation: vec![2], spare_pages: 64, ..Setup::default() };
-    let mut config = EngineConfig { speculation, ..setup.config() };
-    change(&mut config);
+fn toy_engine(kinds: &[KvKind], config: EngineConfig) -> Engine {
     let model = ToyAssisted::new(Telling::new(kinds, &Texts::default()));
     Engine::new(Box::new(model), ToyVocabulary::numbers(VOCAB), config).expect("valid")
 }
 
 const KINDS: [&[KvKind]; 2] = [&[KvKind::Full], &[KvKind::Full, KvKind::SlidingWindow(20)]];
 
-fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
-    Request { sampling: Sampling { seed: Some(1), ..Sampling::default() }, ..limited(prompt, max_tokens) }
-}
-
 /// Rows, hidden states and KV keep in step: over chunks of a prompt, refused drafts, turns of a session, and several requests.
 #[test]
 fn an_assistants_drafts_follow_the_hidden_states_of_the_text() {
-    let prompt: Vec<u32> = (0..90).map(|n| 3 + n * n % 200).collect();
-    for kinds in KINDS {
-        for (step_tokens, len) in [(7, 1), (64, 3), (128, 4)] {
-            let change = |config: &mut EngineConfig| config.step_tokens = step_tokens;
-            let mut plain = toy_engine(kinds, Speculation::Off, change);
-            let mut engine = toy_engine(kinds, Speculation::Always(len), change);
-            let mut asked = prompt.clone();
-            for turn in 0..3 {
-                let truth = run_one(&mut plain, within("a", greedy(&asked, 40)));
-                let answer = run_one(&mut engine, within("a", greedy(&asked, 40)));
-                assert_eq!(answer.ids(), truth.ids(), "{kinds:?}, turn {turn}");
-                let DraftModelUsage { drafted_tokens, accepted_tokens, stop, .. } = by_assistant(&answer);
-                assert_eq!(stop, None);
-                // Every fifth token is told wrong, and what comes after it in the same draft is not taken.
-                let least = if len == 3 { 0.4 } else { 0.6 };
-                assert!(
-                    accepted_tokens as f64 >= least * drafted_tokens as f64 && drafted_tokens > 10,
-                    "{accepted_tokens} of {drafted_tokens}, {kinds:?}, drafts of {len}, turn {turn}"
-                );
-                asked = [&asked[..], &answer.ids(), &[9, 8, 7]].concat();
-            }
-        }
-    }
+    KINDS.iter().for_each(|kinds| check_turns(kinds, &toy_engine, ModelDrafter::Assistant));
 }
 
+/// Ten requests are more than the rows of a step whose time is measured.
 #[test]
 fn requests_that_run_together_are_drafted_for_together() {
-    // More than the rows of a step that is measured.
-    let asked: Vec<Request> = (1..11).map(|n| greedy(&[n, 70, n * 9], 30)).collect();
-    for kinds in KINDS {
-        let together = |config: &mut EngineConfig| (config.max_running, config.step_tokens) = (10, 64);
-        let truths = run_all(&mut toy_engine(kinds, Speculation::Off, together), asked.clone());
-        let answers = run_all(&mut toy_engine(kinds, Speculation::Always(3), together), asked.clone());
-        for (answer, truth) in answers.iter().zip(&truths) {
-            assert_eq!(answer.ids(), truth.ids());
-            let usage = by_assistant(answer);
-            assert!(usage.accepted_tokens >= 10, "{usage:?}");
-        }
-    }
+    KINDS.iter().for_each(|kinds| check_together(kinds, &toy_engine, ModelDrafter::Assistant, 10));
 }
 
 /// A failing assistant drafts nothing more, and no request fails for it.
 #[test]
 fn an_assistant_that_fails_costs_no_answer() {
     let asked = greedy(&[5, 70, 9], 30);
-    let truth = run_one(&mut toy_engine(KINDS[0], Speculation::Off, |_| ()), asked.clone());
-    let setup = Setup { vocab_size: VOCAB, end_of_generation: vec![2], spare_pages: 64, ..Setup::default() };
-    let config = EngineConfig { speculation: Speculation::Always(3), ..setup.config() };
+    let truth = run_one(&mut toy_engine(KINDS[0], toy_config(Speculation::Off)), asked.clone());
+    let config = toy_config(Speculation::Always(3));
     let model = ToyAssisted::new(Telling::new(KINDS[0], &Texts::default())).failing_after(5);
     let mut engine = Engine::new(Box::new(model), ToyVocabulary::numbers(VOCAB), config).expect("valid");
     let answer = run_one(&mut engine, asked.clone());

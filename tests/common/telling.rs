@@ -3,12 +3,15 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use llmctl::runtime::Error;
 use llmctl::runtime::kv::{KvKind, PageRef};
 use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
 use llmctl::runtime::tensor::SharedBytes;
+use llmctl::runtime::{
+    DraftModelUsage, Engine, EngineConfig, Error, ModelDrafter, Request, Sampling, Speculation,
+};
 
-use super::toy::{ToyModel, hashed_logits, hashing};
+use super::named;
+use super::toy::{Answer, Setup, ToyModel, hashed_logits, hashing, limited, run_all, run_one};
 
 pub const VOCAB: usize = 259;
 
@@ -194,4 +197,64 @@ impl Model for ToyAssisted {
     }
 
     pages_of!(model.toy);
+}
+
+/// The configuration of an engine with a toy model.
+pub fn toy_config(speculation: Speculation) -> EngineConfig {
+    let setup = Setup { vocab_size: VOCAB, end_of_generation: vec![2], spare_pages: 64, ..Setup::default() };
+    EngineConfig { speculation, ..setup.config() }
+}
+
+/// A request for the likeliest tokens, with a seed that its report names.
+pub fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
+    Request { sampling: Sampling { seed: Some(1), ..Sampling::default() }, ..limited(prompt, max_tokens) }
+}
+
+/// Makes an engine with a toy model of these kinds of KV and its drafter.
+type MakeEngine<'a> = &'a dyn Fn(&[KvKind], EngineConfig) -> Engine;
+
+fn drafts_of(answer: &Answer, drafter: ModelDrafter) -> DraftModelUsage {
+    let usage = answer.outcome().usage.draft_model.expect("the drafter was asked");
+    assert_eq!(usage.drafter, drafter);
+    usage
+}
+
+/// Checks the answers and drafts of three turns of a session, with prompts in chunks of several sizes.
+pub fn check_turns(kinds: &[KvKind], engine: MakeEngine<'_>, drafter: ModelDrafter) {
+    let prompt: Vec<u32> = (0..90).map(|n| 3 + n * n % 200).collect();
+    for (step_tokens, len) in [(7, 1), (64, 3), (128, 4)] {
+        let [mut plain, mut drafting] = [Speculation::Off, Speculation::Always(len)]
+            .map(|mode| engine(kinds, EngineConfig { step_tokens, ..toy_config(mode) }));
+        let mut asked = prompt.clone();
+        for turn in 0..3 {
+            let request = Request { session: Some(named("a")), ..greedy(&asked, 40) };
+            let truth = run_one(&mut plain, request.clone());
+            let answer = run_one(&mut drafting, request);
+            assert_eq!(answer.ids(), truth.ids(), "{kinds:?}, turn {turn}");
+            let DraftModelUsage { drafted_tokens, accepted_tokens, stop, .. } = drafts_of(&answer, drafter);
+            assert_eq!(stop, None);
+            // Every fifth token is told wrong, and what comes after it in the same draft is not taken.
+            let least = if len == 3 { 0.4 } else { 0.6 };
+            assert!(
+                accepted_tokens as f64 >= least * drafted_tokens as f64 && drafted_tokens > 10,
+                "{accepted_tokens} of {drafted_tokens}, {kinds:?}, drafts of {len}, turn {turn}"
+            );
+            asked = [&asked[..], &answer.ids(), &[9, 8, 7]].concat();
+        }
+    }
+}
+
+/// Checks the answers and drafts of `count` requests that run together.
+pub fn check_together(kinds: &[KvKind], engine: MakeEngine<'_>, drafter: ModelDrafter, count: u32) {
+    let asked: Vec<Request> = (1..=count).map(|n| greedy(&[n, 70, n * 9], 30)).collect();
+    let [truths, answers] = [Speculation::Off, Speculation::Always(3)].map(|mode| {
+        let config = toy_config(mode);
+        let (max_running, step_tokens) = (count as usize, config.step_tokens.max(6 * count as usize));
+        run_all(&mut engine(kinds, EngineConfig { max_running, step_tokens, ..config }), asked.clone())
+    });
+    for (answer, truth) in answers.iter().zip(&truths) {
+        assert_eq!(answer.ids(), truth.ids());
+        let usage = drafts_of(answer, drafter);
+        assert!(usage.accepted_tokens >= 10, "{usage:?}");
+    }
 }

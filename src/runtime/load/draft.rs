@@ -1,5 +1,5 @@
-//! What `--draft-model` names beside the model that it drafts for: a draft model, with the same vocabulary, memory of its own and
-//! the same threads, or an assistant, which becomes a part of the model and reads its KV.
+//! Loads the file that `--draft-model` names. A draft model has the model's vocabulary, memory of its own and the model's threads. An
+//! assistant becomes a part of the model and reads its KV.
 //!
 //! Invariant: a token id means the same to both models. Ids beyond a tokenizer's tokens (rows that pad a table) may differ
 //! in number.

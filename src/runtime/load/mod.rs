@@ -85,7 +85,7 @@ pub struct LoadedModel {
     pub fingerprint: Fingerprint,
     /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<Notice>,
-    /// What drafts for the model: a draft model or an assistant that was asked for, or the file's own block.
+    /// The drafter: the draft model or assistant that the caller named, or the block of the model's own file.
     pub draft: Option<LoadedDraft>,
     /// As `notices`, for users who ask for details.
     pub details: Vec<Notice>,
@@ -679,7 +679,7 @@ fn decoder(
     Ok(models)
 }
 
-/// What drafts with a decoder's hidden states.
+/// Inputs of the drafters that read a decoder's hidden states.
 struct DraftingParts<'a> {
     block: Option<PredictionParts<'a>>,
     assistant: Option<AssistantParts<'a>>,

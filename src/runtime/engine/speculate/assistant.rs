@@ -16,7 +16,7 @@ use crate::runtime::step::Executor;
 pub struct AssistantDrafter {
     steps: StepCosts,
     clock: StepClock,
-    /// Whether a step failed: it computes nothing any more.
+    /// True after a step has failed. The assistant drafts nothing more then.
     has_failed: bool,
     notice: Option<Notice>,
 }

@@ -50,7 +50,7 @@ pub trait Drafting {
     fn draft_len(&self) -> usize;
 }
 
-/// What computes drafts: a draft model, the model's own block or its assistant.
+/// A drafter that runs a model: a draft model, the model's own prediction block, or its assistant.
 pub trait ComputingDrafter {
     fn drafter(&self) -> ModelDrafter;
 
@@ -80,7 +80,7 @@ pub trait ComputingDrafter {
     fn draft(&mut self, executor: &mut Executor, asked: Vec<(Followed<'_>, usize)>, least: f64) -> f64;
 }
 
-/// How far a draft that is being computed goes on.
+/// State of a draft while a drafter computes it, one token per step.
 #[derive(Debug)]
 struct DraftProgress {
     /// Tokens that it lacks; none if it has ended.

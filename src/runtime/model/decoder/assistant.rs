@@ -14,7 +14,7 @@
 //! Sources: transformers' `Gemma4AssistantForCausalLM` and `SinglePositionMultiTokenCandidateGenerator`; llama.cpp's
 //! `gemma4-assistant`. A list of tokens by centroid, which some folders have, is not used: the output matrix gives all logits.
 
-use super::buffers::{LayerContext, Projection};
+use super::buffers::{JoinedRows, LayerContext, Projection};
 use super::layer::DecoderLayer;
 use super::load::Loader;
 use super::stream::Stream;
@@ -50,9 +50,7 @@ pub struct Assistant<B: Backend> {
     last_norm: B::Vector,
     head: B::Weight,
     step: StepBuffers<B>,
-    /// Embeddings of a step, and the rows that are joined.
-    embedded: Vec<f32>,
-    joining: Vec<f32>,
+    joining: JoinedRows,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -89,8 +87,7 @@ impl<B: Backend> Decoder<B> {
             last_norm: backend.vector(file.final_norm(hidden)?)?,
             head,
             step: StepBuffers::new(self.spec.groups.len(), config.ropes.len()),
-            embedded: Vec::new(),
-            joining: Vec::new(),
+            joining: JoinedRows::default(),
             config,
         });
         self.hidden = Some(HiddenStates::new(&self.backend));
@@ -105,21 +102,10 @@ impl<B: Backend> Decoder<B> {
         let (Some(assistant), Some(states)) = (assistant, states) else {
             return Err(Error::Backend("the model has no assistant".to_owned()));
         };
-        let width = config.hidden_size;
-        if hidden.len() != batch.rows.len() * width {
-            let message = format!("{} rows need as many hidden states", batch.rows.len());
-            return Err(Error::Backend(message));
-        }
         assistant.turn_to(backend, batch)?;
-        let Assistant { step, embedded, joining, .. } = assistant;
+        let Assistant { step, joining, .. } = assistant;
         backend.embed(embedding, &step.tokens, config.embedding_scale, &mut stream.added)?;
-        backend.read(&mut stream.added, embedded)?;
-        joining.clear();
-        for (embedding, hidden) in embedded.chunks_exact(width).zip(hidden.chunks_exact(width)) {
-            joining.extend_from_slice(embedding);
-            joining.extend_from_slice(hidden);
-        }
-        backend.write(joining, 2 * width, &mut stream.added)?;
+        joining.join(backend, &mut stream.added, hidden, config.hidden_size)?;
         assistant.joined.apply(backend, &stream.added, &mut stream.residual)?;
         let mut context =
             LayerContext { backend, step: &assistant.step, kv, per_layer: None, work, is_stored: false };

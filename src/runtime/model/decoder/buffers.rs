@@ -3,7 +3,7 @@
 use super::StepBuffers;
 use super::routing::Routing;
 use crate::runtime::backend::{Backend, Product};
-use crate::runtime::error::Result;
+use crate::runtime::error::{Error, Result};
 
 /// A product with a matrix, and its optional bias.
 pub struct Projection<B: Backend> {
@@ -21,6 +21,40 @@ impl<B: Backend> Projection<B> {
     }
 }
 
+/// Memory for rows that join a token's embedding and a hidden state.
+#[derive(Default)]
+pub struct JoinedRows {
+    embedded: Vec<f32>,
+    joined: Vec<f32>,
+}
+
+impl JoinedRows {
+    /// Replaces embeddings in `rows`, `[rows, width]`, by `[rows, 2 * width]`: each embedding, then its row of `hidden`.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] unless `hidden` has one row for each embedding.
+    pub fn join<B: Backend>(
+        &mut self,
+        backend: &B,
+        rows: &mut B::Buffer,
+        hidden: &[f32],
+        width: usize,
+    ) -> Result<()> {
+        let Self { embedded, joined } = self;
+        backend.read(rows, embedded)?;
+        if hidden.len() != embedded.len() {
+            let message = format!("{} rows need as many hidden states", embedded.len() / width);
+            return Err(Error::Backend(message));
+        }
+        joined.clear();
+        for (embedding, hidden) in embedded.chunks_exact(width).zip(hidden.chunks_exact(width)) {
+            joined.extend_from_slice(embedding);
+            joined.extend_from_slice(hidden);
+        }
+        backend.write(joined, 2 * width, rows)
+    }
+}
+
 /// Inputs of a part: the current step, and buffers for temporary values.
 pub struct LayerContext<'a, B: Backend> {
     pub backend: &'a B,
@@ -29,7 +63,7 @@ pub struct LayerContext<'a, B: Backend> {
     /// Per-layer inputs of all layers, in families that have them.
     pub per_layer: Option<&'a B::Buffer>,
     pub work: &'a mut LayerBuffers<B>,
-    /// Whether the layer's KV is stored already, of these rows and others; see [`super::layer::DecoderLayer::store`].
+    /// True if [`super::layer::DecoderLayer::store`] has stored the layer's keys and values. The layer then computes queries alone.
     pub is_stored: bool,
 }
 

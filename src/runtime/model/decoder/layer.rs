@@ -65,7 +65,7 @@ impl<B: Backend> DecoderLayer<B> {
     /// Stores the keys and values of all rows, if that can be done apart from the rest: [`Self::apply`] then need not compute all
     /// of them. Returns whether it was done.
     pub fn store(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<bool> {
-        // What a layer with alternating updates reads is a prediction of its own.
+        // A layer with alternating updates first predicts its input, so that `residual` is not what its keys are computed from.
         let Some(mixer) = self.mixer.as_ref().filter(|_| self.altup.is_none()) else { return Ok(false) };
         let Stream { residual, normed: space, .. } = stream;
         let norm = self.pre_mixer.as_ref();

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{JoinedRows, LayerBuffers, LayerContext, Projection};
 use super::layer::DecoderLayer;
 use super::load::Loader;
 use super::stream::Stream;
@@ -65,9 +65,7 @@ pub struct PredictionBlock<B: Backend> {
     step: StepBuffers<B>,
     hidden: HiddenStates<B>,
     head_out: B::Buffer,
-    /// Embeddings of a step, and the rows that are joined.
-    embedded: Vec<f32>,
-    joining: Vec<f32>,
+    joining: JoinedRows,
     /// Memory for the next step's logits.
     logits: Vec<f32>,
 }
@@ -129,8 +127,7 @@ impl<B: Backend> Decoder<B> {
             step: StepBuffers::new(spec.groups.len(), ropes.len()),
             hidden: HiddenStates::new(&backend),
             head_out: backend.buffer(),
-            embedded: Vec::new(),
-            joining: Vec::new(),
+            joining: JoinedRows::default(),
             logits: Vec::new(),
             spec,
             config,
@@ -142,16 +139,9 @@ impl<B: Backend> Decoder<B> {
 impl<B: Backend> PredictionBlock<B> {
     /// Puts the joined rows of a step into the residual stream.
     fn join(&mut self, hidden: &[f32]) -> Result<()> {
-        let Self { backend, config, step, stream, embedded, joining, .. } = self;
-        let width = config.hidden_size;
+        let Self { backend, config, step, stream, joining, .. } = self;
         backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.added)?;
-        backend.read(&mut stream.added, embedded)?;
-        joining.clear();
-        for (embedding, hidden) in embedded.chunks_exact(width).zip(hidden.chunks_exact(width)) {
-            joining.extend_from_slice(embedding);
-            joining.extend_from_slice(hidden);
-        }
-        backend.write(joining, 2 * width, &mut stream.added)?;
+        joining.join(backend, &mut stream.added, hidden, config.hidden_size)?;
         let eps = config.final_norm_eps;
         backend.rms_norm_groups(&stream.added, &self.input_norms, 2, eps, &mut stream.normed)?;
         self.joined.apply(backend, &stream.normed, &mut stream.residual)
@@ -187,10 +177,6 @@ impl<B: Backend> Model for PredictionBlock<B> {
     }
 
     fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits> {
-        if hidden.len() != batch.rows.len() * self.config.hidden_size {
-            let message = format!("{} rows need as many hidden states", batch.rows.len());
-            return Err(Error::Backend(message));
-        }
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
         self.join(hidden)?;
         let Self { backend, config, step, kv, stream, work, .. } = self;
