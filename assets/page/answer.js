@@ -147,6 +147,10 @@ export class AnswerView {
     this.figures.replaceChildren(parts.join(" · "), " ", why);
   }
 
+  showNote(text) {
+    this.footer.before(el("p.note", {}, text));
+  }
+
   showError(text) {
     this.footer.before(el("p.error", { role: "alert" }, text));
   }

@@ -48,17 +48,17 @@ export class Conversation {
 
   // An empty conversation, which gets its id with its first message.
   begin() {
-    this.#show(null, []);
+    this.#show(null, {});
   }
 
   async open(id) {
     this.#wanted = id;
     const session = await json(sessionPath(id, "?messages=true"));
     if (this.#wanted !== id) return;
-    this.#show(id, session.messages ?? []);
+    this.#show(id, session);
   }
 
-  #show(id, messages) {
+  #show(id, session) {
     // An answer under way is stopped; what follows it belongs to a session that is not open any more.
     this.stop();
     this.#generation += 1;
@@ -66,21 +66,25 @@ export class Conversation {
     this.#forgetCalls();
     this.#setBusy(null);
     this.id = id;
-    this.messages = messages;
-    this.#log.replaceChildren(...this.#views());
-    byId("welcome").hidden = messages.length > 0;
+    this.messages = session.messages ?? [];
+    this.#log.replaceChildren(...this.#views(session));
+    byId("welcome").hidden = this.messages.length > 0;
     this.#follow(true);
     this.#openDesk(false);
   }
 
-  #views() {
+  #views(session = {}) {
     const views = [];
+    const finishes = finishesOf(session);
     let last = null;
     this.messages.forEach((message, index) => {
       if (message.role === "assistant") {
         last = new AnswerView();
         last.show(message);
-        this.#addActions(last, index);
+        const finish = finishes.get(index);
+        if (finish === "cancelled") last.showError("Stopped.");
+        if (finish === "length") last.showNote("Stopped at the token limit.");
+        this.#addActions(last, index, finish);
         views.push(last.element);
       } else if (message.role === "tool" && last?.addResult(message.tool_call_id, textOf(message.content))) {
         // Shown below its call.
@@ -99,9 +103,21 @@ export class Conversation {
     return view;
   }
 
-  #addActions(view, index) {
+  #addActions(view, index, finish) {
     const retry = button("Retry", () => this.retry(index), { className: "quiet" });
-    view.actions.replaceChildren(view.copyButton(), retry);
+    const isCut = index === this.messages.length - 1 && (finish === "cancelled" || finish === "length");
+    const goOn = isCut && !this.messages[index].tool_calls && button("Continue", () => this.#continue(), { className: "quiet" });
+    view.actions.replaceChildren(...[view.copyButton(), retry, goOn].filter(Boolean));
+  }
+
+  // Goes on with the last answer, which was cut. As with a retry, the answer so far is kept as a branch.
+  async #continue() {
+    if (this.isBusy) return;
+    const messages = this.messages;
+    this.#forgetCalls();
+    this.#last.element.remove();
+    this.messages = messages.slice(0, -1);
+    await this.#request({ messages, session_id: this.id, continue_final_message: true }, messages.at(-1));
   }
 
   #follow(always) {
@@ -185,8 +201,10 @@ export class Conversation {
     this.#hooks.busy(abort !== null, said);
   }
 
-  async #request(body) {
+  // `begun` is the answer that goes on.
+  async #request(body, begun = null) {
     const view = new AnswerView();
+    if (begun) view.show(begun);
     const generation = this.#generation;
     const id = this.id;
     this.#setBusy(new AbortController());
@@ -237,11 +255,12 @@ export class Conversation {
       const isReplaced = !body.session_append;
       const hasTurn = wasStopped || !error;
       const isPlaced = isReplaced && hasTurn && (branch === null ? !error : await this.#place(id, branch));
-      const held = await this.#held(id, wasStopped && !isReplaced);
+      const session = await this.#held(id, wasStopped && !isReplaced);
+      const held = session.messages ?? [];
       if (generation !== this.#generation) return;
       const isAppended = !isReplaced && held.length > this.messages.length - body.messages.length;
-      if (isPlaced || isAppended || (!error && !isReplaced)) this.#keep(view, held);
-      else if (isReplaced) this.#returnFailed(view, held);
+      if (isPlaced || isAppended || (!error && !isReplaced)) this.#keep(view, session);
+      else if (isReplaced) this.#returnFailed(view, session);
       else this.#giveBack(view, body, held);
     } catch (failure) {
       if (!error) view.showError(failure.message);
@@ -264,13 +283,14 @@ export class Conversation {
   }
 
   // The turn is in the session.
-  #keep(view, held) {
-    this.messages = held;
+  #keep(view, session) {
+    this.messages = session.messages ?? [];
     this.#last = view;
-    this.#addActions(view, held.length - 1);
+    const index = this.messages.length - 1;
+    this.#addActions(view, index, finishesOf(session).get(index));
   }
 
-  // The session's messages. After a stop, the server saves first; that may take a moment.
+  // The session; empty if there is none. After a stop, the server saves first; that may take a moment.
   async #held(id, wasStopped) {
     let session = null;
     for (let attempt = 0; attempt < (wasStopped ? 20 : 1); attempt += 1) {
@@ -281,7 +301,7 @@ export class Conversation {
       });
       if ((session?.messages?.length ?? 0) > this.messages.length && session.state === "idle") break;
     }
-    return session?.messages ?? [];
+    return session ?? {};
   }
 
   // A message that the session did not take goes back to where it was written.
@@ -305,20 +325,20 @@ export class Conversation {
   }
 
   // The session is as it was before the edit; the message can be edited again.
-  #returnFailed(view, held) {
-    this.messages = held;
-    const back = button("Show the session as it is", () => this.#show(this.id, held), { className: "quiet" });
+  #returnFailed(view, session) {
+    this.messages = session.messages ?? [];
+    const back = button("Show the session as it is", () => this.#show(this.id, session), { className: "quiet" });
     view.element.append(el("p.label", {}, "The session was not changed. ", back));
   }
 
   // Sends a message again whose fate was unknown, unless the session has its answer by now.
   async #again(view, body) {
     const generation = this.#generation;
-    const held = await this.#held(body.session_id, false).catch((error) => this.#hooks.failed(error));
-    if (held === undefined || generation !== this.#generation || this.isBusy) return;
+    const session = await this.#held(body.session_id, false).catch((error) => this.#hooks.failed(error));
+    if (session === undefined || generation !== this.#generation || this.isBusy) return;
     const before = this.messages.length - (body.session_append ? body.messages.length : 0);
-    if (body.session_append && held.length > before) {
-      this.#show(this.id, held);
+    if (body.session_append && (session.messages ?? []).length > before) {
+      this.#show(this.id, session);
       return;
     }
     view.element.remove();
@@ -389,10 +409,16 @@ function waitText(text) {
   return `${words} …`;
 }
 
+// Why answers ended, by the index of their message.
+function finishesOf(session) {
+  let end = 0;
+  return new Map((session.turn_ends ?? []).map(({ messages, finish_reason: finish }) => [(end += messages) - 1, finish]));
+}
+
 // An id of the first words of the message and 32 random bits, so that no other session has it.
 function newId(text) {
   const words = text.toLowerCase().match(/[a-z0-9]+/g) ?? [];
-  const short = words.slice(0, 5).join("-").slice(0, 32).replace(/-+$/, "") || "chat";
+  const short = words.slice(0, 8).join("-").slice(0, 48).replace(/-+$/, "") || "chat";
   const random = crypto.getRandomValues(new Uint32Array(1))[0].toString(16).padStart(8, "0");
   return `${short}-${random}`;
 }

@@ -5,7 +5,7 @@ import { Conversation } from "./conversation.js";
 import { explain } from "./explain.js";
 import { Panel } from "./plots.js";
 import { hasKey, json, onKeyWanted, setKey } from "./server.js";
-import { Sessions } from "./sessions.js";
+import { Sessions, titleOf } from "./sessions.js";
 import { activeText, applyTheme, bindSettings, settings } from "./settings.js";
 import { mcp } from "./tools.js";
 
@@ -13,6 +13,8 @@ const RETRY_MS = 2000;
 const input = byId("input");
 let panel = null;
 let lastTry = 0;
+// The model that the server names first.
+let served = "llmctl";
 
 const conversation = new Conversation({
   busy: showBusy,
@@ -49,9 +51,8 @@ async function connect() {
 }
 
 async function serve(server) {
-  byId("model").textContent = server.model;
+  served = server.model;
   byId("version").textContent = `llmctl ${server.version}`;
-  document.title = `${server.model} – llmctl`;
   const flag = el("code", {}, "--share-sessions");
   if (server.shares_sessions) byId("shared").textContent = "Sessions of llmctl chat and run are here, too.";
   else byId("shared").replaceChildren("Sessions of llmctl chat and run are here, too, with ", flag, ".");
@@ -78,11 +79,20 @@ async function offerModels() {
   const { data } = await json("v1/models");
   const ids = data.map((model) => model.id);
   const field = byId("settings-form").elements.model;
-  field.replaceChildren(new Option("as the server chooses", ""), ...ids.map((id) => new Option(id, id)));
-  const isKnown = ids.includes(settings.model);
+  field.replaceChildren(new Option(served, ""), ...ids.filter((id) => id !== served).map((id) => new Option(id, id)));
+  const isKnown = ids.includes(settings.model) && settings.model !== served;
   field.value = isKnown ? settings.model : "";
-  if (!isKnown) field.dispatchEvent(new Event("change"));
+  field.dispatchEvent(new Event("change"));
   byId("model-choice").hidden = ids.length < 2;
+  byId("model").hidden = ids.length > 1;
+}
+
+// The model that answers, and what else is set.
+function showActive() {
+  const model = settings.model || served;
+  byId("model").textContent = model;
+  document.title = `${model} – llmctl`;
+  byId("active").textContent = activeText(mcp.definitions().length);
 }
 
 function showBanner(text) {
@@ -152,7 +162,8 @@ function showOpen(id) {
 
 function showTitle() {
   const { id } = conversation;
-  byId("title").textContent = id ?? "New chat";
+  byId("title").textContent = id === null ? "New chat" : titleOf(id);
+  byId("title").title = id ?? "";
   for (const item of byId("session-menu").querySelectorAll("button")) item.disabled = id === null || conversation.isBusy;
   byId("restore").hidden = !sessions.find(id)?.branch?.of;
 }
@@ -285,7 +296,6 @@ function bind() {
   });
 }
 
-const showActive = () => (byId("active").textContent = activeText(mcp.definitions().length));
 mcp.onChange = showActive;
 bindSettings(showActive);
 bind();

@@ -16,6 +16,12 @@ const BRANCHES = {
   restore: "replaced",
 };
 
+// The page's own ids are the first words of a message and a number, and are shown as words.
+export function titleOf(id) {
+  const [, words, branch = ""] = /^(.+)-[0-9a-f]{8}(~\d+)?$/.exec(id) ?? [];
+  return words ? words[0].toUpperCase() + words.slice(1).replaceAll("-", " ") + branch : id;
+}
+
 export class Sessions {
   #hooks;
   #all = [];
@@ -43,26 +49,30 @@ export class Sessions {
 
   #show() {
     const words = byId("filter").value.trim().toLowerCase();
-    const found = this.#all.filter((session) => session.id.toLowerCase().includes(words));
-    // A branch stands below its session.
+    const found = this.#all.filter(({ id }) => id.toLowerCase().includes(words) || titleOf(id).toLowerCase().includes(words));
+    // A branch stands below its session, while that or one of its branches is open; else the session's row has their number.
     const ids = new Set(found.map((session) => session.id));
     const isBelow = (session) => session.branch && ids.has(session.branch.of);
     const below = Map.groupBy(found.filter(isBelow), (branch) => branch.branch.of);
+    const current = this.#hooks.current();
     const rows = found.filter((session) => !isBelow(session)).flatMap((session) => {
       const branches = below.get(session.id) ?? [];
-      return [this.#row(session, false), ...branches.map((branch) => this.#row(branch, true))];
+      const isOpen = [session, ...branches].some(({ id }) => id === current);
+      return [this.#row(session, false, isOpen ? 0 : branches.length), ...(isOpen ? branches : []).map((branch) => this.#row(branch, true, 0))];
     });
     byId("session-list").replaceChildren(...rows);
     const nothing = words === "" ? "No sessions yet." : "No session has this in its name.";
     byId("no-sessions").textContent = rows.length === 0 ? nothing : "";
   }
 
-  #row(session, isBranch) {
+  #row(session, isBranch, numHidden) {
     const isOpen = session.id === this.#hooks.current();
-    const detail = session.error ?? [turnsText(session), BRANCHES[session.branch?.reason], ageText(session.last_used_at)].filter(Boolean).join(" · ");
+    const hidden = numHidden > 0 && (numHidden === 1 ? "1 branch" : `${numHidden} branches`);
+    const facts = [turnsText(session), hidden, BRANCHES[session.branch?.reason], ageText(session.last_used_at)];
+    const detail = session.error ?? facts.filter(Boolean).join(" · ");
     const props = { type: "button", onclick: () => this.#hooks.open(session.id), "aria-current": isOpen ? "true" : null, title: session.id };
     const warm = session.resident_tokens > 0 && el("span.warm", { title: "In memory: the next answer begins at once" }, "warm");
-    const row = el("button.session", props, el("span.name", {}, session.id), el("span.detail", {}, detail, warm && " · ", warm));
+    const row = el("button.session", props, el("span.name", {}, titleOf(session.id)), el("span.detail", {}, detail, warm && " · ", warm));
     return el(isBranch ? "li.branch" : "li", {}, row);
   }
 

@@ -50,9 +50,8 @@ function ownTools() {
 
 // The fields that go with each message beside its text, in words.
 export function activeText(numOffered) {
-  const { model, temperature, max_tokens: most, reasoning, tools } = settings;
+  const { temperature, max_tokens: most, reasoning, tools } = settings;
   const parts = [
-    model !== "" && `model ${model}`,
     temperature !== "" && `temperature ${temperature}`,
     most !== "" && `at most ${most} tokens`,
     reasoning !== "" && `reasoning ${reasoning}`,

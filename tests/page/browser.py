@@ -306,8 +306,9 @@ class Suite:
             self.say(page, QUESTION)
             assert "/save" in page.inner_text(".answer")
             assert "prompt tokens warm" in page.inner_text(".figures")
-            session = page.inner_text("#title")
+            session = page.get_attribute("#title", "title")
             assert page.url.endswith(f"#{session}"), page.url
+            assert page.inner_text("#title") == "How do i save a conversation" and session.startswith("how-do-i-save-a-conversation-"), session
             self.say(page, "What is a session?")
             saved = self.server.get(f"v1/sessions/{session}?messages=true")
             assert [message["role"] for message in saved["messages"]] == ["user", "assistant"] * 2, saved
@@ -332,7 +333,7 @@ class Suite:
         with self.page() as page:
             self.say(page, QUESTION)
             self.say(page, "What is a session?")
-            session = page.inner_text("#title")
+            session = page.get_attribute("#title", "title")
             page.click(".message.user >> nth=1 >> text=Edit")
             page.fill(".edit textarea", "How do I delete a session?")
             page.press(".edit textarea", "Enter")
@@ -355,7 +356,7 @@ class Suite:
             page.click(".branch .session >> nth=0")
             self.wait(page, "document.querySelector('#title').textContent.includes('~')")
             self.act(page, "#restore")
-            self.wait(page, f"document.querySelector('#title').textContent === '{session}'")
+            self.wait(page, f"document.querySelector('#title').title === '{session}'")
 
     @check
     def sessions_are_renamed_forked_and_deleted(self):
@@ -391,8 +392,11 @@ class Suite:
             page.fill("#input", QUESTION)
             page.press("#input", "Enter")
             self.wait_stopped(page)
+            # The mark is the server's: it is there after a reload, and the answer can go on.
+            page.reload()
+            page.wait_for_selector("#log > :last-child >> text=Stopped.")
             self.say(page, "What is a session?")
-            session = page.inner_text("#title")
+            session = page.get_attribute("#title", "title")
             held = self.server.get(f"v1/sessions/{session}?messages=true")
             assert [message["role"] for message in held["messages"]] == ["user", "assistant"] * 2, held
             self.stop_next(page)
@@ -403,6 +407,13 @@ class Suite:
             held = self.server.get(f"v1/sessions/{session}?messages=true")
             assert held["messages"][2]["content"] == "How do I delete a session?", held
             assert len(held["messages"]) == 4 and held["branches"], held
+            begun = held["messages"][3]["content"]
+            page.reload()
+            page.click("#log > :last-child >> text=Continue")
+            self.wait_turn(page)
+            whole = self.server.get(f"v1/sessions/{session}?messages=true")["messages"]
+            assert len(whole) == 4 and whole[3]["content"].startswith(begun) and len(whole[3]["content"]) > len(begun), whole
+            assert "Stopped." not in page.inner_text("#log > :last-child")
 
     def stop_next(self, page):
         """The next answer goes on to the end of the context, reaches the page slowly, and is stopped as soon as it is seen."""
@@ -590,7 +601,7 @@ class Suite:
             self.press(page, "Run")
             self.wait_answers(page, 2)
             assert log.calls() == ['now {"zone": "UTC"}'], log.calls()
-            saved = server.get(f"v1/sessions/{page.inner_text('#title')}?messages=true")["messages"]
+            saved = server.get(f"v1/sessions/{page.get_attribute('#title', 'title')}?messages=true")["messages"]
             assert [message["role"] for message in saved] == ["user", "assistant", "tool", "assistant"], saved
             assert saved[2]["content"] == "noon in UTC" and saved[2]["tool_call_id"] == saved[1]["tool_calls"][0]["id"], saved
             page.reload()
@@ -830,7 +841,7 @@ class Suite:
             page.wait_for_selector("#banner", state="hidden")
             page.click(".message .actions >> text=Retry >> nth=-1")
             self.wait_turn(page)
-            held = server.get(f"v1/sessions/{page.inner_text('#title')}?messages=true")
+            held = server.get(f"v1/sessions/{page.get_attribute('#title', 'title')}?messages=true")
             assert len(held["messages"]) == 4, held
 
     @check

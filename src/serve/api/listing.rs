@@ -229,19 +229,15 @@ fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<
     let root = saved.branch().cloned();
     session["branches"] = branches.iter().filter(|_| root.is_none()).map(branch_json).collect();
     if let Some(branch) = root {
-        let of =
-            host.conversations().list(&key.owner)?.into_iter().find(|listed| is_root(listed, &branch.of));
+        let is_root = |listed: &Listed| listed.summary.as_ref().is_ok_and(|summary| summary.id == branch.of);
+        let of = host.conversations().list(&key.owner)?.into_iter().find(is_root);
         let of = of.map(|listed| listed.name.to_string());
         session["branch"] = json!({"of": of, "reason": branch.reason.as_str()});
     }
     if with_messages {
-        session["messages"] = messages_json(&saved);
+        add_messages(&mut session, &saved);
     }
     Ok(session)
-}
-
-fn is_root(listed: &Listed, id: &str) -> bool {
-    listed.summary.as_ref().is_ok_and(|summary| summary.id == id)
 }
 
 fn look_at_transient(
@@ -258,7 +254,7 @@ fn look_at_transient(
         one["turns"] = strand.saved.turns.len().into();
         one["tokens"] = strand.saved.num_tokens().into();
         if with_messages {
-            one["messages"] = messages_json(&strand.saved);
+            add_messages(&mut one, &strand.saved);
         }
         one
     };
@@ -266,8 +262,13 @@ fn look_at_transient(
     Ok(session)
 }
 
-fn messages_json(saved: &SavedSession) -> Value {
-    saved.messages().map(message_json).collect()
+/// Adds the conversation, and how many of its messages each turn has and why its answer ended.
+fn add_messages(session: &mut Value, saved: &SavedSession) {
+    session["messages"] = saved.messages().map(message_json).collect();
+    let turns = saved.turns.iter().map(|saved| &saved.turn);
+    session["turn_ends"] = turns
+        .map(|turn| json!({"messages": turn.messages.len(), "finish_reason": turn.finish.reason()}))
+        .collect();
 }
 
 fn fork_json(fork: Option<&ForkOf>) -> Value {
