@@ -20,6 +20,7 @@ use rustyline::{
 };
 
 use super::complete::{Catalog, Helper, QUOTES, Typed, is_unfinished};
+use super::typed_ahead;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::report::bytes;
 use crate::cli::terminal::Terminal;
@@ -138,7 +139,7 @@ impl LineInput {
         matches!(self, LineInput::Terminal(_))
     }
 
-    /// Reads the next message or command. `initial` is a text to edit.
+    /// Reads the next message or command. `initial` is a text to edit, before what was typed during the answer.
     ///
     /// # Errors
     /// `Io` when stdin cannot be read; `BadData` when a pipe brings no text.
@@ -161,7 +162,8 @@ impl LineInput {
     /// `Io` when stdin cannot be read.
     pub fn ask(&mut self, question: &str) -> Result<Option<String>, CommandError> {
         let LineInput::Terminal(line) = self else { return Ok(None) };
-        // Keys typed before the question do not answer it.
+        // Keys typed before the question do not answer it; those of the answer before it are kept for the next line.
+        let _modes = tty::LineModes::begin();
         tty::forget_typed();
         let silent = Helper::silent(line.has_colors);
         let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, silent));
@@ -250,7 +252,9 @@ impl LineEditor {
     ) -> Result<InputLine, CommandError> {
         let helper = Helper::new(catalog.clone(), self.has_colors, prompt, self.typed.clone());
         self.editor.set_helper(Some(helper));
-        let (mut text, mut after) = (initial.to_owned(), String::new());
+        let typed = typed_ahead::text(&tty::take_typed());
+        let both = if initial.is_empty() || typed.is_empty() { "" } else { "\n" };
+        let (mut text, mut after) = (format!("{initial}{both}{typed}"), String::new());
         loop {
             self.keys.clear();
             match self.editor.readline_with_initial(prompt, (&text, &after)) {
