@@ -52,14 +52,14 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["batch"],
     &["run"],
     &["sessions"],
-    &["load"],
+    &["declared_tools", "load"],
     &["doctor", "endpoint", "mcp", "pull", "resume", "running", "starter"],
     &["quantize"],
     &["download"],
     &["config_cmd", "man", "models", "workers"],
     &["config"],
     &["explain", "input", "think", "variables"],
-    &["capacity", "flags", "question", "report", "slow_cpu", "terminal"],
+    &["capacity", "flags", "question", "render", "report", "slow_cpu", "terminal"],
     &["args", "hub_access", "origin", "output", "signal"],
     &["places"],
     &["clock", "descriptors", "error", "tty", "wrap"],
@@ -75,7 +75,7 @@ const CHAT_LAYERS: &[&[&str]] = &[
     &["ui"],
     &["input"],
     &["complete", "model", "renderer", "state"],
-    &["command", "render", "settings", "throughput", "tools"],
+    &["command", "settings", "throughput", "typed_ahead"],
 ];
 
 /// Inside serve.

@@ -652,6 +652,34 @@ fn a_tool_that_cannot_start_says_so() {
 }
 
 #[test]
+fn tools_without_a_command_ask_for_their_result_and_run_takes_both_forms() {
+    let place = Place::new();
+    place.write(
+        "tools.toml",
+        "[[tool]]\nname = \"now\"\ndescription = \"d\"\nargv = [\"date\"]\n\
+         [tool.parameters]\nrequired = [\"zone\"]\nproperties = { zone = { enum = [\"UTC\"] } }\n",
+    );
+    let parameters = serde_json::json!({"type": "object", "properties": {"zone": {"enum": ["UTC"]}}, "required": ["zone"]});
+    let function = serde_json::json!({"name": "now", "description": "d", "parameters": parameters});
+    let tools = serde_json::json!([{"type": "function", "function": function}]).to_string();
+    let mut term = Term::of(scripted(&place, &["--tools", &tools]), 100);
+    term.line("/tools", "asks you for its result");
+    term.send("use the tool\r");
+    term.expect("now has no command; its result: ");
+    term.send("noon\r");
+    term.expect(PLAIN);
+    term.prompt();
+    term.leave();
+    assert_eq!(turns(&place, "t")[1]["messages"][0]["content"], "noon");
+    for tools in [&tools, "tools.toml"] {
+        let ran =
+            place.run(&["run", "--model", "model", "--tools", tools, "--output", "json", "use the tool"]);
+        let written: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+        assert_eq!(written["tool_calls"][0]["function"]["name"], "now", "{written}");
+    }
+}
+
+#[test]
 fn tools_that_come_late_are_in_the_next_prompt() {
     let place = Place::new();
     place.write(
@@ -736,6 +764,8 @@ fn another_model_goes_on_with_the_text() {
     term.say("still here");
     let other = model().replace("qwen3", "llama");
     term.line(&format!("/model {other}"), "this session was started with");
+    let again = term.say("/retry");
+    assert!(!again.contains("will be the same"), "another model answers: {again}");
     term.say("and now");
     term.leave();
     assert_eq!(questions(&place, "s"), ["hi", "still here", "and now"]);
@@ -887,10 +917,9 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
     term.leave();
 }
 
-#[test]
-fn an_interrupted_answer_is_kept_and_marked() {
-    let place = Place::new();
-    let command = scripted(&place, &[]);
+/// In the middle of an answer that does not end by itself.
+fn endless(place: &Place) -> Term {
+    let command = scripted(place, &[]);
     // The engine does not wait for the terminal. This context takes it minutes, so that it is not done before the interrupt.
     let config = place.path("model/config.json");
     let text = std::fs::read_to_string(&config).expect("the model's configuration");
@@ -901,6 +930,32 @@ fn an_interrupted_answer_is_kept_and_marked() {
     term.expect("/131,072 > ");
     term.send("endless\r");
     term.expect(ENDLESS.trim_end());
+    term
+}
+
+#[test]
+fn what_is_typed_during_an_answer_waits_unsent_and_never_stands_before_ctrl_c() {
+    let place = Place::new();
+    let mut term = endless(&place);
+    let long = "x".repeat(5_000); // more than the system's buffer of typed keys
+    term.send(&format!(
+        "FIRST\rSECOND \u{65e5}\u{672c}\x7f\u{8a9e}\r{long}\r\x1b[200~a\rpaste\x1b[201~\r\x03"
+    ));
+    term.expect("(stopped; the answer so far is kept, /continue resumes it)");
+    term.expect("/131,072 > FIRST");
+    assert_eq!(questions(&place, "t"), ["endless"]);
+    term.send(" and more\r");
+    term.expect(PLAIN);
+    term.expect("/131,072 > ");
+    term.leave();
+    let typed = format!("FIRST\nSECOND \u{65e5}\u{8a9e}\n{long}\na\npaste and more");
+    assert_eq!(questions(&place, "t"), ["endless", &typed]);
+}
+
+#[test]
+fn an_interrupted_answer_is_kept_and_marked() {
+    let place = Place::new();
+    let mut term = endless(&place);
     term.send("\x03");
     term.expect("(stopped; the answer so far is kept, /continue resumes it)");
     term.expect("/131,072 > ");
@@ -1006,10 +1061,16 @@ fn history_is_private_and_found_again() {
     term.line(" not this one", "");
     term.leave();
     let path = place.path(".local/state/llmctl/history");
+    let mut term = Term::start(&place, &["--ephemeral", "-n", "3"]);
+    term.say("a SECRET");
+    term.line("/save kept", "kept");
+    term.say("a second SECRET");
+    term.leave();
     let mode = std::fs::metadata(&path).expect("a history").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let text = std::fs::read_to_string(&path).expect("a history");
-    assert!(text.contains("remember the harbour") && !text.contains("not this one"), "{text}");
+    assert!(text.contains("remember the harbour"), "{text}");
+    assert!(!text.contains("not this one") && !text.contains("SECRET"), "{text}");
     let mut term = Term::start(&place, &SHORT);
     term.send("\x12harb");
     term.expect("remember the harbour");
@@ -1237,10 +1298,7 @@ fn assert_shows(shown: &str, answer: &str) {
 #[test]
 fn words_stay_whole_on_a_terminal_and_a_pipe_gets_the_text_as_it_is() {
     let place = Place::new();
-    for columns in [40, 80] {
-        let mut term = Term::of(scripted(&place, &["-n", "1"]), columns);
-        let shown = term.line("endless", "(cut at max-tokens");
-        term.leave();
+    let check = |shown: &str, columns: u16| {
         let text = ENDLESS.trim_end();
         assert!(!shown.contains(text), "it is longer than a line: {shown:?}");
         let start = shown.find("on and on").expect("the answer");
@@ -1250,7 +1308,23 @@ fn words_stay_whole_on_a_terminal_and_a_pipe_gets_the_text_as_it_is() {
             .collect();
         assert!(lines.len() > 1 && lines.iter().all(|line| line.len() <= usize::from(columns)), "{lines:?}");
         assert_eq!(lines.join(" "), text, "broken between words, and nowhere else");
+    };
+    let alone = |args: &[&str], columns| {
+        let mut command = place.command(args);
+        command.env("NO_COLOR", "1").env_remove("COLUMNS");
+        Term::open(command, columns)
+    };
+    for columns in [40, 80] {
+        let mut term = Term::of(scripted(&place, &["-n", "1"]), columns);
+        check(&term.line("endless", "(cut at max-tokens"), columns);
+        term.leave();
+        check(&alone(&["run", "--model", "model", "-n", "1", "endless"], columns).end(), columns);
+        let mut first = alone(&[], columns);
+        let shown = first.ended(2);
+        assert!(shown.lines().all(|line| line.len() <= usize::from(columns)), "{shown:?}");
+        assert!(shown.contains("http://127.0.0.1:8484"), "{shown:?}");
     }
+    assert!(alone(&["man"], 80).ended(2).contains("llmctl man | man -l -"));
     let mut plain = Term::of(scripted(&place, &["-n", "1", "--plain"]), 40);
     assert!(plain.line("endless", "(cut at max-tokens").contains(ENDLESS.trim_end()));
     plain.leave();
@@ -1263,13 +1337,13 @@ fn notices_and_tables_fit_a_narrow_terminal() {
     let place = Place::new();
     let mut term = Term::of(command(&place, &["--session", "a-session-with-a-long-name", "-n", "2"]), 40);
     term.say("hi");
-    let shown = term.line("/sessions", "MODEL");
+    let shown = term.line("/sessions", "model qwen3");
     let help = term.line("/help edit", "branch");
     term.leave();
     for line in shown.lines().chain(help.lines()).filter(|line| !line.contains('\x1b')) {
         assert!(line.chars().count() <= 40, "{line:?}");
     }
-    assert!(shown.contains("a-session-with-a-long-name\r\n    1 \u{b7} "), "{shown:?}");
+    assert!(shown.contains("a-session-with-a-long-name\r\n    turns 1 \u{b7} "), "{shown:?}");
 }
 
 /// As a terminal gets it.

@@ -4,6 +4,7 @@
 //! titles, examples and columns. *A page explains everything that `--help` does (a test reads every page).*
 
 use std::fs;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Command};
@@ -13,7 +14,7 @@ use roff::{Roff, roman};
 use super::error::{CommandError, Exit, Kind};
 use super::report::print;
 
-/// Print the manual page, or write one for each subcommand
+/// Print the manual page for `man -l -`, or write one for each subcommand
 #[derive(Debug, Clone, Args)]
 #[command(after_long_help = "\
 Examples:
@@ -33,6 +34,10 @@ pub fn run(args: ManArgs, command: Command) -> Result<Exit, CommandError> {
                 .map_err(|error| CommandError::new(Kind::Io, error).context(folder.display().to_string()))?;
             Ok(Exit::Success)
         }
+        None if io::stdout().is_terminal() => {
+            let error = CommandError::usage("a manual page is for `man`, and no text for a terminal");
+            Err(error.hint("`llmctl man | man -l -` shows it; --out DIR writes all pages"))
+        }
         None => print(pages.last().map_or("", |page| &page.text)),
     }
 }
@@ -43,7 +48,7 @@ struct Page {
     text: String,
 }
 
-fn write_all(pages: &[Page], folder: &Path) -> std::io::Result<()> {
+fn write_all(pages: &[Page], folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     pages.iter().try_for_each(|page| fs::write(folder.join(&page.name), &page.text))
 }

@@ -11,6 +11,7 @@ pub mod clock;
 pub mod completions;
 pub mod config;
 pub mod config_cmd;
+mod declared_tools;
 pub mod descriptors;
 pub mod doctor;
 pub mod download;
@@ -34,6 +35,7 @@ pub mod places;
 pub mod pull;
 pub mod quantize;
 mod question;
+mod render;
 pub mod report;
 pub mod resume;
 pub mod run;
@@ -152,10 +154,10 @@ Files:
 /// Message for a command line without arguments.
 const FIRST_STEPS: &str = "\
 llmctl runs large language models on this machine. Next:
-  llmctl chat                                    talk; without a model it offers some that fit this machine
-  llmctl run \"How do I save a conversation?\"    one answer, from the demo model in the binary
-  llmctl serve --model ORG/REPO                  OpenAI's and Anthropic's interfaces on http://127.0.0.1:8484
-  llmctl help                                    all commands";
+  llmctl chat                             talk; without a model it offers some
+  llmctl run \"How do I save a session?\"   one answer, from the built-in model
+  llmctl serve --model ORG/REPO           API and page at http://127.0.0.1:8484
+  llmctl help                             all commands";
 
 /// Runs the program. `args` includes the program's name.
 pub fn main(args: Vec<OsString>) -> ExitCode {
@@ -281,7 +283,14 @@ fn settle(model: &mut args::ModelArgs, config: &Config) -> Result<(), CommandErr
 /// Returns the command line's definition, with an `LLMCTL_<FLAG>` variable for every flag of every
 /// subcommand.
 pub fn command() -> clap::Command {
-    with_variables(numbers_may_be_negative(Cli::command()))
+    with_variables(numbers_may_be_negative(Cli::command())).mut_subcommands(points_to_short_help)
+}
+
+/// Begins a long help with the way to the short one, where that has fewer options.
+fn points_to_short_help(command: clap::Command) -> clap::Command {
+    let is_longer = command.get_arguments().any(clap::Arg::is_hide_short_help_set);
+    let line = format!("The options that are used most: `llmctl {} -h`", command.get_name());
+    if is_longer { command.before_long_help(line) } else { command }
 }
 
 /// Makes `--seed -1` a wrong value instead of an unknown flag.

@@ -50,6 +50,10 @@ impl<W: Write> Output<W> {
         Self { stream, is_terminal, is_closed: false }
     }
 
+    pub fn is_terminal(&self) -> bool {
+        self.is_terminal
+    }
+
     /// Writes and flushes.
     pub fn write(&mut self, text: &str) -> Result<(), OutputError> {
         if self.is_closed {

@@ -12,7 +12,7 @@ use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
 use super::models;
 use super::places::{Places, free_bytes};
-use super::report::{bytes, print};
+use super::report::{bytes, counted, print};
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::load::divergence::{Divergence, Predictions};
@@ -153,6 +153,12 @@ fn warn_of_losses(sizes: &ExportSizes, terminal: &Terminal) {
         terminal.warn(format!(
             "{} matrices are quantised already and are rounded a second time; a float model as IN gives better results",
             sizes.num_requantized
+        ));
+    }
+    if sizes.num_narrow > 0 {
+        terminal.note(format!(
+            "the rows of {} are not whole blocks of 256 values: they get a larger type with blocks of 32",
+            counted(sizes.num_narrow, "tensor")
         ));
     }
     if sizes.num_without_importance > 0 {

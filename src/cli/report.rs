@@ -44,7 +44,7 @@ pub fn counted(count: usize, noun: &str) -> String {
 }
 
 /// Formats a number with commas between thousands.
-fn grouped(count: usize) -> String {
+pub fn grouped(count: usize) -> String {
     let digits = count.to_string();
     let first = digits.len() % 3;
     let mut text = digits[..first].to_owned();
@@ -92,20 +92,23 @@ fn aligned(rows: &[Vec<String>], widest: usize) -> String {
     rows.iter().map(line).collect()
 }
 
-/// Formats rows with a head for a terminal: in columns if they fit, else each row as its first cell with the
-/// others below it.
+/// Formats rows for a terminal: in columns if they fit, else each row as its first cell with the others below it, each after
+/// its word of the head if there is one, in capitals.
 pub fn table(rows: &[Vec<String>], width: usize) -> String {
     let text = aligned(rows, usize::MAX);
     if text.lines().all(|line| line.width() <= width) {
         return text;
     }
+    let head = rows.first().filter(|row| row.iter().all(|cell| *cell == cell.to_uppercase()));
     let row = |row: &Vec<String>| {
         let (first, rest) = row.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
-        let rest: Vec<&str> = rest.iter().map(|cell| cell.trim()).filter(|cell| !cell.is_empty()).collect();
+        let word = |at: usize| head.and_then(|head| head.get(at + 1)).map(|word| word.to_lowercase() + " ");
+        let cells = rest.iter().enumerate().filter(|(_, cell)| !cell.trim().is_empty());
+        let rest: Vec<_> = cells.map(|(at, cell)| word(at).unwrap_or_default() + cell.trim()).collect();
         let below = if rest.is_empty() { String::new() } else { format!("    {}\n", rest.join(" \u{b7} ")) };
         format!("{}\n{below}", first.trim_end())
     };
-    rows.iter().map(row).collect()
+    rows[usize::from(head.is_some())..].iter().map(row).collect()
 }
 
 /// Cuts the text to at most `columns` columns.
@@ -195,7 +198,7 @@ mod tests {
         let rows = [["NAME", "TURNS"], ["trip", "2"], ["a-long-name", ""]]
             .map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(table(&rows, 20), columns(&rows));
-        assert_eq!(table(&rows, 16), "NAME\n    TURNS\ntrip\n    2\na-long-name\n");
+        assert_eq!(table(&rows, 16), "trip\n    turns 2\na-long-name\n");
     }
 
     #[test]

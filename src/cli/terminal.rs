@@ -6,7 +6,7 @@
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::args::ColorWhen;
 use super::error::{CommandError, plain};
@@ -21,20 +21,13 @@ pub struct Terminal {
     is_terminal: bool,
     verbose: u8,
     quiet: bool,
-    /// Break lines longer than the terminal's between words.
-    wraps: bool,
 }
 
 impl Terminal {
     pub fn new(when: ColorWhen, verbose: u8, quiet: bool) -> Self {
         let is_terminal = std::io::stderr().is_terminal();
         let color = colors_wanted(when, is_terminal, |name| std::env::var(name).ok());
-        Self { when, color, is_terminal, verbose, quiet, wraps: false }
-    }
-
-    /// Returns a copy for a conversation, which breaks long lines between words.
-    pub fn wrapping(&self) -> Self {
-        Self { wraps: true, ..self.clone() }
+        Self { when, color, is_terminal, verbose, quiet }
     }
 
     /// Returns the flag that gives another llmctl the same verbosity, if any.
@@ -46,16 +39,27 @@ impl Terminal {
         }
     }
 
+    /// Returns a bar of this form, on a terminal that shows progress.
+    pub fn bar(&self, total: u64, template: &str) -> ProgressBar {
+        let bar = if self.shows_progress() { ProgressBar::new(total) } else { ProgressBar::hidden() };
+        bar.with_style(ProgressStyle::with_template(template).expect("templates are constant and valid"))
+    }
+
     /// Returns the progress of `total` things that `noun` names in the plural, on a terminal that shows it.
     pub fn progress(&self, total: Option<u64>, noun: &str) -> ProgressBar {
         if !self.shows_progress() {
             return ProgressBar::hidden();
         }
+        let unit = noun.split(' ').next().unwrap_or(noun).to_owned();
         let template = match total {
-            Some(_) => format!("{{pos}}/{{len}} {noun}, {{per_sec}}, ETA {{eta}} {{wide_bar}} {{msg}}"),
-            None => format!("{{spinner}} {{pos}} {noun}, {{per_sec}} {{msg}}"),
+            Some(_) => format!("{{pos}}/{{len}} {noun}, {{rate}}, ETA {{eta}} {{wide_bar}} {{msg}}"),
+            None => format!("{{spinner}} {{pos}} {noun}, {{rate}} {{msg}}"),
         };
         let style = ProgressStyle::with_template(&template).expect("the template is valid with any noun");
+        let style = style.with_key("rate", move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            let digits = usize::from(state.per_sec() < 10.0);
+            let _ = write!(out, "{:.digits$} {unit}/s", state.per_sec());
+        });
         let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style);
         bar.tick(); // the first may take long
         bar
@@ -168,9 +172,9 @@ impl Terminal {
         let _ = writeln!(std::io::stderr(), "{}", self.broken(&self.safe(&plain(message)), 0));
     }
 
-    /// Breaks the text for a terminal, with its first line starting at column `indent`.
+    /// Breaks the text between words for a terminal, with its first line starting at column `indent`.
     fn broken(&self, text: &str, indent: usize) -> String {
-        match self.width().filter(|_| self.wraps) {
+        match self.width() {
             Some(columns) => wrapped(text, columns, indent),
             None => text.to_owned(),
         }

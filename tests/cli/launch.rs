@@ -82,6 +82,7 @@ fn an_agent_gets_a_server_of_its_own_and_its_exit_code_is_passed_on() {
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", place.path("bin").display()));
     let ran = finish(command, "");
+    ran.check(7, "warning: the context has 2048 tokens: pi needs up to");
     let said = &ran.check(7, "listening on http://127.0.0.1:").stdout;
     let lines: Vec<&str> = said.lines().map(str::trim_end).collect();
     let expected = [

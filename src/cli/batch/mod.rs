@@ -62,7 +62,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         let rows = counted(earlier.retried, "row");
         terminal.note(format!("{rows} of a previous run failed: tried again"));
     }
-    let system = system_prompt(&args.prompt)?;
+    let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
     let defaults = Defaults {
         sampling: args.sampling.resolve_for(llm.info(), terminal),

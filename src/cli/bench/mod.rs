@@ -28,7 +28,7 @@ use std::time::{Instant, SystemTime};
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::args::{
     CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg, WeightDtype,
@@ -309,7 +309,8 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
     let around = Around { terminal, graceful: &graceful, start: Instant::now() };
-    let mut run = BenchRun { args, document: &mut document, output: &mut output, bar: bar(terminal) };
+    let bar = terminal.bar(0, "{bar:30} {pos}/{len} {eta} left, {msg}");
+    let mut run = BenchRun { args, document: &mut document, output: &mut output, bar };
     let ended = run.measure(recipes, &cases, &around);
     run.bar.finish_and_clear();
     document.complete = matches!(ended, Ok(None));
@@ -361,6 +362,9 @@ impl<'a> Outlook<'a> {
             document.save(path)?;
         }
         print(&report::render(document, self.args.output))?;
+        if matches!(self.args.output, BenchFormat::Csv | BenchFormat::Md) {
+            document.warnings.iter().for_each(|warning| self.terminal.warn(warning)); // they have no place for them
+        }
         if let Some(folder) = &self.args.plot {
             for name in plot::write(document, folder)? {
                 self.terminal.note(format!("wrote {name}"));
@@ -531,13 +535,6 @@ fn limit(document: &Document, result: &CaseResult) -> Option<record::RateLimit> 
     // Weights that fit in caches are not read from memory.
     let cost = model.cost.filter(|cost| cost.weight_bytes > IN_CACHES && !result.samples.is_empty())?;
     cost::limit(&step, &cost, &probe, result.summary.median)
-}
-
-fn bar(terminal: &Terminal) -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} left, {msg}")
-        .expect("the template is constant and valid");
-    let bar = if terminal.shows_progress() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    bar.with_style(style)
 }
 
 /// A run in progress.

@@ -141,6 +141,13 @@ fn case(result: &CaseResult) -> Vec<String> {
         let way = if drift > 0.0 { "rose" } else { "fell" };
         found.push(format!("values {way} by {} from the first to the last", percent(drift.abs())));
     }
+    let beyond = result.limit.as_ref().map(|limit| limit.share).filter(|share| *share > 1.0 + SPREAD);
+    found.extend(beyond.map(|share| {
+        format!(
+            "{} of the limit: the probe found less than the machine can do, beside other work",
+            percent(share)
+        )
+    }));
     found.extend(cached(result));
     found
 }

@@ -89,48 +89,53 @@ macro_rules! table {
     };
 }
 
-/// All commands, in the order of `/help`.
+/// Commands that `/help` explains: the first of the table, which fit on a small screen.
+const NUM_USUAL: usize = 10;
+
+/// All commands, those used most first.
 pub const TABLE: &[ChatCommand] = table![
-    "help" ["?"] Some("[COMMAND]"), ArgumentKind::Command, CommandId::Help,
-        "List the commands, or explain one";
-    "exit" ["bye", "quit", "q"] None, ArgumentKind::None, CommandId::Exit,
-        "Leave; the session is saved already";
+    "undo" [] Some("[N]"), ArgumentKind::Text, CommandId::Undo,
+        "Take back the last turn, or the last N; after /reset, bring the conversation back";
+    "retry" ["regen"] Some("[seed=N]"), ArgumentKind::Words(&["seed="]), CommandId::Retry,
+        "Answer the last message again; the old answer stays as a branch";
+    "edit" [] Some("[N] [TEXT]"), ArgumentKind::Text, CommandId::Edit,
+        "Change your last message, or that of turn N; what it replaces stays as a branch";
+    "continue" [] None, ArgumentKind::None, CommandId::GoOn,
+        "Continue an answer that was interrupted or cut";
     "new" ["clear"] None, ArgumentKind::None, CommandId::New,
         "Start a new conversation; the old one stays as a session, and /load opens it";
+    "load" [] Some("NAME"), ArgumentKind::Session, CommandId::Load,
+        "Continue another session or branch, with its own model unless you chose one";
+    "file" ["read"] Some("PATH"), ArgumentKind::Path, CommandId::File,
+        "Send a file's text along with the next message";
+    "model" [] Some("[REF]"), ArgumentKind::Model, CommandId::Model,
+        "Show the model, or continue with another";
+    "set" [] Some("[KEY VALUE]"), ArgumentKind::Setting, CommandId::Set,
+        "Show or change sampling and limits; VALUE `default` restores the default";
+    "exit" ["bye", "quit", "q"] None, ArgumentKind::None, CommandId::Exit,
+        "Leave; the session is saved already";
+    "help" ["?"] Some("[all|COMMAND]"), ArgumentKind::Command, CommandId::Help,
+        "List the commands used most, or all; or explain one";
     "reset" [] None, ArgumentKind::None, CommandId::Reset,
         "Empty this session, after asking; /undo brings the conversation back";
     "system" [] Some("[TEXT]"), ArgumentKind::Text, CommandId::System,
         "Show or set the system prompt; after the first turn this starts a new session with it";
-    "set" [] Some("[KEY VALUE]"), ArgumentKind::Setting, CommandId::Set,
-        "Show or change sampling and limits; VALUE `default` restores the default";
     "show" [] Some("[config|model|template|prompt|thinking]"), ArgumentKind::Words(SHOW), CommandId::Show,
         "Show the conversation, the settings, or what the model gets";
     "save" [] Some("[NAME]"), ArgumentKind::Text, CommandId::Save,
         "Name the session; one that you named before is copied under the new name";
-    "load" [] Some("NAME"), ArgumentKind::Session, CommandId::Load,
-        "Continue another session or branch, with its own model unless you chose one";
     "sessions" ["ls"] None, ArgumentKind::None, CommandId::Sessions,
         "List the saved sessions";
     "rename" [] Some("[OLD] NEW"), ArgumentKind::Session, CommandId::Rename,
         "Give this session, or another, a new name";
     "delete" [] Some("[NAME]"), ArgumentKind::Session, CommandId::Delete,
         "Remove this session, or another, with its KV";
-    "undo" [] Some("[N]"), ArgumentKind::Text, CommandId::Undo,
-        "Take back the last turn, or the last N; after /reset, bring the conversation back";
     "redo" [] None, ArgumentKind::None, CommandId::Redo,
         "Bring back what /undo, /retry, /edit or /reset took away last; again swaps them";
-    "retry" ["regen"] Some("[seed=N]"), ArgumentKind::Words(&["seed="]), CommandId::Retry,
-        "Answer the last message again; the old answer stays as a branch";
-    "edit" [] Some("[N] [TEXT]"), ArgumentKind::Text, CommandId::Edit,
-        "Change your last message, or that of turn N; what it replaces stays as a branch";
     "fork" [] Some("[NAME]"), ArgumentKind::Text, CommandId::Fork,
         "Continue in a copy; this session stays as it is";
     "branches" [] None, ArgumentKind::None, CommandId::Branches,
         "Show this session's branches and forks; /load opens one";
-    "continue" [] None, ArgumentKind::None, CommandId::GoOn,
-        "Continue an answer that was interrupted or cut";
-    "file" ["read"] Some("PATH"), ArgumentKind::Path, CommandId::File,
-        "Send a file's text along with the next message";
     "think" [] Some("[on|off|hide|show|N]"), ArgumentKind::Words(THINK), CommandId::Think,
         "Whether the model thinks before it answers, whether you see it, and how long it may";
     "context" [] None, ArgumentKind::None, CommandId::Context,
@@ -145,14 +150,12 @@ pub const TABLE: &[ChatCommand] = table![
         "Write the conversation to a file";
     "copy" [] Some("[code]"), ArgumentKind::Words(&["code"]), CommandId::Copy,
         "Copy the last answer, or its last block of code, to the clipboard";
-    "model" [] Some("[REF]"), ArgumentKind::Model, CommandId::Model,
-        "Show the model, or continue with another";
     "compare" [] Some("REF"), ArgumentKind::Model, CommandId::Compare,
         "Answer the last message with another model, beside the first answer; nothing of it is kept";
     "json" [] Some("[SCHEMA|off]"), ArgumentKind::Path, CommandId::Json,
         "Make answers JSON that satisfies a schema: a file, the schema itself, or `object`";
     "tools" [] Some("[FILE|off]"), ArgumentKind::Path, CommandId::Tools,
-        "Show the tools, or declare them from a TOML file";
+        "Show the tools, or declare them from a file of TOML or JSON";
     "mcp" [] Some("[restart NAME]"), ArgumentKind::Words(&["restart"]), CommandId::Mcp,
         "Show the MCP servers and their tools, or start a server anew";
 ];
@@ -186,11 +189,12 @@ pub fn unknown(line: &str) -> CommandError {
         .hint(format!("{meant}/help lists the commands; a blank before the / makes it a message"))
 }
 
-/// `/help`, for a terminal of so many columns.
-pub fn help(columns: usize) -> String {
+/// `/help`, or `/help all` with all commands, for a terminal of so many columns.
+pub fn help(columns: usize, is_whole: bool) -> String {
     let indent = if columns < 72 { 4 } else { NAME_WIDTH };
+    let (explained, others) = TABLE.split_at(if is_whole { TABLE.len() } else { NUM_USUAL });
     let mut text = String::new();
-    for command in TABLE {
+    for command in explained {
         let takes = command.takes.map_or(String::new(), |takes| format!(" {takes}"));
         let name = format!("  /{}{takes}", command.name);
         let lines = wrapped(command.help, columns.saturating_sub(indent).max(16));
@@ -205,6 +209,11 @@ pub fn help(columns: usize) -> String {
         }
     }
     text.push('\n');
+    if !others.is_empty() {
+        let names: String = others.iter().map(|command| format!(" /{}", command.name)).collect();
+        let also = format!("Also{names}. `/help all` explains them.");
+        wrapped(&also, columns).iter().for_each(|line| text.push_str(&format!("{line}\n")));
+    }
     KEYS.iter().flat_map(|line| wrapped(line, columns)).for_each(|line| text.push_str(&format!("{line}\n")));
     text.trim_end().to_owned()
 }
@@ -239,7 +248,7 @@ mod tests {
     fn names_are_unique_and_each_command_is_documented() {
         let names: Vec<_> = TABLE.iter().flat_map(ChatCommand::names).collect();
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
-        let help = help(1000);
+        let help = help(1000, true);
         for command in TABLE {
             assert!(help.contains(&format!("  /{}", command.name)), "{}", command.name);
             assert!(help.contains(command.help), "{}", command.name);
@@ -248,11 +257,12 @@ mod tests {
             assert!(command.names().all(|name| explained.contains(&format!("/{name}"))), "{explained}");
             assert_eq!(command.takes.is_none(), command.argument == ArgumentKind::None, "{}", command.name);
         }
-        insta::assert_snapshot!("help", super::help(100));
-        insta::assert_snapshot!("help_narrow", super::help(40));
+        insta::assert_snapshot!("help", super::help(80, false));
+        assert!(super::help(80, false).lines().count() <= 24, "it fits a small screen");
+        insta::assert_snapshot!("help_narrow", super::help(40, true));
         for width in [20, 40, 72, 100] {
             let is_short = |line: &str| line.chars().count() <= width.max(48);
-            assert!(super::help(width).lines().all(is_short), "{width}");
+            assert!(super::help(width, true).lines().all(is_short), "{width}");
         }
     }
 

@@ -3,7 +3,8 @@
 //! `state` is plain data, `ui` the terminal, `model` the loaded model; `session` puts them together and opens and leaves sessions.
 //! `turn` takes one answer from the prompt to the disk, `tool_calls` runs the calls of an answer, `context_limit` makes room when the
 //! context is full. `command` is the table of what can be typed behind a slash, `actions` what it does; `input` and `complete` are
-//! the line editor, `renderer` and `render` write answers. stdout gets answers and nothing else; notices go to stderr.
+//! the line editor, `typed_ahead` is what was typed before it reads, `renderer` writes answers. stdout gets answers and
+//! nothing else; notices go to stderr.
 
 mod actions;
 pub(in crate::cli) mod command;
@@ -12,15 +13,14 @@ mod complete;
 mod context_limit;
 mod input;
 mod model;
-mod render;
 mod renderer;
 mod session;
 mod settings;
 mod state;
 mod throughput;
 mod tool_calls;
-mod tools;
 mod turn;
+mod typed_ahead;
 mod ui;
 
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ use super::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, S
 use super::error::{CommandError, Exit};
 use super::mcp::McpArgs;
 use super::places::Places;
-use super::report::counted;
+use super::report::{counted, grouped};
 use super::run::prompt::read_prompt_file;
 use super::terminal::Terminal;
 use super::tty::{self, Silence};
@@ -118,9 +118,9 @@ pub struct ChatPromptArgs {
     #[arg(value_name = "MESSAGE")]
     pub message: Option<String>,
 
-    /// Run these commands, declared in TOML, when the model calls them and you agree (as /tools)
-    #[arg(long, value_name = "FILE")]
-    pub tools: Option<PathBuf>,
+    /// Run these commands, declared in TOML, when the model calls them and you agree (as /tools); JSON as in `run` has no commands
+    #[arg(long, value_name = "FILE|JSON")]
+    pub tools: Option<String>,
 
     /// Whether the model thinks before it answers, and whether you see it: on, off, hide, or a budget in tokens (500), as /think
     #[arg(long, value_name = "HOW")]
@@ -153,7 +153,8 @@ Typing:
 whole.
   Ctrl-X Ctrl-E opens the message in $VISUAL or $EDITOR. Tab completes, Ctrl-R searches the history, Ctrl-D leaves.
   Ctrl-C stops an answer and keeps what was said; at the prompt it clears the line, twice on an empty one it leaves.
-  A line that begins with / is a command; `/help` lists them. A blank before the / makes it a message.
+  What is typed or pasted while an answer is written waits on the next line, unsent, Enter included as a line break.
+  A line that begins with / is a command; `/help` and `/help all` list them. A blank before the / makes it a message.
 
 Session:
   A turn is on disk before the prompt comes back; whatever happens then, finished turns stay. `llmctl run --session NAME` and \
@@ -180,7 +181,8 @@ answers alone. An error ends the chat with its exit code.
 
 Tools:
   Declared in TOML. argv is run without a shell; {city} is an argument of the call, and all arguments are JSON on stdin. A \
-command beside the file begins with ./ and the timeout is in seconds. Each call is shown, and runs when you agree.
+command beside the file begins with ./ and the timeout is in seconds. Each call is shown, and runs when you agree. For tools \
+without a command, an array of OpenAI's form in JSON, chat asks you for the result. `llmctl run --tools` takes both forms and runs none.
 
   [[tool]]
   name = \"weather\"
@@ -220,7 +222,7 @@ Environment and files:
   LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.
   VISUAL, EDITOR    the editor of Ctrl-X Ctrl-E and /edit
   $XDG_STATE_HOME/llmctl/history    what was typed; a line that begins with a blank, or is longer than 32 KiB, \
-is not kept";
+is not kept, and none with --ephemeral, also after /save";
 
 /// Runs the subcommand.
 pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit, CommandError> {
@@ -228,7 +230,6 @@ pub fn run(args: ChatArgs, terminal: &Terminal, places: &Places) -> Result<Exit,
     let file = args.prompt.prompt_file.as_deref().map(read_prompt_file).transpose()?;
     let opening = file.or_else(|| args.prompt.message.clone());
     let silence = Silence::begin();
-    let terminal = &terminal.wrapping();
     let mut chat = Chat::begin(args, terminal, places)?;
     drop(silence);
     let ended = converse(&mut chat, opening);
@@ -356,19 +357,6 @@ fn typed_path(typed: &str) -> PathBuf {
     }
 }
 
-/// `3812` as `3,812`.
-fn grouped(count: usize) -> String {
-    let digits = count.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// Returns the beginning of a text on one line, in quotes.
 fn shortened(text: &str, most: usize) -> String {
     format!("\u{201c}{}\u{201d}", on_one_line(text, most))
@@ -419,10 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_times_are_for_people() {
-        for (count, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(count), text);
-        }
+    fn times_are_for_people() {
         for (ms, text) in
             [(0, "0.0 s"), (240, "0.2 s"), (9_949, "9.9 s"), (54_000, "54 s"), (200_000, "3 min 20 s")]
         {

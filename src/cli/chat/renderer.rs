@@ -6,9 +6,9 @@
 use std::io::{IsTerminal, StdoutLock, Write};
 use std::time::{Duration, Instant};
 
-use super::render::{Markdown, Styled, TextStyle};
 use super::{grouped, spoken};
 use crate::cli::output::{Output, OutputError};
+use crate::cli::render::{Markdown, Styled, TextStyle};
 use crate::cli::run::answer::AnswerSink;
 use crate::cli::terminal::{self, Terminal};
 use crate::cli::think::Think;

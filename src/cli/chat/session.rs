@@ -11,18 +11,17 @@ use super::input::{InputLine, LineInput};
 use super::model::{ChatModel, ModelFlags, NextModel};
 use super::settings::ChatSettings;
 use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
-use super::tools::Toolbox;
 use super::ui::Ui;
 use super::{ChatArgs, grouped};
 use crate::cli::clock::local_time;
+use crate::cli::declared_tools::Toolbox;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{self, EndpointChoice};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::input::read_file;
 use crate::cli::mcp::ToolServers;
 use crate::cli::places::{KeptFiles, Places};
 use crate::cli::resume;
-use crate::cli::run::note_system;
+use crate::cli::run::{note_system, system_prompt};
 use crate::cli::sessions;
 use crate::cli::signal::Graceful;
 use crate::cli::starter;
@@ -61,7 +60,7 @@ impl<'a> Chat<'a> {
         places: &'a Places,
     ) -> Result<Self, CommandError> {
         let settings = settings(&args)?;
-        let system = system_prompt(&args)?;
+        let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
         let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
         let think =
             args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
@@ -80,7 +79,8 @@ impl<'a> Chat<'a> {
             None if args.prompt.message.is_some() => {}
             None => starter::offer(&mut args.model, places, terminal)?,
         }
-        let input = LineInput::open(terminal, places.state.as_deref())?;
+        let history = places.state.as_deref().filter(|_| !args.session.ephemeral);
+        let input = LineInput::open(terminal, history)?;
         let servers = ToolServers::begin(&args.mcp, terminal)?;
         toolbox.as_ref().map_or(Ok(()), |toolbox| toolbox.check_names(servers.as_ref()))?;
         let ChatArgs { model, engine, endpoint, screen, session, mcp, .. } = args;
@@ -365,14 +365,6 @@ impl Chat<'_> {
     pub fn compiled(&self, name: String, source: GrammarSource) -> Result<AnswerSchema, CommandError> {
         self.model.compile(&source)?;
         Ok(AnswerSchema { name, source })
-    }
-}
-
-fn system_prompt(args: &ChatArgs) -> Result<Option<String>, CommandError> {
-    match (&args.prompt.system, &args.prompt.system_file) {
-        (Some(text), _) => Ok(Some(text.clone())),
-        (None, Some(path)) => read_file(path).map(Some),
-        (None, None) => Ok(None),
     }
 }
 

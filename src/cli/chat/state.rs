@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::settings::ChatSettings;
 use super::shortened;
-use super::tools::Toolbox;
+use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::think::Think;
 use crate::runtime::session::store::{BranchReason, SavedSession, SavedTurn, SessionName};

@@ -7,8 +7,8 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::session::Chat;
-use super::tools::{ChatTool, STOPPED, Toolbox};
 use super::{counted, on_one_line, shortened};
+use crate::cli::declared_tools::{ChatTool, STOPPED, Toolbox};
 use crate::cli::error::CommandError;
 use crate::cli::mcp::{CallConsent, CallDesk, ToolServers, result_message};
 use crate::runtime::turn::{Answer, AnsweredCall};
@@ -35,7 +35,7 @@ impl Chat<'_> {
 
     /// Returns all tools as templates and APIs have them.
     pub fn tool_definitions(&self) -> Vec<Value> {
-        let own = self.state.toolbox.as_ref().map(Toolbox::definitions).unwrap_or_default();
+        let own = self.state.toolbox.as_ref().map(|own| own.offer.definitions.clone()).unwrap_or_default();
         let theirs = self.servers.as_ref().map(ToolServers::definitions).unwrap_or_default();
         own.into_iter().chain(theirs).collect()
     }
@@ -75,11 +75,13 @@ impl Chat<'_> {
         if self.ui.graceful.received().is_some() {
             return Ok(Err(STOPPED.to_owned()));
         }
-        let toolbox = self.state.toolbox.as_ref();
-        let found = toolbox
-            .and_then(|toolbox| Some((toolbox, toolbox.tools.iter().find(|tool| tool.name == call.name)?)));
-        let Some((toolbox, tool)) = found.map(|(toolbox, tool)| (toolbox, tool.clone())) else {
+        let offering = |toolbox: &&Toolbox| toolbox.names().any(|name| name == call.name);
+        let Some(toolbox) = self.state.toolbox.as_ref().filter(offering) else {
             return Ok(Err(format!("there is no tool {}", call.name)));
+        };
+        let Some(tool) = toolbox.command(&call.name).cloned() else {
+            let question = format!("{} has no command; its result: ", call.name);
+            return Ok(self.ui.input.ask(&question)?.ok_or_else(|| "nobody ran it".to_owned()));
         };
         let Ok(arguments) = serde_json::from_str::<Value>(&call.arguments) else {
             return Ok(Err("the arguments are not JSON".to_owned()));

@@ -12,6 +12,7 @@ use clap::{Arg, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::cli::error;
 use crate::cli::flags::{self, FlagShape, ScalarType};
 
 /// The table of model aliases.
@@ -261,14 +262,7 @@ fn article(kind: &str) -> String {
 
 /// `; did you mean "x"?` for the closest of `names`, if one is close.
 fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
-    let distance = |name: &str| strsim::damerau_levenshtein(wanted, name);
-    let closest = names.map(|name| (distance(name), name)).min();
-    match closest {
-        Some((distance, name)) if distance <= 1 + wanted.chars().count() / 4 => {
-            format!("; did you mean {name:?}?")
-        }
-        _ => String::new(),
-    }
+    error::nearest(wanted, names).map_or(String::new(), |name| format!("; did you mean {name:?}?"))
 }
 
 #[cfg(test)]

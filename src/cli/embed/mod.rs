@@ -65,7 +65,7 @@ pub struct EmbedArgs {
     pub out: Option<PathBuf>,
 
     /// Format of the result (default: npy for a file of that name, else jsonl)
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    #[arg(long, visible_alias = "output", value_enum, value_name = "FORMAT")]
     pub format: Option<VectorFormat>,
 
     /// Put the model's prompt of this name before each text, e.g. query; the model's files list them

@@ -34,6 +34,9 @@ use agents::{AGENTS, Agent, AgentSettings, LaunchTarget};
 /// Longest wait for the answer of a running server.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Tokens of a context in which agents have room to work, as docs/agents.md says.
+const ROOMY_CONTEXT: usize = 65_536;
+
 /// Longest wait for requests that the agent has left behind.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -112,6 +115,7 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
     let program = program_of(agent)?;
     if let Some(target) = found {
         terminal.note(format!("using {} at {}", visible(&target.model), target.url));
+        warn_of_context(agent, &target, terminal);
         return start(&program, agent.settings(&target, &folder), &args.arguments);
     }
     let key = own_key();
@@ -132,9 +136,21 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
         model,
         context_tokens: context_tokens.unwrap_or(0),
     };
+    warn_of_context(agent, &target, terminal);
     let ended = start(&program, agent.settings(&target, &folder), &args.arguments);
     server.finish(terminal);
     ended
+}
+
+/// Warns of a context that the agent's own prompt nearly fills; 0 is unknown.
+fn warn_of_context(agent: &Agent, target: &LaunchTarget, terminal: &Terminal) {
+    if (1..ROOMY_CONTEXT).contains(&target.context_tokens) {
+        terminal.warn(format!(
+            "the context has {} tokens: {} needs up to 20,000 for its own instructions and has room to work from {ROOMY_CONTEXT} on \
+             (--ctx N, as far as the model goes)",
+            target.context_tokens, agent.name
+        ));
+    }
 }
 
 /// Returns a key for one launch. All launches are one owner, so that stored answers are found again.

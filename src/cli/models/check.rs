@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::cli::config::Config;
@@ -74,7 +73,8 @@ fn named_repos(references: &[String], config: &Config, places: &Places) -> Resul
 fn checked(repos: &[Repo], cache: &Path, terminal: &Terminal) -> CacheReport {
     let scans: Vec<RepoScan> = repos.iter().map(|repo| RepoScan::of(cache, repo)).collect();
     let whole = || scans.iter().flat_map(|scan| &scan.blobs).filter(|blob| !blob.is_partial);
-    let bar = progress_bar(terminal, whole().map(|blob| blob.bytes).sum());
+    let form = "verifying {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec}, {eta} left";
+    let bar = terminal.bar(whole().map(|blob| blob.bytes).sum(), form);
     let mut report = CacheReport::default();
     for scan in &scans {
         report.missing.extend(scan.dangling().map(|file| file.path.clone()));
@@ -103,17 +103,6 @@ fn checked(repos: &[Repo], cache: &Path, terminal: &Terminal) -> CacheReport {
     report.missing.sort();
     report.missing.dedup();
     report
-}
-
-fn progress_bar(terminal: &Terminal, total: u64) -> ProgressBar {
-    if !terminal.shows_progress() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template(
-        "verifying {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec}, {eta} left",
-    )
-    .expect("the template is constant and valid");
-    ProgressBar::new(total).with_style(style)
 }
 
 impl CacheReport {

@@ -9,11 +9,12 @@ use super::message_answer::{EndpointGenerated, MessageGeneration};
 use super::next_turn::{RunTurn, SessionPlace, looked_at, messages, note_kept};
 use super::report::{Report, ReportForm, ReportSubject, endpoint_stats};
 use super::tool_rounds::ToolRounds;
-use super::{OutputFormat, RunArgs};
+use super::{CUT_AT_LIMIT, OutputFormat, RunArgs};
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::output::{Output, OutputError};
+use crate::cli::report::print;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::GenerationDefaults;
@@ -213,8 +214,10 @@ fn verdict(answer: &Answer, signal: Option<u8>, args: &RunArgs, terminal: &Termi
     if let Some(number) = signal {
         return Exit::Signal(number);
     }
-    if is_cut && args.limits.max_tokens.is_none() {
-        terminal.warn("the answer was cut at the endpoint's own limit; --max-tokens N may take more");
+    match args.limits.max_tokens {
+        _ if !is_cut => {}
+        Some(_) => terminal.note(CUT_AT_LIMIT),
+        None => terminal.warn("the answer was cut at the endpoint's own limit; --max-tokens N may take more"),
     }
     if args.constraint.source.is_some() && (is_cut || !keeps_form) {
         let flag = args.constraint.flag();
@@ -244,8 +247,5 @@ fn dry_run(
         })
         .to_string(),
     };
-    match Output::stdout().line(&text) {
-        Err(OutputError::Failed(error)) => Err(error),
-        Err(OutputError::Closed) | Ok(()) => Ok(Exit::Success),
-    }
+    print(&(text + "\n"))
 }

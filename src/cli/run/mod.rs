@@ -22,7 +22,7 @@ use std::io::StdoutLock;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::endpoint::EndpointChoice;
@@ -31,6 +31,7 @@ use super::input::read_file;
 use super::load::{self, Loaded, ModelInfo};
 use super::mcp::McpArgs;
 use super::output::{Output, OutputError};
+use super::report::print;
 use super::signal::Graceful;
 use super::terminal::Terminal;
 use crate::runtime::turn::{TurnPlan, TurnRequest};
@@ -138,9 +139,10 @@ pub struct PromptArgs {
     #[arg(long, value_name = "HOW", conflicts_with = "raw")]
     pub think: Option<String>,
 
-    /// Offer the model these tools: a file with an array of tools as in OpenAI's API, or the array itself
+    /// Offer the model these tools: an array of tools as in OpenAI's API, in a file or itself, or a file in TOML as chat's
     ///
-    /// llmctl does not run these tools: --output json and jsonl report the calls. --mcp-config offers tools that it runs.
+    /// run does not run these tools: --output json and jsonl report the calls. --mcp-config offers tools that it runs, and
+    /// chat runs the commands of a TOML file (`llmctl chat --help` shows one).
     #[arg(long, value_name = "FILE|JSON", conflicts_with_all = ["raw", "batch"], hide_short_help = true)]
     pub tools: Option<String>,
 
@@ -326,7 +328,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     }
     prepare(&mut args, terminal)?;
     let text = prompt::gather(&args.prompt, &args.words, terminal)?;
-    let system = system_prompt(&args.prompt)?;
+    let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
     let mut rounds = ToolRounds::begin(&args, terminal)?;
     let turn = RunTurn { args: &args, next: Next { text, system }, rounds: &mut rounds, terminal };
     if let Some(name) = &args.session.session {
@@ -392,12 +394,8 @@ fn late_flag_error(error: CommandError) -> CommandError {
 }
 
 /// Returns the system prompt of `--system` or `--system-file`.
-pub fn system_prompt(args: &PromptArgs) -> Result<Option<String>, CommandError> {
-    match (&args.system, &args.system_file) {
-        (Some(text), _) => Ok(Some(text.clone())),
-        (None, Some(path)) => read_file(path).map(Some),
-        (None, None) => Ok(None),
-    }
+pub fn system_prompt(text: Option<&String>, file: Option<&PathBuf>) -> Result<Option<String>, CommandError> {
+    text.map_or_else(|| file.map(|path| read_file(path)).transpose(), |text| Ok(Some(text.clone())))
 }
 
 /// Takes a finished answer: keeps it, runs its calls, and returns the plan of the next answer, if there is one to come.
@@ -449,14 +447,19 @@ fn answer(
     Ok(verdict(llm, &answer.outcome, signal, args, terminal))
 }
 
+/// Notice of an answer that the user's own limit has ended.
+const CUT_AT_LIMIT: &str = "(the answer was cut at --max-tokens)";
+
 /// Returns the exit code of an answer, and warns of one that was cut.
 fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
-    if outcome.finish == Finish::MaxTokens && args.limits.max_tokens.is_none() {
-        let name = &llm.info().name;
-        terminal.warn(format!(
-            "the answer was cut: {name}'s answers are short, and this one was long or went round in circles; \
-             --max-tokens N takes more"
-        ));
+    match args.limits.max_tokens {
+        _ if outcome.finish != Finish::MaxTokens => {}
+        Some(_) => terminal.note(CUT_AT_LIMIT),
+        None => terminal.warn(format!(
+            "the answer was cut: {}'s answers are short, and this one was long or went round in circles; \
+             --max-tokens N takes more",
+            llm.info().name
+        )),
     }
     let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
     match signal {
@@ -504,7 +507,6 @@ fn dry_run(
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     let (count, context) = (rendered.tokens.len(), info.context_tokens);
-    let mut output = Output::stdout();
     let object = json!({
         "schema": "llmctl.dry-run.v1",
         "model": info.name,
@@ -513,17 +515,13 @@ fn dry_run(
         "tokens": rendered.tokens,
         "context": {"size": context},
     });
-    let written = match format {
-        OutputFormat::Text => {
-            let line_end = if rendered.text.is_empty() || rendered.text.ends_with('\n') { "" } else { "\n" };
-            output.write(&format!("{}{line_end}", rendered.text))
-        }
-        OutputFormat::Json => output.line(&format!("{object:#}")),
-        OutputFormat::Jsonl => output.line(&object.to_string()),
+    let text = match format {
+        OutputFormat::Text => rendered.text.clone(),
+        OutputFormat::Json => format!("{object:#}"),
+        OutputFormat::Jsonl => object.to_string(),
     };
-    if let Err(OutputError::Failed(error)) = written {
-        return Err(error);
-    }
+    let line_end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    print(&(text + line_end))?;
     if format == OutputFormat::Text {
         terminal.report(&format!("{count} tokens of a context of {context}"));
     }
@@ -539,11 +537,8 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
     const SCHEMA: &str = "llmctl.prompts.v1";
     let object = |prompt: &prompt::StoredPrompt| json!({"name": prompt.name, "description": prompt.description(), "text": prompt.text()});
     let line = |prompt: &prompt::StoredPrompt| {
-        let mut line = json!({"schema": SCHEMA});
-        if let (Value::Object(line), Value::Object(prompt)) = (&mut line, object(prompt)) {
-            line.extend(prompt);
-        }
-        line.to_string()
+        let (name, description, text) = (prompt.name, prompt.description(), prompt.text());
+        json!({"schema": SCHEMA, "name": name, "description": description, "text": text}).to_string()
     };
     let lines: Vec<_> = match format {
         OutputFormat::Text => {
@@ -557,10 +552,7 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
         }
         OutputFormat::Jsonl => prompt::STORED.iter().map(line).collect(),
     };
-    match Output::stdout().line(&lines.join("\n")) {
-        Err(OutputError::Failed(error)) => Err(error),
-        Err(OutputError::Closed) | Ok(()) => Ok(Exit::Success),
-    }
+    print(&(lines.join("\n") + "\n"))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use crate::cli::error::{CommandError, Kind, nearest};
 use crate::cli::input::{position_in_file, read_all_stdin, read_file};
 use crate::cli::report::counted;
 use crate::cli::terminal::Terminal;
+use crate::runtime::Error;
 use crate::template::{PromptTemplate, TemplateError};
 
 /// A prompt that comes with llmctl: a file of prompts/, whose first comment describes it.
@@ -113,11 +114,12 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
 
 fn assemble(parts: Parts) -> Result<String, CommandError> {
     let input = join([parts.argument, parts.stdin]);
+    let hint = "give it as an argument, with --prompt-file, or pipe it in";
     match parts.body {
-        None => input.ok_or_else(|| {
-            let hint = "give it as an argument, with --prompt-file, or pipe it in";
-            CommandError::usage("no prompt given").hint(hint)
-        }),
+        None => match input {
+            Some(text) if text.is_empty() => Err(CommandError::from(Error::PromptEmpty).hint(hint)),
+            input => input.ok_or_else(|| CommandError::usage("no prompt given").hint(hint)),
+        },
         Some((_, text)) if !parts.is_template => Ok(join([Some(text), input]).unwrap_or_default()),
         Some((name, text)) => fill(&name, &text, parts.variables, input),
     }
@@ -229,7 +231,6 @@ mod tests {
         check(None, Some("ask\n"), Some("data"), "ask\n\ndata");
         check(None, None, Some("data"), "data");
         check(None, Some(""), Some("data"), "data");
-        check(None, Some(""), None, "");
         check(body(""), None, None, "");
         check(body("file"), Some("ask"), Some("data"), "file\n\nask\n\ndata");
         check(body("{{ not a template }}"), None, None, "{{ not a template }}");
@@ -238,6 +239,8 @@ mod tests {
     #[test]
     fn no_source_at_all_is_a_usage_error() {
         assert_eq!(assemble(Parts::default()).unwrap_err().kind, Kind::Usage);
+        let empty = assemble(Parts { argument: some(""), ..Parts::default() }).unwrap_err();
+        assert_eq!((empty.kind, empty.to_string().as_str()), (Kind::BadData, "the prompt is empty"));
     }
 
     fn filled(

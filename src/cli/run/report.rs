@@ -19,8 +19,9 @@ use crate::cli::error::CommandError;
 use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::mcp::CallResult;
 use crate::cli::output::{Output, OutputError};
+use crate::cli::render::Markdown;
 use crate::cli::report::{decimal, drafts, usage_json, used};
-use crate::cli::terminal::Terminal;
+use crate::cli::terminal::{Terminal, columns};
 use crate::runtime::load::GenerationDefaults;
 use crate::runtime::turn::{Answer, AnsweredCall, Delta};
 use crate::runtime::{
@@ -38,6 +39,8 @@ pub struct ReportForm {
     pub stream: bool,
     pub logprobs: bool,
     pub shows_reasoning: bool,
+    /// A terminal gets text with line breaks between words.
+    pub wraps: bool,
 }
 
 impl ReportForm {
@@ -51,6 +54,8 @@ impl ReportForm {
             stream: !args.output.no_stream,
             logprobs: args.output.logprobs.is_some(),
             shows_reasoning: args.prompt.think()?.is_shown,
+            // A line break within JSON would be part of it.
+            wraps: args.constraint.source.is_none(),
         })
     }
 }
@@ -87,6 +92,8 @@ pub struct Report<'a, W: Write> {
     sampling: &'a Sampling,
     prefill: &'a str,
     progress: Option<ProgressBar>,
+    /// Breaks lines between words, as in chat; `None` where the text goes as it is.
+    wrap: Option<Markdown>,
     started: Option<Started>,
     /// The answer so far, if jsonl does not stream it.
     held: Held,
@@ -113,6 +120,7 @@ impl<'a, W: Write> Report<'a, W> {
         output: Output<W>,
         terminal: &'a Terminal,
     ) -> Self {
+        let wraps = form.wraps && form.format == OutputFormat::Text && output.is_terminal();
         static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
         Self {
             subject: subject.into(),
@@ -122,6 +130,7 @@ impl<'a, W: Write> Report<'a, W> {
             sampling: &GREEDY,
             prefill: "",
             progress: None,
+            wrap: wraps.then(|| Markdown::new(false, columns())),
             started: None,
             held: Held::default(),
             rounds: Vec::new(),
@@ -332,7 +341,10 @@ impl<'a, W: Write> Report<'a, W> {
         }
         self.end_reasoning();
         self.is_at_line_start = text.ends_with('\n');
-        self.output.write(text)
+        let Some(wrap) = &mut self.wrap else { return self.output.write(text) };
+        wrap.resize(columns());
+        let broken = wrap.push(text);
+        self.output.write(&broken)
     }
 
     /// Ends an answer's text, which is written now if it was not streamed.
@@ -345,6 +357,8 @@ impl<'a, W: Write> Report<'a, W> {
 
     fn end_line(&mut self) -> Result<(), OutputError> {
         self.end_reasoning();
+        let rest = self.wrap.as_mut().map(Markdown::finish).unwrap_or_default();
+        self.output.write(&rest)?;
         if std::mem::replace(&mut self.is_at_line_start, true) { Ok(()) } else { self.output.write("\n") }
     }
 
@@ -406,8 +420,9 @@ impl<W: Write> AnswerSink for Report<'_, W> {
         }
         // Only when it takes more than one step is there anything to watch.
         if self.terminal.shows_progress() && done < total {
-            let bar = self.progress.get_or_insert_with(|| prefill_bar(total));
-            bar.set_position(done as u64);
+            let terminal = self.terminal;
+            let bar = || terminal.progress(Some(total as u64), "tokens of the prompt");
+            self.progress.get_or_insert_with(bar).set_position(done as u64);
         } else {
             self.clear_progress();
         }
@@ -492,12 +507,6 @@ pub fn endpoint_stats(outcome: &Outcome, endpoint: &ChatEndpoint) -> String {
         format!("finish       {}", finish.reason()),
     ]
     .join("\n")
-}
-
-fn prefill_bar(total: usize) -> ProgressBar {
-    let style = indicatif::ProgressStyle::with_template("prompt {bar:30} {pos}/{len} tokens, {per_sec}")
-        .expect("the template is constant and valid");
-    ProgressBar::new(total as u64).with_style(style)
 }
 
 /// Returns how much of the prompt was reused, and why not more.
@@ -660,7 +669,7 @@ mod tests {
         let llm = Loaded::scripted(&Script::default().answering(events));
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let mut stdout = Vec::new();
-        let form = ReportForm { format, stream, logprobs: true, shows_reasoning: true };
+        let form = ReportForm { format, stream, logprobs: true, shows_reasoning: true, wraps: false };
         let sampling = Sampling { temperature: 0.6, ..Sampling::default() };
         let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal)
             .sampling(&sampling)
@@ -752,8 +761,13 @@ mod tests {
         let llm = Loaded::scripted(&Script::default());
         let terminal = Terminal::new(ColorWhen::Never, 0, true);
         let mut stdout = Vec::new();
-        let form =
-            ReportForm { format: OutputFormat::Jsonl, stream: true, logprobs: false, shows_reasoning: true };
+        let form = ReportForm {
+            format: OutputFormat::Jsonl,
+            stream: true,
+            logprobs: false,
+            shows_reasoning: true,
+            wraps: false,
+        };
         let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal);
         let call = Delta::Call { index: 0, id: "c".to_owned(), name: "f".to_owned() };
         let part = Delta::Arguments { index: 0, fragment: "{".to_owned() };

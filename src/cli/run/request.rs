@@ -1,19 +1,16 @@
 //! From flags and prompt to a turn: its input, its tools and what the answer must look like.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use super::next_turn::Next;
 use super::{OutputFormat, PromptArgs, RunArgs};
+use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::CommandError;
-use crate::cli::input::read_file;
 use crate::cli::load::{Loaded, PreparedTexts};
 use crate::cli::terminal::Terminal;
 use crate::cli::think::{Think, Thinking};
 use crate::runtime::ChatTokenizer;
 use crate::runtime::turn::{AnswerStart, TextPrompt, ToolUse, TurnInput, TurnRequest};
-use crate::serve::wire::{Fields, Problems, tools};
 use crate::template::{Conversation, Message};
 
 /// A prompt as the model gets it.
@@ -73,18 +70,9 @@ impl PromptArgs {
 
     /// Returns the tools of `--tools`.
     pub(super) fn tools(&self) -> Result<ToolUse, CommandError> {
-        let Some(given) = &self.tools else { return Ok(ToolUse::default()) };
-        let (name, text) = match given.trim_start().starts_with('[') {
-            true => ("--tools", given.clone()),
-            false => (given.as_str(), read_file(Path::new(given))?),
-        };
-        let bad = |message: String| CommandError::bad_data(message).context(name.to_owned());
-        let tools: Value = serde_json::from_str(&text).map_err(|error| bad(format!("not JSON: {error}")))?;
-        let mut problems = Problems::default();
-        let object = Map::from_iter([("tools".to_owned(), tools)]);
-        let tools = tools::tools(&mut Fields::new(object, &mut problems), false);
-        problems.check(Ok(())).map_err(|error| bad(error.message))?;
-        Ok(tools)
+        self.tools
+            .as_deref()
+            .map_or(Ok(ToolUse::default()), |given| Toolbox::read(given).map(|toolbox| toolbox.offer))
     }
 }
 

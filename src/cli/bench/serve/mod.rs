@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use tokio::runtime::Runtime;
 
 use super::point::{self, Loop, Point, Slo, Spacing};
@@ -483,13 +483,9 @@ impl LoadSweep<'_> {
     }
 
     fn progress(&self, kind: Loop, bounds: Bounds) -> ProgressBar {
-        let style = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} requests {elapsed}")
-            .expect("the template is constant and valid");
         let length = if matches!(kind, Loop::Trace { .. }) { self.plan.trace.len() } else { bounds.requests };
-        let shown = self.terminal.shows_progress();
-        let bar = if shown { ProgressBar::new(length as u64) } else { ProgressBar::hidden() };
-        bar.set_style(style);
-        bar.set_message(kind.name());
-        bar
+        self.terminal
+            .bar(length as u64, "{msg} {bar:30} {pos}/{len} requests {elapsed}")
+            .with_message(kind.name())
     }
 }

@@ -57,7 +57,9 @@ pub fn run(chat: &mut Chat<'_>, id: CommandId, argument: &str) -> Done {
 
 fn help(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
-        "" => chat.ui.terminal.report(&command::help(chat.ui.terminal.columns())),
+        "" | "all" => {
+            chat.ui.terminal.report(&command::help(chat.ui.terminal.columns(), argument == "all"));
+        }
         name => match command::find(name) {
             Some(command) => chat.ui.terminal.report(&command::explain(command)),
             None => return Err(command::unknown(&format!("/{}", name.trim_start_matches('/')))),

@@ -8,8 +8,8 @@ use crate::cli::chat::session::Chat;
 use crate::cli::chat::settings::spelled;
 use crate::cli::chat::state::AnswerRequest;
 use crate::cli::chat::state::Effect;
-use crate::cli::chat::tools::Toolbox;
 use crate::cli::chat::{counted, typed_path};
+use crate::cli::declared_tools::Toolbox;
 use crate::cli::endpoint::{EndpointChoice, EndpointReference};
 use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
@@ -151,9 +151,9 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
             chat.ui.terminal.report("tools: off");
         }
         path => {
-            let toolbox = Toolbox::read(&typed_path(path))?;
+            let toolbox = Toolbox::read(&typed_path(path).display().to_string())?;
             toolbox.check_names(chat.servers.as_ref())?;
-            let names: Vec<&str> = toolbox.tools.iter().map(|tool| tool.name.as_str()).collect();
+            let names: Vec<&str> = toolbox.names().collect();
             chat.ui.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
             let here = chat.model.here();
             if let Some(notice) = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools()) {

@@ -103,8 +103,11 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
         None => return Err(CommandError::usage(format!("/retry: expected seed=N, got {argument:?}"))),
     };
     let sampling = chat.sampling();
-    if chat.model.endpoint().is_some() {
-        // Its own temperature is not known, and few keep to a seed.
+    let last = chat.state.session_chat.saved().turns.last();
+    if chat.model.endpoint().is_some()
+        || last.is_none_or(|last| !last.model.is_same(&chat.model.fingerprint()))
+    {
+        // An endpoint's own temperature is not known, and few keep to a seed; another model gives another answer.
     } else if sampling.temperature == 0.0 {
         chat.ui
             .terminal

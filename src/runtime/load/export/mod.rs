@@ -47,6 +47,8 @@ pub struct Export<'a> {
     imatrix: Option<&'a Imatrix>,
     head: GgufHead,
     tensors: Vec<PlannedTensor>,
+    /// Values in a block of the mix's usual type.
+    block_len: usize,
 }
 
 /// A tensor before its type is chosen.
@@ -101,6 +103,8 @@ pub struct ExportSizes {
     pub bytes_after: u64,
     /// Matrices that are quantised already and get another type, with a second rounding.
     pub num_requantized: usize,
+    /// Converted matrices whose rows are not whole blocks of the chosen type, so that they get another, mostly larger one.
+    pub num_narrow: usize,
     /// Converted matrices of block types without importance, although a matrix of importance was given.
     pub num_without_importance: usize,
 }
@@ -128,7 +132,8 @@ impl<'a> Export<'a> {
             head.add_tensor(&tensor.name, &tensor.shape, dtype, len);
             planned.push(PlannedTensor { tensor, dtype });
         }
-        let export = Self { files, imatrix: options.imatrix, head, tensors: planned };
+        let block_len = options.mix.base.block_len();
+        let export = Self { files, imatrix: options.imatrix, head, tensors: planned, block_len };
         export.check_importance(options.mix)?;
         Ok(export)
     }
@@ -147,6 +152,8 @@ impl<'a> Export<'a> {
             sizes.bytes_before += bytes(tensor.stored);
             sizes.bytes_after += bytes(*dtype);
             let is_converted = *dtype != tensor.stored && dtype.is_quantized();
+            let columns = tensor.shape.last().copied().unwrap_or(1);
+            sizes.num_narrow += usize::from(is_converted && !columns.is_multiple_of(self.block_len));
             sizes.num_requantized += usize::from(is_converted && tensor.stored.is_quantized());
             let is_known = self.imatrix.is_none_or(|imatrix| imatrix.has(&tensor.name));
             sizes.num_without_importance += usize::from(is_converted && !is_known);

@@ -1,6 +1,6 @@
-//! Tools of a chat: commands that the user declares in TOML and the model may call.
+//! Tools that the user declares with `--tools`: commands in TOML, or functions in OpenAI's form, which is JSON.
 //!
-//! Invariants: no shell; no command runs without the user's consent, for once or for the chat, and none without a terminal; a
+//! `chat` runs the commands, `run` only offers them. Invariants: no shell; no command runs without the user's consent, for once or for the chat, and none without a terminal; a
 //! command is bounded in time and output; its output or failure goes back to the model.
 
 use std::collections::BTreeSet;
@@ -17,6 +17,8 @@ use crate::cli::error::CommandError;
 use crate::cli::input::read_file;
 use crate::cli::mcp::ToolServers;
 use crate::cli::signal::Graceful;
+use crate::runtime::turn::ToolUse;
+use crate::serve::wire::{Fields, Problems, tools};
 
 /// Bytes of a command's output that the model gets.
 const MAX_OUTPUT: u64 = 64 << 10;
@@ -37,6 +39,9 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Toolbox {
     pub path: PathBuf,
+    /// As templates and APIs have them.
+    pub offer: ToolUse,
+    /// Those with a command, which JSON has not.
     pub tools: Vec<ChatTool>,
     /// Tools that run without asking again.
     pub always: BTreeSet<String>,
@@ -70,11 +75,20 @@ fn default_timeout() -> u64 {
 }
 
 impl Toolbox {
+    /// Reads a file, or what is given if that is JSON itself.
+    ///
     /// # Errors
-    /// The file cannot be read, or does not declare tools that can be run.
-    pub fn read(path: &Path) -> Result<Self, CommandError> {
-        let text = read_file(path)?;
+    /// The file cannot be read, or does not declare tools.
+    pub fn read(given: &str) -> Result<Self, CommandError> {
+        let (path, text) = match is_json(given) {
+            true => (PathBuf::from("--tools"), given.to_owned()),
+            false => (PathBuf::from(given), read_file(Path::new(given))?),
+        };
         let bad = |message: String| CommandError::bad_data(format!("{}: {message}", path.display()));
+        if is_json(&text) {
+            let offer = functions(&text).map_err(bad)?;
+            return Ok(Self { path, offer, tools: Vec::new(), always: BTreeSet::new() });
+        }
         let file: ToolFile = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
         if file.tool.is_empty() {
             return Err(bad("there is no [[tool]]".to_owned()));
@@ -86,7 +100,9 @@ impl Toolbox {
                 return Err(bad(format!("tool {} is declared twice", tool.name)));
             }
         }
-        Ok(Self { path: path.into(), tools: file.tool, always: BTreeSet::new() })
+        let definitions = file.tool.iter().map(ChatTool::definition).collect();
+        let offer = ToolUse { definitions, is_parallel: true, ..ToolUse::default() };
+        Ok(Self { path, offer, tools: file.tool, always: BTreeSet::new() })
     }
 
     /// Refuses tools whose names are those of MCP servers' tools.
@@ -94,27 +110,52 @@ impl Toolbox {
     /// # Errors
     /// A usage error that names the first.
     pub fn check_names(&self, servers: Option<&ToolServers>) -> Result<(), CommandError> {
-        let is_theirs = |tool: &&ChatTool| servers.is_some_and(|servers| servers.has(&tool.name));
-        self.tools.iter().find(is_theirs).map_or(Ok(()), |tool| {
-            let (path, name) = (self.path.display(), &tool.name);
+        let is_theirs = |name: &&str| servers.is_some_and(|servers| servers.has(name));
+        self.names().find(is_theirs).map_or(Ok(()), |name| {
+            let path = self.path.display();
             Err(CommandError::usage(format!("{path}: {name} is the name of an MCP server's tool")))
         })
     }
 
-    /// As templates and APIs have them.
-    pub fn definitions(&self) -> Vec<Value> {
-        self.tools.iter().map(ChatTool::definition).collect()
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.offer.definitions.iter().filter_map(|tool| tool["function"]["name"].as_str())
+    }
+
+    /// Returns a tool's command.
+    pub fn command(&self, name: &str) -> Option<&ChatTool> {
+        self.tools.iter().find(|tool| tool.name == name)
     }
 
     /// One a line.
     pub fn rows(&self) -> Vec<Vec<String>> {
-        let row = |tool: &ChatTool| {
-            let asks =
-                if self.always.contains(&tool.name) { "runs without asking" } else { "asks before it runs" };
-            vec![tool.name.clone(), asks.to_owned(), tool.description.clone()]
+        let row = |tool: &Value| {
+            let function = &tool["function"];
+            let text = |member: &str| function[member].as_str().unwrap_or_default().to_owned();
+            let name = text("name");
+            let asks = match self.command(&name) {
+                None => "asks you for its result",
+                Some(_) if self.always.contains(&name) => "runs without asking",
+                Some(_) => "asks before it runs",
+            };
+            vec![name, asks.to_owned(), text("description")]
         };
-        self.tools.iter().map(row).collect()
+        self.offer.definitions.iter().map(row).collect()
     }
+}
+
+/// Returns whether a text begins as JSON; TOML's tables begin with two brackets.
+fn is_json(text: &str) -> bool {
+    let text = text.trim_start();
+    text.starts_with('{') || text.strip_prefix('[').is_some_and(|rest| !rest.starts_with('['))
+}
+
+/// Reads an array of functions as requests over HTTP have it.
+fn functions(text: &str) -> Result<ToolUse, String> {
+    let tools: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
+    let mut problems = Problems::default();
+    let object = Map::from_iter([("tools".to_owned(), tools)]);
+    let offer = tools::tools(&mut Fields::new(object, &mut problems), false);
+    problems.check(Ok(())).map(|()| offer).map_err(|error| error.message)
 }
 
 impl ChatTool {
@@ -310,7 +351,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("tools.toml");
         std::fs::write(&path, text).expect("written");
-        Toolbox::read(&path).map_err(|error| error.to_string())
+        Toolbox::read(&path.display().to_string()).map_err(|error| error.to_string())
     }
 
     fn tool(argv: &[&str]) -> ChatTool {
@@ -324,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_are_declared_in_toml() {
+    fn tools_are_declared_in_toml_or_json() {
         let text = r#"
             [[tool]]
             name = "weather"
@@ -340,8 +381,14 @@ mod tests {
             "name": "weather", "description": "The weather",
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
         }}]);
-        assert_eq!(Value::Array(declared.definitions()), expected);
+        assert_eq!(Value::Array(declared.offer.definitions), expected);
         assert_eq!(declared.tools[0].timeout, TIMEOUT);
+        let json = format!(" {expected:#}");
+        for declared in [toolbox(&json), Toolbox::read(&json).map_err(|error| error.to_string())] {
+            let declared = declared.expect("well-formed");
+            assert_eq!(declared.rows(), [["weather", "asks you for its result", "The weather"]]);
+            assert_eq!(Value::Array(declared.offer.definitions), expected);
+        }
     }
 
     #[test]
@@ -366,6 +413,8 @@ mod tests {
             ),
             (tool("a", "[\"x\"]") + "timeout = 0\n", "timeout 0 is not in 1 to 86400 seconds"),
             ("[[tool]]\nname = \"a\"\n".to_owned(), "missing field"),
+            ("[{]".to_owned(), "not JSON: "),
+            ("{}".to_owned(), "tools"),
         ] {
             let error = toolbox(&text).expect_err(reason);
             assert!(error.contains(reason), "{error}");
