@@ -9,6 +9,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
+use llmctl::runtime::grammar::{closed, simplified};
 use llmctl::template::{
     ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, ParsedAnswer, Piece,
     ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
@@ -1083,6 +1084,152 @@ fn what_a_grammar_lets_through_parses_back() {
             }
         }
         assert!(num_walks >= 4, "{format}: only {num_walks} walks came to an end");
+    }
+}
+
+/// Parameters that are no plain list of properties: all, some or one of several schemas, references, and members of any name.
+fn combined() -> Vec<Value> {
+    let member = |name: &str, kind: &str| json!({"type": "object", "properties": {name: {"type": kind}}, "required": [name], "additionalProperties": false});
+    let flag = json!({"properties": {"flag": {"type": "boolean"}}, "required": ["flag"]});
+    vec![
+        json!({"type": "object", "allOf": [flag]}),
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "allOf": [flag]}),
+        json!({"type": "object", "oneOf": [member("flag", "boolean"), member("n", "integer")]}),
+        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "anyOf": [flag, {"required": ["n"]}]}),
+        json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1}),
+        json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2}),
+        json!({"type": "object", "properties": {}, "additionalProperties": true, "minProperties": 1}),
+        json!({"type": "object", "properties": {"flag": {"type": "boolean"}, "n": {"type": "integer"}}, "minProperties": 1, "maxProperties": 1, "additionalProperties": false}),
+        json!({"$ref": "#/$defs/a%2Fb~01", "$defs": {"a/b~1": flag, "x": {}}}),
+        json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"], "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}}}),
+    ]
+}
+
+#[test]
+fn calls_follow_schemas_that_are_no_list_of_properties() {
+    for format in ToolCallFormat::ALL.iter().copied() {
+        for parameters in combined() {
+            let plain = closed(&simplified(&parameters)); // as requests are planned
+            let tool = json!({"type": "function", "function": {"name": "f", "parameters": plain}});
+            let tools = std::slice::from_ref(&tool);
+            if !output_markup(format).unwritable_tools(tools).is_empty() {
+                continue; // the caller leaves the keyword out, and says so
+            }
+            let (schema, tail) = (jsonschema::validator_for(&parameters).expect("a schema"), tail(format));
+            let lark =
+                output_markup(format).tool_grammar(tools, &ToolChoice::Required, false, tail, &|_| None);
+            let lark = lark.expect("a grammar");
+            let walks = (0..4).filter_map(|seed| walk(&lark, &mut Random(seed)));
+            let walks: Vec<String> = walks.filter(|text| !has_huge_number(text)).collect();
+            for text in &walks {
+                let answer = parse_answer(&output_markup(format), tools, tail, text, false);
+                let [call] = &answer.calls[..] else { panic!("{format}: {text}\n{lark}") };
+                let value = serde_json::from_str(&call.arguments).expect("JSON");
+                assert!(schema.is_valid(&value), "{format}: {parameters}\n{value}\n{text}\n{lark}");
+            }
+            assert!(!walks.is_empty(), "{format}: {parameters}: no walk came to an end\n{lark}");
+        }
+    }
+    // MiniMax M3 repeats the name of a member in its end tag, so that no member can have any name.
+    let open = json!({"name": "f", "parameters": {"additionalProperties": {"type": "boolean"}}});
+    let refused: Vec<ToolCallFormat> = (ToolCallFormat::ALL.iter().copied())
+        .filter(|format| !output_markup(*format).unwritable_tools(std::slice::from_ref(&open)).is_empty())
+        .collect();
+    assert_eq!(refused, [ToolCallFormat::MiniMaxM3]);
+}
+
+/// Checks that a grammar takes calls that a model may write in another form than its template, and that they mean the same.
+#[track_caller]
+fn takes(format: ToolCallFormat, text: &str, calls: &[(&str, Value)]) {
+    let lark = grammar(format, &ToolChoice::Required, true, "");
+    assert_eq!(taken(&lark, text), (text.len(), true), "{format}: {text}\n{lark}");
+    gives(format, text, "", calls);
+}
+
+#[test]
+fn arguments_come_in_any_order() {
+    use ToolCallFormat as F;
+    let weather = |value: Value| [("get_weather", value)];
+    let turned = weather(json!({"exact": true, "city": "a", "days": 3}));
+    let json = r#"{"exact": true, "city": "a", "days": 3}"#;
+    for (format, text) in [
+        (F::Hermes, format!("<tool_call>\n{{\"name\": \"get_weather\", \"arguments\": {json}}}\n</tool_call>")),
+        (F::Llama3, format!("{{\"name\": \"get_weather\", \"parameters\": {json}}}")),
+        (F::QwenXml, "<tool_call>\n<function=get_weather>\n<parameter=exact>\ntrue\n</parameter>\n<parameter=city>\na\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>".to_owned()),
+        (F::Glm, "<tool_call>get_weather<arg_key>exact</arg_key><arg_value>true</arg_value><arg_key>city</arg_key><arg_value>a</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>".to_owned()),
+        (F::Gemma, "<|tool_call>call:get_weather{exact:true,city:<|\"|>a<|\"|>,days:3}<tool_call|>".to_owned()),
+        (F::Pythonic, "[get_weather(exact=True, city=\"a\", days=3)]".to_owned()),
+        (F::MiniMaxM3, "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"get_weather\">]<]minimax[>[<exact>true]<]minimax[>[</exact>]<]minimax[>[<city>a]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>".to_owned()),
+    ] {
+        takes(format, &text, &turned);
+        let lark = grammar(format, &ToolChoice::Required, true, "");
+        // Neither twice nor without a required one.
+        for broken in [text.replace("exact", "days").replace("true", "3").replace("True", "3"), text.replace("city", "note")] {
+            assert!(!taken(&lark, &broken).1, "{format}: {broken}");
+        }
+    }
+}
+
+#[test]
+fn a_value_holds_its_closing_tag_unless_the_call_goes_on_behind_it() {
+    use ToolCallFormat as F;
+    for (format, close) in [
+        (F::QwenXml, "</parameter>"),
+        (F::SeedXml, "</parameter>"),
+        (F::MiniMaxM2, "</parameter>"),
+        (F::Glm, "</arg_value>"),
+        (F::Hy3, "</arg_value:opensource>"),
+        (F::MiniCpm5, "</param>"),
+        (F::DeepSeekV32, "</｜DSML｜parameter>"),
+        (F::MuseGlimmer, "</atem:parameter>"),
+    ] {
+        let (_, _, call) =
+            constrained().into_iter().find(|case| case.0 == format).expect("every format has a case");
+        let city = format!("A block ends with {close} here,\n{close}\nand {close}");
+        let text = call.replace("Köln </tool_call>", &city);
+        takes(format, &text, &[("get_weather", json!({"city": city, "days": 3}))]);
+    }
+}
+
+#[test]
+fn white_space_between_markup_is_free() {
+    use ToolCallFormat as F;
+    let calls = [("get_weather", json!({"city": "a b", "days": 3}))];
+    for (format, text) in [
+        (
+            F::Hermes,
+            "<tool_call>{\"name\":\"get_weather\",\"arguments\":{\"city\":\"a b\",\"days\":3}}</tool_call>",
+        ),
+        (
+            F::QwenXml,
+            "<tool_call><function=get_weather><parameter=city>a b</parameter><parameter=days>3</parameter></function></tool_call>",
+        ),
+        (
+            F::QwenXml,
+            "<tool_call>\n  <function=get_weather>\n    <parameter=city>\na b\n</parameter>\n    <parameter=days> 3 </parameter>\n  </function>\n</tool_call>",
+        ),
+        (
+            F::Glm,
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>a b</arg_value>\n<arg_key>days</arg_key><arg_value>3</arg_value>\n</tool_call>",
+        ),
+        (
+            F::SeedXml,
+            "<seed:tool_call><function=get_weather><parameter=city>a b</parameter><parameter=days>3</parameter></function></seed:tool_call>",
+        ),
+        (
+            F::MiniMaxM2,
+            "<minimax:tool_call><invoke name=\"get_weather\"><parameter name=\"city\">a b</parameter><parameter name=\"days\">3</parameter></invoke></minimax:tool_call>",
+        ),
+        (F::Lfm2, "<|tool_call_start|>[get_weather(city=\"a b\",days=3)]<|tool_call_end|>"),
+        (F::Gemma, "<|tool_call>call:get_weather{city: <|\"|>a b<|\"|>, days: 3}<tool_call|>"),
+        (F::Apertus, "<|tools_prefix|>[{\"get_weather\":{\"city\":\"a b\",\"days\":3}}]<|tools_suffix|>"),
+        (F::Mistral, "[TOOL_CALLS] [{\"name\":\"get_weather\",\"arguments\":{\"city\":\"a b\",\"days\":3}}]"),
+        (
+            F::Harmony,
+            "<|channel|>commentary to=functions.get_weather<|message|>{\"city\":\"a b\",\"days\":3}<|call|>",
+        ),
+    ] {
+        takes(format, text, &calls);
     }
 }
 

@@ -125,6 +125,8 @@ pub enum Notice {
         "the file's blocks that predict further tokens are not used: those of {architecture} are not supported"
     )]
     UnusedPrediction { architecture: &'static str },
+    #[error("{path} is not enforced: the grammar of this model's calls cannot express it")]
+    Unenforced { path: String },
     /// A notice of an engine in another process, which sends it in words.
     #[error("{0}")]
     Remote(String),

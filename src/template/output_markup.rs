@@ -6,7 +6,7 @@
 use super::reasoning::ReasoningFormat;
 use super::tool_call::writer::Writer;
 use super::tool_call::{Protocol, ToolCallFormat, ToolDefinitions};
-use super::tool_grammar::{GrammarRequest, lark};
+use super::tool_grammar::{GrammarRequest, lark, unwritable};
 
 /// The formats of reasoning and tool calls in a model's answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -71,6 +71,13 @@ impl OutputMarkup {
         markup.sort_unstable();
         markup.dedup();
         markup
+    }
+
+    /// Returns the tools whose arguments [`Self::tool_grammar`] cannot write by their schemas, by name, and the first keyword of
+    /// each that it cannot express: it allows any arguments there.
+    pub fn unwritable_tools(&self, tools: &[serde_json::Value]) -> Vec<(String, String)> {
+        let Some(format) = self.tool_calls else { return Vec::new() };
+        unwritable(format, &ToolDefinitions::new(tools), &mut Writer::new(Vec::new(), &|_| None))
     }
 
     /// Returns a grammar (Lark text as llguidance takes it) for answers with tool calls: arguments follow each tool's schema, see

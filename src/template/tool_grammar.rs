@@ -37,6 +37,19 @@ pub fn lark(request: &GrammarRequest<'_>, writer: Writer<'_>) -> String {
     format!("start: {start}\n{}", grammar.writer.rules)
 }
 
+/// Returns the tools whose schema has a keyword that no grammar of the format can express, by name, and that keyword.
+pub fn unwritable(
+    format: ToolCallFormat,
+    tools: &ToolDefinitions,
+    writer: &mut Writer<'_>,
+) -> Vec<(String, String)> {
+    let refused = |tool: &ToolDefinition| {
+        (format.row().call)(writer, tool, "");
+        Some((tool.name.clone(), writer.refused.take()?))
+    };
+    tools.iter().filter_map(refused).collect()
+}
+
 struct AnswerGrammar<'a> {
     request: &'a GrammarRequest<'a>,
     writer: Writer<'a>,
@@ -66,7 +79,7 @@ impl AnswerGrammar<'_> {
         let opening = *marks.opens.first().filter(|_| marks.closing.is_some())?;
         let open = if self.is_reasoning_open() { String::new() } else { self.writer.literal(opening) };
         let inside = match self.writer.before_special(marks.close) {
-            Some(_) => self.writer.text_to((0, ""), "", marks.close),
+            Some(_) => self.writer.text_to(marks.close),
             None => {
                 let text = self.writer.terminal(&format!("/(?s:.*){}/", escaped(marks.close)));
                 self.writer.named_rule("r", "[lazy]", &text)
@@ -111,12 +124,11 @@ impl AnswerGrammar<'_> {
         let ToolCallSpec { frame, openers, bare_call, .. } = self.format();
         let calls = match frame.separator {
             Some(separator) if self.request.is_parallel => {
-                format!("{first} ({} {call})*", self.writer.literal(separator))
+                format!("{first} ({} {call})*", self.writer.markup(separator))
             }
             _ => first.to_owned(),
         };
-        let span =
-            format!("{} {calls} {}", self.writer.literal(frame.open), self.writer.literal(frame.close));
+        let span = format!("{} {calls} {}", self.writer.markup(frame.open), self.writer.markup(frame.close));
         let span = self.writer.rule(&span);
         let opener = match (bare_call, openers.first()) {
             (None, Some(opener)) => *opener,
@@ -128,7 +140,7 @@ impl AnswerGrammar<'_> {
         }
         let first = format!("{} {span}", self.writer.literal(opener));
         if self.request.is_parallel && frame.separator.is_none() {
-            return format!("{first} ({} {first})*", self.writer.literal(frame.between));
+            return format!("{first} ({} {first})*", self.writer.markup(frame.between));
         }
         first
     }
@@ -203,13 +215,11 @@ impl AnswerGrammar<'_> {
     fn messages(&mut self, messages: &Messages, call: &str) -> String {
         let tail = self.request.prompt_tail;
         let begun = messages.texts.iter().find(|(head, _)| tail.ends_with(head));
-        let begun = begun.map(|(_, close)| self.writer.text_to((0, ""), "", close));
+        let begun = begun.map(|(_, close)| self.writer.text_to(close));
         let whole: Vec<String> = messages
             .texts
             .iter()
-            .map(|(head, close)| {
-                format!("{} {}", self.writer.literal(head), self.writer.text_to((0, ""), "", close))
-            })
+            .map(|(head, close)| format!("{} {}", self.writer.literal(head), self.writer.text_to(close)))
             .collect();
         let whole = self.writer.rule(&whole.join(" | "));
         let ToolCallSpec { frame, .. } = self.format();

@@ -416,6 +416,7 @@ fn answer(
     after: &mut AfterAnswer<'_>,
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
+    plan.notices().for_each(|notice| terminal.note(notice));
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
     let mut report = Report::new(llm.texts(), ReportForm::of(args)?, Output::stdout(), terminal)
         .sampling(&turn.sampling)

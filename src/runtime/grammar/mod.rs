@@ -9,6 +9,7 @@
 mod closed;
 mod compiled;
 mod compiler;
+mod plain;
 mod satisfiable;
 mod schema;
 mod state;
@@ -18,7 +19,7 @@ mod vocabulary;
 pub use self::closed::closed;
 pub use self::compiled::Grammar;
 pub use self::compiler::GrammarCompiler;
-pub use self::schema::{prepare as prepare_schema, simplified};
+pub use self::schema::{prepare as prepare_schema, simplified, without};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
 pub use self::text_grammar::{TextGrammar, between_slashes};
 

@@ -39,7 +39,8 @@ pub fn check(root: &Value) -> Result<(), GrammarError> {
     }
 }
 
-fn gather<'a>(value: &'a Value, references: &mut HashSet<&'a str>) {
+/// Collects all references.
+pub fn gather<'a>(value: &'a Value, references: &mut HashSet<&'a str>) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| gather(item, references)),
         Value::Object(members) => {

@@ -8,8 +8,10 @@ use std::fmt::Display;
 
 use serde_json::{Map, Value, json};
 
+use super::plain::plain;
 use super::{GrammarSource, satisfiable};
 use crate::runtime::error::GrammarError;
+use crate::template::resolve_reference;
 
 /// Most nested arrays and objects.
 const MAX_DEPTH: usize = 64;
@@ -43,6 +45,10 @@ const SCHEMAS: [&str; 15] = [
 /// Keywords whose members are schemas.
 const SCHEMA_MAPS: [&str; 6] =
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+
+/// Keywords that only describe.
+const ANNOTATIONS: [&str; 8] =
+    ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"];
 
 /// Keywords that are counts; their value may be written with a decimal point.
 const COUNTS: [&str; 6] =
@@ -92,7 +98,7 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         return Err(unsupported(OPTIONS, "options of the grammar library are not for requests"));
     }
     check_resources(&schema)?;
-    simplify(&mut schema);
+    let schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
     let whole = Value::Object(schema);
     check_chain(&whole)?;
     satisfiable::check(&whole)?;
@@ -101,16 +107,43 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// Returns a schema without keywords that have no effect, to embed in our own grammars. A schema that is not
-/// an object stays unchanged.
+/// Returns the schema of a tool's parameters as the library reads it exactly, without keywords that have no effect, to embed its
+/// parts in our own grammars. A schema that is not an object stays unchanged.
 pub fn simplified(schema: &Value) -> Value {
-    let mut schema = schema.clone();
-    if depth(&schema) <= MAX_DEPTH
-        && let Some(members) = schema.as_object_mut()
-    {
-        simplify(members);
+    let is_moved = |reference: &str| {
+        reference.contains(['~', '%'])
+            || !reference.starts_with("#/$defs/") && !reference.starts_with("#/definitions/")
+    };
+    match schema {
+        Value::Object(members) if depth(schema) <= MAX_DEPTH => {
+            plain(&Value::Object(simplify_all(members.clone(), &is_moved)))
+        }
+        _ => schema.clone(),
     }
-    schema
+}
+
+/// Takes a keyword that cannot be enforced out of a schema and all below it, of formats and references only those that cannot;
+/// `oneOf` becomes `anyOf`. Returns whether anything was there.
+pub fn without(schema: &mut Value, keyword: &str, message: &str) -> bool {
+    let root = schema.clone();
+    let mut is_found = false;
+    let Some(members) = schema.as_object_mut() else { return false };
+    walk(members, &mut |schema| {
+        let is_enforced = |value: &Value| match (keyword, value) {
+            ("format", Value::String(name)) => !message.ends_with(name.as_str()),
+            ("$ref", Value::String(reference)) => resolve_reference(&root, reference).is_some(),
+            _ => false,
+        };
+        let Some(options) = schema.get(keyword).filter(|value| !is_enforced(value)).cloned() else { return };
+        is_found = true;
+        schema.shift_remove(keyword);
+        match keyword {
+            "oneOf" if !schema.contains_key("anyOf") => drop(schema.insert("anyOf".to_owned(), options)),
+            "minProperties" => drop(schema.shift_remove("maxProperties")),
+            _ => {}
+        }
+    });
+    is_found
 }
 
 /// White space as written by Python's `json.dumps`, which models have seen most. A fixed layout forces names
@@ -140,7 +173,6 @@ pub fn check_chain(root: &Value) -> Result<(), GrammarError> {
             let message = format!("references lead more than {MAX_CHAIN} schemas deep");
             return Err(GrammarError::TooComplex(message));
         }
-        let target = |reference: &str| reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
         match value {
             Value::Array(items) => ahead.extend(items.iter().rev().map(|item| (item, depth + 1))),
             Value::Object(members) => {
@@ -148,8 +180,11 @@ pub fn check_chain(root: &Value) -> Result<(), GrammarError> {
                     match member {
                         Value::String(reference) if keyword == "$ref" => {
                             let is_new = seen.insert(reference);
-                            ahead
-                                .extend(target(reference).filter(|_| is_new).map(|found| (found, depth + 1)));
+                            ahead.extend(
+                                resolve_reference(root, reference)
+                                    .filter(|_| is_new)
+                                    .map(|found| (found, depth + 1)),
+                            );
                         }
                         _ if keyword == "$defs" || keyword == "definitions" => {}
                         _ => ahead.push((member, depth + 1)),
@@ -162,8 +197,31 @@ pub fn check_chain(root: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Removes keywords without effect and writes counts as integers, in a schema and those below it.
+/// Calls `change` for a schema and all below it.
+fn walk(schema: &mut Map<String, Value>, change: &mut dyn FnMut(&mut Map<String, Value>)) {
+    change(schema);
+    for (keyword, value) in schema.iter_mut() {
+        match value {
+            Value::Object(members) if SCHEMA_MAPS.contains(&&**keyword) => {
+                members.values_mut().filter_map(Value::as_object_mut).for_each(|below| walk(below, change));
+            }
+            Value::Object(schema) if SCHEMAS.contains(&&**keyword) => walk(schema, change),
+            Value::Array(schemas) if SCHEMAS.contains(&&**keyword) => {
+                schemas.iter_mut().filter_map(Value::as_object_mut).for_each(|below| walk(below, change));
+            }
+            _ => {}
+        }
+    }
+}
+
+fn simplify_all(mut schema: Map<String, Value>, is_moved: &dyn Fn(&str) -> bool) -> Map<String, Value> {
+    walk(&mut schema, &mut simplify);
+    moved_references(schema, is_moved)
+}
+
+/// Removes keywords without effect and writes others as the library understands them.
 fn simplify(schema: &mut Map<String, Value>) {
+    schema.retain(|keyword, _| !ANNOTATIONS.contains(&keyword.as_str()));
     if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
         schema.shift_remove("uniqueItems");
     }
@@ -177,18 +235,111 @@ fn simplify(schema: &mut Map<String, Value>) {
             *count = Value::from(number as u64);
         }
     }
-    for (keyword, value) in schema.iter_mut() {
-        match value {
-            Value::Object(members) if SCHEMA_MAPS.contains(&&**keyword) => {
-                members.values_mut().filter_map(Value::as_object_mut).for_each(simplify);
-            }
-            Value::Object(schema) if SCHEMAS.contains(&&**keyword) => simplify(schema),
-            Value::Array(schemas) if SCHEMAS.contains(&&**keyword) => {
-                schemas.iter_mut().filter_map(Value::as_object_mut).for_each(simplify);
-            }
-            _ => {}
+    if let Some(Value::String(pattern)) = schema.get_mut("pattern") {
+        *pattern = with_ecma_classes(pattern);
+    }
+    if let Some(Value::Object(members)) = schema.get_mut("patternProperties") {
+        *members = std::mem::take(members)
+            .into_iter()
+            .map(|(name, value)| (with_ecma_classes(&name), value))
+            .collect();
+    }
+    plain_bounds(schema);
+}
+
+/// Writes excluded bounds as numbers, which they are since draft 6. The library allows an excluded integer if the other bound is
+/// closer than one: such a bound becomes the next number of twelve decimals.
+fn plain_bounds(schema: &mut Map<String, Value>) {
+    let sides = [("minimum", "exclusiveMinimum", 1.0), ("maximum", "exclusiveMaximum", -1.0)];
+    for (bound, excluded, _) in sides {
+        let Some(Value::Bool(is_excluded)) = schema.get(excluded).cloned() else { continue };
+        schema.shift_remove(excluded);
+        if let Some(value) = schema.get(bound).cloned().filter(|_| is_excluded) {
+            schema.shift_remove(bound);
+            schema.insert(excluded.to_owned(), value);
         }
     }
+    let number = |schema: &Map<String, Value>, keyword: &str| schema.get(keyword).and_then(Value::as_f64);
+    for ((bound, excluded, sign), (opposite, apart, _)) in [(sides[0], sides[1]), (sides[1], sides[0])] {
+        let Some(n) = number(schema, excluded).map(|n| n * sign).filter(|n| n.fract() == 0.0 && *n >= 0.0)
+        else {
+            continue;
+        };
+        let others = [opposite, apart].into_iter().filter_map(|keyword| number(schema, keyword));
+        let other = others.map(|other| other * sign).fold(f64::INFINITY, f64::min);
+        // A bound that comes from another schema is not seen here.
+        let is_far = (n + 1.0..f64::INFINITY).contains(&other) || other <= n;
+        if is_far || schema.get("type").is_some_and(|name| name == "integer") {
+            continue;
+        }
+        let next = (n + 1e-12).max(n.next_up());
+        let next = if next < other { next } else { n + (other - n) / 2.0 };
+        schema.shift_remove(excluded);
+        let least = number(schema, bound).map_or(next, |least| next.max(least * sign));
+        schema.insert(bound.to_owned(), Value::from(least * sign));
+    }
+}
+
+/// Rewrites a pattern's classes with the characters that ECMA-262 counts among them.
+fn with_ecma_classes(pattern: &str) -> String {
+    const SPACE: &str =
+        r"\t\n\x0B\x0C\r \x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000}\x{FEFF}";
+    let (mut plain, mut is_escaped, mut is_in_class) = (String::with_capacity(pattern.len()), false, false);
+    for c in pattern.chars() {
+        let class = match c.to_ascii_lowercase() {
+            'd' => "0-9",
+            'w' => "0-9A-Za-z_",
+            's' => SPACE,
+            _ => "",
+        };
+        match c {
+            '\\' if !is_escaped => {
+                is_escaped = true;
+                continue;
+            }
+            _ if is_escaped && !class.is_empty() => match (c.is_uppercase(), is_in_class) {
+                (true, _) => plain.push_str(&format!("[^{class}]")),
+                (false, false) => plain.push_str(&format!("[{class}]")),
+                (false, true) => plain.push_str(class),
+            },
+            _ if is_escaped => plain.extend(['\\', c]),
+            '.' if !is_in_class => plain.push_str(r"[^\n\r\x{2028}\x{2029}]"),
+            // Classes within classes and their operators are not ECMA's.
+            '[' | '&' | '~' if is_in_class => plain.extend(['\\', c]),
+            _ => plain.push(c),
+        }
+        is_in_class = if is_escaped { is_in_class } else { c == '[' || is_in_class && c != ']' };
+        is_escaped = false;
+    }
+    if is_escaped { plain + "\\" } else { plain }
+}
+
+/// Copies what some references point to under names that the library can follow, wherever parts of the schema go.
+fn moved_references(schema: Map<String, Value>, is_moved: &dyn Fn(&str) -> bool) -> Map<String, Value> {
+    let whole = Value::Object(schema);
+    let mut references = HashSet::new();
+    satisfiable::gather(&whole, &mut references);
+    let mut moved: Vec<&str> = references.into_iter().filter(|text| is_moved(text)).collect();
+    moved.sort_unstable();
+    let targets: Vec<(String, Value)> = moved
+        .into_iter()
+        .filter_map(|text| Some((text.to_owned(), resolve_reference(&whole, text)?.clone())))
+        .collect();
+    let Value::Object(mut schema) = whole else { unreachable!("made above") };
+    if targets.is_empty() {
+        return schema;
+    }
+    let names: Vec<String> = (0..targets.len()).map(|number| format!("x-llmctl-{number}")).collect();
+    if let Value::Object(definitions) = schema.entry("$defs").or_insert_with(|| json!({})) {
+        definitions.extend(names.iter().cloned().zip(targets.iter().map(|(_, target)| target.clone())));
+    }
+    walk(&mut schema, &mut |schema| {
+        let Some(Value::String(reference)) = schema.get_mut("$ref") else { return };
+        if let Some(number) = targets.iter().position(|(text, _)| text == reference) {
+            *reference = format!("#/$defs/{}", names[number]);
+        }
+    });
+    schema
 }
 
 /// Refuses references below an identifier that starts a resource of its own, because references are resolved
@@ -258,6 +409,9 @@ const LIMITS: [&str; 7] =
 /// the source is invalid.
 pub fn explain(error: &impl Display) -> GrammarError {
     let message = error.to_string().trim_end().to_owned();
+    // A schema within a grammar.
+    let message =
+        message.split_once("failed to compile JSON schema: ").map_or(&*message, |(_, rest)| rest).to_owned();
     if message.starts_with("panic: ") {
         let first = message.lines().next().unwrap_or_default();
         // Symbols have numbers of 16 bits.
@@ -312,6 +466,51 @@ pub mod tests {
             json!({"items": [{"format": "x"}], "$defs": {"a": {"anyOf": [{"minLength": 1.0}]}}}),
             json!({"items": [{}], "$defs": {"a": {"anyOf": [{"minLength": 1}]}}}),
         );
+    }
+
+    #[test]
+    fn excluded_bounds_near_the_other_bound_are_raised() {
+        for (schema, expected) in [
+            (json!({"exclusiveMinimum": 0, "maximum": 0.5}), json!({"maximum": 0.5, "minimum": 1e-12})),
+            (
+                json!({"minimum": 2, "exclusiveMinimum": true, "maximum": 2.5}),
+                json!({"maximum": 2.5, "minimum": 2.000000000001}),
+            ),
+            (json!({"minimum": -0.5, "exclusiveMaximum": 0}), json!({"minimum": -0.5, "maximum": -1e-12})),
+            (json!({"exclusiveMinimum": 0, "maximum": 1e-13}), json!({"maximum": 1e-13, "minimum": 5e-14})),
+            (json!({"exclusiveMinimum": 0}), json!({"minimum": 1e-12})),
+            (json!({"minimum": 0, "exclusiveMinimum": false}), json!({"minimum": 0})),
+            (
+                json!({"type": "integer", "exclusiveMinimum": 0}),
+                json!({"type": "integer", "exclusiveMinimum": 0}),
+            ),
+            (json!({"exclusiveMinimum": 0, "maximum": 3}), json!({"exclusiveMinimum": 0, "maximum": 3})),
+            (json!({"exclusiveMaximum": 2.5}), json!({"exclusiveMaximum": 2.5})),
+        ] {
+            check(schema, expected);
+        }
+    }
+
+    #[test]
+    fn patterns_have_the_classes_of_ecma() {
+        for (pattern, expected) in [
+            (r"^\d{4}-[\d\w]+$", "^[0-9]{4}-[0-90-9A-Za-z_]+$"),
+            (r"\D[^\W]\\d\.", r"[^0-9][^[^0-9A-Za-z_]]\\d\."),
+            ("a.[.[&]", r"a[^\n\r\x{2028}\x{2029}][.\[\&]"),
+        ] {
+            check(json!({"pattern": pattern}), json!({"pattern": expected}));
+        }
+    }
+
+    #[test]
+    fn references_with_escapes_are_followed() {
+        let schema =
+            |reference: &str| json!({"items": {"$ref": reference}, "$defs": {"a/b%": {"type": "null"}}});
+        for reference in ["#/$defs/a~1b%25", "#/%24defs/a~1b%25", "#/$defs/a%7E1b%25"] {
+            let expected = json!({"items": {"$ref": "#/$defs/x-llmctl-0"}, "$defs": {"a/b%": {"type": "null"}, "x-llmctl-0": {"type": "null"}}});
+            check(schema(reference), expected);
+        }
+        check(schema("#/$defs/c~1"), schema("#/$defs/c~1"));
     }
 
     #[test]

@@ -133,6 +133,10 @@ impl GrammarState {
         let result = catch_unwind(AssertUnwindSafe(|| Ok(call(parser))));
         result.unwrap_or_else(|panic| Err(panic.to_string())).map_err(|message| {
             match self.parser.stop_reason() {
+                // The library has one reason for limits and for tokens that do not fit.
+                StopReason::ParserTooComplex if message.contains("doesn't satisfy the grammar") => {
+                    GrammarError::Invalid(message.trim_start_matches("Parser Error: ").to_owned())
+                }
                 StopReason::LexerTooComplex | StopReason::ParserTooComplex => {
                     GrammarError::TooComplex(message)
                 }

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use super::answer::ParserConfig;
 use super::constraint::{AnswerForm, PromptEnd};
-use super::tool_grammar::tool_grammar;
+use super::tool_grammar::{ToolGrammar, tool_grammar};
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
 use crate::runtime::grammar::{Grammar, GrammarCompiler};
+use crate::runtime::notice::Notice;
 use crate::runtime::request::{ReasoningLimit, Request};
 use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
 
@@ -36,9 +37,16 @@ pub struct TurnPlan {
     pub parser: ParserConfig,
     /// Tokens of the predicted text.
     pub prediction: Vec<u32>,
+    /// What of the tools' schemas is not enforced: `tools.NAME.KEYWORD`.
+    pub relaxed: Vec<String>,
 }
 
 impl TurnPlan {
+    /// Returns what the user should know of the plan.
+    pub fn notices(&self) -> impl Iterator<Item = Notice> {
+        self.relaxed.iter().map(|path| Notice::Unenforced { path: path.clone() })
+    }
+
     /// Returns the engine's request, in no session.
     pub fn request(&self, turn: &TurnRequest) -> Request {
         Request {
@@ -120,7 +128,8 @@ impl Planner<'_> {
         let grammar = turn.constraint.as_ref().map(compile).transpose()?;
         let parser = ParserConfig::plain(start);
         let (markup, prediction) = (Arc::default(), self.prediction(turn));
-        Ok(TurnPlan { tokens, text, grammar, reasoning: None, markup, parser, prediction })
+        let relaxed = Vec::new();
+        Ok(TurnPlan { tokens, text, grammar, reasoning: None, markup, parser, prediction, relaxed })
     }
 
     /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already, and no other beginning.
@@ -132,7 +141,7 @@ impl Planner<'_> {
     ) -> Result<TurnPlan, TurnError> {
         // Markup of calls that the request does not offer is text like any other, and must reach the reader.
         let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.output_markup());
-        let grammar = self.grammar(end, turn)?;
+        let ToolGrammar { grammar, relaxed } = self.grammar(end, turn)?;
         let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
         let parser = ParserConfig::chat(output_markup, tools, end.text, turn.is_streamed);
         let (start, ids) = match &turn.answer_start {
@@ -149,7 +158,8 @@ impl Planner<'_> {
         let reasoning = self.reasoning_limit(&format!("{}{start}", end.text), turn)?;
         let parser = parser.starting_with(&start, &ids);
         let prediction = self.prediction(turn);
-        Ok(TurnPlan { tokens, text: String::new(), grammar, reasoning, markup, parser, prediction })
+        let text = String::new();
+        Ok(TurnPlan { tokens, text, grammar, reasoning, markup, parser, prediction, relaxed })
     }
 
     /// Returns the tokens of the predicted text. A text that is longer than the context drafts nothing, because a hint
@@ -184,7 +194,7 @@ impl Planner<'_> {
         OutputMarkup { tool_calls: output_markup.tool_calls.filter(|_| turn.tools.is_on()), ..output_markup }
     }
 
-    fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<Option<Grammar>, TurnError> {
+    fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<ToolGrammar, TurnError> {
         let output_markup = &self.output_markup(turn);
         let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, end };
         let constraint = turn.constraint.as_ref();
@@ -195,7 +205,7 @@ impl Planner<'_> {
         let constrained = constraint.map(compile).transpose()?;
         match turn.tools.is_on() {
             true => tool_grammar(self.grammars, form, &turn.tools, constraint),
-            false => Ok(constrained),
+            false => Ok(ToolGrammar { grammar: constrained, relaxed: Vec::new() }),
         }
     }
 

@@ -4,26 +4,44 @@ use serde_json::{Map, Value, json};
 
 use super::constraint::AnswerForm;
 use super::{OutputConstraint, ToolUse, TurnError};
-use crate::runtime::error::{Error, Result};
+use crate::runtime::error::{Error, GrammarError, Result};
 use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource, TextGrammar};
-use crate::template::{TEXT_GRAMMAR, ToolChoice};
+use crate::template::{OutputMarkup, ReasoningFormat, TEXT_GRAMMAR, ToolChoice};
 
-/// Returns the grammar of an answer with tools; `None` if nothing constrains it. With a constraint, an answer that may leave the
-/// calls out satisfies the constraint instead.
+/// The grammar of an answer with tools.
+#[derive(Default)]
+pub struct ToolGrammar {
+    /// `None` if nothing constrains the answer.
+    pub grammar: Option<Grammar>,
+    /// What of the tools' schemas is not enforced, as paths into the request.
+    pub relaxed: Vec<String>,
+}
+
+/// Most keywords that are taken out of the tools' schemas, one after the other.
+const MAX_RELAXED: usize = 64;
+
+/// Returns the grammar of an answer with tools. With a constraint, an answer that may leave the calls out satisfies the constraint
+/// instead.
 pub fn tool_grammar(
     compiler: &GrammarCompiler,
     form: AnswerForm<'_>,
     tools: &ToolUse,
     constraint: Option<&OutputConstraint>,
-) -> Result<Option<Grammar>, TurnError> {
+) -> Result<ToolGrammar, TurnError> {
     let AnswerForm { chat_tokenizer, output_markup, end } = form;
     let special = |text: &str| chat_tokenizer.special(text);
     let constraint = constraint.filter(|_| tools.choice == ToolChoice::Auto);
     let choice = if constraint.is_some() { &ToolChoice::Required } else { &tools.choice };
     let lark = |constraint: &OutputConstraint| form.lark(&constraint.source).map_err(constraint.blamed());
     let otherwise = constraint.map(lark).transpose()?;
+    let markup = OutputMarkup { reasoning: may_reason(form, choice), ..*output_markup };
     let compile = |definitions: &[Value]| {
-        let calls = output_markup.tool_grammar(definitions, choice, tools.is_parallel, end.text, &special);
+        let unwritable = markup.unwritable_tools(definitions).pop();
+        if let Some((name, keyword)) = unwritable {
+            let message = format!("calls of {name} in this model's format");
+            return Err(Error::Grammar(GrammarError::Unsupported { keyword, message }));
+        }
+        let calls = markup.tool_grammar(definitions, choice, tools.is_parallel, end.text, &special);
         let whole = calls.map(|calls| match &otherwise {
             Some(form) => either(&calls, form),
             None => calls,
@@ -33,19 +51,83 @@ pub fn tool_grammar(
     let blamed = |error| TurnError::Param { param: "tools", error };
     let simplified: Result<Vec<Value>> =
         tools.definitions.iter().map(|tool| simplified(tool, tools)).collect();
-    let simplified = simplified.map_err(blamed)?;
-    match compile(&simplified) {
-        Ok(None) => match not_enforced(tools, constraint.is_some()) {
-            Some(error) => Err(error),
-            None => Ok(None),
-        },
-        // OpenAI promises arguments that follow their schema for strict tools alone.
-        Err(Error::Grammar(_)) if !simplified.iter().all(is_strict) => {
-            let relaxed: Vec<Value> = simplified.iter().map(relaxed).collect();
-            compile(&relaxed).map_err(blamed)
+    let mut simplified = simplified.map_err(blamed)?;
+    let mut relaxed = Vec::new();
+    loop {
+        match compile(&simplified) {
+            Ok(None) => match not_enforced(tools, constraint.is_some()) {
+                Some(error) => return Err(error),
+                None => return Ok(ToolGrammar::default()),
+            },
+            Ok(grammar) => return Ok(ToolGrammar { grammar, relaxed }),
+            Err(error) => {
+                let found = if relaxed.len() < MAX_RELAXED {
+                    relax(&mut simplified, &error, &compile)
+                } else {
+                    Vec::new()
+                };
+                if found.is_empty() {
+                    return Err(blamed(error));
+                }
+                relaxed.extend(found);
+            }
         }
-        compiled => compiled.map_err(blamed),
     }
+}
+
+/// Returns the format of the reasoning in front of an answer. Calls that are asked for come at once if reasoning is switched off or
+/// the prompt has ended it.
+fn may_reason(form: AnswerForm<'_>, choice: &ToolChoice) -> Option<ReasoningFormat> {
+    let AnswerForm { output_markup, end, .. } = form;
+    let is_over = end.is_reasoning_off || output_markup.may_reason(end.text).is_none();
+    let is_left_out =
+        *choice != ToolChoice::Auto && is_over && output_markup.open_reasoning(end.text).is_none();
+    output_markup.reasoning.filter(|_| !is_left_out)
+}
+
+/// Takes what a grammar cannot enforce out of the tools, as little as possible, and returns what it was. OpenAI promises arguments
+/// that follow their schema for strict tools alone, so those stay.
+fn relax(
+    tools: &mut [Value],
+    error: &Error,
+    compile: &dyn Fn(&[Value]) -> Result<Option<Grammar>>,
+) -> Vec<String> {
+    let Error::Grammar(error) = error else { return Vec::new() };
+    let keyword = |tool: &Value| loosened(tool, error);
+    let schema = |tool: &Value| Some((relaxed(tool), "parameters".to_owned()));
+    // The keyword, else the schema, of each tool that is refused by itself; all schemas if they are too much together.
+    let steps: [(&dyn Fn(&Value) -> Option<(Value, String)>, bool); 3] =
+        [(&keyword, false), (&schema, false), (&schema, true)];
+    for (loosen, is_all) in steps {
+        let mut found = Vec::new();
+        for at in 0..tools.len() {
+            let loose = loosen(&tools[at]).filter(|(loose, _)| *loose != tools[at]);
+            if let Some((loose, what)) = loose.filter(|_| is_all || compile(&tools[at..=at]).is_err()) {
+                tools[at] = loose;
+                found.push(format!(
+                    "tools.{}.{what}",
+                    tools[at]["function"]["name"].as_str().unwrap_or_default()
+                ));
+            }
+        }
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
+}
+
+/// Returns a tool without what is refused, and the keyword; `None` if the tool is strict or has no such keyword.
+fn loosened(tool: &Value, error: &GrammarError) -> Option<(Value, String)> {
+    let (keyword, message) = match error {
+        GrammarError::Unsupported { keyword, message } => (keyword.as_str(), message.as_str()),
+        // The library does not say which expression it does not understand.
+        GrammarError::Invalid(message) if message.contains("regex") => ("pattern", message.as_str()),
+        _ => return None,
+    };
+    let mut loose = tool.clone();
+    let parameters = loose.pointer_mut("/function/parameters")?;
+    (!is_strict(tool) && grammar::without(parameters, keyword, message)).then(|| (loose, keyword.to_owned()))
 }
 
 /// Returns what a request asks for that takes a grammar, if calls in this model's format have none.

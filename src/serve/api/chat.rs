@@ -34,7 +34,7 @@ pub async fn post(
     let head = Head::new(&app, "chatcmpl");
     let mut headers = AnswerHeaders::new(&app, &request, ignored);
     let running = drive::begin(&app, request).await?;
-    headers.placed = running.placed.clone();
+    headers.learn(&running);
     let response = match streaming.is_on {
         true => {
             let chunks = ChatChunks::new(head, style, running.prompt_tokens());

@@ -33,7 +33,7 @@ pub async fn post(
     let usage = RunningUsage::new(streaming, running.prompt_tokens());
     let prompts = std::mem::take(&mut running.prompts);
     // The choices of one prompt stand together.
-    let echoed = prompts.into_iter().flat_map(|Sent { text, tokens }| {
+    let echoed = prompts.into_iter().flat_map(|Sent { text, tokens, .. }| {
         let prompt_ids = if returns_token_ids { tokens.clone() } else { Vec::new() };
         let echoed = if echo { Echoed { text, ids: tokens, scores: Vec::new() } } else { Echoed::default() };
         std::iter::repeat_n((echoed, prompt_ids), num_choices)

@@ -320,6 +320,7 @@ impl InFlight {
             let sent = |plan: &mut TurnPlan| Sent {
                 text: std::mem::take(&mut plan.text),
                 tokens: plan.tokens.clone(),
+                relaxed: std::mem::take(&mut plan.relaxed),
             };
             let prompts = self.plans.iter_mut().map(sent).collect();
             let _ = admitted.send(Ok(Admitted { prompts, placed: self.placed.clone() }));

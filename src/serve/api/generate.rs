@@ -106,6 +106,8 @@ pub struct Sent {
     /// Where the ask was for texts.
     pub text: String,
     pub tokens: Vec<u32>,
+    /// What of the tools' schemas is not enforced.
+    pub relaxed: Vec<String>,
 }
 
 impl Running {

@@ -37,7 +37,7 @@ pub async fn post(
     let head = MessageHead::new(&app, &request.request_id, shows_thinking);
     let mut headers = AnswerHeaders::new(&app, &request, ignored);
     let running = drive::begin(&app, request).await?;
-    headers.placed = running.placed.clone();
+    headers.learn(&running);
     let response = match is_streamed {
         true => {
             let events = MessageEvents::new(head, running.prompt_tokens());

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::conversations::Placed;
-use super::generate::{GenerateRequest, Totals};
+use super::generate::{GenerateRequest, Running, Totals};
 use super::request::Streaming;
 use crate::runtime::turn::Answer;
 use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
@@ -115,15 +115,17 @@ impl AnswerHeaders {
         Self { placed: None, ignored, is_generic }
     }
 
+    /// Learns what became known with the plan.
+    pub fn learn(&mut self, running: &Running) {
+        self.placed.clone_from(&running.placed);
+        self.ignored.extend(running.prompts.iter().flat_map(|sent| sent.relaxed.iter().cloned()));
+    }
+
     /// Adds the headers to a response.
     pub fn on(self, response: impl IntoResponse) -> Response {
         let Self { placed, ignored, is_generic } = self;
         let format = is_generic.then(|| [(X_TOOL_FORMAT, HeaderValue::from_static("generic"))]);
-        let response = (PlacedHeader(placed), Ignored(ignored), response).into_response();
-        match format {
-            Some(format) => (format, response).into_response(),
-            None => response,
-        }
+        (PlacedHeader(placed), Ignored(ignored), format, response).into_response()
     }
 }
 

@@ -46,7 +46,7 @@ pub async fn post(
         Err(error) if is_streamed && error.code == Some("context_length_exceeded") => failed(error),
         begun => begun?,
     };
-    headers.placed = running.placed.clone();
+    headers.learn(&running);
     let response = match is_streamed {
         true => sse::response(running, ResponseEvents::new(writer)),
         false => {

@@ -4,12 +4,12 @@
 //! lengths and required members, and the patterns of strings that stand unquoted; numbers follow all that JSON Schema
 //! demands.
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
 
 use super::coerce::{ArgumentSchema, Types};
-use super::writer::{Writer, escaped};
+use super::json_text;
+use super::shape::{Shape, shapes};
+use super::writer::{Item, MAX_MEMBERS, NOTHING, Writer, escaped, quoted};
 use super::{TAGGED_TEXT, ToolDefinition};
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
@@ -19,59 +19,102 @@ pub const MAX_DEPTH: usize = 6;
 const OPEN_ENDED: [&str; 7] =
     ["additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf"];
 
-/// The texts around the parts of a call in tags.
+/// Most bytes of an object's member schemas that stand by themselves, so that the members may come in any order.
+const MAX_PARTS: usize = 1 << 16;
+
+/// Names of members that a schema does not name.
+pub const OTHER_NAME: &str = "[A-Za-z_][A-Za-z0-9_.\\-]{0,63}";
+
+/// The texts around the parts of a call in tags. White space between tags is free.
 pub struct Tagging {
     pub behind_name: &'static str,
     pub before_key: &'static str,
-    /// Any of these, by the types of the value.
+    /// Any of these, by the types of the value. A line break at the end means that values stand on lines of their own.
     pub behind_key: fn(Types) -> &'static [&'static str],
     pub behind_value: &'static str,
     pub end: &'static str,
+}
+
+/// What ends a value.
+#[derive(Clone, Copy)]
+struct Ending<'a> {
+    close: &'a str,
+    /// What follows the closing tag.
+    next: &'a str,
+    /// The texts behind a closing tag at which the reader takes the value for ended; none if the tag suffices.
+    nexts: &'a [&'a str],
+    has_lines: bool,
 }
 
 impl Writer<'_> {
     /// A call as a text, its arguments as JSON, and a text.
     pub fn json_call(&mut self, before: &str, tool: &ToolDefinition, after: &str) -> String {
         let arguments = self.json_arguments(tool);
-        format!("{} {arguments} {}", self.literal(before), self.literal(after))
+        format!("{} {arguments} {}", self.markup(before), self.markup(after))
     }
 
     /// A call with a number in front of its arguments.
     pub fn numbered(&mut self, before: &str, between: &str, after: &str, tool: &ToolDefinition) -> String {
         let number = self.terminal("/[0-9]{1,4}/");
         let arguments = self.json_arguments(tool);
-        format!(
-            "{} {number} {} {arguments} {}",
-            self.literal(before),
-            self.literal(between),
-            self.literal(after)
-        )
+        let [before, between, after] = [before, between, after].map(|text| self.markup(text));
+        format!("{before} {number} {between} {arguments} {after}")
     }
 
     pub fn json_arguments(&mut self, tool: &ToolDefinition) -> String {
-        let text = ArgumentSchema::new(&tool.parameters).property("input");
-        if let Some(text) = self.text_in_json(text) {
+        let schema = ArgumentSchema::new(&tool.parameters);
+        if let Some(text) = self.text_in_json(schema.property("input")) {
             return self.rule(&format!("\"{{\\\"input\\\": \" {text} \"}}\""));
+        }
+        if let Some(members) = self.json_members(schema) {
+            return self.rule(&format!("\"{{\" {members} \"}}\""));
         }
         let mut schema = tool.parameters.clone();
         if let Some(object) = schema.as_object_mut() {
             object.entry("type").or_insert_with(|| json!("object"));
             // If the schema does not mention other members, the model must not invent any.
-            let is_plain =
-                object.contains_key("properties") && OPEN_ENDED.iter().all(|key| !object.contains_key(*key));
-            if is_plain {
+            if object.contains_key("properties") && OPEN_ENDED.iter().all(|key| !object.contains_key(*key)) {
                 object.insert("additionalProperties".to_owned(), json!(false));
             }
         }
         self.json(&schema)
     }
 
-    /// A JSON value, spaced as templates print it.
+    /// The members of an object without its braces, each as JSON of its own, so that they may come in any order. `None` for objects
+    /// that need more, or whose parts would be too large.
+    fn json_members(&mut self, schema: ArgumentSchema<'_>) -> Option<String> {
+        let shapes = shapes(schema).ok()?;
+        let num_members: usize = shapes.iter().map(|shape| shape.members.len()).sum();
+        let num_copies = if has_references(schema.root()) { num_members } else { 1 };
+        let is_known = |shape: &Shape| shape.others.is_none() && shape.members.len() <= MAX_MEMBERS;
+        if !shapes.iter().all(is_known) || schema.root().to_string().len() * num_copies > MAX_PARTS {
+            return None;
+        }
+        let mut bodies = Vec::new();
+        for shape in shapes {
+            let item = |(name, part): &(String, Value)| {
+                let head = self.markup(&format!("{}: ", json_text::quoted(name)));
+                let value = self.json_part(schema.at(Some(part)));
+                self.separated(&format!("{head} {value}"))
+            };
+            let items: Vec<Item> = shape.members.iter().map(item).collect();
+            bodies.push(self.any_order(&shape, &items, None));
+        }
+        Some(self.rule(&bodies.join(" | ")))
+    }
+
+    /// A member that a comma parts from the next one.
+    pub fn separated(&mut self, member: &str) -> Item {
+        let member = self.rule(member);
+        Item { before_more: format!("{member} {}", self.markup(", ")), last: member }
+    }
+
+    /// A JSON value, spaced as templates print it or closer.
     pub fn json(&mut self, schema: &Value) -> String {
         let mut schema = schema.clone();
         if let Some(object) = schema.as_object_mut() {
             let spacing =
-                json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+                json!({"whitespace_flexible": false, "item_separator": ", ?", "key_separator": ": ?"});
             object.insert("x-guidance".to_owned(), spacing);
         }
         self.rule(&format!("%json {schema}"))
@@ -81,8 +124,8 @@ impl Writer<'_> {
     fn json_part(&mut self, schema: ArgumentSchema<'_>) -> String {
         let mut part = schema.node().cloned().unwrap_or_else(|| json!({}));
         for key in ["$defs", "definitions"] {
-            if let (Some(part), Some(definitions)) = (part.as_object_mut(), schema.root().get(key)) {
-                part.insert(key.to_owned(), definitions.clone());
+            if let Some(definitions) = schema.root().get(key).filter(|_| has_references(&part)) {
+                part[key] = definitions.clone();
             }
         }
         self.json(&part)
@@ -96,37 +139,142 @@ impl Writer<'_> {
 
     /// Writes what follows the tool's name.
     pub fn tagged_body(&mut self, tool: &ToolDefinition, tagging: &Tagging) -> String {
-        let mut call = self.literal(tagging.behind_name);
         let root = ArgumentSchema::new(&tool.parameters);
-        for (key, is_required) in members(root) {
-            let schema = root.property(&key);
-            let value = self.tagged_value(schema, tagging.behind_value);
-            let heads = (tagging.behind_key)(schema.types());
-            let heads = heads.iter().map(|head| self.literal(&format!("{}{key}{head}", tagging.before_key)));
-            let heads = heads.collect::<Vec<_>>().join(" | ");
-            let member = self.rule(&format!("({heads}) {value}"));
-            write!(call, " {member}{}", if is_required { "" } else { "?" })
-                .expect("a string takes everything");
+        let (head, end) = (self.markup(&format!("{} ", tagging.behind_name)), self.literal(tagging.end));
+        let first = self.literal(tagging.before_key);
+        let mut bodies = Vec::new();
+        for shape in self.shapes(root) {
+            let tag = |(key, part): &(String, Value)| {
+                let key = self.literal(key);
+                self.tag(&key, root.at(Some(part)), tagging)
+            };
+            let items: Vec<Item> = shape.members.iter().map(tag).collect();
+            let other = shape.others.as_ref().map(|part| {
+                let key = self.other_name(&shape, OTHER_NAME);
+                self.tag(&key, root.at(Some(part)), tagging)
+            });
+            // The last member ends the call, too.
+            bodies.push(match self.any_order(&shape, &items, other.as_ref()) {
+                members if members == NOTHING => end.clone(),
+                members if members.ends_with('?') => {
+                    format!("{first} {} | {end}", members.trim_end_matches('?'))
+                }
+                members => format!("{first} {members}"),
+            });
         }
-        format!("{call} {}", self.literal(tagging.end))
+        let body = self.rule(&bodies.join(" | "));
+        format!("{head} {body}")
     }
 
-    /// A plain value with the mark that ends it.
-    fn tagged_value(&mut self, schema: ArgumentSchema<'_>, end: &str) -> String {
+    /// A parameter behind the beginning of its tag, with what begins the next one or ends the call.
+    fn tag(&mut self, key: &str, schema: ArgumentSchema<'_>, tagging: &Tagging) -> Item {
+        let heads = (tagging.behind_key)(schema.types());
+        let has_lines = heads[0].ends_with('\n');
+        let heads: Vec<String> =
+            heads.iter().map(|head| format!("{key} {}", self.markup(head.trim_end()))).collect();
+        let head = self.rule(&heads.join(" | "));
+        let nexts = [tagging.before_key, tagging.end];
+        let [before_more, last] = nexts.map(|next| {
+            let ending = Ending { close: tagging.behind_value.trim(), next, nexts: &nexts, has_lines };
+            let value = self.tagged_value(schema, ending);
+            self.rule(&format!("{head} {value}"))
+        });
+        Item { before_more, last }
+    }
+
+    /// A name that none of an object's own members has.
+    pub fn other_name(&mut self, shape: &Shape, name: &str) -> String {
+        let taken: Vec<String> = shape.members.iter().map(|(name, _)| escaped(name)).collect();
+        let not = if taken.is_empty() { String::new() } else { format!(" & ~/{}/", taken.join("|")) };
+        self.terminal(&format!("/{name}/{not}"))
+    }
+
+    /// The alternatives of an object's schema; one of any members where a keyword cannot be expressed.
+    pub fn shapes(&mut self, schema: ArgumentSchema<'_>) -> Vec<Shape> {
+        shapes(schema).unwrap_or_else(|keyword| {
+            self.refused.get_or_insert(keyword);
+            vec![Shape { others: Some(json!({})), ..Shape::default() }]
+        })
+    }
+
+    /// A plain value with what ends it.
+    fn tagged_value(&mut self, schema: ArgumentSchema<'_>, ending: Ending<'_>) -> String {
         let types = schema.types();
         if types.is_text() {
-            if let Some(choices) = schema.strings() {
-                let choices: Vec<String> = choices.iter().map(|choice| self.literal(choice)).collect();
-                return format!("({}) {}", choices.join(" | "), self.literal(end));
-            }
-            return self.text_until(schema, end);
+            return self.tagged_text(schema, ending);
         }
-        let value = if types.is_only_boolean() {
-            "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned()
-        } else {
-            self.json_part(schema)
+        let value = match schema.strings() {
+            None if types.is_only_boolean() => "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned(),
+            _ => self.json_part(schema),
         };
-        format!("{value} {}", self.literal(end))
+        let Ending { close, next, .. } = ending;
+        format!("{} {value} {}", self.space(), self.markup(&format!(" {close} {next}")))
+    }
+
+    /// A text up to a mark, which it cannot contain.
+    pub fn text_until(&mut self, schema: ArgumentSchema<'_>, close: &str) -> String {
+        self.tagged_text(schema, Ending { close, next: "", nexts: &[], has_lines: false })
+    }
+
+    /// A text with what ends it, of the choices, the grammar, or the lengths and the pattern of a schema.
+    fn tagged_text(&mut self, schema: ArgumentSchema<'_>, ending: Ending<'_>) -> String {
+        let Ending { close, next, has_lines, .. } = ending;
+        let end = self.markup(&format!("{close} {next}"));
+        let line = if has_lines { "\"\\n\"?" } else { "" };
+        if let Some(choices) = schema.strings() {
+            let choices: Vec<String> = choices.iter().map(|choice| self.literal(choice)).collect();
+            return format!("{line} ({}) {line} {end}", choices.join(" | "));
+        }
+        if let Some(grammar) = schema.text_grammar("between_tags") {
+            let line = line.trim_end_matches('?');
+            return format!("{line} {} {line} {end}", self.text_grammar(grammar, close));
+        }
+        let (min, max, pattern) = restrictions(schema);
+        let is_free = min == 0 && max.is_empty() && pattern.is_empty();
+        let mut text = self.terminal(&format!("/(?s:.{{{min},{max}}})/{pattern}"));
+        if has_lines && !is_free {
+            // The reader takes one line break off either end, so that only a text with both or with none is as long as it seems.
+            let bare = format!("{text} & ~/[\\r\\n](?s:.*)/ & ~/(?s:.*)[\\r\\n]/");
+            text = self.terminal(&format!("\"\\n\" {text} \"\\n\" | {bare}"));
+        }
+        match self.before_special(close) {
+            None => self.text_before(&text, ending),
+            Some("") => {
+                let text = self.terminal(&format!("{text} & /(?s:.+)/"));
+                format!("{text}{} {end}", if min == 0 && pattern.is_empty() { "?" } else { "" })
+            }
+            Some(before) => {
+                // A lexeme is as long as it can be, so what stands in front of the token is part of the text's.
+                let text = self.terminal(&format!("{text} {}", quoted(before)));
+                format!("{text} {}", self.markup(&format!("{} {next}", &close[before.len()..])))
+            }
+        }
+    }
+
+    /// A text and what ends it, where that is ordinary text: the first closing tag behind which the reader takes the value for ended.
+    fn text_before(&mut self, text: &str, ending: Ending<'_>) -> String {
+        let Ending { close, next, nexts, .. } = ending;
+        let close = escaped(close);
+        if nexts.is_empty() || nexts.iter().any(|next| self.before_special(next).is_some()) {
+            let text = self.terminal(&format!("{text} & ~/(?s:.*){close}(?s:.*)/"));
+            return format!(
+                "{} {}",
+                self.terminal(&format!("{text} /{close}/")),
+                self.markup(&format!(" {next}"))
+            );
+        }
+        let nexts: Vec<String> = nexts.iter().map(|next| escaped(next)).collect();
+        let text = self.terminal(&format!("{text} & ~/(?s:.*){close}\\s*({})(?s:.*)/", nexts.join("|")));
+        self.terminal(&format!("{text} /{close}[ \\t\\r\\n]{{0,8}}{}/", escaped(next)))
+    }
+
+    /// A text that follows a grammar and does not contain the mark that ends it.
+    fn text_grammar(&self, grammar: &str, end: &str) -> String {
+        let text = match self.before_special(end) {
+            Some("") => "/(?s:.*)/".to_owned(),
+            _ => format!("/(?s:.*)/ & ~/(?s:.*){}(?s:.*)/", escaped(end)),
+        };
+        format!("%lark {{\n{TAGGED_TEXT}: {text}\n{grammar}}}")
     }
 
     /// A JSON string whose text follows the schema's grammar; `None` if it has none.
@@ -135,46 +283,35 @@ impl Writer<'_> {
         Some(format!("\"\\\"\" %lark {{\n{grammar}}} \"\\\"\""))
     }
 
-    /// Text with the lengths and the pattern of a schema, or with its grammar, and the mark that ends it, which the text cannot
-    /// contain.
-    pub fn text_until(&mut self, schema: ArgumentSchema<'_>, end: &str) -> String {
-        if let Some(grammar) = schema.text_grammar("between_tags") {
-            let text = match self.before_special(end) {
-                Some("") => "/(?s:.*)/".to_owned(),
-                _ => format!("/(?s:.*)/ & ~/(?s:.*){}(?s:.*)/", escaped(end.trim())),
-            };
-            return format!("%lark {{\n{TAGGED_TEXT}: {text}\n{grammar}}} {}", self.literal(end));
-        }
-        let node = schema.node();
-        let length = |key: &str| node.and_then(|node| node.get(key)).and_then(Value::as_u64);
-        let min = length("minLength").unwrap_or(0);
-        let max = length("maxLength").map_or_else(String::new, |max| max.to_string());
-        let pattern = node.and_then(|node| node.get("pattern")).and_then(Value::as_str);
-        let pattern = pattern.map_or_else(String::new, |pattern| format!(" & /{}/", unanchored(pattern)));
-        self.text_to((min, &max), &pattern, end)
-    }
-
     /// Members as tags of their names, each behind `token`, for a schema and what lies in it.
     pub fn elements(&mut self, parameters: &Value, token: &str) -> String {
         self.element_members(ArgumentSchema::new(parameters), token, 0)
     }
 
     fn element_members(&mut self, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
-        let mut all = String::new();
-        for (key, is_required) in members(schema) {
-            let element = self.element(&key, schema.property(&key), token, depth);
-            write!(all, " {element}{}", if is_required { "" } else { "?" })
-                .expect("a string takes everything");
+        let mut bodies = Vec::new();
+        for shape in self.shapes(schema) {
+            // An end tag repeats the name of its element, which no grammar can demand of a name that it does not know.
+            if shape.others.as_ref().is_some_and(|others| *others != json!({})) {
+                self.refused.get_or_insert_with(|| "additionalProperties".to_owned());
+            }
+            let item = |(key, part): &(String, Value)| {
+                let element = self.element(key, schema.at(Some(part)), token, depth);
+                Item { before_more: format!("{element} {}", self.space()), last: element }
+            };
+            let items: Vec<Item> = shape.members.iter().map(item).collect();
+            bodies.push(self.any_order(&shape, &items, None));
         }
-        if all.is_empty() { "\"\"".to_owned() } else { all }
+        self.rule(&bodies.join(" | "))
     }
 
     fn element(&mut self, tag: &str, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
         let open = self.literal(&format!("{token}<{tag}>"));
         let close = format!("{token}</{tag}>");
+        let ending = Ending { close: &close, next: "", nexts: &[], has_lines: false };
         let types = schema.types();
         let inside = match types {
-            _ if types.is_text() || depth > MAX_DEPTH => self.tagged_value(schema, &close),
+            _ if types.is_text() || depth > MAX_DEPTH => self.tagged_value(schema, ending),
             Types { array: true, .. } => {
                 let item = self.element("item", schema.items(), token, depth + 1);
                 let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
@@ -184,19 +321,30 @@ impl Writer<'_> {
             Types { object: true, .. } => {
                 format!("{} {}", self.element_members(schema, token, depth + 1), self.literal(&close))
             }
-            _ => self.tagged_value(schema, &close),
+            _ => self.tagged_value(schema, ending),
         };
         self.rule(&format!("{open} {inside}"))
     }
 }
 
-/// The members of an object schema, and whether each is required.
-pub fn members(schema: ArgumentSchema<'_>) -> Vec<(String, bool)> {
-    let Some(node) = schema.node() else { return Vec::new() };
-    let required = node.get("required").and_then(Value::as_array);
-    let is_required = |key: &String| required.is_some_and(|keys| keys.iter().any(|one| one == key));
-    let properties = node.get("properties").and_then(Value::as_object);
-    properties.into_iter().flat_map(|all| all.keys()).map(|key| (key.clone(), is_required(key))).collect()
+/// Returns the least and the greatest length of a text, and its pattern as a condition of a terminal.
+fn restrictions(schema: ArgumentSchema<'_>) -> (u64, String, String) {
+    let node = schema.node();
+    let length = |key: &str| node.and_then(|node| node.get(key)).and_then(Value::as_u64);
+    let max = length("maxLength").map_or_else(String::new, |max| max.to_string());
+    let pattern = node.and_then(|node| node.get("pattern")).and_then(Value::as_str);
+    let pattern = pattern.map_or_else(String::new, |pattern| format!(" & /{}/", unanchored(pattern)));
+    (length("minLength").unwrap_or(0), max, pattern)
+}
+
+fn has_references(value: &Value) -> bool {
+    match value {
+        Value::Array(items) => items.iter().any(has_references),
+        Value::Object(members) => {
+            members.get("$ref").is_some_and(Value::is_string) || members.values().any(has_references)
+        }
+        _ => false,
+    }
 }
 
 /// JSON Schema looks for a pattern anywhere in a string; a lexeme must match as a whole.

@@ -77,31 +77,30 @@ impl Types {
 const MAX_DIGITS: usize = 300;
 /// References followed before giving up: a schema may point at itself.
 const MAX_REFERENCES: usize = 32;
+/// Most schemas that apply to one value.
+const MAX_SCHEMAS: usize = 256;
 
 impl<'a> ArgumentSchema<'a> {
     pub fn new(root: &'a Value) -> Self {
         Self { root, node: Some(root) }
     }
 
-    fn at(self, node: Option<&'a Value>) -> Self {
+    /// A schema of the same document.
+    pub fn at(self, node: Option<&'a Value>) -> Self {
         Self { root: self.root, node }
     }
 
     /// The schema of a member, by `properties` or else `additionalProperties`.
     pub fn property(self, key: &str) -> Self {
-        let Some(node) = self.resolved() else { return self.at(None) };
-        let named = node.get("properties").and_then(|properties| properties.get(key));
-        let branches = || branches(node).find_map(|branch| self.at(Some(branch)).property(key).node);
-        self.at(named
-            .or_else(branches)
-            .or_else(|| node.get("additionalProperties").filter(|more| more.is_object())))
+        let nodes = self.nodes();
+        let named = |node: &&'a Value| node.get("properties")?.get(key);
+        let more = |node: &&'a Value| node.get("additionalProperties").filter(|more| more.is_object());
+        self.at(nodes.iter().find_map(named).or_else(|| nodes.iter().find_map(more)))
     }
 
     /// The schema of a list's items.
     pub fn items(self) -> Self {
-        let Some(node) = self.resolved() else { return self.at(None) };
-        let branches = || branches(node).find_map(|branch| self.at(Some(branch)).items().node);
-        self.at(node.get("items").filter(|items| items.is_object()).or_else(branches))
+        self.at(self.nodes().iter().find_map(|node| node.get("items").filter(|items| items.is_object())))
     }
 
     /// The document.
@@ -133,39 +132,63 @@ impl<'a> ArgumentSchema<'a> {
         let mut node = self.node?;
         for _ in 0..MAX_REFERENCES {
             let Some(reference) = node.get("$ref").and_then(Value::as_str) else { return Some(node) };
-            node = self.root.pointer(reference.strip_prefix('#')?)?;
+            node = resolve(self.root, reference)?;
         }
         None
+    }
+
+    /// Returns the schema and those that it refers to or combines, each once.
+    fn nodes(self) -> Vec<&'a Value> {
+        let mut nodes: Vec<&Value> = self.node.into_iter().collect();
+        let mut at = 0;
+        while let Some(node) = nodes.get(at).copied().filter(|_| at < MAX_SCHEMAS) {
+            let target = node.get("$ref").and_then(Value::as_str);
+            let options = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| node.get(key)?.as_array());
+            for next in
+                target.and_then(|target| resolve(self.root, target)).into_iter().chain(options.flatten())
+            {
+                if !nodes.iter().any(|known| std::ptr::eq(*known, next)) {
+                    nodes.push(next);
+                }
+            }
+            at += 1;
+        }
+        nodes
     }
 
     /// Returns the types that a value may have.
     pub fn types(self) -> Types {
         let mut types = Types::default();
-        self.collect(&mut types, 0);
+        for node in self.nodes() {
+            match node.get("type") {
+                Some(Value::String(name)) => types.add(name),
+                Some(Value::Array(names)) => {
+                    names.iter().filter_map(Value::as_str).for_each(|name| types.add(name))
+                }
+                _ => {
+                    let values = node.get("enum").and_then(Value::as_array).into_iter().flatten();
+                    values.chain(node.get("const")).for_each(|value| types.add_value(value));
+                }
+            }
+            types.null |= node.get("nullable") == Some(&Value::Bool(true));
+        }
         types
-    }
-
-    fn collect(self, types: &mut Types, depth: usize) {
-        let Some(node) = self.resolved().filter(|_| depth < MAX_REFERENCES) else { return };
-        match node.get("type") {
-            Some(Value::String(name)) => types.add(name),
-            Some(Value::Array(names)) => {
-                names.iter().filter_map(Value::as_str).for_each(|name| types.add(name))
-            }
-            _ => {
-                let values = node.get("enum").and_then(Value::as_array).into_iter().flatten();
-                values.chain(node.get("const")).for_each(|value| types.add_value(value));
-            }
-        }
-        if node.get("nullable") == Some(&Value::Bool(true)) {
-            types.null = true;
-        }
-        branches(node).for_each(|branch| self.at(Some(branch)).collect(types, depth + 1));
     }
 }
 
-fn branches(node: &Value) -> impl Iterator<Item = &Value> {
-    ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| node.get(key)?.as_array()).flatten()
+/// Returns the schema that a reference within a document points to. Its path may be percent-encoded (RFC 6901, section 6).
+pub fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    let pointer = reference.strip_prefix('#')?;
+    if !pointer.contains('%') {
+        return root.pointer(pointer);
+    }
+    let mut parts = pointer.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    root.pointer(str::from_utf8(&bytes).ok()?)
 }
 
 /// JSON text for an argument written as plain text.

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::ToolDefinition;
-use super::arguments::{MAX_DEPTH, members};
+use super::arguments::{MAX_DEPTH, OTHER_NAME};
 use super::coerce::ArgumentSchema;
 use super::json_text;
-use super::writer::{ValueStyle, Writer, quoted};
+use super::writer::{Item, ValueStyle, Writer, quoted};
 
 impl Writer<'_> {
     pub fn object_call(
@@ -20,39 +20,35 @@ impl Writer<'_> {
     ) -> String {
         self.style = style;
         let members = self.members(ArgumentSchema::new(&tool.parameters), style == ValueStyle::Python, 0);
-        format!("{} {members} {}", self.literal(&format!("{lead}{}{open}", tool.name)), self.literal(close))
+        format!("{} {members} {}", self.markup(&format!("{lead}{}{open}", tool.name)), self.markup(close))
     }
 
-    fn separator(&self) -> &'static str {
-        if self.style == ValueStyle::Python { ", " } else { "," }
-    }
-
-    /// The members of an object without its braces: the required ones, then any of the others, in the schema's order.
+    /// The members of an object without its braces.
     fn members(&mut self, schema: ArgumentSchema<'_>, is_keywords: bool, depth: usize) -> String {
-        let separator = self.literal(self.separator());
-        let (mut required, mut optional) = (Vec::new(), Vec::new());
-        for (key, is_required) in members(schema) {
-            let value = self.value(schema.property(&key), depth + 1);
-            let key = match (self.style, is_keywords) {
-                (ValueStyle::Python, true) => format!("{key}="),
-                (ValueStyle::Python, false) => format!("{}: ", json_text::quoted(&key)),
-                _ => format!("{key}:"),
+        let mut bodies = Vec::new();
+        for shape in self.shapes(schema) {
+            let in_quotes = self.style == ValueStyle::Python && !is_keywords;
+            let member = |(key, part): &(String, Value)| {
+                let key = if in_quotes { json_text::quoted(key) } else { key.clone() };
+                let key = self.literal(&key);
+                self.member(&key, schema.at(Some(part)), is_keywords, depth)
             };
-            let member = format!("{} {value}", self.literal(&key));
-            let member = self.rule(&member);
-            if is_required { required.push(member) } else { optional.push(member) }
+            let items: Vec<Item> = shape.members.iter().map(member).collect();
+            let other = shape.others.as_ref().map(|part| {
+                let name = self.other_name(&shape, OTHER_NAME);
+                let key = if in_quotes { format!("\"\\\"\" {name} \"\\\"\"") } else { name };
+                self.member(&key, schema.at(Some(part)), is_keywords, depth)
+            });
+            bodies.push(self.any_order(&shape, &items, other.as_ref()));
         }
-        let follow = |members: &[String]| -> String {
-            members.iter().map(|member| format!(" ({separator} {member})?")).collect()
-        };
-        if !required.is_empty() {
-            return self.rule(&format!("{}{}", required.join(&format!(" {separator} ")), follow(&optional)));
-        }
-        // The first member that is there has no separator in front of it.
-        let starts =
-            optional.iter().enumerate().map(|(at, first)| format!("{first}{}", follow(&optional[at + 1..])));
-        let starts: Vec<String> = starts.collect();
-        if starts.is_empty() { "\"\"".to_owned() } else { self.rule(&format!("({})?", starts.join(" | "))) }
+        self.rule(&bodies.join(" | "))
+    }
+
+    fn member(&mut self, key: &str, schema: ArgumentSchema<'_>, is_keywords: bool, depth: usize) -> Item {
+        let value = self.value(schema, depth + 1);
+        let mark = if self.style == ValueStyle::Python && is_keywords { "=" } else { ": " };
+        let member = format!("{key} {} {value}", self.markup(mark));
+        self.separated(&member)
     }
 
     fn value(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
@@ -98,37 +94,29 @@ impl Writer<'_> {
             return "\"[\" \"]\"".to_owned();
         }
         let more = max.map_or_else(String::new, |max| (max - 1).to_string());
-        let items =
-            format!("{item} ({} {item}){{{},{more}}}", self.literal(self.separator()), min.saturating_sub(1));
+        let items = format!("{item} ({} {item}){{{},{more}}}", self.markup(", "), min.saturating_sub(1));
         format!("\"[\" ({items}){} \"]\"", if min == 0 { "?" } else { "" })
     }
 
     fn string(&mut self, schema: ArgumentSchema<'_>) -> String {
+        if self.style == ValueStyle::Gemma {
+            let text = self.text_until(schema, "<|\"|>");
+            return format!("{} {text}", self.literal("<|\"|>"));
+        }
         if let Some(choices) = schema.strings() {
-            let quote = |choice: &String| match self.style {
-                ValueStyle::Python => quoted(&json_text::quoted(choice)),
-                _ => self.literal(&format!("<|\"|>{choice}<|\"|>")),
+            let choices: Vec<String> =
+                choices.iter().map(|choice| quoted(&json_text::quoted(choice))).collect();
+            return format!("({})", choices.join(" | "));
+        }
+        self.text_in_json(schema).unwrap_or_else(|| {
+            let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
+            let min = bound("minLength").unwrap_or(0);
+            let max = bound("maxLength").map_or_else(String::new, |max| max.to_string());
+            let of = |quote: char| {
+                format!("{quote}([^{quote}\\\\\\x00-\\x1f]|\\\\[\\\\nrt\"']){{{min},{max}}}{quote}")
             };
-            return format!("({})", choices.iter().map(quote).collect::<Vec<_>>().join(" | "));
-        }
-        if let Some(text) = self.text_in_json(schema).filter(|_| self.style == ValueStyle::Python) {
-            return text;
-        }
-        match self.style {
-            ValueStyle::Python => {
-                let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
-                let min = bound("minLength").unwrap_or(0);
-                let max = bound("maxLength").map_or_else(String::new, |max| max.to_string());
-                let of = |quote: char| {
-                    format!("{quote}([^{quote}\\\\\\x00-\\x1f]|\\\\[\\\\nrt\"']){{{min},{max}}}{quote}")
-                };
-                self.terminal(&format!("/{}/ | /{}/", of('"'), of('\'')))
-            }
-            _ => {
-                let text = self.text_until(schema, "<|\"|>");
-                format!("{} {text}", self.literal("<|\"|>"))
-            }
-        }
+            self.terminal(&format!("/{}/ | /{}/", of('"'), of('\'')))
+        })
     }
 
     /// Any value: JSON reads as Python here; Gemma has its own quotes.

@@ -20,6 +20,7 @@ mod named_json;
 mod python_literal;
 mod pythonic;
 mod recipient;
+mod shape;
 mod spec;
 pub(super) mod writer;
 mod xml;
@@ -28,6 +29,7 @@ use serde_json::Value;
 
 use super::piece::Piece;
 
+pub use coerce::resolve as resolve_reference;
 pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
 use json_text::Malformed;

@@ -10,7 +10,7 @@ pub const GLM: ToolCallSpec = ToolCallSpec {
     openers: &["<tool_call>"],
     marks: &["</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     end: "</tool_call>",
-    frame: Frame { close: "</tool_call>", between: "\n", ..Frame::PLAIN },
+    frame: Frame { between: "\n", ..Frame::PLAIN },
     call: |writer, tool, _| writer.tagged(tool, &TAGGING),
     reader: |opener| Some(Box::new(GlmCall::new(&MARKS, opener))),
     ..ToolCallSpec::PLAIN
@@ -21,7 +21,7 @@ const TAGGING: Tagging = Tagging {
     before_key: "<arg_key>",
     behind_key: |_| &["</arg_key>\n<arg_value>"],
     behind_value: "</arg_value>\n",
-    end: "",
+    end: "</tool_call>",
 };
 
 const MARKS: GlmMarks = GlmMarks {

@@ -10,7 +10,7 @@ pub const HARMONY: ToolCallSpec = ToolCallSpec {
     protocol: Some(Protocol::Harmony),
     call: |writer, tool, _| {
         let name = &tool.name;
-        let json = format!("({} | {})", writer.literal(" <|constrain|>json"), writer.literal(" json"));
+        let json = format!("({} | {})?", writer.literal(" <|constrain|>json"), writer.literal(" json"));
         let to = format!(
             "({} | {})",
             writer.literal(&format!("<|channel|>commentary to=functions.{name}")),

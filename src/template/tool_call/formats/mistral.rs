@@ -7,7 +7,7 @@ pub const MISTRAL: ToolCallSpec = ToolCallSpec {
     name: "mistral",
     signs: &[&["[TOOL_CALLS]"]],
     openers: &["[TOOL_CALLS]"],
-    frame: Frame { open: "[", separator: Some(", "), close: "]", ..Frame::PLAIN },
+    frame: Frame { open: " [", separator: Some(", "), close: "]", ..Frame::PLAIN },
     call: named_object,
     reader: |_| Some(Box::new(MistralCalls::new())),
     ..ToolCallSpec::PLAIN

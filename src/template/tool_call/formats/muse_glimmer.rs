@@ -23,7 +23,7 @@ pub const MUSE_GLIMMER: ToolCallSpec = ToolCallSpec {
         let name = &tool.name;
         let head = format!(" to={name}<|message|>{ATEM_CALLS}\n<atem:invoke name=\"{name}");
         let body = writer.tagged_body(tool, &TAGGING);
-        format!("{} {body} {}", writer.literal(&head), writer.literal("\n</atem:function_calls>"))
+        format!("{} {body} {}", writer.literal(&head), writer.markup("\n</atem:function_calls>"))
     },
     ..ToolCallSpec::PLAIN
 };
