@@ -988,21 +988,28 @@ impl Random {
 
 /// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
 fn walk(lark: &str, random: &mut Random) -> Option<String> {
-    const CLOSERS: [&str; 19] = [
-        "\n</parameter>\n",
-        "</parameter>\n",
-        "</arg_value>\n",
+    const CLOSERS: [&str; 26] = [
+        "\n</parameter>\n</function>",
+        "\n</parameter>\n<parameter=",
+        "</parameter>\n</function>",
+        "</parameter>\n</invoke>",
+        "</parameter>\n<parameter name=\"",
+        "</arg_value>\n<arg_key>",
+        "</arg_value>\n</tool_call>",
         "<|\"|>",
         "\"",
         "'",
         "</think>\n",
         "<channel|>",
         "]",
-        "</parameter>\n</invoke>",
-        "</｜DSML｜parameter>\n",
-        "</atem:parameter>\n",
-        "</param>",
-        "</arg_value:opensource>\n",
+        "</｜DSML｜parameter>\n</｜DSML｜invoke>",
+        "</｜DSML｜parameter>\n<｜DSML｜parameter name=\"",
+        "</atem:parameter>\n</atem:invoke>",
+        "</atem:parameter>\n<atem:parameter name=\"",
+        "</param></function>",
+        "</param><param name=\"",
+        "</arg_value:opensource>\n</tool_call:opensource>",
+        "</arg_value:opensource>\n<arg_key:opensource>",
         "<|close|>argument<|sep|>",
         "<|close|>think<|sep|>",
         "<|close|>response<|sep|>",
@@ -1017,10 +1024,11 @@ fn walk(lark: &str, random: &mut Random) -> Option<String> {
         }
         if random.below(6) == 0 {
             let closers = CLOSERS.iter().map(|closer| tokens(closer));
-            let closer = closers
-                .into_iter()
-                .find(|closer| matcher.validate_tokens(closer).is_ok_and(|n| n == closer.len()));
-            if let Some(closer) = closer {
+            let mut fits =
+                |closer: &Vec<u32>| matcher.validate_tokens(closer).is_ok_and(|n| n == closer.len());
+            let mut closers: Vec<Vec<u32>> = closers.filter(|closer| fits(closer)).collect();
+            if !closers.is_empty() {
+                let closer = closers.swap_remove(random.below(closers.len()));
                 bytes.extend(closer.iter().map(|token| *token as u8));
                 matcher.consume_tokens(&closer).ok()?;
                 continue;

@@ -206,6 +206,31 @@ async fn tools_that_cannot_be_used_are_refused() {
     }
 }
 
+/// Other tools stay enforced, and strict ones are never relaxed.
+async fn a_keyword_that_cannot_be_enforced_is_left_out_of_its_tool_and_named() {
+    let server = server();
+    let tool = |name: &str, more: Value| {
+        let mut k = json!({"type": "integer", "minimum": 1, "maximum": 3});
+        k.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let parameters = json!({"type": "object", "properties": {"k": k}, "required": ["k"]});
+        json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+    };
+    let asked = |tools: &Value, seed: u64| json!({"tools": tools, "tool_choice": "required", "max_tokens": 300, "seed": seed, "temperature": 1});
+    let mut tools =
+        json!([tool("a", json!({})), tool("b", json!({"not": {"const": 2}})), tool("c", json!({}))]);
+    for seed in 0..4 {
+        let reply = server.chat(NOISE, asked(&tools, seed)).await;
+        assert_eq!(reply.headers["x-llmctl-ignored"], "tools.b.not");
+        let answer = reply.ok();
+        let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        let value: Value = serde_json::from_str(call["arguments"].as_str().expect("a call")).expect("JSON");
+        assert!(value["k"].as_i64().is_some_and(|k| (1..=3).contains(&k)), "{answer}");
+    }
+    tools[1]["function"]["strict"] = true.into();
+    let (status, _, param) = server.chat(NOISE, asked(&tools, 1)).await.error();
+    assert_eq!((status, param.as_str()), (400, "tools"));
+}
+
 /// A template that shows no tools, or none that it shows the calls of: tools are described in the system prompt, calls are
 /// asked for as JSON, and results come back as questions.
 async fn a_template_without_tools_gets_them_described() {
@@ -336,6 +361,7 @@ both_kinds! {
     thinking_is_switched_for_all_and_by_each,
     a_template_without_tools_gets_them_described,
     tools_that_cannot_be_used_are_refused,
+    a_keyword_that_cannot_be_enforced_is_left_out_of_its_tool_and_named,
     an_answer_has_the_form_that_is_asked_for,
     a_thought_comes_before_the_form,
     forms_that_are_none_are_refused,

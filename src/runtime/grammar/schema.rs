@@ -86,7 +86,7 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     if depth(schema) > MAX_DEPTH {
         return Err(GrammarError::TooComplex(format!("more than {MAX_DEPTH} levels deep")));
     }
-    let mut schema = match schema {
+    let schema = match schema {
         Value::Object(members) => members.clone(),
         Value::Bool(true) => Map::new(),
         Value::Bool(false) => {
