@@ -178,6 +178,8 @@ const FLAGS: &[(&[&str], &[&str], &str)] = &[
     ),
     (&["np", "n-parallel", "max-num-seqs"], &["parallel"], "'--parallel N'"),
     (&["cache-type-k", "cache-type-v", "kv-cache-dtype"], &["kv-type"], "'--kv-type TYPE'"),
+    (&["image", "images", "mmproj", "audio", "video"], &[], "llmctl reads text only, no images or audio yet"),
+    (&["lora", "adapter"], &[], "there are no LoRA adapters yet: merge the adapter into its model"),
     (&["stream"], &["no-stream"], "answers are streamed unless there is '--no-stream'"),
 ];
 
@@ -244,6 +246,8 @@ mod tests {
         check(&["serve", "--listen", "x"], "'--host ADDRESS' and '--port N'");
         check(&["run", "--attach", "x"], "'--prompt-file FILE'");
         check(&["run", "--json", "x"], "'--output json'");
+        check(&["run", "--image", "x"], "llmctl reads text only");
+        check(&["chat", "--lora", "x"], "there are no LoRA adapters yet");
         assert!(!parse(&["serve", "--listen", "x"]).contains("--lenient"), "no other flag is suggested");
         check(&["run", "--temprature", "1"], "a similar argument exists: '--temperature'");
         check(&["rnu"], "a similar subcommand exists: 'run'");
