@@ -242,6 +242,20 @@ fn a_server_that_fails_is_named_and_the_others_go_on() {
 }
 
 #[test]
+fn a_list_of_tools_without_end_or_schemas_is_kept() {
+    if !has_python() {
+        return;
+    }
+    let place = place(&["--mode", "endless"]);
+    let deeds = vec![calling(&[("t__echo", json!({"text": "hi"}))]), saying(&["done"])];
+    let (ran, fake) = run(&place, deeds, &["--allow-tool", "t__*", "q"]);
+    ran.check(0, "");
+    assert_eq!((results(&fake, 1), ran.stdout.as_str()), (vec!["hi".to_owned()], "done\n"));
+    let offered = fake.asked()[0].body["tools"].as_array().map(Vec::len);
+    assert_eq!(offered, Some(11), "each tool once");
+}
+
+#[test]
 fn a_call_that_takes_too_long_is_given_up() {
     if !has_python() {
         return;

@@ -4,7 +4,8 @@
     server.py --http [--log FILE] [--key KEY] [--busy]    HTTP on a free port of 127.0.0.1, which is printed
 
 Modes: `dies` ends at the start, `silent` never answers, `stubborn` ignores SIGTERM and the end of its input, `noisy` writes lines
-that are no messages, `parallel` answers each message on a thread of its own. With --busy, the first call gets 503. The log has a line per request and notification, and `ended` at an orderly end.
+that are no messages, `parallel` answers each message on a thread of its own, `endless`
+lists the same tools, without schemas, on page after page. With --busy, the first call gets 503. The log has a line per request and notification, and `ended` at an orderly end.
 """
 
 import argparse
@@ -83,6 +84,8 @@ class Server:
             "inputSchema": self.tools[name][1],
             "annotations": {"readOnlyHint": True},
         }
+        if self.options.mode == "endless":
+            return {"tools": [{"name": name} for name in names], "nextCursor": "0"}
         page = {"tools": [tool(name) for name in names[first : first + 4]]}
         return page | ({"nextCursor": str(first + 4)} if first + 4 < len(names) else {})
 

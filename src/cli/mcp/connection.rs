@@ -2,6 +2,7 @@
 //!
 //! Invariants: nothing of a server is waited for without a limit; a server that fails is reported with its last words.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +11,8 @@ use std::time::Duration;
 use rmcp::ClientHandler;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, CallToolResult, ClientCapabilities, ClientConfig, ClientRequest,
-    Implementation, JsonObject, PaginatedRequestParams, ServerResult, Tool,
+    Implementation, JsonObject, ListToolsRequest, ListToolsResult, PaginatedRequestParams, ServerResult,
+    Tool,
 };
 use rmcp::service::{
     ClientInitializeError, NotificationContext, Peer, PeerRequestOptions, RequestHandle, RoleClient,
@@ -42,6 +44,9 @@ const CONNECTION_ENDED: &str = "the connection has ended";
 
 /// Most tools of one server. Their descriptions are part of each prompt.
 const MAX_TOOLS: usize = 512;
+
+/// Most pages of a list of tools that hold none.
+const MAX_EMPTY: usize = 8;
 
 /// A tool of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -174,7 +179,7 @@ pub struct ServerConnection {
     process: Option<ServerProcess>,
     news: Arc<News>,
     pub tools: Vec<ServerTool>,
-    /// The server's own name and version.
+    /// The server's own name and version, and what is wrong with its list of tools.
     pub about: String,
 }
 
@@ -198,7 +203,6 @@ impl ServerConnection {
             }
         };
         let mut connection = Self { service, process, news, tools: Vec::new(), about: String::new() };
-        connection.about = connection.about_server();
         match timeout_at(deadline, connection.list(&config)).await.unwrap_or_else(|_| Err(late())) {
             Ok(tools) => {
                 connection.tools = tools;
@@ -220,25 +224,29 @@ impl ServerConnection {
     }
 
     /// Returns the server's tools without those that the user disabled; none if it says that it has none.
-    async fn list(&self, config: &ServerConfig) -> Result<Vec<ServerTool>, String> {
+    async fn list(&mut self, config: &ServerConfig) -> Result<Vec<ServerTool>, String> {
+        self.about = self.about_server();
         let has_tools = self.service.peer_info().is_some_and(|info| info.capabilities.tools.is_some());
         if !has_tools {
             return Ok(Vec::new());
         }
-        let (mut tools, mut cursor): (Vec<Tool>, Option<String>) = (Vec::new(), None);
+        let (mut tools, mut cursors, mut num_empty) = (Vec::new(), Vec::<String>::new(), 0);
         loop {
-            let params =
-                cursor.take().map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
-            let page = self.service.list_tools(params).await.map_err(|error| error.to_string())?;
+            let page = self.page(cursors.last().cloned()).await?;
+            num_empty += usize::from(page.tools.is_empty());
             tools.extend(page.tools);
             if tools.len() > MAX_TOOLS {
                 return Err(format!("it has more than {MAX_TOOLS}"));
             }
             match page.next_cursor {
-                Some(next) => cursor = Some(next),
                 None => break,
+                Some(next) if next.is_empty() => break,
+                Some(next) if !cursors.contains(&next) && num_empty <= MAX_EMPTY => cursors.push(next),
+                Some(_) => break self.about.push_str("; its list of tools has no end"),
             }
         }
+        let mut names = HashSet::new();
+        tools.retain(|tool| names.insert(tool.name.clone()));
         tools.retain(|tool| !config.disabled_tools.iter().any(|name| *name == tool.name));
         let offered = offered_names(&config.name, tools.iter().map(|tool| &*tool.name));
         let described = |(tool, offered): (Tool, String)| ServerTool {
@@ -248,6 +256,21 @@ impl ServerConnection {
             name: tool.name.into_owned(),
         };
         Ok(tools.into_iter().zip(offered).map(described).collect())
+    }
+
+    /// Returns a page of the list of tools. A tool without a schema has no parameters.
+    async fn page(&self, cursor: Option<String>) -> Result<ListToolsResult, String> {
+        let params = cursor.map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
+        let request = ListToolsRequest { params, ..ListToolsRequest::default() };
+        let answer = self.service.send_request(ClientRequest::ListToolsRequest(request)).await;
+        let mut listed = match answer.map_err(|error| error.to_string())? {
+            ServerResult::ListToolsResult(page) => return Ok(page),
+            other => serde_json::to_value(other).unwrap_or_default(),
+        };
+        for tool in listed["tools"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+            tool.entry("inputSchema").or_insert_with(|| json!({"type": "object"}));
+        }
+        serde_json::from_value(listed).map_err(|error| format!("its answer is no list ({error})"))
     }
 
     /// Lists the tools again if the server has said that they changed. Returns whether they have.
