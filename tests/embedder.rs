@@ -213,6 +213,27 @@ fn an_encoder_without_modules_is_pooled_by_the_mean_with_a_notice() {
 }
 
 #[test]
+fn a_decoder_of_vectors_needs_no_output_matrix_and_shards_beside_its_file_are_named() {
+    let Some((_place, folder)) = copy("qwen3-embedding-last") else { return };
+    let of = |client: EmbedClient| {
+        let input = client.texts().encode("", "A feline", LongText::Refuse).expect("a text");
+        vectors(&client, vec![input], None).remove(0)
+    };
+    let tied = of(client(&folder));
+    rewrite(&folder, &[], &[("tie_word_embeddings", json!(false))]);
+    let index =
+        json!({"metadata": {}, "weight_map": {"embed_tokens.weight": "model-00001-of-00002.safetensors"}});
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).expect("a file");
+    let loaded = load(&folder, None, &golden::exact()).expect("a model");
+    let notices: Vec<String> = loaded.notices.iter().map(ToString::to_string).collect();
+    assert!(
+        notices.iter().any(|notice| notice.starts_with("model.safetensors is used, not the shards")),
+        "{notices:?}"
+    );
+    assert!(same_bits(&tied, &of(EmbedClient::spawn(loaded).expect("a thread"))));
+}
+
+#[test]
 fn prompts_of_the_files_go_before_the_text_and_dense_layers_behind_the_pooling() {
     let Some((_place, folder)) = copy("bert-mean") else { return };
     let settings = r#"{"prompts": {"query": "one two "}, "default_prompt_name": null}"#;

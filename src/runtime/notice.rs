@@ -37,6 +37,10 @@ pub enum Notice {
     TokensWithoutRows { num_tokens: usize, num_rows: usize },
     #[error("the end-of-generation id {0} is ignored: the model has no such token")]
     EndWithoutRow(u32),
+    #[error("the file types {} as plain text; read as special", .0.join(", "))]
+    MistypedTokens(Vec<String>),
+    #[error("model.safetensors is used, not the shards of model.safetensors.index.json beside it")]
+    UnusedShards,
     #[error("context limited to {context} of {most} tokens by {by}")]
     ContextLimited { context: usize, most: usize, by: &'static str },
     #[error(

@@ -195,7 +195,8 @@ pub fn load_embedder(
     let reader = files.config_reader();
     let architecture = reader.architecture()?;
     let unsupported = |what: &str| reader.unsupported(format!("architecture {architecture}: {what}"));
-    let network = Network::of(&files)?.ok_or_else(|| unsupported("llmctl computes no embeddings with it"))?;
+    let mut network =
+        Network::of(&files)?.ok_or_else(|| unsupported("llmctl computes no embeddings with it"))?;
     let by_files = files_task(&files, &network)?;
     let tokenizer = files.tokenizer()?;
     let facts = task_asked_for(asked, by_files, &files, &network, &tokenizer)?.ok_or_else(|| {
@@ -210,8 +211,13 @@ pub fn load_embedder(
         return Err(LoadError::Device("embeddings are computed on the CPU only (--device cpu)".to_owned()));
     };
     let mut notices = resolved.notices.clone();
+    notices.extend(files.notices()?);
     notices.extend(facts.is_assumed.then_some(Notice::AssumedPooling));
     let context = context(&files, &network, &facts, options, &mut notices)?;
+    if let (TextTask::Embedding(_), Network::Decoder { description, .. }) = (&facts.task, &mut network) {
+        // Vectors take no output matrix, which files of embedding models leave out whatever they say of ties.
+        description.naming.tied = description.naming.tied.filter(|is_tied| *is_tied);
+    }
     let asks_yes_or_no = !network.is_encoder();
     let model = load_network(&files, network, context, options, Cpu::with(cpu).map_err(backend)?, progress)?;
     Ok(LoadedEmbedder {

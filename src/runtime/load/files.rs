@@ -13,11 +13,12 @@ use super::hf::{self, ChatTemplates, GenerationConfig};
 use super::hub::ModelSource;
 use super::metadata::Metadata;
 use super::packed::{PackedFacts, PackedTensors};
-use super::safetensors::Safetensors;
+use super::safetensors::{self, Safetensors};
 use super::{GenerationDefaults, tokenizer};
 use crate::runtime::error::LoadError;
 use crate::runtime::hints::Hints;
 use crate::runtime::model::arch::ConfigReader;
+use crate::runtime::notice::Notice;
 use crate::runtime::request::SAMPLING;
 use crate::runtime::tensor::TensorSource;
 use crate::runtime::text::Tokenizer;
@@ -150,6 +151,22 @@ impl ModelFiles {
         match &self.files {
             Files::Gguf(gguf) => tokenizer::from_gguf(gguf.metadata()),
             Files::Folder { path, .. } => tokenizer::from_folder(path),
+        }
+    }
+
+    /// Returns what is read in another way than the files say, or not at all.
+    ///
+    /// # Errors
+    /// Those of [`Self::tokenizer`], and of an index of shards.
+    pub fn notices(&self) -> Result<Vec<Notice>, LoadError> {
+        match &self.files {
+            Files::Gguf(gguf) => {
+                let tokens = tokenizer::corrected(gguf.metadata())?;
+                Ok(Vec::from_iter((!tokens.is_empty()).then_some(Notice::MistypedTokens(tokens))))
+            }
+            Files::Folder { path, .. } => {
+                Ok(Vec::from_iter(safetensors::has_unused_shards(path)?.then_some(Notice::UnusedShards)))
+            }
         }
     }
 

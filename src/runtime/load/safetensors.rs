@@ -67,6 +67,18 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
+/// Returns whether a folder has weights in one file, which are read, and an index of other files.
+///
+/// # Errors
+/// [`LoadError::Malformed`] for a damaged index.
+pub fn has_unused_shards(folder: &Path) -> Result<bool, LoadError> {
+    let index = folder.join(INDEX);
+    if !folder.join(SINGLE).is_file() || !index.is_file() {
+        return Ok(false);
+    }
+    Ok(read_index(&index)?.weight_map.values().any(|file| file != SINGLE))
+}
+
 impl Safetensors {
     /// Maps a model: a folder (its `model.safetensors`, else its index), one file, or an index file.
     ///

@@ -13,7 +13,7 @@ use super::hf::{MAX_FILE_BYTES, read_optional};
 use super::metadata::Metadata;
 use super::tokenizer_files;
 use crate::runtime::error::LoadError;
-use crate::runtime::text::{HfSettings, TokenKind, Tokenizer, VocabSpec};
+use crate::runtime::text::{HfSettings, TokenKind, Tokenizer, VocabSpec, is_turn_end};
 
 /// Builds the tokenizer from a GGUF file's metadata.
 ///
@@ -60,9 +60,29 @@ pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
         }
         _ => {}
     }
+    for id in mistyped(&spec.tokens, &spec.kinds) {
+        spec.kinds[id] = TokenKind::Control;
+    }
     let name: &str = metadata.get("general.name")?.unwrap_or_default();
     spec.strip_right = strip_right(name, &spec);
     Ok(spec)
+}
+
+/// Returns the places of tokens that end turns and are typed as plain text, a fault of some converters that llama.cpp corrects too.
+fn mistyped(tokens: &[impl AsRef<str>], kinds: &[TokenKind]) -> Vec<usize> {
+    let typed = tokens.iter().zip(kinds).enumerate();
+    let wrong = typed.filter(|(_, (text, kind))| **kind == TokenKind::Normal && is_turn_end(text.as_ref()));
+    wrong.map(|(id, _)| id).collect()
+}
+
+/// Returns the texts of a GGUF file's tokens whose types are corrected.
+///
+/// # Errors
+/// As [`vocab_spec`].
+pub fn corrected(metadata: &Metadata) -> Result<Vec<String>, LoadError> {
+    let tokens: Vec<&str> = metadata.get("tokenizer.ggml.tokens")?.unwrap_or_default();
+    let ids = mistyped(&tokens, &kinds(metadata)?);
+    Ok(ids.into_iter().map(|id| tokens[id].to_owned()).collect())
 }
 
 /// Chooses the pre-tokenizer for files from before `tokenizer.ggml.pre`. llama.cpp falls back to a rule that fits
@@ -230,6 +250,15 @@ mod tests {
         let added = settings(&[("tokenizer_config.json", config)]).unwrap().added;
         assert_eq!(added.len(), 1, "broken entries are left out");
         assert_eq!((added[0].0, added[0].1.content.as_str(), added[0].1.special), (7, "<x>", true));
+    }
+
+    #[test]
+    fn ends_of_turns_that_are_typed_as_text_are_found() {
+        let tokens = ["a", "<|im_end|>", "</s>", "<|im_end|>", "<tool_call>", "<end_of_turn>"];
+        let mut kinds = [TokenKind::Normal; 6];
+        kinds[3] = TokenKind::Control;
+        assert_eq!(mistyped(&tokens, &kinds), [1, 5]);
+        assert_eq!(mistyped(&tokens, &[]), [0; 0]);
     }
 
     #[test]

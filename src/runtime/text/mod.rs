@@ -10,7 +10,8 @@ pub mod vocabulary;
 
 pub use stop::StopMatcher;
 pub use tokenizer::{
-    Encode, HfSettings, TokenKind, Tokenizer, VocabSpec, byte_level_spelling, pre_tokenizer_candidates,
+    Encode, HfSettings, TokenKind, Tokenizer, VocabSpec, byte_level_spelling, is_turn_end,
+    pre_tokenizer_candidates,
 };
 pub use utf8::Utf8Stream;
 pub use vocabulary::Vocabulary;

@@ -29,6 +29,7 @@ use self::bpe::TokenizerParts;
 use self::pieces::{Spelling, Table};
 use self::pipeline::{Failure, Pipeline};
 use self::speller::{Added, Speller};
+pub use self::terminators::is_turn_end;
 use self::terminators::turn_terminators;
 use crate::runtime::error::{Error, LoadError, Result};
 

@@ -31,6 +31,11 @@ const HARMONY: &[&str] = &["<|return|>", "<|call|>"];
 /// Registered as special by Harmony vocabularies and no others.
 const HARMONY_MARK: &str = "<|channel|>";
 
+/// Returns whether a text can only be a token that ends a turn, whatever its type.
+pub fn is_turn_end(text: &str) -> bool {
+    text != "</s>" && ALWAYS.iter().chain(UNLESS_HARMONY).any(|end| *end == text)
+}
+
 /// Returns the ids among `special` (id, text) that end a turn, ascending.
 pub(super) fn turn_terminators<'a>(special: impl Iterator<Item = (u32, &'a str)> + Clone) -> Vec<u32> {
     let harmony = special.clone().any(|(_, text)| text == HARMONY_MARK);

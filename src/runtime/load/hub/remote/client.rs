@@ -294,7 +294,7 @@ fn agent(settings: &HubSettings, is_https: bool) -> Result<Agent, HubError> {
         .http_status_as_error(false)
         .max_redirects(0)
         .max_redirects_will_error(false)
-        .proxy(settings.proxies.proxy(is_https)?)
+        .proxy(settings.proxies.proxy(is_https, &host_of(&settings.endpoint))?)
         .tls_config(tls.build())
         .user_agent(concat!("llmctl/", env!("CARGO_PKG_VERSION")))
         .max_idle_connections_per_host(settings.connections)

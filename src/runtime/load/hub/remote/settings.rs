@@ -1,6 +1,7 @@
 //! Settings of the hub client, which the caller reads from its environment.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -106,12 +107,13 @@ impl Default for HubSettings {
 }
 
 impl HubProxies {
-    /// Parses the proxy for addresses of a scheme; `None` if there is none.
+    /// Parses the proxy for addresses of a scheme; `None` if there is none. Networks among the exceptions (`127.0.0.0/8`) count
+    /// for `host`, the endpoint's.
     ///
     /// # Errors
     /// [`HubError::Setting`] for an address that is no proxy's. The message leaves it out, because it may hold a
     /// password.
-    pub(super) fn proxy(&self, is_https: bool) -> Result<Option<Proxy>, HubError> {
+    pub(super) fn proxy(&self, is_https: bool, host: &str) -> Result<Option<Proxy>, HubError> {
         let (name, address) =
             if is_https { ("HTTPS_PROXY", &self.https) } else { ("HTTP_PROXY", &self.http) };
         let Some(address) = address else { return Ok(None) };
@@ -125,7 +127,12 @@ impl HubProxies {
             builder = builder.password(password);
         }
         let hosts = self.except.iter().flat_map(|list| list.split(',')).map(str::trim);
+        let endpoint = host;
         for host in hosts.filter(|host| !host.is_empty()) {
+            if is_in_network(endpoint, host) {
+                builder = builder.no_proxy(endpoint);
+                continue;
+            }
             builder = builder.no_proxy(host);
             // As in curl, a name stands for its subdomains too.
             if !host.starts_with(['.', '*']) {
@@ -133,5 +140,47 @@ impl HubProxies {
             }
         }
         builder.build().map(Some).map_err(invalid)
+    }
+}
+
+/// Returns whether a host is an address of a network such as `127.0.0.0/8`.
+fn is_in_network(host: &str, network: &str) -> bool {
+    let Some((address, bits)) = network.split_once('/') else { return false };
+    let host = host.trim_start_matches('[').trim_end_matches(']').parse();
+    match (host, address.parse(), bits.parse()) {
+        (Ok(IpAddr::V4(host)), Ok(IpAddr::V4(address)), Ok(bits @ 0..=32)) => {
+            (host.to_bits() ^ address.to_bits()).checked_shr(32 - bits).unwrap_or(0) == 0
+        }
+        (Ok(IpAddr::V6(host)), Ok(IpAddr::V6(address)), Ok(bits @ 0..=128)) => {
+            (host.to_bits() ^ address.to_bits()).checked_shr(128 - bits).unwrap_or(0) == 0
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_an_excepted_network_are_reached_without_the_proxy() {
+        let goes_direct = |except: &str, host: &str| {
+            let (http, except) = (Some("http://proxy:1".to_owned()), Some(except.to_owned()));
+            let proxies = HubProxies { http, except, ..HubProxies::default() };
+            let proxy = proxies.proxy(false, host).expect("a proxy").expect("a proxy");
+            proxy.is_no_proxy(&format!("http://{host}:8/x").parse().expect("an address"))
+        };
+        for (except, host, expected) in [
+            ("localhost,127.0.0.0/8,::1", "127.0.0.1", true),
+            ("127.0.0.0/8", "128.0.0.1", false),
+            ("10.1.0.0/16", "10.1.2.3", true),
+            ("10.1.0.0/16", "10.2.2.3", false),
+            ("0.0.0.0/0", "10.2.2.3", true),
+            ("fd00::/8", "[fd00::1]", true),
+            ("127.0.0.0/8", "localhost", false),
+            ("127.0.0.0/40", "127.0.0.1", false),
+        ] {
+            assert_eq!(goes_direct(except, host), expected, "{except} {host}");
+        }
     }
 }
