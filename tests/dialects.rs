@@ -635,7 +635,7 @@ fn pieces_come_early() {
     assert_eq!(streamed("</think>\n\nA < b"), [Piece::Content("A < b".to_owned())]);
     assert_eq!(streamed("\n<tool_"), []);
     assert_eq!(streamed("call>\n{\"name\": \"get_wea"), []);
-    assert_eq!(streamed("ther\""), [Piece::CallName { index: 0, name: "get_weather".to_owned() }]);
+    assert_eq!(streamed("ther\""), [Piece::CallName { index: 0, name: "get_weather".to_owned(), id: None }]);
     assert_eq!(
         streamed(", \"arguments\": {\"ci"),
         [Piece::CallArguments { index: 0, fragment: "{\"ci".to_owned() }]
@@ -651,7 +651,7 @@ fn pieces_come_early() {
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nBonn\n</parameter>\n<parameter=days>\n1",
     );
     let expected = [
-        Piece::CallName { index: 0, name: "get_weather".to_owned() },
+        Piece::CallName { index: 0, name: "get_weather".to_owned(), id: None },
         Piece::CallArguments { index: 0, fragment: "{\"city\": \"Bonn\"".to_owned() },
     ];
     assert_eq!(pieces, expected);

@@ -4,8 +4,8 @@
 use std::fmt::Write as _;
 
 use llmctl::template::{
-    ChatTemplate, OutputMarkup, OutputParser, Piece, ReasoningFormat, Shown, SpecialTokens, SystemMessages,
-    ToolCallFormat, ToolChoice, parse_answer,
+    ChatTemplate, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat, RenderOptions,
+    Role, Shown, SpecialTokens, SystemMessages, ToolCall, ToolCallFormat, ToolChoice, parse_answer,
 };
 use serde_json::{Value, json};
 
@@ -269,6 +269,123 @@ fn what_published_templates_show() {
             .expect("a string takes everything");
     }
     insta::assert_snapshot!(table);
+}
+
+/// Templates that refuse two calls of one answer or results without a name, as Hugging Face refuses them, or that use what its
+/// sandbox forbids.
+const REFUSES_RESULTS: [&str; 4] =
+    ["single tool-calls", "must have a name", "is unsafe", "not JSON serializable"];
+
+#[test]
+fn ids_orders_and_arguments_of_any_client_fit_every_published_template() {
+    let Some(templates) = templates() else { return };
+    let tool = |more: Value| {
+        let mut function = json!({"name": "f"});
+        function.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        json!({"type": "function", "function": function})
+    };
+    let a = json!({"type": "string", "description": "x"});
+    let whole = tool(json!({"description": "d", "parameters": {"type": "object", "properties": {"a": a}}}));
+    let (mut num_checked, mut wrong) = (0, String::new());
+    for (name, source) in &templates {
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a published template");
+        let accommodation = Shown::of(&template).accommodation();
+        let rendered = |messages: Vec<Message>, tools: &[Value]| {
+            let conversation = Conversation { messages, tools: tools.to_vec(), ..Conversation::default() };
+            let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+            template.render(&accommodation.apply(&conversation), &options).map_err(|error| error.to_string())
+        };
+        let round = |ids: [&str; 2], order: [usize; 2], arguments: Value| {
+            let call = |(id, arguments): (&str, Value)| ToolCall {
+                id: Some(id.to_owned()),
+                name: "f".to_owned(),
+                arguments,
+            };
+            let calls = [(ids[0], arguments), (ids[1], json!({"a": "two"}))].map(call).to_vec();
+            let result = |at: usize| Message {
+                tool_call_id: Some(ids[at].to_owned()),
+                ..Message::new(Role::Tool, format!("value {at}"))
+            };
+            let answer = Message { content: None, tool_calls: calls, ..Message::assistant("") };
+            rendered(
+                [Message::user("q"), answer].into_iter().chain(order.map(result)).collect(),
+                &[whole.clone()],
+            )
+        };
+        let ids = ["call_0123456789abcdef", "toolu_01"];
+        let empty = round(ids, [0, 1], json!({}));
+        match &empty {
+            Err(error) if REFUSES_RESULTS.iter().any(|text| error.contains(text)) => continue,
+            _ if ["MiroThinker", "llava_next"].iter().any(|odd| name.contains(odd)) => continue,
+            _ => num_checked += 1,
+        }
+        let mut check = |what: &str, is_right: bool| {
+            if !is_right {
+                writeln!(wrong, "{name}: {what}").expect("a string takes everything");
+            }
+        };
+        check("ids", empty.is_ok());
+        check("order", round(ids, [1, 0], json!({})) == empty);
+        for nothing in [json!(""), json!(" "), json!(null), json!("null"), json!("\"{}\"")] {
+            check("no arguments", round(ids, [0, 1], nothing) == empty);
+        }
+        for odd in [json!("{\"a\": \"cut"), json!("[]"), json!([]), json!(3)] {
+            check("odd arguments", round(ids, [0, 1], odd).is_ok());
+        }
+        for given in [json!({"description": "d"}), json!({})] {
+            check("bare tools", rendered(vec![Message::user("q")], &[tool(given)]).is_ok());
+        }
+        check("no tools", rendered(vec![Message::user("q")], &[]).is_ok());
+        let developer = Message::new(Role::Developer, "DEVELOPER");
+        let opened = rendered(vec![Message::system("SYSTEM"), developer, Message::user("q")], &[]);
+        let is_shown = |text: &String| text.contains("DEVELOPER") && text.contains("SYSTEM");
+        // Its parts are pictures and texts in a form of its own.
+        check("a developer", opened.is_ok_and(|text| is_shown(&text)) || name.contains("idefics3"));
+    }
+    assert!(wrong.is_empty() && num_checked > 60, "{num_checked} templates\n{wrong}");
+}
+
+#[test]
+fn markers_that_are_missing_or_doubled_lose_nothing() {
+    use ReasoningFormat::{GemmaChannel, KimiK3, MiniMaxThink, Think};
+    let native = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let k3 = "<|open|>tools<|sep|><|open|>call tool=\"now\" index=\"1\"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>";
+    let answer = "<|open|>response<|sep|>Hi<|close|>response<|sep|>";
+    for (reasoning, calls, tail, text, expected) in [
+        (
+            KimiK3,
+            ToolCallFormat::KimiK3,
+            "<|open|>think<|sep|>",
+            format!("hm{answer}{k3}"),
+            ("hm", "Hi", now()),
+        ),
+        (MiniMaxThink, ToolCallFormat::MiniMaxM3, "", "</mm:think>\nHi".to_owned(), ("", "Hi", vec![])),
+        (
+            Think,
+            ToolCallFormat::Hermes,
+            "<think>\n",
+            "<think>\nhm</think>Hi".to_owned(),
+            ("hm", "Hi", vec![]),
+        ),
+        (Think, ToolCallFormat::Hermes, "", "Say </think>".to_owned(), ("", "Say </think>", vec![])),
+        (
+            GemmaChannel,
+            ToolCallFormat::Gemma,
+            "",
+            "<|channel><|channel>thought\nhm<channel|>Hi".to_owned(),
+            ("hm", "Hi", vec![]),
+        ),
+        // DeepSeek's models write their own calls, whatever they are asked for.
+        (Think, ToolCallFormat::Generic, "", format!("Hi{native}"), ("", "Hi", now())),
+        (Think, ToolCallFormat::Generic, "<think>\n", format!("hm\n</think>\n\n{native}"), ("hm", "", now())),
+    ] {
+        let markup = OutputMarkup { reasoning: Some(reasoning), tool_calls: Some(calls) };
+        let (thought, content, called) = expected;
+        assert_eq!(parts(&markup, tail, &text), (thought.to_owned(), content.to_owned(), called), "{text}");
+    }
+    let text = "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}";
+    let own = parse_answer(&output_markup(ToolCallFormat::MistralArgs), &tools(), "", text, false);
+    assert_eq!(own.calls[0].id.as_deref(), Some("abcdefghi"), "the next prompt repeats the model's own id");
 }
 
 #[test]

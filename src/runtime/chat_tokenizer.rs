@@ -15,8 +15,9 @@ use super::load::ModelTexts;
 use super::text::Tokenizer;
 use crate::runtime::notice::Notice;
 use crate::template::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, Reasoning, ReasoningFormat,
-    RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables, ToolCallFormat,
+    Accommodation, CallIds, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, Reasoning,
+    ReasoningFormat, RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables,
+    ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
@@ -182,6 +183,16 @@ impl ChatTokenizer {
             says: &|word| self.template_knows_role(word).unwrap_or(false),
             ends_reasoning: self.output_markup.reasoning.and_then(ReasoningFormat::closing).is_some(),
         })
+    }
+
+    /// Returns the conversation with as many messages, its calls and results as the template takes them.
+    pub fn arranged<'a>(&self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
+        self.accommodation.arrange(conversation)
+    }
+
+    /// Returns the form of the ids that new calls get.
+    pub fn call_ids(&self) -> CallIds {
+        self.accommodation.call_ids
     }
 
     /// Renders the conversation as text that ends with the header of the answer.

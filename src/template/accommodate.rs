@@ -2,15 +2,16 @@
 //!
 //! A template that prints no system messages, or refuses them, gets them in the neighbouring user turn; one that takes a
 //! system message at the start only gets those behind it there. One that shows the model no tools, or no way to call them,
-//! gets the tools described in the system prompt, calls as text of the answers that made them, and results as questions. All
-//! of it depends on nothing but the template and the messages before the next answer, so that a longer conversation begins
-//! with the same text.
+//! gets the tools described in the system prompt, calls as text of the answers that made them, and results as questions. A developer's
+//! message is the system's where the template knows no difference. Calls and results are arranged first (`arrange`). All of it depends on
+//! nothing but the template and the messages before the next answer, so that a longer conversation begins with the same text.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
+use super::arrange::{CallIds, arrange, missing_results};
 use super::python;
 use super::{Content, Conversation, Message, Role, ToolCall};
 
@@ -29,17 +30,37 @@ pub struct Accommodation {
     pub merges_later_system: bool,
     /// Tools, calls and results are shown as text, in the generic format.
     pub spells_tools: bool,
+    /// A developer's messages are system messages.
+    pub merges_developer: bool,
+    pub call_ids: CallIds,
 }
 
 impl Accommodation {
+    /// Returns the conversation with its calls and results arranged, and as many messages.
+    pub fn arrange<'a>(self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
+        let mut arranged = Cow::Borrowed(conversation);
+        if conversation.messages.iter().any(is_about_tools) {
+            arrange(&mut arranged.to_mut().messages, self.call_ids);
+        }
+        arranged
+    }
+
     /// The conversation as the template gets it.
     pub fn apply<'a>(self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
         let has_tools = !conversation.tools.is_empty() || conversation.messages.iter().any(is_about_tools);
         let spells = self.spells_tools && has_tools;
-        if !spells && self.num_moved_system(&conversation.messages) == 0 {
-            return Cow::Borrowed(conversation);
+        let mut adapted = self.arrange(conversation);
+        for (index, message) in missing_results(&adapted.messages).into_iter().rev() {
+            adapted.to_mut().messages.insert(index, message);
         }
-        let mut adapted = conversation.clone();
+        let is_developers = |message: &Message| self.merges_developer && message.role == Role::Developer;
+        if adapted.messages.iter().any(is_developers) {
+            merge_developer(&mut adapted.to_mut().messages);
+        }
+        if !spells && self.num_moved_system(&adapted.messages) == 0 {
+            return adapted;
+        }
+        let mut adapted = adapted.into_owned();
         if spells {
             spell_tools(&mut adapted);
         }
@@ -85,7 +106,7 @@ fn spell_tools(conversation: &mut Conversation) {
         // Roles take turns: results and the question behind them are one message.
         match messages.last_mut() {
             Some(last) if is_behind_result && message.role == Role::User => {
-                append(last, "\n", &text_of(message.content.as_ref()));
+                add(last, format!("\n{}", text_of(message.content.as_ref())), false);
             }
             _ => messages.push(message),
         }
@@ -107,7 +128,7 @@ fn describe(tools: &[Value], messages: &mut Vec<Message>) {
         let _ = write!(text, "\n{}", spelt(&Value::Object(shown.collect())));
     }
     match messages.first_mut().filter(|message| message.role == Role::System) {
-        Some(system) => append(system, "\n\n", &text),
+        Some(system) => add(system, format!("\n\n{text}"), false),
         None => messages.insert(0, Message::system(text)),
     }
 }
@@ -127,6 +148,21 @@ fn spelt(value: &Value) -> String {
     python::dumps(value).unwrap_or_else(|_| value.to_string())
 }
 
+/// Makes system messages of a developer's; behind another system message, a part of it.
+fn merge_developer(messages: &mut Vec<Message>) {
+    let mut merged: Vec<Message> = Vec::with_capacity(messages.len());
+    for message in std::mem::take(messages) {
+        match (&message.role, merged.last_mut()) {
+            (Role::Developer, Some(last)) if last.role == Role::System => {
+                add(last, format!("\n\n{}", text_of(message.content.as_ref())), false);
+            }
+            (Role::Developer, _) => merged.push(Message { role: Role::System, ..message }),
+            _ => merged.push(message),
+        }
+    }
+    *messages = merged;
+}
+
 /// Moves system messages from `first` on behind the user turn that they follow, else in front of the one that follows them. A
 /// tool's result counts as the user's; between two answers a system message becomes a user turn of its own.
 fn merge_system(messages: &mut Vec<Message>, first: usize) {
@@ -138,7 +174,7 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
         if message.role == Role::System && index >= first {
             let text = text_of(message.content.as_ref());
             match merged.last_mut().filter(|last| waiting.is_empty() && last.role != Role::Assistant) {
-                Some(last) => append(last, "\n\n", &text),
+                Some(last) => add(last, format!("\n\n{text}"), false),
                 None => waiting.push(text),
             }
             is_behind_moved = true;
@@ -149,11 +185,11 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
         if let Some(last) = merged.last_mut().filter(|last| {
             follows_moved && waiting.is_empty() && last.role == Role::User && message.role == Role::User
         }) {
-            append(last, "\n\n", &text_of(message.content.as_ref()));
+            add(last, format!("\n\n{}", text_of(message.content.as_ref())), false);
             continue;
         }
         if is_input && !waiting.is_empty() {
-            prepend(&mut message, &std::mem::take(&mut waiting));
+            add(&mut message, std::mem::take(&mut waiting).join("\n\n") + "\n\n", true);
         } else if !waiting.is_empty() {
             merged.push(Message::user(std::mem::take(&mut waiting).join("\n\n")));
         }
@@ -165,24 +201,16 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
     *messages = merged;
 }
 
-fn prepend(message: &mut Message, texts: &[String]) {
-    let before = texts.join("\n\n");
+/// Adds a text behind, or in front of (`is_first`), what a message says.
+fn add(message: &mut Message, text: String, is_first: bool) {
     message.content = Some(match message.content.take() {
         Some(Content::Parts(mut parts)) => {
-            parts.insert(0, json!({"type": "text", "text": format!("{before}\n\n")}));
+            let at = if is_first { 0 } else { parts.len() };
+            parts.insert(at, json!({"type": "text", "text": text}));
             Content::Parts(parts)
         }
-        content => Content::Text(format!("{before}\n\n{}", text_of(content.as_ref()))),
-    });
-}
-
-fn append(message: &mut Message, between: &str, text: &str) {
-    message.content = Some(match message.content.take() {
-        Some(Content::Parts(mut parts)) => {
-            parts.push(json!({"type": "text", "text": format!("{between}{text}")}));
-            Content::Parts(parts)
-        }
-        content => Content::Text(format!("{}{between}{text}", text_of(content.as_ref()))),
+        content if is_first => Content::Text(text + &text_of(content.as_ref())),
+        content => Content::Text(text_of(content.as_ref()) + &text),
     });
 }
 

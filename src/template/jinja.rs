@@ -11,8 +11,8 @@ use serde_json::{Map, Value as Json};
 use super::clock::DateTime;
 use super::environment::{NAME, compile, run};
 use super::variables::{
-    ADAPTATIONS, Adaptation, conversation_variables, describe_parameters, describe_tools,
-    move_content_to_reasoning, reasoning_names, spell_arguments_out,
+    ADAPTATIONS, Adaptation, add_functions, complete_tools, conversation_variables, describe_parameters,
+    list_no_tools, move_content_to_reasoning, reasoning_names, spell_arguments_out,
 };
 use super::{Content, Conversation, Role, TemplateError, source};
 
@@ -99,7 +99,7 @@ impl ChatTemplate {
 
     /// Renders a conversation. Where the template fails on tool arguments as a mapping, or escapes them, it gets them as JSON
     /// text; where it fails on messages without content, their content is none or empty; where it fails on tools without a
-    /// description, they have an empty one.
+    /// description or parameters, they have empty ones; where it fails without tools, it gets an empty list.
     ///
     /// # Errors
     /// `Raised` when the template refuses the conversation, `Render` when it fails on it, `TooExpensive` when it hits
@@ -132,14 +132,19 @@ impl ChatTemplate {
 
     /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
     fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
-        let descriptions: [&[Adaptation]; 4] =
-            [&[], &[describe_tools], &[describe_parameters], &[describe_tools, describe_parameters]];
-        descriptions.iter().find_map(|descriptions| {
-            ADAPTATIONS.iter().find_map(|changes| {
-                let changes = [descriptions, *changes].concat();
-                // The unchanged form has been tried already.
-                (!changes.is_empty()).then(|| self.render_changed(variables, &changes, now)).flatten()
-            })
+        const OF_TOOLS: [&[Adaptation]; 5] = [
+            &[],
+            &[complete_tools],
+            &[describe_parameters],
+            &[complete_tools, describe_parameters],
+            &[list_no_tools],
+        ];
+        let mut variables = variables.clone();
+        add_functions(&mut variables, now);
+        OF_TOOLS.iter().find_map(|of_tools| {
+            ADAPTATIONS
+                .iter()
+                .find_map(|changes| self.render_changed(&variables, &[of_tools, *changes].concat(), now))
         })
     }
 

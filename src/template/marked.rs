@@ -95,16 +95,22 @@ impl Marked {
     fn markers(&self) -> impl Iterator<Item = &'static str> {
         let in_reasoning = matches!(self.state, MarkedState::Reasoning);
         let is_fresh = self.is_fresh;
-        let close = self.reasoning.filter(|_| in_reasoning).map(|format| format.marks().close);
+        // An answer may end reasoning that nothing has opened, and open it twice.
+        let is_end = in_reasoning || !self.has_content && is_fresh;
+        let close = Some(self.close_marker()).filter(|close| is_end && !close.is_empty());
+        let followers =
+            self.reasoning.filter(|_| in_reasoning).map_or(&[][..], |format| format.marks().followers);
         let text = self.reasoning.filter(|_| !in_reasoning);
-        let opens = text.filter(|format| is_fresh || format.marks().is_anywhere);
+        let opens = self.reasoning.filter(|format| is_fresh || !in_reasoning && format.marks().is_anywhere);
         let dropped = text.map_or(&[][..], |format| format.marks().dropped);
         // Inside reasoning, only calls whose end is marked.
         let calls = self.calls.filter(|calls| !in_reasoning || !calls.end.is_empty());
+        let unwritten = calls.map_or(&[][..], |calls| calls.unwritten_openers);
         let lead = self.lead.filter(|_| !in_reasoning && is_fresh && !self.has_markup);
         close
             .into_iter()
             .chain(lead)
+            .chain(followers.iter().chain(unwritten).copied())
             .chain(opens.map_or(&[][..], |format| format.marks().opens).iter().copied())
             .chain(dropped.iter().copied())
             .chain(calls.map_or(&[][..], |calls| calls.openers).iter().copied())
@@ -162,29 +168,33 @@ impl Marked {
 
     /// Handles a marker.
     fn meet(&mut self, marker: &'static str, raw: &mut String, sink: &mut PieceSink<'_>) {
-        let is_call = self.calls.is_some_and(|calls| calls.openers.contains(&marker));
+        let is_call = self.calls.is_some_and(|calls| {
+            calls.openers.contains(&marker) || calls.unwritten_openers.contains(&marker)
+        });
+        let is_open = self.reasoning.is_some_and(|format| format.marks().opens.contains(&marker));
         if matches!(self.state, MarkedState::Reasoning) {
-            match is_call {
-                true => self.begin_early(marker),
-                false => self.close_reasoning(marker),
+            match (is_call, is_open) {
+                (true, _) => self.begin_early(marker),
+                (_, true) => self.space.clear(),
+                _ => self.close_reasoning(),
             }
         } else if is_call {
             self.give_early_back(sink);
             self.begin_call(marker, raw);
-        } else if self.reasoning.is_some_and(|format| format.marks().opens.contains(&marker)) {
+        } else if is_open {
             self.give_early_back(sink);
             self.space.clear();
             self.state = MarkedState::Reasoning;
             self.is_fresh = true;
-        } else if self.lead == Some(marker) {
+        } else if self.lead == Some(marker) || self.close_marker() == marker {
             self.has_markup = true;
         }
     }
 
-    fn close_reasoning(&mut self, marker: &str) {
+    fn close_reasoning(&mut self) {
         if !self.early.is_empty() {
             self.early.raw.push_str(&self.space);
-            self.early.raw.push_str(marker);
+            self.early.raw.push_str(self.close_marker());
             self.early.is_closed = true;
         }
         self.space.clear();
@@ -269,7 +279,7 @@ impl Marked {
         let first = *sink.num_calls;
         for piece in self.early.pieces.drain(..num_pieces) {
             sink.pieces.push(match piece {
-                Piece::CallName { index, name } => Piece::CallName { index: index + first, name },
+                Piece::CallName { index, name, id } => Piece::CallName { index: index + first, name, id },
                 Piece::CallArguments { index, fragment } => {
                     Piece::CallArguments { index: index + first, fragment }
                 }

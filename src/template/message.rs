@@ -55,7 +55,7 @@ pub enum Content {
 pub struct ToolCall {
     pub id: Option<String>,
     pub name: String,
-    /// Usually an object. A string that is not JSON stays a string, as the reference does.
+    /// Usually an object; whatever a client sends. Templates see an object (`arrange`).
     pub arguments: Value,
 }
 

@@ -3,10 +3,11 @@
 //! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
-//! `probe` finds out what a template shows, `accommodate` fits conversations to what it does not. `output_markup` names the markup
+//! `probe` finds out what a template shows, `accommodate` and `arrange` fit conversations to what it does not. `output_markup` names the markup
 //! of answers, `output` parses them, `begun` writes their beginning, `tool_grammar` writes grammars for them, `check` judges a template.
 
 mod accommodate;
+mod arrange;
 mod begun;
 pub mod check;
 mod clock;
@@ -31,6 +32,7 @@ mod tool_grammar;
 mod variables;
 
 pub use accommodate::Accommodation;
+pub use arrange::CallIds;
 pub use clock::DateTime;
 pub use error::TemplateError;
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};

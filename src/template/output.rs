@@ -27,6 +27,8 @@ use super::tool_call::{CallError, Harmony, PieceSink, ToolCallFormat, ToolDefini
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedCall {
     pub name: String,
+    /// The model's own, see [`Piece::CallName`].
+    pub id: Option<String>,
     /// JSON text of an object.
     pub arguments: String,
 }
@@ -183,8 +185,12 @@ fn collected(pieces: &[Piece]) -> ParsedAnswer {
         match piece {
             Piece::Content(text) => answer.content.push_str(text),
             Piece::Reasoning(text) => answer.reasoning.push_str(text),
-            Piece::CallName { name, .. } => {
-                answer.calls.push(ParsedCall { name: name.clone(), arguments: String::new() });
+            Piece::CallName { name, id, .. } => {
+                answer.calls.push(ParsedCall {
+                    name: name.clone(),
+                    id: id.clone(),
+                    arguments: String::new(),
+                });
             }
             Piece::CallArguments { index, fragment } => {
                 if let Some(call) = answer.calls.get_mut(*index) {

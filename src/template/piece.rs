@@ -10,6 +10,8 @@ pub enum Piece {
     CallName {
         index: usize,
         name: String,
+        /// The model's own, where the format has one that prompts repeat.
+        id: Option<String>,
     },
     /// The fragments of one call, concatenated, are the JSON text of an object.
     CallArguments {

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::output::parse_answer;
 use super::{
-    Accommodation, ChatTemplate, Content, Conversation, DateTime, Message, OutputMarkup, ReasoningFormat,
-    RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat,
+    Accommodation, CallIds, ChatTemplate, Content, Conversation, DateTime, Message, OutputMarkup,
+    ReasoningFormat, RenderOptions, Role, SpecialTokens, TemplateError, ToolCall, ToolCallFormat,
 };
 
 /// The text in a template that a format is recognised by.
@@ -50,11 +50,15 @@ pub struct Shown {
     pub system: SystemMessages,
     /// System messages behind the first message.
     pub later_system: SystemMessages,
+    /// A developer's message at the start is printed as the system's or not at all, or the template does not know the role.
+    pub developer_is_system: bool,
+    pub call_ids: CallIds,
 }
 
 const TOOL: &str = "probe_harbour";
 const SYSTEM: &str = "Speak like a lighthouse keeper";
 const LATER_SYSTEM: &str = "Now speak like a gull";
+const CALL_ID: &str = "abcdefgh1";
 
 impl Shown {
     pub fn of(template: &ChatTemplate) -> Self {
@@ -72,6 +76,8 @@ impl Shown {
             tools,
             system: system_messages(template),
             later_system: later_system_messages(template),
+            developer_is_system: developer_is_system(template),
+            call_ids: call_ids(template, evidence.map(|(format, _)| format)),
         }
     }
 
@@ -81,6 +87,8 @@ impl Shown {
             merges_system: self.system != SystemMessages::Printed,
             merges_later_system: self.later_system != SystemMessages::Printed,
             spells_tools: !self.tools || self.output_markup.tool_calls.is_none(),
+            merges_developer: self.developer_is_system,
+            call_ids: self.call_ids,
         }
     }
 }
@@ -151,14 +159,31 @@ fn printed_calls(
     let (Ok(plain), Ok(prompt)) = (rendered(template, asked, false), rendered(template, asked, true)) else {
         return Vec::new();
     };
-    let call = ToolCall { id: Some("abcdefgh1".to_owned()), name: TOOL.to_owned(), arguments: arguments() };
     let turn = |content: Option<Content>| {
         let mut called = asked.clone();
-        called.messages.push(Message { content, tool_calls: vec![call.clone()], ..Message::assistant("") });
+        called.messages.push(Message { content, ..call(CALL_ID) });
         let full = rendered(template, &called, false).ok()?;
         PrintedTurn::find(&plain, &prompt, &full, &openings).filter(|turn| turn.turn.contains(TOOL))
     };
     [None, Some(Content::Text(String::new()))].into_iter().filter_map(turn).collect()
+}
+
+fn call(id: &str) -> Message {
+    let call = ToolCall { id: Some(id.to_owned()), name: TOOL.to_owned(), arguments: arguments() };
+    Message { tool_calls: vec![call], ..Message::assistant("") }
+}
+
+/// Tries ids of calls and results.
+fn call_ids(template: &ChatTemplate, format: Option<ToolCallFormat>) -> CallIds {
+    if format == Some(ToolCallFormat::Kimi) {
+        return CallIds::Numbered;
+    }
+    let takes = |id: &str| {
+        let result = Message { tool_call_id: Some(id.to_owned()), ..Message::new(Role::Tool, "Yes") };
+        let asked = conversation([Message::user("Where is a reef"), call(id), result], true);
+        rendered(template, &asked, true).is_ok()
+    };
+    if !takes("call_0123456789") && takes(CALL_ID) { CallIds::Nine } else { CallIds::Any }
 }
 
 /// The first format with signs whose call parses back, or with signs where no call is printed.
@@ -216,6 +241,16 @@ fn system_messages(template: &ChatTemplate) -> SystemMessages {
         Ok(_) => SystemMessages::Dropped,
         Err(_) => SystemMessages::Refused,
     }
+}
+
+fn developer_is_system(template: &ChatTemplate) -> bool {
+    let opened = |role: Role| {
+        let opening = [Message::new(role, SYSTEM), Message::user("Where is a reef")];
+        rendered(template, &conversation(opening, false), true).ok()
+    };
+    let developer = opened(Role::Developer);
+    let is_printed = developer.as_ref().is_some_and(|text| text.contains(SYSTEM));
+    !is_printed || !template.has_literal("developer") || developer == opened(Role::System)
 }
 
 /// Tries system messages behind a question and behind an answer, in a conversation that the template accepts without them.

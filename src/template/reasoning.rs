@@ -46,6 +46,8 @@ pub(super) struct Markers {
     /// Markers that open reasoning; the longest match counts.
     pub opens: &'static [&'static str],
     pub close: &'static str,
+    /// Markers of what follows reasoning, which end it where its own end is missing.
+    pub followers: &'static [&'static str],
     /// Whether reasoning may begin in the middle of text, because its markers do not occur in prose.
     pub is_anywhere: bool,
     /// Markers outside reasoning that carry no meaning and are dropped.
@@ -65,6 +67,7 @@ const THINK: Markers = Markers {
     signs: &[&["</think>"], &["<think>"]],
     opens: &["<think>"],
     close: "</think>",
+    followers: &[],
     is_anywhere: false,
     dropped: &[],
     tokens: &[],
@@ -172,6 +175,7 @@ const KIMI_K3: Markers = Markers {
     signs: &[&["<|open|>", "<|close|>", "<|sep|>", "think"]],
     opens: &["<|open|>think<|sep|>"],
     close: "<|close|>think<|sep|>",
+    followers: &["<|open|>response<|sep|>"],
     is_anywhere: true,
     dropped: &[
         "<|open|>response<|sep|>",

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::clock::DateTime;
 use super::python;
 use super::{Content, Conversation, Message, ToolCall};
 
@@ -15,6 +16,14 @@ pub fn conversation_variables(conversation: &Conversation, reasoning_names: &[&s
     variables.insert("tools".to_owned(), or_none(&conversation.tools));
     variables.insert("documents".to_owned(), or_none(&conversation.documents));
     variables
+}
+
+/// Adds what Firefunction's template reads in place of the tools: their functions as text, and the time.
+pub fn add_functions(variables: &mut Map<String, Json>, now: DateTime) {
+    let functions: Vec<Json> = functions(variables).map(|function| Json::Object(function.clone())).collect();
+    let text = python::dumps(&Json::Array(functions)).unwrap_or_default();
+    variables.entry("functions").or_insert(Json::String(text));
+    variables.entry("datetime").or_insert_with(|| now.strftime("%Y-%m-%d, %H:%M:%S").into());
 }
 
 /// Templates read `reasoning_content` or `thinking`, and transformers gives them both. A few know it as `reasoning` alone.
@@ -76,10 +85,30 @@ pub const ADAPTATIONS: [&[Adaptation]; 6] = [
     &[spell_arguments_out, set_empty_content],
 ];
 
-/// Gives tools without a description an empty one: it is optional at OpenAI, and some templates (Hermes', gpt-oss') add it to a
-/// text all the same.
-pub fn describe_tools(variables: &mut Map<String, Json>) -> bool {
-    functions(variables).map(described).filter(|&is_new| is_new).count() > 0
+/// Gives templates that fail without tools (Hermes 3's and Command R+'s for tools) an empty list.
+pub fn list_no_tools(variables: &mut Map<String, Json>) -> bool {
+    let tools = variables.get_mut("tools").filter(|tools| tools.is_null());
+    tools.map(|tools| *tools = json!([])).is_some()
+}
+
+/// Gives tools an empty description and a schema of no parameters where they have none: both are optional at OpenAI, and some
+/// templates (Hermes', gpt-oss', Command R's) read them all the same.
+pub fn complete_tools(variables: &mut Map<String, Json>) -> bool {
+    let completed = functions(variables).map(|function| described(function) | parametrised(function));
+    completed.filter(|&is_new| is_new).count() > 0
+}
+
+/// Adds what the schema of a function's parameters lacks of an empty object's; returns whether it did.
+fn parametrised(function: &mut Map<String, Json>) -> bool {
+    let parameters = function.entry("parameters").or_insert(Json::Null);
+    if parameters.is_null() {
+        *parameters = json!({"type": "object"});
+    }
+    let Some(schema) = parameters.as_object_mut().filter(|schema| !schema.contains_key("properties")) else {
+        return false;
+    };
+    schema.insert("properties".to_owned(), json!({}));
+    true
 }
 
 /// Gives parameters without a description an empty one.

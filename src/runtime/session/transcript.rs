@@ -252,10 +252,24 @@ impl Transcript {
     pub fn splice<E>(
         &self,
         conversation: &Conversation,
+        render: impl FnMut(&Conversation) -> Result<String, E>,
+    ) -> Result<SplicedPrompt, E> {
+        self.splice_arranged(&conversation.messages, conversation, render)
+    }
+
+    /// As [`Self::splice`], with answers looked up in `messages`, from which `conversation` differs in ids of calls, the form of their
+    /// arguments and the order of what stands between two answers.
+    ///
+    /// # Errors
+    /// As [`Self::splice`].
+    pub fn splice_arranged<E>(
+        &self,
+        messages: &[Message],
+        conversation: &Conversation,
         mut render: impl FnMut(&Conversation) -> Result<String, E>,
     ) -> Result<SplicedPrompt, E> {
         let plain = render(conversation)?;
-        let mut targets = self.targets(&conversation.messages, &plain);
+        let mut targets = self.targets(messages, &plain);
         for _ in 0..MAX_ATTEMPTS {
             if targets.is_empty() {
                 break;
@@ -604,6 +618,28 @@ mod tests {
         assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
         let ids = prompt.ids(|text, first| Ok::<_, ()>(vec![text.len() as u32, u32::from(first)]));
         assert_eq!(ids, Ok(vec![22, 1, 7, 8, 27, 0]));
+    }
+
+    #[test]
+    fn an_answer_behind_rearranged_results_goes_back_as_ids() {
+        let result = |id: &str| Message { tool_call_id: Some(id.to_owned()), ..Message::new(Role::Tool, id) };
+        let given = [user("q"), call("f", json!("")), result("b"), result("a")];
+        let arranged = [user("q"), call("f", json!({})), result("a"), result("b")];
+        let mut transcript = Transcript::default();
+        recorded(&mut transcript, &given[..1], &given[1], &[7]);
+        let (next, answer) = (user("and?"), Message::assistant("done"));
+        let splice = |transcript: &Transcript, more: &[&Message]| {
+            let with = |messages: &[Message]| {
+                messages.iter().chain(more.iter().copied()).cloned().collect::<Vec<_>>()
+            };
+            let (given, shown) = (with(&given), conversation(&with(&arranged)));
+            transcript.splice_arranged(&given, &shown, |c| rendered(c, usual)).expect("renders")
+        };
+        let prompt = splice(&transcript, &[]);
+        assert_eq!(prompt.num_spliced(), 1);
+        assert_eq!(prompt.splice_after(), "[/][tool]a[/][tool]b[/][assistant]");
+        transcript.record(&given, &answer, prompt.splice_after(), Some(&[8]));
+        assert_eq!(splice(&transcript, &[&answer, &next]).num_spliced(), 2);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::runtime::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
 use crate::template::{
-    Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
+    CallIds, Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
     parse_answer,
 };
 
@@ -117,6 +117,7 @@ pub struct ParserConfig {
 struct AnswerFormat {
     output_markup: OutputMarkup,
     tools: Vec<Value>,
+    call_ids: CallIds,
     prompt_tail: String,
     is_streamed: bool,
 }
@@ -128,9 +129,15 @@ impl ParserConfig {
     }
 
     /// `tools` are those that may be called, `prompt_tail` is the end of the rendered prompt.
-    pub fn chat(output_markup: OutputMarkup, tools: &[Value], prompt_tail: &str, is_streamed: bool) -> Self {
+    pub fn chat(
+        output_markup: OutputMarkup,
+        tools: &[Value],
+        call_ids: CallIds,
+        prompt_tail: &str,
+        is_streamed: bool,
+    ) -> Self {
         let (tools, prompt_tail) = (tools.to_vec(), prompt_tail.to_owned());
-        let format = AnswerFormat { output_markup, tools, prompt_tail, is_streamed };
+        let format = AnswerFormat { output_markup, tools, call_ids, prompt_tail, is_streamed };
         Self { format: Some(Arc::new(format)), start: Default::default() }
     }
 
@@ -261,9 +268,11 @@ impl AnswerStream {
     }
 
     fn replace(&mut self, whole: ParsedAnswer) {
-        let call =
-            |ParsedCall { name, arguments }| AnsweredCall { id: call_id(), name, arguments, is_whole: true };
-        self.tool_calls = whole.calls.into_iter().map(call).collect();
+        self.tool_calls.clear();
+        for ParsedCall { name, id, arguments } in whole.calls {
+            let id = self.call_id(id);
+            self.tool_calls.push(AnsweredCall { id, name, arguments, is_whole: true });
+        }
         (self.content, self.reasoning) = (whole.content, whole.reasoning);
     }
 
@@ -289,8 +298,8 @@ impl AnswerStream {
                 self.reasoning.push_str(&text);
                 Delta::Reasoning(text)
             }
-            Piece::CallName { index, name } => {
-                let (id, arguments) = (call_id(), String::new());
+            Piece::CallName { index, name, id } => {
+                let (id, arguments) = (self.call_id(id), String::new());
                 self.tool_calls.push(AnsweredCall {
                     id: id.clone(),
                     name: name.clone(),
@@ -313,9 +322,16 @@ impl AnswerStream {
             }
         }
     }
-}
 
-fn call_id() -> String {
-    let hex = Uuid::new_v4().simple().to_string();
-    format!("call_{}", &hex[..24])
+    /// Returns the model's own id of a call, or a new one in the form that its template takes.
+    fn call_id(&self, own: Option<String>) -> String {
+        if let Some(id) = own.filter(|id| self.tool_calls.iter().all(|call| call.id != *id)) {
+            return id;
+        }
+        let hex = Uuid::new_v4().simple().to_string();
+        match self.format.as_ref().map(|format| format.call_ids) {
+            Some(CallIds::Nine) => hex[..9].to_owned(),
+            _ => format!("call_{}", &hex[..24]),
+        }
+    }
 }

@@ -143,7 +143,8 @@ impl Planner<'_> {
         let markup = self.chat_tokenizer.markup(&self.chat_tokenizer.output_markup());
         let ToolGrammar { grammar, relaxed } = self.grammar(end, turn)?;
         let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
-        let parser = ParserConfig::chat(output_markup, tools, end.text, turn.is_streamed);
+        let call_ids = self.chat_tokenizer.call_ids();
+        let parser = ParserConfig::chat(output_markup, tools, call_ids, end.text, turn.is_streamed);
         let (start, ids) = match &turn.answer_start {
             AnswerStart::Nothing => (String::new(), Vec::new()),
             AnswerStart::Text(text) => (text.clone(), Vec::new()),

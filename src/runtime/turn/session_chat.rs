@@ -163,7 +163,9 @@ impl SessionChat {
     pub fn prompt(&self, chat_tokenizer: &ChatTokenizer, conversation: Conversation) -> Result<PromptedTurn> {
         let started_ms = now_ms();
         let date = self.date(started_ms);
-        let prompt = self.transcript.splice(&conversation, |shown| chat_tokenizer.render(shown, date))?;
+        let arranged = chat_tokenizer.arranged(&conversation);
+        let render = |shown: &Conversation| chat_tokenizer.render(shown, date);
+        let prompt = self.transcript.splice_arranged(&conversation.messages, &arranged, render)?;
         let tokens = prompt.ids(|text, is_start| match is_start {
             true => chat_tokenizer.encode(text),
             false => chat_tokenizer.encode_rest(text),

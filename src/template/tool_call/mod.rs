@@ -127,16 +127,24 @@ pub(super) struct PieceSink<'a> {
 impl PieceSink<'_> {
     /// Begins a call.
     pub fn name(&mut self, name: &str) -> Result<(), CallError> {
+        self.name_with_id(name, None)
+    }
+
+    /// Begins a call with an id of the model's own.
+    pub fn name_with_id(&mut self, name: &str, own: Option<String>) -> Result<(), CallError> {
         if self.tools.get(name).is_none() {
             return Err(CallError::Undefined);
         }
         self.any_name(name);
+        if let Some(Piece::CallName { id, .. }) = self.pieces.last_mut() {
+            *id = own;
+        }
         Ok(())
     }
 
     /// Begins a call of a tool that may not have been given.
     pub fn any_name(&mut self, name: &str) {
-        self.pieces.push(Piece::CallName { index: *self.num_calls, name: name.to_owned() });
+        self.pieces.push(Piece::CallName { index: *self.num_calls, name: name.to_owned(), id: None });
         *self.num_calls += 1;
         *self.is_open = true;
     }

@@ -190,8 +190,10 @@ impl CallParser for MistralCalls {
         }
         self.head.push(c);
         if let Some(head) = self.head.strip_suffix("[ARGS]") {
-            let name = head.split_once("[CALL_ID]").map_or(head, |(name, _)| name);
-            sink.name(name.trim())?;
+            let (name, id) = head.split_once("[CALL_ID]").unwrap_or((head, ""));
+            let is_id = |id: &&str| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric());
+            let id = Some(id.trim()).filter(is_id).map(str::to_owned);
+            sink.name_with_id(name.trim(), id)?;
             self.arguments = Some(JsonScanner::new());
         }
         Ok(ParserStep::More)

@@ -13,6 +13,8 @@ pub struct ToolCallSpec {
     pub signs: &'static [&'static [&'static str]],
     /// The markers that begin a span of calls; grammars write the first.
     pub openers: &'static [&'static str],
+    /// Further markers that begin calls, which grammars neither write nor rule out.
+    pub unwritten_openers: &'static [&'static str],
     /// The other markers that a tokenizer may have as tokens of their own.
     pub marks: &'static [&'static str],
     /// Markers that mean nothing and are left out.
@@ -56,6 +58,7 @@ impl ToolCallSpec {
         name: "",
         signs: &[],
         openers: &[],
+        unwritten_openers: &[],
         marks: &[],
         dropped: &[],
         end: "",
