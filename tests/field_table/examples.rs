@@ -72,7 +72,6 @@ pub const OPENAI: Table = Table {
                 r#"[{"filename": "sum.py", "text": "x"}]"#,
                 "other files, which the model sees first",
             ),
-            ("samplers", r#"["top_k"]"#, "their order is fixed"),
             ("n_indent", "4", ""),
             ("t_max_prompt_ms", "500", ""),
             ("t_max_predict_ms", "2500", ""),
@@ -91,6 +90,12 @@ pub const OPENAI: Table = Table {
             ("frequency_penalty", "0.5", ""),
             ("logit_bias", r#"{"5": -100}"#, ""),
             ("seed", "7", "-1 draws one"),
+            ("random_seed", "7", "as `seed`; Mistral's name"),
+            (
+                "repeat_last_n",
+                "64",
+                "without a penalty; beside one only -1, because penalties look back on all",
+            ),
             (
                 "max_tokens",
                 "99999",

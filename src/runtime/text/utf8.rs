@@ -4,6 +4,7 @@
 //! plus what `finish` returns, is exactly `String::from_utf8_lossy` of all bytes pushed. At most three bytes
 //! are held back: the start of a character that later bytes can complete.
 
+use std::borrow::Cow;
 use std::str;
 
 /// Incremental, lossy UTF-8 decoder.
@@ -60,6 +61,32 @@ impl Utf8Stream {
     pub fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
+}
+
+/// Returns JSON text with U+FFFD in place of escaped halves of characters, at the same length.
+pub fn without_lone_surrogates(text: &[u8]) -> Cow<'_, [u8]> {
+    let mut text = Cow::Borrowed(text);
+    let mut at = 0;
+    while let Some(offset) = text[at..].iter().position(|&byte| byte == b'\\') {
+        at += offset;
+        match (surrogate(&text[at..]), text.get(at + 6..).and_then(surrogate)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..)) => at += 12,
+            (Some(_), _) => {
+                text.to_mut()[at + 2..at + 6].copy_from_slice(b"fffd");
+                at += 6;
+            }
+            (None, _) => at = text.len().min(at + 2), // an escape of another kind
+        }
+    }
+    text
+}
+
+/// Returns the half of a character that a text begins with as an escape.
+fn surrogate(text: &[u8]) -> Option<u16> {
+    let digits =
+        text.strip_prefix(b"\\u")?.get(..4).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit))?;
+    let unit = u16::from_str_radix(str::from_utf8(digits).ok()?, 16).ok()?;
+    (0xd800..=0xdfff).contains(&unit).then_some(unit)
 }
 
 #[cfg(test)]

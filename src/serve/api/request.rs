@@ -194,8 +194,8 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     }
     let wanted = fields.list("response_fields").unwrap_or_default();
     let wanted = wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    // Editors send these with each request: limits of time, indentation, and the order of samplers, which is fixed here.
-    for name in ["samplers", "n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
+    // Editors send these with each request: limits of time, and indentation.
+    for name in ["n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
         fields.hint(name);
     }
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);

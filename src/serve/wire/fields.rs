@@ -170,6 +170,17 @@ impl<'p> Fields<'p> {
         Fields { left: object, at: self.path(at), problems: self.problems }
     }
 
+    /// As [`Self::inside`], of a value that must be an object.
+    pub fn within(&mut self, at: &str, value: Value) -> Option<Fields<'_>> {
+        match value {
+            Value::Object(members) => Some(self.inside(at, members)),
+            _ => {
+                self.wrong(at, "is not an object");
+                None
+            }
+        }
+    }
+
     /// The members of an object whose names mean something on their own.
     pub fn on_its_own(&mut self, object: Map<String, Value>) -> Fields<'_> {
         Fields { left: object, at: String::new(), problems: self.problems }

@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 /// Hints and labels at the top level of a request, by name.
-pub const HINTS: [&str; 47] = [
+pub const HINTS: [&str; 50] = [
     // OpenAI: labels, storage and price; nothing is stored here beyond sessions.
     "metadata",
     "prediction",
@@ -18,7 +18,8 @@ pub const HINTS: [&str; 47] = [
     "service_tier",
     "store",
     "user",
-    // llama.cpp and LM Studio: slots, timings (always there), context shifting (never done), drafts (no answer depends on them).
+    // llama.cpp and LM Studio: slots, timings (always there), context shifting (never done), drafts (no answer depends on them), the
+    // order of samplers (fixed here).
     "cache_prompt",
     "draft_model",
     "id_slot",
@@ -26,6 +27,7 @@ pub const HINTS: [&str; 47] = [
     "n_discard",
     "n_keep",
     "return_progress",
+    "samplers",
     "slot_id",
     "timings_per_token",
     "ttl",
@@ -48,6 +50,7 @@ pub const HINTS: [&str; 47] = [
     "stream_reasoning",
     // Ollama, OpenRouter, LiteLLM, the AI SDK and others.
     "allowed_openai_params",
+    "cache_control",
     "caching",
     "client_metadata",
     "keep_alive",
@@ -57,6 +60,7 @@ pub const HINTS: [&str; 47] = [
     "providerOptions",
     "provider_options",
     "route",
+    "timeout",
     "trace",
     "usage",
     "vl_high_resolution_images",
@@ -82,6 +86,7 @@ pub fn inert_settings() -> Vec<(&'static str, Vec<Value>)> {
         ("min_keep", vec![json!(0), json!(1)]),
         ("n_probs", vec![json!(0)]),
         ("post_sampling_probs", off()),
+        ("backend_sampling", off()),
         ("min_tokens", vec![json!(0)]),
         ("length_penalty", vec![json!(1)]),
         ("early_stopping", off()),
@@ -98,6 +103,8 @@ pub fn inert_settings() -> Vec<(&'static str, Vec<Value>)> {
         ("allowed_token_ids", none()),
         ("documents", none()),
         ("transforms", none()),
+        ("models", none()),
+        ("plugins", none()),
         ("separate_reasoning", vec![json!(true)]),
         ("enable_search", off()),
         ("parse_tool_calls", vec![json!(true)]),

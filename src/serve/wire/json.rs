@@ -2,13 +2,16 @@
 //!
 //! A name that an object gives twice means its first value to one reader and its last to another, so neither counts here.
 //! A value takes many times the two bytes of its text (`0,`), so there may be only so many.
-//! A byte-order mark, which some editors and shells put before a text, says nothing and is passed over.
+//! A byte-order mark, which some editors and shells put before a text, says nothing and is passed over. Half of a character that
+//! UTF-16 writes as two, which JavaScript cuts off and escapes (`\ud83d`), becomes U+FFFD.
 
 use std::cell::Cell;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+
+use crate::runtime::text::utf8::without_lone_surrogates;
 
 /// Values in one text: more token ids than any context holds.
 const MAX_VALUES: usize = 1 << 21;
@@ -19,7 +22,8 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// A sentence about what `what` is instead, with its line and column.
 pub fn object(text: &[u8], what: &str) -> Result<Map<String, Value>, String> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
-    let mut reader = serde_json::Deserializer::from_slice(text);
+    let text = without_lone_surrogates(text);
+    let mut reader = serde_json::Deserializer::from_slice(&text);
     let num_left = Cell::new(MAX_VALUES);
     let read = Strict { num_left: &num_left }
         .deserialize(&mut reader)
@@ -143,6 +147,23 @@ mod tests {
         }
         let deep = format!("{{\"a\":{}1{}}}", "[".repeat(200), "]".repeat(200));
         assert!(read(&deep).is_err(), "the parser bounds the depth");
+    }
+
+    #[test]
+    fn half_a_character_becomes_the_replacement_character() {
+        for (text, expected) in [
+            (r"\ud83d", "\u{fffd}"),
+            (r"\uDE00x\uD83D", "\u{fffd}x\u{fffd}"),
+            (r"\ud83d\ud83d\ude00", "\u{fffd}\u{1f600}"),
+            (r"\ud83d\n", "\u{fffd}\n"),
+            (r"\\ud83d", "\\ud83d"),
+            (r"\\\ud83d", "\\\u{fffd}"),
+        ] {
+            assert_eq!(read(&format!("{{\"a\": \"{text}\"}}")), Ok(json!({"a": expected})), "{text}");
+        }
+        for text in [r"\ud83", r"\ud8+d", "\\"] {
+            assert!(read(&format!("{{\"a\": \"{text}\"}}")).is_err(), "{text}");
+        }
     }
 
     #[test]

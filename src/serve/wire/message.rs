@@ -3,11 +3,12 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
+use crate::runtime::text::utf8::without_lone_surrogates;
 use crate::runtime::turn::AnswerStart;
 use crate::template::{Content, Message, Role, ToolCall};
 
 /// Members that clients keep of an answer and send back, on which nothing depends.
-const ECHOED: [&str; 15] = [
+const ECHOED: [&str; 16] = [
     "provider_specific_fields",
     "parsed",
     "annotations",
@@ -23,6 +24,7 @@ const ECHOED: [&str; 15] = [
     "providerOptions",
     "provider_options",
     "timestamp",
+    "phase",
 ];
 
 /// The same in a tool call and its function.
@@ -39,16 +41,7 @@ pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> V
     if values.is_empty() {
         fields.out_of_range("messages", "is empty");
     }
-    let read = |(index, value)| {
-        let at = format!("messages[{index}]");
-        match value {
-            Value::Object(object) => message(fields.inside(&at, object), knows_role),
-            _ => {
-                fields.wrong(&at, "is not an object");
-                None
-            }
-        }
-    };
+    let read = |(index, value)| message(fields.within(&format!("messages[{index}]"), value)?, knows_role);
     values.into_iter().enumerate().filter_map(read).collect()
 }
 
@@ -57,7 +50,7 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
         fields.missing("role");
     }
     let role = fields.text("role").map(|name| known_role(&mut fields, &name, knows_role));
-    let ContentParts { content, thoughts } = content(&mut fields);
+    let ContentParts { content, thoughts } = content(&mut fields, role == Some(Role::Tool));
     let content = content.or_else(|| refusal(&mut fields));
     let reasoning = reasoning(&mut fields, thoughts);
     let mut tool_calls = tool_calls(&mut fields);
@@ -122,7 +115,7 @@ fn refusal(fields: &mut Fields<'_>) -> Option<Content> {
 /// text are reported as ignored.
 fn reasoning(fields: &mut Fields<'_>, thoughts: Vec<String>) -> Option<String> {
     let named = ["reasoning_content", "reasoning", "thinking"].map(|name| (name, fields.text(name)));
-    let said = thoughts.concat();
+    let said = thoughts.join("\n");
     let first = named.iter().find_map(|(_, text)| text.clone().filter(|text| !text.is_empty()));
     for (name, text) in &named {
         if text.as_ref().is_some_and(|text| !text.is_empty() && Some(text) != first.as_ref()) {
@@ -154,8 +147,9 @@ struct ContentParts {
     thoughts: Vec<String>,
 }
 
-/// A string, or parts that are all text, beside those of a thought: several parts are one text, line by line.
-fn content(fields: &mut Fields<'_>) -> ContentParts {
+/// A string, or parts that are all text, beside those of a thought: several parts are one text, line by line. Of a tool's result
+/// (`is_result`) other parts are left out.
+fn content(fields: &mut Fields<'_>, is_result: bool) -> ContentParts {
     let parts = match fields.take("content") {
         None => return ContentParts::default(),
         Some(Value::String(text)) => {
@@ -174,7 +168,7 @@ fn content(fields: &mut Fields<'_>) -> ContentParts {
     };
     let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
     for (index, value) in parts.into_iter().enumerate() {
-        match part(fields, &format!("content[{index}]"), value) {
+        match part(fields, &format!("content[{index}]"), value, is_result) {
             Some(ContentPart::Text(text)) => texts.push(text),
             Some(ContentPart::Thought(text)) => thoughts.push(text),
             None => {}
@@ -188,17 +182,24 @@ enum ContentPart {
     Thought(String),
 }
 
-fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<ContentPart> {
-    let Value::Object(members) = part else {
-        fields.wrong(at, "is not an object");
-        return None;
-    };
-    let mut part = fields.inside(at, members);
+/// Returns what stands in a tool's result for a part that is not read. Without it the client could not go on: it cannot take the
+/// result back.
+pub fn left_out(fields: &mut Fields<'_>, kind: &str) -> String {
+    let kind = super::fields::shown(kind);
+    fields
+        .problems()
+        .notice(format!("a part of type {kind} was left out of a tool's result: only text is supported"));
+    format!("[{kind}: left out; llmctl reads only text]")
+}
+
+fn part(fields: &mut Fields<'_>, at: &str, part: Value, is_result: bool) -> Option<ContentPart> {
+    let mut part = fields.within(at, part)?;
     let kind = part.text("type");
     let member = match kind.as_deref() {
         Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
         Some("thinking" | "reasoning") => part.spelled(&["text", "thinking", "reasoning"]),
+        Some(kind) if is_result => return Some(ContentPart::Text(left_out(&mut part, kind))),
         Some(kind) => {
             let message =
                 format!("has a part of type {:?}, and only text is supported", super::fields::shown(kind));
@@ -227,16 +228,7 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value) -> Option<ContentPart> {
 
 fn tool_calls(fields: &mut Fields<'_>) -> Vec<ToolCall> {
     let calls = fields.list("tool_calls").unwrap_or_default();
-    let read = |(index, value)| {
-        let at = format!("tool_calls[{index}]");
-        match value {
-            Value::Object(object) => tool_call(fields.inside(&at, object)),
-            _ => {
-                fields.wrong(&at, "is not an object");
-                None
-            }
-        }
-    };
+    let read = |(index, value)| tool_call(fields.within(&format!("tool_calls[{index}]"), value)?);
     calls.into_iter().enumerate().filter_map(read).collect()
 }
 
@@ -290,7 +282,7 @@ fn function_call(fields: &mut Fields<'_>) -> Option<ToolCall> {
 
 /// Returns the value of arguments that are JSON text; other text stays a string.
 pub fn arguments_of(text: String) -> Value {
-    match serde_json::from_str(&text) {
+    match serde_json::from_slice(&without_lone_surrogates(text.as_bytes())) {
         Ok(value) if is_within(&value, MAX_DEPTH) => value,
         _ => Value::String(text),
     }
@@ -492,6 +484,15 @@ mod tests {
     }
 
     #[test]
+    fn what_a_result_holds_beside_text_is_named_in_it() {
+        let parts = json!([{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "x"}}]);
+        let (messages, checked) =
+            read(json!([{"role": "tool", "tool_call_id": "c", "content": parts, "phase": "x"}]));
+        let expected = "t\n[image_url: left out; llmctl reads only text]";
+        assert_eq!((&messages[0].content, checked), (&Some(Content::Text(expected.to_owned())), Ok(())));
+    }
+
+    #[test]
     fn older_forms_of_calls_and_refusals_are_read() {
         let (messages, checked) = read(json!([
             {"role": "assistant", "content": null, "function_call": {"name": "f", "arguments": "{\"a\":1}"}},
@@ -524,7 +525,7 @@ mod tests {
             (json!({"role": "user", "content": [{"type": "text"}]}), 422, "messages[1].content[0].text"),
             (json!({"role": "user", "content": [{"type": "image_url"}]}), 400, "messages[1].content"),
             (json!({"role": "user", "content": "x", "images": ["iVBORw0K"]}), 400, "messages[1].images"),
-            (json!({"role": "tool", "content": [{"type": "image"}]}), 400, "messages[1].content"),
+            (json!({"role": "system", "content": [{"type": "image"}]}), 400, "messages[1].content"),
             (json!({"role": "user", "content": "x", "audio": {"data": "x"}}), 400, "messages[1].audio"),
             (json!({"role": "user", "content": "x", "cached": true}), 400, "messages[1].cached"),
             (json!({"role": "assistant", "tool_calls": [{}]}), 422, "messages[1].tool_calls[0].function"),

@@ -24,8 +24,21 @@ pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
         fields.number(name).into_iter().for_each(|value| number.set(&mut sampling, value));
     }
     sampling.logit_bias = logit_bias(fields).unwrap_or(sampling.logit_bias);
-    sampling.seed = fields.count_or_off("seed").or(sampling.seed);
+    let seed = fields.spelled(&["seed", "random_seed"]);
+    sampling.seed = fields.count_or_off(seed).or(sampling.seed);
+    penalty_window(fields, &sampling);
     sampling
+}
+
+/// Takes llama.cpp's number of tokens that penalties look back on where there is no penalty.
+fn penalty_window(fields: &mut Fields<'_>, sampling: &Sampling) {
+    const NAME: &str = "repeat_last_n";
+    let off = [sampling.repetition_penalty - 1.0, sampling.presence_penalty, sampling.frequency_penalty];
+    match fields.take(NAME) {
+        Some(window) if window.is_u64() && off == [0.0; 3] => fields.ignored(NAME),
+        Some(other) => fields.put(NAME, other),
+        None => {}
+    }
 }
 
 /// Ids as strings, as JSON wants the names of members.

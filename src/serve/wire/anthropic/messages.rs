@@ -2,14 +2,14 @@
 //!
 //! Invariants: a turn of the user becomes the results of tools, in their order, and the text behind them; text blocks of the
 //! assistant are joined without anything between, so that an answer that comes back is the text that was generated; turns of
-//! one role that follow each other are one turn, as in Anthropic's API. Thinking is the reasoning of its message, and its
-//! signature means nothing here.
+//! one role that follow each other are one turn, as in Anthropic's API. Thinking is the reasoning of its message, a line for each
+//! block, and its signature means nothing here.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::Fields;
 use super::super::fields::shown;
-use super::super::message::{as_arguments, echoed};
+use super::super::message::{as_arguments, echoed, left_out};
 use crate::template::{Content, Message, Role, ToolCall};
 
 /// The most messages of a request, as in Anthropic's API.
@@ -73,8 +73,8 @@ fn push(messages: &mut Vec<Message>, message: Message) {
         }
         Some(last) if last.role == message.role && last.role == Role::Assistant => {
             last.content = joined(last.content.take(), message.content, "");
-            let reasoning = last.reasoning.take().into_iter().chain(message.reasoning).collect::<String>();
-            last.reasoning = Some(reasoning).filter(|text| !text.is_empty());
+            let thoughts: Vec<String> = last.reasoning.take().into_iter().chain(message.reasoning).collect();
+            last.reasoning = Some(thoughts.join("\n")).filter(|text| !text.is_empty());
             last.tool_calls.extend(message.tool_calls);
         }
         _ => messages.push(message),
@@ -92,11 +92,7 @@ fn joined(first: Option<Content>, second: Option<Content>, between: &str) -> Opt
 
 /// Reads one message.
 fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
-    let Value::Object(members) = value else {
-        fields.wrong(at, "is not an object");
-        return Vec::new();
-    };
-    let mut fields = fields.inside(at, members);
+    let Some(mut fields) = fields.within(at, value) else { return Vec::new() };
     if !fields.has("role") {
         fields.missing("role");
     }
@@ -152,11 +148,10 @@ impl Block {
 
 /// Reads one block. `None` if it is left out or refused.
 fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
-    let Value::Object(members) = value else {
-        fields.wrong(at, "is not an object");
-        return None;
-    };
-    let mut block = fields.inside(at, members);
+    if let Some(text) = text_within(&value) {
+        return Some(Block::Text(text));
+    }
+    let mut block = fields.within(at, value)?;
     block.hint("cache_control");
     if !block.has("type") {
         block.missing("type");
@@ -182,7 +177,7 @@ fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
             return None;
         }
         kind => {
-            let known = "text, thinking, redacted_thinking, tool_use and tool_result";
+            let known = "text, document (of text), search_result, thinking, redacted_thinking, tool_use and tool_result";
             block.unsupported("type", &format!("= {:?} is not supported, only {known}", shown(kind)));
             return None;
         }
@@ -208,6 +203,29 @@ fn text(block: &mut Fields<'_>) -> Option<String> {
     required(block, "text")
 }
 
+/// Returns the text of a block that holds text in another form: a document, what a search found, or the name of a tool.
+fn text_within(block: &Value) -> Option<String> {
+    let places: &[&str] = match block["type"].as_str()? {
+        "tool_reference" => &["/tool_name"],
+        "document" if block["source"]["type"] == "text" => &["/title", "/context", "/source/data"],
+        "search_result" => &["/title", "/source"],
+        _ => return None,
+    };
+    let content = block["content"].as_array().into_iter().flatten().map(|part| &part["text"]);
+    let texts = places.iter().filter_map(|place| block.pointer(place)).chain(content);
+    Some(texts.filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
+}
+
+/// Reads the content of a tool's result. Blocks without text are left out, and named.
+fn result_texts(block: &mut Fields<'_>, mut values: Vec<Value>) -> Vec<String> {
+    for value in values.iter_mut().filter(|value| text_within(value).is_none()) {
+        if let Some(kind) = value["type"].as_str().filter(|kind| *kind != "text") {
+            *value = json!({"type": "text", "text": left_out(block, kind)});
+        }
+    }
+    texts(block, "content", values)
+}
+
 fn tool_use(block: &mut Fields<'_>) -> Option<ToolCall> {
     let id = required(block, "id");
     let name = required(block, "name");
@@ -225,7 +243,7 @@ fn tool_result(block: &mut Fields<'_>) -> Option<Message> {
     let text = match block.take("content") {
         None => String::new(),
         Some(Value::String(text)) => text,
-        Some(Value::Array(blocks)) => texts(block, "content", blocks).join("\n"),
+        Some(Value::Array(blocks)) => result_texts(block, blocks).join("\n"),
         Some(_) => {
             block.wrong("content", "is neither a string nor an array of text blocks");
             String::new()
@@ -281,11 +299,11 @@ fn user(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Vec<Message> {
 }
 
 fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
-    let (mut content, mut reasoning, mut tool_calls) = (None::<String>, String::new(), Vec::new());
+    let (mut content, mut reasoning, mut tool_calls) = (None::<String>, Vec::new(), Vec::new());
     for block in blocks {
         match block {
             Block::Text(text) => content.get_or_insert_default().push_str(&text),
-            Block::Thinking(text) => reasoning.push_str(&text),
+            Block::Thinking(text) => reasoning.push(text),
             Block::Call(call) => tool_calls.push(call),
             result @ Block::Result(_) => {
                 misplaced(fields, "content", &result, "in a message of role assistant");
@@ -295,7 +313,7 @@ fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
     let content = content.or_else(|| tool_calls.is_empty().then(String::new));
     Message {
         content: content.map(Content::Text),
-        reasoning: Some(reasoning).filter(|text| !text.is_empty()),
+        reasoning: Some(reasoning.join("\n")).filter(|text| !text.is_empty()),
         tool_calls,
         ..Message::new(Role::Assistant, "")
     }
@@ -303,8 +321,6 @@ fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::super::super::Problems;
     use super::*;
     use crate::serve::error::ApiError;
@@ -346,7 +362,7 @@ mod tests {
         ]));
         let call = ToolCall { id: Some("c".to_owned()), name: "f".to_owned(), arguments: json!({"a": 1}) };
         let answer = Message {
-            reasoning: Some("hm".to_owned()),
+            reasoning: Some("h\nm".to_owned()),
             tool_calls: vec![call],
             ..Message::assistant("a\nb")
         };
@@ -374,6 +390,31 @@ mod tests {
         assert_eq!(result(json!("ERROR 5"), true), text("ERROR 5"));
         assert_eq!(result(Value::Null, true), text("Error: "));
         assert_eq!(result(json!("fine"), false), text("fine"));
+    }
+
+    #[test]
+    fn what_is_text_in_a_result_is_read_and_the_rest_is_named() {
+        let source = |kind: &str| json!({"type": kind, "media_type": "text/plain", "data": "d"});
+        let text = json!([{"type": "text", "text": "t"}]);
+        for (block, expected) in [
+            (json!({"type": "tool_reference", "tool_name": "f"}), "f"),
+            (json!({"type": "document", "title": "T", "source": source("text")}), "T\nd"),
+            (json!({"type": "search_result", "title": "T", "source": "s", "content": text}), "T\ns\nt"),
+            (
+                json!({"type": "document", "source": source("base64")}),
+                "[document: left out; llmctl reads only text]",
+            ),
+            (
+                json!({"type": "image", "source": source("base64")}),
+                "[image: left out; llmctl reads only text]",
+            ),
+        ] {
+            let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [block.clone()]});
+            let read = messages(json!([{"role": "user", "content": [result]}]));
+            assert_eq!(read[0].content, Some(Content::Text(expected.to_owned())), "{block}");
+            let asked = self::read(json!({"messages": [{"role": "user", "content": [block]}]}));
+            assert_eq!(asked.1.is_ok(), !expected.starts_with('['), "a question: {expected}");
+        }
     }
 
     #[test]

@@ -32,11 +32,7 @@ pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
 }
 
 fn definition(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Value> {
-    let Value::Object(members) = value else {
-        fields.wrong(at, "is not an object");
-        return None;
-    };
-    let mut tool = fields.inside(at, members);
+    let mut tool = fields.within(at, value)?;
     let kind = tool.text("type");
     if let Some(kind) = kind.filter(|kind| kind != "custom") {
         let notice = format!("the tool of type {} is left out: it has no input_schema", shown(&kind));

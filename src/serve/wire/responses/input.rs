@@ -10,11 +10,14 @@ use serde_json::{Map, Value, json};
 use super::tools::{INPUT, shown_name};
 use crate::serve::wire::Fields;
 use crate::serve::wire::fields::shown;
-use crate::serve::wire::message::arguments_of;
+use crate::serve::wire::message::{arguments_of, left_out};
 use crate::template::{Content, Message, Role, ToolCall};
 
 /// Most items of a request: more than any context holds.
 const MAX_ITEMS: usize = 1 << 15;
+
+/// The member with a tool's result.
+const OUTPUT: &str = "output";
 
 /// Begins the reasoning that a client keeps without reading it.
 const SEALED: &str = "llmctl1.";
@@ -152,14 +155,11 @@ fn content(item: &mut Fields<'_>, name: &str) -> Option<String> {
 }
 
 fn part_text(item: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
-    let Value::Object(members) = part else {
-        item.wrong(at, "is not an object");
-        return None;
-    };
-    let mut part = item.inside(at, members);
+    let mut part = item.within(at, part)?;
     let member = match part.text("type").as_deref() {
         Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => "text",
         Some("refusal") => "refusal",
+        Some(other) if at.starts_with(OUTPUT) => return Some(left_out(&mut part, other)),
         Some(other) => {
             let what = format!("is of type {:?}, and only text is supported", shown(other));
             item.unsupported(at, &what);
@@ -217,13 +217,13 @@ fn read_call(mut item: Fields<'_>, messages: &mut InputMessages, member: &str) {
 }
 
 fn read_output(mut item: Fields<'_>, messages: &mut InputMessages) {
-    for name in ["call_id", "output"] {
+    for name in ["call_id", OUTPUT] {
         if !item.has(name) {
             item.missing(name);
         }
     }
     let id = item.text("call_id");
-    let text = content(&mut item, "output").unwrap_or_default();
+    let text = content(&mut item, OUTPUT).unwrap_or_default();
     messages.push(Message { tool_call_id: id, ..Message::new(Role::Tool, text) });
     item.ignore_rest();
 }
@@ -255,7 +255,7 @@ mod tests {
             {"type": "message", "role": "assistant", "content": "b"},
             {"type": "custom_tool_call", "call_id": "d", "name": "p", "input": "text"},
             {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}]},
-            {"type": "custom_tool_call_output", "call_id": "d", "output": "ok"},
+            {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_image", "image_url": "x"}]},
             {"type": "web_search_call", "id": "ws"},
         ]));
         assert_eq!((checked, ignored), (Ok(()), vec!["input[].web_search_call".to_owned()]));
@@ -278,7 +278,7 @@ mod tests {
             Message::user("q"),
             assistant,
             tool("c", "1\n2"),
-            tool("d", "ok"),
+            tool("d", "[input_image: left out; llmctl reads only text]"),
         ];
         assert_eq!(messages, expected);
     }
@@ -322,11 +322,6 @@ mod tests {
             (json!({"role": "user", "content": [{"type": "input_text"}]}), 422, "input[1].content[0].text"),
             (json!({"type": "function_call", "name": "f"}), 422, "input[1].call_id"),
             (json!({"type": "function_call_output", "call_id": "c"}), 422, "input[1].output"),
-            (
-                json!({"type": "function_call_output", "call_id": "c", "output": [image]}),
-                400,
-                "input[1].output[0]",
-            ),
         ] {
             assert_eq!(refused(item.clone()), (status, param.to_owned()), "{item}");
         }
