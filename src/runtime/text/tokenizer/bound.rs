@@ -5,7 +5,7 @@
 //! unknown token, or shrink a text by an unknown factor.
 
 use serde_json::Value;
-use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::{ModelWrapper, NormalizerWrapper};
 
 use super::pieces::{Table, byte_level_char};
 use super::speller::{Added, Speller};
@@ -34,19 +34,17 @@ pub(super) struct Bound {
 impl Bound {
     pub fn of(
         normalizer: Option<&NormalizerWrapper>,
-        pre_tokenizer: Option<&PreTokenizerWrapper>,
+        rule: Option<&Value>,
         speller: &Speller,
         added: &[Added],
         (texts, bytes): (&Table, &Table),
     ) -> Option<Self> {
         let none = Shrinkage { of_all: 1, beyond_ascii: 1 };
         let shrinkage = normalizer.map_or(Some(none), |norm| shrinkage(&serde_json::to_value(norm).ok()?))?;
-        let keeps = |rule| serde_json::to_value(rule).is_ok_and(|rule| keeps_all(&rule));
-        let is_byte_level = pre_tokenizer
-            .is_some_and(|rule| serde_json::to_value(rule).is_ok_and(|rule| has_byte_level(&rule)))
+        let is_byte_level = rule.is_some_and(has_byte_level)
             && spells_bytes(speller, |byte| byte_level_char(byte).to_string());
         let is_complete = is_byte_level || has_byte_tokens(speller);
-        if !is_complete || !pre_tokenizer.is_none_or(keeps) {
+        if !is_complete || !rule.is_none_or(keeps_all) {
             return None;
         }
         let longest = if is_byte_level { bytes.longest() } else { bytes.longest().max(texts.longest()) };

@@ -4,11 +4,13 @@
 //! windows. A window is cut between words, well before its end: the known rules look at no more than their
 //! match, the run of characters after it, and no byte before it (the table has no look-behind). So text
 //! before a cut has the same words in the window as in the whole, and text after it starts a word in both.
+//! Three rules split a run of digits or white space into many words that depend on what follows the run, so
+//! they are not cut within one, nor just before it: the window grows until it contains the run.
 //!
 //! Invariant: if any of that is not known to hold, there is no cut, and the text is encoded as a whole.
 
 use serde_json::Value;
-use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
+use tokenizers::NormalizerWrapper;
 
 use super::pretokenize;
 use super::speller::{Added, Speller};
@@ -22,9 +24,11 @@ const UNCERTAIN_BYTES: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cuts {
     Nowhere,
-    /// Between words. `composes`: not before a character that may combine with the one before it.
+    /// Between words. `composes`: not before a character that may combine with the one before it. `looks_far`: not at a run
+    /// of digits or white space whose end is not in the window.
     BetweenWords {
         composes: bool,
+        looks_far: bool,
         margin: Margin,
     },
     /// Between characters that are adjacent in no token, for tokenizers without words.
@@ -71,7 +75,7 @@ pub(super) struct SafeCut {
 impl Cuts {
     pub fn of(
         normalizer: Option<&NormalizerWrapper>,
-        pre_tokenizer: Option<&PreTokenizerWrapper>,
+        rule: Option<&Value>,
         speller: &Speller,
         added: &[Added],
     ) -> Self {
@@ -81,14 +85,16 @@ impl Cuts {
         if added.iter().any(|added| added.token.single_word) {
             return Cuts::Nowhere; // such a token matches depending on the character before it
         }
-        let normalizer = normalizer.map(json);
-        match (speller, &normalizer, pre_tokenizer) {
+        let normalizer = normalizer.map(|norm| serde_json::to_value(norm).unwrap_or_default());
+        match (speller, &normalizer, rule) {
             (Speller::Spm(spm), None, None) if spm.is_cut() => Cuts::BetweenStrangers { margin },
-            (Speller::Crate(_), _, Some(rule)) if is_local(&json(rule)) => match normalizer {
-                None => Cuts::BetweenWords { composes: false, margin },
-                Some(norm) if is_composing(&norm) => Cuts::BetweenWords { composes: true, margin },
-                Some(_) => Cuts::Nowhere,
-            },
+            (Speller::Crate(_), _, Some(rule)) if is_local(rule) => {
+                let looks_far = looks_far(rule);
+                match normalizer {
+                    Some(norm) if !is_composing(&norm) => Cuts::Nowhere,
+                    norm => Cuts::BetweenWords { composes: norm.is_some(), looks_far, margin },
+                }
+            }
             _ => Cuts::Nowhere,
         }
     }
@@ -96,8 +102,9 @@ impl Cuts {
     /// Returns the last cut of a window that has more text behind it.
     pub fn last(self, window: &str, words: &[Word<'_>], speller: &Speller) -> Option<SafeCut> {
         match (self, speller) {
-            (Cuts::BetweenWords { composes, margin }, _) => {
+            (Cuts::BetweenWords { composes, looks_far, margin }, _) => {
                 let latest = margin.latest(window)?;
+                let latest = if looks_far { before_run(window, latest) } else { latest };
                 let certain = words.len().checked_sub(UNCERTAIN_WORDS)?;
                 let is_cut = |index: &usize| {
                     let (end, next) = (words[*index].end, &words[index + 1]);
@@ -123,14 +130,16 @@ impl Cuts {
     }
 }
 
+/// Returns the start of the digits that contain or end at a position, and of the white space before them.
+fn before_run(window: &str, position: usize) -> usize {
+    let before = &window[..window.floor_char_boundary(position)];
+    before.trim_end_matches(char::is_numeric).trim_end().len()
+}
+
 /// Returns whether no normal form combines the character with the one before it. Lists only scripts without
 /// combining letters.
 fn stands_alone(c: char) -> bool {
     matches!(c, '\0'..='\u{2ff}' | '\u{400}'..='\u{482}' | '\u{3041}'..='\u{3096}' | '\u{30a1}'..='\u{30fa}' | '\u{4e00}'..='\u{9fff}')
-}
-
-fn json(part: &impl serde::Serialize) -> Value {
-    serde_json::to_value(part).unwrap_or_default()
 }
 
 fn parts<'a>(value: &'a Value, list: &str) -> Option<&'a [Value]> {
@@ -160,6 +169,11 @@ fn is_local(rule: &Value) -> bool {
         }
         _ => false,
     }
+}
+
+fn looks_far(rule: &Value) -> bool {
+    rule["pattern"]["Regex"].as_str().is_some_and(pretokenize::looks_far)
+        || parts(rule, "pretokenizers").is_some_and(|parts| parts.iter().any(looks_far))
 }
 
 #[cfg(test)]
@@ -254,6 +268,27 @@ mod tests {
         fn windows_change_no_id_without_words(text in text(), window in WINDOW..4 * WINDOW) {
             for has_bytes in [true, false] {
                 check("sentencepiece", &sentencepiece(has_bytes), &text, window)?;
+            }
+        }
+    }
+
+    /// A rule may look to the end of a run: windows end within these, and what follows them differs.
+    #[test]
+    fn windows_within_long_runs_change_no_id_by_any_rule() {
+        let runs = [
+            "1", "½", "1½", "1\u{301}", "1 ", "12_", "a", "S", "aS", "漢", "漢S", "é", "e\u{301}", "\u{301}",
+            "a b ", " ", "\t", "\n", " \n", "  \n\t", "\r\n", "\u{a0}", "!", "!\n", "'s", "..-", "🦙",
+            "한글", "かな", "ع", "١", "<",
+        ];
+        let ends = ["", "a", " a", "\n", "1", "!", "\u{301}", "S\n漢"];
+        let long = |run: &str, len: usize| run.repeat(len.div_ceil(run.chars().count()));
+        for name in pretokenize::names() {
+            let tokenizer = byte_level(name);
+            for run in runs {
+                // Numbers of all lengths modulo three, and white space beyond jais-2's longest word.
+                let parts = ends.iter().zip(700..).map(|(end, len)| format!("x {}{end}", long(run, len)));
+                let text = parts.collect::<Vec<_>>().join(" x, ");
+                check(name, &tokenizer, &text, WINDOW).expect("the same ids");
             }
         }
     }

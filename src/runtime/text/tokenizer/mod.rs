@@ -8,6 +8,7 @@
 mod bound;
 mod bpe;
 mod cuts;
+mod groups;
 mod hf;
 mod pieces;
 mod pipeline;

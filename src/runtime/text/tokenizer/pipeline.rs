@@ -8,21 +8,24 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use serde_json::Value;
 use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::{
-    AddedVocabulary, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizer, PreTokenizerWrapper,
-    Token,
+    AddedVocabulary, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizerWrapper, Token,
 };
 
 use super::bound::Bound;
 use super::cuts::{Cuts, SafeCut, Word};
+use super::groups::Stage;
 use super::pieces::Table;
 use super::speller::{Added, Speller};
 use crate::runtime::error::panic_text;
 
 pub(super) struct Pipeline {
     normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
+    /// The pre-tokenizer, as tokenizer.json describes it.
+    rule: Option<Value>,
+    stages: Vec<Stage>,
     pub speller: Speller,
     /// All added tokens.
     with_special: AddedVocabulary,
@@ -65,12 +68,15 @@ impl Pipeline {
         added: &[Added],
     ) -> Result<Self, String> {
         let plain: Vec<Added> = added.iter().filter(|added| !added.token.special).cloned().collect();
+        let rule = pre_tokenizer.as_ref().map(|rule| serde_json::to_value(rule).unwrap_or_default());
+        let stages = pre_tokenizer.map_or_else(|| Ok(Vec::new()), Stage::all_of);
         Ok(Pipeline {
             with_special: vocabulary(added, normalizer.as_ref())?,
             without_special: vocabulary(&plain, normalizer.as_ref())?,
-            cuts: Cuts::of(normalizer.as_ref(), pre_tokenizer.as_ref(), &speller, added),
+            cuts: Cuts::of(normalizer.as_ref(), rule.as_ref(), &speller, added),
             normalizer,
-            pre_tokenizer,
+            stages: stages.map_err(|error| error.to_string())?,
+            rule,
             speller,
         })
     }
@@ -81,7 +87,7 @@ impl Pipeline {
     }
 
     pub fn bound(&self, added: &[Added], tables: (&Table, &Table)) -> Option<Bound> {
-        Bound::of(self.normalizer.as_ref(), self.pre_tokenizer.as_ref(), &self.speller, added, tables)
+        Bound::of(self.normalizer.as_ref(), self.rule.as_ref(), &self.speller, added, tables)
     }
 
     /// Encodes in windows of about `window` bytes, which changes no id. Stops when more than `most` ids are
@@ -118,8 +124,8 @@ impl Pipeline {
         progress: &mut ChunkProgress,
     ) -> tokenizers::Result<bool> {
         let mut pieces = added.extract_and_normalize(self.normalizer.as_ref(), window);
-        if let Some(pre_tokenizer) = &self.pre_tokenizer {
-            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        for stage in &self.stages {
+            stage.apply(&mut pieces)?;
         }
         let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
         let word = |&(text, (start, end), tokens): &(_, _, &Option<Vec<Token>>)| Word {

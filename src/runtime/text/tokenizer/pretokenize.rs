@@ -13,6 +13,8 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper, SplitDelimiterBehavior};
 
+use super::groups::{THOUSANDS, TINY_AYA_NUMBERS};
+
 /// One split; each works on the pieces of the previous one.
 #[derive(Debug, Clone, Copy)]
 enum SplitRule {
@@ -62,9 +64,6 @@ const EXAONE_MOE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{
 const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 const ASCII_DIGIT_TRIPLES: &str = "[0-9][0-9][0-9]";
 const NUMBERS: &str = r"\p{N}+";
-/// Between the digits of a number, so that groups of three are counted from its end.
-const THOUSANDS: &str = r"(?=(\p{N}{3})+(?!\p{N}))";
-const TINY_AYA_NUMBERS: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 const LINES: &str = r"[^\n]+|\n+";
 const JAIS2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}";
 /// Qwen2's without contractions: in Turkish an apostrophe joins a name and its ending.
@@ -280,11 +279,16 @@ const RULES: &[PreRule] = &[
 /// Names without a split rule; their tokenizer is [`super::bpe::gemma4`].
 const SENTENCE_PIECE: [&str; 2] = ["sarvam-moe", "granite-embed-multi-311m"];
 
-/// Returns whether a regular expression is in the table. Those look at little text after their match, and at
-/// none before it.
+/// Returns whether a regular expression is in the table. Those look at no text before their match, and at little after the
+/// run of characters that they match, unless they [look far](looks_far).
 pub(super) fn is_known(pattern: &str) -> bool {
     let mut cuts = RULES.iter().flat_map(|rule| rule.cuts);
     cuts.any(|cut| matches!(cut, Regex(known) if *known == pattern))
+}
+
+/// Returns whether any number of words depend on what follows a run of digits or of white space.
+pub(super) fn looks_far(pattern: &str) -> bool {
+    [THOUSANDS, TINY_AYA_NUMBERS, JAIS2].contains(&pattern)
 }
 
 /// Lists a name of each rule, those first that the `pre_tokenizer` of a tokenizer.json is most likely to mean: rules
