@@ -1,9 +1,7 @@
 //! Promise: whatever the hub, the network or the machine does during a download, no wrong or unfinished file gets a name in a
 //! snapshot, and the next attempt goes on where the last one stopped.
 
-use std::collections::hash_map::RandomState;
 use std::fs;
-use std::hash::{BuildHasher, Hasher};
 use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
@@ -336,9 +334,7 @@ fn a_hundred_kills_cost_nothing_that_was_received() {
     let weights = content(20 << 20, 9);
     let commit = user.hub.publish("org/m", Access::Open, &[("m-Q8_0.gguf", &weights)]);
     user.hub.misbehave(Faults { pause: Some(Duration::from_millis(6)), ..Faults::default() });
-    let seed = RandomState::new().build_hasher().finish();
-    eprintln!("seed {seed}");
-    let moments = content(KILLS, seed);
+    let moments = content(KILLS, crate::common::seed());
     let link = user.in_repo("org/m", &format!("snapshots/{commit}/m-Q8_0.gguf"));
     let hash = sha256(&weights);
     let blob = user.in_repo("org/m", &format!("blobs/{hash}"));

@@ -1,6 +1,8 @@
 //! Real trained models: greedy text, logits and perplexity as an independent implementation computed them, from every form
 //! of the file.
 
+mod smollm2;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

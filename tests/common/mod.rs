@@ -73,6 +73,11 @@ fn drop_file_capabilities() {
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
+/// The seed of random cases: that of .cargo/config.toml, or of the environment.
+pub fn seed() -> u64 {
+    std::env::var("PROPTEST_RNG_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<std::path::PathBuf> {
     let folder = std::env::var_os("LLMCTL_FIXTURES").map_or_else(

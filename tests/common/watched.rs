@@ -152,6 +152,11 @@ impl Watched {
         &self.watch.spec
     }
 
+    /// Encodes a rendered prompt.
+    pub fn encode_chat(&self, text: &str) -> Vec<u32> {
+        self.vocabulary.encode_chat(text).expect("encodes")
+    }
+
     /// The model itself, for tests that drive it by hand.
     pub fn model(&self) -> impl Model + use<> {
         self.watch.clone()
