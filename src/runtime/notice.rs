@@ -4,6 +4,7 @@
 //! stderr, a log entry, a line in chat.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -125,6 +126,11 @@ pub enum Notice {
     KvPagesRecomputed { count: usize, reason: String },
     #[error("{drafter} failed and drafts nothing more: {reason}")]
     DrafterFailed { drafter: &'static str, reason: String },
+    #[error(
+        "the draft model takes {draft:.1?} for a token and the model {own:.1?}: its drafts cannot pay, so there are \
+         none (a draft model that pays is several times faster)"
+    )]
+    DraftModelTooSlow { draft: Duration, own: Duration },
     #[error(
         "the file's blocks that predict further tokens are not used: those of {architecture} are not supported"
     )]

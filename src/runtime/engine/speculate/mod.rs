@@ -25,6 +25,12 @@ pub use draft_model::{DraftModel, Followed, wall_clock};
 pub use drafts::{DraftText, Drafts};
 pub use track::KnownText;
 
+/// Steps without a draft of the draft model's after which the user may be told why.
+const VAIN_STEPS: usize = 64;
+
+/// Share of the model's own time for a token from which on a draft model can hardly pay, however right it is.
+const TOO_SLOW: f64 = 0.6;
+
 /// Draws up drafts: what it asks of each running generation.
 pub trait Drafting {
     /// Returns the expected length and acceptance of a new draft of at most `most` tokens from what the generation knows
@@ -119,12 +125,15 @@ pub struct Speculator {
     computing: Option<Box<dyn ComputingDrafter>>,
     /// Seconds that it has spent on drafts since the last step that was learned from.
     spent: f64,
+    /// Steps since the draft model drafted; more than [`VAIN_STEPS`] once the user was told.
+    vain_steps: usize,
+    notice: Option<Notice>,
 }
 
 impl Speculator {
     pub fn new(mode: Speculation) -> Self {
         let (costs, account) = Default::default();
-        Self { mode, costs, account, computing: None, spent: 0.0 }
+        Self { mode, costs, account, computing: None, spent: 0.0, vain_steps: 0, notice: None }
     }
 
     pub fn is_off(&self) -> bool {
@@ -138,7 +147,7 @@ impl Speculator {
 
     /// Returns what the user should know of the drafter that computes, once.
     pub fn take_notice(&mut self) -> Option<Notice> {
-        self.computing.as_mut()?.take_notice()
+        self.notice.take().or_else(|| self.computing.as_mut()?.take_notice())
     }
 
     /// Gives drafts to `generating`, those generations that sample in a step of `num_rows` rows, and at most
@@ -171,6 +180,7 @@ impl Speculator {
         let lens = if is_allowed { lens } else { vec![0; lens.len()] };
         let least = if self.is_forced() { 0.0 } else { self.least_chance(num_rows, lens.iter().sum()) };
         self.draft_by_model(executor, generating, (&offers, &lens), least);
+        self.note_model(offers.iter().zip(&lens).any(|(offer, len)| offer.num_lacking > 0 && *len > 0));
         for (generation, (offer, len)) in generating.iter_mut().zip(offers.iter().zip(lens)) {
             match (offer.num_lacking, len) {
                 (0, len) => generation.keep_draft(len),
@@ -271,6 +281,19 @@ impl Speculator {
             if offer.num_lacking > 0 && *len > 0 && generation.draft_len() == 0 {
                 generation.decline();
             }
+        }
+    }
+
+    /// Notes whether the draft model was granted a draft. Tells the user once if it is too slow for any.
+    fn note_model(&mut self, is_granted: bool) {
+        let model = self.computing.as_ref().filter(|drafter| drafter.drafter() == ModelDrafter::DraftModel);
+        let Some(model) = model.filter(|_| self.vain_steps <= VAIN_STEPS) else { return };
+        let (draft, own) = (model.cost(1), self.costs.of(1));
+        let is_slow = draft > TOO_SLOW * own;
+        self.vain_steps = if is_granted || !is_slow { 0 } else { self.vain_steps + 1 };
+        if self.vain_steps > VAIN_STEPS {
+            let [draft, own] = [draft, own].map(Duration::from_secs_f64);
+            self.notice = Some(Notice::DraftModelTooSlow { draft, own });
         }
     }
 
@@ -496,6 +519,12 @@ mod tests {
     /// Runs answers of 400 tokens each, one after the other. Returns the time over the time without drafts, and the drafted
     /// and accepted tokens.
     fn simulate_model(drafted: &Drafted, num_answers: usize) -> (f64, usize, usize) {
+        let (cost, [num_drafted, num_accepted], _) = simulate_with_notice(drafted, num_answers);
+        (cost, num_drafted, num_accepted)
+    }
+
+    /// The same, with what the user is told.
+    fn simulate_with_notice(drafted: &Drafted, num_answers: usize) -> (f64, [usize; 2], Option<Notice>) {
         let (spec, mut executor) = (counting_spec(), executor());
         let main = EngineSpec::new(spec.clone(), EngineConfig::new(1 << 14, Vec::new())).expect("valid");
         let hands = Hands::default();
@@ -539,7 +568,25 @@ mod tests {
             num_drafted += text.drafts.totals().0;
             num_accepted += text.drafts.totals().1;
         }
-        (hands.load(Ordering::Relaxed) as f64 / plain as f64, num_drafted, num_accepted)
+        let cost = hands.load(Ordering::Relaxed) as f64 / plain as f64;
+        (cost, [num_drafted, num_accepted], speculator.take_notice())
+    }
+
+    #[test]
+    fn a_draft_model_as_slow_as_the_model_drafts_nothing_and_the_user_is_told_why() {
+        let told = |times| {
+            let drafted = Drafted { times, wrong_every: 1_000, prompt_len: 10, is_sure: true };
+            simulate_with_notice(&drafted, 2)
+        };
+        let (_, [num_drafted, _], notice) = told([10_000, 0]);
+        assert_eq!(num_drafted, 0);
+        let notice = notice.map(|notice| notice.to_string()).unwrap_or_default();
+        assert!(
+            notice.starts_with("the draft model takes 10.0ms for a token and the model 10.0ms"),
+            "{notice}"
+        );
+        let (_, [num_drafted, _], notice) = told([2_000, 100]);
+        assert!(num_drafted > 400 && notice.is_none(), "{num_drafted} {notice:?}");
     }
 
     #[test]
