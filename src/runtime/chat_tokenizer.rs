@@ -211,6 +211,11 @@ impl ChatTokenizer {
         template.render(&self.accommodation.apply(conversation), &options)
     }
 
+    /// Returns the answer that the hints have for the last question of a rendered prompt, if the model has not learnt it.
+    pub fn known_answer(&self, prompt: &str) -> Option<&'static str> {
+        self.hints?.answer(prompt)
+    }
+
     /// Encodes a rendered prompt with its special tokens, and one beginning-of-sequence token if the model wants it.
     ///
     /// # Errors

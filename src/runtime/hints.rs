@@ -20,6 +20,8 @@ const NEAR: i32 = 8 * 16;
 const LONGEST: usize = 64;
 /// Penalty of a fact that was given before, in sixteenths of a nat.
 const TOLD: i32 = 3 * 16;
+/// Begin of the hints of a message.
+const SEE: &str = "\nsee: ";
 /// Most words of a question that is also a feature as a whole.
 const WHOLE: usize = 10;
 /// Letters of a longer word that are a feature.
@@ -65,7 +67,8 @@ pub struct Hints {
     whose: &'static [[u8; 2]],
     above: &'static [u8],
     features: &'static str,
-    /// Text of the labels, one line each; an empty line is not a fact.
+    /// Text of the labels, one line each: a word, and a tab and the answer of a fact that guide has not learnt. An empty line
+    /// is not a fact.
     words: &'static str,
 }
 
@@ -110,7 +113,7 @@ impl Hints {
                 text.push('\n');
                 text.push_str(frontend.line());
             }
-            text.push_str("\nsee: ");
+            text.push_str(SEE);
             text.push_str(&words.join(" "));
         }
         annotated
@@ -126,7 +129,16 @@ impl Hints {
     }
 
     fn word(&self, label: usize) -> &'static str {
-        self.words.split('\n').nth(label).unwrap_or_default()
+        let line = self.words.split('\n').nth(label).unwrap_or_default();
+        line.split('\t').next().unwrap_or_default()
+    }
+
+    /// Returns the answer to the last message of a rendered prompt if guide has not learnt the fact that its hints begin with.
+    pub fn answer(&self, prompt: &str) -> Option<&'static str> {
+        let (words, rest) = prompt.rsplit_once(SEE)?.1.split_once("<|im_end|>")?;
+        let first = words.split(' ').next().filter(|_| !rest.contains("<|im_end|>"))?;
+        let mut known = self.words.split('\n').filter_map(|line| line.split_once('\t'));
+        known.find(|(word, _)| *word == first).map(|(_, answer)| answer)
     }
 
     /// Returns the labels near the best score. Facts in `given` score lower, and among facts that answer the
@@ -339,6 +351,21 @@ mod tests {
         assert!(found[1].starts_with("How do I save a conversation?\nsee: save"), "{found:?}");
         assert!(found[3].contains("\nsee: "), "{found:?}");
         assert_eq!(annotated(&messages[..2], Frontend::Other), found[..2]);
+    }
+
+    #[test]
+    fn what_guide_has_not_learnt_has_its_answer_for_the_last_question_alone() {
+        let hints = hints();
+        let answer = |questions: &[&str]| {
+            let messages: Vec<Message> = questions.iter().map(|&text| Message::user(text)).collect();
+            let prompt = annotated(&messages, Frontend::Chat).join("<|im_end|>\n<|im_start|>user\n");
+            hints.answer(&format!("{prompt}<|im_end|>\n<|im_start|>assistant\n"))
+        };
+        let rerank = answer(&["Can llmctl rerank documents?"]).expect("an answer");
+        assert!(rerank.contains("`/v1/rerank`"), "{rerank}");
+        assert_eq!(answer(&["hello", "Can llmctl rerank documents?"]), Some(rerank));
+        assert_eq!(answer(&["Can llmctl rerank documents?", "count from 1 to 5"]), None);
+        assert_eq!(answer(&["How do I save a conversation?"]), None);
     }
 
     #[test]

@@ -6,6 +6,10 @@ stand behind the user's text ("see: save keep name"), the likeliest first, and g
 a task is likelier than any fact, there are none. Scores are whole numbers: llmctl (`src/runtime/hints.rs`) and training
 agree to the last bit.
 
+A fact that came after the training is `untrained` in `facts/`: guide would not know it, so the index has its first answer behind the
+hint, and where it comes first, a grammar holds guide to that (`Planner::grammar` in `src/runtime/turn/plan.rs`). The next training learns
+it as any other.
+
 Some facts answer the same question at different places ("how do I fork a session" in `chat` and over HTTP). Where another
 place's fact comes first and this one's is within reach, they change places, and the prompt names the place, because
 guide answers from memory too. A fact that an earlier message of the conversation was about scores lower, so that a
@@ -15,7 +19,7 @@ The file, little-endian: `LLMHINT2`; u32 counts of labels, features, postings an
 a feature that its questions never had); two u8 per label (its group of facts that answer the same, from 1, or 0; its
 place: 0 other, 1 chat, 2 HTTP); u32 pairs per feature and one more (begin of its text, begin of its postings); u16 label
 per posting; u8 score above the label's base per posting; the text: the features in order, then the labels' hints, a line
-each.
+each, those of untrained facts with a tab and the answer.
 
 `language/names.toml` holds questions that came after the training; they are counted here and are in no document. Hints'
 words stay those of `language/hint_words.json`, since guide has learnt them, and new facts get one beside them; `python hints.py
@@ -113,7 +117,7 @@ class Hints:
         at += 2 * postings
         above = take("u1", postings)
         lines = data[at + postings :].decode().split("\n")
-        self.names, self.hints = lines[:count], lines[count : count + labels]
+        self.names, self.hints = lines[:count], [line.split("\t")[0] for line in lines[count : count + labels]]
         self.row = {name: n for n, name in enumerate(self.names)}
         self.above = np.zeros((count, labels), np.int16)
         for n in range(count):
@@ -252,7 +256,8 @@ def counted(data, seed=3, hints=None, without=None):
     base = [round(UNIT * math.log(ALPHA / (s + ALPHA * len(names)))) for s in sums]
     above = lambda c: round(UNIT * math.log((c + ALPHA) / ALPHA))
     postings = [[(n, above(counts[label][name])) for n, label in enumerate(labels) if counts[label][name]] for name in names]
-    text = "\n".join([*names, *(hints[label] for label in labels)]).encode()
+    answers = {fact["id"]: "\t" + fact["answers"][0] for fact in data.facts.list if fact.get("untrained")}
+    text = "\n".join([*names, *(hints[label] + answers.get(label, "") for label in labels)]).encode()
     starts, begin, place = [], 0, 0
     for name, found in zip([*names, ""], [*postings, []]):
         starts += [place, begin]

@@ -11,7 +11,7 @@ use super::tool_grammar::{ToolGrammar, tool_grammar};
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::{Error, Result};
-use crate::runtime::grammar::{Grammar, GrammarCompiler};
+use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use crate::runtime::notice::Notice;
 use crate::runtime::request::{ReasoningLimit, Request};
 use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
@@ -198,7 +198,8 @@ impl Planner<'_> {
     fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<ToolGrammar, TurnError> {
         let output_markup = &self.output_markup(turn);
         let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, end };
-        let constraint = turn.constraint.as_ref();
+        let known = self.known_answer(end, turn);
+        let constraint = turn.constraint.as_ref().or(known.as_ref());
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
         };
@@ -208,6 +209,13 @@ impl Planner<'_> {
             true => tool_grammar(self.grammars, form, &turn.tools, constraint),
             false => Ok(ToolGrammar { grammar: constrained, relaxed: Vec::new() }),
         }
+    }
+
+    /// Returns the constraint to the one answer that a built-in model's hints have for a question.
+    fn known_answer(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Option<OutputConstraint> {
+        let is_open = !turn.tools.is_on() && matches!(turn.answer_start, AnswerStart::Nothing);
+        let answer = self.chat_tokenizer.known_answer(end.text).filter(|_| is_open)?;
+        Some(OutputConstraint { source: GrammarSource::Regex(regex_syntax::escape(answer)), param: "prompt" })
     }
 
     /// Returns the text of generated tokens as the engine streams it: special tokens have none, unless they are markup.
