@@ -157,7 +157,7 @@ impl Loaded {
         }
     }
 
-    /// Waits until the KV of this turn is on disk, and warns of what went wrong there.
+    /// Waits until the KV of this turn is on disk, and shows what the engine has noticed.
     pub fn settle(&self, terminal: &Terminal) {
         if let Ok(false) = self.engine.flush_disk(FLUSH_TIMEOUT) {
             terminal

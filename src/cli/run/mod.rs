@@ -359,7 +359,9 @@ fn answer_once(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let input = input(llm.texts(), args, &tools, next, terminal)?;
     let turn = turn_request(&llm, args, tools, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
-    answer(&llm, &turn, plan, None, args, &mut |_, _, _| Ok(None), terminal)
+    let exit = answer(&llm, &turn, plan, None, args, &mut |_, _, _| Ok(None), terminal);
+    llm.settle(terminal);
+    exit
 }
 
 /// Says what becomes of a system prompt that the template does not print.
