@@ -193,9 +193,9 @@ fn num_accepted(model: &Watched, question: &str, max_tokens: usize, draft: Optio
     model.forget();
     let answer = run_one(&mut engine, asked);
     model.check(question, &answer, &truth);
-    let usage = answer.outcome().usage;
+    let usage = &answer.outcome().usage;
     eprintln!("{question:.20}: {} of {} drafted accepted", usage.accepted_tokens, usage.drafted_tokens);
-    usage.draft_model.map_or(usage.accepted_tokens, |usage| usage.accepted_tokens)
+    usage.draft_model.as_ref().map_or(usage.accepted_tokens, |usage| usage.accepted_tokens)
 }
 
 /// A quantised copy is close to the model, and right when it drafts for it.

@@ -6,9 +6,8 @@ stand behind the user's text ("see: save keep name"), the likeliest first, and g
 a task is likelier than any fact, there are none. Scores are whole numbers: llmctl (`src/runtime/hints.rs`) and training
 agree to the last bit.
 
-A fact that came after the training is `untrained` in `facts/`: guide would not know it, so the index has its first answer behind the
-hint, and where it comes first, a grammar holds guide to that (`Planner::grammar` in `src/runtime/turn/plan.rs`). The next training learns
-it as any other.
+Of what changed since the training (`since` in `language/names.toml`) the index has the answer behind the hint, and where that hint comes
+first, a grammar holds guide to it (`Planner::grammar` in `src/runtime/turn/plan.rs`).
 
 Some facts answer the same question at different places ("how do I fork a session" in `chat` and over HTTP). Where another
 place's fact comes first and this one's is within reach, they change places, and the prompt names the place, because
@@ -19,7 +18,7 @@ The file, little-endian: `LLMHINT2`; u32 counts of labels, features, postings an
 a feature that its questions never had); two u8 per label (its group of facts that answer the same, from 1, or 0; its
 place: 0 other, 1 chat, 2 HTTP); u32 pairs per feature and one more (begin of its text, begin of its postings); u16 label
 per posting; u8 score above the label's base per posting; the text: the features in order, then the labels' hints, a line
-each, those of untrained facts with a tab and the answer.
+each, with a tab and the answer where guide has not learnt it.
 
 `language/names.toml` holds questions that came after the training; they are counted here and are in no document. Hints'
 words stay those of `language/hint_words.json`, since guide has learnt them, and new facts get one beside them; `python hints.py
@@ -192,15 +191,16 @@ def examples(data, r, without=None):
 
 def later(data):
     """(label, label of the fact before, question) for the questions that came after the training."""
-    names, r = tomllib.loads(NAMES.read_text()), random.Random(5)
-    for entry in names["name"]:
-        things, asks = entry.get("things", []), entry.get("asks", [])
-        for _ in range(PER_NAME):
-            pool = things if r.randrange(len(things) + len(asks)) < len(things) else asks
-            text = r.choice(pool)
-            # They come after one another: "what is run?", "and what is serve?".
-            after = r.choice(names["name"])["of"] if r.random() < 0.5 else ""
-            yield entry["of"], after, casual(r, r.choice(names["frames"]).replace("{x}", text) if pool is things else text)
+    names = tomllib.loads(NAMES.read_text())
+    for entries, r in (names["name"], random.Random(5)), (names["since"], random.Random(6)):
+        for entry in entries:
+            things, asks = entry.get("things", []), entry.get("asks", [])
+            for _ in range(PER_NAME):
+                pool = things if r.randrange(len(things) + len(asks)) < len(things) else asks
+                text = r.choice(pool)
+                # They come after one another: "what is run?", "and what is serve?".
+                after = r.choice(entries)["of"] if r.random() < 0.5 else ""
+                yield entry["of"], after, casual(r, r.choice(names["frames"]).replace("{x}", text) if pool is things else text)
 
 
 def groups():
@@ -239,6 +239,9 @@ def counted(data, seed=3, hints=None, without=None):
         counts[label].update(f for f in features(text) or () if f[0] != "=")
     if hints is None or any(fact["id"] not in hints for fact in data.facts.list):
         hints = named(data, counts, hints or {}) | {TASK: TASK}
+    since = tomllib.loads(NAMES.read_text())["since"]
+    hints = hints | {entry["of"]: entry["word"] for entry in since if "word" in entry}
+    counts |= {entry["of"]: Counter() for entry in since if "word" in entry}
     for label, after, text in later(data):
         found = features(text) or set()
         counts[label].update(found | ({">" + hints[after]} if after else set()))
@@ -256,7 +259,7 @@ def counted(data, seed=3, hints=None, without=None):
     base = [round(UNIT * math.log(ALPHA / (s + ALPHA * len(names)))) for s in sums]
     above = lambda c: round(UNIT * math.log((c + ALPHA) / ALPHA))
     postings = [[(n, above(counts[label][name])) for n, label in enumerate(labels) if counts[label][name]] for name in names]
-    answers = {fact["id"]: "\t" + fact["answers"][0] for fact in data.facts.list if fact.get("untrained")}
+    answers = {entry["of"]: "\t" + entry["answer"] for entry in since}
     text = "\n".join([*names, *(hints[label] + answers.get(label, "") for label in labels)]).encode()
     starts, begin, place = [], 0, 0
     for name, found in zip([*names, ""], [*postings, []]):
@@ -283,7 +286,7 @@ def main():
     words = None if is_rename else data.facts.hint_of | {TASK: TASK}
     index, drawn, names = counted(data, hints=words)
     FILE.write_bytes(index)
-    HINT_WORDS.write_text(json.dumps({fact: word for fact, word in names.items() if fact != TASK}, indent=0) + "\n")
+    HINT_WORDS.write_text(json.dumps({fact: word for fact, word in names.items() if fact in data.facts.by_id}, indent=0) + "\n")
     hints, r = Hints(), random.Random(1)
     alone = [[row["ask"]] for row in rows("free.jsonl") + rows("skills.jsonl")]
     talks = alone + [row["turns"] for row in rows("followups.jsonl")] + TALKS
