@@ -207,6 +207,77 @@ fn mistakes_are_exit_78_with_positions_and_suggestions() {
     }
 }
 
+/// Flags that a project's file may not set.
+const PERSONAL: &str = "access-log allow-tool allowed-host api-key-file baseline batch branches chat-template check config connect \
+    continue cors-origin endpoint endpoint-key-env endpoint-key-file engine engine-cache-salt ephemeral force grammar host imatrix \
+    input insecure-no-auth kv-disk mcp-config models-folder new offline out owner packed-disk plot prompt-file refuse-special-tokens \
+    resume save schema self session share-sessions system-file tools trace uds var yes";
+
+/// Whoever adds a flag decides: a name belongs to `PROJECT_KEYS` of src/cli/config/mod.rs or to the list above. A value that is a
+/// file, a folder or an address is nothing for a project.
+#[test]
+fn each_flag_has_a_decision_whether_a_projects_file_may_set_it() {
+    fn check(command: &clap::Command, undecided: &mut Vec<String>) {
+        for arg in
+            command.get_arguments().filter(|arg| !matches!(arg.get_long(), None | Some("help" | "version")))
+        {
+            let long = arg.get_long().expect("filtered");
+            let (suits, is_personal) = (
+                llmctl::cli::config::suits_project(long),
+                PERSONAL.split_whitespace().any(|name| name == long),
+            );
+            let names = arg.get_value_names().unwrap_or_default().join(" ");
+            let opens =
+                ["FILE", "DIR", "PATH", "URL", "ADDRESS", "ORIGIN"].iter().any(|word| names.contains(word));
+            if suits == is_personal || (suits && opens && arg.get_action().takes_values()) {
+                undecided.push(format!("{} --{long} {names}", command.get_name()));
+            }
+        }
+        command.get_subcommands().for_each(|below| check(below, undecided));
+    }
+    let mut undecided = Vec::new();
+    check(&llmctl::cli::command(), &mut undecided);
+    assert!(undecided.is_empty(), "{undecided:#?}");
+}
+
+#[test]
+fn a_folder_opens_no_server_and_writes_and_reads_no_file() {
+    let user = User::new();
+    let text = "share_sessions = true\nyes = true\n[serve]\nhost = \"0.0.0.0\"\ninsecure-no-auth = true\ncors-origin = [\"*\"]\n\
+                access-log = \"../home/x\"\napi-key-file = \"k\"\n[embed]\nout = \"x\"\n[bench.serve]\nsave = \"x\"\n[chat]\nsession = \"s\"\n";
+    user.project_file(text);
+    let said = failure(&user.output(&["serve"]), 78);
+    let lines = [
+        "1: share-sessions",
+        "2: yes",
+        "4: host",
+        "5: insecure-no-auth",
+        "6: cors-origin",
+        "7: access-log",
+        "8: api-key-file",
+    ];
+    for refused in lines.into_iter().chain(["10: out", "12: save", "14: session"]) {
+        let line = format!("llmctl.toml:{refused}: only your own configuration file may set it");
+        assert!(said.contains(&line), "{line} in\n{said}");
+    }
+    assert!(!user.path("home/x").exists());
+    let named = user.path("project/llmctl.toml");
+    fs::remove_file(&named).expect("removed");
+    user.user_file(text);
+    user.stdout(&["config", "show"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_the_folder_holds_up_no_command() {
+    let user = User::new();
+    user.project_file("");
+    let path = user.path("project/llmctl.toml");
+    fs::remove_file(&path).expect("removed");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).expect("a pipe");
+    assert!(failure(&user.output(&["models"]), 78).contains("llmctl.toml: is not a regular file"));
+}
+
 #[test]
 fn a_broken_file_does_not_take_away_what_helps_to_repair_it() {
     let user = User::new();

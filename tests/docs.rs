@@ -266,7 +266,10 @@ fn configuration_page() -> String {
     let mut page = String::from(
         "# Configuration\n\nEvery flag is a key of `llmctl.toml` and `~/.config/llmctl/config.toml` (its long name, in the table of its subcommand or at \
          the top for all) and a variable. `llmctl help config` says which value wins, `llmctl config show --origin` where each came from. \
-         This page is written from the program's own definition.\n",
+         This page is written from the program's own definition.\n\n\
+         A folder may come from another person. So a `llmctl.toml` in it may set only flags that choose models, shape answers and measurements, or bound \
+         resources. Those with \u{2020} open, write or erase a file or a session, run a program, open a server to others, name a server or a key, or give \
+         consent: they are refused there by name and line, and belong in your own file, a variable or the command line.\n",
     );
     let root = llmctl::cli::command();
     table_of("llmctl", &root, &mut page);
@@ -294,8 +297,9 @@ fn table_of(name: &str, command: &clap::Command, page: &mut String) {
         };
         let help = option.get_help().map(ToString::to_string).unwrap_or_default();
         let help = help.replace('|', "\\|").replace('<', "&lt;").replace('\n', " ");
-        let _ =
-            writeln!(page, "| `--{}{value}` | {default} | {help} |", option.get_long().expect("filtered"));
+        let long = option.get_long().expect("filtered");
+        let mark = if llmctl::cli::config::suits_project(long) { "" } else { " \u{2020}" };
+        let _ = writeln!(page, "| `--{long}{value}`{mark} | {default} | {help} |");
     }
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set() && inner.get_name() != "help")
     {

@@ -56,7 +56,7 @@ pub struct PathArgs {
 
 const LONG_HELP: &str = "\
 Files, the first wins:
-  ./llmctl.toml                          the project's
+  ./llmctl.toml                          the project's; it may name no file, server or key
   $XDG_CONFIG_HOME/llmctl/config.toml    yours (default ~/.config/llmctl/config.toml), or --config FILE
 
 A value is taken from the flag, else its LLMCTL_ variable, the project's file, your file, what the model's

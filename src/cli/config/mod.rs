@@ -94,7 +94,7 @@ impl Config {
         for (role, path) in std::iter::once((FileRole::Project, PathBuf::from(PROJECT_FILE))).chain(second) {
             let exists = path.exists();
             if exists || role == FileRole::Named {
-                match read_file(&path, command).and_then(|file| allowed(file, role)) {
+                match read_file(&path, role, command).and_then(|file| allowed(file, role)) {
                     Ok(file) => config.files.push(file),
                     Err(found) => problems.extend(found),
                 }
@@ -306,26 +306,41 @@ fn allowed(file: ConfigFile, role: FileRole) -> Result<ConfigFile, Vec<String>> 
     let refusal = |ConfigEntry { key, line, .. }: &ConfigEntry| {
         format!("{}:{line}: {key}: only your own configuration file may set it", file.path.display())
     };
-    let personal = file.entries.iter().filter(|entry| role == FileRole::Project && is_personal(entry));
-    let refusals: Vec<String> = personal.map(refusal).collect();
+    let refused = file.entries.iter().filter(|entry| role == FileRole::Project && !suits_project(&entry.key));
+    let refusals: Vec<String> = refused.map(refusal).collect();
     if refusals.is_empty() { Ok(file) } else { Err(refusals) }
 }
 
-/// Returns whether a setting sends prompts or keys elsewhere, starts programs or allows calls: a folder from another person must
-/// not do that.
-fn is_personal(entry: &ConfigEntry) -> bool {
-    const PERSONAL: [&str; 6] =
-        ["allow-tool", "endpoint", "endpoint-key-env", "endpoint-key-file", "engine", "mcp-config"];
-    PERSONAL.contains(&entry.key.as_str())
+/// Keys that a project's file may set: they choose models, shape answers and measurements, and bound resources. All others are
+/// refused, because a folder may come from another person: those that open, write or erase a file or session, run a program, open a
+/// server to others, name a server or a key, or give consent. `tests/config.rs` lists these, so that each flag has its decision.
+const PROJECT_KEYS: &str = "\
+    alias all any-model api as bos-id body-timeout color concurrency cpu ctx device dimensions draft-model drain-timeout dry-run dtype \
+    duration embedding-model eos-id fail-on-length field format frequency-penalty header-timeout idle-timeout ignore-eos isolate jsonl \
+    keep-alive kv-memory kv-type lenient list-prompts logit-bias logprobs max-body max-connections max-sessions max-slow-bodies max-tokens \
+    max-tool-rounds max-waiting min-p model model-id model-memory n-depth n-gen n-prompt no-page no-probe no-stdin no-stream no-think \
+    no-warm-resume no-warmup origin output overflow parallel pg pin plain pooling port prefill-response prefix presence-penalty print prompt \
+    prompt-name quantize quiet rate raw reasoning-format regex repetition-penalty repetitions request-timeout requests schema-open seed \
+    sequences served-model session-ttl session-wait sessions slo spacing speculate speed stats step-tokens stop strict-limits system task \
+    temperature texts think think-time threads threads-batch threshold timeout tool-format tool-timeout top-k top-n-sigma top-p truncate \
+    turn turns type typical-p verbose worker-memory worker-nice worker-start-timeout worker-timeout workers";
+
+/// Returns whether a project's file may set `key`.
+pub fn suits_project(key: &str) -> bool {
+    PROJECT_KEYS.split_whitespace().any(|name| name == key)
 }
 
 fn is_off_in(arg: &Arg, entry: &ConfigEntry) -> bool {
     entry.values.iter().all(|value| is_off(arg, value))
 }
 
-fn read_file(path: &Path, command: &Command) -> Result<ConfigFile, Vec<String>> {
+fn read_file(path: &Path, role: FileRole, command: &Command) -> Result<ConfigFile, Vec<String>> {
     let failed =
         |error: &dyn std::fmt::Display| vec![format!("{}: {}", path.display(), plain(&error.to_string()))];
+    // A pipe may be named, but one that lies in a folder would let every command wait for its writer.
+    if role != FileRole::Named && path.metadata().is_ok_and(|facts| !facts.is_file()) {
+        return Err(failed(&"is not a regular file"));
+    }
     // Not by its size, which pipes and devices do not have.
     let mut bytes = Vec::new();
     let read = fs::File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes));
