@@ -400,6 +400,31 @@ fn the_command_writes_a_file_that_runs_and_prints_sizes_and_agreement() {
     place.run(&["quantize", &model, ".", "--type", "F16", "--force"]).check(2, "folder");
     place.run(&["quantize", "./no.gguf", "x.gguf", "--type", "F16"]).check(66, "no.gguf");
     place.run(&["quantize", &model, "no/x.gguf", "--type", "F16"]).check(74, "no/x.gguf");
+    // A window smaller than a step.
+    let windowed = parity_folder().join("gemma3").to_string_lossy().into_owned();
+    let checked = place.run(&["quantize", &windowed, "w.gguf", "--type", "F16", "--check"]);
+    assert!(checked.check(0, "").stdout.contains("same top token"), "{checked:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_file_is_not_replaced_and_a_link_is_followed() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+    let place = Place::new();
+    let model = parity_folder().join("qwen3").to_string_lossy().into_owned();
+    let quantize = |out: &str| place.run(&["quantize", &model, out, "--type", "F16", "--force"]);
+    rustix::fs::mkfifoat(rustix::fs::CWD, place.path("pipe"), rustix::fs::Mode::RWXU).expect("a pipe");
+    quantize("pipe").check(74, "pipe: it is no regular file, and is not replaced");
+    assert!(std::fs::metadata(place.path("pipe")).expect("there").file_type().is_fifo());
+    place.write("real.gguf", "old");
+    symlink("real.gguf", place.path("link.gguf")).expect("a link");
+    quantize("link.gguf").check(0, "");
+    assert!(place.path("link.gguf").is_symlink());
+    assert!(std::fs::metadata(place.path("real.gguf")).expect("there").len() > 1000);
+    let left = std::fs::read_dir(place.path(".")).expect("a folder").flatten();
+    let left: Vec<_> =
+        left.map(|entry| entry.file_name()).filter(|n| n.to_string_lossy().contains(".part")).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// llama.cpp itself opens the files, in a python that has `llama_cpp`.

@@ -1,10 +1,15 @@
-//! Files and folders that only their owner can read, for conversations and what is computed from them.
+//! Files and folders that only their owner can read, for conversations and what is computed from them; and files that get
+//! their names when they are complete.
 //!
 //! Knows nothing of the content. On other systems than Unix, permissions are inherited from the folder above.
+//! Invariant: no name ever holds an incomplete [`UnfinishedFile`]; one that is given up leaves nothing behind.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::path::Path;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Temporary names that are tried; earlier ones are of crashed processes with the same id.
+const MAX_ATTEMPTS: usize = 100;
 
 /// Opens a file that only its owner can read.
 ///
@@ -29,6 +34,75 @@ pub fn private_folder(path: &Path, with_parents: bool) -> io::Result<()> {
     builder.create(path)
 }
 
+/// A file under a temporary name, removed unless it gets its own.
+#[derive(Debug)]
+pub struct UnfinishedFile {
+    part: PathBuf,
+    path: PathBuf,
+    is_finished: bool,
+}
+
+impl UnfinishedFile {
+    /// Creates the file that is to be `path`, or to be what a link of that name leads to, in the same folder.
+    ///
+    /// # Errors
+    /// A name that something else than a regular file has, e.g. a device; a file that cannot be created.
+    pub fn create(path: &Path) -> io::Result<(Self, File)> {
+        let path = if path.is_symlink() { path.canonicalize()? } else { path.to_owned() };
+        if path.metadata().is_ok_and(|there| !there.is_file()) {
+            return Err(io::Error::other("it is no regular file, and is not replaced"));
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut attempt = 0;
+        loop {
+            let part = path.with_file_name(format!(".{name}.{}-{attempt}.part", std::process::id()));
+            match File::options().read(true).write(true).create_new(true).open(&part) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
+                    attempt += 1;
+                }
+                opened => return opened.map(|file| (Self { part, path, is_finished: false }, file)),
+            }
+        }
+    }
+
+    /// Gives the file its name once its content is on disk; another of that name is replaced.
+    ///
+    /// # Errors
+    /// A full disk, a name that cannot be given; the file is removed.
+    pub fn finish(mut self, file: &File) -> io::Result<()> {
+        file.sync_all()?;
+        fs::rename(&self.part, &self.path)?;
+        self.is_finished = true;
+        sync_folder_of(&self.path);
+        Ok(())
+    }
+}
+
+impl Drop for UnfinishedFile {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            // An error here would hide the one that brought us here.
+            let _ = fs::remove_file(&self.part);
+        }
+    }
+}
+
+/// Writes a file so that a reader sees the old content or the new one, whole.
+///
+/// # Errors
+/// Those of [`UnfinishedFile`].
+pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
+    let (unfinished, mut file) = UnfinishedFile::create(path)?;
+    file.write_all(content)?;
+    unfinished.finish(&file)
+}
+
+/// Makes a new name durable, where the file system can.
+pub fn sync_folder_of(path: &Path) {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+}
+
 /// Returns the mode of a file that others may read or write; `None` for a private one, or if the system has
 /// no modes.
 pub fn mode_for_others(path: &Path) -> Option<u32> {
@@ -41,5 +115,28 @@ pub fn mode_for_others(path: &Path) -> Option<u32> {
     {
         let _ = path;
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(unix)]
+    #[test]
+    fn a_planted_link_is_neither_followed_nor_removed() {
+        use std::os::unix::fs::symlink;
+
+        use super::*;
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, victim) = (folder.path().join("out"), folder.path().join("victim"));
+        fs::write(&victim, "precious").expect("written");
+        let planted = folder.path().join(format!(".out.{}-0.part", std::process::id()));
+        symlink(&victim, &planted).expect("a link");
+        replace_file(&path, b"new").expect("under another temporary name");
+        assert_eq!(fs::read(&path).expect("there"), b"new");
+        assert!(!path.is_symlink() && planted.is_symlink());
+        assert_eq!(fs::read(&victim).expect("there"), b"precious");
+        symlink(folder.path().join("nowhere"), folder.path().join("dangling")).expect("a link");
+        assert!(replace_file(&folder.path().join("dangling"), b"").is_err());
+        assert!(replace_file(Path::new("/dev/null"), b"").is_err());
     }
 }

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::output::{Output, OutputError};
+use crate::runtime::private_files::{UnfinishedFile, sync_folder_of};
 
 /// The rows that a file holds already.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,7 +62,7 @@ impl Results {
             if earlier.retried > 0 {
                 file = without_failures(&file, path).map_err(named)?;
             }
-            sync_folder(path);
+            sync_folder_of(path);
         }
         Ok((Self(Target::File { file, path: path.to_owned(), is_regular }), earlier))
     }
@@ -116,34 +117,16 @@ fn lock(file: &File, path: &Path) -> Result<(), CommandError> {
     }
 }
 
-/// A new name in a folder is durable only once the folder is synced. Not every file system can.
-fn sync_folder(path: &Path) {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
-}
-
 /// Puts a file with the answers alone in the place of `file`, and locks it before it is there.
 fn without_failures(file: &File, path: &Path) -> io::Result<File> {
-    let path = path.canonicalize()?; // the file itself, not a link to it
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fresh_path = folder.join(format!(".{name}.{}", std::process::id()));
-    let fresh = OpenOptions::new().read(true).write(true).create_new(true).open(&fresh_path)?;
-    let written = || -> io::Result<()> {
-        fresh.set_permissions(file.metadata()?.permissions())?;
-        match fresh.try_lock() {
-            Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => {
-                return Err(error);
-            }
-            _ => {}
-        }
-        copy_answers(file, &fresh)?;
-        fresh.sync_all()?;
-        std::fs::rename(&fresh_path, &path)
-    };
-    written().inspect_err(|_| {
-        let _ = std::fs::remove_file(&fresh_path);
-    })?;
+    let (unfinished, fresh) = UnfinishedFile::create(path)?;
+    fresh.set_permissions(file.metadata()?.permissions())?;
+    match fresh.try_lock() {
+        Err(TryLockError::Error(error)) if error.kind() != io::ErrorKind::Unsupported => return Err(error),
+        _ => {}
+    }
+    copy_answers(file, &fresh)?;
+    unfinished.finish(&fresh)?;
     Ok(fresh)
 }
 

@@ -15,6 +15,7 @@ use super::point::{Latency, Loop, Point};
 use super::record::Document;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
+use crate::runtime::private_files::replace_file;
 
 /// Size of a chart, in pixels.
 const WIDTH: u32 = 720;
@@ -85,7 +86,7 @@ pub fn write(document: &Document, folder: &Path) -> Result<Vec<String>, CommandE
     for chart in charts(document) {
         let path = folder.join(format!("{}.svg", chart.name));
         let page = svg(&chart).map_err(|error| CommandError::new(Kind::Bug, error))?;
-        std::fs::write(&path, page).map_err(|error| failed(&path, error))?;
+        replace_file(&path, page.as_bytes()).map_err(|error| failed(&path, error))?;
         names.push(path.display().to_string());
     }
     Ok(names)

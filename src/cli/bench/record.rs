@@ -13,6 +13,7 @@ use super::point::Point;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
 use crate::runtime::DraftModelUsage;
+use crate::runtime::private_files::replace_file;
 
 /// Changes when a reader of the old form would misread the new one.
 pub const SCHEMA: &str = "llmctl.bench.v1";
@@ -307,10 +308,7 @@ impl Document {
     /// [`Kind::Io`].
     pub fn save(&self, path: &Path) -> Result<(), CommandError> {
         let text = serde_json::to_string_pretty(self).map_err(|error| CommandError::new(Kind::Bug, error))?;
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".part");
-        let draft = path.with_file_name(name);
-        let written = std::fs::write(&draft, text + "\n").and_then(|()| std::fs::rename(&draft, path));
+        let written = replace_file(path, (text + "\n").as_bytes());
         written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))
     }
 }

@@ -3,14 +3,14 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Cursor, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::VectorFormat;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::output::OutputError;
-use crate::runtime::load::export::UnfinishedFile;
+use crate::runtime::private_files::UnfinishedFile;
 
 /// Bytes of a matrix's header: room for any number of rows, and a multiple of 64.
 const HEADER_BYTES: usize = 128;
@@ -27,8 +27,7 @@ enum VectorSink {
     Lines(Box<dyn Write>),
     /// On its way to stdout.
     Matrix(Cursor<Vec<u8>>),
-    /// With the name that it gets.
-    MatrixFile(BufWriter<File>, UnfinishedFile, PathBuf),
+    MatrixFile(BufWriter<File>, UnfinishedFile),
 }
 
 impl VectorFile {
@@ -65,7 +64,7 @@ impl VectorFile {
             VectorSink::Matrix(matrix) => {
                 matrix.seek(SeekFrom::End(0)).and_then(|_| matrix.write_all(&bytes()))
             }
-            VectorSink::MatrixFile(file, ..) => file.write_all(&bytes()),
+            VectorSink::MatrixFile(file, _) => file.write_all(&bytes()),
         };
         written.map_err(|error| OutputError::new(&self.name, error))
     }
@@ -85,7 +84,7 @@ impl VectorFile {
                 let mut stdout = io::stdout().lock();
                 stdout.write_all(&bytes).and_then(|()| stdout.flush())
             }
-            VectorSink::MatrixFile(file, unfinished, path) => finish_file(file, &header, unfinished, &path),
+            VectorSink::MatrixFile(file, unfinished) => finish_file(file, &header, unfinished),
         };
         finished.map_err(|error| OutputError::new(&name, error))
     }
@@ -94,20 +93,14 @@ impl VectorFile {
 fn matrix_file(path: &Path) -> io::Result<VectorSink> {
     let (unfinished, mut file) = UnfinishedFile::create(path)?;
     file.write_all(&[0; HEADER_BYTES])?;
-    Ok(VectorSink::MatrixFile(BufWriter::new(file), unfinished, path.to_owned()))
+    Ok(VectorSink::MatrixFile(BufWriter::new(file), unfinished))
 }
 
-fn finish_file(
-    file: BufWriter<File>,
-    header: &[u8],
-    unfinished: UnfinishedFile,
-    path: &Path,
-) -> io::Result<()> {
+fn finish_file(file: BufWriter<File>, header: &[u8], unfinished: UnfinishedFile) -> io::Result<()> {
     let mut file = file.into_inner()?;
     file.seek(SeekFrom::Start(0))?;
     file.write_all(header)?;
-    file.sync_all()?;
-    unfinished.finish(path)
+    unfinished.finish(&file)
 }
 
 fn json_line(index: usize, id: Option<Value>, vector: &[f32]) -> String {

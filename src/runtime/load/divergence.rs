@@ -48,7 +48,8 @@ impl Predictions {
             return Err(Error::InvalidParameter { name: "text", message });
         }
         let len = WINDOW_TOKENS.min(spec.context_length);
-        let pages = |group: &KvGroup| group.bytes(len, STEP_TOKENS) + group.page_bytes;
+        // Nothing is published here, so that no page leaves a window before the end.
+        let pages = |group: &KvGroup| group.bytes(len, len) + group.page_bytes;
         let pool = PagePool::new(&spec.groups, spec.groups.iter().map(pages).sum());
         let mut values = Vec::with_capacity(tokens.len() * spec.vocab_size);
         for window in tokens.chunks(len) {

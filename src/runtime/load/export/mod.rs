@@ -15,7 +15,7 @@ mod writer;
 
 pub use imatrix::Imatrix;
 pub use mix::{MIXES, QuantMix};
-pub use writer::{UnfinishedFile, WriteEnd};
+pub use writer::WriteEnd;
 
 use folder_keys::ExportFamily;
 use head::{GgufHead, GgufValue};

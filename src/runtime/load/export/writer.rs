@@ -1,10 +1,9 @@
 //! Writes a planned file: tensor by tensor, in pieces of rows, under a temporary name until it is complete.
 //!
-//! Invariant: the file's name never holds an incomplete file; a write that is stopped or fails leaves nothing behind.
+//! A write that is stopped or fails leaves nothing behind.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::head::ALIGNMENT;
 use super::{Export, PlannedTensor, TensorOrigin};
@@ -12,6 +11,7 @@ use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::load::quantize::convert_exactly;
 use crate::runtime::model::weights::{Linear, to_f32};
+use crate::runtime::private_files::UnfinishedFile;
 use crate::runtime::tensor::{HostTensor, SharedBytes};
 
 /// Values that are converted at a time.
@@ -23,45 +23,6 @@ pub enum WriteEnd {
     Done,
     /// The caller asked to stop; nothing is left.
     Stopped,
-}
-
-/// A file under its temporary name, removed unless it gets its own.
-#[derive(Debug)]
-pub struct UnfinishedFile {
-    path: PathBuf,
-    is_finished: bool,
-}
-
-impl UnfinishedFile {
-    /// Creates the file that is to be `path`, under a temporary name in the same folder.
-    ///
-    /// # Errors
-    /// A file that cannot be created.
-    pub fn create(path: &Path) -> io::Result<(Self, File)> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let part = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
-        let file = File::create(&part)?;
-        Ok((Self { path: part, is_finished: false }, file))
-    }
-
-    /// Gives the file its name; another of that name is replaced.
-    ///
-    /// # Errors
-    /// A name that cannot be given; the file is removed.
-    pub fn finish(mut self, path: &Path) -> io::Result<()> {
-        std::fs::rename(&self.path, path)?;
-        self.is_finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for UnfinishedFile {
-    fn drop(&mut self) {
-        if !self.is_finished {
-            // An error here would hide the one that brought us here.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
 }
 
 impl Export<'_> {
@@ -96,8 +57,7 @@ impl Export<'_> {
             out.write_all(&vec![0; len.next_multiple_of(ALIGNMENT) - len]).map_err(io)?;
         }
         let file = out.into_inner().map_err(|error| io(error.into_error()))?;
-        file.sync_all().map_err(io)?;
-        unfinished.finish(path).map_err(io)?;
+        unfinished.finish(&file).map_err(io)?;
         Ok(WriteEnd::Done)
     }
 

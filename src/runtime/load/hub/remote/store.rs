@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::error::HubError;
 use super::listing::{RemoteFile, RemoteListing};
 use super::observer::{PullEvent, PullObserver, pause};
+use crate::runtime::private_files::replace_file;
 
 /// Pause between two attempts to take a lock.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
@@ -239,8 +240,5 @@ fn replace(path: &Path, content: &[u8]) -> Result<(), HubError> {
     let failed = |error: io::Error| HubError::files(path, &error);
     let folder = path.parent().unwrap_or(path);
     fs::create_dir_all(folder).map_err(failed)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = folder.join(format!("{name}.{}.tmp", std::process::id()));
-    fs::write(&temporary, content).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(failed)
+    replace_file(path, content).map_err(failed)
 }
