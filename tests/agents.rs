@@ -134,7 +134,8 @@ fn complete_a_task(case: &Case) {
     // An agent may change the end of its own instructions between two starts.
     let shared = asked.iter().zip(server.first_prompt()).take_while(|(old, new)| *old == new).count();
     assert!(shared * 50 > asked.len() * 49, "{shared} of {} tokens are the same", asked.len());
-    let whole_pages = shared / PAGE * PAGE;
+    // Codex asks that nothing be stored.
+    let whole_pages = if case.agent == "codex" { 0 } else { shared / PAGE * PAGE };
     assert!(again[0].cached_tokens >= whole_pages, "{again:?} after {turns:?}, which share {shared}");
     assert!(server.restored_tokens() >= whole_pages, "{} of {shared}", server.restored_tokens());
     check_warm(&again);

@@ -191,7 +191,7 @@ fn purging_erases_what_does_not_count_and_keeps_the_conversation_and_its_branche
 }
 
 #[test]
-fn what_an_unreadable_session_may_use_stays_and_is_said() {
+fn damage_of_one_session_stops_no_erasing_of_anothers_text() {
     let place = Place::new();
     drop(place.session("a", &[(1, 1), (2, 1), (6, 1)]));
     drop(place.session("damaged", &[(1, 1), (2, 1), (6, 1), (7, 1)]));
@@ -203,11 +203,11 @@ fn what_an_unreadable_session_may_use_stays_and_is_said() {
             lines.iter().enumerate().map(|(at, text)| if at == line { "garbage" } else { text }).collect();
         fs::write(place.transcript(session), cut.join("\n") + "\n").expect("damaged");
     }
-    // "damaged" lost its third turn, but nothing says that it did not go on as "a" does.
-    let kept = place.remove("a");
-    assert_eq!((kept.num_pages, place.texts_on_disk().contains(&6)), (0, true));
-    assert!(kept.num_kept > 0);
-    assert_eq!(kept.unreadable, [name("damaged"), name("elsewhere")]);
+    // "damaged" lost its third turn, and may have gone on as "a" does: then it computes that again, with what follows.
+    let removed = place.remove("a");
+    assert_eq!((removed.num_pages, place.texts_on_disk()), (4, texts(&[1, 2, 8])));
+    assert_eq!(removed.unreadable, [name("damaged"), name("elsewhere")]);
+    assert!(removed.warning().expect("a warning").ends_with("compute erased KV again: damaged, elsewhere"));
     place.remove("damaged");
     place.remove("elsewhere");
     drop(place.session("b", &[(9, 1)]));
@@ -225,4 +225,13 @@ fn restoring_a_branch_keeps_its_pages() {
     writer.truncate(0).expect("undone");
     writer.restore(&branch).expect("restored");
     assert_eq!(place.texts_on_disk(), texts(&[1, 2]));
+}
+
+#[test]
+fn what_a_compaction_erases_leaves_no_kv() {
+    let place = Place::new();
+    let mut writer = place.session("a", &[(1, 1), (2, 1)]);
+    writer.truncate(1).expect("undone");
+    assert_eq!(writer.compact().expect("compacted").num_pages, 2, "of two models");
+    assert_eq!(place.texts_on_disk(), texts(&[1]));
 }

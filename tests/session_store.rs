@@ -530,3 +530,17 @@ fn sigkill_while_saving_loses_no_turn_that_was_reported() {
     }
     assert!(reported >= 20);
 }
+
+#[cfg(unix)]
+#[test]
+fn a_name_that_something_else_has_is_no_busy_session() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("sessions");
+    fs::create_dir_all(folder.path().join("other")).expect("a folder");
+    fs::create_dir_all(&root).expect("a folder");
+    for (session, target) in [("linked", "other"), ("dangling", "nowhere")] {
+        std::os::unix::fs::symlink(folder.path().join(target), root.join(session)).expect("a link");
+        let refused = SessionStore::new(&root).open_or_create(&name(session), &model("m")).map(drop);
+        assert!(matches!(&refused, Err(Error::Store(_))), "{session}: {refused:?}");
+    }
+}

@@ -162,6 +162,48 @@ fn a_socket_in_the_file_system_instead_of_a_port() {
     assert!(!path.exists());
 }
 
+#[cfg(unix)]
+#[test]
+fn kv_of_text_that_is_deleted_or_not_to_be_stored_is_not_on_disk() {
+    let serving = start(Place::new(), &[]);
+    let (at, long) = (serving.address, "Once upon a time there was a little dog. ".repeat(12));
+    let respond = |head: &str, more: serde_json::Value| {
+        let mut body = json!({"input": long, "max_output_tokens": 8});
+        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        let head =
+            format!("POST /v1/responses HTTP/1.1\r\nHost: {at}\r\nContent-Type: application/json{head}");
+        let reply = ask(at, &head, &body.to_string());
+        assert_eq!(reply.status, 200, "{reply:?}");
+        reply.json()["id"].as_str().expect("an id").to_owned()
+    };
+    let unstored =
+        |n: usize| json!({"store": false, "instructions": format!("{n}"), "prompt_cache_key": "k"});
+    respond("", unstored(1));
+    respond("\r\nx-session-affinity: a", unstored(2));
+    respond("\r\nx-session-affinity: a", unstored(3));
+    let first = respond("", json!({"instructions": "4"}));
+    let second = respond("", json!({"previous_response_id": first}));
+    let num_pages = || files_below(&serving.place.path(".cache/llmctl/kv"), "kv");
+    eventually("KV of stored responses is saved", || num_pages() > 0);
+    for id in [second, first] {
+        let head = format!("DELETE /v1/responses/{id} HTTP/1.1\r\nHost: {at}");
+        assert_eq!(ask(at, &head, "").status, 200);
+    }
+    assert_eq!(num_pages(), 0, "nor what waited to be saved");
+    signal(&serving.child, libc::SIGTERM);
+    assert_eq!(serving.end().0.code(), Some(0));
+}
+
+/// Counts the files of an extension below a folder.
+fn files_below(folder: &std::path::Path, extension: &str) -> usize {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let count = |entry: std::fs::DirEntry| match entry.path() {
+        path if path.is_dir() => files_below(&path, extension),
+        path => usize::from(path.extension().is_some_and(|found| found == extension)),
+    };
+    entries.map(count).sum()
+}
+
 /// The soft limit on open files of this process.
 fn descriptors() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();

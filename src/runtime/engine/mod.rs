@@ -340,7 +340,9 @@ impl Engine {
     /// Returns the sequence of an ended request to its session, if it has one.
     fn retire(&mut self, generation: Generation) {
         if let Some(name) = generation.session().cloned() {
-            self.save_session(&generation);
+            if !name.is_memory_only() {
+                self.save_session(&generation);
+            }
             let can_rewind = self.spec().model.can_rewind;
             self.sessions.check_in(&name, generation.into_sequence(can_rewind));
         }

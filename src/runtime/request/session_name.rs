@@ -1,7 +1,7 @@
 //! The name under which an engine knows a session.
 //!
 //! Invariant: never empty. A name without a slash is a stored session's; one with a slash belongs to a scope, such as an owner,
-//! so the two cannot collide.
+//! so the two cannot collide. One that begins with a slash has its KV in memory only.
 
 use std::fmt::{self, Display};
 
@@ -36,6 +36,11 @@ impl EngineSessionName {
     /// Wraps the text of a name type that is never empty.
     pub(crate) fn of_valid(name: &str) -> Self {
         Self(name.to_owned())
+    }
+
+    /// Returns whether its KV stays off the disk, because what is said there is not to be stored.
+    pub fn is_memory_only(&self) -> bool {
+        self.0.starts_with('/')
     }
 
     pub fn as_str(&self) -> &str {

@@ -20,7 +20,8 @@ use crate::runtime::notice::Notice;
 use crate::runtime::request::{Finish, Outcome, Sampling};
 use crate::runtime::session::prefill::common_prefix;
 use crate::runtime::session::store::{
-    BranchReason, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter, StoredTurn, now_ms,
+    BranchReason, Forgotten, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter,
+    StoredTurn, now_ms,
 };
 use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
 use crate::template::{Content, Conversation, DateTime, Message, Reasoning};
@@ -316,12 +317,12 @@ impl SessionChat {
         self.saved.set_note(number, note).map_err(refuse)
     }
 
-    /// Erases from the session's file what no turn holds any more.
+    /// Erases from the session's file what no turn holds any more, and its KV on disk.
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub fn compact(&mut self) -> Result<()> {
-        self.writer.as_mut().map_or(Ok(()), SessionWriter::compact)
+    pub fn compact(&mut self) -> Result<Forgotten> {
+        self.writer.as_mut().map_or(Ok(Forgotten::default()), SessionWriter::compact)
     }
 
     /// Removes all turns but the first `turns`, for an undo or an edit.

@@ -17,7 +17,8 @@ use axum::http::StatusCode;
 use super::session_queue::SessionTurn;
 use super::transient::HeldStrand;
 use crate::runtime::session::store::{
-    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
+    BranchReason, Forgotten, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore,
+    SessionSummary, now_ms,
 };
 use crate::runtime::turn::{SessionChat, num_repeated};
 use crate::runtime::{Difference, EngineSessionName, Error, Result, Reuse, Started};
@@ -30,7 +31,7 @@ use memory::MemoryStore;
 /// Branches that requests may make of one session.
 pub const MAX_BRANCHES: usize = 100;
 
-/// Sessions of which it is known how their last prompt began.
+/// Sessions of which it is known how their last prompt began, or with which branch they go on.
 const MAX_RESUMES: usize = 4096;
 
 /// All conversations of a server. Clones are the same ones.
@@ -215,9 +216,18 @@ impl Conversations {
         let branches = self.read_branches(of)?.into_iter().filter(|(_, saved)| is_continued(saved));
         let longest = branches.max_by_key(|(_, saved)| saved.turns.len()).map(|(key, _)| key);
         if let Some(branch) = &longest {
-            locked(&self.shared.last_branches).insert(of.clone(), branch.clone());
+            self.note_branch(of, branch);
         }
         Ok(longest)
+    }
+
+    /// Notes the branch that a session goes on with. Of too many nothing is known any more: the longest branch is found by reading.
+    fn note_branch(&self, of: &SessionKey, branch: &SessionKey) {
+        let mut all = locked(&self.shared.last_branches);
+        if all.len() >= MAX_RESUMES {
+            all.clear();
+        }
+        all.insert(of.clone(), branch.clone());
     }
 
     /// All branches that can be read.
@@ -254,7 +264,7 @@ impl Conversations {
                 memory.branch(base, Some(turns), BranchReason::Request, model)?
             }
         };
-        locked(&self.shared.last_branches).insert(of.clone(), key.clone());
+        self.note_branch(of, &key);
         let mut branch = self.opened(&key, session_chat, true).branched(&of.name, true);
         branch.parts_from = Some(base.engine_name());
         Ok(branch)
@@ -335,7 +345,9 @@ impl Conversations {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::Store`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
         match &self.shared.place {
-            ConversationStore::Disk(store) => drop(of_owner(store, &key.owner).remove(&key.name)?),
+            ConversationStore::Disk(store) => {
+                log_forgotten(&of_owner(store, &key.owner).remove(&key.name)?);
+            }
             ConversationStore::Memory(memory) => memory.remove(key)?,
         }
         self.forget(&key.engine_name());
@@ -549,6 +561,12 @@ impl Drop for Opened {
             ConversationStore::Memory(memory) => memory.close(key, session_chat),
         }
     }
+}
+
+/// Logs what an erasure of KV could not do.
+pub fn log_forgotten(forgotten: &Forgotten) {
+    let warnings = [forgotten.warning(), forgotten.problem.clone()];
+    warnings.iter().flatten().for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// Where an owner's sessions are.

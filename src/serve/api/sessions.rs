@@ -90,11 +90,18 @@ fn branches_of(host: &SessionHost, key: &SessionKey) -> Vec<SessionName> {
 pub fn remove(host: &SessionHost, key: &SessionKey) -> Result<(), ApiError> {
     let engine_name = key.engine_name();
     in_each(host, |engine| engine.close_session(&engine_name))?;
-    // What waits to be saved is on disk before it is looked for there.
-    in_each(host, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))?;
+    flush(host)?;
     known(host, host.conversations().remove(key))?;
     host.forget_route(&engine_name);
     Ok(())
+}
+
+/// Puts KV that waits to be saved on disk, before it is looked for there.
+///
+/// # Errors
+/// 503 without an engine.
+pub fn flush(host: &SessionHost) -> Result<(), ApiError> {
+    in_each(host, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))
 }
 
 /// A request that is in a strand takes its end to nobody, and its engine forgets it then.

@@ -39,6 +39,8 @@ pub struct TransientKey {
     pub owner: Owner,
     /// Its id in lists and paths.
     pub id: String,
+    /// KV stays off the disk, for `store: false`.
+    pub is_memory_only: bool,
 }
 
 impl TransientKey {
@@ -53,7 +55,7 @@ impl TransientKey {
             },
             str::to_owned,
         );
-        Self { owner, id }
+        Self { owner, id, is_memory_only: false }
     }
 
     /// Value of the header that names it, if present.
@@ -164,22 +166,32 @@ impl Transients {
 
     pub fn get(&self, caller: &Caller, id: &str) -> Option<Transient> {
         let shared = self.shared();
-        let key = |owner: &Owner| TransientKey { owner: owner.clone(), id: id.to_owned() };
-        caller.owners().find_map(|owner| shared.sessions.get(&key(owner))).map(|bundle| bundle.info(id))
+        keys(caller, id).find_map(|key| shared.sessions.get(&key)).map(|bundle| bundle.info(id))
     }
 
     /// Removes one with all its strands, which it gives back.
     pub fn remove(&self, caller: &Caller, id: &str) -> Option<Transient> {
         let mut shared = self.shared();
-        let key = |owner: &Owner| TransientKey { owner: owner.clone(), id: id.to_owned() };
-        let removed = caller.owners().find_map(|owner| shared.sessions.remove(&key(owner)));
-        removed.map(|bundle| bundle.info(id))
+        let mut removed = keys(caller, id).filter_map(|key| shared.sessions.remove(&key));
+        let mut first = removed.next()?;
+        first.strands.extend(removed.flat_map(|bundle| bundle.strands));
+        Some(first.info(id))
     }
 
     /// Ignores poison: the state behind the lock is consistent at every moment.
     fn shared(&self) -> MutexGuard<'_, TransientTable> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Keys that an id may stand for, the caller's own first.
+fn keys(caller: &Caller, id: &str) -> impl Iterator<Item = TransientKey> {
+    let key = |owner: &Owner, is_memory_only| TransientKey {
+        owner: owner.clone(),
+        id: id.to_owned(),
+        is_memory_only,
+    };
+    caller.owners().flat_map(move |owner| [key(owner, false), key(owner, true)])
 }
 
 impl TransientTable {
@@ -214,8 +226,9 @@ impl TransientTable {
             parts_from = Some(name);
         }
         let session_chat = SessionChat::look_at(kept, model.clone());
-        let scope = format_args!("affinity/{}/{}", key.owner, key.id);
-        let name = EngineSessionName::scoped(scope, self.num_begun);
+        let slash = if key.is_memory_only { "/" } else { "" };
+        let name = format_args!("{slash}affinity/{}/{}", key.owner, key.id);
+        let name = EngineSessionName::scoped(name, self.num_begun);
         let (saved, last_used) = (session_chat.saved().clone(), self.clock);
         let strand = Strand { name: name.clone(), saved, session_chat: None, last_used };
         self.sessions.get_mut(key)?.strands.push(strand);

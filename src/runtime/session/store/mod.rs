@@ -208,7 +208,13 @@ impl SessionStore {
                 created => created.map(Some),
             },
         );
-        opened?.ok_or_else(|| Error::SessionBusy(name.to_string()))
+        opened?.ok_or_else(|| match self.exists(name) {
+            true => Error::SessionBusy(name.to_string()),
+            false => {
+                let message = "a file, folder or link of that name holds no session".to_owned();
+                StoreError::Unsupported { path: self.path(name), message }.into()
+            }
+        })
     }
 
     /// Reads a session, also while another process writes to it. A line that is being written is ignored.

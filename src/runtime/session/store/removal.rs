@@ -1,8 +1,8 @@
 //! Removal of a session, with its conversation and the KV on disk that no other session uses.
 //!
 //! Invariants: once its lock is released, a removed session cannot be found. A page that another session's
-//! conversation starts with is kept. If another transcript cannot be read, the page is kept too, and the
-//! caller gets the reason.
+//! conversation starts with is kept, as far as its transcript can be read: what that may lose is computed again, while
+//! erased text must not stay on disk for the sake of a damaged file. The caller gets the names of such sessions.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,11 +19,19 @@ use crate::runtime::kv::disk::{self, PageName};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Forgotten {
     pub num_pages: usize,
-    /// Pages that are kept because sessions that may use them cannot be read.
-    pub num_kept: usize,
+    /// Sessions that may have used removed pages, and cannot be read.
     pub unreadable: Vec<SessionName>,
-    /// Reason for keeping pages.
+    /// Reason why pages are left.
     pub problem: Option<String>,
+}
+
+impl Forgotten {
+    /// Returns what a user has to know of other sessions.
+    pub fn warning(&self) -> Option<String> {
+        let names: Vec<&str> = self.unreadable.iter().map(SessionName::as_str).collect();
+        let names = (!names.is_empty()).then(|| names.join(", "))?;
+        Some(format!("sessions that cannot be read may have to compute erased KV again: {names}"))
+    }
 }
 
 /// Result of `SessionStore::purge`.
@@ -49,9 +57,20 @@ impl SessionStore {
     pub(super) fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<Forgotten> {
         let doomed = self.root.join(unfinished_name());
         lock::take_away(lock, folder, &doomed)?;
-        let told = self.kv.as_ref().map(|_| page_names_in(&doomed));
+        let told = self.told_in(&doomed);
         fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))?;
-        Ok(told.map(|told| self.forget(told)).unwrap_or_default())
+        Ok(self.forget(told))
+    }
+
+    /// Returns the names of all pages of the transcripts in a folder, as far as they can be read; none without KV on disk.
+    pub(super) fn told_in(&self, folder: &Path) -> HashSet<PageName> {
+        let mut names = HashSet::new();
+        for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
+            if let Ok(Some(bytes)) = folder::read_file(&path) {
+                each_sequence(&bytes, |tokens| names.extend(disk::names(tokens)));
+            }
+        }
+        names
     }
 
     /// Removes undone, edited and damaged content from a session's files, and KV that only it used.
@@ -61,18 +80,17 @@ impl SessionStore {
     pub fn purge(&self, name: &SessionName) -> Result<Purged> {
         let mut writer = self.open(name)?;
         let folder = self.path(name);
-        let told = page_names_in(&folder);
         let before = folder_bytes(&folder);
-        writer.compact()?;
+        let kv = writer.compact()?;
         for path in transcripts(&folder).into_iter().filter(|path| !path.ends_with(TRANSCRIPT)) {
             fs::remove_file(&path).map_err(|error| io_error(&path, &error))?;
         }
         let num_bytes = before.saturating_sub(folder_bytes(&folder));
-        Ok(Purged { num_bytes, kv: self.forget(told) })
+        Ok(Purged { num_bytes, kv })
     }
 
     /// Removes those pages that no session starts with.
-    fn forget(&self, mut names: HashSet<PageName>) -> Forgotten {
+    pub(super) fn forget(&self, mut names: HashSet<PageName>) -> Forgotten {
         let mut forgotten = Forgotten::default();
         let Some(kv) = self.kv.as_ref().filter(|_| !names.is_empty()) else { return forgotten };
         // Sessions of all owners, because pages have no owner.
@@ -91,11 +109,7 @@ impl SessionStore {
             kept.extend(used.names);
         }
         names.retain(|name| !kept.contains(name));
-        if !forgotten.unreadable.is_empty() {
-            forgotten.num_kept = names.len();
-            forgotten.unreadable.sort();
-            return forgotten;
-        }
+        forgotten.unreadable.sort();
         match disk::forget(kv, &names) {
             Ok(num_pages) => forgotten.num_pages = num_pages,
             Err(error) => forgotten.problem = Some(format!("{}: {error}", kv.display())),
@@ -132,17 +146,6 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
     });
     used.is_unknown = !is_whole && !departs;
     used
-}
-
-/// Returns the names of all pages of the transcripts in a folder, as far as they can be read.
-fn page_names_in(folder: &Path) -> HashSet<PageName> {
-    let mut names = HashSet::new();
-    for path in transcripts(folder) {
-        if let Ok(Some(bytes)) = folder::read_file(&path) {
-            each_sequence(&bytes, |tokens| names.extend(disk::names(tokens)));
-        }
-    }
-    names
 }
 
 /// Lists the transcript, damaged ones kept by a repair, and new ones left by a crash.

@@ -141,13 +141,16 @@ impl SessionWriter {
         self.write(vec![LogRecord::Truncate { turns, time_ms: now_ms() }])
     }
 
-    /// Rewrites the file without rewound turns. A crash leaves the old or the new file, both whole.
+    /// Rewrites the file without rewound turns, and removes KV that only they used. A crash leaves the old or the new file,
+    /// both whole.
     ///
     /// # Errors
     /// [`Error::Store`]; the session continues in the old file.
-    pub fn compact(&mut self) -> Result<()> {
+    pub fn compact(&mut self) -> Result<Forgotten> {
+        let told = self.store.told_in(&self.folder);
         let bodies = self.needed();
-        self.rewrite(&bodies)
+        self.rewrite(&bodies)?;
+        Ok(self.store.forget(told))
     }
 
     /// Removes the session while holding its lock, so that no other writer opens it.
@@ -232,10 +235,9 @@ impl SessionWriter {
         if self.log.len() < self.compact_at {
             return Ok(());
         }
-        let bodies = self.needed();
-        let needed = num_bytes(&bodies);
+        let needed = num_bytes(&self.needed());
         self.compact_at = needed.saturating_mul(4).max(self.compact_bytes);
-        if self.log.len() < self.compact_at { Ok(()) } else { self.rewrite(&bodies) }
+        if self.log.len() < self.compact_at { Ok(()) } else { self.compact().map(drop) }
     }
 
     /// Records the new name after the folder was renamed.

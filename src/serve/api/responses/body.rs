@@ -216,8 +216,12 @@ impl Storing {
                 return Err(ApiError::invalid("session_id", message));
             }
             let hint = |key: &String| TransientKey::new(caller.owner().clone(), key.as_bytes());
-            let hint = self.cache_key.as_ref().map(hint).map(RequestSession::Transient);
-            return Ok(named.filter(|named| matches!(named, RequestSession::Transient(_))).or(hint));
+            let key = match named {
+                Some(RequestSession::Transient(key)) => Some(key),
+                _ => self.cache_key.as_ref().map(hint),
+            };
+            let unstored = |key| RequestSession::Transient(TransientKey { is_memory_only: true, ..key });
+            return Ok(key.map(unstored));
         }
         let name = match (previous, named) {
             (Some(previous), _) => previous.session.clone(),

@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::conversations::{Conversations, SessionKey};
+use super::super::conversations::{Conversations, SessionKey, log_forgotten};
 use super::super::session_host::SessionHost;
 use super::super::sessions;
 use crate::runtime::Error;
@@ -170,7 +170,8 @@ fn delete_in(
         opened.rewind(num_kept)?;
     }
     if is_made_here {
-        opened.compact()?;
+        sessions::flush(host)?;
+        log_forgotten(&opened.compact()?);
     }
     Ok(num_kept == 0)
 }
