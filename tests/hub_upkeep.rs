@@ -259,7 +259,7 @@ fn verify_finds_damaged_and_missing_files() {
     let other = home.snapshot("o/x", NEW, &[("x-00001-of-00002.gguf", "one"), ("config.json", "{}")]);
     home.write(&home.repo("o/x").join("blobs/ab.12345678.incomplete"), "part");
     let (stdout, _) = home.check(&["verify", "o/m"], 0);
-    assert_eq!(stdout, "2 files as they should be (8 B), 0 damaged, 0 missing\n");
+    assert_eq!(stdout, "hashes compared: 2 files (8 B) undamaged, 0 damaged, 0 missing\n");
     fs::write(&blobs[0], "fouR").expect("damaged");
     fs::remove_file(&other[1]).expect("removed");
     let (stdout, stderr) = home.check(&["verify"], 65);
@@ -271,7 +271,7 @@ fn verify_finds_damaged_and_missing_files() {
     );
     assert!(lines[1].contains("missing: ~/") && lines[1].ends_with("config.json"), "{stdout}");
     assert!(lines[2].ends_with("x-00002-of-00002.gguf") && lines[3].starts_with("not checked: "), "{stdout}");
-    assert_eq!(lines[4], "2 files as they should be (7 B), 1 damaged, 2 missing");
+    assert_eq!(lines[4], "hashes compared: 2 files (7 B) undamaged, 1 damaged, 2 missing");
     assert!(stderr.contains("llmctl models rm o/m"), "{stderr}");
     let report = home.json(&["verify"], 65);
     assert_eq!((&report["good"], &report["damaged"][0]["hash"]), (&json!(2), &json!(hash)));
@@ -316,6 +316,34 @@ fn prune_erases_what_no_revision_has() {
     assert!(!old[0].exists() && new.iter().all(|blob| blob.exists()));
     assert!(home.check(&["prune", "-y"], 0).0.ends_with("nothing to erase\n"));
     home.check(&["verify"], 0);
+}
+
+#[test]
+fn nothing_behind_a_link_is_erased() {
+    for linked in ["blobs", &format!("snapshots/{OLD}"), "snapshots", ""] {
+        let home = Home::new();
+        home.snapshot("o/m", OLD, &[("m-Q4_0.gguf", "old weights")]);
+        home.snapshot("o/m", NEW, &[("m-Q4_0.gguf", "new weights")]);
+        home.set_ref("o/m", "main", NEW);
+        let other = home.path("other");
+        let folder = match linked {
+            "" => home.repo("o/m"),
+            linked => home.repo("o/m").join(linked),
+        };
+        // The files of the cache, and others that nothing refers to.
+        fs::rename(&folder, &other).expect("moved");
+        let strangers =
+            [other.join("a".repeat(64)), other.join("blobs/x"), other.join(OLD).join("deep/file")];
+        strangers.iter().for_each(|path| home.write(path, "precious"));
+        let count = || strangers.iter().filter(|path| path.exists()).count();
+        std::os::unix::fs::symlink(&other, &folder).expect("a link");
+        for words in
+            [&["prune", "--yes"][..], &["rm", &format!("o/m@{OLD}"), "--yes"], &["rm", "o/m", "--yes"]]
+        {
+            let ran = home.models(words);
+            assert_eq!(count(), strangers.len(), "{linked:?} {words:?}: {ran:?}");
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,9 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
+use anyhow::anyhow;
+
+use super::error::{CommandError, Kind};
 use super::output::visible;
 use super::tty;
 
@@ -51,6 +54,19 @@ pub fn ask(question: &str, is_cancelled: impl Fn() -> bool) -> io::Result<TypedA
     let mut line = String::new();
     let num_read = io::stdin().lock().read_line(&mut line)?;
     Ok(if num_read == 0 { TypedAnswer::None } else { TypedAnswer::Line(line.trim().to_owned()) })
+}
+
+/// Asks whether something may be erased. Enter denies.
+///
+/// # Errors
+/// A usage error without a terminal; the terminal cannot be read or written.
+pub fn may_erase(question: &str) -> Result<bool, CommandError> {
+    if !can_ask() {
+        let error = anyhow!("there is no terminal to ask on: {question}");
+        return Err(CommandError::new(Kind::Usage, error).hint("--yes erases without a question"));
+    }
+    let answer = ask(&format!("{question} y(es), n(o):"), || false);
+    Ok(answer.map_err(|error| CommandError::new(Kind::Io, error))?.is_yes(false))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::error::{CommandError, Exit, Kind};
-use super::output::{Output, OutputError};
+use super::output::{Output, OutputError, visible};
 pub use crate::runtime::units::bytes;
 use crate::runtime::{DraftModelUsage, Usage};
 use crate::serve::wire::answer::remote_json;
@@ -113,8 +113,9 @@ pub fn table(rows: &[Vec<String>], width: usize) -> String {
 
 /// Cuts the text to at most `columns` columns.
 fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
+    let text = visible(text);
     if text.width() <= columns {
-        return text.into();
+        return text;
     }
     let mut width = 1; // of the ellipsis
     let fits = |c: &char| {

@@ -137,7 +137,7 @@ Files:
 
 Exit codes:
   0    success
-  2    usage: no name, or one that is taken
+  2    usage: no name, or one that is taken, or neither an answer to the question nor --yes
   65   a session's file is damaged, or a newer llmctl wrote it
   66   there is no session of that name
   74   input or output failed

@@ -162,7 +162,7 @@ fn a_session_in_use_is_a_temporary_failure() {
     let (mut child, _) = chat.blocked("busy");
     chat.turn("busy", &["hi"]).check(75, "is open in another llmctl process");
     for args in [
-        &["sessions", "remove", "busy"][..],
+        &["sessions", "remove", "busy", "--yes"][..],
         &["sessions", "rename", "busy", "b"],
         &["sessions", "repair", "busy"],
     ] {
@@ -276,7 +276,10 @@ fn sessions_are_listed_renamed_and_removed() {
     run(&["remove", "zzz"]).check(66, "`llmctl sessions` lists them");
     run(&["remove", "a/b"]).check(2, "session name \"a/b\": use letters");
     run(&["remove"]).check(2, "<NAME>");
-    assert_eq!(run(&["remove", "job"]).check(0, "").stdout, "session job is removed, with 2 pages of KV\n");
+    assert_eq!(
+        run(&["remove", "job", "--yes"]).check(0, "").stdout,
+        "session job is removed, with 2 pages of KV\n"
+    );
     assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 1);
     llmctl(&["sesions"]).check(2, "'sessions'");
 }
@@ -290,7 +293,7 @@ fn several_are_removed_at_once_or_none() {
     let run = |args: &[&str]| chat.place.run(&[&["sessions"], args].concat());
     run(&["rm", "a", "zzz"]).check(66, "no session named \"zzz\"");
     assert_eq!(chat.json(&["sessions"])["sessions"].as_array().expect("a list").len(), 3, "none is removed");
-    let removed = run(&["rm", "b", "a"]).check(0, "").stdout.clone();
+    let removed = run(&["rm", "b", "a", "--yes"]).check(0, "").stdout.clone();
     assert!(
         removed.starts_with("session a is removed, with 0 pages of KV\nsession b is removed"),
         "{removed}"
@@ -346,13 +349,13 @@ fn branches_are_listed_below_their_session_and_restored() {
     run(&["restore", "w~1"]).check(66, "no session named \"w~1\"");
 
     store.open(&name("w")).expect("opened").keep(BranchReason::Edit).expect("kept");
-    let removed = run(&["remove", "w"]).check(0, "").stdout.clone();
+    let removed = run(&["remove", "w", "--yes"]).check(0, "").stdout.clone();
     assert!(removed.ends_with("\nbranches that are kept: w~1\n"), "{removed}");
     run(&["restore", "w~1"]).check(66, "makes the branch a session of its own");
     run(&["rename", "w~1", "v"]).check(0, "");
     assert!(chat.shown("v")["fork_of"]["branch"].is_null());
     store.open(&name("v")).expect("opened").keep(BranchReason::Edit).expect("kept");
-    let removed = chat.json(&["sessions", "remove", "v", "--branches"]);
+    let removed = chat.json(&["sessions", "remove", "v", "--branches", "--yes"]);
     assert_eq!(removed["removed"], serde_json::json!(["v", "v~1"]));
 }
 

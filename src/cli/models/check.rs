@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::config::Config;
 use crate::cli::error::{CommandError, Exit, Kind};
+use crate::cli::output::visible;
 use crate::cli::places::Places;
 use crate::cli::report::{ReportFormat, bytes, counted, print, print_json};
 use crate::cli::terminal::Terminal;
@@ -39,7 +40,7 @@ pub fn verify(
     let cache = places.hub.clone().unwrap_or_default();
     let report = checked(&repos, &cache, terminal);
     match format {
-        ReportFormat::Text => print(&report.text(places))?,
+        ReportFormat::Text => print(&visible(&report.text(places)))?,
         ReportFormat::Json => print_json(&report.to_json())?,
     };
     let num_bad = report.damaged.len() + report.missing.len();
@@ -121,8 +122,9 @@ impl CacheReport {
         };
         text.push_str(&each("missing", &self.missing));
         text.push_str(&each("not checked", &self.unchecked));
-        let good = format!("{} as they should be ({})", counted(self.num_good, "file"), bytes(self.bytes));
-        text.push_str(&format!("{good}, {} damaged, {} missing\n", self.damaged.len(), self.missing.len()));
+        let (good, size) = (counted(self.num_good, "file"), bytes(self.bytes));
+        let rest = format!("{} damaged, {} missing", self.damaged.len(), self.missing.len());
+        text.push_str(&format!("hashes compared: {good} ({size}) undamaged, {rest}\n"));
         text
     }
 

@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 use super::last_use;
 use crate::cli::config::Config;
 use crate::cli::error::{CommandError, Exit, Kind};
+use crate::cli::output::visible;
 use crate::cli::places::Places;
 use crate::cli::question;
 use crate::cli::report::{ReportFormat, bytes, columns, counted, print, print_json};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::upkeep::{
-    BlobFile, DownloadLocks, Erasure, RemovalScope, RepoScan, SnapshotScan, mapping_processes,
+    BlobFile, DownloadLocks, Erasure, MappedFiles, RemovalScope, RepoScan, SnapshotScan,
 };
 use crate::runtime::load::hub::{self, Aliases, ModelRef, Repo, Selector};
 use crate::runtime::session::store::SessionStore;
@@ -101,8 +102,9 @@ pub fn remove(
         .map(|reference| CacheTarget::of(reference, places, &aliases))
         .collect::<Result<Vec<_>, _>>()?;
     let plans = targets.iter().map(|target| target.plan(&cache)).collect::<Result<Vec<_>, _>>()?;
+    let mapped = MappedFiles::read(Path::new("/"));
     for (target, (scan, plan)) in targets.iter().zip(&plans) {
-        check_unused(&target.reference, scan, plan).map(drop)?;
+        check_unused(&target.reference, scan, plan, &mapped).map(drop)?;
     }
     let sessions = sessions_with(plans.iter().map(|(_, plan)| plan), &session_models(places, &aliases));
     let total = plans.iter().map(|(_, plan)| plan.bytes).sum();
@@ -114,11 +116,11 @@ pub fn remove(
             json!({"removed": [], "bytes": 0, "sessions": sessions}),
         );
     }
-    let mut text = String::new();
+    let (mut text, mapped) = (String::new(), MappedFiles::read(Path::new("/")));
     for target in &targets {
         // Planned again: what went before may have been the last other model of the repository.
         let (scan, plan) = target.plan(&cache)?;
-        let freed = erase(&target.reference, &scan, &plan, places)?;
+        let freed = erase(&target.reference, &scan, &plan, &mapped, places)?;
         text.push_str(&format!("{} is erased, {} freed{}\n", target.reference, bytes(freed), kept(&plan)));
     }
     text.push_str(&needed(&sessions));
@@ -158,25 +160,25 @@ fn is_agreed(consent: Consent, described: &str, total: u64) -> Result<bool, Comm
         Consent::DryRun => return Ok(false),
         Consent::Ask => {}
     }
-    if !question::can_ask() {
-        let error = anyhow!(
-            "this would erase {} and there is no terminal to ask on:\n{}",
-            bytes(total),
-            described.trim_end()
-        );
-        return Err(CommandError::new(Kind::Usage, error).hint("--yes erases without a question"));
-    }
-    let answer = question::ask(&format!("{described}erase {}? y(es), n(o):", bytes(total)), || false);
-    Ok(answer.map_err(|error| CommandError::new(Kind::Io, error))?.is_yes(false))
+    question::may_erase(&format!("{described}erase {}?", bytes(total)))
 }
 
-/// Checks that no download and no process needs the files, and keeps downloads from starting.
-fn check_unused(what: &str, scan: &RepoScan, plan: &Erasure) -> Result<DownloadLocks, CommandError> {
+/// Checks that all files lie in the cache and that no download and no process needs them, and keeps downloads from starting.
+fn check_unused(
+    what: &str,
+    scan: &RepoScan,
+    plan: &Erasure,
+    mapped: &MappedFiles,
+) -> Result<DownloadLocks, CommandError> {
+    if let Some(path) = plan.behind_link() {
+        let error = anyhow!("{what}: {} lies behind a link, outside of the cache", path.display());
+        return Err(CommandError::new(Kind::Io, error).hint("erase the link, or what it leads to, by hand"));
+    }
     let locks = DownloadLocks::take(scan.locks(), plan.hashes()).map_err(|hash| {
         let error = anyhow!("{what}: a download of it is running (file {})", hash.get(..12).unwrap_or(&hash));
         CommandError::new(Kind::Temporary, error).hint("try again when it has ended, or stop it")
     })?;
-    let users = mapping_processes(Path::new("/"), &plan.contents());
+    let users = mapped.users(&plan.contents());
     if users.is_empty() {
         return Ok(locks);
     }
@@ -184,8 +186,14 @@ fn check_unused(what: &str, scan: &RepoScan, plan: &Erasure) -> Result<DownloadL
     Err(CommandError::new(Kind::Temporary, error).hint("end that process first"))
 }
 
-fn erase(what: &str, scan: &RepoScan, plan: &Erasure, places: &Places) -> Result<u64, CommandError> {
-    let _locks = check_unused(what, scan, plan)?;
+fn erase(
+    what: &str,
+    scan: &RepoScan,
+    plan: &Erasure,
+    mapped: &MappedFiles,
+    places: &Places,
+) -> Result<u64, CommandError> {
+    let _locks = check_unused(what, scan, plan, mapped)?;
     for model in loaded_paths(scan, plan) {
         last_use::forget(&model, places);
     }
@@ -234,7 +242,7 @@ fn session_models(places: &Places, aliases: &Aliases) -> Vec<SessionModel> {
 
 fn report(format: ReportFormat, text: String, fields: Value) -> Result<Exit, CommandError> {
     match format {
-        ReportFormat::Text => print(&text),
+        ReportFormat::Text => print(&visible(&text)),
         ReportFormat::Json => {
             let mut whole = json!({"schema": "llmctl.models.v1"});
             if let (Value::Object(whole), Value::Object(fields)) = (&mut whole, fields) {
@@ -286,10 +294,12 @@ pub fn prune(
     let list = columns(&found.iter().map(|one| row(one, places)).collect::<Vec<_>>());
     let is_agreed = erasable > 0 && is_agreed(consent, &list, total)?;
     if is_agreed {
+        // Another process may have begun to use it since the question.
+        let mapped = MappedFiles::read(Path::new("/"));
         for one in found.iter_mut().filter(|one| one.obstacle.is_none()) {
             let what = places.shorten(&one.path);
-            // Another process may have begun to use it since the question.
-            one.obstacle = erase(&what, &one.scan, &one.plan, places).err().map(|error| error.to_string());
+            let erased = erase(&what, &one.scan, &one.plan, &mapped, places);
+            one.obstacle = erased.err().map(|error| error.to_string());
         }
     }
     let erased: Vec<&Garbage> = found.iter().filter(|one| is_agreed && one.obstacle.is_none()).collect();
@@ -316,11 +326,12 @@ fn garbage(places: &Places, aliases: &Aliases) -> Vec<Garbage> {
         found
             .extend(scan.detached().into_iter().filter_map(|snapshot| Garbage::of_snapshot(&scan, snapshot)));
     }
+    let mapped = MappedFiles::read(Path::new("/"));
     for one in &mut found {
         let sessions = sessions_with([&one.plan].into_iter(), &models);
         one.obstacle = match sessions.is_empty() {
             false => Some(format!("kept for {}", sessions.join(", "))),
-            true => check_unused("it", &one.scan, &one.plan).err().map(|error| error.to_string()),
+            true => check_unused("it", &one.scan, &one.plan, &mapped).err().map(|error| error.to_string()),
         };
     }
     found

@@ -1,7 +1,5 @@
 //! `sessions remove` and `sessions purge`: what was asked for goes, and what stays is named.
 
-use std::io;
-
 use serde_json::{Value, json};
 
 use super::{not_found, pages, turns};
@@ -67,34 +65,23 @@ fn branches_text(branches: &[SessionName]) -> String {
     format!("branches that are kept: {}\n", names.join(", "))
 }
 
-/// Asks the user at a terminal. Without one, as in a script, the removal is agreed.
 fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, CommandError> {
-    if !question::can_ask() {
-        return Ok(true);
-    }
     let described = |name: &SessionName| match store.read(name) {
         Ok(saved) => format!("{name} ({})", turns(saved.turns.len())),
         Err(_) => format!("{name} (cannot be read)"),
     };
     let all: Vec<String> = names.iter().map(described).collect();
-    let answer = question::ask(&format!("remove {}? y(es), n(o):", all.join(", ")), || false);
-    Ok(answer.map_err(|error: io::Error| CommandError::new(Kind::Io, error))?.is_yes(false))
+    question::may_erase(&format!("remove {}?", all.join(", ")))
 }
 
 /// Describes for people what was removed.
 pub fn removed_text(name: &SessionName, forgotten: &Forgotten) -> String {
     let removed = pages(forgotten.num_pages);
-    format!("session {name} is removed, with {removed} of KV\n{}", kept_text(forgotten))
+    format!("session {name} is removed, with {removed} of KV\n{}", warning_text(forgotten))
 }
 
-fn kept_text(forgotten: &Forgotten) -> String {
-    let Forgotten { num_kept, unreadable, .. } = forgotten;
-    if *num_kept == 0 {
-        return String::new();
-    }
-    let names: Vec<&str> = unreadable.iter().map(SessionName::as_str).collect();
-    let (kept, names) = (pages(*num_kept), names.join(", "));
-    format!("{kept} of KV are kept, because sessions that cannot be read may use them: {names}\n")
+fn warning_text(forgotten: &Forgotten) -> String {
+    forgotten.warning().map_or_else(String::new, |warning| warning + "\n")
 }
 
 /// KV that should be gone and is not is an error, not a small number.
@@ -117,7 +104,7 @@ pub fn purge(name: &SessionName, store: &SessionStore) -> Result<(String, Value)
     let mut text =
         format!("session {name}: {erased} of undone or damaged text erased, with {removed} of KV\n");
     let branches = branches_of(name, store);
-    text.push_str(&kept_text(&purged.kv));
+    text.push_str(&warning_text(&purged.kv));
     text.push_str(&branches_text(&branches));
     let object = json!({
         "purged": name.as_str(),

@@ -1,7 +1,7 @@
 //! Who needs a file of the cache: downloads, by the locks that huggingface_hub and llmctl share, and processes that have it
 //! mapped, as far as Linux tells this user.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
@@ -32,27 +32,36 @@ impl DownloadLocks {
     }
 }
 
-/// Lists processes that have one of `paths` mapped, as `name (pid)`, by reading `<root>/proc` (`/` in production). Only
-/// processes of this user are seen, and none on other systems than Linux.
-pub fn mapping_processes(root: &Path, paths: &[PathBuf]) -> Vec<String> {
-    let paths: BTreeSet<PathBuf> = paths.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
-    let mut found = Vec::new();
-    for entry in fs::read_dir(root.join("proc")).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(pid) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_digit())) else {
-            continue;
-        };
-        let maps = fs::read_to_string(entry.path().join("maps")).unwrap_or_default();
-        // address perms offset device inode, then the path after padding.
-        let mapped = |line: &str| {
-            let path = line.get(line.find(" /")? + 1..)?;
-            paths.contains(Path::new(path)).then_some(())
-        };
-        if maps.lines().any(|line| mapped(line).is_some()) {
-            let program = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            found.push(format!("{} ({pid})", program.trim()));
+/// Files that processes have mapped, read once for any number of questions.
+#[derive(Debug, Default)]
+pub struct MappedFiles {
+    /// Processes by file, as `name (pid)`.
+    users: BTreeMap<PathBuf, BTreeSet<String>>,
+}
+
+impl MappedFiles {
+    /// Reads `<root>/proc` (`/` in production). Only processes of this user are seen, and none on other systems than Linux.
+    pub fn read(root: &Path) -> Self {
+        let mut users: BTreeMap<PathBuf, BTreeSet<String>> = BTreeMap::new();
+        for entry in fs::read_dir(root.join("proc")).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(pid) = name.to_str().filter(|name| name.bytes().all(|b| b.is_ascii_digit())) else {
+                continue;
+            };
+            let text = |file| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+            let user = format!("{} ({pid})", text("comm").trim());
+            // address perms offset device inode, then the path after padding.
+            for path in text("maps").lines().filter_map(|line| line.get(line.find(" /")? + 1..)) {
+                users.entry(path.into()).or_default().insert(user.clone());
+            }
         }
+        Self { users }
     }
-    found.sort();
-    found
+
+    /// Lists the processes that have one of `paths` mapped.
+    pub fn users(&self, paths: &[PathBuf]) -> Vec<String> {
+        let paths = paths.iter().filter_map(|path| fs::canonicalize(path).ok());
+        let users: BTreeSet<&String> = paths.filter_map(|path| self.users.get(&path)).flatten().collect();
+        users.into_iter().cloned().collect()
+    }
 }

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 pub use self::check::{BlobCheck, BlobState, check_blob};
-pub use self::holders::{DownloadLocks, mapping_processes};
+pub use self::holders::{DownloadLocks, MappedFiles};
 use super::cache::{Repo, SNAPSHOT_DEPTH, Snapshot, is_commit, listing};
 use super::choice::{FileRequest, choose};
 use super::reference::Selector;
@@ -320,11 +320,21 @@ impl Erasure {
             || self.folders.iter().any(|folder| path.starts_with(folder))
     }
 
+    /// Returns a path of the plan that lies behind a linked folder, and so outside of the cache.
+    pub fn behind_link(&self) -> Option<&Path> {
+        let blobs = self.blobs.iter().map(|blob| &blob.path);
+        let mut paths = self.files.iter().chain(blobs).chain(&self.folders);
+        paths.find(|path| is_behind_link(path)).map(PathBuf::as_path)
+    }
+
     /// Erases everything, links before blobs; empty folders of links go, too. What is gone already is no error.
     ///
     /// # Errors
     /// The first path that cannot be erased.
     pub fn run(&self) -> Result<(), (PathBuf, io::Error)> {
+        if let Some(path) = self.behind_link() {
+            return Err((path.to_owned(), io::Error::other("it lies behind a link")));
+        }
         let gone = |path: &Path, result: io::Result<()>| match result {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err((path.to_path_buf(), error)),
             _ => Ok(()),
@@ -341,6 +351,16 @@ impl Erasure {
         }
         self.folders.iter().try_for_each(|folder| gone(folder, fs::remove_dir_all(folder)))
     }
+}
+
+/// Returns whether a folder above `path`, from the repository's or that of all locks on, is a link.
+fn is_behind_link(path: &Path) -> bool {
+    let is_first = |dir: &Path| {
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        name == ".locks" || name.starts_with("models--")
+    };
+    let num_inside = path.ancestors().skip(1).position(is_first).map_or(0, |first| first + 1);
+    path.ancestors().skip(1).take(num_inside).any(Path::is_symlink)
 }
 
 /// Returns whether a folder's name ends the removal of empty folders: a snapshot, `refs`.
