@@ -374,6 +374,7 @@ fn a_server_of_an_encoder_answers_as_openai_does_and_refuses_chat() {
         (json!({"input": "x", "model": "other"}), 404, "model_not_found"),
         (json!({"input": "x", "dimensions": 33}), 400, "invalid_value"),
         (json!({"input": "x", "dimensions": 0}), 400, "invalid_value"),
+        (json!({"input": vec!["x"; 2049]}), 400, "invalid_value"),
         (json!({"input": "x", "encoding_format": "hex"}), 400, "unsupported_parameter"),
         (json!({"input": [[400]]}), 400, "invalid_value"),
         (json!({"input": ["x", "one ".repeat(300)]}), 400, "invalid_value"),

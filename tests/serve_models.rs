@@ -328,6 +328,7 @@ fn run_connects_to_a_running_server_and_answers_with_the_same_bits() {
     };
     let alone = run(&place, &["--connect"]);
     alone.check(0, "no server of yours is running; the model is loaded here");
+    std::os::unix::fs::symlink("nowhere", PathBuf::from(&folder).join("dangling.gguf")).expect("a link");
     let server = serve_in(place, &["--models-folder", &folder, "--ctx", "1024"]);
     let connected = run(&server.place, &["--connect"]);
     connected.check(0, "connected to http://127.0.0.1:").check(0, "which has second");

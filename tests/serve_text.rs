@@ -212,6 +212,12 @@ async fn a_conversation_to_its_prompt() {
     for (path, body, param) in [
         ("/tokenize", json!({}), "content"),
         ("/tokenize", json!({"content": "x", "strange": 1}), "strange"),
+        ("/tokenize", json!({"content": "0123456789".repeat(100_000)}), "content"),
+        (
+            "/tokenize",
+            json!({"messages": [{"role": "user", "content": "0123456789".repeat(100_000)}]}),
+            "messages",
+        ),
         ("/detokenize", json!({"tokens": "x"}), "tokens"),
         ("/detokenize", json!({"tokens": [99_999_999]}), "tokens"),
         ("/apply-template", json!({}), "messages"),
@@ -274,7 +280,7 @@ fn between(files: &[(&str, &str)], prefix: &str, suffix: &str) -> &'static str {
         ..InfillPrompt::default()
     };
     let infill = chat_tokenizer.infill().expect("it has the tokens");
-    let ids = infill.prompt(chat_tokenizer.tokenizer(), &asked).expect("encodes");
+    let ids = infill.prompt(chat_tokenizer.tokenizer(), &asked, 1000).expect("encodes");
     let bytes: Vec<u8> = ids.iter().flat_map(|&id| chat_tokenizer.token_bytes(id).into_owned()).collect();
     Box::leak(String::from_utf8(bytes).expect("UTF-8").into_boxed_str())
 }

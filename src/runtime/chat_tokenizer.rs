@@ -216,6 +216,11 @@ impl ChatTokenizer {
         self.hints?.answer(prompt)
     }
 
+    /// Returns the tokens of the engine's context; without an engine there is no limit.
+    pub fn context_tokens(&self) -> usize {
+        self.context_tokens.get().copied().unwrap_or(usize::MAX)
+    }
+
     /// Encodes a rendered prompt with its special tokens, and one beginning-of-sequence token if the model wants it.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //! Such a model has special tokens for it, known by their texts. Families differ in the tokens and in the
 //! order of the parts.
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::text::{Encode, Tokenizer};
 
 /// Texts of the tokens before the prefix, the suffix and the middle, per family.
@@ -57,15 +57,20 @@ impl Infill {
         family.map(Infill::PrefixFirst).or_else(suffix_first)
     }
 
-    /// Returns the ids of a prompt.
+    /// Returns the ids of a prompt for a context of `context_tokens`.
     ///
     /// # Errors
-    /// Errors of the tokenizer.
-    pub fn prompt(self, tokenizer: &Tokenizer, asked: &InfillPrompt) -> Result<Vec<u32>> {
+    /// Those of [`Tokenizer::encode_prompt`].
+    pub fn prompt(
+        self,
+        tokenizer: &Tokenizer,
+        asked: &InfillPrompt,
+        context_tokens: usize,
+    ) -> Result<Vec<u32>> {
         let InfillPrompt { files, prefix, suffix, begun } = asked;
-        let encode = |text: &str| tokenizer.encode(text, PLAIN);
+        let encode = |text: &str| tokenizer.encode_prompt(text, PLAIN, context_tokens);
         let mut ids: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.adds_bos()).into_iter().collect();
-        ids.extend(file_ids(tokenizer, files)?);
+        ids.extend(file_ids(tokenizer, files, context_tokens)?);
         let parts = match self {
             Infill::PrefixFirst([before, between, behind]) => {
                 [vec![before], encode(prefix)?, vec![between], encode(suffix)?, vec![behind]]
@@ -82,12 +87,15 @@ impl Infill {
 
 /// Returns the ids of other files: each behind the separator of models that know one, which then stands before the file that is
 /// edited too.
-fn file_ids(tokenizer: &Tokenizer, files: &[(String, String)]) -> Result<Vec<u32>> {
+fn file_ids(tokenizer: &Tokenizer, files: &[(String, String)], context_tokens: usize) -> Result<Vec<u32>> {
     let separator = FILE_SEPARATORS.iter().find_map(|text| tokenizer.token_to_id(text));
     let mut ids = Vec::new();
     for (name, text) in files {
         ids.extend(separator);
-        ids.extend(tokenizer.encode(&format!("{name}\n{text}\n"), PLAIN)?);
+        ids.extend(tokenizer.encode_prompt(&format!("{name}\n{text}\n"), PLAIN, context_tokens)?);
+        if ids.len() > context_tokens {
+            return Err(Error::PromptOversized { least_tokens: ids.len(), context_tokens });
+        }
     }
     ids.extend(separator.filter(|_| !files.is_empty()));
     Ok(ids)
@@ -131,9 +139,9 @@ mod tests {
         };
         let [a, b, c, d] = [b'a', b'b', b'c', b'd'].map(u32::from);
         let asked = InfillPrompt { begun: "d".to_owned(), ..between("ab", "c") };
-        let ids = infill.prompt(&tokenizer, &asked).expect("encodes");
+        let ids = infill.prompt(&tokenizer, &asked, 1000).expect("encodes");
         assert_eq!(ids, [257, 259, a, b, 260, c, 261, d]);
-        let ids = infill.prompt(&tokenizer, &between("<fim_middle>", "")).expect("encodes");
+        let ids = infill.prompt(&tokenizer, &between("<fim_middle>", ""), 1000).expect("encodes");
         assert_eq!(ids.iter().filter(|id| **id == 261).count(), 1, "text is text");
     }
 
@@ -147,7 +155,7 @@ mod tests {
                 prefix: "c".to_owned(),
                 ..InfillPrompt::default()
             };
-            infill.prompt(&tokenizer, &asked).expect("encodes")
+            infill.prompt(&tokenizer, &asked, 1000).expect("encodes")
         };
         let [a, b, c, line] = [b'a', b'b', b'c', b'\n'].map(u32::from);
         let fim = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];

@@ -189,7 +189,8 @@ fn references(args: &FleetArgs) -> Result<Vec<Option<String>>, CommandError> {
     Ok(references)
 }
 
-/// Returns the models in a folder, by name: files of GGUF, the first part of split ones, and folders with a config.json.
+/// Returns the models in a folder, by name: files of GGUF, the first part of split ones, and folders with a config.json. Links to
+/// nothing are none.
 fn in_folder(folder: &Path) -> Result<Vec<String>, CommandError> {
     let shown = || format!("--models-folder: {}", folder.display());
     let entries = fs::read_dir(folder).map_err(|error| {
@@ -211,7 +212,7 @@ fn is_model(path: &Path) -> bool {
         return path.join("config.json").is_file();
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    let Some(stem) = name.strip_suffix(".gguf") else { return false };
+    let Some(stem) = name.strip_suffix(".gguf").filter(|_| path.exists()) else { return false };
     let part = stem.rsplit_once("-of-").and_then(|(begin, _)| begin.rsplit_once('-')).map(|(_, part)| part);
     let is_later_part = part.and_then(|part| part.parse::<u32>().ok()).is_some_and(|part| part > 1);
     !is_later_part && !stem.starts_with("mmproj")
@@ -271,17 +272,27 @@ fn member(
         let (args, resolved, terminal) = (Arc::clone(&args), model.resolved.clone(), terminal.clone());
         let plan = Arc::clone(&plan);
         Box::new(move || {
-            let found =
-                plan_memory(&args, &resolved, budget, &terminal).map_err(|error| error.to_string())?;
+            let found = plan_memory(&args, &resolved, budget, &terminal);
+            let found = found.map_err(|error| for_clients(&error, &resolved, &terminal))?;
             Ok(plan.get_or_init(|| found).bytes)
         })
     };
-    let (shared, terminal) = (shared.clone(), terminal.clone());
+    let (shared, resolved, terminal) = (shared.clone(), model.resolved.clone(), terminal.clone());
     let load = Box::new(move |on_lost: OnLost| {
         let args = planned(&args, plan.get());
-        load_app(&args, shared.clone(), on_lost, &terminal).map_err(|error| error.to_string())
+        let loaded = load_app(&args, shared.clone(), on_lost, &terminal);
+        loaded.map_err(|error| for_clients(&error, &resolved, &terminal))
     });
     Member { id, aliases, is_pinned: model.is_pinned, is_embedder: model.is_embedder, estimate, load }
+}
+
+/// Returns why a model cannot be used, without the folder that it is in. That is for the log.
+fn for_clients(error: &CommandError, model: &Resolved, terminal: &Terminal) -> String {
+    terminal.warn(format!("{}: {error}", model.name));
+    let folder = model.source.path().parent().map(|folder| folder.join("").display().to_string());
+    folder
+        .filter(|folder| !folder.is_empty())
+        .map_or(error.to_string(), |it| error.to_string().replace(&it, ""))
 }
 
 /// Returns whether a model computes vectors or scores instead of text.

@@ -119,7 +119,8 @@ impl Planner<'_> {
             TextPrompt::Infill(asked) => {
                 let message = "suffix: this model has no such tokens";
                 let infill = tokenizer.infill().ok_or(TurnError::Unsupported { param: "suffix", message })?;
-                (infill.prompt(tokenizer.tokenizer(), asked)?, asked.prefix.clone())
+                let ids = infill.prompt(tokenizer.tokenizer(), asked, tokenizer.context_tokens())?;
+                (ids, asked.prefix.clone())
             }
         };
         let compile = |constraint: &OutputConstraint| {

@@ -55,6 +55,8 @@ pub struct RerankBody {
 
 /// Requests to an embedder that are under way: each holds one of the threads that all requests share.
 const MAX_REQUESTS: usize = 64;
+/// Texts of a request, as OpenAI bounds them.
+const MAX_TEXTS: usize = 2048;
 /// Wait that a refused client is told.
 const REFUSED_WAIT: Duration = Duration::from_secs(2);
 
@@ -289,6 +291,7 @@ pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
     } else if inputs.as_ref().is_none_or(Vec::is_empty) {
         fields.wrong("input", "is neither a string, nor a list of strings or token ids that is not empty");
     }
+    bound(fields, "input", inputs.as_ref().map_or(0, Vec::len));
     let format = fields.text("encoding_format");
     if format.as_deref().is_some_and(|format| !matches!(format, "float" | "base64")) {
         fields.unsupported("encoding_format", "is neither \"float\" nor \"base64\"");
@@ -303,6 +306,13 @@ pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
         in_base64: format.as_deref() == Some("base64"),
         prompt_name: fields.text("prompt_name"),
         long: long(fields),
+    }
+}
+
+/// Refuses too many texts.
+fn bound(fields: &mut Fields<'_>, name: &str, count: usize) {
+    if count > MAX_TEXTS {
+        fields.out_of_range(name, &format!("has {count} texts, more than {MAX_TEXTS}"));
     }
 }
 
@@ -357,6 +367,7 @@ pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
     } else if documents.as_ref().is_none_or(Vec::is_empty) {
         fields.wrong(given, "is no list of strings, or of objects with a text, that is not empty");
     }
+    bound(fields, given, documents.as_ref().map_or(0, Vec::len));
     let top_n = fields.size("top_n");
     if top_n == Some(0) {
         fields.out_of_range("top_n", "is 0");

@@ -63,7 +63,6 @@ pub async fn list(
     let limit = limit(query.get("limit").map(String::as_str))?;
     let after = query.get("after").cloned();
     let page = blocking(&host, move |host| {
-        host.check()?;
         let (entries, roots) = entries(host, &caller)?;
         let is_behind = |entry: &ListEntry| after.as_deref().is_none_or(|after| entry.id() > after);
         let mut entries: Vec<ListEntry> = entries.into_iter().filter(is_behind).collect();
@@ -212,7 +211,8 @@ fn transient(
 }
 
 fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<Value, ApiError> {
-    let engines = host.engines_of(&key.engine_name())?;
+    // Without an engine, as while a worker is brought back, nothing of it is in memory.
+    let engines = host.engines_of(&key.engine_name()).unwrap_or_default();
     let (saved, summary) = host.conversations().read(key)?;
     let mut in_engines = InEngines::new();
     for engine in engines {
@@ -245,7 +245,6 @@ fn look_at_transient(
     transient: &Transient,
     with_messages: bool,
 ) -> Result<Value, ApiError> {
-    host.check()?;
     let in_engines = in_engines(host)?;
     let looked = Looking { host, in_engines: &in_engines };
     let mut session = looked.transient(transient);

@@ -13,18 +13,27 @@ use crate::serve::error::ApiError;
 use crate::template::{Content, Conversation, Message, Role};
 
 /// # Errors
-/// 400 that names the token.
-pub fn check(tokenizer: &Tokenizer, conversation: &Conversation) -> std::result::Result<(), ApiError> {
+/// 400 that names the token, or says that a text is longer than the context.
+pub fn check(
+    tokenizer: &Tokenizer,
+    context_tokens: usize,
+    conversation: &Conversation,
+) -> std::result::Result<(), ApiError> {
     let Conversation { messages, tools, documents, kwargs } = conversation;
-    for (index, message) in messages.iter().enumerate() {
-        refuse(tokenizer, &texts_of(message), &format!("messages[{index}]"))?;
+    let (mut of_tools, mut others) = (Vec::new(), Vec::new());
+    tools.iter().for_each(|tool| gather(tool, &mut of_tools));
+    documents.iter().chain(kwargs.values()).for_each(|value| gather(value, &mut others));
+    let of_message = |(index, message)| (format!("messages[{index}]"), texts_of(message));
+    let rest = [("tools", of_tools), ("chat_template_kwargs", others)];
+    let all = messages.iter().enumerate().map(of_message);
+    for (param, texts) in all.chain(rest.map(|(param, texts)| (param.to_owned(), texts))) {
+        for text in texts {
+            if let Some(id) = special_in(tokenizer, context_tokens, text)? {
+                return Err(refusal(tokenizer.id_to_token(id).unwrap_or_default(), param));
+            }
+        }
     }
-    let mut texts = Vec::new();
-    tools.iter().for_each(|tool| gather(tool, &mut texts));
-    refuse(tokenizer, &texts, "tools")?;
-    let mut texts = Vec::new();
-    documents.iter().chain(kwargs.values()).for_each(|value| gather(value, &mut texts));
-    refuse(tokenizer, &texts, "chat_template_kwargs")
+    Ok(())
 }
 
 fn texts_of(message: &Message) -> Vec<&str> {
@@ -51,24 +60,18 @@ fn gather<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     }
 }
 
-fn refuse(tokenizer: &Tokenizer, texts: &[&str], param: &str) -> std::result::Result<(), ApiError> {
-    for text in texts {
-        if let Some(id) = special_in(tokenizer, text)? {
-            let token = tokenizer.id_to_token(id).unwrap_or_default();
-            let message = format!(
-                "{param}: the text holds {token:?}, a special token of the model, and this server refuses those \
-                 (--refuse-special-tokens)"
-            );
-            let code = Some("special_token_in_text");
-            return Err(ApiError::new(StatusCode::BAD_REQUEST, code, message).param(param));
-        }
-    }
-    Ok(())
+fn refusal(token: &str, param: String) -> ApiError {
+    let message = format!(
+        "{param}: the text holds {token:?}, a special token of the model, and this server refuses those \
+         (--refuse-special-tokens)"
+    );
+    ApiError::new(StatusCode::BAD_REQUEST, Some("special_token_in_text"), message).param(param)
 }
 
 /// The first special token that a prompt with this text would hold.
-fn special_in(tokenizer: &Tokenizer, text: &str) -> Result<Option<u32>> {
-    let ids = tokenizer.encode(text, Encode { add_special: false, parse_special: true })?;
+fn special_in(tokenizer: &Tokenizer, context_tokens: usize, text: &str) -> Result<Option<u32>> {
+    let options = Encode { add_special: false, parse_special: true };
+    let ids = tokenizer.encode_prompt(text, options, context_tokens)?;
     Ok(ids.into_iter().find(|&id| tokenizer.is_special(id)))
 }
 
@@ -111,7 +114,7 @@ mod tests {
                 "chat_template_kwargs",
             ),
         ] {
-            let refused = check(&tokenizer, &conversation).expect_err(param);
+            let refused = check(&tokenizer, 1000, &conversation).expect_err(param);
             assert_eq!(
                 (refused.code, refused.param.as_deref()),
                 (Some("special_token_in_text"), Some(param))
@@ -128,6 +131,6 @@ mod tests {
             ..Message::new(Role::Assistant, "<|end|>")
         };
         let messages = vec![Message::user("<|end| > <|END|> <unknown>"), said];
-        assert_eq!(check(&tokenizer(), &Conversation { messages, ..Conversation::default() }), Ok(()));
+        assert_eq!(check(&tokenizer(), 1000, &Conversation { messages, ..Conversation::default() }), Ok(()));
     }
 }

@@ -82,7 +82,8 @@ fn prepare_chat(
     turn: Option<Arc<SessionTurn>>,
 ) -> Result<Prepared, ApiError> {
     if app.settings().refuses_special_tokens {
-        plain::check(app.model().chat_tokenizer.tokenizer(), conversation)?;
+        let chat_tokenizer = &app.model().chat_tokenizer;
+        plain::check(chat_tokenizer.tokenizer(), chat_tokenizer.context_tokens(), conversation)?;
     }
     let planner = planner(app, engine);
     let Some(opened) = open(app, request, conversation, turn)? else {

@@ -9,9 +9,9 @@ use super::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};
-use crate::runtime::ChatTokenizer;
 use crate::runtime::text::Encode;
 use crate::runtime::turn::AnswerStart;
+use crate::runtime::{ChatTokenizer, Error};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::preparing::bytes_of;
@@ -20,6 +20,10 @@ use crate::template::{Conversation, DateTime};
 
 /// Tokens that are shown with their text at once; each takes some hundred bytes.
 const MAX_PIECES: usize = 1 << 18;
+
+/// Tokens up to which every text is counted: those of the context, within these bounds.
+const LEAST_COUNTED: usize = 1 << 17;
+const MOST_COUNTED: usize = 1 << 20;
 
 /// Input to tokenize.
 pub enum TextSource {
@@ -88,15 +92,25 @@ fn source(app: &App, fields: &mut Fields<'_>) -> TextSource {
     TextSource::Text { text, options: Encode { add_special, parse_special } }
 }
 
+/// Encodes a whole text, also one that is beyond the context, but not one of any length: clients choose how many are sent.
 fn encode(chat_tokenizer: &ChatTokenizer, source: TextSource) -> Result<Vec<u32>, ApiError> {
-    match source {
-        TextSource::Text { text, options } => Ok(chat_tokenizer.tokenizer().encode(&text, options)?),
-        // Counted whole, however far it is beyond the context.
+    let most = chat_tokenizer.context_tokens().clamp(LEAST_COUNTED, MOST_COUNTED);
+    let (param, encoded) = match source {
+        TextSource::Text { text, options } => {
+            ("content", chat_tokenizer.tokenizer().encode_prompt(&text, options, most))
+        }
         TextSource::Chat(conversation, start) => {
             let prompt = render(chat_tokenizer, &conversation, &start)?;
-            Ok(chat_tokenizer.tokenizer().encode_chat(&prompt)?)
+            ("messages", chat_tokenizer.tokenizer().encode_chat_for(&prompt, Some(most)))
         }
-    }
+    };
+    encoded.map_err(|error| match error {
+        Error::PromptOversized { least_tokens, .. } => {
+            let message = format!("{param}: {least_tokens} tokens or more; this server counts up to {most}");
+            ApiError::invalid(param, message)
+        }
+        other => other.into(),
+    })
 }
 
 /// Renders a prompt with the given beginning of its answer.
@@ -106,7 +120,7 @@ fn render(
     start: &AnswerStart,
 ) -> Result<String, ApiError> {
     let rendered = chat_tokenizer.render(conversation, DateTime::utc_now());
-    let prompt = rendered.map_err(crate::runtime::Error::from)?;
+    let prompt = rendered.map_err(Error::from)?;
     let start = start.in_markup(chat_tokenizer.output_markup(), &prompt)?;
     Ok(prompt + &start)
 }
@@ -181,7 +195,7 @@ pub async fn apply_template(
 /// Response of these endpoints.
 type TextResponse = (Ignored, Json<Value>);
 
-/// Counts the tokens of a conversation's prompt, however far it is beyond the context.
+/// Counts the tokens of a conversation's prompt, also beyond the context.
 pub async fn count_of(app: &App, conversation: Conversation, start: AnswerStart) -> Result<usize, ApiError> {
     let source = TextSource::Chat(conversation, start);
     let place = app.preparing().enter(source.num_bytes()).await?;
