@@ -405,7 +405,6 @@ fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
     let mut chosen = start(&["chat", "--ephemeral"]);
     chosen.expect("number, or Enter for guide:").expect("the question");
     chosen.send("1\r").expect("typed");
-    chosen.expect("next time: llmctl chat --model").expect("how to name it");
     chosen.expect("error:").expect("the test's hub does not have it");
     assert!(!user.hub.seen().is_empty(), "the hub was asked");
 }

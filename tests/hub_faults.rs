@@ -156,6 +156,20 @@ fn a_server_without_ranges_is_asked_for_the_whole_file() {
 }
 
 #[test]
+fn a_server_that_never_sends_what_is_asked_for_is_given_up() {
+    for faults in [
+        Faults { later_part: true, ..Faults::default() },
+        Faults { cuts: (usize::MAX, 1), ..Faults::default() },
+    ] {
+        let case = Case::new(100_000, faults.clone());
+        let error = case.pull().expect_err("no progress");
+        assert!(matches!(error, HubError::Unexpected { .. } | HubError::Unreachable { .. }), "{error:?}");
+        assert!(case.hub.transfers().len() < 10, "{faults:?}: {}", case.hub.transfers().len());
+        case.check_nothing_named();
+    }
+}
+
+#[test]
 fn wrong_bytes_are_removed_and_never_named() {
     let case = Case::new(300_000, Faults { corrupt: true, ..Faults::default() });
     let error = case.pull().expect_err("wrong bytes");

@@ -195,6 +195,16 @@ fn ends_are_the_engines_or_llmctls_own() {
 }
 
 #[test]
+fn a_token_that_the_vocabulary_lacks_is_refused_and_not_delivered() {
+    let stream = LENGTH.replacen(&format!("\"token_ids\":[{}]", GREEDY[1]), "\"token_ids\":[2147483647]", 1);
+    assert_ne!(stream, LENGTH);
+    let fake = FakeEngine::start([Deed::Stream(stream.leak())]);
+    let seen = ask(&connect(&[&fake]), request(8));
+    assert_eq!(seen.ids(), GREEDY[..1]);
+    assert!(seen.error().contains("answer has token 2147483647, and there are"), "{}", seen.error());
+}
+
+#[test]
 fn a_reader_that_goes_ends_the_engines_work() {
     let fake = FakeEngine::start([Deed::Wait(LENGTH, 2), Deed::Wait(LENGTH, 2)]);
     let engine = connect(&[&fake]);

@@ -72,9 +72,9 @@ impl<'a> Downloads<'a> {
             &Display::new(self, &[], None),
         );
         self.terminal.status("");
-        let plan = plan.map_err(|error| self.failure(error, &hub.repo_id()))?;
+        let plan = plan.map_err(|error| self.failure(error, None))?;
         plan.notices.iter().for_each(|notice| self.terminal.note(notice));
-        plan.check_space(free_bytes(cache)).map_err(|error| self.failure(error, &plan.reference))?;
+        plan.check_space(free_bytes(cache))?;
         Ok(plan)
     }
 
@@ -82,12 +82,12 @@ impl<'a> Downloads<'a> {
     ///
     /// # Errors
     /// A signal came, or the terminal cannot be read.
-    fn is_agreed(&self, question: &str, reference: &str) -> Result<bool, CommandError> {
+    fn is_agreed(&self, question: &str) -> Result<bool, CommandError> {
         let is_cancelled = || self.graceful.received().is_some();
         let answer = question::ask(&format!("{question} [Y/n]"), is_cancelled)
             .map_err(|error| CommandError::new(Kind::Io, error))?;
         if is_cancelled() {
-            return Err(self.failure(HubError::Cancelled, reference));
+            return Err(self.failure(HubError::Cancelled, None));
         }
         Ok(answer.is_yes(true))
     }
@@ -103,7 +103,7 @@ impl<'a> Downloads<'a> {
         display.show_bar(plan);
         let ended = plan.run(&self.client, &display);
         display.clear();
-        ended.map_err(|error| self.failure(error, &plan.reference))?;
+        ended.map_err(|error| self.failure(error, Some(&plan.reference)))?;
         if missing > 0 {
             let seconds = start.elapsed().as_secs_f64().max(0.001);
             let rate = bytes((missing as f64 / seconds) as u64);
@@ -112,15 +112,19 @@ impl<'a> Downloads<'a> {
         Ok(())
     }
 
-    fn failure(&self, error: HubError, reference: &str) -> CommandError {
+    /// Returns the error of a command; `begun` is what was being downloaded.
+    fn failure(&self, error: HubError, begun: Option<&str>) -> CommandError {
         match error {
             HubError::Cancelled => {
                 let kind = match self.graceful.received() {
                     Some(number) if i32::from(number) == SIGTERM => Kind::Terminated,
                     _ => Kind::Interrupted,
                 };
-                let hint = format!("`llmctl pull {reference}` continues where it stopped");
-                CommandError::new(kind, HubError::Cancelled).hint(hint)
+                match begun {
+                    None => CommandError::new(kind, anyhow!("interrupted before the download began")),
+                    Some(reference) => CommandError::new(kind, HubError::Cancelled)
+                        .hint(format!("`llmctl pull {reference}` continues where it stopped")),
+                }
             }
             other => other.into(),
         }
@@ -150,7 +154,7 @@ pub fn first_use(
         let question = format!("{what} is not here. Download it from {from}?");
         if fetch.yes || !question::can_ask() {
             terminal.note(format!("downloading {what} from {from}"));
-        } else if !downloads.is_agreed(&question, &plan.reference)? {
+        } else if !downloads.is_agreed(&question)? {
             let error = anyhow!("{} is not downloaded", plan.reference);
             let hint = format!("`llmctl pull {}` downloads it", plan.reference);
             return Err(CommandError::new(Kind::NotFound, error).hint(hint));
@@ -249,9 +253,11 @@ impl<'a> Display<'a> {
     /// Returns the line for an event that the user should know.
     fn line(event: &PullEvent) -> Option<String> {
         match event {
-            PullEvent::Retrying { what, why, seconds: 0 } => Some(format!("{what}: {why}; trying again")),
             PullEvent::Retrying { what, why, seconds } => {
-                Some(format!("{what}: {why}; trying again in {seconds} s"))
+                // A host's failures name it themselves.
+                let what = if why.starts_with(what) { String::new() } else { format!("{what}: ") };
+                let pause = if *seconds > 0 { format!(" in {seconds} s") } else { String::new() };
+                Some(format!("{what}{why}; trying again{pause}"))
             }
             PullEvent::Waiting { path } => {
                 Some(format!("{path}: another process is downloading it; waiting for that"))
@@ -277,7 +283,10 @@ impl PullObserver for Display<'_> {
         if let Some(line) = Self::line(&event) {
             match &self.bar {
                 Some(bar) => bar.suspend(|| self.terminal.note(line)),
-                None => self.terminal.note(line),
+                None => {
+                    self.terminal.status("");
+                    self.terminal.note(line);
+                }
             }
         }
     }

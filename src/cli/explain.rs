@@ -134,8 +134,8 @@ pub fn download(named: Option<&str>) -> String {
             format!("'llmctl pull {name}' downloads it; 'llmctl chat --model {name}' does so, too")
         }
         _ => {
-            "'llmctl pull ORG/REPO' downloads a model, and 'llmctl chat --model ORG/REPO' does so, too; any .gguf file \
-             works"
+            "'llmctl pull ORG/REPO' downloads a model, e.g. Qwen/Qwen2.5-0.5B-Instruct-GGUF, and 'llmctl chat --model \
+             ORG/REPO' does so, too; any .gguf file works"
                 .to_owned()
         }
     }

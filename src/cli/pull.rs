@@ -10,9 +10,11 @@ use super::config::Config;
 use super::download::{Downloads, size};
 use super::error::{CommandError, Exit};
 use super::hub_access::is_offline;
+use super::models;
 use super::places::Places;
 use super::report::{bytes, columns, print};
 use super::terminal::Terminal;
+use crate::runtime::LoadError;
 use crate::runtime::load::hub::{HubRef, ModelRef, PullEvent, PullPlan, remote_form};
 
 /// Shortest time between two progress events of one download.
@@ -89,7 +91,15 @@ pub fn run(
     terminal: &Terminal,
 ) -> Result<Exit, CommandError> {
     let aliases = config.aliases();
-    let parse = |text: &String| ModelRef::parse(text).and_then(|reference| remote_form(&reference, &aliases));
+    let is_hub = |text: &String| text.contains('/') || text.starts_with("hf:");
+    let parse = |text: &String| match remote_form(&ModelRef::parse(text)?, &aliases)? {
+        // As for `run`: a name without an owner is more likely a slip than a repository.
+        _ if !is_hub(aliases.get(text).unwrap_or(text)) => {
+            let error = LoadError::UnknownModel { reference: text.clone(), candidates: Vec::new() };
+            Err(models::not_found(error))
+        }
+        hub => Ok(hub),
+    };
     let references: Vec<HubRef> = args.references.iter().map(parse).collect::<Result<_, _>>()?;
     if is_offline() {
         return Err(CommandError::offline("HF_HUB_OFFLINE"));

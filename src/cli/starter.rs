@@ -4,13 +4,13 @@
 //! the download itself shows and checks the real ones.
 
 use super::args::ModelArgs;
-use super::download::forbidden_by;
+use super::download::{first_use, forbidden_by};
 use super::error::{CommandError, Kind};
 use super::places::Places;
 use super::question::{self, TypedAnswer};
 use super::report::columns;
 use super::terminal::Terminal;
-use crate::runtime::load::hub::fits;
+use crate::runtime::load::hub::{self, ModelRef, fits};
 
 /// A published model that answers well for its size.
 #[derive(Debug, PartialEq, Eq)]
@@ -104,6 +104,11 @@ pub fn offer(model: &mut ModelArgs, places: &Places, terminal: &Terminal) -> Res
             StarterChoice::Model(reference) => {
                 model.model = Some(reference.to_owned());
                 model.fetch.yes = true;
+                let parsed = ModelRef::parse(reference)?;
+                if hub::resolve(&parsed, &places.hub_paths(), &model.aliases).is_err() {
+                    let repo = hub::remote_form(&parsed, &model.aliases)?;
+                    first_use(&repo, false, &model.fetch, places, terminal)?;
+                }
                 terminal.note(format!("next time: llmctl chat --model {reference}, or `model = \"{reference}\"` in the configuration"));
                 return Ok(());
             }

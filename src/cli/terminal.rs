@@ -1,7 +1,7 @@
 //! Messages beside the answer: notices, errors, statistics, progress, the log. All on stderr.
 //!
 //! Decides whether a stream may carry colours. A stderr that cannot be written is never an error. Text from a
-//! model or a file never reaches a terminal with control characters.
+//! model or a file never gets there with control characters: also a log or a pipe may be shown on a terminal.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -163,13 +163,13 @@ impl Terminal {
     }
 
     fn line(&self, label: &str, style: &str, message: &str) {
-        let message = self.broken(&self.safe(&plain(message)), label.len() + 2);
+        let message = self.broken(&visible(&plain(message)), label.len() + 2);
         let label = if self.color { format!("\x1b[{style}m{label}:\x1b[0m") } else { format!("{label}:") };
         let _ = writeln!(std::io::stderr(), "{label} {message}");
     }
 
     fn raw_line(&self, message: &str) {
-        let _ = writeln!(std::io::stderr(), "{}", self.broken(&self.safe(&plain(message)), 0));
+        let _ = writeln!(std::io::stderr(), "{}", self.broken(&visible(&plain(message)), 0));
     }
 
     /// Breaks the text between words for a terminal, with its first line starting at column `indent`.
@@ -178,10 +178,6 @@ impl Terminal {
             Some(columns) => wrapped(text, columns, indent),
             None => text.to_owned(),
         }
-    }
-
-    fn safe<'a>(&self, message: &'a str) -> std::borrow::Cow<'a, str> {
-        if self.is_terminal { visible(message) } else { message.into() }
     }
 }
 

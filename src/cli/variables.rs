@@ -127,12 +127,15 @@ pub fn survey(command: &Command) -> (BTreeSet<String>, BTreeSet<String>) {
     (names, wrong)
 }
 
+/// Variables that hold keys, and are for llmctl alone.
+pub const KEYS: [&str; 2] = ["LLMCTL_API_KEY", "LLMCTL_ENGINE_KEY"];
+
 /// Variables that are not flags: the log's filter, and those of builds and tests.
-const OTHERS: [&str; 4] = ["LLMCTL_LOG", "LLMCTL_API_KEY", "LLMCTL_COMMIT", "LLMCTL_FIXTURES"];
+const OTHERS: [&str; 3] = ["LLMCTL_LOG", "LLMCTL_COMMIT", "LLMCTL_FIXTURES"];
 
 /// Returns a warning for each set `LLMCTL_` variable that nothing reads.
 pub fn unknown(command: &Command) -> Vec<String> {
-    let mut known: BTreeSet<String> = OTHERS.iter().map(|name| (*name).to_owned()).collect();
+    let mut known: BTreeSet<String> = OTHERS.iter().chain(&KEYS).map(|name| (*name).to_owned()).collect();
     collect_known(command, &mut known);
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
     let mut set: Vec<String> = names.filter(|name| name.starts_with("LLMCTL_")).collect();

@@ -18,6 +18,7 @@ ask() {
     exec 3>&-
 }
 echo "arguments: $*"
+echo "the user's key: ${LLMCTL_ENGINE_KEY-none}"
 ask "$LLMCTL_API_KEY"
 ask wrong
 exit 7
@@ -81,12 +82,15 @@ fn an_agent_gets_a_server_of_its_own_and_its_exit_code_is_passed_on() {
     let mut command = place.command(&["launch", "pi", "--model", MODEL, "--", "-p", "a question"]);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", place.path("bin").display()));
+    command.env("LLMCTL_ENGINE_KEY", "sk-engine").env("LLMCTL_API_KEY", "sk-mine");
     let ran = finish(command, "");
     ran.check(7, "warning: the context has 2048 tokens: pi needs up to");
+    assert!(!ran.stderr.contains("not a variable"), "{ran:?}");
     let said = &ran.check(7, "listening on http://127.0.0.1:").stdout;
     let lines: Vec<&str> = said.lines().map(str::trim_end).collect();
     let expected = [
         "arguments: --provider llmctl --model qwen3 -p a question",
+        "the user's key: none",
         "HTTP/1.1 200 OK",
         "HTTP/1.1 401 Unauthorized",
     ];

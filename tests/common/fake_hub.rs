@@ -38,6 +38,8 @@ pub struct Faults {
     pub cuts: (usize, usize),
     /// The storage host answers 200 with the whole file to every range.
     pub ignores_ranges: bool,
+    /// The storage host answers a request for a whole file with a later part of it.
+    pub later_part: bool,
     /// The storage host sends other bytes of the same number.
     pub corrupt: bool,
     /// The hub announces this hash in the redirect, as if the file had changed since it was listed.
@@ -265,7 +267,7 @@ impl FakeHub {
             Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()))
         });
         let total = file.bytes.len();
-        let is_corrupt = state.faults.corrupt;
+        let (is_corrupt, is_later_part) = (state.faults.corrupt, state.faults.later_part);
         // The copy is made without the lock, so that connections do not wait for each other.
         drop(state);
         let sent = |first: usize, end: usize| {
@@ -279,6 +281,10 @@ impl FakeHub {
                 let end = last.map_or(total, |last| (last + 1).min(total));
                 let reply = Reply { body: sent(first, end), cut, ..Reply::new(206) };
                 reply.with("Content-Range", format!("bytes {first}-{}/{total}", end - 1))
+            }
+            None if is_later_part => {
+                let reply = Reply { body: sent(5, total), ..Reply::new(206) };
+                reply.with("Content-Range", format!("bytes 5-{}/{total}", total - 1))
             }
             None => Reply { body: sent(0, total), cut, ..Reply::new(200) },
         }

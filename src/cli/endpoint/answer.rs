@@ -15,6 +15,9 @@ use crate::runtime::{Finish, Outcome, Timings, Usage};
 /// Longest wait for the counts that follow the end of an answer.
 const COUNTS_TIME: Duration = Duration::from_secs(5);
 
+/// Most bytes of an answer.
+const MAX_TEXT_BYTES: usize = 16 << 20;
+
 /// End of an answer's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartsEnd {
@@ -101,7 +104,11 @@ impl EndpointAnswer {
         if !deltas.is_empty() {
             self.note_time();
         }
-        Ok(deltas)
+        let arguments: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
+        match self.content.len() + self.reasoning.len() + arguments > MAX_TEXT_BYTES {
+            true => Err("its answer is longer than 16 MiB".to_owned()),
+            false => Ok(deltas),
+        }
     }
 
     /// Notes that a part of the answer has come.
@@ -306,6 +313,14 @@ mod tests {
             json!([{"id": "a", "function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "g"}}]),
         ]);
         assert_eq!(no_index, [call("a", "f", "{\"x\":1}", true), call("call_1", "g", "{}", true)]);
+    }
+
+    #[test]
+    fn an_answer_without_end_is_cut() {
+        let part = delta(json!({"content": "x".repeat(MAX_TEXT_BYTES / 2)})).to_string();
+        let mut answer = EndpointAnswer::begin();
+        assert!(answer.take(&part).is_ok() && answer.take(&part).is_ok());
+        assert!(answer.take(&part).is_err_and(|why| why.contains("longer than 16 MiB")));
     }
 
     #[test]

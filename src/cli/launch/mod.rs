@@ -27,6 +27,7 @@ use super::report::print;
 use super::serve::{DEFAULT_HOST, DEFAULT_PORT, ListenArgs, RunningServer, ServeArgs, ServeLimitArgs};
 use super::signal::Graceful;
 use super::terminal::Terminal;
+use super::variables::KEYS;
 use crate::serve::owner::KeyLine;
 use crate::serve::policy::ApiKeys;
 use agents::{AGENTS, Agent, AgentSettings, LaunchTarget};
@@ -228,6 +229,9 @@ fn start(program: &Path, settings: AgentSettings, more: &[OsString]) -> Result<E
     let graceful = Graceful::begin_conversation();
     graceful.work();
     let mut command = Command::new(program);
+    for name in KEYS {
+        command.env_remove(name);
+    }
     command.args(&settings.arguments).args(more).envs(settings.variables);
     let starting = |error| CommandError::new(Kind::Failure, error).context(program.display().to_string());
     let mut child = command.spawn().map_err(starting)?;

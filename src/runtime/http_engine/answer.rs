@@ -190,9 +190,14 @@ impl RemoteAnswer {
     /// Takes the next token. Returns why it ends the answer, if it does.
     ///
     /// # Errors
-    /// [`Error::RemoteRefused`] if the answer does not keep to its constraint; those of the constraint.
+    /// [`Error::RemoteRefused`] if the answer does not keep to its constraint or to the vocabulary; those of the constraint.
     pub fn push(&mut self, token: Token) -> Result<Option<Finish>, Error> {
-        let now = Instant::now();
+        let (now, vocab_size) = (Instant::now(), self.setting.spec.vocab_size());
+        if token.id as usize >= vocab_size {
+            let message =
+                format!("the remote engine's answer has token {}, and there are {vocab_size}", token.id);
+            return Err(Error::RemoteRefused(message));
+        }
         if self.generated.is_empty() {
             self.clock.first_token.get_or_insert(now);
             let total = self.request.prompt.len();

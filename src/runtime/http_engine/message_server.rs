@@ -14,6 +14,9 @@ use super::http::{EngineHttp, HttpFailure, ServerSettings};
 use crate::runtime::client::NotYet;
 use crate::runtime::error::Result;
 
+/// Most bytes of an answer's events: some hundred for each of a million tokens.
+const MAX_STREAM_BYTES: usize = 256 << 20;
+
 /// A server that takes messages.
 pub struct MessageServer {
     http: EngineHttp,
@@ -102,7 +105,12 @@ async fn pass_on(
         let _ = parts.send(Ok(MessagePart::Whole { content_type, text })); // as below
         return Ok(());
     }
+    let mut num_bytes = 0;
     while let Some(event) = stream.next().await? {
+        num_bytes += event.len();
+        if num_bytes > MAX_STREAM_BYTES {
+            return Err(HttpFailure::Malformed("more than 256 MiB".to_owned()));
+        }
         if parts.send(Ok(MessagePart::Event(event))).is_err() {
             break; // the reader has gone
         }

@@ -4,6 +4,7 @@
 //! anything was sent on it. Failures are [`RequestFailure`]s with a kind, because they are counted, not
 //! fatal.
 
+use std::fmt::Write;
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -23,6 +24,9 @@ use crate::runtime::http_engine::SseParser;
 
 /// Most bytes of a response that is read whole.
 const MAX_BODY_BYTES: usize = 16 << 20;
+
+/// Characters of an error that are shown.
+const MAX_SHOWN: usize = 400;
 
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,14 +102,16 @@ impl RequestFailure {
 
 impl std::fmt::Display for RequestFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            RequestFailure::Unreachable(why) => write!(f, "cannot connect to {why}"),
-            RequestFailure::Status(code, message) => write!(f, "the server answers {code}: {message}"),
-            RequestFailure::Broken(why) => write!(f, "the connection ended before the answer: {why}"),
-            RequestFailure::Malformed(why) => write!(f, "the answer cannot be read: {why}"),
-            RequestFailure::Server(message) => write!(f, "the server reports: {message}"),
-            RequestFailure::Timeout => write!(f, "no answer in time"),
-        }
+        let text = match self {
+            RequestFailure::Unreachable(why) => format!("cannot connect to {why}"),
+            RequestFailure::Status(code, message) => format!("the server answers {code}: {message}"),
+            RequestFailure::Broken(why) => format!("the connection ended before the answer: {why}"),
+            RequestFailure::Malformed(why) => format!("the answer cannot be read: {why}"),
+            RequestFailure::Server(message) => format!("the server reports: {message}"),
+            RequestFailure::Timeout => "no answer in time".to_owned(),
+        };
+        // A server may answer with megabytes.
+        text.chars().take(MAX_SHOWN).try_for_each(|c| f.write_char(c))
     }
 }
 
@@ -406,5 +412,7 @@ mod tests {
         assert_eq!(kind(RequestFailure::Status(401, String::new())), Kind::Auth);
         assert_eq!(kind(RequestFailure::Status(500, String::new())), Kind::Failure);
         assert_eq!(RequestFailure::Status(429, String::new()).kind(), "http_429");
+        let long = RequestFailure::Malformed("x".repeat(10_000)).to_string();
+        assert_eq!(long.chars().count(), MAX_SHOWN);
     }
 }

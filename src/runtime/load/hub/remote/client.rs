@@ -24,7 +24,7 @@ use super::settings::HubSettings;
 const MAX_REDIRECTS: usize = 8;
 
 /// Size limit of a JSON answer in bytes.
-const MAX_JSON_BYTES: u64 = 64 << 20;
+const MAX_JSON_BYTES: u64 = 16 << 20;
 
 /// Attempts to connect before anything was received: without a network the user should not wait.
 const CONNECT_ATTEMPTS: u32 = 2;

@@ -8,8 +8,9 @@ use super::client::{HubClient, JsonAnswer, RequestSubject};
 use super::error::HubError;
 use super::observer::PullObserver;
 
-/// Limit on pages of a tree; the hub sends a thousand files in each.
+/// Limits on a tree; the hub sends a thousand entries in a page.
 const MAX_PAGES: usize = 1000;
+const MAX_ENTRIES: usize = 100_000;
 
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +100,7 @@ pub(super) fn list_remote(
     let asked = renamed.as_deref().unwrap_or(repo);
     let mut next =
         Some(client.address(&format!("api/models/{asked}/tree/{commit}?recursive=true&expand=false")));
-    let (mut files, mut num_entries) = (Vec::new(), 0);
+    let (mut files, mut num_entries, mut num_seen) = (Vec::new(), 0, 0);
     for _ in 0..MAX_PAGES {
         let Some(url) = next.take() else { break };
         let page: JsonAnswer = client.json(&url, subject, observer)?;
@@ -107,6 +108,11 @@ pub(super) fn list_remote(
             let message = "the answer is no list of files".to_owned();
             return Err(HubError::Unexpected { url, message });
         };
+        num_seen += entries.len();
+        if num_seen > MAX_ENTRIES {
+            let message = format!("the repository has more than {MAX_ENTRIES} files and folders");
+            return Err(HubError::Unexpected { url, message });
+        }
         num_entries += entries.iter().filter(|entry| is_file(entry)).count();
         files.extend(entries.iter().filter_map(remote_file));
         // Behind a mirror the address may be the hub's own, which the user cannot or must not reach.

@@ -28,6 +28,9 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Bytes of a usual piece, by which the pieces that may wait are counted.
 const USUAL_PIECE_BYTES: u64 = 16 << 10;
 
+/// Bytes that must have come before failures count anew.
+const LEAST_PROGRESS: u64 = 4 << 10;
+
 /// Interval at which a download that receives nothing looks whether it is to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -204,7 +207,8 @@ struct Transfer<'a> {
     next: u64,
     has_ranges: bool,
     num_failures: u32,
-    /// The greatest length so far, because bytes that are received again are no progress.
+    /// The length that failures are counted from: neither bytes that are received again nor a few bytes for each connection
+    /// are progress.
     reached: u64,
 }
 
@@ -289,7 +293,7 @@ impl<'a> Transfer<'a> {
         self.partial.append(piece)?;
         let path = self.request.file.path.clone();
         self.observer.event(PullEvent::Received { path, bytes: piece.len() as u64 });
-        if self.partial.len() > self.reached {
+        if self.partial.len() >= self.reached + LEAST_PROGRESS {
             (self.reached, self.num_failures) = (self.partial.len(), 0);
         }
         if self.partial.len() == part.end {
@@ -303,6 +307,10 @@ impl<'a> Transfer<'a> {
         let Some(part) = self.parts.pop_front() else { return Ok(()) };
         match failure {
             AttemptFailure::Final(error) => return Err(error),
+            AttemptFailure::NoRanges if !self.has_ranges => {
+                let message = "the answer has other bytes of the file than were asked for".to_owned();
+                return Err(HubError::Unexpected { url: self.request.url.clone(), message });
+            }
             AttemptFailure::NoRanges => {
                 self.restart("the server sends no parts of files")?;
                 self.has_ranges = false;
