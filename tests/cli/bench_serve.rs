@@ -180,7 +180,7 @@ fn servers_that_cannot_be_measured_are_told_apart() {
     let refused = |_: usize, _: &Value| {
         "HTTP/1.1 401 Unauthorized\r\nContent-Length: 27\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"key\"}}".to_owned()
     };
-    check(&["--endpoint", &server(refused)], 77, "the server answers 401: key");
+    check(&["--endpoint", &server(refused)], 77, "it answers 401: key");
 }
 
 #[test]

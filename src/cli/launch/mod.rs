@@ -17,7 +17,7 @@ use clap::builder::PossibleValuesParser;
 use uuid::Uuid;
 
 use super::args::{EngineArgs, ModelArgs, TimeSpan, endpoint_text};
-use super::bench::serve::client::{Endpoint, ListedModel, LoadClient};
+use super::bench::serve::client::{ListedModel, LoadClient, address};
 use super::capacity::CapacityArgs;
 use super::error::{CommandError, Exit, Kind};
 use super::load;
@@ -181,18 +181,19 @@ fn find_server(args: &LaunchArgs) -> Result<Option<LaunchTarget>, CommandError> 
 
 /// Asks a server for its model.
 fn ask(url: &str) -> Result<LaunchTarget, CommandError> {
-    let endpoint = Endpoint::parse(url)?;
+    let endpoint = address(url)?;
     let key = std::env::var("LLMCTL_API_KEY").ok().filter(|key| !key.is_empty());
-    let client = LoadClient::new(endpoint.clone(), key.clone(), FIND_TIMEOUT);
+    let client = LoadClient::new(endpoint.clone(), key.as_deref(), FIND_TIMEOUT)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CommandError::new(Kind::Failure, error))?;
-    let (models, _) = runtime.block_on(client.models())?;
+    let listed = runtime.block_on(client.models());
+    let (models, _) = listed.map_err(|failure| client.explained(&failure))?;
     let told = models.into_iter().find_map(|ListedModel { id, context_tokens }| Some((id, context_tokens?)));
     let Some((model, context_tokens)) = told else {
         let error = anyhow::anyhow!("{url} does not list a model with its context length");
         return Err(CommandError::new(Kind::Failure, error));
     };
-    let url = format!("http://{}:{}", endpoint.host, endpoint.port);
+    let url = format!("http://{}", endpoint.address().authority());
     Ok(LaunchTarget { url, key: key.unwrap_or_else(|| "none".to_owned()), model, context_tokens })
 }
 

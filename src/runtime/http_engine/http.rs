@@ -1,16 +1,16 @@
 //! HTTP/1.1 requests to one engine, whole or as a stream of server-sent events.
 //!
-//! Invariant: each request has a connection of its own, which is closed when its answer is dropped; engines end a
-//! generation when its connection closes.
+//! Invariant: each request has a connection of its own while it runs, which is closed when its answer is dropped; engines end a
+//! generation when its connection closes. A client that keeps connections uses one again whose last answer was read to its end.
 
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
-use hyper::client::conn::http1::handshake;
+use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -83,25 +83,45 @@ pub struct EngineHttp {
     settings: ServerSettings,
     /// Shared by all connections, so that later ones resume the TLS session of an earlier one.
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
+    idle: Option<IdleConnections>,
 }
+
+/// Connections to be used again.
+type IdleConnections = Arc<Mutex<Vec<EngineConnection>>>;
 
 /// A connection, plain or secure.
 trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
-/// The task that drives a connection; the connection is closed when this is dropped.
-struct EngineConnection(JoinHandle<()>);
+/// A connection and the task that drives it; the connection is closed when this is dropped.
+#[derive(Debug)]
+struct EngineConnection {
+    sender: SendRequest<String>,
+    driver: JoinHandle<()>,
+}
 
 impl Drop for EngineConnection {
     fn drop(&mut self) {
-        self.0.abort();
+        self.driver.abort();
     }
+}
+
+/// The body of an answer. Dropping it before its end closes the connection.
+struct AnswerBody {
+    body: Incoming,
+    connection: Option<EngineConnection>,
+    idle: Option<IdleConnections>,
 }
 
 impl EngineHttp {
     pub fn new(url: EngineUrl, settings: ServerSettings) -> Self {
-        Self { url, settings, tls: Arc::default() }
+        Self { url, settings, tls: Arc::default(), idle: None }
+    }
+
+    /// As [`Self::new`], for a server whose connections are used again.
+    pub fn keeping_connections(url: EngineUrl, settings: ServerSettings) -> Self {
+        Self { idle: Some(Arc::default()), ..Self::new(url, settings) }
     }
 
     pub fn url(&self) -> &EngineUrl {
@@ -114,6 +134,15 @@ impl EngineHttp {
     /// [`HttpFailure`].
     pub async fn get(&self, path: &str) -> Result<String, HttpFailure> {
         self.whole(Method::GET, path, String::new(), ASK_TIMEOUT).await
+    }
+
+    /// Asks for a resource; also returns the head of the answer.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn get_with_head(&self, path: &str) -> Result<(HeaderMap, String), HttpFailure> {
+        let (head, body) = self.send(Method::GET, path, String::new()).await?.into_parts();
+        Ok((head.headers, body.text().await?))
     }
 
     /// Sends JSON and reads the whole answer.
@@ -139,10 +168,7 @@ impl EngineHttp {
         body: String,
         longest: Duration,
     ) -> Result<String, HttpFailure> {
-        let work = async {
-            let (response, _connection) = self.send(method, path, body).await?;
-            read_text(response.into_body()).await
-        };
+        let work = async { self.send(method, path, body).await?.into_body().text().await };
         timeout(longest, work).await.unwrap_or(Err(HttpFailure::Timeout))
     }
 
@@ -151,11 +177,11 @@ impl EngineHttp {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn stream(&self, path: &str, body: &Value) -> Result<SseStream, HttpFailure> {
-        let (response, connection) = self.send(Method::POST, path, body.to_string()).await?;
+        let response = self.send(Method::POST, path, body.to_string()).await?;
         let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let content_type = content_type.unwrap_or_default().to_ascii_lowercase();
         let (body, parser, events) = (response.into_body(), SseParser::default(), VecDeque::new());
-        Ok(SseStream { content_type, body, parser, events, _connection: connection })
+        Ok(SseStream { content_type, body, parser, events })
     }
 
     async fn send(
@@ -163,7 +189,7 @@ impl EngineHttp {
         method: Method,
         path: &str,
         body: String,
-    ) -> Result<(Response<Incoming>, EngineConnection), HttpFailure> {
+    ) -> Result<Response<AnswerBody>, HttpFailure> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.url.base))
@@ -175,12 +201,12 @@ impl EngineHttp {
             request = request.header(AUTHORIZATION, key.header());
         }
         let request = request.body(body).map_err(|error| HttpFailure::Malformed(error.to_string()))?;
-        let (response, connection) = self.exchange(request).await?;
+        let response = self.exchange(request).await?;
         match response.status() {
-            StatusCode::OK => Ok((response, connection)),
+            StatusCode::OK => Ok(response),
             status => {
                 let retry_after = retry_after(&response);
-                let text = timeout(ASK_TIMEOUT, read_text(response.into_body())).await;
+                let text = timeout(ASK_TIMEOUT, response.into_body().text()).await;
                 let text = text.unwrap_or(Ok(String::new())).unwrap_or_default();
                 let message = error_text(&text, self.settings.key.as_ref());
                 Err(HttpFailure::Status { code: status.as_u16(), message, retry_after })
@@ -193,22 +219,32 @@ impl EngineHttp {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn request(&self, request: Request<String>) -> Result<HttpAnswer, HttpFailure> {
-        let (response, connection) = self.exchange(request).await?;
-        let (parts, body) = response.into_parts();
-        Ok(HttpAnswer { status: parts.status, headers: parts.headers, body, _connection: connection })
+        let (parts, body) = self.exchange(request).await?.into_parts();
+        Ok(HttpAnswer { status: parts.status, headers: parts.headers, body })
     }
 
-    async fn exchange(
-        &self,
-        request: Request<String>,
-    ) -> Result<(Response<Incoming>, EngineConnection), HttpFailure> {
+    async fn exchange(&self, request: Request<String>) -> Result<Response<AnswerBody>, HttpFailure> {
+        let mut connection = self.connection().await?;
+        let response = connection.sender.send_request(request).await.map_err(HttpFailure::broken)?;
+        let idle = self.idle.clone();
+        Ok(response.map(|body| AnswerBody { body, connection: Some(connection), idle }))
+    }
+
+    /// Returns a connection that the server has left open, else a new one.
+    async fn connection(&self) -> Result<EngineConnection, HttpFailure> {
+        while let Some(mut kept) =
+            self.idle.as_ref().and_then(|idle| idle.lock().unwrap_or_else(PoisonError::into_inner).pop())
+        {
+            if kept.sender.ready().await.is_ok() {
+                return Ok(kept);
+            }
+        }
         let stream = self.connect().await.map_err(|error| HttpFailure::Unreachable(error.to_string()))?;
-        let (mut sender, driver) = handshake(TokioIo::new(stream)).await.map_err(HttpFailure::broken)?;
-        let connection = EngineConnection(tokio::spawn(async move {
+        let (sender, driver) = handshake(TokioIo::new(stream)).await.map_err(HttpFailure::broken)?;
+        let driver = tokio::spawn(async move {
             let _ = driver.await; // the request reports its errors
-        }));
-        let response = sender.send_request(request).await.map_err(HttpFailure::broken)?;
-        Ok((response, connection))
+        });
+        Ok(EngineConnection { sender, driver })
     }
 
     async fn connect(&self) -> io::Result<Box<dyn Wire>> {
@@ -245,10 +281,9 @@ fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
 pub struct SseStream {
     /// In lower case; empty if the server does not say.
     pub content_type: String,
-    body: Incoming,
+    body: AnswerBody,
     parser: SseParser,
     events: VecDeque<String>,
-    _connection: EngineConnection,
 }
 
 impl SseStream {
@@ -261,7 +296,7 @@ impl SseStream {
             if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));
             }
-            let Some(bytes) = next_part(&mut self.body).await? else { return Ok(None) };
+            let Some(bytes) = self.body.next_part().await? else { return Ok(None) };
             let events = self.parser.push(&bytes).map_err(HttpFailure::Malformed)?;
             self.events.extend(events.into_iter().filter_map(|event| event.data));
         }
@@ -272,8 +307,7 @@ impl SseStream {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn whole(self) -> Result<String, HttpFailure> {
-        let Self { body, _connection, .. } = self;
-        read_text(body).await
+        self.body.text().await
     }
 }
 
@@ -281,8 +315,7 @@ impl SseStream {
 pub struct HttpAnswer {
     pub status: StatusCode,
     pub headers: HeaderMap,
-    body: Incoming,
-    _connection: EngineConnection,
+    body: AnswerBody,
 }
 
 impl HttpAnswer {
@@ -291,7 +324,7 @@ impl HttpAnswer {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn events(&mut self, parser: &mut SseParser) -> Result<Option<Vec<SseEvent>>, HttpFailure> {
-        let part = next_part(&mut self.body).await?;
+        let part = self.body.next_part().await?;
         part.map(|bytes| parser.push(&bytes).map_err(HttpFailure::Malformed)).transpose()
     }
 
@@ -300,33 +333,39 @@ impl HttpAnswer {
     /// # Errors
     /// [`HttpFailure`].
     pub async fn text(self) -> Result<String, HttpFailure> {
-        let Self { body, _connection, .. } = self;
-        read_text(body).await
+        self.body.text().await
     }
 }
 
-async fn next_part(body: &mut Incoming) -> Result<Option<Vec<u8>>, HttpFailure> {
-    loop {
-        let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
-        match frame.transpose().map_err(HttpFailure::broken)? {
-            None => return Ok(None),
-            Some(frame) => match frame.into_data() {
-                Ok(bytes) => return Ok(Some(bytes.to_vec())),
-                Err(_) => continue, // trailers
-            },
+impl AnswerBody {
+    async fn next_part(&mut self) -> Result<Option<Vec<u8>>, HttpFailure> {
+        loop {
+            let frame = std::future::poll_fn(|context| Pin::new(&mut self.body).poll_frame(context)).await;
+            match frame.transpose().map_err(HttpFailure::broken)? {
+                None => {
+                    if let (Some(idle), Some(connection)) = (&self.idle, self.connection.take()) {
+                        idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+                    }
+                    return Ok(None);
+                }
+                Some(frame) => match frame.into_data() {
+                    Ok(bytes) => return Ok(Some(bytes.to_vec())),
+                    Err(_) => continue, // trailers
+                },
+            }
         }
     }
-}
 
-async fn read_text(mut body: Incoming) -> Result<String, HttpFailure> {
-    let mut bytes = Vec::new();
-    while let Some(part) = next_part(&mut body).await? {
-        bytes.extend_from_slice(&part);
-        if bytes.len() > MAX_ANSWER_BYTES {
-            return Err(HttpFailure::Malformed("more than 16 MiB".to_owned()));
+    async fn text(mut self) -> Result<String, HttpFailure> {
+        let mut bytes = Vec::new();
+        while let Some(part) = self.next_part().await? {
+            bytes.extend_from_slice(&part);
+            if bytes.len() > MAX_ANSWER_BYTES {
+                return Err(HttpFailure::Malformed("more than 16 MiB".to_owned()));
+            }
         }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the message of an error's body, in one of the forms that engines use. The key is hidden before the text is cut, because

@@ -37,7 +37,7 @@ use tokio::time::sleep;
 pub use self::address::{EndpointUrl, EngineUrl};
 use self::answer::{AnswerSetting, OnEnd, RemoteAnswer};
 use self::host::{AttemptEnd, EngineHostFacts, ExpectedModel, Host, RunningAt};
-pub use self::http::{EngineHttp, HttpAnswer, HttpFailure, ServerSettings};
+pub use self::http::{EngineHttp, HttpAnswer, HttpFailure, ServerSettings, SseStream};
 pub use self::key::ServerKey;
 pub use self::message_server::{MessagePart, MessageServer, MessageStream};
 pub use self::order::rendezvous_order;

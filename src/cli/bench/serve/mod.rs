@@ -30,8 +30,9 @@ use crate::cli::input::read_file;
 use crate::cli::load;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
+use crate::runtime::http_engine::HttpFailure;
 use crate::runtime::load::hub::Aliases;
-use client::{Endpoint, LoadClient, RequestFailure};
+use client::{LoadClient, RequestFailure, address};
 use drive::{Api, Bounds, Workload, drive};
 use text::Ruler;
 use trace::Arrival;
@@ -231,7 +232,7 @@ pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandEr
     }
     let plan = Plan::new(args)?;
     let outlook = Outlook::new(&args.output, terminal)?;
-    let endpoint = args.target.endpoint.as_deref().map(Endpoint::parse).transpose()?;
+    let endpoint = args.target.endpoint.as_deref().map(address).transpose()?;
     let key = api_key(args)?;
     let graceful = Graceful::begin();
     let own = match endpoint {
@@ -245,16 +246,16 @@ pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandEr
     };
     let endpoint = match (endpoint, &own) {
         (Some(endpoint), _) => endpoint,
-        (None, Some(own)) => Endpoint::parse(&own.url())?,
+        (None, Some(own)) => address(&own.url())?,
         (None, None) => return Err(CommandError::usage("no server: give --endpoint URL or --self")),
     };
     let runtime = Runtime::new().map_err(|error| CommandError::new(Kind::Failure, error))?;
-    let client = Arc::new(LoadClient::new(endpoint.clone(), key, args.load.timeout.0));
+    let client = Arc::new(LoadClient::new(endpoint.clone(), key.as_deref(), args.load.timeout.0)?);
     let has_template = own.as_ref().is_none_or(|own| own.has_chat_template());
     let api = args.target.api.unwrap_or(if has_template { Api::Chat } else { Api::Completions });
     let (work, server) = runtime.block_on(meet(args, &plan, &client, api))?;
     let mut document = super::new_document();
-    document.server = Some(ServerFacts { endpoint: endpoint.url(), ..server });
+    document.server = Some(ServerFacts { endpoint: endpoint.address().to_string(), ..server });
     let sweep = LoadSweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };
     let ended = sweep.measure(&runtime, &mut document);
     if let Some(own) = own {
@@ -369,10 +370,12 @@ async fn meet(
 ) -> Result<(Workload, ServerFacts), CommandError> {
     let (models, software) = match client.models().await {
         // With a model name given, the list is not needed.
-        Err(RequestFailure::Status(404 | 405 | 501, _)) if args.target.served_model.is_some() => {
+        Err(RequestFailure::Http(HttpFailure::Status { code: 404 | 405 | 501, .. }))
+            if args.target.served_model.is_some() =>
+        {
             (Vec::new(), None)
         }
-        listed => listed?,
+        listed => listed.map_err(|failure| client.explained(&failure))?,
     };
     let listed = || models.first().map(|model| model.id.clone());
     let Some(model) = args.target.served_model.clone().or_else(listed) else {
@@ -409,7 +412,8 @@ async fn measure_words(client: &LoadClient, work: &Workload) -> Result<Option<Ru
         // Some servers count tokens only without streaming.
         body["stream"] = false.into();
         body.as_object_mut().map(|fields| fields.remove("stream_options"));
-        let answer = client.complete(work.path(), &body).await?;
+        let answer = client.complete(work.path(), &body).await;
+        let answer = answer.map_err(|failure| client.explained(&failure))?;
         counted.extend(answer.usage.map(|usage| (words, usage.prompt_tokens)));
     }
     Ok(match counted[..] {

@@ -66,14 +66,6 @@ fn error(value: &Value) -> Option<String> {
     Some(message.map_or_else(|| value.to_string(), str::to_owned))
 }
 
-/// Returns the message of an error response, in OpenAI's form or another.
-pub fn error_message(body: &str) -> String {
-    let parsed: Value = serde_json::from_str(body).unwrap_or_default();
-    let said =
-        error(&parsed["error"]).or_else(|| error(&parsed["detail"])).or_else(|| error(&parsed["message"]));
-    said.unwrap_or_else(|| body.trim().chars().take(200).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,17 +101,5 @@ mod tests {
         let error = r#"{"error":{"message":"too late","code":"x"}}"#;
         assert_eq!(chunk(error).expect("a chunk").error.as_deref(), Some("too late"));
         assert!(chunk("not json").is_err() && chunk("[]").is_err());
-    }
-
-    #[test]
-    fn error_bodies_have_a_message_somewhere() {
-        for (body, expected) in [
-            (r#"{"error":{"message":"no"}}"#, "no"),
-            (r#"{"detail":"Not Found"}"#, "Not Found"),
-            (r#"{"message":"why"}"#, "why"),
-            ("<html>", "<html>"),
-        ] {
-            assert_eq!(error_message(body), expected);
-        }
     }
 }
