@@ -5,6 +5,7 @@
 //! file; ranges are checked by the engine's validator, not here, so that every front door has the same ones.
 
 use std::collections::BTreeSet;
+use std::ops::RangeBounds;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -19,6 +20,11 @@ use crate::runtime::load::{GenerationDefaults, Isa, Pooling};
 use crate::runtime::{
     Error, Limits, Overflow, SAMPLING, Sampling, SamplingNumbers, SamplingParameter, Speculation,
 };
+
+/// Returns the parser of a flag's whole number.
+pub fn count(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
+}
 
 /// Flags that every subcommand has.
 #[derive(Debug, Clone, Default, Args)]
@@ -100,13 +106,13 @@ pub struct ModelArgs {
     pub ctx: Option<usize>,
 
     /// Threads to compute with (default: one for each performance core)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = count(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 
     /// Threads for prompts and large batches (default: as --threads)
     ///
     /// Prompts are limited by arithmetic, single tokens by memory: where cores share memory, fewer may do for those.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = count(1..=1024), hide_short_help = true)]
     pub threads_batch: Option<usize>,
 
     /// Instruction set of the CPU kernels (default: the best that the processor has)

@@ -1,9 +1,8 @@
 //! Limits on the requests and sessions of one engine: flags of `serve` and of `worker`.
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 
-use super::args::{EngineArgs, EngineOptions, Sharing, TimeSpan};
+use super::args::{EngineArgs, EngineOptions, Sharing, TimeSpan, count};
 
 const DEFAULT_PARALLEL: usize = 4;
 const DEFAULT_MAX_WAITING: usize = 64;
@@ -17,7 +16,7 @@ pub struct CapacityArgs {
     ///
     /// Each may use the whole context: --kv-memory is shared by all, and without it each gets memory for a full context as far
     /// as memory allows.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = count(1..=1024))]
     pub parallel: Option<usize>,
 
     /// Requests that wait for their turn; more are refused, over HTTP with 429 (default: 64)
@@ -36,11 +35,6 @@ pub struct CapacityArgs {
     /// Its turns and its KV stay on disk.
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_ttl: Option<TimeSpan>,
-}
-
-/// Returns the values of `--max-sessions` for `serve`. A worker may keep none: its client keeps the sessions.
-pub fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
 }
 
 impl CapacityArgs {

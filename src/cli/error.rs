@@ -41,39 +41,30 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub fn code(self) -> u8 {
+    const fn facts(self) -> (u8, &'static str) {
         match self {
-            Kind::Failure => 1,
-            Kind::Usage => 2,
-            Kind::BadData => 65,
-            Kind::NotFound => 66,
-            Kind::Unavailable => 69,
-            Kind::Bug => 70,
-            Kind::Io => 74,
-            Kind::Temporary => 75,
-            Kind::Auth => 77,
-            Kind::Config => 78,
-            Kind::Interrupted => 130,
-            Kind::Terminated => 143,
+            Kind::Failure => (1, "failure"),
+            Kind::Usage => (2, "usage"),
+            Kind::BadData => (65, "bad_data"),
+            Kind::NotFound => (66, "not_found"),
+            Kind::Unavailable => (69, "unavailable"),
+            Kind::Bug => (70, "bug"),
+            Kind::Io => (74, "io"),
+            Kind::Temporary => (75, "temporary"),
+            Kind::Auth => (77, "auth"),
+            Kind::Config => (78, "config"),
+            Kind::Interrupted => (130, "interrupted"),
+            Kind::Terminated => (143, "terminated"),
         }
+    }
+
+    pub fn code(self) -> u8 {
+        self.facts().0
     }
 
     /// Returns the kind's name in machine-readable output.
     pub fn word(self) -> &'static str {
-        match self {
-            Kind::Failure => "failure",
-            Kind::Usage => "usage",
-            Kind::BadData => "bad_data",
-            Kind::NotFound => "not_found",
-            Kind::Unavailable => "unavailable",
-            Kind::Bug => "bug",
-            Kind::Io => "io",
-            Kind::Temporary => "temporary",
-            Kind::Auth => "auth",
-            Kind::Config => "config",
-            Kind::Interrupted => "interrupted",
-            Kind::Terminated => "terminated",
-        }
+        self.facts().1
     }
 }
 

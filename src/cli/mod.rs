@@ -62,7 +62,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use args::{ColorWhen, GlobalArgs};
+use args::{ColorWhen, GlobalArgs, ModelArgs};
 use config::Config;
 use error::{CommandError, Exit, Kind};
 pub use flags::variable;
@@ -110,6 +110,25 @@ pub enum CliCommand {
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
+}
+
+impl CliCommand {
+    /// Returns the flags of the model that the command loads.
+    fn model(&mut self) -> Option<&mut ModelArgs> {
+        match self {
+            Self::Run(args) => Some(&mut args.model),
+            Self::Chat(args) => Some(&mut args.model),
+            Self::Serve(args) => Some(&mut args.model),
+            Self::Worker(args) => Some(&mut args.model),
+            Self::Launch(args) => Some(&mut args.model),
+            _ => None,
+        }
+    }
+
+    /// Returns whether it helps to repair a broken configuration, or does not use one.
+    fn works_without_config(&self) -> bool {
+        matches!(self, Self::Config(_) | Self::Doctor(_) | Self::Completions(_) | Self::Man(_))
+    }
 }
 
 const LONG_HELP: &str = "\
@@ -214,70 +233,48 @@ fn warns_of_variables(command: &CliCommand) -> bool {
 }
 
 fn dispatch(
-    command: CliCommand,
+    mut command: CliCommand,
     terminal: &Terminal,
     config: &Config,
     places: &Places,
     definition: &clap::Command,
 ) -> Result<Exit, CommandError> {
+    if !command.works_without_config() {
+        config.check()?;
+    }
+    // Checks that need no file but the configuration's, before a model is loaded.
+    if let Some(model) = command.model() {
+        model.aliases = config.aliases();
+        load::check_machine(model)?;
+    }
     match command {
-        CliCommand::Run(mut args) => {
-            args.model.connects = args.connect.connect;
-            settle(&mut args.model, config)?;
-            match args.batch.batch {
-                Some(_) if args.endpoint.url().is_some() => {
-                    let error = CommandError::usage("--batch: has no meaning with an endpoint");
-                    Err(error.hint("--endpoint none answers it with a model here"))
-                }
-                Some(_) => batch::run(*args, terminal),
-                None => run::run(*args, terminal),
+        CliCommand::Run(args) => match args.batch.batch {
+            Some(_) if args.endpoint.url().is_some() => {
+                let error = CommandError::usage("--batch: has no meaning with an endpoint");
+                Err(error.hint("--endpoint none answers it with a model here"))
             }
-        }
-        CliCommand::Serve(mut args) => {
-            settle(&mut args.model, config)?;
-            serve::run(*args, terminal, places)
-        }
-        CliCommand::Worker(mut args) => {
-            settle(&mut args.model, config)?;
-            worker::run(*args, terminal)
-        }
-        CliCommand::Launch(mut args) => {
-            settle(&mut args.model, config)?;
-            launch::run(*args, terminal, places)
-        }
-        CliCommand::Chat(mut args) => {
-            args.model.connects = args.connect.connect;
-            settle(&mut args.model, config)?;
-            chat::run(*args, terminal, places)
-        }
-        CliCommand::Embed(args) => config.check().and_then(|()| embed::run(*args, config, terminal)),
+            Some(_) => batch::run(*args, terminal),
+            None => run::run(*args, terminal),
+        },
+        CliCommand::Serve(args) => serve::run(*args, terminal, places),
+        CliCommand::Worker(args) => worker::run(*args, terminal),
+        CliCommand::Launch(args) => launch::run(*args, terminal, places),
+        CliCommand::Chat(args) => chat::run(*args, terminal, places),
+        CliCommand::Embed(args) => embed::run(*args, config, terminal),
         CliCommand::Bench(mut args) => {
-            config.check()?;
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        CliCommand::Pull(args) => config.check().and_then(|()| pull::run(args, config, places, terminal)),
-        CliCommand::Models(args) => config.check().and_then(|()| models::run(args, config, places, terminal)),
-        CliCommand::Quantize(args) => {
-            config.check().and_then(|()| quantize::run(args, config, places, terminal))
-        }
-        CliCommand::Sessions(args) => config.check().and_then(|()| sessions::run(args, places)),
-        CliCommand::Template(args) => {
-            config.check().and_then(|()| template_cmd::run(args, config, places, terminal))
-        }
-        // These help to repair a broken configuration, or do not use it.
+        CliCommand::Pull(args) => pull::run(args, config, places, terminal),
+        CliCommand::Models(args) => models::run(args, config, places, terminal),
+        CliCommand::Quantize(args) => quantize::run(args, config, places, terminal),
+        CliCommand::Sessions(args) => sessions::run(args, places),
+        CliCommand::Template(args) => template_cmd::run(args, config, places, terminal),
         CliCommand::Config(args) => config_cmd::run(args, config, places, definition),
         CliCommand::Doctor(args) => doctor::run(args, config, places, definition),
         CliCommand::Completions(args) => completions::run(args, self::command()),
         CliCommand::Man(args) => man::run(args, self::command()),
     }
-}
-
-/// Checks that need no file but the configuration's, before a model is loaded.
-fn settle(model: &mut args::ModelArgs, config: &Config) -> Result<(), CommandError> {
-    config.check()?;
-    model.aliases = config.aliases();
-    load::check_machine(model)
 }
 
 /// Returns the command line's definition, with an `LLMCTL_<FLAG>` variable for every flag of every
@@ -336,16 +333,16 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     let matches = configured.try_get_matches_from(&args)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let is_named = names(&matches, "model");
+    cli.command.model().into_iter().for_each(|model| model.is_named = is_named);
     match &mut cli.command {
         CliCommand::Run(args) => {
-            args.model.is_named = is_named;
+            args.model.connects = args.connect.connect;
             note_endpoint(&mut args.endpoint, &matches);
         }
         CliCommand::Chat(args) => {
-            args.model.is_named = is_named;
+            args.model.connects = args.connect.connect;
             note_endpoint(&mut args.endpoint, &matches);
         }
-        CliCommand::Launch(args) => args.model.is_named = is_named,
         CliCommand::Serve(args) => {
             let ids = serve::embedder::WITHOUT_MEANING.iter().copied();
             args.embedding.beside = ids.filter(|id| is_given(&matches, id)).collect();

@@ -30,29 +30,17 @@ pub enum KeptFiles {
 impl KeptFiles {
     pub const ALL: [KeptFiles; 3] = [KeptFiles::Sessions, KeptFiles::Kv, KeptFiles::History];
 
+    /// Returns its name, its name in a sentence about the folder, and the variable of the folder.
+    const fn facts(self) -> [&'static str; 3] {
+        match self {
+            KeptFiles::Sessions => ["sessions", "sessions", "XDG_DATA_HOME"],
+            KeptFiles::Kv => ["kv", "the KV of sessions", "XDG_CACHE_HOME"],
+            KeptFiles::History => ["history", "the history", "XDG_STATE_HOME"],
+        }
+    }
+
     pub const fn name(self) -> &'static str {
-        match self {
-            KeptFiles::Sessions => "sessions",
-            KeptFiles::Kv => "kv",
-            KeptFiles::History => "history",
-        }
-    }
-
-    /// Returns its name in a sentence about the folder.
-    const fn noun(self) -> &'static str {
-        match self {
-            KeptFiles::Sessions => "sessions",
-            KeptFiles::Kv => "the KV of sessions",
-            KeptFiles::History => "the history",
-        }
-    }
-
-    const fn variable(self) -> &'static str {
-        match self {
-            KeptFiles::Sessions => "XDG_DATA_HOME",
-            KeptFiles::Kv => "XDG_CACHE_HOME",
-            KeptFiles::History => "XDG_STATE_HOME",
-        }
+        self.facts()[0]
     }
 }
 
@@ -137,14 +125,14 @@ impl Places {
     /// # Errors
     /// [`Kind::Config`] if its folder is unknown; [`Kind::Io`] with the folder and the reason.
     pub fn check(&self, kept: KeptFiles) -> Result<(), CommandError> {
+        let [_, noun, variable] = kept.facts();
         let Some(folder) = self.folder(kept) else {
-            let (variable, noun) = (kept.variable(), kept.noun());
             let error = anyhow::anyhow!("HOME and {variable} are not set: there is no folder for {noun}");
             return Err(CommandError::new(Kind::Config, error).hint(format!("set HOME or {variable}")));
         };
         probe(&folder).map_err(|error| {
             let shown = self.shorten(&folder);
-            CommandError::new(Kind::Io, error).context(format!("{shown}: {} cannot be saved", kept.noun()))
+            CommandError::new(Kind::Io, error).context(format!("{shown}: {noun} cannot be saved"))
         })
     }
 

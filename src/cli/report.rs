@@ -35,6 +35,28 @@ pub fn print_json(value: &Value) -> Result<Exit, CommandError> {
     print(&(text + "\n"))
 }
 
+/// Returns JSON members behind their schema.
+pub fn with_schema(schema: &str, members: Value) -> Value {
+    let mut whole = json!({"schema": schema});
+    if let (Value::Object(whole), Value::Object(members)) = (&mut whole, members) {
+        whole.extend(members);
+    }
+    whole
+}
+
+/// Writes text, or one JSON object of these members.
+pub fn print_either(
+    format: ReportFormat,
+    text: &str,
+    schema: &str,
+    members: Value,
+) -> Result<Exit, CommandError> {
+    match format {
+        ReportFormat::Text => print(text),
+        ReportFormat::Json => print_json(&with_schema(schema, members)),
+    }
+}
+
 /// Formats a number with its noun: `1 turn`, `2 turns`, `1,000 rows`.
 pub fn counted(count: usize, noun: &str) -> String {
     match count {

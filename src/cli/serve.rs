@@ -16,12 +16,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use clap::builder::RangedU64ValueParser;
 use clap::{ArgAction, Args, ValueEnum};
 
 use self::fleet::FleetArgs;
-use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, TimeSpan};
-use super::capacity::{CapacityArgs, at_least_one};
+use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, TimeSpan, count};
+use super::capacity::CapacityArgs;
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
 use super::input::read_file;
@@ -78,7 +77,7 @@ const SPANS_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Default, Args)]
 #[command(
     after_long_help = LONG_HELP,
-    mut_arg("max_sessions", |arg| arg.value_parser(at_least_one())),
+    mut_arg("max_sessions", |arg| arg.value_parser(count(1..))), // a worker may keep none: its client keeps the sessions
     mut_arg("model", |arg| arg.action(ArgAction::Append).long_help(MODEL_HELP)),
     mut_arg("mcp_config", |arg| arg.long_help(tools::MCP_CONFIG_HELP)),
 )]
@@ -311,7 +310,7 @@ pub struct ServeLimitArgs {
     pub idle_timeout: Option<TimeSpan>,
 
     /// Connections at the same time; one more takes the place of an idle one (default: 1024)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..), hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = count(1..), hide_short_help = true)]
     pub max_connections: Option<usize>,
 
     /// Write a JSON line per request to this file (`-` is stdout)

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use self::export::ExportFormat;
 use super::error::{CommandError, Exit, Kind, nearest};
 use super::places::Places;
-use super::report::{ReportFormat, print, print_json};
+use super::report::{ReportFormat, print_either};
 use crate::runtime::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
 use crate::runtime::{Error, StoreCause, StoreError};
 
@@ -184,16 +184,7 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
             repair(&name, repaired.as_ref(), places)
         }
     };
-    match args.output {
-        ReportFormat::Text => print(&text),
-        ReportFormat::Json => {
-            let mut whole = json!({"schema": "llmctl.sessions.v1"});
-            if let (Value::Object(whole), Value::Object(fields)) = (&mut whole, object) {
-                whole.extend(fields);
-            }
-            print_json(&whole)
-        }
-    }
+    print_either(args.output, &text, "llmctl.sessions.v1", object)
 }
 
 /// Returns the store below this user's data folder.
@@ -304,14 +295,6 @@ fn restore(branch: &SessionName, store: &SessionStore) -> Result<(String, Value)
         "kept_as": kept.as_ref().map(|kept| kept.as_str()),
     });
     Ok((format!("session {session} holds what {branch} held{also}\n"), object))
-}
-
-fn turns(count: usize) -> String {
-    if count == 1 { "1 turn".to_owned() } else { format!("{count} turns") }
-}
-
-fn pages(count: usize) -> String {
-    if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
 }
 
 /// Returns the tokens of a session; `None` if its last answer is an endpoint's, which keeps them to itself.

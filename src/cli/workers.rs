@@ -11,10 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 
-use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, TimeSpan};
+use super::args::{BosId, ByteSize, EngineArgs, ModelArgs, TimeSpan, count};
 use super::capacity::CapacityArgs;
 use super::error::{CommandError, Kind};
 use super::report::bytes;
@@ -57,7 +56,7 @@ pub struct IsolationArgs {
     /// A session stays with one process; other requests go to the process with the fewest. Weights that are used as they lie
     /// in the file are in memory once. --kv-memory and --threads hold for each process; without --threads, the processor's
     /// threads are divided among them.
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = count(1..=64))]
     pub workers: Option<usize>,
 
     /// Memory that a worker may reserve for itself, e.g. 8G (default: no limit; Linux)

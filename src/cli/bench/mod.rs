@@ -26,12 +26,12 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 
 use super::args::{
     CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg, WeightDtype,
+    count,
 };
 use super::error::{CommandError, Exit, Kind};
 use super::load;
@@ -110,7 +110,7 @@ pub struct TestArgs {
 
     /// Sequences at once
     #[arg(long, short = 'b', value_name = "N", value_delimiter = ',', default_value = "1",
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+          value_parser = count(1..=1024))]
     pub sequences: Vec<usize>,
 
     /// What sessions save: time to the first token of a turn behind -p tokens that are in memory or on disk
@@ -118,13 +118,11 @@ pub struct TestArgs {
     pub sessions: Vec<SessionTest>,
 
     /// New tokens of that turn
-    #[arg(long, value_name = "N", default_value = "32", hide_short_help = true,
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", default_value = "32", hide_short_help = true, value_parser = count(1..))]
     pub turn: usize,
 
     /// Repetitions of every test
-    #[arg(long, short = 'r', value_name = "N", default_value = "5",
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..=10_000))]
+    #[arg(long, short = 'r', value_name = "N", default_value = "5", value_parser = count(1..=10_000))]
     pub repetitions: usize,
 
     /// Count the first run of every test too
@@ -145,12 +143,12 @@ pub struct TestArgs {
 #[command(next_help_heading = "Engine")]
 pub struct EngineSweepArgs {
     /// Threads to compute with (default: one for each performance core)
-    #[arg(long, short = 't', value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, short = 't', value_name = "N", value_delimiter = ',', value_parser = count(1..=1024))]
     pub threads: Vec<usize>,
 
     /// Threads for prompts and large batches (default: as --threads)
     #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+          value_parser = count(1..=1024))]
     pub threads_batch: Vec<usize>,
 
     /// Type of the KV cache (default: f16)
@@ -175,7 +173,7 @@ pub struct EngineSweepArgs {
 
     /// The most tokens that are computed in one step (default: as for `run`)
     #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
+          value_parser = count(1..=65_536))]
     pub step_tokens: Vec<usize>,
 
     /// Tokens computed before they are sampled (default: off, because a test's text is made up; auto with --draft-model)
@@ -187,7 +185,7 @@ pub struct EngineSweepArgs {
     pub draft_model: Option<String>,
 
     /// Context size in tokens (default: what the largest test needs)
-    #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = count(2..))]
     pub ctx: Option<usize>,
 }
 

@@ -10,12 +10,11 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use serde_json::Value;
 
-use super::args::{CpuSet, FetchArgs, ModelArgs, PoolingArg, Quantize, WeightDtype, parse_context};
+use super::args::{CpuSet, FetchArgs, ModelArgs, PoolingArg, Quantize, WeightDtype, count, parse_context};
 use super::batch::input::open_rows;
 use super::batch::is_same_file;
 use super::config::Config;
@@ -77,7 +76,7 @@ pub struct EmbedArgs {
     pub prefix: Option<String>,
 
     /// Keep only the first N values of each vector, for models that were trained for it (Matryoshka)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", value_parser = count(1..))]
     pub dimensions: Option<usize>,
 
     /// Cut texts that are longer than the model reads, instead of ending with an error
@@ -101,7 +100,7 @@ pub struct EmbedArgs {
     pub quantize: Option<Quantize>,
 
     /// Threads to compute with (default: one for each performance core)
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024), hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = count(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 
     /// Instruction set of the CPU kernels (default: the best that the processor has)

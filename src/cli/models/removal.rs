@@ -14,7 +14,7 @@ use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::output::visible;
 use crate::cli::places::Places;
 use crate::cli::question;
-use crate::cli::report::{ReportFormat, bytes, columns, counted, print, print_json};
+use crate::cli::report::{ReportFormat, bytes, columns, counted, print_either};
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::load::hub::upkeep::{
     BlobFile, DownloadLocks, Erasure, MappedFiles, RemovalScope, RepoScan, SnapshotScan,
@@ -31,6 +31,8 @@ pub enum Consent {
     /// Show the plan only.
     DryRun,
 }
+
+const SCHEMA: &str = "llmctl.models.v1";
 
 /// Settings and folders.
 type Context<'a> = (&'a Config, &'a Places);
@@ -110,11 +112,8 @@ pub fn remove(
     let total = plans.iter().map(|(_, plan)| plan.bytes).sum();
     let described = described(&targets, &plans);
     if !is_agreed(consent, &format!("{described}{}", needed(&sessions)), total)? {
-        return report(
-            format,
-            "nothing is erased\n".to_owned(),
-            json!({"removed": [], "bytes": 0, "sessions": sessions}),
-        );
+        let object = json!({"removed": [], "bytes": 0, "sessions": sessions});
+        return print_either(format, "nothing is erased\n", SCHEMA, object);
     }
     let (mut text, mapped) = (String::new(), MappedFiles::read(Path::new("/")));
     for target in &targets {
@@ -124,7 +123,8 @@ pub fn remove(
         text.push_str(&format!("{} is erased, {} freed{}\n", target.reference, bytes(freed), kept(&plan)));
     }
     text.push_str(&needed(&sessions));
-    report(format, text, json!({"removed": references, "bytes": total, "sessions": sessions}))
+    let object = json!({"removed": references, "bytes": total, "sessions": sessions});
+    print_either(format, &visible(&text), SCHEMA, object)
 }
 
 /// Lists what a question is about.
@@ -240,19 +240,6 @@ fn session_models(places: &Places, aliases: &Aliases) -> Vec<SessionModel> {
     models
 }
 
-fn report(format: ReportFormat, text: String, fields: Value) -> Result<Exit, CommandError> {
-    match format {
-        ReportFormat::Text => print(&visible(&text)),
-        ReportFormat::Json => {
-            let mut whole = json!({"schema": "llmctl.models.v1"});
-            if let (Value::Object(whole), Value::Object(fields)) = (&mut whole, fields) {
-                whole.extend(fields);
-            }
-            print_json(&whole)
-        }
-    }
-}
-
 /// Something that no model needs.
 struct Garbage {
     path: PathBuf,
@@ -311,7 +298,7 @@ pub fn prune(
         (_, true) => format!("{} erased, {} freed\n", counted(erased.len(), "item"), bytes(freed)),
         (_, false) => format!("{} could be freed; nothing is erased\n", bytes(total)),
     };
-    report(format, format!("{list}{summary}"), fields)
+    print_either(format, &visible(&format!("{list}{summary}")), SCHEMA, fields)
 }
 
 /// Finds what no model needs, in all repositories of the cache.

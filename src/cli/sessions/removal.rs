@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{not_found, pages, turns};
+use super::not_found;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::question;
-use crate::cli::report::bytes;
+use crate::cli::report::{bytes, counted};
 use crate::runtime::session::store::{Forgotten, SessionName, SessionStore};
 
 /// How `remove` was asked.
@@ -67,7 +67,7 @@ fn branches_text(branches: &[SessionName]) -> String {
 
 fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, CommandError> {
     let described = |name: &SessionName| match store.read(name) {
-        Ok(saved) => format!("{name} ({})", turns(saved.turns.len())),
+        Ok(saved) => format!("{name} ({})", counted(saved.turns.len(), "turn")),
         Err(_) => format!("{name} (cannot be read)"),
     };
     let all: Vec<String> = names.iter().map(described).collect();
@@ -76,7 +76,7 @@ fn is_agreed(names: &[SessionName], store: &SessionStore) -> Result<bool, Comman
 
 /// Describes for people what was removed.
 pub fn removed_text(name: &SessionName, forgotten: &Forgotten) -> String {
-    let removed = pages(forgotten.num_pages);
+    let removed = counted(forgotten.num_pages, "page");
     format!("session {name} is removed, with {removed} of KV\n{}", warning_text(forgotten))
 }
 
@@ -100,7 +100,7 @@ fn check(forgotten: &Forgotten) -> Result<(), CommandError> {
 pub fn purge(name: &SessionName, store: &SessionStore) -> Result<(String, Value), CommandError> {
     let purged = store.purge(name).map_err(|error| not_found(error, store))?;
     check(&purged.kv)?;
-    let (erased, removed) = (bytes(purged.num_bytes), pages(purged.kv.num_pages));
+    let (erased, removed) = (bytes(purged.num_bytes), counted(purged.kv.num_pages, "page"));
     let mut text =
         format!("session {name}: {erased} of undone or damaged text erased, with {removed} of KV\n");
     let branches = branches_of(name, store);

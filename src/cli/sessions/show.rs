@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{counted_tokens, fork_json, turns};
+use super::{counted_tokens, fork_json};
 use crate::cli::clock::local_time;
-use crate::cli::report::columns;
+use crate::cli::report::{columns, counted};
 use crate::runtime::Finish;
 use crate::runtime::session::store::{Listed, SavedSession, SavedTurn, SessionName};
 use crate::template::{Content, Message};
@@ -27,7 +27,7 @@ pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
             None => "fork of".to_owned(),
             Some(branch) => format!("branch ({}) of", branch.reason.as_str()),
         };
-        [kind, format!("{}, {}", fork.name, turns(fork.turns))]
+        [kind, format!("{}, {}", fork.name, counted(fork.turns, "turn"))]
     }));
     let mut text = columns(&facts.into_iter().map(Vec::from).collect::<Vec<_>>());
     for (at, turn) in saved.turns.iter().enumerate() {

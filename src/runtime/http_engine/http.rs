@@ -272,7 +272,7 @@ impl EngineHttp {
 }
 
 /// Returns the pause that an answer asks for, in seconds.
-fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
+fn retry_after(response: &Response<AnswerBody>) -> Option<Duration> {
     let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
     Duration::try_from_secs_f64(value.trim().parse().ok()?).ok()
 }

@@ -17,14 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 use indicatif::ProgressBar;
 use tokio::runtime::Runtime;
 
 use super::point::{self, Loop, Point, Slo, Spacing};
 use super::record::{Document, ServerFacts};
 use super::{BenchOutputArgs, Outlook};
-use crate::cli::args::{CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan, endpoint_text};
+use crate::cli::args::{CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan, count, endpoint_text};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::input::read_file;
 use crate::cli::load;
@@ -93,17 +92,15 @@ pub struct TargetArgs {
     pub api: Option<Api>,
 
     /// Requests that are computed at the same time, with --self (default: the most users)
-    #[arg(long, value_name = "N", hide_short_help = true,
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = count(1..=1024))]
     pub parallel: Option<usize>,
 
     /// Threads to compute with, with --self
-    #[arg(long, short = 't', value_name = "N", hide_short_help = true,
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, short = 't', value_name = "N", hide_short_help = true, value_parser = count(1..=1024))]
     pub threads: Option<usize>,
 
     /// Context size in tokens, with --self (default: what the conversations need)
-    #[arg(long, value_name = "N", hide_short_help = true, value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
+    #[arg(long, value_name = "N", hide_short_help = true, value_parser = count(2..))]
     pub ctx: Option<usize>,
 
     /// Type of the KV cache, with --self
@@ -120,7 +117,7 @@ pub struct TargetArgs {
 #[command(next_help_heading = "Load")]
 pub struct LoadArgs {
     /// Closed loop: numbers of users who each wait for their answer (default: 1,4)
-    #[arg(long, short, value_name = "N", value_delimiter = ',', value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    #[arg(long, short, value_name = "N", value_delimiter = ',', value_parser = count(1..=4096))]
     pub concurrency: Vec<usize>,
 
     /// Open loop: requests per second, whether or not the server keeps up
@@ -140,7 +137,7 @@ pub struct LoadArgs {
     pub speed: f64,
 
     /// Requests of each point, at most
-    #[arg(long, short = 'N', value_name = "N", default_value = "32", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_000_000))]
+    #[arg(long, short = 'N', value_name = "N", default_value = "32", value_parser = count(1..=1_000_000))]
     pub requests: usize,
 
     /// Send nothing more after this time, e.g. 60s, in each point
@@ -157,20 +154,19 @@ pub struct LoadArgs {
 #[command(next_help_heading = "Requests")]
 pub struct WorkloadArgs {
     /// Tokens of a prompt, about; with --trace, the most
-    #[arg(long, short = 'p', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, short = 'p', value_name = "N", value_parser = count(1..))]
     pub n_prompt: Option<usize>,
 
     /// Tokens of an answer, at most; with --trace, the most of any
-    #[arg(long, short = 'n', value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, short = 'n', value_name = "N", value_parser = count(1..))]
     pub n_gen: Option<usize>,
 
     /// Turns of a conversation, each with all earlier turns before it
-    #[arg(long, value_name = "N", default_value = "1", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1000))]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = count(1..=1000))]
     pub turns: usize,
 
     /// Tokens that each further turn adds, about
-    #[arg(long, value_name = "N", default_value = "32", hide_short_help = true,
-          value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    #[arg(long, value_name = "N", default_value = "32", hide_short_help = true, value_parser = count(1..))]
     pub turn: usize,
 
     /// Time a user thinks between two turns (default: none)
