@@ -18,7 +18,7 @@ use prometheus_client::registry::Registry;
 use super::engine::Health;
 use super::engines::EngineStatus;
 use crate::runtime::kv::{KvKind, PAGE_TOKENS};
-use crate::runtime::{EngineSpec, Finish, Outcome, Started};
+use crate::runtime::{DraftModelUsage, EngineLoad, EngineSpec, Finish, Outcome, Started};
 
 /// Content type of [`MetricsFormat::Text`].
 const TEXT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -200,6 +200,27 @@ impl HttpMetrics {
     }
 }
 
+/// Names, descriptions and values of what an engine has at a moment.
+const LEVELS: [(&str, &str, fn(&EngineStatus) -> usize); 7] = [
+    ("llmctl_engine_up", "1 while the engine is there", |status| usize::from(status.health == Health::Up)),
+    ("llmctl_sessions", "Sessions in the engine", |status| load_of(status).num_sessions),
+    ("llmctl_kv_capacity_bytes", "Most that KV may take", |status| load_of(status).kv_capacity),
+    ("llmctl_kv_allocated_bytes", "KV with memory behind it", |status| load_of(status).kv_allocated),
+    ("llmctl_kv_held_bytes", "KV that requests and sessions hold", held),
+    ("vllm:num_requests_running", "Requests being computed", |status| load_of(status).num_running),
+    ("vllm:num_requests_waiting", "Requests in the queue", |status| load_of(status).num_waiting),
+];
+
+/// Returns the load of an engine; one that is not there has none.
+fn load_of(status: &EngineStatus) -> EngineLoad {
+    status.load.unwrap_or_default()
+}
+
+fn held(status: &EngineStatus) -> usize {
+    let load = load_of(status);
+    load.kv_capacity.saturating_sub(load.kv_free)
+}
+
 #[derive(Debug, Default)]
 pub struct EngineMetrics {
     pub ready: Level,
@@ -207,13 +228,8 @@ pub struct EngineMetrics {
     /// Of engines that are gone with their model.
     past_restarts: AtomicU64,
     pub retries: Counter,
-    up: PerEngine<Level>,
-    running: PerEngine<Level>,
-    waiting: PerEngine<Level>,
-    sessions: PerEngine<Level>,
-    kv_capacity: PerEngine<Level>,
-    kv_allocated: PerEngine<Level>,
-    kv_held: PerEngine<Level>,
+    /// Those of [`LEVELS`].
+    levels: [PerEngine<Level>; LEVELS.len()],
     kv_usage: PerEngine<Ratio>,
     kv_blocks: Family<KvBlockLabels, Level>,
 }
@@ -221,132 +237,125 @@ pub struct EngineMetrics {
 impl EngineMetrics {
     /// Forgets the levels of all engines: a model that has been unloaded has none.
     fn clear(&self) {
-        let levels = [
-            &self.up,
-            &self.running,
-            &self.waiting,
-            &self.sessions,
-            &self.kv_capacity,
-            &self.kv_allocated,
-            &self.kv_held,
-        ];
-        levels.into_iter().for_each(|level| level.clear());
+        self.levels.iter().for_each(Family::clear);
         self.kv_usage.clear();
     }
 
     fn set(&self, model: &str, engine: usize, status: &EngineStatus) {
         let labels = EngineLabels::new(model, engine);
-        let level = |gauge: &PerEngine<Level>, value: usize| {
-            gauge.get_or_create(&labels).set(i64::try_from(value).unwrap_or(i64::MAX));
-        };
-        let load = status.load.unwrap_or_default(); // an engine that is not there has nothing
-        let held = load.kv_capacity.saturating_sub(load.kv_free);
-        level(&self.up, usize::from(status.health == Health::Up));
-        level(&self.running, load.num_running);
-        level(&self.waiting, load.num_waiting);
-        level(&self.sessions, load.num_sessions);
-        level(&self.kv_capacity, load.kv_capacity);
-        level(&self.kv_allocated, load.kv_allocated);
-        level(&self.kv_held, held);
-        self.kv_usage.get_or_create(&labels).set(held as f64 / load.kv_capacity.max(1) as f64);
+        for (gauge, (_, _, value)) in self.levels.iter().zip(LEVELS) {
+            gauge.get_or_create(&labels).set(i64::try_from(value(status)).unwrap_or(i64::MAX));
+        }
+        self.kv_usage
+            .get_or_create(&labels)
+            .set(held(status) as f64 / load_of(status).kv_capacity.max(1) as f64);
     }
 }
+
+/// Names, descriptions and values of what turns add up to.
+const COUNTS: [(&[&str], &str, fn(&FinishedTurn) -> usize); 8] = [
+    (&["vllm:prefix_cache_queries", "vllm:prompt_tokens"], "Prompt tokens, reused ones included", |turn| {
+        turn.outcome.usage.prompt_tokens
+    }),
+    (&["vllm:prefix_cache_hits"], "Prompt tokens that were reused", |turn| turn.outcome.usage.cached_tokens),
+    (&["llmctl_restored_tokens"], "Prompt tokens whose KV was read from disk", |turn| {
+        turn.started.as_ref().map_or(0, |started| started.reuse.restored_tokens)
+    }),
+    (&["vllm:generation_tokens"], "Generated tokens", |turn| turn.outcome.usage.completion_tokens),
+    (&["vllm:spec_decode_num_draft_tokens"], "Tokens computed before they were sampled", |turn| {
+        turn.outcome.usage.drafted_tokens
+    }),
+    (&["vllm:spec_decode_num_accepted_tokens"], "Those of them that were sampled then", |turn| {
+        turn.outcome.usage.accepted_tokens
+    }),
+    (
+        &["llmctl_computed_draft_tokens"],
+        "Tokens drafted by a draft model, or the model's prediction block or assistant",
+        |turn| by_model(turn).drafted_tokens,
+    ),
+    (
+        &["llmctl_computed_accepted_tokens"],
+        "Accepted ones of those drafted by a draft model, or the model's prediction block or assistant",
+        |turn| by_model(turn).accepted_tokens,
+    ),
+];
+
+/// Returns the drafts of a draft model or of the model's own block.
+fn by_model(turn: &FinishedTurn) -> DraftModelUsage {
+    turn.outcome.usage.draft_model.unwrap_or_default()
+}
+
+/// Names, descriptions and values of the times of turns; the first has the finer buckets of single tokens.
+const TIMES: [(&[&str], &str, fn(&FinishedTurn) -> Vec<Duration>); 6] = [
+    (
+        &["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"],
+        "From one token to the next",
+        |turn| turn.inter_token.clone(),
+    ),
+    (&["vllm:time_to_first_token_seconds"], "From submission to the first token", |turn| {
+        Vec::from_iter(turn.outcome.timings.time_to_first_token)
+    }),
+    (&["vllm:e2e_request_latency_seconds"], "From submission to the last token", |turn| {
+        vec![turn.outcome.timings.total]
+    }),
+    (&["vllm:request_queue_time_seconds"], "From submission to the start of work", |turn| {
+        vec![turn.outcome.timings.queue]
+    }),
+    (&["vllm:request_prefill_time_seconds"], "Computing the prompt", |turn| {
+        vec![turn.outcome.timings.prefill]
+    }),
+    (&["vllm:request_decode_time_seconds"], "From the first token to the last", |turn| {
+        vec![turn.outcome.timings.decode]
+    }),
+];
 
 #[derive(Debug)]
 struct TurnMetrics {
     finished: Family<FinishLabels, Counter>,
     resumed: Family<ResumeLabels, Counter>,
-    prompt_tokens: PerEngine<Counter>,
-    cached_tokens: PerEngine<Counter>,
-    restored_tokens: PerEngine<Counter>,
-    generated_tokens: PerEngine<Counter>,
-    drafted_tokens: PerEngine<Counter>,
-    accepted_tokens: PerEngine<Counter>,
-    /// Those of a draft model or of the model's own block.
-    computed_drafts: [PerEngine<Counter>; 2],
-    first_token: Times,
-    inter_token: Times,
-    total: Times,
-    queue: Times,
-    prefill: Times,
-    decode: Times,
+    /// Those of [`COUNTS`] and [`TIMES`].
+    counts: [PerEngine<Counter>; COUNTS.len()],
+    times: [Times; TIMES.len()],
 }
 
 impl TurnMetrics {
     fn new() -> Self {
-        let latency = || Times::new_with_constructor(|| Histogram::new(LATENCY_BUCKETS));
-        Self {
-            finished: Family::default(),
-            resumed: Family::default(),
-            prompt_tokens: Family::default(),
-            cached_tokens: Family::default(),
-            restored_tokens: Family::default(),
-            generated_tokens: Family::default(),
-            drafted_tokens: Family::default(),
-            accepted_tokens: Family::default(),
-            computed_drafts: Default::default(),
-            first_token: latency(),
-            inter_token: Times::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
-            total: latency(),
-            queue: latency(),
-            prefill: latency(),
-            decode: latency(),
-        }
+        let times = |index| match index {
+            0 => Times::new_with_constructor(|| Histogram::new(TOKEN_BUCKETS)),
+            _ => Times::new_with_constructor(|| Histogram::new(LATENCY_BUCKETS)),
+        };
+        let (finished, resumed, counts) = Default::default();
+        Self { finished, resumed, counts, times: std::array::from_fn(times) }
     }
 
     /// Shows what there is of an engine before it has done anything, so that rates begin at 0.
     fn begin(&self, model: &str, engine: usize) {
         let labels = EngineLabels::new(model, engine);
-        let counts = [
-            &self.prompt_tokens,
-            &self.cached_tokens,
-            &self.restored_tokens,
-            &self.generated_tokens,
-            &self.drafted_tokens,
-            &self.accepted_tokens,
-        ];
-        counts.into_iter().chain(&self.computed_drafts).for_each(|count| drop(count.get_or_create(&labels)));
-        let times =
-            [&self.first_token, &self.inter_token, &self.total, &self.queue, &self.prefill, &self.decode];
-        times.iter().for_each(|times| drop(times.get_or_create(&labels)));
+        self.counts.iter().for_each(|count| drop(count.get_or_create(&labels)));
+        self.times.iter().for_each(|times| drop(times.get_or_create(&labels)));
     }
 
-    fn add(&self, record: &FinishedTurn) {
-        let (usage, timings) = (&record.outcome.usage, &record.outcome.timings);
-        let labels = EngineLabels::new(&record.model, record.engine);
+    fn add(&self, turn: &FinishedTurn) {
+        let labels = EngineLabels::new(&turn.model, turn.engine);
         let EngineLabels { model_name, engine } = labels.clone();
-        let count = |counter: &PerEngine<Counter>, count: usize| {
-            counter.get_or_create(&labels).inc_by(count as u64);
-        };
-        let finished_reason = match record.outcome.finish {
+        let finished_reason = match turn.outcome.finish {
             Finish::Cancelled => "abort",
             ref finish => finish.reason(),
         };
         let finished =
             FinishLabels { model_name: model_name.clone(), engine: engine.clone(), finished_reason };
         self.finished.get_or_create(&finished).inc();
-        if let Some(started) = &record.started {
+        if let Some(started) = &turn.started {
             let reason = started.reuse.reason.name();
             self.resumed.get_or_create(&ResumeLabels { model_name, engine, reason }).inc();
-            count(&self.restored_tokens, started.reuse.restored_tokens);
         }
-        count(&self.prompt_tokens, usage.prompt_tokens);
-        count(&self.cached_tokens, usage.cached_tokens);
-        count(&self.generated_tokens, usage.completion_tokens);
-        count(&self.drafted_tokens, usage.drafted_tokens);
-        count(&self.accepted_tokens, usage.accepted_tokens);
-        if let Some(drafts) = usage.draft_model {
-            count(&self.computed_drafts[0], drafts.drafted_tokens);
-            count(&self.computed_drafts[1], drafts.accepted_tokens);
+        for (counter, (_, _, count)) in self.counts.iter().zip(COUNTS) {
+            counter.get_or_create(&labels).inc_by(count(turn) as u64);
         }
-        let observe =
-            |times: &Times, time: Duration| times.get_or_create(&labels).observe(time.as_secs_f64());
-        timings.time_to_first_token.into_iter().for_each(|time| observe(&self.first_token, time));
-        record.inter_token.iter().for_each(|&time| observe(&self.inter_token, time));
-        observe(&self.total, timings.total);
-        observe(&self.queue, timings.queue);
-        observe(&self.prefill, timings.prefill);
-        observe(&self.decode, timings.decode);
+        for (histogram, (_, _, times)) in self.times.iter().zip(TIMES) {
+            let histogram = histogram.get_or_create(&labels);
+            times(turn).iter().for_each(|time| histogram.observe(time.as_secs_f64()));
+        }
     }
 }
 
@@ -401,8 +410,7 @@ impl Metrics {
     pub fn register_model(&self, id: &str, num_engines: usize, cache: KvBlocks) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut registry.has_models, true) {
-            self.register_ours(&mut registry.all);
-            self.register_vllm(&mut registry.all);
+            self.register_models(&mut registry.all);
         }
         let labels = |engine: usize| KvBlockLabels {
             model_name: id.to_owned(),
@@ -471,63 +479,25 @@ impl Metrics {
         }
     }
 
-    fn register_ours(&self, r: &mut Registry) {
+    fn register_models(&self, r: &mut Registry) {
         let (engine, turns) = (&self.engine, &self.turns);
-        r.register("llmctl_engine_up", "1 while the engine is there", engine.up.clone());
-        r.register("llmctl_sessions", "Sessions in the engine", engine.sessions.clone());
-        r.register("llmctl_kv_capacity_bytes", "Most that KV may take", engine.kv_capacity.clone());
-        r.register("llmctl_kv_allocated_bytes", "KV with memory behind it", engine.kv_allocated.clone());
-        r.register("llmctl_kv_held_bytes", "KV that requests and sessions hold", engine.kv_held.clone());
-        let resumed = turns.resumed.clone();
-        r.register("llmctl_turns_started", "Turns by why as much of their prompt was reused", resumed);
-        let restored = turns.restored_tokens.clone();
-        r.register("llmctl_restored_tokens", "Prompt tokens whose KV was read from disk", restored);
-        let [drafted, accepted] = turns.computed_drafts.clone();
-        let by = "a draft model, or the model's prediction block or assistant";
-        r.register("llmctl_computed_draft_tokens", format!("Tokens drafted by {by}"), drafted);
-        r.register(
-            "llmctl_computed_accepted_tokens",
-            format!("Accepted ones of those drafted by {by}"),
-            accepted,
-        );
-    }
-
-    fn register_vllm(&self, r: &mut Registry) {
-        let (engine, turns) = (&self.engine, &self.turns);
-        r.register("vllm:num_requests_running", "Requests being computed", engine.running.clone());
-        r.register("vllm:num_requests_waiting", "Requests in the queue", engine.waiting.clone());
+        for ((name, help, _), level) in LEVELS.iter().zip(&engine.levels) {
+            r.register(*name, *help, level.clone());
+        }
         for name in ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"] {
             r.register(name, "Part of the KV that is held, 0 to 1", engine.kv_usage.clone());
         }
-        r.register("vllm:prefix_cache_queries", "Prompt tokens looked up", turns.prompt_tokens.clone());
-        r.register("vllm:prefix_cache_hits", "Prompt tokens that were reused", turns.cached_tokens.clone());
-        r.register("vllm:prompt_tokens", "Prompt tokens, reused ones included", turns.prompt_tokens.clone());
-        r.register("vllm:generation_tokens", "Generated tokens", turns.generated_tokens.clone());
-        let drafts = [
-            (
-                "vllm:spec_decode_num_draft_tokens",
-                "Tokens computed before they were sampled",
-                &turns.drafted_tokens,
-            ),
-            (
-                "vllm:spec_decode_num_accepted_tokens",
-                "Those of them that were sampled then",
-                &turns.accepted_tokens,
-            ),
-        ];
-        drafts.into_iter().for_each(|(name, help, counter)| r.register(name, help, counter.clone()));
         let blocks = engine.kv_blocks.clone();
         r.register("vllm:cache_config_info", "Blocks of KV, with their size in tokens", blocks);
+        let resumed = turns.resumed.clone();
+        r.register("llmctl_turns_started", "Turns by why as much of their prompt was reused", resumed);
         r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
-        let mut time = |name: &str, help: &str, times: &Times| r.register(name, help, times.clone());
-        time("vllm:time_to_first_token_seconds", "From submission to the first token", &turns.first_token);
-        for name in ["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"] {
-            time(name, "From one token to the next", &turns.inter_token);
+        for ((names, help, _), count) in COUNTS.iter().zip(&turns.counts) {
+            names.iter().for_each(|name| r.register(*name, *help, count.clone()));
         }
-        time("vllm:e2e_request_latency_seconds", "From submission to the last token", &turns.total);
-        time("vllm:request_queue_time_seconds", "From submission to the start of work", &turns.queue);
-        time("vllm:request_prefill_time_seconds", "Computing the prompt", &turns.prefill);
-        time("vllm:request_decode_time_seconds", "From the first token to the last", &turns.decode);
+        for ((names, help, _), times) in TIMES.iter().zip(&turns.times) {
+            names.iter().for_each(|name| r.register(*name, *help, times.clone()));
+        }
     }
 }
 
