@@ -13,12 +13,10 @@ struct Operation {
     answer: &'static str,
     /// Names and types of parameters in the query.
     query: &'static [(&'static str, &'static str)],
-    /// Statuses beside those of every route.
-    errors: &'static [u16],
 }
 
 const fn get(route: &'static str, summary: &'static str, answer: &'static str) -> Operation {
-    Operation { route, summary, body: "", answer, query: &[], errors: &[] }
+    post(route, summary, "", answer)
 }
 
 const fn post(
@@ -26,14 +24,30 @@ const fn post(
     summary: &'static str,
     body: &'static str,
     answer: &'static str,
-    errors: &'static [u16],
 ) -> Operation {
-    Operation { route, summary, body, answer, query: &[], errors }
+    Operation { route, summary, body, answer, query: &[] }
 }
 
 impl Operation {
-    const fn query(self, query: &'static [(&'static str, &'static str)], errors: &'static [u16]) -> Self {
-        Self { query, errors, ..self }
+    const fn query(self, query: &'static [(&'static str, &'static str)]) -> Self {
+        Self { query, ..self }
+    }
+
+    /// Returns the statuses beside those of every route: nothing of that name, one that is busy, a remote engine that refuses.
+    fn errors(&self) -> &'static [u16] {
+        let (_, path) = self.method_and_path();
+        let is_kept = |path: &str| path.starts_with("/v1/sessions/") || path.starts_with("/v1/responses/{");
+        match path {
+            "/v1/responses/input_tokens" => &[404, 409, 502],
+            _ if streams(path) => &[404, 409, 502],
+            _ if is_kept(path) || path.ends_with("load") => &[404, 409],
+            _ if path.contains('{') || !self.body.is_empty() => &[404],
+            _ => &[],
+        }
+    }
+
+    fn method_and_path(&self) -> (&'static str, &'static str) {
+        self.route.split_once(' ').expect("a method and a path")
     }
 }
 
@@ -42,134 +56,76 @@ const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 408, 413, 429, 500, 503];
 /// Statuses of routes with a body: not JSON, fields of a wrong type.
 const BODY_ERRORS: [u16; 2] = [415, 422];
 
-/// Errors of routes that generate: an unknown model, response or session, a busy session, a remote engine that refuses.
-const GENERATES: &[u16] = &[404, 409, 502];
-const NAMES_MODEL: &[u16] = &[404];
-/// Errors of routes that load and unload: an unknown model, one in use or pinned.
-const LOADS_MODEL: &[u16] = &[404, 409];
-const NAMES_SESSION: &[u16] = &[404, 409];
-const NAMES_TOOL: &[u16] = &[404];
-
 const TRANSIENT: (&str, &str) = ("transient", "boolean");
 
 const OPERATIONS: [Operation; 42] = [
-    post(
-        "POST /v1/chat/completions",
-        "Answer a conversation",
-        "ChatCompletionRequest",
-        "ChatCompletion",
-        GENERATES,
-    ),
-    post("POST /v1/completions", "Continue texts as they are", "CompletionRequest", "Completion", GENERATES),
+    post("POST /v1/chat/completions", "Answer a conversation", "ChatCompletionRequest", "ChatCompletion"),
+    post("POST /v1/completions", "Continue texts as they are", "CompletionRequest", "Completion"),
     post(
         "POST /v1/responses",
         "Answer a conversation, in the form of OpenAI's Responses",
         "ResponseRequest",
         "Response",
-        GENERATES,
     ),
-    post(
-        "POST /v1/responses/input_tokens",
-        "Count the tokens of a prompt",
-        "ResponseRequest",
-        "InputTokens",
-        GENERATES,
-    ),
-    Operation { errors: NAMES_SESSION, ..get("GET /v1/responses/{id}", "A stored response", "Response") },
-    Operation {
-        errors: NAMES_SESSION,
-        ..get("DELETE /v1/responses/{id}", "Remove a stored response", "DeletedResponse")
-    },
-    post(
-        "POST /v1/messages",
-        "Answer a conversation, in Anthropic's form",
-        "MessageRequest",
-        "Message",
-        GENERATES,
-    ),
+    post("POST /v1/responses/input_tokens", "Count the tokens of a prompt", "ResponseRequest", "InputTokens"),
+    get("GET /v1/responses/{id}", "A stored response", "Response"),
+    get("DELETE /v1/responses/{id}", "Remove a stored response", "DeletedResponse"),
+    post("POST /v1/messages", "Answer a conversation, in Anthropic's form", "MessageRequest", "Message"),
     post(
         "POST /v1/messages/count_tokens",
         "Count the tokens of a prompt",
         "CountTokensRequest",
         "InputTokens",
-        NAMES_MODEL,
     ),
-    post(
-        "POST /infill",
-        "The text between two others, in llama.cpp's form",
-        "InfillRequest",
-        "Infill",
-        GENERATES,
-    ),
-    post("POST /v1/embeddings", "Vectors of texts", "EmbeddingRequest", "Embeddings", NAMES_MODEL),
-    post("POST /v1/rerank", "Scores of documents for a query", "RerankRequest", "Ranking", NAMES_MODEL),
-    post("POST /rerank", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
-    post("POST /v2/rerank", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
-    post("POST /reranking", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
-    post("POST /v1/reranking", "The same as /v1/rerank", "RerankRequest", "Ranking", NAMES_MODEL),
-    post("POST /tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens", NAMES_MODEL),
-    post("POST /detokenize", "Token ids to text", "DetokenizeRequest", "Text", NAMES_MODEL),
+    post("POST /infill", "The text between two others, in llama.cpp's form", "InfillRequest", "Infill"),
+    post("POST /v1/embeddings", "Vectors of texts", "EmbeddingRequest", "Embeddings"),
+    post("POST /v1/rerank", "Scores of documents for a query", "RerankRequest", "Ranking"),
+    post("POST /rerank", "The same as /v1/rerank", "RerankRequest", "Ranking"),
+    post("POST /v2/rerank", "The same as /v1/rerank", "RerankRequest", "Ranking"),
+    post("POST /reranking", "The same as /v1/rerank", "RerankRequest", "Ranking"),
+    post("POST /v1/reranking", "The same as /v1/rerank", "RerankRequest", "Ranking"),
+    post("POST /tokenize", "Text or messages to token ids", "TokenizeRequest", "Tokens"),
+    post("POST /detokenize", "Token ids to text", "DetokenizeRequest", "Text"),
     get("GET /tokenizer_info", "The tokenizer's configuration, in vLLM's words", "TokenizerInfo"),
-    post(
-        "POST /apply-template",
-        "The prompt of a conversation",
-        "ApplyTemplateRequest",
-        "Prompt",
-        NAMES_MODEL,
-    ),
+    post("POST /apply-template", "The prompt of a conversation", "ApplyTemplateRequest", "Prompt"),
     get("GET /v1/models", "The models that are served", "ModelList"),
-    Operation { errors: NAMES_MODEL, ..get("GET /v1/models/{id}", "A model by its id", "Model") },
-    post("POST /v1/models/{id}/load", "Load a model now", "", "Model", LOADS_MODEL),
-    post("POST /v1/models/{id}/unload", "Free the memory of a model", "", "Model", LOADS_MODEL),
+    get("GET /v1/models/{id}", "A model by its id", "Model"),
+    post("POST /v1/models/{id}/load", "Load a model now", "", "Model"),
+    post("POST /v1/models/{id}/unload", "Free the memory of a model", "", "Model"),
     get("GET /models", "The same as /v1/models", "ModelList"),
-    Operation { errors: NAMES_MODEL, ..get("GET /models/{id}", "The same as /v1/models/{id}", "Model") },
+    get("GET /models/{id}", "The same as /v1/models/{id}", "Model"),
     get("GET /props", "llama.cpp's properties of a server", "Properties"),
     get("GET /v1/sessions", "The sessions of the key's owner, by id, in pages", "SessionList")
-        .query(&[("limit", "integer"), ("after", "string")], &[]),
+        .query(&[("limit", "integer"), ("after", "string")]),
     get("GET /v1/sessions/{id}", "A session and its branches", "Session")
-        .query(&[("messages", "boolean"), TRANSIENT], NAMES_SESSION),
+        .query(&[("messages", "boolean"), TRANSIENT]),
     get("DELETE /v1/sessions/{id}", "Remove a session with its branches", "SessionClosed")
-        .query(&[TRANSIENT], NAMES_SESSION),
-    post(
-        "POST /v1/sessions/{id}/reset",
-        "Empty a session; a branch keeps its turns",
-        "",
-        "SessionReset",
-        NAMES_SESSION,
-    ),
+        .query(&[TRANSIENT]),
+    post("POST /v1/sessions/{id}/reset", "Empty a session; a branch keeps its turns", "", "SessionReset"),
     post(
         "POST /v1/sessions/{id}/fork",
         "Begin a session with the turns of another",
         "ForkRequest",
         "SessionForked",
-        NAMES_SESSION,
     ),
-    post(
-        "POST /v1/sessions/{id}/rename",
-        "Give a session another id",
-        "RenameRequest",
-        "SessionRenamed",
-        NAMES_SESSION,
-    ),
+    post("POST /v1/sessions/{id}/rename", "Give a session another id", "RenameRequest", "SessionRenamed"),
     post(
         "POST /v1/sessions/{id}/restore",
         "Put a branch in its session's place",
         "RestoreRequest",
         "SessionRestored",
-        NAMES_SESSION,
     ),
     get("GET /v1/sessions/{id}/explain", "Why the last prompt was not resumed further", "SessionExplained")
-        .query(&[TRANSIENT], NAMES_SESSION),
+        .query(&[TRANSIENT]),
     get("GET /v1/mcp", "The MCP servers and their tools", "McpServers"),
     post(
         "POST /v1/mcp/tools/{name}",
         "Call a tool of an MCP server, and wait for its result",
         "ToolCallRequest",
         "ToolCallResult",
-        NAMES_TOOL,
     ),
     get("GET /openapi.json", "This document", "Document"),
-    Operation { errors: &[404], ..get("GET /page/{file}", "The page's scripts, style and icon", "") },
+    get("GET /page/{file}", "The page's scripts, style and icon", ""),
     get("GET /", "Name, version, stage, model and endpoints", "Index"),
     get("GET /health", "The process lives", "Status"),
     get("GET /ready", "A request would be taken", "Status"),
@@ -209,7 +165,7 @@ pub fn streams(path: &str) -> bool {
 pub fn paths() -> Value {
     let mut paths = Map::new();
     for operation in &OPERATIONS {
-        let (method, path) = operation.route.split_once(' ').expect("a method and a path");
+        let (method, path) = operation.method_and_path();
         let methods = paths.entry(path).or_insert_with(|| json!({}));
         methods[method.to_ascii_lowercase()] = operation.json(method, path);
     }
@@ -253,7 +209,7 @@ impl Operation {
         let mut responses =
             Map::from_iter([("200".to_owned(), json!({"description": "OK", "content": content}))]);
         let of_body: &[u16] = if self.body.is_empty() { &[] } else { &BODY_ERRORS };
-        let statuses = COMMON_ERRORS.iter().chain(of_body).chain(self.errors);
+        let statuses = COMMON_ERRORS.iter().chain(of_body).chain(self.errors());
         responses.extend(statuses.map(|status| {
             (status.to_string(), json!({"$ref": format!("#/components/responses/{}", error_name(*status))}))
         }));
@@ -265,7 +221,7 @@ impl Operation {
 /// Returns the components that `responses` of operations refer to: one for each status of an error.
 pub fn error_responses() -> Value {
     let mut statuses: Vec<u16> = COMMON_ERRORS.iter().chain(&BODY_ERRORS).copied().collect();
-    statuses.extend(OPERATIONS.iter().flat_map(|operation| operation.errors));
+    statuses.extend(OPERATIONS.iter().flat_map(|operation| operation.errors()));
     statuses.sort_unstable();
     statuses.dedup();
     let response = |status: u16| {
