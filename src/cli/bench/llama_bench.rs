@@ -24,17 +24,12 @@ pub fn read(text: &str) -> Option<Document> {
             version: "llama-bench".to_owned(),
             commit: text_of("build_commit"),
             profile: "release".to_owned(),
-            target: String::new(),
+            ..Build::default()
         },
-        command: Vec::new(),
-        started: 0,
         complete: true,
         machine: HostFacts { cpu: text_of("cpu_info"), ..HostFacts::default() },
-        models: Vec::new(),
-        server: None,
         cases: rows.iter().map(case).collect::<Option<_>>()?,
-        points: Vec::new(),
-        warnings: Vec::new(),
+        ..Document::default()
     })
 }
 

@@ -499,13 +499,8 @@ fn new_document() -> Document {
         build: record::build(),
         command: std::env::args().skip(1).collect(),
         started: started.as_secs(),
-        complete: false,
         machine: machine::facts(Path::new("/")),
-        models: Vec::new(),
-        server: None,
-        cases: Vec::new(),
-        points: Vec::new(),
-        warnings: Vec::new(),
+        ..Document::default()
     }
 }
 

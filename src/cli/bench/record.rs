@@ -19,7 +19,7 @@ use crate::runtime::private_files::replace_file;
 pub const SCHEMA: &str = "llmctl.bench.v1";
 
 /// A run, complete or in progress.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Document {
     pub schema: String,
     pub build: Build,
@@ -43,7 +43,7 @@ pub struct Document {
 }
 
 /// The llmctl that measured.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Build {
     pub version: String,
     /// The git commit, if the build recorded it.

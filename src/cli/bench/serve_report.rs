@@ -6,6 +6,27 @@ use super::record::Document;
 use super::stats;
 use crate::cli::report::columns;
 
+/// A column of a table: its head, and the cell of a point.
+type PointColumn = (&'static str, fn(&Point) -> String);
+
+const TABLE: [PointColumn; 12] = [
+    ("load", |point| point.name.clone()),
+    ("answered", answered),
+    ("req/s", |point| format!("{:.2}", point.requests_per_second)),
+    ("output t/s", |point| format!("{:.1}", point.output_tokens_per_second)),
+    ("ttft p50 / p99 ms", |point| pair(point.ttft_ms)),
+    ("itl p50 / p99", |point| pair(point.itl_ms)),
+    ("tpot p50 / p99", |point| pair(point.tpot_ms)),
+    ("e2e p50 / p99", |point| pair(point.e2e_ms)),
+    ("per part", |point| point.tokens_per_chunk.map_or(String::new(), |count| format!("{count:.2}"))),
+    ("cached", |point| percent(point.cached_share)),
+    ("good", |point| {
+        let good = point.goodput.map(|good| format!("{} {:.2}/s", percent(good.share), good.per_second));
+        good.unwrap_or_default()
+    }),
+    ("ttft over time", course),
+];
+
 /// Renders one row per point, with latencies as median and 99th percentile.
 pub fn table(document: &Document) -> String {
     let mut text = String::new();
@@ -13,42 +34,17 @@ pub fn table(document: &Document) -> String {
         let software = server.software.as_deref().map_or(String::new(), |name| format!(" ({name})"));
         text.push_str(&format!("{} at {}{software}\n\n", server.model, server.endpoint));
     }
-    let header = [
-        "load",
-        "answered",
-        "req/s",
-        "output t/s",
-        "ttft p50 / p99 ms",
-        "itl p50 / p99",
-        "tpot p50 / p99",
-        "e2e p50 / p99",
-        "per part",
-        "cached",
-        "good",
-        "ttft over time",
-    ];
-    let mut rows = vec![header.map(str::to_owned).to_vec()];
-    for point in &document.points {
-        let failed: usize = point.errors.values().sum();
-        let good = point
-            .goodput
-            .map_or(String::new(), |good| format!("{} {:.2}/s", percent(good.share), good.per_second));
-        rows.push(vec![
-            point.name.clone(),
-            format!("{} of {}", point.requests - failed, point.requests),
-            format!("{:.2}", point.requests_per_second),
-            format!("{:.1}", point.output_tokens_per_second),
-            pair(point.ttft_ms),
-            pair(point.itl_ms),
-            pair(point.tpot_ms),
-            pair(point.e2e_ms),
-            point.tokens_per_chunk.map_or(String::new(), |count| format!("{count:.2}")),
-            percent(point.cached_share),
-            good,
-            course(point),
-        ]);
-    }
-    text + &columns(&rows)
+    let head = TABLE.map(|(head, _)| head.to_owned()).to_vec();
+    let rows = document.points.iter().map(|point| TABLE.map(|(_, cell)| cell(point)).to_vec());
+    text + &columns(&std::iter::once(head).chain(rows).collect::<Vec<_>>())
+}
+
+fn failed(point: &Point) -> usize {
+    point.errors.values().sum()
+}
+
+fn answered(point: &Point) -> String {
+    format!("{} of {}", point.requests - failed(point), point.requests)
 }
 
 fn pair(latency: Option<Latency>) -> String {
@@ -74,41 +70,32 @@ fn figures(latency: Option<Latency>) -> Vec<String> {
     }
 }
 
+const CSV: [PointColumn; 11] = [
+    ("load", |point| point.name.clone()),
+    ("requests", |point| point.requests.to_string()),
+    ("failed", |point| failed(point).to_string()),
+    ("seconds", |point| point.seconds.to_string()),
+    ("requests_per_second", |point| point.requests_per_second.to_string()),
+    ("prompt_tokens_per_second", |point| point.prompt_tokens_per_second.to_string()),
+    ("output_tokens_per_second", |point| point.output_tokens_per_second.to_string()),
+    ("cached_share", |point| point.cached_share.to_string()),
+    ("tokens_per_chunk", |point| option(point.tokens_per_chunk)),
+    ("good_share", |point| option(point.goodput.map(|good| good.share))),
+    ("good_per_second", |point| option(point.goodput.map(|good| good.per_second))),
+];
+
+fn option(value: Option<f64>) -> String {
+    value.map_or(String::new(), |value| value.to_string())
+}
+
 pub fn csv(document: &Document) -> String {
-    let mut header: Vec<String> = [
-        "load",
-        "requests",
-        "failed",
-        "seconds",
-        "requests_per_second",
-        "prompt_tokens_per_second",
-        "output_tokens_per_second",
-        "cached_share",
-        "tokens_per_chunk",
-        "good_share",
-        "good_per_second",
-    ]
-    .map(str::to_owned)
-    .to_vec();
+    let mut header = CSV.map(|(head, _)| head.to_owned()).to_vec();
     for name in ["ttft", "itl", "tpot", "e2e", "late"] {
         header.extend(FIGURES.map(|figure| format!("{name}_{figure}_ms")));
     }
     let mut text = header.join(",") + "\n";
     for point in &document.points {
-        let option = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
-        let mut cells = vec![
-            point.name.clone(),
-            point.requests.to_string(),
-            point.errors.values().sum::<usize>().to_string(),
-            point.seconds.to_string(),
-            point.requests_per_second.to_string(),
-            point.prompt_tokens_per_second.to_string(),
-            point.output_tokens_per_second.to_string(),
-            point.cached_share.to_string(),
-            option(point.tokens_per_chunk),
-            option(point.goodput.map(|good| good.share)),
-            option(point.goodput.map(|good| good.per_second)),
-        ];
+        let mut cells = CSV.map(|(_, cell)| cell(point)).to_vec();
         for latency in [point.ttft_ms, point.itl_ms, point.tpot_ms, point.e2e_ms, point.late_ms] {
             cells.extend(figures(latency));
         }
@@ -123,12 +110,10 @@ pub fn markdown(document: &Document) -> String {
          | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for point in &document.points {
-        let failed: usize = point.errors.values().sum();
         text.push_str(&format!(
-            "| {} | {} of {} | {:.2} | {:.1} | {} | {} | {} | {} |\n",
+            "| {} | {} | {:.2} | {:.1} | {} | {} | {} | {} |\n",
             point.name,
-            point.requests - failed,
-            point.requests,
+            answered(point),
             point.requests_per_second,
             point.output_tokens_per_second,
             pair(point.ttft_ms),
