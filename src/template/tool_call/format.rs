@@ -1,4 +1,4 @@
-//! The table of tool-call formats: each is one constant in its own file under `formats`, and one row here.
+//! The table of tool-call formats: each is one constant under `formats`, and one row here.
 
 use super::formats as f;
 use super::spec::ToolCallSpec;
@@ -12,11 +12,11 @@ formats! {
         /// `<tool_call>NAME` with `<arg_key>` and `<arg_value>` (GLM 4.5 on)
         Glm => f::glm::GLM,
         /// As `QwenXml`, in `<seed:tool_call>`
-        SeedXml => f::seed_xml::SEED_XML,
+        SeedXml => f::parameter_tags::SEED_XML,
         /// `<function=NAME><parameter=K>` value `</parameter></function>`, usually in `<tool_call>` (Qwen3-Coder, Qwen 3.5)
-        QwenXml => f::qwen_xml::QWEN_XML,
+        QwenXml => f::parameter_tags::QWEN_XML,
         /// `<function name="NAME"><param name="K">` value `</param></function>` (MiniCPM5)
-        MiniCpm5 => f::minicpm5::MINICPM5,
+        MiniCpm5 => f::parameter_tags::MINICPM5,
         /// `]<]minimax[>[<tool_call>` with a tag for each parameter (MiniMax M3)
         MiniMaxM3 => f::minimax_m3::MINIMAX_M3,
         /// `<minimax:tool_call><invoke name="NAME"><parameter name="K">` value (MiniMax M2)
@@ -34,9 +34,9 @@ formats! {
         /// `<|tool_call>call:NAME{key:value}<tool_call|>`, strings between `<|"|>` (Gemma 4)
         Gemma => f::gemma::GEMMA,
         /// `[TOOL_CALLS]NAME[ARGS]{...}`, perhaps with `[CALL_ID]` (Mistral v11 on)
-        MistralArgs => f::mistral_args::MISTRAL_ARGS,
+        MistralArgs => f::plain::MISTRAL_ARGS,
         /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral v2 to v7)
-        Mistral => f::mistral::MISTRAL,
+        Mistral => f::plain::MISTRAL,
         /// ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`` and a JSON code block (DeepSeek V3, R1)
         DeepSeekV3 => f::deepseek_v3::DEEPSEEK_V3,
         /// ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`` (DeepSeek V3.1)
@@ -44,39 +44,39 @@ formats! {
         /// `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
         Kimi => f::kimi::KIMI,
         /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>` (Command A)
-        CommandAction => f::command_action::COMMAND_ACTION,
+        CommandAction => f::plain::COMMAND_ACTION,
         /// `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` (LFM2)
-        Lfm2 => f::lfm2::LFM2,
+        Lfm2 => f::plain::LFM2,
         /// `<|tool_call|>[{"name": ..., "arguments": {...}}]` (Granite 3)
-        Granite => f::granite::GRANITE,
+        Granite => f::plain::GRANITE,
         /// `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
         Harmony => f::harmony::HARMONY,
         /// `<|tools_prefix|>[{NAME: {...}}]<|tools_suffix|>` (Apertus)
-        Apertus => f::apertus::APERTUS,
+        Apertus => f::plain::APERTUS,
         /// `<|function_call|>{"name": ..., "arguments": {...}}` (GigaChat 3.1)
-        GigaChat31 => f::gigachat31::GIGACHAT31,
+        GigaChat31 => f::plain::GIGACHAT31,
         /// A message of the role `function call` (GigaChat 3)
-        GigaChat3 => f::gigachat3::GIGACHAT3,
+        GigaChat3 => f::plain::GIGACHAT3,
         /// `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>` (Nemotron Nano v2)
-        ToolcallTag => f::toolcall_tag::TOOLCALL_TAG,
+        ToolcallTag => f::plain::TOOLCALL_TAG,
         /// `>>>NAME` and `{...}` on a line of its own (Functionary 3.2)
-        Functionary32 => f::functionary32::FUNCTIONARY32,
+        Functionary32 => f::plain::FUNCTIONARY32,
         /// `Action:` and a code block with a list of calls (Command R+)
-        CommandR => f::command_r::COMMAND_R,
+        CommandR => f::plain::COMMAND_R,
         /// `<tool_calls>` with an object a line (MiniMax M1)
         MiniMaxM1 => f::minimax_m1::MINIMAX_M1,
         /// `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>` (Jamba, Apriel)
-        ToolCallsTag => f::tool_calls_tag::TOOL_CALLS_TAG,
+        ToolCallsTag => f::plain::TOOL_CALLS_TAG,
         /// `functools[{"name": ..., "arguments": {...}}]` (Firefunction)
-        Functools => f::functools::FUNCTOOLS,
+        Functools => f::plain::FUNCTOOLS,
         /// `<tool_call>` `{"name": ..., "arguments": {...}}` `</tool_call>` (Qwen 2.5 and 3, Hermes)
-        Hermes => f::hermes::HERMES,
+        Hermes => f::plain::HERMES,
         /// `<function=NAME>{...}</function>` (Functionary 3.1)
-        FunctionTag => f::function_tag::FUNCTION_TAG,
+        FunctionTag => f::plain::FUNCTION_TAG,
         /// `[f(a=1), g()]` as the whole answer (Llama 4, LFM2)
-        Pythonic => f::pythonic::PYTHONIC,
+        Pythonic => f::plain::PYTHONIC,
         /// The whole answer is `{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>` (Llama 3.1 on)
-        Llama3 => f::llama3::LLAMA3,
+        Llama3 => f::plain::LLAMA3,
         /// As `Hermes`, asked for by a system prompt of llmctl's own: for templates that show no tools or no calls
         Generic => f::generic::GENERIC,
     ]

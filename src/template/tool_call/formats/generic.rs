@@ -3,7 +3,7 @@
 
 use super::ToolCallSpec;
 use super::deepseek_v31::DEEPSEEK_V31;
-use super::hermes::HERMES;
+use super::plain::HERMES;
 
 pub const GENERIC: ToolCallSpec = ToolCallSpec {
     name: "generic",

@@ -1,6 +1,6 @@
 //! `<tool_calls>`, a line `{"name": ..., "arguments": {...}}` for each call, `</tool_calls>` (MiniMax M1)
 
-use super::tool_calls_tag::TOOL_CALLS_TAG;
+use super::plain::TOOL_CALLS_TAG;
 use super::{Frame, ToolCallSpec};
 
 pub const MINIMAX_M1: ToolCallSpec = ToolCallSpec {
