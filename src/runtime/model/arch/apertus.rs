@@ -8,8 +8,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Activation, NormNames, QkNorm};
 
-pub const FAMILY: Family =
-    Family { name: "apertus", model_types: &["apertus"], gguf_names: &["apertus"], parse_config };
+pub const FAMILY: Family = Family::new("apertus", &["apertus"], &["apertus"], parse_config);
 
 const NORMS: NormNames = NormNames {
     pre_mixer: ["attention_layernorm", "attn_norm"],
@@ -32,9 +31,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     };
     let mut description = dense(FAMILY.name, reader, defaults)?;
     description.naming.norms = NORMS;
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::PerHead;
-    }
+    description.normalize_qk(QkNorm::PerHead);
     let num_layers = description.config.layers.len();
     let lists = match reader.is_gguf() {
         true => Some(GGUF_KEYS.map(|key| parameters(reader, key, num_layers))),

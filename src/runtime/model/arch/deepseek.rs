@@ -14,26 +14,14 @@ use crate::runtime::model::config::{
     PartNames, RopeScaling,
 };
 
-pub const V2_FAMILY: Family = Family {
-    name: "deepseek2",
-    model_types: &["deepseek_v2"],
-    gguf_names: &["deepseek2"],
-    parse_config: |reader| parse_config(V2_FAMILY.name, reader),
-};
+pub const V2_FAMILY: Family =
+    Family::new("deepseek2", &["deepseek_v2"], &["deepseek2"], |reader| parse_config(V2_FAMILY.name, reader));
 
-pub const V3_FAMILY: Family = Family {
-    name: "deepseek3",
-    model_types: &["deepseek_v3"],
-    gguf_names: &[],
-    parse_config: |reader| parse_config(V3_FAMILY.name, reader),
-};
+pub const V3_FAMILY: Family =
+    Family::new("deepseek3", &["deepseek_v3"], &[], |reader| parse_config(V3_FAMILY.name, reader));
 
-pub const GLM_FAMILY: Family = Family {
-    name: "glm4-moe-lite",
-    model_types: &["glm4_moe_lite"],
-    gguf_names: &[],
-    parse_config: |reader| parse_config(GLM_FAMILY.name, reader),
-};
+pub const GLM_FAMILY: Family =
+    Family::new("glm4-moe-lite", &["glm4_moe_lite"], &[], |reader| parse_config(GLM_FAMILY.name, reader));
 
 const EXPERTS: ExpertKeys = ExpertKeys {
     count: "n_routed_experts",

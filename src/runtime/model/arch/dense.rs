@@ -311,12 +311,15 @@ impl Description {
         }
     }
 
+    /// Normalises q and k of all layers.
+    pub fn normalize_qk(&mut self, qk_norm: QkNorm) {
+        self.config.attentions_mut().for_each(|(_, attention)| attention.qk_norm = qk_norm);
+    }
+
     /// Moves the norms behind the parts of each layer (OLMo 2), and normalises q and k.
     pub fn normalize_outputs(&mut self, qk_norm: QkNorm) {
         self.naming.norms = NormNames::SANDWICH;
-        for (_, attention) in self.config.attentions_mut() {
-            attention.qk_norm = qk_norm;
-        }
+        self.normalize_qk(qk_norm);
         for layer in &mut self.config.layers {
             (layer.pre_norms, layer.post_norms) = (false, true);
         }

@@ -7,12 +7,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, PartNames};
 
-pub const FAMILY: Family = Family {
-    name: "ernie4.5-moe",
-    model_types: &["ernie4_5_moe"],
-    gguf_names: &["ernie4_5-moe"],
-    parse_config,
-};
+pub const FAMILY: Family = Family::new("ernie4.5-moe", &["ernie4_5_moe"], &["ernie4_5-moe"], parse_config);
 
 const KEYS: ExpertKeys =
     ExpertKeys { count: "moe_num_experts", used: "moe_k", intermediate_size: "moe_intermediate_size" };

@@ -8,8 +8,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::QkNorm;
 
-pub const FAMILY: Family =
-    Family { name: "exaone4", model_types: &["exaone4"], gguf_names: &["exaone4"], parse_config };
+pub const FAMILY: Family = Family::new("exaone4", &["exaone4"], &["exaone4"], parse_config);
 
 /// Every fourth layer sees the whole context by default.
 const PATTERN: usize = 4;

@@ -16,6 +16,21 @@ pub struct ExpertKeys {
     pub intermediate_size: &'static str,
 }
 
+impl ExpertKeys {
+    pub const QWEN: Self = Self {
+        count: "num_experts",
+        used: "num_experts_per_tok",
+        intermediate_size: "moe_intermediate_size",
+    };
+
+    /// Mixtral's, and of those that follow it.
+    pub const LOCAL: Self = Self {
+        count: "num_local_experts",
+        used: "num_experts_per_tok",
+        intermediate_size: "intermediate_size",
+    };
+}
+
 /// Parses experts with the activation of the given network and these `weights`. GGUF names their width only if it
 /// differs from that of a dense network.
 pub fn experts(

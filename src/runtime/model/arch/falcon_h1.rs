@@ -12,8 +12,7 @@ use crate::runtime::model::config::{
     Activation, MixerConfig, NormNames, PartNames, SsmConfig, SsmFactors, SsmNorm,
 };
 
-pub const FAMILY: Family =
-    Family { name: "falcon-h1", model_types: &["falcon_h1"], gguf_names: &["falcon-h1"], parse_config };
+pub const FAMILY: Family = Family::new("falcon-h1", &["falcon_h1"], &["falcon-h1"], parse_config);
 
 const NORMS: NormNames = NormNames {
     pre_mlp: ["pre_ff_layernorm", "ffn_norm"],

@@ -6,8 +6,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Activation, AttentionConfig, NormNames};
 
-pub const FAMILY: Family =
-    Family { name: "gemma2", model_types: &["gemma2"], gguf_names: &["gemma2"], parse_config };
+pub const FAMILY: Family = Family::new("gemma2", &["gemma2"], &["gemma2"], parse_config);
 
 /// Number of layers that identifies the 27B.
 const LAYERS_27B: usize = 46;

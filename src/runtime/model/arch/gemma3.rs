@@ -8,12 +8,8 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{Activation, QkNorm, RopeConfig, RopeScaling};
 
-pub const FAMILY: Family = Family {
-    name: "gemma3",
-    model_types: &["gemma3", "gemma3_text"],
-    gguf_names: &["gemma3", "gemma-embedding"],
-    parse_config,
-};
+pub const FAMILY: Family =
+    Family::new("gemma3", &["gemma3", "gemma3_text"], &["gemma3", "gemma-embedding"], parse_config);
 
 /// Number of layers that identifies the 27B.
 const LAYERS_27B: usize = 62;

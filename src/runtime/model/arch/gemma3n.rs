@@ -13,12 +13,7 @@ use crate::runtime::model::config::{
     Activation, AltUpConfig, NormNames, PerLayerInputs, QkNorm, RopeConfig, RopeScaling,
 };
 
-pub const FAMILY: Family = Family {
-    name: "gemma3n",
-    model_types: &["gemma3n", "gemma3n_text"],
-    gguf_names: &["gemma3n"],
-    parse_config,
-};
+pub const FAMILY: Family = Family::new("gemma3n", &["gemma3n", "gemma3n_text"], &["gemma3n"], parse_config);
 
 /// Every fifth layer is global by default.
 const PATTERN: usize = 5;

@@ -14,12 +14,8 @@ use crate::runtime::model::config::{
     RopeConfig, RopeScaling,
 };
 
-pub const FAMILY: Family = Family {
-    name: "gemma4",
-    model_types: &["gemma4", "gemma4_text", UNIFIED, UNIFIED_TEXT],
-    gguf_names: &["gemma4"],
-    parse_config,
-};
+pub const FAMILY: Family =
+    Family::new("gemma4", &["gemma4", "gemma4_text", UNIFIED, UNIFIED_TEXT], &["gemma4"], parse_config);
 
 /// Names of the 12B model, whose text part has neither experts nor per-layer inputs.
 const UNIFIED: &str = "gemma4_unified";

@@ -7,8 +7,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{NormNames, QkNorm};
 
-pub const FAMILY: Family =
-    Family { name: "glm4-moe", model_types: &["glm4_moe"], gguf_names: &["glm4moe"], parse_config };
+pub const FAMILY: Family = Family::new("glm4-moe", &["glm4_moe"], &["glm4moe"], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
@@ -24,9 +23,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
     set_experts(&mut description, reader)?;
     let qk_norm = if normalizes_qk(reader)? { QkNorm::PerHead } else { QkNorm::None };
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = qk_norm;
-    }
+    description.normalize_qk(qk_norm);
     Ok(description)
 }
 

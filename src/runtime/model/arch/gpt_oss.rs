@@ -9,8 +9,7 @@ use crate::runtime::model::config::{
     Activation, ExpertWeights, FeedForwardConfig, MlpConfig, NormNames, PartNames, RopeScaling,
 };
 
-pub const FAMILY: Family =
-    Family { name: "gpt-oss", model_types: &["gpt_oss"], gguf_names: &["gpt-oss"], parse_config };
+pub const FAMILY: Family = Family::new("gpt-oss", &["gpt_oss"], &["gpt-oss"], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
@@ -44,11 +43,6 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
 }
 
 fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
-    const KEYS: ExpertKeys = ExpertKeys {
-        count: "num_local_experts",
-        used: "num_experts_per_tok",
-        intermediate_size: "intermediate_size",
-    };
     let activation = Activation::ClampedSwish {
         alpha: reader.number("swiglu_alpha")?.unwrap_or(1.702),
         limit: match reader.number("swiglu_limit")?.unwrap_or(7.0) {
@@ -60,7 +54,7 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(
         |_| true,
         |dense| {
             let dense = MlpConfig { activation, ..dense };
-            let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
+            let experts = experts(reader, &ExpertKeys::LOCAL, &dense, ExpertWeights::OfUsed)?;
             Ok(FeedForwardConfig::of_experts(experts))
         },
     )

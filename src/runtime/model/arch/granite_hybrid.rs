@@ -4,32 +4,18 @@
 //! `granitemoe`. Without recurrent layers and experts, llama.cpp's converter writes `granite`.
 
 use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
+use super::dense_families::set_multipliers;
 use super::experts::{ExpertKeys, experts};
-use super::granite::set_multipliers;
 use super::ssm::{MAMBA_KEYS, inner_size, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, PartNames};
 
-pub const FAMILY: Family = Family {
-    name: "granite-hybrid",
-    model_types: &["granitemoehybrid"],
-    gguf_names: &["granitehybrid"],
-    parse_config,
-};
+pub const FAMILY: Family =
+    Family::new("granite-hybrid", &["granitemoehybrid"], &["granitehybrid"], parse_config);
 
-pub const MOE_FAMILY: Family = Family {
-    name: "granite-moe",
-    model_types: &["granitemoe", "granitemoeshared"],
-    gguf_names: &["granitemoe"],
-    parse_config: parse_moe,
-};
-
-const EXPERTS: ExpertKeys = ExpertKeys {
-    count: "num_local_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "intermediate_size",
-};
+pub const MOE_FAMILY: Family =
+    Family::new("granite-moe", &["granitemoe", "granitemoeshared"], &["granitemoe"], parse_moe);
 
 /// Gate and up of the part that every token passes are in one matrix.
 const PARTS: PartNames = PartNames {
@@ -84,7 +70,7 @@ fn parse(name: &'static str, reader: &ConfigReader) -> Result<Description, LoadE
 /// Sets experts, if there are some, and the width of the part that every token passes.
 fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     let has_experts =
-        reader.count(reader.pick(EXPERTS.count, "expert_count"))?.is_some_and(|count| count > 0);
+        reader.count(reader.pick(ExpertKeys::LOCAL.count, "expert_count"))?.is_some_and(|count| count > 0);
     let shared_key = reader.pick("shared_intermediate_size", "expert_shared_feed_forward_length");
     let shared = match reader.count(shared_key)? {
         Some(1..) => Some(reader.size(shared_key, MAX_WIDTH)?),
@@ -96,7 +82,7 @@ fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> Res
         let with_width = |intermediate_size| MlpConfig { intermediate_size, ..dense.clone() };
         layer.feed_forward = match has_experts {
             true => FeedForwardConfig {
-                experts: Some(experts(reader, &EXPERTS, &dense, ExpertWeights::OfUsed)?),
+                experts: Some(experts(reader, &ExpertKeys::LOCAL, &dense, ExpertWeights::OfUsed)?),
                 dense: shared.map(with_width),
                 gates_dense: false,
             },

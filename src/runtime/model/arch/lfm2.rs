@@ -6,8 +6,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{MixerConfig, NormNames, PartNames, QkNorm, ShortConvConfig};
 
-pub const FAMILY: Family =
-    Family { name: "lfm2", model_types: &["lfm2"], gguf_names: &["lfm2"], parse_config };
+pub const FAMILY: Family = Family::new("lfm2", &["lfm2"], &["lfm2"], parse_config);
 
 const NORMS: NormNames = NormNames {
     pre_mixer: ["operator_norm", "attn_norm"],
@@ -65,9 +64,7 @@ pub fn convolutional(
         }
         kernel => kernel.unwrap_or(3),
     };
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::PerHead;
-    }
+    description.normalize_qk(QkNorm::PerHead);
     let convolves = convolutions(reader, description.config.layers.len())?;
     for (layer, _) in description.config.layers.iter_mut().zip(convolves).filter(|(_, convolves)| *convolves)
     {

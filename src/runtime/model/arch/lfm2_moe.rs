@@ -6,14 +6,7 @@ use super::{ConfigReader, Description, Family, lfm2};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, PartNames};
 
-pub const FAMILY: Family =
-    Family { name: "lfm2-moe", model_types: &["lfm2_moe"], gguf_names: &["lfm2moe"], parse_config };
-
-const KEYS: ExpertKeys = ExpertKeys {
-    count: "num_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "moe_intermediate_size",
-};
+pub const FAMILY: Family = Family::new("lfm2-moe", &["lfm2_moe"], &["lfm2moe"], parse_config);
 
 const PARTS: PartNames = PartNames {
     router: ["feed_forward.gate", "ffn_gate_inp"],
@@ -38,7 +31,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     description.replace_dense(
         |layer| layer >= num_dense,
         |dense| {
-            let experts = experts(reader, &KEYS, &dense, weights)?;
+            let experts = experts(reader, &ExpertKeys::QWEN, &dense, weights)?;
             Ok(FeedForwardConfig::of_experts(ExpertsConfig {
                 // GGUF's 0 means no scaling.
                 weight_scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0),

@@ -7,14 +7,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, PartNames, QkNorm};
 
-pub const FAMILY: Family =
-    Family { name: "minimax-m2", model_types: &["minimax_m2"], gguf_names: &["minimax-m2"], parse_config };
-
-const KEYS: ExpertKeys = ExpertKeys {
-    count: "num_local_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "intermediate_size",
-};
+pub const FAMILY: Family = Family::new("minimax-m2", &["minimax_m2"], &["minimax-m2"], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
@@ -31,13 +24,11 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         expert_bias: ["block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"],
         ..PartNames::MIXTRAL
     };
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::Whole;
-    }
+    description.normalize_qk(QkNorm::Whole);
     description.replace_dense(
         |_| true,
         |dense| {
-            let experts = experts(reader, &KEYS, &dense, ExpertWeights::SigmoidOfUsed)?;
+            let experts = experts(reader, &ExpertKeys::LOCAL, &dense, ExpertWeights::SigmoidOfUsed)?;
             Ok(FeedForwardConfig::of_experts(ExpertsConfig { has_bias: true, ..experts }))
         },
     )?;

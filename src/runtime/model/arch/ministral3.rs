@@ -7,12 +7,8 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{AttentionTemperature, RopeScaling};
 
-pub const FAMILY: Family = Family {
-    name: "ministral3",
-    model_types: &["ministral3", "mistral3"],
-    gguf_names: &["mistral3"],
-    parse_config,
-};
+pub const FAMILY: Family =
+    Family::new("ministral3", &["ministral3", "mistral3"], &["mistral3"], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {

@@ -7,14 +7,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, FeedForwardConfig, PartNames};
 
-pub const FAMILY: Family =
-    Family { name: "mixtral", model_types: &["mixtral"], gguf_names: &[], parse_config };
-
-const KEYS: ExpertKeys = ExpertKeys {
-    count: "num_local_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "intermediate_size",
-};
+pub const FAMILY: Family = Family::new("mixtral", &["mixtral"], &[], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
@@ -27,7 +20,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     };
     let mut description = dense("mixtral", reader, defaults)?;
     set_experts(&mut description, reader)?;
-    let window = reader.count("sliding_window")?.filter(|window| *window > 0);
+    let window = reader.count("sliding_window")?;
     description.slide(window, |_| true);
     Ok(description)
 }
@@ -38,7 +31,7 @@ pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Resu
     description.replace_dense(
         |_| true,
         |dense| {
-            let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
+            let experts = experts(reader, &ExpertKeys::LOCAL, &dense, ExpertWeights::OfUsed)?;
             Ok(FeedForwardConfig::of_experts(experts))
         },
     )

@@ -1,7 +1,8 @@
 //! Model families: each parses config.json or GGUF metadata into a [`Description`] that the decoder runs.
 //!
-//! To add a family: one file here that describes it, and its line in [`FAMILIES`]. All start from [`dense`], which
-//! reads what all decoders share, and change the fields in which they differ; [`experts`] reads what mixtures of experts share.
+//! To add a family: a file here that describes it, or a few lines in [`dense_families`], and its line in [`FAMILIES`]. All start
+//! from [`dense`], which reads what all decoders share, and change the fields in which they differ; [`experts`] reads what
+//! mixtures of experts share.
 
 mod config_reader;
 mod deepseek;
@@ -11,8 +12,7 @@ pub(super) mod rope;
 mod ssm;
 
 mod apertus;
-mod arcee;
-mod ernie4_5;
+mod dense_families;
 mod ernie4_5_moe;
 mod exaone4;
 mod falcon_h1;
@@ -21,31 +21,21 @@ mod gemma3;
 mod gemma3n;
 mod gemma4;
 mod gemma4_assistant;
-mod glm4;
 mod glm4_moe;
 mod gpt_oss;
-mod granite;
 mod granite_hybrid;
-mod hunyuan_dense;
 mod lfm2;
 mod lfm2_moe;
-mod llama;
 mod minimax_m2;
 mod ministral3;
-mod mistral;
 mod mixtral;
 mod nemotron_h;
-mod olmo2;
 mod olmo3;
 mod olmoe;
-mod phi3;
-mod qwen2;
-mod qwen3;
 mod qwen3_5;
 mod qwen3_moe;
 mod qwen3_next;
 mod qwen3_vl;
-mod seed_oss;
 mod smollm3;
 
 pub use config_reader::{ConfigReader, ModelFormat};
@@ -79,11 +69,11 @@ pub struct Family {
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
     apertus::FAMILY,
-    arcee::FAMILY,
+    dense_families::ARCEE,
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
-    ernie4_5::FAMILY,
+    dense_families::ERNIE4_5,
     ernie4_5_moe::FAMILY,
     exaone4::FAMILY,
     falcon_h1::FAMILY,
@@ -91,35 +81,35 @@ pub const FAMILIES: &[Family] = &[
     gemma3::FAMILY,
     gemma3n::FAMILY,
     gemma4::FAMILY,
-    glm4::FAMILY,
+    dense_families::GLM4,
     glm4_moe::FAMILY,
     gpt_oss::FAMILY,
-    granite::FAMILY,
+    dense_families::GRANITE,
     granite_hybrid::FAMILY,
     granite_hybrid::MOE_FAMILY,
-    hunyuan_dense::FAMILY,
+    dense_families::HUNYUAN_DENSE,
     lfm2::FAMILY,
     lfm2_moe::FAMILY,
-    llama::FAMILY,
+    dense_families::LLAMA,
     minimax_m2::FAMILY,
     ministral3::FAMILY,
-    mistral::FAMILY,
+    dense_families::MISTRAL,
     mixtral::FAMILY,
     nemotron_h::FAMILY,
     nemotron_h::MOE_FAMILY,
-    olmo2::FAMILY,
+    dense_families::OLMO2,
     olmo3::FAMILY,
     olmoe::FAMILY,
-    phi3::FAMILY,
-    qwen2::FAMILY,
-    qwen3::FAMILY,
+    dense_families::PHI3,
+    dense_families::QWEN2,
+    dense_families::QWEN3,
     qwen3_5::FAMILY,
     qwen3_5::MOE_FAMILY,
     qwen3_moe::FAMILY,
     qwen3_next::FAMILY,
     qwen3_vl::FAMILY,
     qwen3_vl::MOE_FAMILY,
-    seed_oss::FAMILY,
+    dense_families::SEED_OSS,
     smollm3::FAMILY,
 ];
 
@@ -134,6 +124,15 @@ pub fn parse_config(reader: &ConfigReader) -> Result<Option<Description>, LoadEr
 }
 
 impl Family {
+    const fn new(
+        name: &'static str,
+        model_types: &'static [&'static str],
+        gguf_names: &'static [&'static str],
+        parse_config: fn(&ConfigReader) -> Result<Description, LoadError>,
+    ) -> Self {
+        Self { name, model_types, gguf_names, parse_config }
+    }
+
     /// Returns the names of the family in files of this format.
     pub fn names(&self, format: ModelFormat) -> &'static [&'static str] {
         match format {

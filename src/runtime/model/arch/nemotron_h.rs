@@ -13,12 +13,10 @@ use crate::runtime::model::config::{
     Activation, FeedForwardConfig, MixerConfig, MlpConfig, NormNames, PartNames,
 };
 
-pub const FAMILY: Family =
-    Family { name: "nemotron-h", model_types: &["nemotron_h"], gguf_names: &["nemotron_h"], parse_config };
+pub const FAMILY: Family = Family::new("nemotron-h", &["nemotron_h"], &["nemotron_h"], parse_config);
 
 /// Hugging Face's form has one name for files with and without experts.
-pub const MOE_FAMILY: Family =
-    Family { name: "nemotron-h-moe", model_types: &[], gguf_names: &[GGUF_MOE], parse_config };
+pub const MOE_FAMILY: Family = Family::new("nemotron-h-moe", &[], &[GGUF_MOE], parse_config);
 
 const GGUF_MOE: &str = "nemotron_h_moe";
 

@@ -7,7 +7,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{QkNorm, RopeConfig, RopeScaling};
 
-pub const FAMILY: Family = Family { name: "olmo3", model_types: &["olmo3"], gguf_names: &[], parse_config };
+pub const FAMILY: Family = Family::new("olmo3", &["olmo3"], &[], parse_config);
 
 /// Every fourth layer sees the whole context by default.
 const PATTERN: usize = 4;

@@ -7,8 +7,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, FeedForwardConfig, QkNorm};
 
-pub const FAMILY: Family =
-    Family { name: "olmoe", model_types: &["olmoe"], gguf_names: &["olmoe"], parse_config };
+pub const FAMILY: Family = Family::new("olmoe", &["olmoe"], &["olmoe"], parse_config);
 
 const KEYS: ExpertKeys =
     ExpertKeys { count: "num_experts", used: "num_experts_per_tok", intermediate_size: "intermediate_size" };
@@ -21,9 +20,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     if reader.value(CLIP).is_some() {
         return Err(reader.error(CLIP, "limits on q, k and v are not supported"));
     }
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::Whole;
-    }
+    description.normalize_qk(QkNorm::Whole);
     let weights = match reader.flag("norm_topk_prob")? {
         Some(true) => ExpertWeights::OfUsed,
         _ => ExpertWeights::OfAll,

@@ -13,31 +13,16 @@ use crate::runtime::model::config::{
     PartNames, QkNorm,
 };
 
-pub const FAMILY: Family = Family {
-    name: "qwen3.5",
-    model_types: &["qwen3_5", "qwen3_5_text"],
-    gguf_names: &["qwen35"],
-    parse_config: parse_dense,
-};
+pub const FAMILY: Family = Family::new("qwen3.5", &["qwen3_5", "qwen3_5_text"], &["qwen35"], parse_dense);
 
-pub const MOE_FAMILY: Family = Family {
-    name: "qwen3.5-moe",
-    model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
-    gguf_names: &["qwen35moe"],
-    parse_config: parse_moe,
-};
+pub const MOE_FAMILY: Family =
+    Family::new("qwen3.5-moe", &["qwen3_5_moe", "qwen3_5_moe_text"], &["qwen35moe"], parse_moe);
 
 /// Number of blocks that predict further tokens; Qwen 3 Next has one without it.
 const PREDICTION: &str = "mtp_num_hidden_layers";
 
 /// Every fourth layer is full attention by default.
 const PATTERN: usize = 4;
-
-const EXPERTS: ExpertKeys = ExpertKeys {
-    count: "num_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "moe_intermediate_size",
-};
 
 /// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
@@ -76,7 +61,7 @@ pub fn with_experts(
         |_| true,
         |dense| {
             Ok(FeedForwardConfig {
-                experts: Some(experts(reader, &EXPERTS, &dense, weights)?),
+                experts: Some(experts(reader, &ExpertKeys::QWEN, &dense, weights)?),
                 dense: Some(MlpConfig { intermediate_size: shared, ..dense }),
                 gates_dense: true,
             })

@@ -3,18 +3,11 @@
 
 use super::dense::{ConfigDefaults, dense};
 use super::experts::{ExpertKeys, experts};
-use super::{ConfigReader, Description, Family, qwen2};
+use super::{ConfigReader, Description, Family, dense_families};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, FeedForwardConfig, QkNorm};
 
-pub const FAMILY: Family =
-    Family { name: "qwen3-moe", model_types: &["qwen3_moe"], gguf_names: &["qwen3moe"], parse_config };
-
-const KEYS: ExpertKeys = ExpertKeys {
-    count: "num_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "moe_intermediate_size",
-};
+pub const FAMILY: Family = Family::new("qwen3-moe", &["qwen3_moe"], &["qwen3moe"], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let defaults = ConfigDefaults {
@@ -23,17 +16,15 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         ..ConfigDefaults::default()
     };
     let mut description = dense("qwen3-moe", reader, defaults)?;
-    qwen2::slide_upper_layers(&mut description, reader)?;
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::PerHead;
-    }
+    dense_families::slide_upper_layers(&mut description, reader)?;
+    description.normalize_qk(QkNorm::PerHead);
     let weights = match reader.is_gguf() || reader.flag("norm_topk_prob")?.unwrap_or(false) {
         true => ExpertWeights::OfUsed,
         false => ExpertWeights::OfAll,
     };
     let is_sparse = sparse_layers(reader)?;
     description.replace_dense(is_sparse, |dense| {
-        Ok(FeedForwardConfig::of_experts(experts(reader, &KEYS, &dense, weights)?))
+        Ok(FeedForwardConfig::of_experts(experts(reader, &ExpertKeys::QWEN, &dense, weights)?))
     })?;
     Ok(description)
 }

@@ -6,8 +6,7 @@ use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::{ExpertWeights, MixerConfig};
 
-pub const FAMILY: Family =
-    Family { name: "qwen3-next", model_types: &["qwen3_next"], gguf_names: &["qwen3next"], parse_config };
+pub const FAMILY: Family = Family::new("qwen3-next", &["qwen3_next"], &["qwen3next"], parse_config);
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     refuse_dense_layers(reader)?;

@@ -2,16 +2,13 @@
 //! which also feed the first layers, are not read. Sources: transformers `Qwen3VLTextConfig`, `Qwen3VLMoeTextConfig`;
 //! llama.cpp's `qwen3vl` and `qwen3vlmoe` for GGUF.
 
-use super::{ConfigReader, Description, Family, qwen3, qwen3_moe};
+use super::{ConfigReader, Description, Family, dense_families, qwen3_moe};
 use crate::runtime::error::LoadError;
 use crate::runtime::model::config::ExpertWeights;
 
-pub const FAMILY: Family = Family {
-    name: "qwen3-vl",
-    model_types: &["qwen3_vl", "qwen3_vl_text"],
-    gguf_names: &["qwen3vl"],
-    parse_config: |reader| named("qwen3-vl", reader, qwen3::FAMILY.parse_config),
-};
+pub const FAMILY: Family = Family::new("qwen3-vl", &["qwen3_vl", "qwen3_vl_text"], &["qwen3vl"], |reader| {
+    named("qwen3-vl", reader, dense_families::QWEN3.parse_config)
+});
 
 pub const MOE_FAMILY: Family = Family {
     name: "qwen3-vl-moe",

@@ -5,8 +5,7 @@ use super::dense::{ConfigDefaults, dense};
 use super::{ConfigReader, Description, Family};
 use crate::runtime::error::LoadError;
 
-pub const FAMILY: Family =
-    Family { name: "smollm3", model_types: &["smollm3"], gguf_names: &["smollm3"], parse_config };
+pub const FAMILY: Family = Family::new("smollm3", &["smollm3"], &["smollm3"], parse_config);
 
 const NO_ROPE_INTERVAL: usize = 4;
 
@@ -38,7 +37,7 @@ fn slide(description: &mut Description, reader: &ConfigReader) -> Result<(), Loa
     if reader.flag("use_sliding_window")? != Some(true) {
         return Ok(());
     }
-    let window = reader.count("sliding_window")?.filter(|window| *window > 0);
+    let window = reader.count("sliding_window")?;
     let listed = reader.sliding_layers(description.config.layers.len())?;
     let without_rope: Vec<bool> =
         description.config.attentions().map(|attention| attention.rope.is_none()).collect();
