@@ -344,9 +344,7 @@ fn inputs(value: Option<Value>) -> Option<Vec<EmbeddingInput>> {
 
 /// Reads a request for scores.
 pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
-    if !fields.has("query") {
-        fields.missing("query");
-    }
+    fields.require("query");
     let query = fields.text("query");
     let given = fields.spelled(&["documents", "texts"]);
     let has_documents = fields.has(given);

@@ -96,9 +96,7 @@ pub async fn call(
 pub fn call_body(served: &ServedTools, body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     let mut problems = Problems::new(served.lenient);
     let mut fields = Fields::new(body, &mut problems);
-    if !fields.has("arguments") {
-        fields.missing("arguments");
-    }
+    fields.require("arguments");
     let arguments = fields.object("arguments").unwrap_or_default();
     fields.end();
     problems.check(Ok(()))?;

@@ -234,9 +234,7 @@ fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
         file.end();
     }
     for name in ["input_prefix", "input_suffix"] {
-        if !fields.has(name) {
-            fields.missing(name);
-        }
+        fields.require(name);
     }
     let mut text = |name: &str| fields.text(name).unwrap_or_default();
     InfillPrompt { files, prefix: text("input_prefix"), suffix: text("input_suffix"), begun: text("prompt") }

@@ -159,9 +159,7 @@ pub fn fork_body(
 }
 
 fn required_text(fields: &mut Fields<'_>, name: &str) -> String {
-    if !fields.has(name) {
-        fields.missing(name);
-    }
+    fields.require(name);
     fields.text(name).unwrap_or_default()
 }
 

@@ -213,6 +213,13 @@ impl<'p> Fields<'p> {
         self.wrong(name, "is missing");
     }
 
+    /// Notes that a member is missing, if it is.
+    pub fn require(&mut self, name: &str) {
+        if !self.has(name) {
+            self.missing(name);
+        }
+    }
+
     /// Notes that a member is out of its range.
     pub fn out_of_range(&mut self, name: &str, what: &str) {
         let path = self.path(name);

@@ -46,9 +46,7 @@ pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> V
 }
 
 fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<Message> {
-    if !fields.has("role") {
-        fields.missing("role");
-    }
+    fields.require("role");
     let role = fields.text("role").map(|name| known_role(&mut fields, &name, knows_role));
     let ContentParts { content, thoughts } = content(&mut fields, role == Some(Role::Tool));
     let content = content.or_else(|| refusal(&mut fields));
@@ -211,9 +209,7 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value, is_result: bool) -> Opti
             return None;
         }
     };
-    if !part.has(member) {
-        part.missing(member);
-    }
+    part.require(member);
     let text = part.text(member);
     part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
     for name in ["annotations", "signature", "id", "providerOptions", "provider_options"] {
@@ -290,9 +286,7 @@ pub fn arguments_of(text: String) -> Value {
 
 /// The name and the arguments of a call.
 fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
-    if !function.has("name") {
-        function.missing("name");
-    }
+    function.require("name");
     let name = function.text("name");
     // OpenAI sends arguments as a string of JSON; templates want the value.
     let arguments = match function.take("arguments") {

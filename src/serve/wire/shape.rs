@@ -94,9 +94,7 @@ fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
         format.flag("strict");
         return format.take("schema").map(GrammarSource::JsonSchema);
     }
-    if !format.has("json_schema") {
-        format.missing("json_schema");
-    }
+    format.require("json_schema");
     let wrapped = format.object("json_schema")?;
     let mut wrapped = format.inside("json_schema", wrapped);
     wrapped.text("name");

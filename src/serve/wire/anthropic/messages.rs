@@ -22,9 +22,7 @@ const BILLING: &str = "x-anthropic-billing-header:";
 /// Reads `system` and `messages`.
 pub fn conversation(fields: &mut Fields<'_>) -> Vec<Message> {
     let mut read: Vec<Message> = system(fields).into_iter().collect();
-    if !fields.has("messages") {
-        fields.missing("messages");
-    }
+    fields.require("messages");
     let values = fields.list("messages").unwrap_or_default();
     match values.len() {
         0 => fields.out_of_range("messages", "is empty"),
@@ -93,9 +91,7 @@ fn joined(first: Option<Content>, second: Option<Content>, between: &str) -> Opt
 /// Reads one message.
 fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
     let Some(mut fields) = fields.within(at, value) else { return Vec::new() };
-    if !fields.has("role") {
-        fields.missing("role");
-    }
+    fields.require("role");
     let role = fields.text("role");
     let blocks = match fields.take("content") {
         Some(Value::String(text)) => vec![Block::Text(text)],
@@ -153,9 +149,7 @@ fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
     }
     let mut block = fields.within(at, value)?;
     block.hint("cache_control");
-    if !block.has("type") {
-        block.missing("type");
-    }
+    block.require("type");
     let read = match block.text("type")?.as_str() {
         "text" => text(&mut block).map(Block::Text),
         "thinking" => {
@@ -192,9 +186,7 @@ fn is_of_server(kind: &str) -> bool {
 }
 
 fn required(fields: &mut Fields<'_>, name: &str) -> Option<String> {
-    if !fields.has(name) {
-        fields.missing(name);
-    }
+    fields.require(name);
     fields.text(name)
 }
 

@@ -66,9 +66,7 @@ fn schema(mut format: Fields<'_>) -> Option<GrammarSource> {
         Some("json_schema") => {}
         _ => format.wrong("type", "is not json_schema"),
     }
-    if !format.has("schema") {
-        format.missing("schema");
-    }
+    format.require("schema");
     let schema: Option<Map<String, Value>> = format.object("schema");
     format.end();
     schema.map(|schema| GrammarSource::JsonSchema(Value::Object(schema)))

@@ -48,9 +48,7 @@ fn definition(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Value> 
         None => tool.missing("name"),
     }
     let description = tool.text("description");
-    if !tool.has("input_schema") {
-        tool.missing("input_schema");
-    }
+    tool.require("input_schema");
     let parameters = tool.object("input_schema");
     tool.flag("strict"); // a schema is enforced in any case
     tool.end();

@@ -121,13 +121,9 @@ fn read_item(fields: &mut Fields<'_>, messages: &mut InputMessages, at: &str, it
 }
 
 fn read_message(mut item: Fields<'_>, messages: &mut InputMessages) {
-    if !item.has("role") {
-        item.missing("role");
-    }
+    item.require("role");
     let role = item.text("role");
-    if !item.has("content") {
-        item.missing("content");
-    }
+    item.require("content");
     let text = content(&mut item, "content").unwrap_or_default();
     match role.as_deref() {
         Some("assistant") => messages.says(&text),
@@ -170,9 +166,7 @@ fn part_text(item: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
             return None;
         }
     };
-    if !part.has(member) {
-        part.missing(member);
-    }
+    part.require(member);
     let text = part.text(member);
     ["annotations", "logprobs"].iter().for_each(|name| drop(part.take(name))); // of this server's own answers
     part.ignore_rest();
@@ -199,9 +193,7 @@ fn read_reasoning(mut item: Fields<'_>, messages: &mut InputMessages) {
 /// A call whose arguments, or text, are in `member`.
 fn read_call(mut item: Fields<'_>, messages: &mut InputMessages, member: &str) {
     for name in ["name", "call_id"] {
-        if !item.has(name) {
-            item.missing(name);
-        }
+        item.require(name);
     }
     let (name, id, namespace) = (item.text("name"), item.text("call_id"), item.text("namespace"));
     let text = item.text(member);
@@ -218,9 +210,7 @@ fn read_call(mut item: Fields<'_>, messages: &mut InputMessages, member: &str) {
 
 fn read_output(mut item: Fields<'_>, messages: &mut InputMessages) {
     for name in ["call_id", OUTPUT] {
-        if !item.has(name) {
-            item.missing(name);
-        }
+        item.require(name);
     }
     let id = item.text("call_id");
     let text = content(&mut item, OUTPUT).unwrap_or_default();

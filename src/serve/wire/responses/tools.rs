@@ -158,9 +158,7 @@ fn add_named(
 }
 
 fn name(tool: &mut Fields<'_>) -> Option<String> {
-    if !tool.has("name") {
-        tool.missing("name");
-    }
+    tool.require("name");
     let name = tool.text("name")?;
     if name.is_empty() {
         tool.out_of_range("name", "is empty");
@@ -217,9 +215,7 @@ fn input_format(tool: &mut Fields<'_>) -> InputFormat {
         }
     }
     for name in ["definition", "syntax"] {
-        if !format.has(name) {
-            format.missing(name);
-        }
+        format.require(name);
     }
     let definition = format.text("definition");
     let source = match format.text("syntax").as_deref() {
