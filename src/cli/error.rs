@@ -146,6 +146,11 @@ impl CommandError {
         self
     }
 
+    /// Adds advice, if there is some.
+    pub fn hint_if(self, hint: Option<impl Into<String>>) -> Self {
+        Self { hint: hint.map(Into::into).or(self.hint), ..self }
+    }
+
     /// Adds the attempted action, printed before the message.
     pub fn context(mut self, doing: impl fmt::Display + Send + Sync + 'static) -> Self {
         self.error = self.error.context(doing);
@@ -237,11 +242,7 @@ impl From<Error> for CommandError {
                 (Kind::Bug, Some("this is a bug; please report it with the command"))
             }
         };
-        let command_error = Self::new(kind, error);
-        match hint {
-            Some(hint) => command_error.hint(hint),
-            None => command_error,
-        }
+        Self::new(kind, error).hint_if(hint)
     }
 }
 

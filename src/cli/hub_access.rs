@@ -8,27 +8,9 @@ use std::time::Duration;
 use super::places::Places;
 use crate::runtime::load::hub::{HubProxies, HubSettings, HubToken};
 
-/// Variables that forbid a download or keep the token back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HubVariable {
-    /// `HF_HUB_OFFLINE` forbids downloading.
-    Offline,
-    /// `HF_HUB_DISABLE_IMPLICIT_TOKEN` keeps the token from being sent.
-    NoToken,
-}
-
-impl HubVariable {
-    const fn name(self) -> &'static str {
-        match self {
-            HubVariable::Offline => "HF_HUB_OFFLINE",
-            HubVariable::NoToken => "HF_HUB_DISABLE_IMPLICIT_TOKEN",
-        }
-    }
-}
-
 /// Returns whether `HF_HUB_OFFLINE` forbids downloading.
 pub fn is_offline() -> bool {
-    is_on(HubVariable::Offline, &|name| std::env::var(name).ok())
+    is_on("HF_HUB_OFFLINE", &|name| std::env::var(name).ok())
 }
 
 /// Returns the settings of the hub client.
@@ -47,8 +29,8 @@ fn ca_file_of(lookup: &dyn Fn(&str) -> Option<String>) -> Option<PathBuf> {
     names.iter().find_map(|name| lookup(name).filter(|value| !value.is_empty())).map(PathBuf::from)
 }
 
-fn is_on(variable: HubVariable, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
-    let value = lookup(variable.name()).unwrap_or_default().to_ascii_uppercase();
+fn is_on(variable: &str, lookup: &dyn Fn(&str) -> Option<String>) -> bool {
+    let value = lookup(variable).unwrap_or_default().to_ascii_uppercase();
     matches!(value.as_str(), "1" | "ON" | "YES" | "TRUE")
 }
 
@@ -59,7 +41,7 @@ fn settings(lookup: &dyn Fn(&str) -> Option<String>, saved_token: Option<String>
         |name: &str| Some(Duration::from_secs(first(&[name])?.trim().parse().ok().filter(|s| *s > 0)?));
     let default = HubSettings::default();
     let token = first(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]).or(saved_token);
-    let is_sent = !is_on(HubVariable::NoToken, lookup);
+    let is_sent = !is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN", lookup);
     HubSettings {
         endpoint: first(&["HF_ENDPOINT"])
             .map_or(default.endpoint, |endpoint| endpoint.trim_end_matches('/').to_owned()),
@@ -118,7 +100,7 @@ mod tests {
 
     #[test]
     fn offline_takes_the_words_of_huggingface_hub() {
-        let offline = |value: &str| is_on(HubVariable::Offline, &|_| Some(value.to_owned()));
+        let offline = |value: &str| is_on("HF_HUB_OFFLINE", &|_| Some(value.to_owned()));
         assert!(offline("1") && offline("true") && offline("YES") && !offline("0") && !offline(""));
     }
 }

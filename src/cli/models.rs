@@ -199,10 +199,7 @@ pub fn not_found(error: LoadError) -> CommandError {
             .map(|first| format!("name one of them exactly, e.g. --model {}", first.reference)),
         _ => None,
     };
-    match hint {
-        Some(hint) => CommandError::from(error).hint(hint),
-        None => CommandError::from(error),
-    }
+    CommandError::from(error).hint_if(hint)
 }
 
 fn not_cached(reference: &str, candidates: &[String]) -> String {

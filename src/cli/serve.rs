@@ -826,11 +826,7 @@ fn bind_error(address: &str, error: io::Error) -> CommandError {
         }
         _ => (Kind::Io, None),
     };
-    let error = CommandError::new(kind, error).context(format!("listening on {address}"));
-    match hint {
-        Some(hint) => error.hint(hint),
-        None => error,
-    }
+    CommandError::new(kind, error).context(format!("listening on {address}")).hint_if(hint)
 }
 
 fn connection_limits(args: &ServeLimitArgs, num_workers: usize, terminal: &Terminal) -> ConnectionLimits {
