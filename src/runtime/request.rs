@@ -8,7 +8,7 @@ pub mod sampling;
 mod session_name;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -476,6 +476,37 @@ pub struct Timings {
     /// Submission to first token.
     pub time_to_first_token: Option<Duration>,
     pub total: Duration,
+}
+
+/// The moments of a request.
+#[derive(Debug)]
+pub struct RequestClock {
+    pub submitted: Instant,
+    pub started: Option<Instant>,
+    pub first_token: Option<Instant>,
+    pub last_token: Option<Instant>,
+}
+
+impl RequestClock {
+    pub fn begin(submitted: Instant) -> Self {
+        Self { submitted, started: None, first_token: None, last_token: None }
+    }
+
+    /// Returns the times of a request that ends now.
+    pub fn timings(&self) -> Timings {
+        let end = Instant::now();
+        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
+            (Some(from), Some(to)) => to.saturating_duration_since(from),
+            _ => Duration::ZERO,
+        };
+        Timings {
+            queue: self.started.unwrap_or(end).saturating_duration_since(self.submitted),
+            prefill: between(self.started, self.first_token.or(Some(end))),
+            decode: between(self.first_token, self.last_token),
+            time_to_first_token: self.first_token.map(|at| at.saturating_duration_since(self.submitted)),
+            total: end.saturating_duration_since(self.submitted),
+        }
+    }
 }
 
 impl Timings {

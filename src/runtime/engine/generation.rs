@@ -18,8 +18,8 @@ use crate::runtime::grammar::GrammarState;
 use crate::runtime::kv::{PageName, PagePool};
 use crate::runtime::repetition::repeats;
 use crate::runtime::request::{
-    EngineSessionName, Event, Finish, Logprob, ModelDrafter, Outcome, ReasoningWatch, Request, Started,
-    Timings, Token, Usage,
+    EngineSessionName, Event, Finish, Logprob, ModelDrafter, Outcome, ReasoningWatch, Request, RequestClock,
+    Started, Token, Usage,
 };
 use crate::runtime::sample::draw_seed;
 use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
@@ -70,7 +70,7 @@ pub struct Generation {
     utf8: Utf8Stream,
     stop: StopMatcher,
     delivered: DeliveredText,
-    clock: Clock,
+    clock: RequestClock,
 }
 
 /// Maps delivered text back to generated tokens, in bytes of text.
@@ -81,14 +81,6 @@ struct DeliveredText {
     num_delivered: usize,
     /// End of each token's text; one more if its last character is unfinished.
     ends: Vec<usize>,
-}
-
-#[derive(Debug)]
-struct Clock {
-    submitted: Instant,
-    started: Option<Instant>,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
 }
 
 impl Generation {
@@ -114,7 +106,7 @@ impl Generation {
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
             delivered: DeliveredText::default(),
-            clock: Clock { submitted: now, started: None, first_token: None, last_token: None },
+            clock: RequestClock::begin(now),
             request,
         }
     }
@@ -561,21 +553,4 @@ fn known_text<'a>(
     let resident = sequence.known();
     let num_known = request.prompt.len() + num_generated;
     KnownText { resident, following: &forced[forced.len() - (num_known - resident.len())..] }
-}
-
-impl Clock {
-    fn timings(&self) -> Timings {
-        let end = Instant::now();
-        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
-            (Some(from), Some(to)) => to.saturating_duration_since(from),
-            _ => Duration::ZERO,
-        };
-        Timings {
-            queue: self.started.unwrap_or(end).saturating_duration_since(self.submitted),
-            prefill: between(self.started, self.first_token.or(Some(end))),
-            decode: between(self.first_token, self.last_token),
-            time_to_first_token: self.first_token.map(|at| at.saturating_duration_since(self.submitted)),
-            total: end.saturating_duration_since(self.submitted),
-        }
-    }
 }

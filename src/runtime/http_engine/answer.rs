@@ -12,8 +12,8 @@ use crate::runtime::client::Sink;
 use crate::runtime::error::Error;
 use crate::runtime::grammar::{GrammarSource, GrammarState};
 use crate::runtime::request::{
-    Difference, Event, Finish, Outcome, ReasoningWatch, RemoteUsage, Request, Reuse, ReuseReason, Started,
-    Timings, Token, Usage,
+    Difference, Event, Finish, Outcome, ReasoningWatch, RemoteUsage, Request, RequestClock, Reuse,
+    ReuseReason, Started, Token, Usage,
 };
 use crate::runtime::spec::EngineSpec;
 use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
@@ -55,15 +55,7 @@ pub struct RemoteAnswer {
     /// Follows a constraint whose meaning may differ at the engine.
     grammar: Option<GrammarState>,
     cached_tokens: Option<usize>,
-    clock: AnswerClock,
-}
-
-#[derive(Debug)]
-struct AnswerClock {
-    submitted: Instant,
-    started: Option<Instant>,
-    first_token: Option<Instant>,
-    last_token: Option<Instant>,
+    clock: RequestClock,
 }
 
 impl RemoteAnswer {
@@ -72,8 +64,7 @@ impl RemoteAnswer {
         let is_followed =
             |source: &GrammarSource| matches!(source, GrammarSource::Regex(_) | GrammarSource::Lark(_));
         let grammar = request.grammar.as_ref().filter(|grammar| is_followed(grammar.source()));
-        let clock =
-            AnswerClock { submitted: Instant::now(), started: None, first_token: None, last_token: None };
+        let clock = RequestClock::begin(Instant::now());
         Self {
             setting,
             on_end: Some(on_end),
@@ -330,22 +321,5 @@ impl RemoteAnswer {
 impl Drop for RemoteAnswer {
     fn drop(&mut self) {
         self.release(None);
-    }
-}
-
-impl AnswerClock {
-    fn timings(&self) -> Timings {
-        let end = Instant::now();
-        let between = |from: Option<Instant>, to: Option<Instant>| match (from, to) {
-            (Some(from), Some(to)) => to.saturating_duration_since(from),
-            _ => Duration::ZERO,
-        };
-        Timings {
-            queue: self.started.unwrap_or(end).saturating_duration_since(self.submitted),
-            prefill: between(self.started, self.first_token.or(Some(end))),
-            decode: between(self.first_token, self.last_token),
-            time_to_first_token: self.first_token.map(|at| at.saturating_duration_since(self.submitted)),
-            total: end.saturating_duration_since(self.submitted),
-        }
     }
 }
