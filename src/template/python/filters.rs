@@ -150,13 +150,7 @@ fn trim(state: &mut State, mut args: Args) -> Result<Value> {
     budget::spend(state, compare::weight(&input))?;
     let printed = text::str_of(&input)?;
     let [chars] = args.bind("trim", ["chars"])?;
-    Ok(match chars.filter(|chars| !chars.is_none()) {
-        None => markup::same_safety(&input, printed.trim_matches(is_space)),
-        Some(chars) => {
-            let chars: Vec<char> = str_arg("trim", &chars)?.chars().take(4096).collect();
-            markup::same_safety(&input, printed.trim_matches(&chars[..]))
-        }
-    })
+    Ok(markup::same_safety(&input, methods::strip(&printed, "trim", chars.as_ref())?))
 }
 
 /// Upper-cases what follows a space, dash or opening bracket, and lower-cases the rest.

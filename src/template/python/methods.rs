@@ -122,9 +122,7 @@ fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<V
 fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
     let all = |test: fn(char) -> bool| Value::from(!text.is_empty() && text.chars().all(test));
     Ok(match name {
-        "strip" => Value::from(text.trim_matches(is_space)),
-        "lstrip" => Value::from(text.trim_start_matches(is_space)),
-        "rstrip" => Value::from(text.trim_end_matches(is_space)),
+        "strip" | "lstrip" | "rstrip" => Value::from(strip(text, name, None)?),
         "upper" => return string(state, text.to_uppercase()),
         "lower" => return string(state, text.to_lowercase()),
         "title" => return string(state, title(text)),
@@ -141,7 +139,7 @@ fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
 fn with_args(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
     let first = &args[0];
     match name {
-        "strip" | "lstrip" | "rstrip" => strip(text, name, first),
+        "strip" | "lstrip" | "rstrip" => strip(text, name, Some(first)).map(Value::from),
         "startswith" | "endswith" => affix(text, name, args),
         "removeprefix" => {
             let prefix = str_arg(name, first)?;
@@ -186,21 +184,15 @@ pub(super) fn capitalize(text: &str) -> String {
     first + &chars.as_str().to_lowercase()
 }
 
-fn strip(text: &str, name: &str, chars: &Value) -> Result<Value> {
-    if chars.is_none() {
-        let trimmed = match name {
-            "strip" => text.trim_matches(is_space),
-            "lstrip" => text.trim_start_matches(is_space),
-            _ => text.trim_end_matches(is_space),
-        };
-        return Ok(Value::from(trimmed));
-    }
-    let chars: Vec<char> = str_arg(name, chars)?.chars().take(4096).collect();
-    Ok(Value::from(match name {
-        "strip" => text.trim_matches(&chars[..]),
-        "lstrip" => text.trim_start_matches(&chars[..]),
-        _ => text.trim_end_matches(&chars[..]),
-    }))
+/// Removes these characters, else white space, from both ends, or from one for `lstrip` and `rstrip`.
+pub(super) fn strip<'t>(text: &'t str, name: &str, chars: Option<&Value>) -> Result<&'t str> {
+    let chars: Option<Vec<char>> = match chars.filter(|chars| !chars.is_none()) {
+        Some(chars) => Some(str_arg(name, chars)?.chars().take(4096).collect()),
+        None => None,
+    };
+    let is_stripped = |c: char| chars.as_ref().map_or_else(|| is_space(c), |chars| chars.contains(&c));
+    let text = if name == "rstrip" { text } else { text.trim_start_matches(is_stripped) };
+    Ok(if name == "lstrip" { text } else { text.trim_end_matches(is_stripped) })
 }
 
 /// The part of a text that optional start and end arguments select, with the character index where it begins.

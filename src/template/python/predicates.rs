@@ -44,20 +44,14 @@ const TESTS: &[(&str, Test)] = &[
 
 const EQUAL: [&str; 3] = ["eq", "equalto", "=="];
 const NOT_EQUAL: [&str; 2] = ["ne", "!="];
-/// Name of the test, operator in its messages, orders for which it holds.
-type Order = (&'static str, &'static str, fn(std::cmp::Ordering) -> bool);
+/// Names of the test, operator in its messages, orders for which it holds.
+type Order = (&'static [&'static str], &'static str, fn(std::cmp::Ordering) -> bool);
 
-const ORDERS: &[Order] = &[
-    ("lt", "<", std::cmp::Ordering::is_lt),
-    ("lessthan", "<", std::cmp::Ordering::is_lt),
-    ("<", "<", std::cmp::Ordering::is_lt),
-    ("le", "<=", std::cmp::Ordering::is_le),
-    ("<=", "<=", std::cmp::Ordering::is_le),
-    ("gt", ">", std::cmp::Ordering::is_gt),
-    ("greaterthan", ">", std::cmp::Ordering::is_gt),
-    (">", ">", std::cmp::Ordering::is_gt),
-    ("ge", ">=", std::cmp::Ordering::is_ge),
-    (">=", ">=", std::cmp::Ordering::is_ge),
+const ORDERS: [Order; 4] = [
+    (&["lt", "lessthan", "<"], "<", std::cmp::Ordering::is_lt),
+    (&["gt", "greaterthan", ">"], ">", std::cmp::Ordering::is_gt),
+    (&["le", "<="], "<=", std::cmp::Ordering::is_le),
+    (&["ge", ">="], ">=", std::cmp::Ordering::is_ge),
 ];
 
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -70,12 +64,14 @@ pub(super) fn install(env: &mut Environment<'static>) {
     for name in NOT_EQUAL {
         add(env, name, |state, value, args| equal(state, value, args).map(|same| !same));
     }
-    for (name, op, holds) in ORDERS {
-        add(env, name, move |state, value, args| {
-            let other = argument(args)?;
-            budget::spend(state, compare::weight(value).min(compare::weight(other)))?;
-            compare::order(op, value, other).map(holds)
-        });
+    for (names, op, holds) in ORDERS {
+        for name in names {
+            add(env, name, move |state, value, args| {
+                let other = argument(args)?;
+                budget::spend(state, compare::weight(value).min(compare::weight(other)))?;
+                compare::order(op, value, other).map(holds)
+            });
+        }
     }
 }
 
