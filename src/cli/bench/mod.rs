@@ -547,35 +547,31 @@ impl BenchRun<'_> {
         around: &Around<'_>,
     ) -> Result<Option<u8>, CommandError> {
         match open(&recipes, around) {
-            Ok(engines) => self.take_turns(engines, cases),
-            Err(Halt::Interrupted(signal)) => Ok(Some(signal)),
             Err(Halt::Failed(error)) if error.kind == Kind::Temporary && recipes.len() > 1 => {
                 around.terminal.note(format!(
                     "the engines do not fit into memory together ({error}): they are measured one after the other"
                 ));
-                self.one_after_the_other(recipes, cases, around)
+                for recipe in recipes {
+                    if let Some(signal) = self.measure_opened(open(&[recipe], around), cases)? {
+                        return Ok(Some(signal));
+                    }
+                }
+                Ok(None)
             }
-            Err(Halt::Failed(error)) => Err(error),
+            opened => self.measure_opened(opened, cases),
         }
     }
 
-    fn one_after_the_other(
+    fn measure_opened(
         &mut self,
-        recipes: Vec<Recipe>,
+        opened: Result<Vec<EngineSubject<'_>>, Halt>,
         cases: &[Case],
-        around: &Around<'_>,
     ) -> Result<Option<u8>, CommandError> {
-        for recipe in recipes {
-            match open(&[recipe], around) {
-                Ok(engines) => match self.take_turns(engines, cases)? {
-                    None => {}
-                    signal => return Ok(signal),
-                },
-                Err(Halt::Interrupted(signal)) => return Ok(Some(signal)),
-                Err(Halt::Failed(error)) => return Err(error),
-            }
+        match opened {
+            Ok(engines) => self.take_turns(engines, cases),
+            Err(Halt::Interrupted(signal)) => Ok(Some(signal)),
+            Err(Halt::Failed(error)) => Err(error),
         }
-        Ok(None)
     }
 
     fn take_turns(

@@ -130,10 +130,12 @@ impl ResidentSession {
         Self { info, kv_bytes }
     }
 
-    /// Whether this says more of a session than what another model's engine holds.
-    fn says_more(&self, other: &Self) -> bool {
+    /// Adds this, unless as much is said of the session by what another model's engine holds.
+    fn add_to(self, known: &mut InEngines) {
         let rank = |session: &Self| (session.info.state != SessionState::Idle, session.info.num_resident);
-        rank(self) > rank(other)
+        if known.get(&self.info.name).is_none_or(|other| rank(&self) > rank(other)) {
+            known.insert(self.info.name.clone(), self);
+        }
     }
 }
 
@@ -143,11 +145,7 @@ type InEngines = HashMap<EngineSessionName, ResidentSession>;
 fn in_engines(host: &SessionHost) -> Result<InEngines, ApiError> {
     let mut known = InEngines::new();
     for app in host.apps() {
-        for (name, session) in in_engines_of(app)? {
-            if known.get(&name).is_none_or(|other| session.says_more(other)) {
-                known.insert(name, session);
-            }
-        }
+        in_engines_of(app)?.into_values().for_each(|session| session.add_to(&mut known));
     }
     Ok(known)
 }
@@ -217,10 +215,7 @@ fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<
     let mut in_engines = InEngines::new();
     for engine in engines {
         let Some(detail) = known(host, engine.inspect_session(&key.engine_name()))? else { continue };
-        let session = ResidentSession::new(detail.info, &engine);
-        if in_engines.get(&session.info.name).is_none_or(|other| session.says_more(other)) {
-            in_engines.insert(session.info.name.clone(), session);
-        }
+        ResidentSession::new(detail.info, &engine).add_to(&mut in_engines);
     }
     let looked = Looking { host, in_engines: &in_engines };
     let mut session = looked.stored(key, &summary);

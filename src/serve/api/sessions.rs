@@ -199,7 +199,7 @@ pub async fn restore(
     InPath(name): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let branch = restore_body(&host, body)?;
+    let branch = only_name(&host, body, "branch")?;
     let restored = blocking(&host, move |host| {
         let key = host.conversations().find(&caller, &name);
         let from = SessionKey { owner: key.owner.clone(), name: branch };
@@ -225,7 +225,7 @@ pub async fn rename(
     InPath(name): InPath,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let to = rename_body(&host, body)?;
+    let to = only_name(&host, body, "to")?;
     let renamed = blocking(&host, move |host| {
         let old = host.conversations().find(&caller, &name);
         let new = SessionKey { owner: old.owner.clone(), name: to };
@@ -244,24 +244,11 @@ pub async fn rename(
     Ok(Json(renamed.await?))
 }
 
-/// Reads the body of [`restore`].
+/// Reads a body whose only member names a session.
 ///
 /// # Errors
 /// What is wrong with the body; `invalid_session_id`.
-pub fn restore_body(host: &SessionHost, body: Map<String, Value>) -> Result<SessionName, ApiError> {
-    only_name(host, body, "branch")
-}
-
-/// Reads the body of [`rename`].
-///
-/// # Errors
-/// As [`restore_body`].
-pub fn rename_body(host: &SessionHost, body: Map<String, Value>) -> Result<SessionName, ApiError> {
-    only_name(host, body, "to")
-}
-
-/// Reads a body whose only member names a session.
-fn only_name(
+pub fn only_name(
     host: &SessionHost,
     body: Map<String, Value>,
     member: &'static str,

@@ -31,8 +31,8 @@ const BODIES: [(&str, Read); 15] = [
     ("DetokenizeRequest", |app, body| drop(text::read_fields(app, body, text::detokenize_fields))),
     ("ApplyTemplateRequest", |app, body| drop(text::read_fields(app, body, request::conversation))),
     ("ForkRequest", |app, body| drop(sessions::fork_body(&SessionHost::from_ref(app), body))),
-    ("RenameRequest", |app, body| drop(sessions::rename_body(&SessionHost::from_ref(app), body))),
-    ("RestoreRequest", |app, body| drop(sessions::restore_body(&SessionHost::from_ref(app), body))),
+    ("RenameRequest", |app, body| drop(sessions::only_name(&SessionHost::from_ref(app), body, "to"))),
+    ("RestoreRequest", |app, body| drop(sessions::only_name(&SessionHost::from_ref(app), body, "branch"))),
     ("ToolCallRequest", |app, body| drop(mcp::call_body(&ServedTools::from_ref(app), body))),
 ];
 
