@@ -59,7 +59,10 @@ const FILTERS: &[(&str, Native)] = &[
         text::str_of(&input).map(|text| markup::same_safety(&input, text))
     }),
     ("sum", sum),
-    ("title", |state, args| on_text(state, args, "title", title)),
+    ("title", |state, args| {
+        let begins = |c| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
+        on_text(state, args, "title", |text| methods::title(text, begins))
+    }),
     ("tojson", json::tojson),
     ("trim", trim),
     ("unique", unique),
@@ -151,21 +154,6 @@ fn trim(state: &mut State, mut args: Args) -> Result<Value> {
     let printed = text::str_of(&input)?;
     let [chars] = args.bind("trim", ["chars"])?;
     Ok(markup::same_safety(&input, methods::strip(&printed, "trim", chars.as_ref())?))
-}
-
-/// Upper-cases what follows a space, dash or opening bracket, and lower-cases the rest.
-fn title(input: &str) -> String {
-    let mut out = String::with_capacity(input.len());
-    let mut begins = true;
-    for c in input.chars() {
-        if begins {
-            out.extend(c.to_uppercase())
-        } else {
-            out.extend(c.to_lowercase())
-        }
-        begins = is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
-    }
-    out
 }
 
 fn escape(state: &mut State, mut args: Args) -> Result<Value> {
@@ -286,8 +274,13 @@ fn path(item: &Value, attribute: &Value) -> Result<Value> {
     })
 }
 
+/// The item, or the part of it that an attribute names.
+fn looked_at(item: &Value, attribute: Option<&Value>) -> Result<Value> {
+    attribute.map_or_else(|| Ok(item.clone()), |attribute| path(item, attribute))
+}
+
 fn sort_key(item: &Value, attribute: Option<&Value>, case_sensitive: bool) -> Result<Value> {
-    let key = attribute.map_or_else(|| Ok(item.clone()), |attribute| path(item, attribute))?;
+    let key = looked_at(item, attribute)?;
     Ok(match key.as_str() {
         Some(text) if !case_sensitive => Value::from(text.to_lowercase()),
         _ => key,
@@ -371,7 +364,7 @@ fn sum(state: &mut State, mut args: Args) -> Result<Value> {
     let [attribute, start] = args.bind("sum", ["attribute", "start"])?;
     let mut total = start.unwrap_or(Value::from(0));
     for item in items_of(state, &input)? {
-        let item = attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
+        let item = looked_at(&item, attribute.as_ref())?;
         total = state.apply_filter("py:add", &[total, item])?;
     }
     Ok(total)
@@ -407,7 +400,7 @@ fn join(state: &mut State, mut args: Args) -> Result<Value> {
     let separator = separator.map_or(Ok(String::new()), |separator| text::str_of(&separator))?;
     let mut out = String::new();
     for (at, item) in items_of(state, &input)?.into_iter().enumerate() {
-        let item = attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
+        let item = looked_at(&item, attribute.as_ref())?;
         budget::spend(state, separator.len() + compare::weight(&item))?;
         out.push_str(if at > 0 { &separator } else { "" });
         out.push_str(&text::str_of(&item)?);
@@ -418,8 +411,8 @@ fn join(state: &mut State, mut args: Args) -> Result<Value> {
 fn map(state: &mut State, mut args: Args) -> Result<Value> {
     let input = args.take_input();
     let mut mapped = Vec::new();
-    let attribute = args.named.iter().find(|(name, _)| name == "attribute").map(|(_, value)| value.clone());
-    let fallback = args.named.iter().find(|(name, _)| name == "default").map(|(_, value)| value.clone());
+    let [attribute, fallback] = ["attribute", "default"]
+        .map(|name| args.named.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()));
     if args.positional.is_empty() && attribute.is_none() {
         return Err(type_error("map requires a filter argument"));
     }
@@ -430,15 +423,10 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
                 or_else(path(&item, attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false)
             }
             None => {
-                let mut call = vec![item];
-                call.extend(args.positional.iter().cloned());
-                if !args.named.is_empty() {
-                    call.push(args.named.iter().cloned().collect::<minijinja::value::Kwargs>().into());
-                }
-                {
-                    let name = filter_name(&filter)?;
-                    state.apply_filter(&name, &call).map_err(|error| named("filter", &name, error))?
-                }
+                let positional = std::iter::once(item).chain(args.positional.iter().cloned()).collect();
+                let call = methods::raw(Args { positional, named: args.named.clone() });
+                let name = filter_name(&filter)?;
+                state.apply_filter(&name, &call).map_err(|error| named("filter", &name, error))?
             }
         });
     }
@@ -473,8 +461,7 @@ fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> 
     let test = if args.positional.is_empty() { None } else { Some(filter_name(&args.take_input())?) };
     let mut kept = Vec::new();
     for item in items_unless_false(state, &input)? {
-        let subject =
-            attribute.as_ref().map_or_else(|| Ok(item.clone()), |attribute| path(&item, attribute))?;
+        let subject = looked_at(&item, attribute.as_ref())?;
         let passes = match &test {
             None => truthy(&subject),
             Some(test) => {

@@ -53,7 +53,7 @@ pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) 
 }
 
 /// Arguments as minijinja passes them.
-fn raw(args: Args) -> Vec<Value> {
+pub(super) fn raw(args: Args) -> Vec<Value> {
     let mut values = args.positional;
     if !args.named.is_empty() {
         values.push(Value::from(args.named.into_iter().collect::<minijinja::value::Kwargs>()));
@@ -125,7 +125,7 @@ fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
         "strip" | "lstrip" | "rstrip" => Value::from(strip(text, name, None)?),
         "upper" => return string(state, text.to_uppercase()),
         "lower" => return string(state, text.to_lowercase()),
-        "title" => return string(state, title(text)),
+        "title" => return string(state, title(text, |c| !(c.is_lowercase() || c.is_uppercase()))),
         "capitalize" => return string(state, capitalize(text)),
         "isalnum" => all(char::is_alphanumeric),
         "isalpha" => all(char::is_alphabetic),
@@ -141,14 +141,8 @@ fn with_args(state: &mut State, text: &str, name: &str, args: &[Value]) -> Resul
     match name {
         "strip" | "lstrip" | "rstrip" => strip(text, name, Some(first)).map(Value::from),
         "startswith" | "endswith" => affix(text, name, args),
-        "removeprefix" => {
-            let prefix = str_arg(name, first)?;
-            Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))
-        }
-        "removesuffix" => {
-            let suffix = str_arg(name, first)?;
-            Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)))
-        }
+        "removeprefix" => Ok(Value::from(text.strip_prefix(str_arg(name, first)?).unwrap_or(text))),
+        "removesuffix" => Ok(Value::from(text.strip_suffix(str_arg(name, first)?).unwrap_or(text))),
         "replace" => replace(state, text, args),
         "find" | "rfind" | "count" => search(text, name, args),
         _ => Err(type_error(format!("str.{name}() takes no arguments ({} given)", args.len()))),
@@ -160,20 +154,16 @@ pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-fn is_cased(c: char) -> bool {
-    c.is_lowercase() || c.is_uppercase()
-}
-
-fn title(text: &str) -> String {
+/// Upper-cases the first character and what follows one that `begins` is true of, and lower-cases the rest.
+pub(super) fn title(text: &str, begins: fn(char) -> bool) -> String {
     let mut out = String::with_capacity(text.len());
-    let mut inside = false;
+    let mut is_first = true;
     for c in text.chars() {
-        if inside {
-            out.extend(c.to_lowercase())
-        } else {
-            out.extend(c.to_uppercase())
+        match is_first {
+            true => out.extend(c.to_uppercase()),
+            false => out.extend(c.to_lowercase()),
         }
-        inside = is_cased(c);
+        is_first = begins(c);
     }
     out
 }
@@ -278,8 +268,7 @@ fn split(state: &mut State, text: &str, from_right: bool, args: Args) -> Result<
                 false => text.splitn(pieces, separator.as_str()).collect(),
             }
         }
-        None if from_right => split_space_right(text, limit),
-        None => split_space(text, limit),
+        None => split_space(text, limit, from_right),
     };
     if from_right {
         parts.reverse();
@@ -288,34 +277,22 @@ fn split(state: &mut State, text: &str, from_right: bool, args: Args) -> Result<
     list(state, parts.into_iter().map(Value::from).collect())
 }
 
-fn split_space(text: &str, limit: usize) -> Vec<&str> {
+/// The parts between white space; those of a split from the right, last part first.
+fn split_space(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest = text.trim_start_matches(is_space);
+    let mut rest =
+        if from_right { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
     while !rest.is_empty() {
-        let end = rest.find(is_space).filter(|_| parts.len() < limit);
-        let Some(end) = end else {
-            parts.push(rest); // with its trailing white space, as in Python
+        let space = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
+        let Some(at) = space.filter(|_| parts.len() < limit) else {
+            parts.push(rest); // with the white space at its other end, as in Python
             break;
         };
-        parts.push(&rest[..end]);
-        rest = rest[end..].trim_start_matches(is_space);
-    }
-    parts
-}
-
-/// The parts of a split from the right, last part first.
-fn split_space_right(text: &str, limit: usize) -> Vec<&str> {
-    let mut parts = Vec::new();
-    let mut rest = text.trim_end_matches(is_space);
-    while !rest.is_empty() {
-        let last_space =
-            rest.char_indices().rev().find(|(_, c)| is_space(*c)).filter(|_| parts.len() < limit);
-        let Some((at, c)) = last_space else {
-            parts.push(rest);
-            break;
-        };
-        parts.push(&rest[at + c.len_utf8()..]);
-        rest = rest[..at].trim_end_matches(is_space);
+        let (before, behind) =
+            (rest[..at].trim_end_matches(is_space), rest[at..].trim_start_matches(is_space));
+        let (part, others) = if from_right { (behind, before) } else { (before, behind) };
+        parts.push(part);
+        rest = others;
     }
     parts
 }

@@ -53,8 +53,7 @@ fn run(state: &mut State, style: FormatStyle, spec: &str, args: Args) -> Result<
 /// Numbers and strings go through the directives as they are; the rest prints as Python's `str()`.
 fn printable(value: &Value) -> Result<Value> {
     match py(value) {
-        Py::Int(_) | Py::Float(_) | Py::Str(_) => Ok(value.clone()),
-        Py::Dict(_) => Ok(value.clone()),
+        Py::Int(_) | Py::Float(_) | Py::Str(_) | Py::Dict(_) => Ok(value.clone()),
         _ => text::str_of(value).map(Value::from),
     }
 }
