@@ -108,6 +108,7 @@ async fn each_turn_computes_only_what_is_new() {
             .map(|m| m["content"].as_str().expect("text"))
             .collect();
         assert_eq!(texts, ["one?", "uno", "two?", "dos"]);
+        assert_eq!(full["turn_ends"], json!(vec![json!({"messages": 2, "finish_reason": "stop"}); 2]));
         assert_eq!(server.get("/v1/sessions/s?messages=maybe").await.error().0, 400);
     }
 }

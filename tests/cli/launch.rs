@@ -84,7 +84,7 @@ fn an_agent_gets_a_server_of_its_own_and_its_exit_code_is_passed_on() {
     command.env("PATH", format!("{}:{path}", place.path("bin").display()));
     command.env("LLMCTL_ENGINE_KEY", "sk-engine").env("LLMCTL_API_KEY", "sk-mine");
     let ran = finish(command, "");
-    ran.check(7, "warning: the context has 2048 tokens: pi needs up to");
+    ran.check(7, "warning: the context has 2048 tokens; agents send up to");
     assert!(!ran.stderr.contains("not a variable"), "{ran:?}");
     let said = &ran.check(7, "listening on http://127.0.0.1:").stdout;
     let lines: Vec<&str> = said.lines().map(str::trim_end).collect();

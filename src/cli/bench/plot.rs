@@ -272,15 +272,11 @@ pub fn svg(chart: &Chart) -> Result<String, DrawError> {
 
 /// Draws the frame of the chart, and then its series.
 fn draw_chart<'a>(area: &DrawingArea<SVGBackend<'a>, Shift>, chart: &Chart) -> Result<(), DrawError> {
-    let has_bars = chart.series.iter().any(|series| series.mark == Mark::Bars);
+    let bars = chart.series.iter().filter(|series| series.mark == Mark::Bars);
+    let half = bars.map(|series| bar_width(&series.points) / 2.0).fold(0.0, f64::max);
     let points = || chart.series.iter().flat_map(|series| &series.points);
-    let half = if has_bars {
-        chart.series.iter().map(|s| bar_width(&s.points)).fold(0.0, f64::max) / 2.0
-    } else {
-        0.0
-    };
     let edges = points().flat_map(|point| [point.0 - half, point.0 + half]);
-    let x = bounds(edges, chart.is_log, !has_bars);
+    let x = bounds(edges, chart.is_log, half == 0.0);
     let y = bounds(points().map(|point| point.1), chart.is_log, true);
     let mut builder = ChartBuilder::on(area);
     builder.margin(12).caption(&chart.title, TITLE_FONT).x_label_area_size(44).y_label_area_size(64);

@@ -142,12 +142,9 @@ fn case(result: &CaseResult) -> Vec<String> {
         found.push(format!("values {way} by {} from the first to the last", percent(drift.abs())));
     }
     let beyond = result.limit.as_ref().map(|limit| limit.share).filter(|share| *share > 1.0 + SPREAD);
-    found.extend(beyond.map(|share| {
-        format!(
-            "{} of the limit: the probe found less than the machine can do, beside other work",
-            percent(share)
-        )
-    }));
+    let beyond =
+        beyond.map(percent).map(|share| format!("{share} of the limit: the probe found too low a one"));
+    found.extend(beyond);
     found.extend(cached(result));
     found
 }

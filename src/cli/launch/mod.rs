@@ -116,7 +116,7 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
     let program = program_of(agent)?;
     if let Some(target) = found {
         terminal.note(format!("using {} at {}", visible(&target.model), target.url));
-        warn_of_context(agent, &target, terminal);
+        warn_of_context(target.context_tokens, terminal);
         return start(&program, agent.settings(&target, &folder), &args.arguments);
     }
     let key = own_key();
@@ -137,20 +137,16 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
         model,
         context_tokens: context_tokens.unwrap_or(0),
     };
-    warn_of_context(agent, &target, terminal);
+    warn_of_context(target.context_tokens, terminal);
     let ended = start(&program, agent.settings(&target, &folder), &args.arguments);
     server.finish(terminal);
     ended
 }
 
 /// Warns of a context that the agent's own prompt nearly fills; 0 is unknown.
-fn warn_of_context(agent: &Agent, target: &LaunchTarget, terminal: &Terminal) {
-    if (1..ROOMY_CONTEXT).contains(&target.context_tokens) {
-        terminal.warn(format!(
-            "the context has {} tokens: {} needs up to 20,000 for its own instructions and has room to work from {ROOMY_CONTEXT} on \
-             (--ctx N, as far as the model goes)",
-            target.context_tokens, agent.name
-        ));
+fn warn_of_context(size: usize, terminal: &Terminal) {
+    if (1..ROOMY_CONTEXT).contains(&size) {
+        terminal.warn(format!("the context has {size} tokens; agents send up to 20,000 before the first question, and have room to work from {ROOMY_CONTEXT} on (--ctx N)"));
     }
 }
 

@@ -4,7 +4,6 @@ use serde_json::{Map, Value};
 
 use super::next_turn::Next;
 use super::{OutputFormat, PromptArgs, RunArgs};
-use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::CommandError;
 use crate::cli::load::{Loaded, PreparedTexts};
 use crate::cli::terminal::Terminal;
@@ -66,13 +65,6 @@ impl PromptArgs {
         let (think, thinking) = (self.think()?, Thinking::of(texts.chat_tokenizer()));
         think.check(&thinking).map_err(|reason| CommandError::usage(format!("--think: {reason}")))?;
         Ok(think.variables(&thinking))
-    }
-
-    /// Returns the tools of `--tools`.
-    pub(super) fn tools(&self) -> Result<ToolUse, CommandError> {
-        self.tools
-            .as_deref()
-            .map_or(Ok(ToolUse::default()), |given| Toolbox::read(given).map(|toolbox| toolbox.offer))
     }
 }
 

@@ -8,6 +8,7 @@ use std::io::Write;
 use super::RunArgs;
 use super::answer::{Generated, is_closed};
 use super::report::Report;
+use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::mcp::{CallDesk, CallStatus, ToolServers, result_message};
 use crate::cli::question::{self, TypedAnswer};
@@ -33,12 +34,10 @@ impl<'a> ToolRounds<'a> {
     /// # Errors
     /// Tools or a configuration that cannot be used; a name that a tool and a server's tool have.
     pub fn begin(args: &RunArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
-        let given = args.prompt.tools()?;
+        let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
         let servers = ToolServers::begin(&args.mcp, terminal)?;
-        let is_theirs = |name: &&str| servers.as_ref().is_some_and(|servers| servers.has(name));
-        if let Some(name) = given.definitions.iter().filter_map(name_of).find(is_theirs) {
-            return Err(CommandError::usage(format!("--tools: {name} is the name of an MCP server's tool")));
-        }
+        toolbox.as_ref().map_or(Ok(()), |toolbox| toolbox.check_names(servers.as_ref()))?;
+        let given = toolbox.map(|toolbox| toolbox.offer).unwrap_or_default();
         let limit = args.mcp.max_tool_rounds;
         Ok(Self { servers, given, num_rounds: 0, limit, is_exhausted: false, terminal })
     }
