@@ -1108,7 +1108,7 @@ fn combined() -> Vec<Value> {
         json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2}),
         json!({"type": "object", "properties": {}, "additionalProperties": true, "minProperties": 1}),
         json!({"type": "object", "properties": {"flag": {"type": "boolean"}, "n": {"type": "integer"}}, "minProperties": 1, "maxProperties": 1, "additionalProperties": false}),
-        json!({"$ref": "#/$defs/a%2Fb~01", "$defs": {"a/b~1": flag, "x": {}}}),
+        json!({"$ref": "#/$defs/a~1b~01", "$defs": {"a/b~1": flag, "x": {}}}),
         json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"], "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}}}),
     ]
 }

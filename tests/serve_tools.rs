@@ -215,7 +215,7 @@ async fn a_keyword_that_cannot_be_enforced_is_left_out_of_its_tool_and_named() {
         let parameters = json!({"type": "object", "properties": {"k": k}, "required": ["k"]});
         json!({"type": "function", "function": {"name": name, "parameters": parameters}})
     };
-    let asked = |tools: &Value, seed: u64| json!({"tools": tools, "tool_choice": "required", "max_tokens": 300, "seed": seed, "temperature": 1});
+    let asked = |tools: &Value, seed: u64| json!({"tools": tools, "tool_choice": "required", "parallel_tool_calls": false, "max_tokens": 300, "seed": seed});
     let mut tools =
         json!([tool("a", json!({})), tool("b", json!({"not": {"const": 2}})), tool("c", json!({}))]);
     for seed in 0..4 {

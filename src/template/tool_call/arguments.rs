@@ -93,9 +93,9 @@ impl Writer<'_> {
         let mut bodies = Vec::new();
         for shape in shapes {
             let item = |(name, part): &(String, Value)| {
-                let head = self.markup(&format!("{}: ", json_text::quoted(name)));
+                let (key, colon) = (self.literal(&json_text::quoted(name)), self.markup(": "));
                 let value = self.json_part(schema.at(Some(part)));
-                self.separated(&format!("{head} {value}"))
+                self.separated(&format!("{key} {colon} {value}"))
             };
             let items: Vec<Item> = shape.members.iter().map(item).collect();
             bodies.push(self.any_order(&shape, &items, None));
