@@ -48,9 +48,9 @@ use tokio::sync::RwLock;
 
 use crate::runtime::embed::EmbedClient;
 use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::load::{GenerationDefaults, ModelFacts};
+use crate::runtime::load::ModelFacts;
 use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName};
+use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName, GivenSampling};
 use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::embeddings::EmbedPlaces;
@@ -98,8 +98,8 @@ pub struct ServedModel {
     pub created: u64,
     pub chat_tokenizer: ChatTokenizer,
     pub fingerprint: ModelFingerprint,
-    /// The model's recommended sampling; requests override it.
-    pub defaults: GenerationDefaults,
+    /// Sampling that flags or the model's publisher give; requests override it.
+    pub defaults: GivenSampling,
     /// Facts about the weights that clients may read; `None` if the headers cannot be read again.
     pub facts: Option<ModelFacts>,
 }
@@ -142,6 +142,8 @@ pub struct ServeSettings {
     pub refuses_special_tokens: bool,
     /// Other names that requests may use for the model; `*` is any.
     pub aliases: Vec<String>,
+    /// Names of other models in the configuration: a request for one is not meant for this model.
+    pub other_models: Vec<String>,
     /// Longest wait of a request for a busy session; zero means no wait.
     pub session_wait: Duration,
     /// All clients may see and use the sessions of the local user.
@@ -237,6 +239,12 @@ impl App {
     /// Whether `name` is another name for any model of this server.
     fn is_alias(&self, name: &str) -> bool {
         self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
+    }
+
+    /// Whether `name` is that of a model beside the one that writes text, or of one that this server could have been started with.
+    fn knows_other(&self, name: &str) -> bool {
+        self.embedder().is_some_and(|served| served.id == name)
+            || self.settings().other_models.iter().any(|other| other == name)
     }
 
     /// Whether the server's model writes text.

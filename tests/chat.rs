@@ -530,6 +530,18 @@ fn scripted(place: &Place, more: &[&str]) -> Command {
     command
 }
 
+/// As [`scripted`], with a context that takes minutes to fill: the engine does not wait for the terminal, and is not done before an
+/// answer is stopped.
+fn long(place: &Place, more: &[&str]) -> Command {
+    let command = scripted(place, more);
+    let config = place.path("model/config.json");
+    let text = std::fs::read_to_string(&config).expect("the model's configuration");
+    let long = text.replace("\"max_position_embeddings\":2048", "\"max_position_embeddings\":131072");
+    assert_ne!(long, text);
+    std::fs::write(&config, long).expect("a file");
+    command
+}
+
 fn answers(place: &Place, session: &str) -> Vec<Value> {
     let turns = turns(place, session);
     turns
@@ -917,15 +929,9 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
     term.leave();
 }
 
-/// In the middle of an answer that does not end by itself.
+/// In the middle of an answer that does not end by itself, and says nothing over and over, which would end it.
 fn endless(place: &Place) -> Term {
-    let command = scripted(place, &[]);
-    // The engine does not wait for the terminal. This context takes it minutes, so that it is not done before the interrupt.
-    let config = place.path("model/config.json");
-    let text = std::fs::read_to_string(&config).expect("the model's configuration");
-    let long = text.replace("\"max_position_embeddings\":2048", "\"max_position_embeddings\":131072");
-    assert_ne!(long, text);
-    std::fs::write(&config, long).expect("a file");
+    let command = long(place, &["--frequency-penalty", "2", "--ignore-eos"]);
     let mut term = Term::open(command, 100);
     term.expect("/131,072 > ");
     term.send("endless\r");
@@ -1171,6 +1177,21 @@ fn an_answer_that_never_ends_leaves_room_for_the_next_message() {
     ran.check(0, "the answer was cut to leave room for your next message");
     assert!(ran.stdout.starts_with(ENDLESS) && ran.stdout.ends_with(&format!("{PLAIN}\n")), "{ran:?}");
     assert_eq!(questions(&place, "t"), ["endless", "plain"]);
+}
+
+#[test]
+fn an_answer_that_goes_round_in_circles_is_stopped_with_a_reason() {
+    let place = Place::new();
+    let ran = finish(long(&place, &[]), "endless\nplain\n");
+    ran.check(
+        0,
+        "warning: stopped: the last 1,000 tokens are the same text over and over; /retry answers again",
+    );
+    assert!(ran.stdout.starts_with(ENDLESS) && ran.stdout.ends_with(&format!("{PLAIN}\n")), "{ran:?}");
+    let turn = turns(&place, "t").remove(0);
+    assert_eq!(turn["finish_reason"], "cancelled");
+    let tokens = turn["usage"]["completion_tokens"].as_u64().expect("a count");
+    assert!((1000..100_000).contains(&tokens), "{tokens}");
 }
 
 #[test]

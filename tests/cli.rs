@@ -68,6 +68,8 @@ impl Place {
         // No test may depend on a network: those of downloading have a hub of their own.
         command.env("HF_HUB_OFFLINE", "1");
         command.env("HOME", self.folder.path()).env("TERM", "xterm").env("COLUMNS", "100");
+        // The same answer each time, unless a test asks for another temperature.
+        command.env("LLMCTL_TEMPERATURE", "0");
         command.current_dir(self.folder.path()).args(args).stdin(Stdio::null());
         #[cfg(unix)]
         bounded(&mut command);

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use llmctl::runtime::load::tokenizer::{from_folder, hf_settings};
-use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
+use llmctl::runtime::load::{ChatTemplates, ModelTexts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
 use llmctl::runtime::text::{HfSettings, Tokenizer};
 use llmctl::runtime::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, SessionChat};
 use llmctl::runtime::{
-    ChatTokenizer, Engine, EngineConfig, Error, Event, Finish, Outcome, Request, ReuseReason, Sampling,
-    Started, Timings, Usage,
+    ChatTokenizer, Engine, EngineConfig, Error, Event, Finish, GivenSampling, Outcome, Request, ReuseReason,
+    Sampling, Started, Timings, Usage,
 };
 use llmctl::template::{Content, Conversation, Message, ToolCall};
 use serde_json::Value as Json;
@@ -30,7 +30,7 @@ fn chat_tokenizer(tokenizer: Tokenizer, template: &str) -> ChatTokenizer {
         identity: String::new(),
         tokenizer: Arc::new(tokenizer),
         chat_templates: ChatTemplates::default(),
-        defaults: GenerationDefaults::default(),
+        defaults: GivenSampling::GREEDY,
         defaults_source: "nothing",
         listed_ends: Vec::new(),
         end_of_generation: Vec::new(),

@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::LoadError;
 use llmctl::runtime::kernel::{Dtype, dequantize_row};
 use llmctl::runtime::load::gguf::Gguf;
 use llmctl::runtime::load::hf;
 use llmctl::runtime::load::safetensors::Safetensors;
 use llmctl::runtime::tensor::{HostTensor, TensorSource};
+use llmctl::runtime::{LoadError, TopK};
 use proptest::prelude::*;
 
 use crate::common::alloc::largest_allocation;
@@ -598,11 +598,13 @@ fn generation_defaults_are_read_as_the_publisher_means_them() {
     )
     .unwrap();
     assert_eq!(config.eos_token_ids, [7, 9]);
-    assert_eq!(config.defaults.top_k, Some(20));
+    assert_eq!(config.defaults.top_k, Some(TopK::Best(20)));
     let defaults = config.defaults.numbers;
     assert_eq!((defaults.temperature, defaults.top_p), (Some(0.6), Some(0.95)));
     assert_eq!((defaults.min_p, defaults.repetition_penalty), (Some(0.05), Some(1.05)));
     assert_eq!((defaults.typical_p, defaults.top_n_sigma), (Some(0.9), None));
+    let gemma = generation_config(r#"{"do_sample":true,"top_k":64}"#).unwrap().defaults;
+    assert_eq!(gemma.numbers.temperature, Some(1.0), "as transformers samples");
     let one = generation_config(r#"{"eos_token_id":7,"top_k":0,"temperature":null}"#).unwrap();
     assert_eq!((one.eos_token_ids, one.defaults), (vec![7], Default::default()));
     let greedy = r#"{"do_sample":false,"temperature":0.6,"top_p":0.9,"top_k":5,"repetition_penalty":1.1}"#;

@@ -1,6 +1,8 @@
 //! Promise: `POST /v1/chat/completions` has OpenAI's shapes, streamed or not, and every parameter is honoured or refused.
 
 use axum::http::{Method, StatusCode};
+use llmctl::runtime::GivenSampling;
+use llmctl::serve::ServeSettings;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, CHATML, FREE, MODEL, QWENISH, ask, both_kinds, lines, redacted};
@@ -187,16 +189,49 @@ async fn the_way_tokens_are_chosen_is_honoured() {
 }
 
 async fn what_the_model_recommends_is_the_default() {
-    let mut build = talker();
-    build.defaults.numbers.temperature = Some(2.0);
-    let server = build.start();
-    let drawn = async |more: Value| {
-        let mut body = json!({"seed": 3, "max_tokens": 20});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        server.chat(FREE, body).await.ok()["choices"][0]["message"]["content"].clone()
+    let mut recommended = GivenSampling::default();
+    recommended.numbers.temperature = Some(2.0);
+    let built_in = json!({"temperature": 0.8, "top_k": 40, "top_p": 0.95});
+    for (defaults, same) in [(recommended, json!({"temperature": 2})), (GivenSampling::default(), built_in)] {
+        let is_built_in = defaults == GivenSampling::default();
+        let server = Build { defaults, ..talker() }.start();
+        let drawn = async |more: Value| {
+            let mut body = json!({"seed": 3, "max_tokens": 20});
+            body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+            server.chat(FREE, body).await.ok()["choices"][0]["message"]["content"].clone()
+        };
+        assert_eq!(drawn(json!({})).await, drawn(same).await);
+        assert_ne!(drawn(json!({})).await, drawn(json!({"temperature": 0})).await);
+        // A form leaves no room for variety, unless the model's publisher gives a temperature.
+        let form = async |more: Value| drawn(json!({"regex": "[a-z]{9}", "temperature": more})).await;
+        assert_eq!(form(Value::Null).await == form(json!(0)).await, is_built_in);
+    }
+}
+
+async fn a_seed_that_was_drawn_is_told_and_repeats_the_answer() {
+    let server = Build { defaults: GivenSampling::default(), ..talker() }.start();
+    let ask = async |path: &str, mut body: Value| {
+        let members = body.as_object_mut().expect("an object");
+        members.insert("max_tokens".to_owned(), 20.into());
+        let reply = server.post(path, body.clone()).await;
+        let seed = reply.headers.get("x-llmctl-seed").map(|seed| seed.to_str().expect("text").to_owned());
+        (seed.map(|seed| seed.parse::<u64>().expect("a number")), reply.ok())
     };
-    assert_eq!(drawn(json!({})).await, drawn(json!({"temperature": 2})).await);
-    assert_ne!(drawn(json!({})).await, drawn(json!({"temperature": 0})).await);
+    let messages = json!([{"role": "user", "content": FREE}]);
+    for (path, body, text) in [
+        ("/v1/chat/completions", json!({"messages": messages}), "/choices/0/message/content"),
+        ("/v1/completions", json!({"prompt": FREE}), "/choices/0/text"),
+        ("/v1/messages", json!({"messages": messages}), "/content/0/text"),
+    ] {
+        let (seed, first) = ask(path, body.clone()).await;
+        let mut again = body.clone();
+        again["seed"] = seed.expect("a seed").into();
+        let (told, second) = ask(path, again).await;
+        assert_eq!((told, second.pointer(text)), (seed, first.pointer(text)), "{path}");
+        let mut greedy = body;
+        greedy["temperature"] = 0.into();
+        assert_eq!(ask(path, greedy).await.0, None, "{path}");
+    }
 }
 
 async fn parameters_out_of_range_are_refused() {
@@ -283,7 +318,8 @@ async fn what_is_not_supported_is_refused_by_name_all_at_once() {
 }
 
 async fn checks_come_in_the_references_order() {
-    let server = talker().start();
+    let settings = ServeSettings { other_models: vec!["other".to_owned()], ..ServeSettings::default() };
+    let server = Build { settings, ..talker() }.start();
     let mut body = json!({
         "model": "other", "temperature": 9, "strange": [], "session_id": "a b", "stop": 1,
         "messages": [{"role": "user", "content": "hi"}],
@@ -491,6 +527,7 @@ both_kinds! {
     log_probabilities,
     the_way_tokens_are_chosen_is_honoured,
     what_the_model_recommends_is_the_default,
+    a_seed_that_was_drawn_is_told_and_repeats_the_answer,
     parameters_out_of_range_are_refused,
     what_is_not_supported_is_refused_by_name_all_at_once,
     checks_come_in_the_references_order,

@@ -104,6 +104,11 @@ fn openais_python_client_gets_what_it_expects() {
 }
 
 #[test]
+fn every_answer_is_of_the_official_types() {
+    python("shapes_python.py");
+}
+
+#[test]
 fn openais_node_client_gets_what_it_expects() {
     node("openai_node.mjs");
 }

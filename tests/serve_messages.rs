@@ -191,7 +191,9 @@ async fn the_same_conversation_gives_the_bits_of_a_chat_completion() {
     );
     let mut system = vec![json!({"role": "system", "content": "Be brief.\nBe kind."})];
     system.extend(messages);
-    let ours = with(common, json!({"messages": system, "seed": 7}));
+    let tool =
+        json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}});
+    let ours = with(common, json!({"messages": system, "seed": 7, "tools": [tool], "tool_choice": "none"}));
     let chat = server.post("/v1/chat/completions", ours).await.ok();
     let message = server.post(PATH, with(theirs.clone(), json!({"seed": 7}))).await.ok();
     let text = chat["choices"][0]["message"]["content"].as_str().expect("text");
@@ -331,9 +333,9 @@ async fn calls_are_made_as_the_choice_says() {
         assert_eq!((kinds(&reply), &reply["stop_reason"]), (vec!["tool_use"], &json!("tool_use")), "{reply}");
         assert!(reply["content"][0]["input"]["city"].is_string(), "{reply}");
     }
-    let text =
-        server.post(PATH, ask("weather", with(tools(), json!({"tool_choice": {"type": "none"}})))).await.ok();
-    assert_eq!(text["content"][0]["text"], CALL);
+    let none = json!({"tool_choice": {"type": "none"}, "max_tokens": 9});
+    let text = server.post(PATH, ask("weather", with(tools(), none))).await.ok();
+    assert!(!text.to_string().contains("tool_use") && !text.to_string().contains("<tool_call>"), "{text}");
     let one = with(tools(), json!({"tool_choice": {"type": "auto", "disable_parallel_tool_use": true}}));
     assert_eq!(kinds(&server.post(PATH, ask("two", one)).await.ok()), ["tool_use"]);
 }
@@ -365,7 +367,7 @@ async fn an_answer_that_is_begun_is_continued_and_not_repeated() {
         json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello"}]});
     let body = with(json!({"max_tokens": 50}), begun);
     let whole = server.post(PATH, body.clone()).await.ok();
-    assert_eq!(whole["content"], json!([{"type": "text", "text": " there.", "citations": null}]));
+    assert_eq!(whole["content"], json!([{"type": "text", "text": " there."}]));
     let streamed = server.post(PATH, with(body.clone(), json!({"stream": true}))).await;
     assert_eq!(comparable(accumulated(&events(&streamed))), comparable(whole.clone()));
     let counted = server.post("/v1/messages/count_tokens", body.clone()).await.ok();
@@ -429,7 +431,6 @@ async fn malformed_items_are_named_by_their_place() {
         ),
         (ask("x", json!({"max_tokens": 0})), (400, "max_tokens")),
         (ask("x", json!({"temperature": -1})), (400, "temperature")),
-        (ask("x", json!({"model": "claude"})), (404, "model")),
         (ask("x", json!({"odd": 1})), (400, "odd")),
     ] {
         let (status, _, param) = server.post(PATH, body.clone()).await.error();

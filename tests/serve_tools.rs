@@ -86,16 +86,26 @@ async fn a_call_as_it_comes() {
 
 async fn without_tools_a_call_is_text() {
     let server = server();
-    for body in [tools(json!({"tool_choice": "none"})), json!({})] {
-        let reply = server.chat("weather", body.clone()).await.ok();
-        assert_eq!(reply["choices"][0]["message"]["content"], CALL);
-        assert_eq!(reply["choices"][0]["finish_reason"], "stop");
-        let prompt = server.post("/apply-template", crate::common::server::ask("weather", body)).await.ok();
-        assert!(!prompt["prompt"].as_str().expect("text").contains("Weather of a city"));
-    }
-    let shown =
-        server.post("/apply-template", crate::common::server::ask("weather", tools(json!({})))).await.ok();
-    assert!(shown["prompt"].as_str().expect("text").contains("Weather of a city"));
+    let reply = server.chat("weather", json!({})).await.ok();
+    assert_eq!(reply["choices"][0]["message"]["content"], CALL);
+    assert_eq!(reply["choices"][0]["finish_reason"], "stop");
+}
+
+async fn a_choice_of_none_forbids_calls_and_changes_no_prompt() {
+    let server = server();
+    let prompt = async |body| {
+        let shown = server.post("/apply-template", crate::common::server::ask("weather", body)).await.ok();
+        shown["prompt"].as_str().expect("text").to_owned()
+    };
+    let none = tools(json!({"tool_choice": "none"}));
+    let with_tools = prompt(tools(json!({}))).await;
+    assert!(
+        with_tools.contains("Weather of a city") && !prompt(json!({})).await.contains("Weather of a city")
+    );
+    assert_eq!(prompt(none.clone()).await, with_tools);
+    let message = server.chat("weather", none).await.ok()["choices"][0]["message"].clone();
+    assert!(message.get("tool_calls").is_none(), "{message}");
+    assert!(!message["content"].as_str().expect("text").contains("<tool_call>"), "{message}");
 }
 
 async fn a_call_that_is_cut_is_none() {
@@ -146,6 +156,23 @@ async fn reasoning_is_told_apart() {
         (joined("content"), joined("reasoning_content")),
         ("Forty-two.".to_owned(), reasoning.to_owned())
     );
+
+    // Log-probabilities are those of the content.
+    let scored = body(json!({"logprobs": true}));
+    let text = |entries: &Value| {
+        let entries = entries.as_array().into_iter().flatten();
+        entries.filter_map(|entry| entry["token"].as_str()).collect::<String>()
+    };
+    let reply = server.chat("think", scored.clone()).await.ok();
+    assert_eq!(text(&reply["choices"][0]["logprobs"]["content"]), "Forty-two.");
+    let mut streamed = scored;
+    streamed["stream"] = true.into();
+    let chunks = server.chat("think", streamed).await.events();
+    let chunks = chunks.iter().map(|chunk| &chunk["choices"][0]);
+    let chunks: Vec<_> = chunks.filter(|choice| choice["logprobs"].is_object()).collect();
+    assert!(chunks.iter().all(|choice| choice["delta"]["content"].is_string()), "{chunks:?}");
+    let streamed: String = chunks.iter().map(|choice| text(&choice["logprobs"]["content"])).collect();
+    assert_eq!(streamed, "Forty-two.");
 
     let hidden = json!({"chat_template_kwargs": {"enable_thinking": true, "return_reasoning": false}});
     let reply = server.chat("think", hidden).await.ok();
@@ -258,8 +285,8 @@ async fn a_template_without_tools_gets_them_described() {
         );
         let answer = server.post("/v1/chat/completions", follow_up).await.ok();
         assert_eq!(answer["choices"][0]["message"]["content"], "It rains.", "{answer}");
-        // Without tools nothing of this is there.
-        let reply = server.chat("weather", tools(json!({"tool_choice": "none"}))).await;
+        // Without calls nothing is told of their format.
+        let reply = server.chat("weather", tools(json!({"tool_choice": "none", "max_tokens": 9}))).await;
         assert!(reply.headers.get("x-llmctl-tool-format").is_none());
         assert_eq!(reply.status, StatusCode::OK);
     }
@@ -356,6 +383,7 @@ both_kinds! {
     a_call_as_a_whole,
     a_call_as_it_comes,
     without_tools_a_call_is_text,
+    a_choice_of_none_forbids_calls_and_changes_no_prompt,
     a_call_that_is_cut_is_none,
     reasoning_is_told_apart,
     thinking_is_switched_for_all_and_by_each,

@@ -16,9 +16,10 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum,
 use super::error::CommandError;
 use crate::runtime::http_engine::{EndpointUrl, EngineUrl};
 use crate::runtime::load::hub::Aliases;
-use crate::runtime::load::{GenerationDefaults, Isa, Pooling};
+use crate::runtime::load::{Isa, Pooling};
 use crate::runtime::{
-    Error, Limits, Overflow, SAMPLING, Sampling, SamplingNumbers, SamplingParameter, Speculation,
+    Error, GivenSampling, Limits, Overflow, SAMPLING, SamplingNumber, SamplingNumbers, SamplingParameter,
+    Speculation, TopK,
 };
 
 /// Returns the parser of a flag's whole number.
@@ -557,7 +558,7 @@ impl FromStr for TimeSpan {
     }
 }
 
-/// How the next token is chosen. Unset options come from the model's generation_config.json, else mean greedy.
+/// How the next token is chosen. Unset options come from the model's publisher, else from [`GivenSampling::sampling`].
 ///
 /// The numbers are flags by their definition in [`SAMPLING`].
 #[derive(Debug, Clone, Default)]
@@ -570,7 +571,7 @@ pub struct SamplingArgs {
 
 impl Args for SamplingArgs {
     fn augment_args(command: Command) -> Command {
-        let heading = "Sampling (unset: what the model recommends, else greedy)";
+        let heading = "Sampling (unset: what the model recommends, else temperature 0.8, top-k 40, top-p 0.95 for free text)";
         command.next_help_heading(heading).args(SamplingParameter::all().map(sampling_flag))
     }
 
@@ -593,7 +594,7 @@ fn sampling_flag(parameter: SamplingParameter) -> Arg {
         SamplingParameter::TopK => flag
             .help("Choose among the K most likely tokens; `all` or -1 for no limit")
             .value_name("K")
-            .value_parser(value_parser!(TopK)),
+            .value_parser(parse_top_k),
         SamplingParameter::LogitBias => flag
             .help("Add BIAS (-100 to 100) to the logit of token ID; may be repeated")
             .value_name("ID=BIAS")
@@ -697,23 +698,13 @@ pub enum OverflowPolicy {
     Clamp,
 }
 
-/// `--top-k`: a number, or `all` to undo what the model's publisher recommends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TopK {
-    All,
-    Best(usize),
-}
-
-impl FromStr for TopK {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.parse() {
-            _ if matches!(text, "all" | "-1") => Ok(TopK::All),
-            Ok(0) => Err("must be at least 1; `all` keeps all tokens".to_owned()),
-            Ok(count) => Ok(TopK::Best(count)),
-            Err(_) => Err("not a number or `all`".to_owned()),
-        }
+/// Parses `--top-k`: a number, or `all` to undo what the model's publisher recommends.
+fn parse_top_k(text: &str) -> Result<TopK, String> {
+    match text.parse() {
+        _ if matches!(text, "all" | "-1") => Ok(TopK::All),
+        Ok(0) => Err("must be at least 1; `all` keeps all tokens".to_owned()),
+        Ok(count) => Ok(TopK::Best(count)),
+        Err(_) => Err("not a number or `all`".to_owned()),
     }
 }
 
@@ -746,30 +737,28 @@ impl SamplingArgs {
             let message = format!("token {} is given twice", twice.id);
             return Err(Error::InvalidParameter { name: "logit_bias", message });
         }
-        self.resolve(&GenerationDefaults::default()).0.validate(usize::MAX)
+        self.given().sampling(true).validate(usize::MAX)
     }
 
-    /// Returns the sampling in force: flag, else the publisher's recommendation, else the built-in default.
-    ///
-    /// The second value names what was taken from `defaults`, e.g. `temperature 0.6`.
-    pub fn resolve(&self, defaults: &GenerationDefaults) -> (Sampling, Vec<String>) {
-        let mut sampling = defaults.sampling();
-        let mut taken = Vec::new();
-        for number in SAMPLING {
-            if let (None, Some(value)) = (number.given(&self.numbers), number.given(&defaults.numbers)) {
-                taken.push(format!("{} {value}", number.name));
-            }
-        }
-        self.numbers.apply(&mut sampling);
-        match (self.top_k, defaults.top_k) {
-            (Some(TopK::Best(count)), _) => sampling.top_k = Some(count),
-            (Some(TopK::All), _) => sampling.top_k = None,
-            (None, Some(count)) => taken.push(format!("top_k {count}")),
-            (None, None) => {}
-        }
-        sampling.logit_bias = self.logit_bias.iter().map(|entry| (entry.id, entry.bias)).collect();
-        sampling.seed = self.seed;
-        (sampling, taken)
+    /// Returns what the flags give.
+    pub fn given(&self) -> GivenSampling {
+        let biases = self.logit_bias.iter().map(|entry| (entry.id, entry.bias));
+        let logit_bias = Some(biases.collect()).filter(|_| !self.logit_bias.is_empty());
+        GivenSampling { numbers: self.numbers, top_k: self.top_k, logit_bias, seed: self.seed }
+    }
+
+    /// Names what `defaults` give and the flags do not, e.g. `temperature 0.6`.
+    pub fn taken_from(&self, defaults: &GivenSampling) -> Vec<String> {
+        let not_here = |number: &&SamplingNumber| number.given(&self.numbers).is_none();
+        let numbers = SAMPLING.iter().filter(not_here).filter_map(|number| {
+            let value = number.given(&defaults.numbers)?;
+            Some(format!("{} {value}", number.name))
+        });
+        let top_k = match (self.top_k, defaults.top_k) {
+            (None, Some(TopK::Best(count))) => Some(format!("top_k {count}")),
+            _ => None,
+        };
+        numbers.chain(top_k).collect()
     }
 
     /// Returns whether a flag or a file sets a parameter.
@@ -814,30 +803,24 @@ impl LimitArgs {
 mod tests {
     use super::super::error::Kind;
     use super::*;
+    use crate::runtime::Sampling;
 
     #[test]
-    fn flags_win_over_the_models_defaults_which_win_over_greedy() {
+    fn flags_win_over_the_models_defaults_and_what_is_taken_from_them_is_named() {
         let none = SamplingNumbers::default();
         let numbers = SamplingNumbers { temperature: Some(0.6), top_p: Some(0.95), ..none };
-        let defaults = GenerationDefaults { numbers, top_k: Some(20) };
-        let numbers = SamplingNumbers { temperature: Some(0.0), ..none };
-        let args = SamplingArgs { numbers, ..SamplingArgs::default() };
-        let (sampling, taken) = args.resolve(&defaults);
-        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.0, Some(20), 0.95));
-        assert_eq!(taken, ["top_p 0.95", "top_k 20"]);
-
-        let args = SamplingArgs {
-            numbers: SamplingNumbers { top_p: Some(0.5), ..none },
-            top_k: Some(TopK::All),
-            ..SamplingArgs::default()
+        let defaults = GivenSampling { numbers, top_k: Some(TopK::Best(20)), ..GivenSampling::default() };
+        let check = |numbers, top_k, in_force, taken: &[&str]| {
+            let args = SamplingArgs { numbers, top_k, ..SamplingArgs::default() };
+            let Sampling { temperature, top_k, top_p, .. } = args.given().or(&defaults).sampling(true);
+            assert_eq!((temperature, top_k, top_p), in_force);
+            assert_eq!(args.taken_from(&defaults), taken);
         };
-        let (sampling, taken) = args.resolve(&defaults);
-        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.6, None, 0.5));
-        assert_eq!(taken, ["temperature 0.6"]);
-
-        let (sampling, taken) = SamplingArgs::default().resolve(&GenerationDefaults::default());
-        assert_eq!(sampling, Sampling::default());
-        assert!(taken.is_empty());
+        let cold = SamplingNumbers { temperature: Some(0.0), ..none };
+        check(cold, None, (0.0, Some(20), 0.95), &["top_p 0.95", "top_k 20"]);
+        let narrow = SamplingNumbers { top_p: Some(0.5), ..none };
+        check(narrow, Some(TopK::All), (0.6, None, 0.5), &["temperature 0.6"]);
+        assert!(SamplingArgs::default().taken_from(&GivenSampling::default()).is_empty());
     }
 
     #[test]
@@ -873,11 +856,11 @@ mod tests {
 
     #[test]
     fn top_k_has_no_zero_sentinel() {
-        assert_eq!("all".parse(), Ok(TopK::All));
-        assert_eq!("7".parse(), Ok(TopK::Best(7)));
-        assert!("0".parse::<TopK>().unwrap_err().contains("`all`"));
-        assert_eq!("-1".parse(), Ok(TopK::All), "as in other tools");
-        assert!("-2".parse::<TopK>().is_err());
+        assert_eq!(parse_top_k("all"), Ok(TopK::All));
+        assert_eq!(parse_top_k("7"), Ok(TopK::Best(7)));
+        assert!(parse_top_k("0").unwrap_err().contains("`all`"));
+        assert_eq!(parse_top_k("-1"), Ok(TopK::All), "as in other tools");
+        assert!(parse_top_k("-2").is_err());
     }
 
     #[test]

@@ -38,7 +38,7 @@ use crate::runtime::memory::{LimitKind, memory_limits, tightest};
 use crate::runtime::model::{Model, ModelSpec};
 use crate::runtime::text::Tokenizer;
 use crate::runtime::{
-    Engine, EngineClient, EngineConfig, EngineSpec, Error, LoadError, Notice, Sampling, Speculation,
+    Engine, EngineClient, EngineConfig, EngineSpec, Error, GivenSampling, LoadError, Notice, Speculation,
 };
 use crate::template::TemplateError;
 pub use loaded::{Loaded, ModelInfo, PreparedTexts};
@@ -591,14 +591,13 @@ impl From<TemplateError> for CommandError {
 }
 
 impl SamplingArgs {
-    /// Returns the sampling in force for this model. With `-v`, prints what comes from the model's own
-    /// defaults.
-    pub fn resolve_for(&self, info: &ModelInfo, terminal: &Terminal) -> Sampling {
-        let (sampling, taken) = self.resolve(&info.defaults);
+    /// Returns what the flags give, else the model's publisher. With `-v`, prints what comes from the publisher.
+    pub fn resolve_for(&self, info: &ModelInfo, terminal: &Terminal) -> GivenSampling {
+        let taken = self.taken_from(&info.defaults);
         if !taken.is_empty() {
             let (taken, source) = (taken.join(", "), &info.defaults_source);
             terminal.detail(&format!("{taken}, recommended by the model ({source})"));
         }
-        sampling
+        self.given().or(&info.defaults)
     }
 }

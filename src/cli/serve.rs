@@ -19,7 +19,9 @@ use std::time::{Duration, Instant};
 use clap::{ArgAction, Args, ValueEnum};
 
 use self::fleet::FleetArgs;
-use super::args::{ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, TimeSpan, count};
+use super::args::{
+    ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, SamplingArgs, TimeSpan, count,
+};
 use super::capacity::CapacityArgs;
 use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
@@ -111,6 +113,9 @@ pub struct ServeArgs {
 
     #[command(flatten)]
     pub answers: AnswerArgs,
+
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
 
     #[command(flatten)]
     pub mcp: McpServerArgs,
@@ -597,7 +602,7 @@ fn load_app(
     {
         terminal.note(notice);
     }
-    let model = texts.into_served(args.listen.model_id.clone());
+    let model = texts.into_served(args.listen.model_id.clone(), args.sampling.given());
     embedder::check_id(&model, beside.as_ref())?;
     Ok(App::with_embedder(shared, model, engines, settings(args), beside))
 }
@@ -697,6 +702,7 @@ fn rebuild(
 
 fn settings(args: &ServeArgs) -> ServeSettings {
     let answers = &args.answers;
+    let others = args.model.aliases.keys().filter(|name| Some(*name) != args.model.model.as_ref());
     ServeSettings {
         lenient: answers.lenient,
         strict_limits: answers.strict_limits,
@@ -708,6 +714,7 @@ fn settings(args: &ServeArgs) -> ServeSettings {
         isolated: args.isolation.isolate || args.isolation.workers.is_some(),
         refuses_special_tokens: answers.refuse_special_tokens,
         aliases: args.listen.alias.clone(),
+        other_models: others.cloned().collect(),
         session_wait: args.sessions.session_wait.map_or(DEFAULT_SESSION_WAIT, |span| span.0),
         share_sessions: args.sessions.share_sessions,
         remote: is_remote(args),

@@ -49,10 +49,13 @@ pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use hints::Frontend;
 pub use llmctl_kernel as kernel;
 pub use notice::Notice;
+pub use repetition::goes_round;
 pub use request::{
-    Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS,
-    ModelDrafter, Outcome, Overflow, RemoteUsage, Request, Reuse, ReuseReason, SAMPLING, Sampling,
-    SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, Usage,
+    Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, FREE_TEXT, Finish, GivenSampling,
+    Limits, Logprob, MAX_LOGPROBS, ModelDrafter, Outcome, Overflow, RemoteUsage, Request, Reuse, ReuseReason,
+    SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, Started, Timings, Token, TopK,
+    Usage,
 };
+pub use sample::draw_seed;
 pub use session::difference::Explanation;
 pub use spec::{EngineConfig, EngineSpec, ServingCapacity, Speculation};

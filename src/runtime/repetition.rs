@@ -9,6 +9,17 @@ const MIN_TIMES: usize = 6;
 /// Least tokens of all repetitions: a row of dashes or a few equal list items do not count.
 const MIN_TOKENS: usize = 48;
 
+/// Longest period and least tokens of a repetition that is beyond doubt.
+const MAX_LONG_PERIOD: usize = 250;
+const LONG_TOKENS: usize = 1000;
+
+/// Returns whether `tokens` end with 1,000 that are one run over and over.
+pub fn goes_round(tokens: &[u32]) -> bool {
+    let Some(start) = tokens.len().checked_sub(LONG_TOKENS) else { return false };
+    let tail = &tokens[start..];
+    (1..=MAX_LONG_PERIOD).any(|period| tail[period..] == tail[..LONG_TOKENS - period])
+}
+
 /// Returns whether `tokens` end with a short run that repeats.
 pub fn repeats(tokens: &[u32]) -> bool {
     (1..=MAX_PERIOD).any(|period| {
@@ -37,6 +48,16 @@ mod tests {
         assert!(!repeats(&cycle(&long, 20)), "paragraphs may be alike");
         let varied: Vec<u32> = (0..200).map(|n| if n % 9 == 0 { n } else { 1 }).collect();
         assert!(!repeats(&varied) && !repeats(&[]));
+    }
+
+    #[test]
+    fn a_thousand_tokens_of_one_run_go_round() {
+        for (period, tokens, expected) in
+            [(1, 1000, true), (1, 999, false), (250, 1000, true), (251, 9999, false)]
+        {
+            let tokens: Vec<u32> = (0..tokens).map(|n| n % period).collect();
+            assert_eq!(goes_round(&tokens), expected, "period {period}");
+        }
     }
 
     #[test]

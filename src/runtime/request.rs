@@ -16,7 +16,9 @@ use super::error::Error;
 use super::grammar::Grammar;
 pub use reasoning::ReasoningLimit;
 pub(super) use reasoning::ReasoningWatch;
-pub use sampling::{SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter};
+pub use sampling::{
+    FREE_TEXT, GivenSampling, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, TopK,
+};
 pub use session_name::EngineSessionName;
 
 /// One generation: prompt ids in, a stream of [`Event`]s out.
@@ -355,6 +357,11 @@ pub enum Finish {
 }
 
 impl Finish {
+    /// Returns whether something else than the model ended the answer.
+    pub fn is_cut(&self) -> bool {
+        !matches!(self, Finish::Eos(_) | Finish::Complete)
+    }
+
     /// OpenAI's word for it. A deadline is a length: like `max_tokens` it is a limit that the caller has set, and clients
     /// know from the word that the answer is cut.
     pub fn reason(&self) -> &'static str {

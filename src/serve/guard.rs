@@ -32,7 +32,7 @@ const DISCARD_TIME: Duration = Duration::from_secs(5);
 const LARGE_BODY: u64 = 256 << 10;
 
 /// Paths that need no key, because process supervisors have none; their answers tell nothing about requests.
-const OPEN_PATHS: [&str; 2] = ["/health", "/ready"];
+const OPEN_PATHS: [&str; 3] = ["/health", "/v1/health", "/ready"];
 
 /// Paths that are answered in every stage, but need a key if there are keys.
 const STAGELESS_PATHS: [&str; 2] = ["/", "/metrics"];

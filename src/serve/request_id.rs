@@ -12,6 +12,9 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 /// Names the format of tool calls if it is not the model's own.
 pub const X_TOOL_FORMAT: HeaderName = HeaderName::from_static("x-llmctl-tool-format");
 
+/// The seed of a sampled answer: a request with it gets the same one.
+pub const X_SEED: HeaderName = HeaderName::from_static("x-llmctl-seed");
+
 /// Longer ids of clients are replaced by a new one.
 const MAX_REQUEST_ID: usize = 128;
 

@@ -17,7 +17,7 @@ use super::App;
 use super::error::ApiError;
 use super::lifecycle::{Lifecycle, Stage};
 use super::metrics::MetricsFormat;
-use super::request_id::{X_REQUEST_ID, X_TOOL_FORMAT};
+use super::request_id::{X_REQUEST_ID, X_SEED, X_TOOL_FORMAT};
 use super::{access, api, guard, page};
 
 /// Time that a browser may cache the answer to a preflight request.
@@ -31,6 +31,7 @@ pub fn router(lifecycle: &Lifecycle, api: Router) -> Router {
     let own = Router::new()
         .route("/", get(index))
         .route("/health", get(health))
+        .route("/v1/health", get(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .with_state(lifecycle.clone());
@@ -62,6 +63,7 @@ fn cors(origins: &[String]) -> CorsLayer {
             X_REQUEST_ID,
             header::RETRY_AFTER,
             HeaderName::from_static("x-session-id"),
+            X_SEED,
             X_TOOL_FORMAT,
         ])
         .max_age(PREFLIGHT_AGE)

@@ -85,8 +85,8 @@ impl OutputMarkup {
     /// the rendered prompt, has opened it. `is_parallel` allows several calls. `special` gives the id of a special token by
     /// its text; a marker that it does not know is ordinary text.
     ///
-    /// `None` if there is nothing to constrain: no call format, no (such) tool, or [`ToolChoice::None`], for which the
-    /// caller leaves the tools out of parsing too.
+    /// `None` if there is nothing to constrain: no call format, no (such) tool. With [`ToolChoice::None`] no call can begin, and the
+    /// caller leaves the tools out of parsing.
     pub fn tool_grammar(
         &self,
         tools: &[serde_json::Value],
@@ -98,17 +98,24 @@ impl OutputMarkup {
         let format = self.tool_calls?;
         let tools = ToolDefinitions::new(tools);
         let (tools, is_optional, is_parallel) = match choice {
-            ToolChoice::None => return None,
-            ToolChoice::Auto => (tools, true, is_parallel),
+            ToolChoice::Auto | ToolChoice::None => (tools, true, is_parallel),
             ToolChoice::Required => (tools, false, is_parallel),
             ToolChoice::Named(name) => (tools.only(name), false, false),
         };
-        if tools.is_empty() {
+        let is_none = *choice == ToolChoice::None;
+        if tools.is_empty() && !is_none {
             return None;
         }
         let reasoning = self.reasoning;
-        let request =
-            GrammarRequest { reasoning, format, tools: &tools, is_optional, is_parallel, prompt_tail };
+        let request = GrammarRequest {
+            reasoning,
+            format,
+            tools: &tools,
+            is_optional,
+            is_none,
+            is_parallel,
+            prompt_tail,
+        };
         Some(lark(&request, Writer::new(self.markers(), special)))
     }
 }

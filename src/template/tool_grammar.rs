@@ -16,6 +16,8 @@ pub struct GrammarRequest<'a> {
     pub tools: &'a ToolDefinitions,
     /// Whether an answer without calls is possible, and text around calls.
     pub is_optional: bool,
+    /// Whether calls are impossible; then `is_optional` is set.
+    pub is_none: bool,
     pub is_parallel: bool,
     pub prompt_tail: &'a str,
 }
@@ -23,12 +25,12 @@ pub struct GrammarRequest<'a> {
 /// Returns the grammar, as Lark text.
 pub fn lark(request: &GrammarRequest<'_>, writer: Writer<'_>) -> String {
     let mut grammar = AnswerGrammar { request, writer };
-    let call = grammar.any_call("");
+    let call = if request.is_none { String::new() } else { grammar.any_call("") };
     let ToolCallSpec { messages, frame, .. } = grammar.format();
     let start = match (messages, frame.lead) {
         _ if request.format == ToolCallFormat::Harmony => grammar.harmony(&call),
         (Some(messages), _) => grammar.messages(messages, &call),
-        (None, "") => grammar.answer(&call, &call),
+        (None, lead) if request.is_none || lead.is_empty() => grammar.answer(&call, &call),
         (None, lead) => {
             let first = grammar.any_call(lead);
             grammar.answer(&first, &call)
@@ -95,7 +97,8 @@ impl AnswerGrammar<'_> {
         let marks = self.request.reasoning?.marks();
         let ToolCallSpec { end, openers, .. } = self.format();
         let (opening, call) = (*marks.opens.first()?, *openers.first()?);
-        let is_looked_for = self.request.is_optional && !end.is_empty() && marks.closing.is_some();
+        let may_call = self.request.is_optional && !self.request.is_none;
+        let is_looked_for = may_call && !end.is_empty() && marks.closing.is_some();
         if !is_looked_for {
             return None;
         }
@@ -153,7 +156,7 @@ impl AnswerGrammar<'_> {
             write!(not, " & ~/(?s:.*){}(?s:.*)/", escaped(opener)).expect("a string takes everything");
         }
         let text = self.writer.terminal(&format!("/(?s:.*)/ & {not}{}", self.not_reasoning()));
-        format!("({text} | {span})")
+        if self.request.is_none { text } else { format!("({text} | {span})") }
     }
 
     /// Text with calls in it.
@@ -183,6 +186,7 @@ impl AnswerGrammar<'_> {
         };
         let tail = self.writer.rule(&tail);
         match self.request.is_parallel {
+            _ if self.request.is_none => tail,
             true => format!("({head} {span})* {tail}"),
             false => format!("({tail} | {head} {span})"),
         }
@@ -208,7 +212,8 @@ impl AnswerGrammar<'_> {
         let last = self.harmony_text("<|return|>");
         let open_end = self.writer.terminal("/(?s:.+)/ & ~/(?s:.*)<\\|(?s:.*)/");
         let head = self.writer.literal("<|channel|>final<|message|>");
-        format!("{rest} ({analysis} | {preamble})* ({call} | {head} ({last} | {open_end})?)")
+        let call = if self.request.is_none { String::new() } else { format!("{call} | ") };
+        format!("{rest} ({analysis} | {preamble})* ({call}{head} ({last} | {open_end})?)")
     }
 
     /// An answer of texts with markers, then calls or a text that nothing needs to end. The prompt may have begun a text.
@@ -241,7 +246,8 @@ impl AnswerGrammar<'_> {
         let heads: Vec<String> = messages.texts.iter().map(|(head, _)| self.writer.literal(head)).collect();
         let open_end = self.open_text(messages);
         let last = format!("({}) {open_end}? {end}", heads.join(" | "));
-        let rest = format!("{first} {whole}* ({calls} | {last})?");
+        let calls = if self.request.is_none { String::new() } else { format!("{calls} | ") };
+        let rest = format!("{first} {whole}* ({calls}{last})?");
         match begun {
             Some(_) => format!("({rest} | {open_end}? {end})"),
             None => format!("({rest})"),

@@ -96,7 +96,9 @@ fn a_wrong_value_is_reported_where_it_is() {
         .check(66, "warning: LLMCTL_MODLE is not a variable of llmctl; did you mean LLMCTL_MODEL?");
     place.write("llmctl.toml", "# mine\n[run]\ntemperature = 9\n");
     let args = ["run", "--model", "/no/such/model", "hi"];
-    place.run(&args).check(78, "error: llmctl.toml:3: temperature: 9 is not in [0, 2]\n");
+    let mut command = place.command(&args);
+    command.env_remove("LLMCTL_TEMPERATURE"); // which counts before the file
+    finish(command, "").check(78, "error: llmctl.toml:3: temperature: 9 is not in [0, 2]\n");
     place.run(&[&args[..], &["--temperature", "1"]].concat()).check(66, "/no/such/model");
     place
         .run(&[&args[..], &["--temperature", "8"]].concat())
@@ -269,6 +271,7 @@ fn what_is_set_is_shown_and_the_rest_is_there_for_who_asks() {
     let shown = || {
         let mut command = place.command(&["config", "show"]);
         command.env_remove("LLMCTL_CPU"); // set where the suite runs on one instruction set
+        command.env_remove("LLMCTL_TEMPERATURE");
         finish(command, "").check(0, "").stdout.clone()
     };
     assert!(shown().starts_with("# nothing is set"));

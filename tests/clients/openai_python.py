@@ -5,6 +5,7 @@ tool calls, limits). Prints one line per check and ends with the number that pas
 """
 
 import json
+import pathlib
 import sys
 from typing import Literal
 
@@ -50,6 +51,17 @@ def models_are_listed_and_found():
         assert error.code == "model_not_found", error
     else:
         raise AssertionError("an unknown model was found")
+
+
+@check
+def the_first_example_of_the_documentation_runs():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "server.md").read_text()
+    code = page.split("```python\n", 1)[1].split("```", 1)[0]
+    for of_the_page, here in {"http://127.0.0.1:8484/v1": BASE_URL, '"none"': repr(API_KEY), "stream=True": "stream=True, max_tokens=8"}.items():
+        assert of_the_page in code, of_the_page
+        code = code.replace(of_the_page, here)
+    exec(code, {})
+    print()
 
 
 @check
@@ -172,7 +184,6 @@ def errors_are_the_clients_own():
     refused(openai.BadRequestError, "invalid_value", temperature=3)
     refused(openai.BadRequestError, "context_length_exceeded", messages=[{"role": "user", "content": "word " * 40_000}])
     refused(openai.BadRequestError, "unsupported_parameter", extra_body={"no_such_parameter": 1})
-    refused(openai.NotFoundError, "model_not_found", model="no-such-model")
     refused(openai.UnprocessableEntityError, "invalid_value", messages="not a list")
     try:
         OpenAI(base_url=BASE_URL, api_key="wrong", max_retries=0).models.list()

@@ -18,10 +18,10 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use llmctl::runtime::load::hub::ModelSource;
 use llmctl::runtime::load::tokenizer::from_folder;
-use llmctl::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts, model_facts};
+use llmctl::runtime::load::{ChatTemplates, ModelTexts, model_facts};
 use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
 use llmctl::runtime::text::{Tokenizer, Vocabulary};
-use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error, Speculation};
+use llmctl::runtime::{ChatTokenizer, Engine, EngineClient, EngineConfig, Error, GivenSampling, Speculation};
 use llmctl::serve::engine::{EngineSlot, Recovery};
 use llmctl::serve::observe::Observer;
 use llmctl::serve::{App, ServeSettings, ServedModel, api};
@@ -238,7 +238,7 @@ pub struct Build {
     pub store: Option<SessionStore>,
     pub lenient: bool,
     pub settings: ServeSettings,
-    pub defaults: GenerationDefaults,
+    pub defaults: GivenSampling,
     pub context_length: usize,
     pub max_running: usize,
     pub max_waiting: usize,
@@ -257,7 +257,7 @@ impl Default for Build {
             store: None,
             lenient: false,
             settings: ServeSettings::default(),
-            defaults: GenerationDefaults::default(),
+            defaults: GivenSampling::GREEDY,
             context_length: 4096,
             max_running: 4,
             max_waiting: 64,
@@ -341,7 +341,7 @@ pub fn chat_tokenizer_with(special_tokens: &[&str], template: Option<&str>) -> C
         identity: String::new(),
         tokenizer: Arc::new(tokenizer),
         chat_templates: ChatTemplates::default(),
-        defaults: GenerationDefaults::default(),
+        defaults: GivenSampling::GREEDY,
         defaults_source: "nothing",
         listed_ends: Vec::new(),
         end_of_generation: Vec::new(),

@@ -17,7 +17,7 @@ use llmctl::runtime::session::store::{SessionName, SessionStore};
 use llmctl::runtime::tensor::TensorSource;
 use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
 use llmctl::runtime::worker::protocol::{Op, Reply, WorkerCall};
-use llmctl::runtime::{Error, Limits, Sampling, StoreError};
+use llmctl::runtime::{Error, GivenSampling, Limits, StoreError};
 use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
 use llmctl::template::{
     ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
@@ -378,7 +378,7 @@ pub fn http_body(data: &[u8]) -> bool {
         let mut problems = Problems::new(lenient);
         let mut fields = Fields::new(body.clone(), &mut problems);
         let messages = message::messages(&mut fields, &|_| true);
-        let sampling = params::sampling(&mut fields, &Sampling::default());
+        let sampling = params::sampling(&mut fields, &GivenSampling::default()).sampling(true);
         let limits = params::limits(&mut fields, &Limits::default(), false);
         params::logprobs(&mut fields, None);
         let template = TemplateVariables {

@@ -13,9 +13,9 @@ use axum::extract::{Json, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{GenerationDefaults, ModelFiles, load_texts};
+use llmctl::runtime::load::{ModelFiles, load_texts};
 use llmctl::runtime::session::store::ModelFingerprint;
-use llmctl::runtime::{ChatTokenizer, EngineClient, Error, Event, Request};
+use llmctl::runtime::{ChatTokenizer, EngineClient, Error, Event, GivenSampling, Request};
 use llmctl::serve::access_log::AccessLog;
 use llmctl::serve::connection::ConnectionLimits;
 use llmctl::serve::engine::EngineSlot;
@@ -103,7 +103,7 @@ pub fn app_with(engines: Engines, observer: Observer, settings: ServeSettings) -
         created: 1,
         chat_tokenizer: ChatTokenizer::new(load_texts(&files).expect("texts"), None),
         fingerprint,
-        defaults: GenerationDefaults::default(),
+        defaults: GivenSampling::GREEDY,
         facts: None,
     };
     App::new(model, engines, None, observer, settings)

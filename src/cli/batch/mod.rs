@@ -29,7 +29,7 @@ use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::think::Think;
 use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
-use crate::runtime::{Finish, Outcome, Sampling, Usage};
+use crate::runtime::{Finish, GivenSampling, Outcome, Usage};
 use crate::serve::error::ApiError;
 use crate::serve::wire::answer::{self as wire, TokenBytes};
 use crate::template::{Content, Conversation, Message};
@@ -392,7 +392,7 @@ fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value
 /// Returns the request for one of several answers to a prompt: each has a seed of its own.
 fn nth_turn(turn: &TurnRequest, nth: usize) -> TurnRequest {
     let seed = turn.sampling.seed.map(|seed| seed.wrapping_add(nth as u64));
-    TurnRequest { sampling: Sampling { seed, ..turn.sampling.clone() }, ..turn.clone() }
+    TurnRequest { sampling: GivenSampling { seed, ..turn.sampling.clone() }, ..turn.clone() }
 }
 
 /// Adds the tokens of several answers to one prompt, which counts once.
@@ -432,7 +432,7 @@ fn own_facts(llm: &Loaded, answer: &Answer) -> Value {
 fn choice(llm: &Loaded, row: &BatchRow, index: usize, answer: &Answer) -> Value {
     let bytes: TokenBytes<'_> = &|id| llm.texts().chat_tokenizer().token_bytes(id).into_owned();
     let logprobs = row.turn.logprobs.map(|_| match row.form {
-        RowFormat::Chat => wire::chat_logprobs(&answer.tokens, bytes),
+        RowFormat::Chat => wire::chat_logprobs(&answer.content_tokens, bytes),
         RowFormat::Completion => wire::completion_logprobs(&answer.tokens, bytes, &mut 0),
     });
     let (name, said) = match row.form {

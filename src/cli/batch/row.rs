@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::think::Think;
 use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
-use crate::runtime::{Error, GrammarError, Limits, Overflow, Sampling};
+use crate::runtime::{Error, GivenSampling, GrammarError, Limits, Overflow};
 use crate::serve::error::ApiError;
 use crate::serve::wire::switches::{AnswerReasoning, Switches, switches};
 use crate::serve::wire::{self, Fields, Problems, message, options, params, shape, tools};
@@ -19,7 +19,7 @@ use crate::template::{Conversation, Message, Role, TemplateVariables};
 /// Values of the flags, for rows that do not set them.
 #[derive(Debug, Clone, Default)]
 pub struct Defaults {
-    pub sampling: Sampling,
+    pub sampling: GivenSampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
     pub system: Option<String>,
@@ -265,7 +265,7 @@ fn input(
 
 /// Takes the sampling and the limits of a row. A limit of its own beyond the context is lowered to what the prompt leaves, as
 /// over HTTP; a flag is not.
-fn generation(fields: &mut Fields<'_>, defaults: &Defaults) -> (Sampling, Limits) {
+fn generation(fields: &mut Fields<'_>, defaults: &Defaults) -> (GivenSampling, Limits) {
     let overflow = match options::has_limit(fields) && !defaults.strict_limits {
         true => Overflow::Clamp,
         false => defaults.limits.overflow,
@@ -278,7 +278,7 @@ fn generation(fields: &mut Fields<'_>, defaults: &Defaults) -> (Sampling, Limits
 fn tools(fields: &mut Fields<'_>, input: &mut TurnInput, defaults: &Defaults, schema_open: bool) -> ToolUse {
     let TurnInput::Chat(conversation) = input else { return ToolUse::default() };
     let tools = tools::tools(fields, schema_open);
-    conversation.tools = tools.offered().to_vec();
+    conversation.tools = tools.definitions.clone();
     if tools.is_on() && !defaults.shows_tools {
         fields.unsupported("tools", "are not shown to the model by its chat template");
     }
@@ -367,6 +367,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::runtime::Sampling;
     use crate::runtime::grammar::GrammarSource;
 
     /// A template that switches reasoning.
@@ -425,7 +426,7 @@ mod tests {
             logit_bias: BTreeMap::from([(5, -100.0)]),
             seed: Some(7),
         };
-        assert_eq!(row.turn.sampling, expected);
+        assert_eq!(row.turn.sampling(), expected);
         assert_eq!(
             (row.turn.limits.max_tokens, row.turn.limits.stop.len(), row.turn.limits.ignore_eos),
             (Some(3), 2, true)
@@ -540,7 +541,8 @@ mod tests {
         let row = row.expect("a row");
         assert_eq!(row.ignored, ["chat_template_kwargs.unread", "messages[].parsed", "store", "user"]);
         assert_eq!((row.turn.limits.max_tokens, row.turn.limits.overflow), (Some(99999), Overflow::Clamp));
-        assert_eq!((row.turn.sampling.top_k, row.turn.sampling.repetition_penalty), (None, 1.5));
+        let sampling = row.turn.sampling();
+        assert_eq!((sampling.top_k, sampling.repetition_penalty), (None, 1.5));
         assert_eq!(
             row.turn.constraint.map(|constraint| constraint.source),
             Some(GrammarSource::Regex("a+".to_owned()))

@@ -15,7 +15,7 @@ use crate::cli::terminal::Terminal;
 use crate::runtime::session::store::SavedTurn;
 use crate::runtime::turn::session_chat::RecordedAnswer;
 use crate::runtime::turn::{Answer, Delta, PlannedTurn, PromptedTurn, TurnRequest};
-use crate::runtime::{Error, Finish, Limits, Outcome, Overflow, Sampling, Timings, Token, Usage};
+use crate::runtime::{Error, Finish, GivenSampling, Limits, Outcome, Overflow, Timings, Token, Usage};
 use crate::template::Message;
 
 /// Share of the context at which there is a warning.
@@ -273,9 +273,9 @@ impl Chat<'_> {
     }
 
     fn summarise(&self, turn: &PromptedTurn, max_tokens: usize) -> Result<RecordedAnswer, CommandError> {
-        let sampling = Sampling::default();
+        let sampling = GivenSampling::GREEDY;
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
-        let request = TurnRequest { sampling: sampling.clone(), limits, ..TurnRequest::default() };
+        let request = TurnRequest { sampling, limits, ..TurnRequest::default() };
         let llm = self.model.needed_for("/compact")?;
         let (engine, planner) = (llm.engine(), llm.planner());
         let PlannedTurn { plan, .. } = PlannedTurn::new(planner, turn.clone(), &request)?;
@@ -290,7 +290,7 @@ impl Chat<'_> {
         }
         let (message, generated) =
             (Message::assistant(content.trim()), tokens.iter().map(|token| token.id).collect());
-        Ok(RecordedAnswer { message, generated, outcome, sampling })
+        Ok(RecordedAnswer { message, generated, outcome, sampling: request.sampling() })
     }
 
     /// Makes the conversation a summary, if there is one, and these turns.

@@ -9,10 +9,11 @@ use crate::cli::load::{self, Loaded};
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::cli::think::Thinking;
-use crate::runtime::load::GenerationDefaults;
 use crate::runtime::load::builtin::GUIDE;
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
-use crate::runtime::{EngineClient, EngineSessionName, Error, Frontend, Grammar, GrammarSource, Notice};
+use crate::runtime::{
+    EngineClient, EngineSessionName, Error, Frontend, GivenSampling, Grammar, GrammarSource, Notice,
+};
 use crate::template::TemplateError;
 
 /// Source of a chat's answers.
@@ -285,7 +286,7 @@ impl ChatModel {
     }
 
     /// Returns what the model's publisher recommends; nothing at an endpoint, which has defaults of its own.
-    pub fn defaults(&self) -> GenerationDefaults {
+    pub fn defaults(&self) -> GivenSampling {
         self.here().map(|llm| llm.info().defaults.clone()).unwrap_or_default()
     }
 

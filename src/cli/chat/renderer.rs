@@ -242,6 +242,10 @@ impl Drop for Renderer<'_> {
 }
 
 impl AnswerSink for Renderer<'_> {
+    fn is_watched(&self) -> bool {
+        true
+    }
+
     /// The beginning of an answer that is continued is on the screen already.
     fn started(&mut self, started: &Started, _: &[Delta]) -> Result<(), OutputError> {
         self.begun = Instant::now();

@@ -134,9 +134,10 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// Returns the sampling in force: what was set, else what the model's publisher recommends.
+    /// Returns the sampling in force: what was set, else what the model's publisher recommends, else the built-in values.
     pub fn sampling(&self) -> Sampling {
-        self.state.settings.sampling.resolve(&self.model.defaults()).0
+        let given = self.state.settings.sampling.given().or(&self.model.defaults());
+        given.sampling(self.state.schema.is_none())
     }
 
     /// Returns the settings in force, one a line.

@@ -6,7 +6,6 @@ use clap::Parser;
 
 use crate::cli::args::{LimitArgs, SamplingArgs};
 use crate::cli::error::CommandError;
-use crate::runtime::load::GenerationDefaults;
 use crate::runtime::{Error, Overflow, Sampling, SamplingParameter};
 
 /// Keys of limits.
@@ -113,7 +112,7 @@ impl ChatSettings {
         let given = SamplingParameter::all().filter(|one| self.sampling.gives(*one));
         let mut given: Vec<String> = given.map(|one| spelled(one.name())).collect();
         given.extend(self.limits.max_tokens.map(|_| "max-tokens".to_owned()));
-        let mut rows = self.table(&self.sampling.resolve(&GenerationDefaults::default()).0);
+        let mut rows = self.table(&self.sampling.given().sampling(true));
         for row in rows.iter_mut().filter(|row| !given.contains(&row[0])) {
             if !matches!(row[0].as_str(), "stop" | "ignore-eos") {
                 row[1] = "the endpoint's default".to_owned();
@@ -155,9 +154,7 @@ mod tests {
                 _ => "0.5",
             };
             let mut settings = ChatSettings::default();
-            let table = |settings: &ChatSettings| {
-                settings.table(&settings.sampling.resolve(&GenerationDefaults::default()).0)
-            };
+            let table = |settings: &ChatSettings| settings.table(&settings.sampling.given().sampling(false));
             let before = table(&settings);
             settings.set(key, value).expect(key);
             let changed = table(&settings);

@@ -16,7 +16,7 @@ use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::load::Loaded;
-use crate::cli::run::answer::{AnswerGeneration, Generated, is_closed};
+use crate::cli::run::answer::{AnswerGeneration, Generated, STUCK, is_closed, is_stuck};
 use crate::cli::run::message_answer::{EndpointGenerated, MessageGeneration};
 use crate::cli::run::next_turn::unanswered;
 use crate::cli::run::report;
@@ -25,7 +25,7 @@ use crate::runtime::turn::session_chat::RecordedAnswer;
 use crate::runtime::turn::{
     Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
 };
-use crate::runtime::{Finish, Limits, Sampling};
+use crate::runtime::{Finish, GivenSampling, Limits, Sampling};
 use crate::template::Message;
 
 /// Tokens that an answer leaves for the next message and the beginning of its answer, unless the context is small.
@@ -116,7 +116,8 @@ impl Chat<'_> {
 
     /// Returns the request to a model that the settings make.
     pub fn turn_request(&self, llm: &Loaded, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
-        let sampling = self.state.settings.sampling.resolve(&llm.info().defaults).0;
+        let given = GivenSampling { seed: asked.seed, ..GivenSampling::default() };
+        let sampling = given.or(&self.state.settings.sampling.given()).or(&llm.info().defaults);
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         TurnRequest {
             answer_start: AnswerStart::Tokens(asked.begun.clone()),
@@ -124,7 +125,7 @@ impl Chat<'_> {
             constraint: source.map(|source| OutputConstraint { source, param: "/json" }),
             is_streamed: true,
             reasoning_budget: self.state.think.budget,
-            sampling: Sampling { seed: asked.seed.or(sampling.seed), ..sampling },
+            sampling,
             limits: self.limits(llm, prompt_tokens, asked),
             ..TurnRequest::default()
         }
@@ -186,7 +187,7 @@ impl Chat<'_> {
         let mut generated = generation.run(&mut screen)?;
         generated.is_reader_gone |= is_closed(screen.finish())?;
         drop(screen);
-        let sampling = request.sampling.clone();
+        let sampling = request.sampling();
         Ok(AnsweredTurn { prompted: planned.prompted, sampling, generated, failure: None })
     }
 
@@ -228,6 +229,9 @@ impl Chat<'_> {
             }
         }
         match self.model.context() {
+            Some(_) if is_kept && is_stuck(answer) => self.ui.terminal.warn(format!(
+                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue goes on all the same"
+            )),
             Some(size) => self.note_finish(&outcome.finish, is_kept, size),
             None => self.note_finish_there(&outcome.finish, is_kept),
         }

@@ -219,6 +219,7 @@ impl EndpointAnswer {
             tool_calls: self.calls,
             num_reasoning_tokens: self.num_reasoning_tokens,
             tokens: Vec::new(),
+            content_tokens: Vec::new(),
             outcome,
             started: None,
         };

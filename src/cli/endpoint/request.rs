@@ -5,11 +5,11 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cli::args::{LimitArgs, MaxTokens, SamplingArgs, TopK};
+use crate::cli::args::{LimitArgs, MaxTokens, SamplingArgs};
 use crate::cli::error::CommandError;
 use crate::cli::report::decimal;
 use crate::cli::think::Think;
-use crate::runtime::{GrammarSource, SAMPLING};
+use crate::runtime::{GrammarSource, SAMPLING, TopK};
 use crate::serve::wire::message::message_json;
 use crate::template::{Message, Role};
 

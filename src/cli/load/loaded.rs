@@ -5,11 +5,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::cli::terminal::Terminal;
 use crate::runtime::load::hub::{ModelSource, Resolved};
-use crate::runtime::load::{self, GenerationDefaults, ModelTexts, model_facts};
+use crate::runtime::load::{self, ModelTexts, model_facts};
 use crate::runtime::session::store::{ModelFingerprint, SavedSession};
 use crate::runtime::text::Vocabulary;
 use crate::runtime::turn::Planner;
-use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName, Error, Frontend, GrammarCompiler};
+use crate::runtime::{
+    ChatTokenizer, EngineClient, EngineSessionName, Error, Frontend, GivenSampling, GrammarCompiler,
+};
 use crate::serve::ServedModel;
 use crate::template::DateTime;
 
@@ -24,7 +26,7 @@ pub struct ModelInfo {
     /// Most tokens of prompt and answer together.
     pub context_tokens: usize,
     pub vocab_size: usize,
-    pub defaults: GenerationDefaults,
+    pub defaults: GivenSampling,
     /// The file that `defaults` were read from, e.g. `generation_config.json`.
     pub defaults_source: String,
     pub has_chat_template: bool,
@@ -97,13 +99,14 @@ impl PreparedTexts {
         self
     }
 
-    /// Returns the model as a server offers it, under `id` or its own name.
-    pub fn into_served(self, id: Option<String>) -> ServedModel {
+    /// Returns the model as a server offers it, under `id` or its own name. `sampling` counts before the publisher's.
+    pub fn into_served(self, id: Option<String>, sampling: GivenSampling) -> ServedModel {
         let Self { info, chat_tokenizer, fingerprint, source, .. } = self;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let id = id.unwrap_or(info.name);
         let facts = source.and_then(|source| model_facts(&source).ok());
-        ServedModel { id, created, chat_tokenizer, fingerprint, defaults: info.defaults, facts }
+        let defaults = sampling.or(&info.defaults);
+        ServedModel { id, created, chat_tokenizer, fingerprint, defaults, facts }
     }
 }
 

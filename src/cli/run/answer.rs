@@ -10,7 +10,8 @@ use crate::cli::output::OutputError;
 use crate::cli::signal::Graceful;
 use crate::runtime::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
 use crate::runtime::{
-    EngineClient, EngineSessionName, Error, Event, EventStream, NotYet, Outcome, Request, Started, Token,
+    EngineClient, EngineSessionName, Error, Event, EventStream, Finish, NotYet, Outcome, Request, Started,
+    Token, goes_round,
 };
 
 /// Interval at which signals are checked while the engine is silent.
@@ -36,6 +37,11 @@ pub trait AnswerSink {
         _num_reasoning_tokens: usize,
     ) -> Result<(), OutputError> {
         Ok(())
+    }
+
+    /// Returns whether somebody watches, for whom an answer that goes round in circles is stopped.
+    fn is_watched(&self) -> bool {
+        false
     }
 
     /// Called while nothing comes, a few times a second or more.
@@ -80,7 +86,7 @@ impl AnswerGeneration<'_> {
     /// The engine's refusal or failure, or that the sink cannot be written to.
     pub fn run(self, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
         let (stream, start) = self.plan.parser.stream();
-        let mut run = Run { generation: self, stream, start, sink };
+        let mut run = Run { generation: self, stream, start, ids: Vec::new(), sink };
         let ending = run.request(self.request()).inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
@@ -107,6 +113,7 @@ struct Run<'a> {
     stream: AnswerStream,
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
+    ids: Vec<u32>,
     sink: &'a mut dyn AnswerSink,
 }
 
@@ -126,7 +133,13 @@ impl Run<'_> {
                 Event::Started(started) => self.started(started),
                 Event::Prefill { done, total } => self.sink.prefill(done, total),
                 Event::Prompt { .. } => Ok(()), // nobody here asks for it
-                Event::Text { text, tokens } => self.push(&text, &tokens),
+                Event::Text { text, tokens } => {
+                    let pushed = self.push(&text, &tokens);
+                    if self.is_stuck() {
+                        events.cancel();
+                    }
+                    pushed
+                }
                 Event::Done(outcome) => return Ok(Ending::Done { outcome, signal }),
                 Event::Failed(error) => return Err(error.into()),
             };
@@ -154,10 +167,23 @@ impl Run<'_> {
         self.sink.started(self.stream.started.insert(started), &start)
     }
 
+    fn is_stuck(&self) -> bool {
+        self.sink.is_watched() && goes_round(&self.ids)
+    }
+
     fn push(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
+        self.ids.extend(tokens.iter().map(|token| token.id));
         let deltas = self.stream.push(text, tokens);
         self.sink.answer(&deltas, tokens, self.stream.num_reasoning_tokens())
     }
+}
+
+/// Beginning of what users are told of an answer for which [`is_stuck`].
+pub const STUCK: &str = "stopped: the last 1,000 tokens are the same text over and over";
+
+/// Returns whether the answer was stopped because it goes round in circles.
+pub fn is_stuck(answer: &Answer) -> bool {
+    answer.outcome.finish == Finish::Cancelled && goes_round(&answer.ids())
 }
 
 /// Returns whether the reader has left.
@@ -174,7 +200,6 @@ mod tests {
     use super::*;
     use crate::cli::error::Kind;
     use crate::cli::load::Loaded;
-    use crate::runtime::Finish;
     use crate::runtime::client::script::{Script, saying};
     use crate::runtime::turn::TextPrompt;
 

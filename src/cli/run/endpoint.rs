@@ -17,7 +17,6 @@ use crate::cli::output::{Output, OutputError};
 use crate::cli::report::print;
 use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::load::GenerationDefaults;
 use crate::runtime::session::store::{SavedSession, SessionName};
 use crate::runtime::turn::session_chat::RecordedAnswer;
 use crate::runtime::turn::{Answer, Finished, PromptedTurn, SessionChat};
@@ -98,7 +97,7 @@ fn keep_turn(
     answer: &Answer,
     args: &RunArgs,
 ) -> Result<Finished, CommandError> {
-    let sampling = args.sampling.resolve(&GenerationDefaults::default()).0;
+    let sampling = args.sampling.given().sampling(false);
     Ok(session_chat.record(turn, RecordedAnswer::of(answer, sampling))?)
 }
 

@@ -34,9 +34,9 @@ use super::output::{Output, OutputError};
 use super::report::print;
 use super::signal::Graceful;
 use super::terminal::Terminal;
-use crate::runtime::turn::{TurnPlan, TurnRequest};
+use crate::runtime::turn::{Answer, TurnPlan, TurnRequest};
 use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish, Outcome, Started};
-use answer::{AnswerGeneration, Generated};
+use answer::{AnswerGeneration, Generated, STUCK, is_stuck};
 use constraint::ConstraintArgs;
 use next_turn::{Next, RunTurn};
 use report::{Report, ReportForm};
@@ -420,8 +420,9 @@ fn answer(
 ) -> Result<Exit, CommandError> {
     plan.notices().for_each(|notice| terminal.note(notice));
     let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
+    let sampling = turn.sampling();
     let mut report = Report::new(llm.texts(), ReportForm::of(args)?, Output::stdout(), terminal)
-        .sampling(&turn.sampling)
+        .sampling(&sampling)
         .prefill(prefill);
     let graceful = Graceful::begin();
     let (engine, planner, mut plan) = (llm.engine(), llm.planner(), plan);
@@ -445,16 +446,22 @@ fn answer(
         return Err(error);
     }
     drop(report);
-    let drawn = turn.sampling.seed.is_none() && turn.sampling.temperature > 0.0;
+    let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
     conclude(llm, &answer.outcome, answer.started.as_ref(), drawn, &args.output, terminal);
-    Ok(verdict(llm, &answer.outcome, signal, args, terminal))
+    Ok(verdict(llm, &answer, signal, args, terminal))
 }
 
 /// Notice of an answer that the user's own limit has ended.
 const CUT_AT_LIMIT: &str = "(the answer was cut at --max-tokens)";
 
 /// Returns the exit code of an answer, and warns of one that was cut.
-fn verdict(llm: &Loaded, outcome: &Outcome, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
+fn verdict(llm: &Loaded, answer: &Answer, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
+    let outcome = &answer.outcome;
+    if is_stuck(answer) {
+        terminal.warn(format!(
+            "{STUCK}; run it again for another answer, with --temperature 0.8 if that is 0; into a pipe or a file it would go on"
+        ));
+    }
     match args.limits.max_tokens {
         _ if outcome.finish != Finish::MaxTokens => {}
         Some(_) => terminal.note(CUT_AT_LIMIT),

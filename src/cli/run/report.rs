@@ -22,7 +22,6 @@ use crate::cli::output::{Output, OutputError};
 use crate::cli::render::Markdown;
 use crate::cli::report::{decimal, drafts, usage_json, used};
 use crate::cli::terminal::{Terminal, columns};
-use crate::runtime::load::GenerationDefaults;
 use crate::runtime::turn::{Answer, AnsweredCall, Delta};
 use crate::runtime::{
     Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
@@ -395,6 +394,10 @@ impl<W: Write> Drop for Report<'_, W> {
 }
 
 impl<W: Write> AnswerSink for Report<'_, W> {
+    fn is_watched(&self) -> bool {
+        self.form.format == OutputFormat::Text && self.output.is_terminal()
+    }
+
     fn started(&mut self, started: &Started, deltas: &[Delta]) -> Result<(), OutputError> {
         self.started = Some(started.clone());
         if self.form.format == OutputFormat::Jsonl
@@ -463,7 +466,7 @@ fn endpoint_result(
 ) -> Map<String, Value> {
     let Outcome { usage, timings, .. } = &answer.outcome;
     let is_counted = usage.prompt_tokens > 0;
-    let mut sampling = sampling_members(&request.sampling.resolve(&GenerationDefaults::default()).0);
+    let mut sampling = sampling_members(&request.sampling.given().sampling(false));
     let is_given =
         |name: &str| SamplingParameter::all().any(|one| one.name() == name && request.sampling.gives(one));
     sampling.retain(|name, _| is_given(name));

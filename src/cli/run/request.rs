@@ -101,7 +101,7 @@ pub fn chat_context(
     tools: &ToolUse,
 ) -> Result<Conversation, CommandError> {
     let kwargs = args.prompt.thinking_variables(texts)?;
-    let tools = tools.offered().to_vec();
+    let tools = tools.definitions.clone();
     if !tools.is_empty() {
         let flag = if args.prompt.tools.is_some() { "--tools" } else { "--mcp-config" };
         check_tools(texts.chat_tokenizer(), flag)?;

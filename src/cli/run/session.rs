@@ -108,8 +108,8 @@ fn take_turn(
     llm.restore(&engine_name, session_chat.saved())?;
     let request = turn_request(llm, args, tools.clone(), terminal)?;
     let begin = |session_chat: &SessionChat, added, tools: ToolUse| {
-        let (messages, offered) = (session_chat.followed_by(added).messages, tools.offered().to_vec());
-        let conversation = Conversation { messages, tools: offered, ..context.clone() };
+        let messages = session_chat.followed_by(added).messages;
+        let conversation = Conversation { messages, tools: tools.definitions.clone(), ..context.clone() };
         session_chat.begin(llm.planner(), conversation, &TurnRequest { tools, ..request.clone() })
     };
     let planned = begin(session_chat, messages(session_chat.saved(), next), tools)?;

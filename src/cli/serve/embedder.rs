@@ -8,10 +8,10 @@ use crate::cli::load::embedder::{embedder_texts, is_embedder, is_reranker_by_nam
 use crate::cli::models;
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
-use crate::runtime::EngineClient;
 use crate::runtime::embed::{EmbedClient, EmbedKind, no_engine};
 use crate::runtime::load::AskedTask;
 use crate::runtime::load::hub::Resolved;
+use crate::runtime::{EngineClient, GivenSampling};
 use crate::serve::api::shared::ServerShared;
 use crate::serve::engine::EngineSlot;
 use crate::serve::{App, ServedModel};
@@ -121,7 +121,8 @@ pub fn alone(
     let asked = asked(resolved, args.embedding.task, args.embedding.pooling)?;
     let client = load_resolved(resolved, &args.model, asked, terminal)?;
     report(&client, terminal);
-    let model = embedder_texts(resolved, client.texts())?.into_served(args.listen.model_id.clone());
+    let model = embedder_texts(resolved, client.texts())?
+        .into_served(args.listen.model_id.clone(), GivenSampling::default());
     let engine = EngineSlot::new(EngineClient::new(no_engine(client.texts())?));
     let served = ServedEmbedder::new(model.id.clone(), client, true);
     Ok(App::with_embedder(shared, model, engine, settings(args), Some(served)))

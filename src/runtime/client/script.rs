@@ -12,8 +12,9 @@ use serde_json::{Map, json};
 use super::{EngineTransport, Sessionless, Sink};
 use crate::runtime::chat_tokenizer::ChatTokenizer;
 use crate::runtime::error::Result;
-use crate::runtime::load::{ChatTemplates, GenerationDefaults, ModelTexts};
+use crate::runtime::load::{ChatTemplates, ModelTexts};
 use crate::runtime::model::ModelSpec;
+use crate::runtime::request::GivenSampling;
 use crate::runtime::request::{Event, Finish, Logprob, Outcome, Request, Started, Timings, Token, Usage};
 use crate::runtime::spec::{EngineConfig, EngineSpec};
 use crate::runtime::text::{HfSettings, Tokenizer};
@@ -99,7 +100,7 @@ impl Script {
             identity: "script".to_owned(),
             tokenizer: Arc::new(letters()),
             chat_templates: ChatTemplates { default: self.template.clone(), ..ChatTemplates::default() },
-            defaults: GenerationDefaults::default(),
+            defaults: GivenSampling::GREEDY,
             defaults_source: "generation_config.json",
             listed_ends: Vec::new(),
             end_of_generation: Vec::new(),

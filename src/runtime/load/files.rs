@@ -14,12 +14,12 @@ use super::hub::ModelSource;
 use super::metadata::Metadata;
 use super::packed::{PackedFacts, PackedTensors};
 use super::safetensors::{self, Safetensors};
-use super::{GenerationDefaults, tokenizer};
+use super::tokenizer;
 use crate::runtime::error::LoadError;
 use crate::runtime::hints::Hints;
 use crate::runtime::model::arch::ConfigReader;
 use crate::runtime::notice::Notice;
-use crate::runtime::request::SAMPLING;
+use crate::runtime::request::{GivenSampling, SAMPLING, TopK};
 use crate::runtime::tensor::TensorSource;
 use crate::runtime::text::Tokenizer;
 
@@ -207,8 +207,8 @@ fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
 /// Reads `general.sampling.*`, as llama.cpp's converter writes it, and the ids that end a turn or a message.
 fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
     let top_k: Option<i64> = metadata.get("general.sampling.top_k")?;
-    let top_k = top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0);
-    let mut defaults = GenerationDefaults { top_k, ..GenerationDefaults::default() };
+    let top_k = top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0).map(TopK::Best);
+    let mut defaults = GivenSampling { top_k, ..GivenSampling::default() };
     for number in SAMPLING {
         if let Some(key) = number.facts.gguf_key {
             number.give(&mut defaults.numbers, metadata.get(key)?);

@@ -9,10 +9,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::GenerationDefaults;
 use crate::runtime::error::{Error, LoadError};
 use crate::runtime::notice::Notice;
-use crate::runtime::request::{SAMPLING, SamplingNumbers};
+use crate::runtime::request::{GivenSampling, SAMPLING, SamplingNumbers, TopK};
 
 /// Size limit of a configuration file in bytes; real ones are below a megabyte, the index of a huge model below ten.
 pub const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -125,7 +124,7 @@ fn object<'a>(path: &Path, value: &'a Value) -> Result<&'a Map<String, Value>, L
 /// Recommendations of `generation_config.json`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GenerationConfig {
-    pub defaults: GenerationDefaults,
+    pub defaults: GivenSampling,
     /// Token ids that end a generation; empty if the file lists none.
     pub eos_token_ids: Vec<u32>,
 }
@@ -133,7 +132,7 @@ pub struct GenerationConfig {
 /// Reads `generation_config.json` of a model folder, if it exists.
 ///
 /// `"do_sample": false` means greedy, as in transformers: temperature 0, and values that only affect sampling are
-/// ignored. If the key is absent but a temperature or the like is given, the value is used: transformers would decode
+/// ignored. `true` without a temperature means 1, as there. If the key is absent but a temperature or the like is given, the value is used: transformers would decode
 /// greedily and warn, but servers (vLLM, SGLang) and publishers of such files intend it. `top_k` of 0 or -1 keeps all
 /// tokens, like no `top_k` at all.
 ///
@@ -145,29 +144,35 @@ pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, Load
     let Some(value) = optional_json(&path)? else { return Ok(None) };
     let keys = ConfigKeys { path: &path, object: object(&path, &value)? };
     let eos_token_ids = keys.ids("eos_token_id")?;
-    let greedy = keys.bool("do_sample")? == Some(false);
-    let mut read = GenerationDefaults { top_k: keys.top_k()?, ..GenerationDefaults::default() };
+    let samples = keys.bool("do_sample")?;
+    let top_k = keys.top_k()?.map(TopK::Best);
+    let mut read = GivenSampling { top_k, ..GivenSampling::default() };
     for number in SAMPLING {
         if let Some(key) = number.facts.config_key {
             number.give(&mut read.numbers, keys.f32(key)?);
         }
     }
     check_ranges(&path, &read)?;
-    let defaults = if greedy {
+    let repetition_penalty = read.numbers.repetition_penalty;
+    let defaults = match samples {
         // The repetition penalty also changes greedy decoding, so it is kept.
-        let repetition_penalty = read.numbers.repetition_penalty;
-        let numbers =
-            SamplingNumbers { temperature: Some(0.0), repetition_penalty, ..SamplingNumbers::default() };
-        GenerationDefaults { numbers, top_k: None }
-    } else {
-        read
+        Some(false) => {
+            let numbers =
+                SamplingNumbers { temperature: Some(0.0), repetition_penalty, ..SamplingNumbers::default() };
+            GivenSampling { numbers, ..GivenSampling::default() }
+        }
+        Some(true) => {
+            let temperature = read.numbers.temperature.or(Some(1.0));
+            GivenSampling { numbers: SamplingNumbers { temperature, ..read.numbers }, ..read }
+        }
+        None => read,
     };
     Ok(Some(GenerationConfig { defaults, eos_token_ids }))
 }
 
 /// Validates with the sampling parameters' own validator; its parameter names are the file's keys.
-fn check_ranges(path: &Path, defaults: &GenerationDefaults) -> Result<(), LoadError> {
-    defaults.sampling().validate(usize::MAX).map_err(|error| match error {
+fn check_ranges(path: &Path, defaults: &GivenSampling) -> Result<(), LoadError> {
+    defaults.sampling(false).validate(usize::MAX).map_err(|error| match error {
         Error::InvalidParameter { name, message } => {
             LoadError::malformed(path, format!("key {name:?}"), message)
         }

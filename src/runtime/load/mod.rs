@@ -70,7 +70,7 @@ use super::model::recognise::{Recognised, recognise};
 use super::model::weights::WeightFile;
 use super::model::{Model, STEP_TOKENS};
 use super::panels::PanelStore;
-use super::request::{Sampling, SamplingNumbers};
+use super::request::GivenSampling;
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use crate::runtime::notice::Notice;
@@ -98,8 +98,8 @@ pub struct ModelTexts {
     pub identity: String,
     pub tokenizer: Arc<Tokenizer>,
     pub chat_templates: ChatTemplates,
-    /// Sampling defaults that the model's publisher recommends.
-    pub defaults: GenerationDefaults,
+    /// Sampling that generation_config.json or GGUF's `general.sampling.*` recommend.
+    pub defaults: GivenSampling,
     /// Name of the file that the defaults were read from.
     pub defaults_source: &'static str,
     /// The end-of-generation ids that `defaults_source` and config.json list.
@@ -143,23 +143,6 @@ impl ModelTexts {
             let message = format!("the model has no token {id}");
             Err(Error::InvalidParameter { name, message })
         })
-    }
-}
-
-/// Sampling defaults from generation_config.json (or GGUF's `general.sampling.*`); `None` for values that the file
-/// lacks.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct GenerationDefaults {
-    pub numbers: SamplingNumbers,
-    pub top_k: Option<usize>,
-}
-
-impl GenerationDefaults {
-    /// Returns the publisher's recommendation, completed by greedy defaults.
-    pub fn sampling(&self) -> Sampling {
-        let mut sampling = Sampling { top_k: self.top_k, ..Sampling::default() };
-        self.numbers.apply(&mut sampling);
-        sampling
     }
 }
 

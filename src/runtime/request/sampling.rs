@@ -114,6 +114,10 @@ macro_rules! numbers {
             $(#[doc = $help] pub $name: Option<f32>,)*
         }
 
+        impl SamplingNumbers {
+            const NONE: Self = Self { $($name: None,)* };
+        }
+
         impl Default for Sampling {
             fn default() -> Self {
                 let (top_k, logit_bias, seed) = Default::default();
@@ -245,6 +249,69 @@ impl Sampling {
     }
 }
 
+/// `top_k` as it is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TopK {
+    All,
+    Best(usize),
+}
+
+/// Sampling parameters as far as they are given.
+///
+/// The one order of precedence: a request or a flag, then configuration (clap merges the two), then what the model's publisher
+/// recommends ([`Self::or`] joins two of them), and last the built-in values of [`Self::sampling`].
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GivenSampling {
+    pub numbers: SamplingNumbers,
+    pub top_k: Option<TopK>,
+    pub logit_bias: Option<BTreeMap<u32, f32>>,
+    pub seed: Option<u64>,
+}
+
+/// Sampling of free text where nothing gives a temperature: the defaults of llama.cpp and LM Studio, close to Ollama's (top_p
+/// 0.9). Greedy answers of small models often repeat themselves to the end of the context; with these values 9 of 10 end. A
+/// repetition penalty would end more of them, but it also makes code, tables and tool calls wrong, which must repeat names.
+pub const FREE_TEXT: GivenSampling = GivenSampling {
+    numbers: SamplingNumbers { temperature: Some(0.8), top_p: Some(0.95), ..SamplingNumbers::NONE },
+    top_k: Some(TopK::Best(40)),
+    logit_bias: None,
+    seed: None,
+};
+
+impl GivenSampling {
+    /// Greedy sampling, as far as nothing else is given.
+    pub const GREEDY: Self = Self {
+        numbers: SamplingNumbers { temperature: Some(0.0), ..SamplingNumbers::NONE },
+        top_k: None,
+        ..FREE_TEXT
+    };
+
+    /// Adds what `other` gives where nothing is given here.
+    pub fn or(mut self, other: &Self) -> Self {
+        for number in SAMPLING {
+            let value = number.given(&self.numbers).or(number.given(&other.numbers));
+            number.give(&mut self.numbers, value);
+        }
+        let logit_bias = self.logit_bias.or_else(|| other.logit_bias.clone());
+        Self { logit_bias, top_k: self.top_k.or(other.top_k), seed: self.seed.or(other.seed), ..self }
+    }
+
+    /// Returns the sampling in force. Where no temperature is given, free text gets [`FREE_TEXT`] for all that is not given, and
+    /// other answers are greedy. With a temperature nothing is added, so that temperature 1 is the model's own distribution.
+    pub fn sampling(&self, is_free_text: bool) -> Sampling {
+        let takes_defaults = is_free_text && self.numbers.temperature.is_none();
+        let given = if takes_defaults { &self.clone().or(&FREE_TEXT) } else { self };
+        let top_k = match given.top_k {
+            Some(TopK::Best(count)) => Some(count),
+            Some(TopK::All) | None => None,
+        };
+        let logit_bias = given.logit_bias.clone().unwrap_or_default();
+        let mut sampling = Sampling { top_k, logit_bias, seed: given.seed, ..Sampling::default() };
+        given.numbers.apply(&mut sampling);
+        sampling
+    }
+}
+
 impl SamplingNumbers {
     /// Returns the numbers of `sampling` that records and worker lines hold.
     pub fn of(sampling: &Sampling) -> Self {
@@ -357,6 +424,30 @@ mod tests {
         assert!(serde_json::from_value::<SamplingNumbers>(json!({"temprature": 1})).is_err());
         let text = serde_json::to_string(&SamplingNumbers::of(&Sampling::default())).expect("a map");
         assert!(!text.contains("typical_p") && !text.contains("top_n_sigma"), "{text}");
+    }
+
+    #[test]
+    fn a_temperature_is_left_alone_and_free_text_without_one_is_sampled() {
+        let given = |temperature, top_p, top_k| GivenSampling {
+            numbers: SamplingNumbers { temperature, top_p, ..SamplingNumbers::NONE },
+            top_k,
+            ..GivenSampling::default()
+        };
+        let check = |given: &GivenSampling, expected| {
+            let Sampling { temperature, top_k, top_p, repetition_penalty, .. } = given.sampling(true);
+            assert_eq!((temperature, top_k, top_p, repetition_penalty), expected);
+        };
+        let cut = given(None, Some(0.5), Some(TopK::All));
+        check(&GivenSampling::default(), (0.8, Some(40), 0.95, 1.0));
+        check(&cut, (0.8, None, 0.5, 1.0));
+        for temperature in [0.0, 1.0] {
+            let asked = given(Some(temperature), None, None);
+            check(&asked, (temperature, None, 1.0, 1.0));
+            check(&cut.clone().or(&asked), (temperature, None, 0.5, 1.0));
+        }
+        assert_eq!(GivenSampling::default().sampling(false), Sampling::default());
+        let page = include_str!("../../../docs/run.md");
+        assert!(page.contains("temperature 0.8, top-k 40 and top-p 0.95"));
     }
 
     /// The documents name every parameter, with its range and default.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::content_tokens::ContentTokens;
 use crate::runtime::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
 use crate::template::{
     CallIds, Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
@@ -46,6 +47,8 @@ pub struct Answer {
     pub num_reasoning_tokens: usize,
     /// All generated tokens except the end-of-generation token.
     pub tokens: Vec<Token>,
+    /// Those of the content.
+    pub content_tokens: Vec<Token>,
     pub outcome: Outcome,
     /// `None` if the request ended before its prompt was looked at.
     pub started: Option<Started>,
@@ -191,6 +194,9 @@ pub struct AnswerStream {
     /// Tokens that belong to the next piece.
     num_pending_tokens: usize,
     tokens: Vec<Token>,
+    held: ContentTokens,
+    content_tokens: Vec<Token>,
+    num_content_taken: usize,
     pub started: Option<Started>,
 }
 
@@ -203,11 +209,23 @@ impl AnswerStream {
             self.text.push_str(text);
         }
         let pieces = match &mut self.parser {
-            Some(parser) => parser.push(text),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Piece::Content(text.to_owned())],
+            Some(parser) => {
+                self.held.hold(text, tokens);
+                parser.push(text)
+            }
+            None => {
+                self.content_tokens.extend_from_slice(tokens);
+                let text = Some(text).filter(|text| !text.is_empty());
+                text.map(|text| Piece::Content(text.to_owned())).into_iter().collect()
+            }
         };
         self.take(pieces, tokens.len())
+    }
+
+    /// Returns the tokens of the content since the last call.
+    pub fn new_content_tokens(&mut self) -> Vec<Token> {
+        let from = std::mem::replace(&mut self.num_content_taken, self.content_tokens.len());
+        self.content_tokens[from..].to_vec()
     }
 
     /// Ends the text and returns what was held back. `is_cut` if the model did not end it. Does nothing the second time.
@@ -223,14 +241,22 @@ impl AnswerStream {
 
     /// Ends the answer with the engine's outcome. Also returns the deltas that were held back.
     pub fn finish(mut self, outcome: Outcome) -> (Vec<Delta>, Answer) {
-        let is_cut = !matches!(outcome.finish, Finish::Eos(_) | Finish::Complete);
-        let deltas = self.flush(is_cut);
-        let Self { content, reasoning, tool_calls, num_reasoning_tokens, tokens, mut started, .. } = self;
+        let deltas = self.flush(outcome.finish.is_cut());
+        let Self { content, reasoning, tool_calls, num_reasoning_tokens, tokens, content_tokens, .. } = self;
+        let mut started = self.started;
         if let Some(started) = started.as_mut().filter(|_| outcome.usage.remote.is_some()) {
             started.reuse.cached_tokens = outcome.usage.cached_tokens; // known at the end only
         }
-        let answer =
-            Answer { content, reasoning, tool_calls, num_reasoning_tokens, tokens, outcome, started };
+        let answer = Answer {
+            content,
+            reasoning,
+            tool_calls,
+            num_reasoning_tokens,
+            tokens,
+            content_tokens,
+            outcome,
+            started,
+        };
         (deltas, answer)
     }
 
@@ -278,6 +304,7 @@ impl AnswerStream {
 
     /// Adds `pieces`, the last of which is of the text of `num_new` tokens.
     fn take(&mut self, pieces: Vec<Piece>, num_new: usize) -> Vec<Delta> {
+        self.content_tokens.extend(self.held.release(&pieces));
         if let Some(piece) = pieces.last() {
             let num_pending = std::mem::take(&mut self.num_pending_tokens);
             if matches!(piece, Piece::Reasoning(_)) {

@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod constraint;
+mod content_tokens;
 pub mod plan;
 pub mod session_chat;
 mod tool_grammar;
@@ -18,7 +19,7 @@ use serde_json::Value;
 
 use super::error::Error;
 use super::grammar::GrammarSource;
-use super::request::{Limits, Sampling};
+use super::request::{GivenSampling, Limits, Sampling};
 use crate::template::{Conversation, OutputMarkup, ToolChoice};
 
 pub use super::infill::InfillPrompt;
@@ -40,13 +41,22 @@ pub struct TurnRequest {
     pub is_streamed: bool,
     /// Tokens of reasoning after which the engine ends it, if the model's markup has an end that a model continues behind.
     pub reasoning_budget: Option<usize>,
-    pub sampling: Sampling,
+    /// As given; [`Self::sampling`] is in force.
+    pub sampling: GivenSampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
     /// Log-probabilities of the prompt's tokens, with this many alternatives each.
     pub prompt_logprobs: Option<usize>,
     /// Text that the answer may consist of: a source of drafts, which changes no answer.
     pub prediction: String,
+}
+
+impl TurnRequest {
+    /// Returns the sampling in force. An answer that is held to a form has no room for variety: it is no free text.
+    pub fn sampling(&self) -> Sampling {
+        let must_call = matches!(self.tools.choice, ToolChoice::Required | ToolChoice::Named(_));
+        self.sampling.sampling(self.constraint.is_none() && !(must_call && self.tools.is_on()))
+    }
 }
 
 /// The input of a turn.
@@ -65,6 +75,12 @@ pub enum TextPrompt {
     Ids(Vec<u32>),
     /// Asks for the text between two others, of a model that was trained for it.
     Infill(InfillPrompt),
+}
+
+impl TextPrompt {
+    pub fn is_infill(&self) -> bool {
+        matches!(self, Self::Infill(_))
+    }
 }
 
 /// Given beginning of an answer.
@@ -119,7 +135,8 @@ impl ToolUse {
         !self.definitions.is_empty() && self.choice != ToolChoice::None
     }
 
-    /// Returns the tools that the model sees and may call.
+    /// Returns the tools that the answer may call. The prompt shows all definitions, whatever the choice, so that it begins as those
+    /// of other requests do.
     pub fn offered(&self) -> &[Value] {
         if self.is_on() { &self.definitions } else { &[] }
     }

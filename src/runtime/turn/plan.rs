@@ -51,7 +51,7 @@ impl TurnPlan {
     pub fn request(&self, turn: &TurnRequest) -> Request {
         Request {
             prompt: self.tokens.clone(),
-            sampling: turn.sampling.clone(),
+            sampling: turn.sampling(),
             limits: turn.limits.clone(),
             logprobs: turn.logprobs,
             prompt_logprobs: turn.prompt_logprobs,
@@ -197,16 +197,21 @@ impl Planner<'_> {
     }
 
     fn grammar(&self, end: PromptEnd<'_>, turn: &TurnRequest) -> Result<ToolGrammar, TurnError> {
-        let output_markup = &self.output_markup(turn);
-        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, end };
         let known = self.known_answer(end, turn);
         let constraint = turn.constraint.as_ref().or(known.as_ref());
+        // Tools that the model sees and may not call: an answer without another form must not begin a call.
+        let forbids_calls = !turn.tools.is_on() && !turn.tools.definitions.is_empty() && constraint.is_none();
+        let output_markup = match forbids_calls {
+            true => &self.chat_tokenizer.output_markup(),
+            false => &self.output_markup(turn),
+        };
+        let form = AnswerForm { chat_tokenizer: self.chat_tokenizer, output_markup, end };
         let compile = |constraint: &OutputConstraint| {
             form.compile(self.grammars, &constraint.source).map_err(constraint.blamed())
         };
         // Compiled beside tools too, so that an error names the constraint and not the tools.
         let constrained = constraint.map(compile).transpose()?;
-        match turn.tools.is_on() {
+        match turn.tools.is_on() || forbids_calls {
             true => tool_grammar(self.grammars, form, &turn.tools, constraint),
             false => Ok(ToolGrammar { grammar: constrained, relaxed: Vec::new() }),
         }

@@ -440,7 +440,7 @@ impl PlannedTurn {
         }
         let end = PromptEnd { text: prompted.tail(), is_reasoning_off: prompted.is_reasoning_off };
         let plan = planner.plan_answer(tokens, end, turn)?;
-        Ok(Self { plan, prompted, sampling: turn.sampling.clone() })
+        Ok(Self { plan, prompted, sampling: turn.sampling() })
     }
 }
 

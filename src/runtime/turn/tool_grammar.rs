@@ -49,8 +49,7 @@ pub fn tool_grammar(
         whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
     let blamed = |error| TurnError::Param { param: "tools", error };
-    let simplified: Result<Vec<Value>> =
-        tools.definitions.iter().map(|tool| simplified(tool, tools)).collect();
+    let simplified: Result<Vec<Value>> = tools.offered().iter().map(|tool| simplified(tool, tools)).collect();
     let mut simplified = simplified.map_err(blamed)?;
     let mut relaxed = Vec::new();
     loop {
@@ -133,6 +132,7 @@ fn loosened(tool: &Value, error: &GrammarError) -> Option<(Value, String)> {
 /// Returns what a request asks for that takes a grammar, if calls in this model's format have none.
 fn not_enforced(tools: &ToolUse, has_constraint: bool) -> Option<TurnError> {
     let (param, message) = match tools {
+        ToolUse { choice: ToolChoice::None, .. } => return None,
         ToolUse { inputs, .. } if !inputs.is_empty() => (
             "tools",
             "tools: the grammar of a custom tool cannot be enforced, because calls in this model's format have none",

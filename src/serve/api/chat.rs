@@ -73,7 +73,7 @@ fn completion(head: &Head, style: &ChatStyle, collected: &collect::Collected) ->
         json!({
             "index": index,
             "message": message_json(&choice.answer, style.shows_reasoning, style.has_functions),
-            "logprobs": style.logprobs.then(|| head.chat_logprobs(&choice.answer.tokens)),
+            "logprobs": style.logprobs.then(|| head.chat_logprobs(&choice.answer.content_tokens)),
             "finish_reason": style.finish_reason(choice),
         })
     };
@@ -90,15 +90,13 @@ fn completion(head: &Head, style: &ChatStyle, collected: &collect::Collected) ->
 struct ChatChunks {
     head: Head,
     style: ChatStyle,
-    /// Of each choice, the tokens whose log-probabilities wait for a chunk.
-    held: Vec<Vec<Token>>,
     usage: RunningUsage,
 }
 
 impl ChatChunks {
     fn new(head: Head, style: ChatStyle, prompt_tokens: usize) -> Self {
         let usage = RunningUsage::new(style.streaming, prompt_tokens);
-        Self { held: vec![Vec::new(); style.num_choices], usage, head, style }
+        Self { usage, head, style }
     }
 
     fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
@@ -107,9 +105,13 @@ impl ChatChunks {
         chunk
     }
 
-    fn delta(&mut self, choice: usize, delta: Value, finish: Option<&str>) -> Map<String, Value> {
-        let tokens = std::mem::take(&mut self.held[choice]);
-        let logprobs = (!tokens.is_empty()).then(|| self.head.chat_logprobs(&tokens));
+    fn delta(
+        &self,
+        choice: usize,
+        delta: Value,
+        logprobs: Value,
+        finish: Option<&str>,
+    ) -> Map<String, Value> {
         self.chunk(vec![json!({
             "index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish,
         })])
@@ -120,7 +122,7 @@ impl StreamFormat for ChatChunks {
     fn opening(&mut self) -> Vec<Value> {
         let role = json!({"role": "assistant", "content": "", "refusal": null});
         (0..self.style.num_choices)
-            .map(|choice| Value::Object(self.delta(choice, role.clone(), None)))
+            .map(|choice| Value::Object(self.delta(choice, role.clone(), Value::Null, None)))
             .collect()
     }
 
@@ -128,20 +130,27 @@ impl StreamFormat for ChatChunks {
         self.usage.prompt(total);
     }
 
+    fn count(&mut self, num_tokens: usize) {
+        self.usage.count(num_tokens);
+    }
+
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
-        self.usage.count(tokens.len());
-        if self.style.logprobs {
-            self.held[choice].extend(tokens);
+        let mut content = Some(tokens).filter(|tokens| self.style.logprobs && !tokens.is_empty());
+        let mut chunks = Vec::new();
+        for delta in deltas {
+            let is_shown = self.style.shows_reasoning || !matches!(delta, Delta::Reasoning(_));
+            let Some(json) = delta_json(&delta, self.style.has_functions).filter(|_| is_shown) else {
+                continue;
+            };
+            let tokens = if matches!(delta, Delta::Content(_)) { content.take() } else { None };
+            let logprobs = tokens.map(|tokens| self.head.chat_logprobs(&tokens));
+            chunks.push(Value::Object(self.delta(choice, json, logprobs.into(), None)));
         }
-        let shown = |delta: &Delta| self.style.shows_reasoning || !matches!(delta, Delta::Reasoning(_));
-        let deltas: Vec<Delta> = deltas.into_iter().filter(shown).collect();
-        let has_functions = self.style.has_functions;
-        let deltas = deltas.iter().filter_map(|delta| delta_json(delta, has_functions));
-        deltas.map(|delta| Value::Object(self.delta(choice, delta, None))).collect()
+        chunks
     }
 
     fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value> {
-        let mut chunk = self.delta(choice, json!({}), Some(self.style.finish_reason(finished)));
+        let mut chunk = self.delta(choice, json!({}), Value::Null, Some(self.style.finish_reason(finished)));
         chunk.insert("timings".to_owned(), reply::choice_timings(&finished.answer));
         chunk.extend(finished.placed.as_ref().map(reply::placed));
         vec![Value::Object(chunk)]

@@ -2,13 +2,13 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::body::{Incoming, JsonBody};
 use super::collect::{self, Collected};
 use super::generate::{FinishedChoice, Sent, Totals};
-use super::reply::{self, Echoed, Head, Ignored, RunningUsage};
+use super::reply::{self, AnswerHeaders, Echoed, Head, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, StreamFormat};
 use super::{blocking, drive};
@@ -29,6 +29,7 @@ pub async fn post(
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let scores_prompt = request.turn.prompt_logprobs.is_some();
     let head = Head::new(&app, "cmpl");
+    let headers = AnswerHeaders::new(&app, &request, ignored);
     let mut running = drive::begin(&app, request).await?;
     let usage = RunningUsage::new(streaming, running.prompt_tokens());
     let prompts = std::mem::take(&mut running.prompts);
@@ -44,11 +45,11 @@ pub async fn post(
     if !streaming.is_on {
         let collected = collect::all(running).await?;
         let whole = Json(completion(&head, style, (echoed, prompt_ids), &collected));
-        return Ok((Ignored(ignored), whole).into_response());
+        return Ok(headers.on(whole));
     }
     let held = prompt_ids.into_iter().map(HeldTokens::of_prompt).collect();
     let chunks = TextChunks { head, style, usage, echoed: echoed.into_iter().map(Some).collect(), held };
-    Ok((Ignored(ignored), sse::response(running, chunks)).into_response())
+    Ok(headers.on(sse::response(running, chunks)))
 }
 
 /// Encoding of a text completion.
@@ -166,8 +167,11 @@ impl StreamFormat for TextChunks {
         }
     }
 
+    fn count(&mut self, num_tokens: usize) {
+        self.usage.count(num_tokens);
+    }
+
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
-        self.usage.count(tokens.len());
         if self.style.logprobs || self.style.returns_token_ids {
             self.held[choice].tokens.extend(tokens);
         }

@@ -137,13 +137,15 @@ impl Choice {
         }
     }
 
-    fn push(&mut self, text: &str, tokens: &[Token]) -> Vec<Delta> {
+    /// Takes more of the answer; returns its deltas and the tokens of the content in them.
+    fn push(&mut self, text: &str, tokens: &[Token]) -> (Vec<Delta>, Vec<Token>) {
         for _ in tokens {
             let now = Instant::now();
             let last = self.last_token_at.replace(now);
             self.inter_token.extend(last.map(|last| now.saturating_duration_since(last)));
         }
-        self.stream.as_mut().map(|stream| stream.push(text, tokens)).unwrap_or_default()
+        let Some(stream) = &mut self.stream else { return Default::default() };
+        (stream.push(text, tokens), stream.new_content_tokens())
     }
 
     fn progress(&mut self, done: usize, total: usize) -> Progress {
@@ -451,8 +453,8 @@ impl InFlight {
                 Event::Prefill { done, total } => Update::Progress(self.choices[index].progress(done, total)),
                 Event::Prompt { logprobs } => Update::Scored { choice: index, logprobs },
                 Event::Text { text, tokens } => {
-                    let deltas = self.choices[index].push(&text, &tokens);
-                    Update::Deltas { choice: index, deltas, tokens }
+                    let (deltas, content) = self.choices[index].push(&text, &tokens);
+                    Update::Deltas { choice: index, deltas, num_tokens: tokens.len(), content }
                 }
                 Event::Done(outcome) => self.finish(index, outcome, updates).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
@@ -484,10 +486,15 @@ impl InFlight {
         Update::Progress(choice.progress(done, total))
     }
 
-    fn send_held_back(&mut self, choice: usize, deltas: Vec<Delta>, updates: &UnboundedSender<Update>) {
+    fn send_held_back(
+        &mut self,
+        choice: usize,
+        (deltas, content): (Vec<Delta>, Vec<Token>),
+        updates: &UnboundedSender<Update>,
+    ) {
         if !deltas.is_empty() {
             self.has_output = true;
-            let _ = updates.send(Update::Deltas { choice, deltas, tokens: Vec::new() });
+            let _ = updates.send(Update::Deltas { choice, deltas, num_tokens: 0, content });
         }
     }
 
@@ -495,8 +502,8 @@ impl InFlight {
     fn flush_all(&mut self, updates: &UnboundedSender<Update>) {
         for index in 0..self.choices.len() {
             if let Some(stream) = &mut self.choices[index].stream {
-                let deltas = stream.flush(true);
-                self.send_held_back(index, deltas, updates);
+                let held = (stream.flush(true), stream.new_content_tokens());
+                self.send_held_back(index, held, updates);
             }
         }
     }
@@ -507,9 +514,10 @@ impl InFlight {
         outcome: Outcome,
         updates: &UnboundedSender<Update>,
     ) -> Result<Update, ApiError> {
-        let stream = self.choices[index].stream.take().unwrap_or_default();
-        let (deltas, answer) = stream.finish(outcome);
-        self.send_held_back(index, deltas, updates);
+        let mut stream = self.choices[index].stream.take().unwrap_or_default();
+        let held = (stream.flush(outcome.finish.is_cut()), stream.new_content_tokens());
+        self.send_held_back(index, held, updates);
+        let (_, answer) = stream.finish(outcome);
         self.totals.add(&answer, index.is_multiple_of(self.request.num_choices));
         if let Some(ledger) = &self.ledger {
             ledger.used(&self.totals.usage);

@@ -121,11 +121,13 @@ impl Running {
 #[derive(Debug)]
 pub enum Update {
     Progress(Progress),
-    /// More of one choice. The tokens are those since the last update; they may have no delta yet.
+    /// More of one choice: its parts, the tokens of the content among them, and how many tokens there are since the last update,
+    /// which may have no delta yet.
     Deltas {
         choice: usize,
         deltas: Vec<Delta>,
-        tokens: Vec<Token>,
+        num_tokens: usize,
+        content: Vec<Token>,
     },
     /// Log-probabilities of the next tokens of a choice's prompt, beginning with the second.
     Scored {

@@ -144,7 +144,7 @@ fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
     hints(fields);
     params::inert(fields);
     let conversation =
-        Conversation { messages, tools: tools.offered().to_vec(), kwargs, ..Conversation::default() };
+        Conversation { messages, tools: tools.definitions.clone(), kwargs, ..Conversation::default() };
     PromptFields { conversation, tools, constraint, reasoning_budget, answer_start, shows_thinking }
 }
 
@@ -297,10 +297,7 @@ impl StreamFormat for MessageEvents {
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value> {
         let (reason, sequence) = self.stop.take().unzip();
-        let delta = json!({
-            "stop_reason": reason, "stop_sequence": sequence.flatten(),
-            "stop_details": null, "container": null,
-        });
+        let delta = json!({"stop_reason": reason, "stop_sequence": sequence.flatten()});
         let usage = answer::usage(&totals.usage, totals.num_reasoning_tokens);
         vec![
             json!({"type": "message_delta", "delta": delta, "usage": usage}),

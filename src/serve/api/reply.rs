@@ -14,7 +14,7 @@ use super::request::Streaming;
 use crate::runtime::turn::Answer;
 use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
 use crate::serve::App;
-use crate::serve::request_id::X_TOOL_FORMAT;
+use crate::serve::request_id::{X_SEED, X_TOOL_FORMAT};
 use crate::serve::wire::answer::{self, CompletionLogprobs};
 
 /// First members of every object of one answer; `created` is the same in all of them.
@@ -106,13 +106,17 @@ pub struct AnswerHeaders {
     pub ignored: Vec<String>,
     /// Calls are asked for in llmctl's own format.
     pub is_generic: bool,
+    /// The seed of the first choice; `None` if nothing depends on it, or each prompt has its own.
+    pub seed: Option<u64>,
 }
 
 impl AnswerHeaders {
     /// Headers that are known before the request runs; `placed` is not.
     pub fn new(app: &App, request: &GenerateRequest, ignored: Vec<String>) -> Self {
         let is_generic = request.turn.tools.is_on() && app.model().chat_tokenizer.spells_tools();
-        Self { placed: None, ignored, is_generic }
+        let sampling = request.turn.sampling();
+        let seed = sampling.seed.filter(|_| sampling.temperature > 0.0);
+        Self { placed: None, ignored, is_generic, seed }
     }
 
     /// Learns what became known with the plan.
@@ -123,9 +127,12 @@ impl AnswerHeaders {
 
     /// Adds the headers to a response.
     pub fn on(self, response: impl IntoResponse) -> Response {
-        let Self { placed, ignored, is_generic } = self;
-        let format = is_generic.then(|| [(X_TOOL_FORMAT, HeaderValue::from_static("generic"))]);
-        (PlacedHeader(placed), Ignored(ignored), format, response).into_response()
+        let Self { placed, ignored, is_generic, seed } = self;
+        let mut response = (PlacedHeader(placed), Ignored(ignored), response).into_response();
+        let headers = response.headers_mut();
+        headers.extend(is_generic.then(|| (X_TOOL_FORMAT, HeaderValue::from_static("generic"))));
+        headers.extend(seed.map(|seed| (X_SEED, seed.into())));
+        response
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::body::{Incoming, session_of};
 use super::generate::{GenerateRequest, Prompt, RequestSession};
 use crate::runtime::turn::{AnswerStart, InfillPrompt, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
-use crate::runtime::{ChatTokenizer, EngineClient, Error, Limits, Overflow, Sampling};
+use crate::runtime::{ChatTokenizer, EngineClient, Error, GivenSampling, Limits, Overflow, draw_seed};
 use crate::serve::App;
 use crate::serve::error::ApiError;
 use crate::serve::wire::fields::shown;
@@ -57,7 +57,7 @@ pub struct Streaming {
 pub struct AnswerParams {
     /// Answers to each prompt.
     pub num_choices: usize,
-    pub sampling: Sampling,
+    pub sampling: GivenSampling,
     pub limits: Limits,
     pub logprobs: Option<usize>,
     pub constraint: Option<OutputConstraint>,
@@ -83,7 +83,7 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let has_functions = fields.has("functions");
     let tools = tools(app, &mut fields, schema_open);
-    conversation.tools = tools.offered().to_vec();
+    conversation.tools = tools.definitions.clone();
     let reading = Reading { schema_open, may_be_none: false };
     let params = AnswerParams {
         tools,
@@ -113,7 +113,7 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
 pub fn conversation(app: &App, fields: &mut Fields<'_>) -> (Conversation, AnswerStart) {
     let (mut conversation, _) = conversation_without_tools(app, fields);
     let answer_start = message::continued(fields, &mut conversation.messages);
-    (Conversation { tools: tools(app, fields, false).offered().to_vec(), ..conversation }, answer_start)
+    (Conversation { tools: tools(app, fields, false).definitions, ..conversation }, answer_start)
 }
 
 /// Returns the conversation, and the reasoning that is asked for.
@@ -251,6 +251,12 @@ impl AnswerParams {
         let Self { num_choices, sampling, limits, logprobs, constraint, reasoning_budget, .. } = self;
         let Self { tools, answer_start, prediction, streaming, .. } = self;
         let is_streamed = streaming.is_on;
+        // Drawn here, so that a header can tell it before the answer. Each of several prompts draws its own.
+        let is_one = !matches!(&prompt, Prompt::Texts(texts) if texts.len() > 1);
+        let seed = sampling.seed.or_else(|| is_one.then(draw_seed));
+        let is_infill = matches!(&prompt, Prompt::Texts(texts) if texts.iter().any(TextPrompt::is_infill));
+        let below = if is_infill { GivenSampling::GREEDY } else { GivenSampling::default() };
+        let sampling = GivenSampling { seed, ..sampling.or(&below) };
         let turn = TurnRequest {
             sampling,
             limits,
@@ -287,8 +293,8 @@ pub fn params(
     reading: Reading,
 ) -> AnswerParams {
     let limits = with_settings(app, limits);
-    let defaults = app.model().defaults.sampling();
-    let (sampling, limits) = options::generation(fields, &defaults, &limits, reading.may_be_none);
+    let defaults = &app.model().defaults;
+    let (sampling, limits) = options::generation(fields, defaults, &limits, reading.may_be_none);
     let params = AnswerParams {
         num_choices: params::num_choices(fields, most_answers(engine)),
         sampling,
@@ -314,8 +320,8 @@ pub fn with_settings(app: &App, limits: Limits) -> Limits {
 }
 
 /// Reads the sampling and checks the engine's ranges.
-pub fn sampling(app: &App, engine: &EngineClient, fields: &mut Fields<'_>) -> Sampling {
-    let sampling = params::sampling(fields, &app.model().defaults.sampling());
+pub fn sampling(app: &App, engine: &EngineClient, fields: &mut Fields<'_>) -> GivenSampling {
+    let sampling = params::sampling(fields, &app.model().defaults);
     check_ranges(&sampling, engine.spec().vocab_size(), fields.problems());
     sampling
 }
@@ -336,19 +342,25 @@ pub fn check_tools(app: &App, fields: &mut Fields<'_>, tools: &ToolUse) {
 }
 
 /// Checks the ranges of the engine before the engine is asked.
-fn check_ranges(sampling: &Sampling, vocab_size: usize, problems: &mut Problems) {
-    match sampling.validate(vocab_size) {
+fn check_ranges(sampling: &GivenSampling, vocab_size: usize, problems: &mut Problems) {
+    match sampling.sampling(true).validate(vocab_size) {
         Ok(()) => {}
         Err(Error::InvalidParameter { name, message }) => problems.value(name, format!("{name}: {message}")),
         Err(other) => problems.value("", other.to_string()),
     }
 }
 
-/// A name of the model that is served, or none.
+/// Takes the model's name. The only model that writes text also answers to names that are no other model's, because many clients
+/// are set to one; then the field has no effect.
 pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
     match fields.text("model") {
-        Some(model) if !app.answers_to(&model) => Err(model_not_found(&model, &app.model().id)),
-        _ => Ok(()),
+        Some(model) if app.answers_to(&model) => Ok(()),
+        Some(model) if app.knows_other(&model) => Err(model_not_found(&model, &app.model().id)),
+        Some(_) => {
+            fields.ignored("model");
+            Ok(())
+        }
+        None => Ok(()),
     }
 }
 

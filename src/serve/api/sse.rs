@@ -37,7 +37,10 @@ pub trait StreamFormat: Send + 'static {
 
     fn opening(&mut self) -> Vec<Value>;
 
-    /// More of a choice. Called for every token, also those that say nothing yet.
+    /// Counts tokens of the answers; called before their deltas.
+    fn count(&mut self, _num_tokens: usize) {}
+
+    /// More of a choice, and the tokens of its content. Called for every token, also those that say nothing yet.
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
 
     /// A prompt has so many tokens.
@@ -136,9 +139,10 @@ impl<C: StreamFormat> EventFeed<C> {
                 self.chunks.scored(choice, logprobs);
                 return;
             }
-            Some(Update::Deltas { choice, deltas, tokens }) => {
+            Some(Update::Deltas { choice, deltas, num_tokens, content }) => {
                 self.progress = None;
-                self.chunks.deltas(choice, deltas, tokens)
+                self.chunks.count(num_tokens);
+                self.chunks.deltas(choice, deltas, content)
             }
             Some(Update::Finished { choice, finished }) => self.chunks.finished(choice, &finished),
             Some(Update::Ended(totals)) => return self.end(|chunks| chunks.ending(&totals)),

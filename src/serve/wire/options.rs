@@ -4,7 +4,7 @@
 //! because the server was started with its own; any other member is refused by its path.
 
 use super::{Fields, params};
-use crate::runtime::{Limits, Sampling};
+use crate::runtime::{GivenSampling, Limits};
 
 const NAME: &str = "options";
 
@@ -30,10 +30,10 @@ const MACHINE: [&str; 14] = [
 /// anything; `may_be_none` as in [`params::limits`].
 pub fn generation(
     fields: &mut Fields<'_>,
-    sampling: &Sampling,
+    sampling: &GivenSampling,
     limits: &Limits,
     may_be_none: bool,
-) -> (Sampling, Limits) {
+) -> (GivenSampling, Limits) {
     let members = fields.object(NAME).unwrap_or_default();
     let mut options = fields.inside(NAME, members);
     let sampling = params::sampling(&mut options, sampling);

@@ -1,32 +1,32 @@
 //! The parameters of a generation: how a token is chosen, when it ends, what is reported. Ranges are the engine's to
-//! check, with [`Sampling::validate`].
+//! check, with [`crate::runtime::Sampling::validate`].
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::{Fields, hints};
-use crate::runtime::{Limits, MAX_LOGPROBS, Overflow, SAMPLING, Sampling};
+use crate::runtime::{GivenSampling, Limits, MAX_LOGPROBS, Overflow, SAMPLING, Sampling, TopK};
 
-/// Returns the sampling that the fields ask for, with `defaults` where they are silent.
-pub fn sampling(fields: &mut Fields<'_>, defaults: &Sampling) -> Sampling {
+/// Returns the sampling that the fields give, with `defaults` where they are silent.
+pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampling {
     // The reference's word for "all"; elsewhere it is what leaving it out means.
     let says_all = fields.is_number("top_k", -1.0);
     let top_k = match fields.size_or_off("top_k") {
-        Some(0) => None,
-        Some(count) => Some(count),
-        None if says_all => None,
-        None => defaults.top_k,
+        Some(0) => Some(TopK::All),
+        Some(count) => Some(TopK::Best(count)),
+        None => says_all.then_some(TopK::All),
     };
-    let mut sampling = Sampling { top_k, ..defaults.clone() };
+    let mut sampling = GivenSampling { top_k, ..GivenSampling::default() };
     for number in SAMPLING {
         let name = fields.spelled(number.spellings());
-        fields.number(name).into_iter().for_each(|value| number.set(&mut sampling, value));
+        number.give(&mut sampling.numbers, fields.number(name));
     }
-    sampling.logit_bias = logit_bias(fields).unwrap_or(sampling.logit_bias);
+    sampling.logit_bias = logit_bias(fields);
     let seed = fields.spelled(&["seed", "random_seed"]);
-    sampling.seed = fields.count_or_off(seed).or(sampling.seed);
-    penalty_window(fields, &sampling);
+    sampling.seed = fields.count_or_off(seed);
+    let sampling = sampling.or(defaults);
+    penalty_window(fields, &sampling.sampling(false));
     sampling
 }
 

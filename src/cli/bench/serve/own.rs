@@ -6,7 +6,7 @@ use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::load;
 use crate::cli::terminal::Terminal;
-use crate::runtime::Speculation;
+use crate::runtime::{GivenSampling, Speculation};
 use crate::serve::connection::ConnectionLimits;
 use crate::serve::engine::EngineSlot;
 use crate::serve::lifecycle::Lifecycle;
@@ -82,7 +82,7 @@ pub fn start(
     };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
-    let model = texts.into_served(None);
+    let model = texts.into_served(None, GivenSampling::default());
     let observer = server.lifecycle().observer().clone();
     let app = App::new(model, EngineSlot::new(engine), None, observer, ServeSettings::default());
     server.open(app.clone());

@@ -26,7 +26,7 @@ use super::gguf::Gguf;
 use crate::runtime::error::LoadError;
 use crate::runtime::kernel::Dtype;
 use crate::runtime::model::arch::parse_config;
-use crate::runtime::request::SAMPLING;
+use crate::runtime::request::{SAMPLING, TopK};
 use crate::runtime::tensor::{TensorSource, byte_len};
 
 /// `general.quantization_version`: the block layouts since May 2023.
@@ -250,8 +250,8 @@ fn sampling_keys(head: &mut GgufHead, files: &ModelFiles) -> Result<(), LoadErro
             head.set(key, value);
         }
     }
-    if let Some(top_k) = defaults.top_k.and_then(|k| u32::try_from(k).ok()) {
-        head.set("general.sampling.top_k", top_k);
+    if let Some(TopK::Best(top_k)) = defaults.top_k {
+        head.set("general.sampling.top_k", u32::try_from(top_k).unwrap_or(u32::MAX));
     }
     Ok(())
 }

@@ -58,7 +58,7 @@ const BODY_ERRORS: [u16; 2] = [415, 422];
 
 const TRANSIENT: (&str, &str) = ("transient", "boolean");
 
-const OPERATIONS: [Operation; 42] = [
+const OPERATIONS: [Operation; 43] = [
     post("POST /v1/chat/completions", "Answer a conversation", "ChatCompletionRequest", "ChatCompletion"),
     post("POST /v1/completions", "Continue texts as they are", "CompletionRequest", "Completion"),
     post(
@@ -128,6 +128,7 @@ const OPERATIONS: [Operation; 42] = [
     get("GET /page/{file}", "The page's scripts, style and icon", ""),
     get("GET /", "Name, version, stage, model and endpoints", "Index"),
     get("GET /health", "The process lives", "Status"),
+    get("GET /v1/health", "The process lives", "Status"),
     get("GET /ready", "A request would be taken", "Status"),
     get("GET /metrics", "Counters for Prometheus", ""),
 ];
@@ -277,7 +278,7 @@ fn tag(path: &str) -> &'static str {
         path if path.contains("models") || path == "/props" => "models",
         path if path.contains("/rerank") || path == "/v1/embeddings" => "vectors",
         "/tokenize" | "/detokenize" | "/tokenizer_info" | "/apply-template" => "text",
-        "/" | "/health" | "/ready" | "/metrics" | "/openapi.json" => "server",
+        "/" | "/health" | "/v1/health" | "/ready" | "/metrics" | "/openapi.json" => "server",
         _ => "answers",
     }
 }

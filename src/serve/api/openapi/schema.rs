@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::runtime::{SAMPLING, SamplingNumber};
+use crate::runtime::{FREE_TEXT, SAMPLING, SamplingNumber};
 use crate::serve::wire::record::{FieldRecord, FieldType};
 
 /// The fields of an object, in the order in which they were recorded.
@@ -135,7 +135,9 @@ fn field_schema(field: &FieldNode, facts: &Map<String, Value>) -> Value {
 /// Adds help and range of a sampling parameter.
 fn add_range(schema: &mut Value, number: &SamplingNumber) {
     let range = number.facts.range;
-    schema["description"] = number.help.trim().into();
+    let default = number.given(&FREE_TEXT.numbers);
+    let default = default.map(|value| format!(". Free text without a temperature: {value}"));
+    schema["description"] = format!("{}{}", number.help.trim(), default.unwrap_or_default()).into();
     schema[if range.excludes_low { "exclusiveMinimum" } else { "minimum" }] = range.low.into();
     schema["maximum"] = range.high.into();
 }

@@ -88,22 +88,24 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
     let is_stored = matches!(session, Some(RequestSession::Stored(_)));
     let mut repeated = asked.repeated;
     repeated.insert("store".to_owned(), is_stored.into());
+    let instructions = asked.instructions.map(Message::system).into_iter();
+    let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
+    let messages = with_known_roles(app, instructions.chain(earlier).chain(asked.input).collect());
+    let tools = asked.params.tools.definitions.clone();
+    let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
+    let id = stored::new_id(&session_name(session.as_ref()));
+    let is_streamed = asked.params.streaming.is_on;
+    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming);
+    repeated.extend(sampling_members(&request.turn.sampling()));
     let shape = ResponseShape {
-        id: stored::new_id(&session_name(session.as_ref())),
+        id,
         created_ms: now_ms(),
         repeated,
         names: asked.names,
         shows_reasoning: asked.shows_reasoning,
         seals_reasoning: asked.seals_reasoning,
     };
-    let writer = ResponseWriter::new(Head::new(app, "resp"), shape, asked.params.logprobs.is_some());
-    let instructions = asked.instructions.map(Message::system).into_iter();
-    let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
-    let messages = with_known_roles(app, instructions.chain(earlier).chain(asked.input).collect());
-    let tools = asked.params.tools.offered().to_vec();
-    let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
-    let is_streamed = asked.params.streaming.is_on;
-    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming);
+    let writer = ResponseWriter::new(Head::new(app, "resp"), shape, request.turn.logprobs.is_some());
     request.notices = left_out(&asked.ignored);
     request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
     Ok(ResponsesBody { request, is_streamed, writer, ignored: asked.ignored })
@@ -137,7 +139,6 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
     problems.check(model)?;
     repeated.insert("tools".to_owned(), repeated_tools.into());
     repeated.insert("model".to_owned(), app.model().id.as_str().into());
-    repeated.extend(sampling_members(&params.sampling));
     let logprobs = outputs.logprobs.or(params.logprobs);
     let constraint = format.or(params.constraint.clone());
     Ok(AskedResponse {

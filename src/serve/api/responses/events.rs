@@ -181,7 +181,6 @@ impl ResponseEvents {
     }
 
     fn thinks(&mut self, text: &str, events: &mut Vec<Value>) {
-        self.held.clear();
         if !self.writer.shape.shows_reasoning {
             return;
         }
@@ -192,7 +191,6 @@ impl ResponseEvents {
     }
 
     fn calls_with(&mut self, fragment: &str, events: &mut Vec<Value>) {
-        self.held.clear();
         let Some(mut item) = self.open.take() else { return };
         let (kind, text) = match &mut item.call {
             Some(call) if call.tool.is_custom => ("custom_tool_call_input.delta", call.input.take(fragment)),

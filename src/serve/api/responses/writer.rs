@@ -48,8 +48,7 @@ impl ResponseWriter {
     }
 
     fn whole(&self, answer: &Answer) -> Value {
-        let behind_reasoning = answer.tokens.get(answer.num_reasoning_tokens..).unwrap_or_default();
-        self.shape.whole(answer, &self.logprobs(behind_reasoning))
+        self.shape.whole(answer, &self.logprobs(&answer.content_tokens))
     }
 }
 

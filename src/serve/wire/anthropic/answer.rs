@@ -23,7 +23,7 @@ pub fn thinking_block(thinking: &str, is_shown: bool) -> Value {
 
 /// Returns a text block.
 pub fn text_block(text: &str) -> Value {
-    json!({"type": "text", "text": text, "citations": null})
+    json!({"type": "text", "text": text})
 }
 
 /// Returns a call.
@@ -61,17 +61,13 @@ pub fn usage(usage: &Usage, num_reasoning_tokens: usize) -> Value {
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation": null,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": details,
-        "server_tool_use": null,
-        "service_tier": null,
-        "inference_geo": null,
-        "speed": null,
     })
 }
 
-/// Returns a message, whole or as a stream begins it.
+/// Returns a message, whole or as a stream begins it. Members for what this server has not are left out, as Anthropic's API leaves
+/// them out: some clients refuse a null there.
 pub fn message(
     id: &str,
     model: &str,
@@ -88,9 +84,6 @@ pub fn message(
         "content": content,
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence.flatten(),
-        "stop_details": null,
-        "container": null,
-        "diagnostics": null,
         "usage": usage,
     })
 }

@@ -76,7 +76,7 @@ fn usage(answer: &Answer) -> Value {
     count_drafts(&mut details, usage);
     json!({
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": details,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
