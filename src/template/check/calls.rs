@@ -8,7 +8,7 @@ use crate::{Content, Message, PrintedTurn, TemplateError, ToolCall, parse_answer
 
 /// Calls with every kind of argument, in texts that tempt a parser.
 pub fn one_call(subject: &Subject) -> CheckResult {
-    let Some(format) = subject.output_markup.tool_calls else { return Ok(no_format()) };
+    let format = subject.calls()?;
     let text = "def f(x):\n\treturn \"<\" if x else 'y'\n";
     let single = [
         call(0, TOOL, json!({"city": "Køge \"old\" harbour", "days": 3, "exact": true})),
@@ -18,26 +18,17 @@ pub fn one_call(subject: &Subject) -> CheckResult {
     ];
     let findings = single.into_iter().map(|call| there_and_back(subject, &[call]));
     let findings = findings.collect::<Result<Vec<Finding>, CheckError>>()?;
-    let worst = super::worst(findings).unwrap_or_else(no_format);
-    Ok(match worst.verdict {
-        CheckVerdict::Ok => Finding::ok(format!("calls of earlier answers parse back as {format}")),
-        _ => worst,
-    })
+    let worst = super::worst(findings).filter(|worst| worst.verdict != CheckVerdict::Ok);
+    Ok(worst.unwrap_or_else(|| Finding::ok(format!("calls of earlier answers parse back as {format}"))))
 }
 
 pub fn two_calls(subject: &Subject) -> CheckResult {
-    if subject.output_markup.tool_calls.is_none() {
-        return Ok(no_format());
-    }
+    subject.calls()?;
     let two = [
         call(0, TOOL, json!({"city": "Bergen", "days": 3})),
         call(1, "write_log", json!({"text": "ebb", "tags": []})),
     ];
     there_and_back(subject, &two)
-}
-
-fn no_format() -> Finding {
-    Finding::skipped("the template shows no format for calls")
 }
 
 /// Renders an answer with these calls, without content and with an empty one, as clients send either.

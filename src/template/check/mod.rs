@@ -19,8 +19,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Shown,
-    SpecialTokens, THINKING_SWITCHES, TemplateError, ToolCallFormat,
+    Accommodation, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, ReasoningFormat,
+    RenderOptions, Shown, SpecialTokens, THINKING_SWITCHES, TemplateError, ToolCallFormat,
 };
 
 /// The tokenizer of the model whose template is checked.
@@ -146,6 +146,8 @@ pub enum CheckError {
     Template(TemplateError),
     /// Why a text cannot be encoded.
     Encoding(String),
+    /// Why there is nothing to check.
+    Skipped(&'static str),
 }
 
 impl From<TemplateError> for CheckError {
@@ -163,6 +165,7 @@ impl From<CheckError> for Finding {
             }
             CheckError::Template(error) => Self::fail(format!("cannot be rendered: {error}")),
             CheckError::Encoding(error) => Self::fail(format!("cannot be encoded: {error}")),
+            CheckError::Skipped(why) => Self::skipped(why),
         }
     }
 }
@@ -289,6 +292,20 @@ impl Subject {
             Some(tokenizer) => tokenizer.encode(text, is_start).map_err(CheckError::Encoding),
             None => Ok(text.chars().map(u32::from).collect()),
         }
+    }
+
+    /// # Errors
+    /// [`CheckError::Skipped`] without a format.
+    fn calls(&self) -> Result<ToolCallFormat, CheckError> {
+        let none = CheckError::Skipped("the template shows no format for calls");
+        self.output_markup.tool_calls.ok_or(none)
+    }
+
+    /// # Errors
+    /// [`CheckError::Skipped`] without a format.
+    fn reasoning(&self) -> Result<ReasoningFormat, CheckError> {
+        let none = CheckError::Skipped("the template shows no markup for reasoning");
+        self.output_markup.reasoning.ok_or(none)
     }
 
     /// Returns the ids of a whole prompt.

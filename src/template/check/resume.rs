@@ -26,18 +26,14 @@ pub fn plain(subject: &Subject) -> CheckResult {
 
 /// Three turns whose answers come back with their reasoning.
 pub fn with_reasoning(subject: &Subject) -> CheckResult {
-    if subject.output_markup.reasoning.is_none() {
-        return Ok(Finding::skipped("the template shows no markup for reasoning"));
-    }
+    subject.reasoning()?;
     let turns = || [question(0), thoughtful(0), question(1), thoughtful(1), question(2)];
     in_all_modes(subject, &talk(turns()), &talk([Message::system(SYSTEM)].into_iter().chain(turns())))
 }
 
 /// A call, its result and the answer, then another question.
 pub fn after_tools(subject: &Subject) -> CheckResult {
-    if subject.output_markup.tool_calls.is_none() {
-        return Ok(Finding::skipped("the template shows no format for calls"));
-    }
+    subject.calls()?;
     let called = |city: &str| calls([call(0, TOOL, json!({"city": city}))]);
     let turns = |calls: [Message; 2]| {
         let [first, second] = calls;

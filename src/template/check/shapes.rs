@@ -158,9 +158,7 @@ pub fn tool_results(subject: &Subject) -> CheckResult {
 
 /// An answer with content and a call.
 pub fn call_with_text(subject: &Subject) -> CheckResult {
-    if subject.output_markup.tool_calls.is_none() {
-        return Ok(Finding::skipped("the template shows no format for calls"));
-    }
+    subject.calls()?;
     let content = Some(Content::Text(ANSWERS[0].to_owned()));
     let called = Message { content, ..calls([call(0, TOOL, json!({"city": "Bergen"}))]) };
     printed(subject, &talk_with_tools([question(0), called, weather_result()]), &[ANSWERS[0], "Bergen"])
@@ -168,9 +166,7 @@ pub fn call_with_text(subject: &Subject) -> CheckResult {
 
 /// Checks whether the template prints the reasoning of earlier turns.
 pub fn reasoning_in_history(subject: &Subject) -> CheckResult {
-    let Some(format) = subject.output_markup.reasoning else {
-        return Ok(Finding::skipped("the template shows no markup for reasoning"));
-    };
+    let format = subject.reasoning()?;
     let earlier = subject.prompt(&talk([question(0), thoughtful(0), question(1)]))?.contains(THOUGHTS[0]);
     let call = Message { reasoning: Some(THOUGHTS[0].to_owned()), ..weather_call() };
     let in_loop = subject.prompt(&talk_with_tools([question(0), call, weather_result()]));

@@ -134,9 +134,7 @@ pub fn turn_end(subject: &Subject) -> CheckResult {
 
 /// Checks that history puts such a token behind a call.
 pub fn turn_end_of_calls(subject: &Subject) -> CheckResult {
-    if subject.output_markup.tool_calls.is_none() {
-        return Ok(Finding::skipped("the template shows no format for calls"));
-    }
+    subject.calls()?;
     let behind = |text: String| {
         let at = text.rfind("Bergen")? + "Bergen".len();
         let end = text[at..].find(RESULT).map_or(text.len(), |end| at + end);
@@ -151,9 +149,7 @@ pub fn turn_end_of_calls(subject: &Subject) -> CheckResult {
 
 /// Looks for an id that ends a generation in the text of the first place that has one.
 fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String>)]) -> CheckResult {
-    let Some(tokenizer) = &subject.tokenizer else {
-        return Ok(Finding::skipped("needs a tokenizer"));
-    };
+    let tokenizer = subject.tokenizer.as_ref().ok_or(CheckError::Skipped("needs a tokenizer"))?;
     let mut printed = None;
     for (note, text) in places {
         let Some(text) = text else { continue };

@@ -10,7 +10,7 @@ use super::json_text::{JsonScan, JsonScanner, Malformed};
 use super::{CallError, CallParser, ParserStep, PieceSink};
 
 /// One call object.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct CallObject {
     state: ObjectState,
     /// Objects open: one, or two inside `function`.
@@ -25,9 +25,10 @@ struct CallObject {
     is_keyed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum ObjectState {
     /// Before the opening brace.
+    #[default]
     Open,
     KeyOrEnd,
     Key(JsonScanner, String),
@@ -45,16 +46,7 @@ enum ObjectState {
 
 impl CallObject {
     fn new(is_bare: bool, is_keyed: bool) -> Self {
-        Self {
-            is_keyed,
-            state: ObjectState::Open,
-            depth: 0,
-            name: None,
-            is_named: false,
-            waiting: String::new(),
-            has_arguments: false,
-            is_bare,
-        }
+        Self { is_bare, is_keyed, ..Self::default() }
     }
 
     fn is_closed(&self) -> bool {
@@ -275,7 +267,7 @@ impl StringDecoder {
 }
 
 /// The call objects of one span.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct JsonCalls {
     close: Option<&'static str>,
     is_bare: bool,
@@ -287,9 +279,10 @@ pub struct JsonCalls {
     closing: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum ListState {
     /// Before an object.
+    #[default]
     Before,
     Inside,
     /// Behind an object.
@@ -300,15 +293,7 @@ enum ListState {
 
 impl JsonCalls {
     pub fn new(close: Option<&'static str>) -> Self {
-        Self {
-            close,
-            is_bare: false,
-            is_keyed: false,
-            is_list: false,
-            object: None,
-            place: ListState::Before,
-            closing: String::new(),
-        }
+        Self { close, ..Self::default() }
     }
 
     /// Calls without a marker.

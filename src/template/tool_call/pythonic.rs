@@ -7,9 +7,10 @@ use super::json_object::JsonCalls;
 use super::python_literal;
 use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PythonicState {
     /// Before the list's bracket.
+    #[default]
     Open,
     Name,
     Arguments,
@@ -20,7 +21,7 @@ enum PythonicState {
 }
 
 /// Reads a list of calls.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PythonicCalls {
     close: Option<&'static str>,
     is_bare: bool,
@@ -35,16 +36,7 @@ pub struct PythonicCalls {
 
 impl PythonicCalls {
     pub fn new(close: Option<&'static str>, is_bare: bool) -> Self {
-        Self {
-            close,
-            is_bare,
-            is_single: false,
-            place: PythonicState::Open,
-            held: String::new(),
-            argument: PythonArgument::default(),
-            writer: ObjectWriter::default(),
-            json: None,
-        }
+        Self { close, is_bare, ..Self::default() }
     }
 
     fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
@@ -188,50 +180,28 @@ impl PythonArgument {
 }
 
 /// Parses what follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PythonTag {
-    inner: Option<PythonScanner>,
-}
-
-#[derive(Debug)]
-enum PythonScanner {
-    Json(JsonCalls),
-    Python(PythonicCalls),
-}
-
-impl PythonTag {
-    pub fn new() -> Self {
-        Self { inner: None }
-    }
+    inner: Option<Box<dyn CallParser>>,
 }
 
 impl CallParser for PythonTag {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
-        match &mut self.inner {
-            Some(PythonScanner::Json(json)) => json.take(c, sink),
-            Some(PythonScanner::Python(python)) => python.take(c, sink),
-            None if c.is_ascii_whitespace() => Ok(ParserStep::More),
-            None if matches!(c, '{' | '[') => {
-                self.inner = Some(PythonScanner::Json(JsonCalls::new(None)));
-                self.take(c, sink)
+        if self.inner.is_none() {
+            if c.is_ascii_whitespace() {
+                return Ok(ParserStep::More);
             }
-            None => {
-                let python = PythonicCalls {
-                    is_single: true,
-                    place: PythonicState::Name,
-                    ..PythonicCalls::new(None, false)
-                };
-                self.inner = Some(PythonScanner::Python(python));
-                self.take(c, sink)
-            }
+            let (is_single, place) = (true, PythonicState::Name);
+            let inner: Box<dyn CallParser> = match c {
+                '{' | '[' => Box::new(JsonCalls::new(None)),
+                _ => Box::new(PythonicCalls { is_single, place, ..PythonicCalls::default() }),
+            };
+            self.inner = Some(inner);
         }
+        self.inner.as_mut().ok_or(CallError::Malformed)?.take(c, sink)
     }
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        match &mut self.inner {
-            Some(PythonScanner::Json(json)) => json.finish(is_cut, sink),
-            Some(PythonScanner::Python(python)) => python.finish(is_cut, sink),
-            None => Err(CallError::Malformed),
-        }
+        self.inner.as_mut().ok_or(CallError::Malformed)?.finish(is_cut, sink)
     }
 }

@@ -127,7 +127,7 @@ pub const LLAMA3: ToolCallSpec = ToolCallSpec {
     },
     reader: |opener| match opener {
         "" => Some(Box::new(JsonCalls::bare())),
-        _ => Some(Box::new(PythonTag::new())),
+        _ => Some(Box::new(PythonTag::default())),
     },
     ..ToolCallSpec::PLAIN
 };
