@@ -18,7 +18,7 @@ pub struct Reasoning {
     pub effort: Option<Effort>,
 }
 
-/// Amount of reasoning, the least first.
+/// Amount of reasoning, the least first, in the order of their names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
     None,
@@ -89,15 +89,7 @@ impl Effort {
 
     /// Returns the effort's name in requests.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Minimal => "minimal",
-            Self::Low => "low",
-            Self::Medium => "medium",
-            Self::High => "high",
-            Self::ExtraHigh => "xhigh",
-            Self::Max => "max",
-        }
+        ["none", "minimal", "low", "medium", "high", "xhigh", "max"][self as usize]
     }
 
     fn is_reasoning(self) -> bool {
