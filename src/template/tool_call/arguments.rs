@@ -265,7 +265,7 @@ impl Writer<'_> {
         }
         let nexts: Vec<String> = nexts.iter().map(|next| escaped(next)).collect();
         let text = self.terminal(&format!("{text} & ~/(?s:.*){close}\\s*({})(?s:.*)/", nexts.join("|")));
-        self.terminal(&format!("{text} /{close}[ \\t\\r\\n]{{0,8}}{}/", escaped(next)))
+        self.terminal(&format!("{text} /{close}[ \\t\\r\\n]{{0,16}}{}/", escaped(next)))
     }
 
     /// A text that follows a grammar and does not contain the mark that ends it.

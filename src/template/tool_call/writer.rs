@@ -78,7 +78,7 @@ impl<'a> Writer<'a> {
 
     /// White space that models may write between two parts of markup. Without a bound a model could go on with it for ever.
     pub fn space(&mut self) -> String {
-        format!("{}?", self.terminal("/[ \\t\\r\\n]{1,8}/"))
+        format!("{}?", self.terminal("/[ \\t\\r\\n]{1,16}/"))
     }
 
     /// A literal text whose white space models may leave out or write otherwise, at its beginning and behind punctuation.
