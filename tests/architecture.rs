@@ -107,7 +107,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["reasoning"],
     &["tool_call"],
     &["accommodate", "jinja", "prompt"],
-    &["environment", "variables"],
+    &["arrange", "environment", "variables"],
     &["link"],
     &["python"],
     &["source"],

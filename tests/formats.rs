@@ -288,7 +288,9 @@ fn ids_orders_and_arguments_of_any_client_fit_every_published_template() {
     let whole = tool(json!({"description": "d", "parameters": {"type": "object", "properties": {"a": a}}}));
     let (mut num_checked, mut wrong) = (0, String::new());
     for (name, source) in &templates {
-        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a published template");
+        let [bos, eos] = ["<s>", "</s>"].map(|token| Some(token.to_owned()));
+        let specials = SpecialTokens { bos, eos, ..SpecialTokens::default() };
+        let template = ChatTemplate::new(source, specials).expect("a published template");
         let accommodation = Shown::of(&template).accommodation();
         let rendered = |messages: Vec<Message>, tools: &[Value]| {
             let conversation = Conversation { messages, tools: tools.to_vec(), ..Conversation::default() };

@@ -65,6 +65,7 @@ pub const ANTHROPIC: Table = Table {
         ("frequency_penalty", "0.5", ""),
         ("logit_bias", r#"{"5": -100}"#, ""),
         ("seed", "7", ""),
+        ("random_seed", "7", "as `seed`; Mistral's name"),
         ("schema_open", "true", "schemas are read as their standard does, see below"),
         ("session_id", r#""s""#, ""),
         ("anthropic_beta", r#"["x"]"#, ""),

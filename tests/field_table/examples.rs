@@ -174,7 +174,6 @@ pub const OPENAI: Table = Table {
             ("modalities", r#"["text", "audio"]"#, ""),
             ("audio", r#"{"voice": "alloy"}"#, ""),
             ("web_search_options", "{}", ""),
-            ("random_seed", "1", ""),
             ("temprature", "1", "as every name that is not in this table"),
         ],
     ],

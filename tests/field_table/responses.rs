@@ -88,6 +88,7 @@ pub const RESPONSES: Table = Table {
             ("frequency_penalty", "0.5", ""),
             ("logit_bias", r#"{"5": -100}"#, ""),
             ("seed", "7", "-1 draws one"),
+            ("random_seed", "7", "as `seed`; Mistral's name"),
             ("max_tokens", "5", "another name of `max_output_tokens`"),
             ("max_completion_tokens", "5", "another name of `max_output_tokens`, counts before it"),
             ("n_predict", "5", "another name of `max_output_tokens`"),

@@ -13,5 +13,5 @@ pub use tokenizer::{
     Encode, HfSettings, TokenKind, Tokenizer, VocabSpec, byte_level_spelling, is_turn_end,
     pre_tokenizer_candidates,
 };
-pub use utf8::Utf8Stream;
+pub use utf8::{Utf8Stream, without_lone_surrogates};
 pub use vocabulary::Vocabulary;

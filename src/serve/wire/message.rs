@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
-use crate::runtime::text::utf8::without_lone_surrogates;
+use crate::runtime::text::without_lone_surrogates;
 use crate::runtime::turn::AnswerStart;
 use crate::template::{Content, Message, Role, ToolCall};
 

@@ -115,7 +115,8 @@ fn resumed(subject: &Subject, conversation: &Conversation) -> CheckResult {
         let as_text = subject.ids(&subject.prompt(&asked)?)?;
         in_text = in_text.or_else(|| Break::find(subject, n + 1, &text, &as_text));
         text = as_text;
-        let ids = session.prompt(&asked, &|shown| subject.prompt(shown), &|text, is_start| {
+        let arranged = subject.accommodation.arrange(&asked);
+        let ids = session.prompt(&arranged, &|shown| subject.prompt(shown), &|text, is_start| {
             subject.encode(text, is_start)
         })?;
         in_session = in_session.or_else(|| Break::find(subject, n + 1, &resident, &ids));
