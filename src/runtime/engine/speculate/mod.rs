@@ -586,7 +586,7 @@ mod tests {
             "{notice}"
         );
         let (_, [num_drafted, _], notice) = told([2_000, 100]);
-        assert!(num_drafted > 400 && notice.is_none(), "{num_drafted} {notice:?}");
+        assert!(num_drafted > 100 && notice.is_none(), "{num_drafted} {notice:?}");
     }
 
     #[test]
