@@ -989,7 +989,7 @@ impl Random {
 
 /// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
 fn walk(lark: &str, random: &mut Random) -> Option<String> {
-    const CLOSERS: [&str; 26] = [
+    const CLOSERS: [&str; 27] = [
         "\n</parameter>\n</function>",
         "\n</parameter>\n<parameter=",
         "</parameter>\n</function>",
@@ -1011,7 +1011,8 @@ fn walk(lark: &str, random: &mut Random) -> Option<String> {
         "</param><param name=\"",
         "</arg_value:opensource>\n</tool_call:opensource>",
         "</arg_value:opensource>\n<arg_key:opensource>",
-        "<|close|>argument<|sep|>",
+        "<|close|>argument<|sep|><|close|>call<|sep|>",
+        "<|close|>argument<|sep|><|open|>argument key=\"",
         "<|close|>think<|sep|>",
         "<|close|>response<|sep|>",
         "<|eom|><|start|>assistant",

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::coerce::{ArgumentSchema, Types};
 use super::json_text;
 use super::shape::{Shape, shapes};
-use super::writer::{Item, MAX_MEMBERS, NOTHING, Writer, escaped, quoted};
+use super::writer::{MAX_MEMBERS, MemberForms, NOTHING, Writer, escaped, quoted};
 use super::{TAGGED_TEXT, ToolDefinition};
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
@@ -37,7 +37,7 @@ pub struct Tagging {
 
 /// What ends a value.
 #[derive(Clone, Copy)]
-struct Ending<'a> {
+struct ValueEnd<'a> {
     close: &'a str,
     /// What follows the closing tag.
     next: &'a str,
@@ -97,16 +97,16 @@ impl Writer<'_> {
                 let value = self.json_part(schema.at(Some(part)));
                 self.separated(&format!("{key} {colon} {value}"))
             };
-            let items: Vec<Item> = shape.members.iter().map(item).collect();
+            let items: Vec<MemberForms> = shape.members.iter().map(item).collect();
             bodies.push(self.any_order(&shape, &items, None));
         }
         Some(self.rule(&bodies.join(" | ")))
     }
 
     /// A member that a comma parts from the next one.
-    pub fn separated(&mut self, member: &str) -> Item {
+    pub fn separated(&mut self, member: &str) -> MemberForms {
         let member = self.rule(member);
-        Item { before_more: format!("{member} {}", self.markup(", ")), last: member }
+        MemberForms { before_more: format!("{member} {}", self.markup(", ")), last: member }
     }
 
     /// A JSON value, spaced as templates print it or closer.
@@ -148,7 +148,7 @@ impl Writer<'_> {
                 let key = self.literal(key);
                 self.tag(&key, root.at(Some(part)), tagging)
             };
-            let items: Vec<Item> = shape.members.iter().map(tag).collect();
+            let items: Vec<MemberForms> = shape.members.iter().map(tag).collect();
             let other = shape.others.as_ref().map(|part| {
                 let key = self.other_name(&shape, OTHER_NAME);
                 self.tag(&key, root.at(Some(part)), tagging)
@@ -167,7 +167,7 @@ impl Writer<'_> {
     }
 
     /// A parameter behind the beginning of its tag, with what begins the next one or ends the call.
-    fn tag(&mut self, key: &str, schema: ArgumentSchema<'_>, tagging: &Tagging) -> Item {
+    fn tag(&mut self, key: &str, schema: ArgumentSchema<'_>, tagging: &Tagging) -> MemberForms {
         let heads = (tagging.behind_key)(schema.types());
         let has_lines = heads[0].ends_with('\n');
         let heads: Vec<String> =
@@ -175,11 +175,11 @@ impl Writer<'_> {
         let head = self.rule(&heads.join(" | "));
         let nexts = [tagging.before_key, tagging.end];
         let [before_more, last] = nexts.map(|next| {
-            let ending = Ending { close: tagging.behind_value.trim(), next, nexts: &nexts, has_lines };
+            let ending = ValueEnd { close: tagging.behind_value.trim(), next, nexts: &nexts, has_lines };
             let value = self.tagged_value(schema, ending);
             self.rule(&format!("{head} {value}"))
         });
-        Item { before_more, last }
+        MemberForms { before_more, last }
     }
 
     /// A name that none of an object's own members has.
@@ -198,7 +198,7 @@ impl Writer<'_> {
     }
 
     /// A plain value with what ends it.
-    fn tagged_value(&mut self, schema: ArgumentSchema<'_>, ending: Ending<'_>) -> String {
+    fn tagged_value(&mut self, schema: ArgumentSchema<'_>, ending: ValueEnd<'_>) -> String {
         let types = schema.types();
         if types.is_text() {
             return self.tagged_text(schema, ending);
@@ -207,18 +207,18 @@ impl Writer<'_> {
             None if types.is_only_boolean() => "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned(),
             _ => self.json_part(schema),
         };
-        let Ending { close, next, .. } = ending;
+        let ValueEnd { close, next, .. } = ending;
         format!("{} {value} {}", self.space(), self.markup(&format!(" {close} {next}")))
     }
 
     /// A text up to a mark, which it cannot contain.
     pub fn text_until(&mut self, schema: ArgumentSchema<'_>, close: &str) -> String {
-        self.tagged_text(schema, Ending { close, next: "", nexts: &[], has_lines: false })
+        self.tagged_text(schema, ValueEnd { close, next: "", nexts: &[], has_lines: false })
     }
 
     /// A text with what ends it, of the choices, the grammar, or the lengths and the pattern of a schema.
-    fn tagged_text(&mut self, schema: ArgumentSchema<'_>, ending: Ending<'_>) -> String {
-        let Ending { close, next, has_lines, .. } = ending;
+    fn tagged_text(&mut self, schema: ArgumentSchema<'_>, ending: ValueEnd<'_>) -> String {
+        let ValueEnd { close, next, has_lines, .. } = ending;
         let end = self.markup(&format!("{close} {next}"));
         let line = if has_lines { "\"\\n\"?" } else { "" };
         if let Some(choices) = schema.strings() {
@@ -252,8 +252,8 @@ impl Writer<'_> {
     }
 
     /// A text and what ends it, where that is ordinary text: the first closing tag behind which the reader takes the value for ended.
-    fn text_before(&mut self, text: &str, ending: Ending<'_>) -> String {
-        let Ending { close, next, nexts, .. } = ending;
+    fn text_before(&mut self, text: &str, ending: ValueEnd<'_>) -> String {
+        let ValueEnd { close, next, nexts, .. } = ending;
         let close = escaped(close);
         if nexts.is_empty() || nexts.iter().any(|next| self.before_special(next).is_some()) {
             let text = self.terminal(&format!("{text} & ~/(?s:.*){close}(?s:.*)/"));
@@ -297,9 +297,9 @@ impl Writer<'_> {
             }
             let item = |(key, part): &(String, Value)| {
                 let element = self.element(key, schema.at(Some(part)), token, depth);
-                Item { before_more: format!("{element} {}", self.space()), last: element }
+                MemberForms { before_more: format!("{element} {}", self.space()), last: element }
             };
-            let items: Vec<Item> = shape.members.iter().map(item).collect();
+            let items: Vec<MemberForms> = shape.members.iter().map(item).collect();
             bodies.push(self.any_order(&shape, &items, None));
         }
         self.rule(&bodies.join(" | "))
@@ -308,7 +308,7 @@ impl Writer<'_> {
     fn element(&mut self, tag: &str, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
         let open = self.literal(&format!("{token}<{tag}>"));
         let close = format!("{token}</{tag}>");
-        let ending = Ending { close: &close, next: "", nexts: &[], has_lines: false };
+        let ending = ValueEnd { close: &close, next: "", nexts: &[], has_lines: false };
         let types = schema.types();
         let inside = match types {
             _ if types.is_text() || depth > MAX_DEPTH => self.tagged_value(schema, ending),

@@ -8,7 +8,7 @@ use super::ToolDefinition;
 use super::arguments::{MAX_DEPTH, OTHER_NAME};
 use super::coerce::ArgumentSchema;
 use super::json_text;
-use super::writer::{Item, ValueStyle, Writer, quoted};
+use super::writer::{MemberForms, ValueStyle, Writer, quoted};
 
 impl Writer<'_> {
     pub fn object_call(
@@ -33,7 +33,7 @@ impl Writer<'_> {
                 let key = self.literal(&key);
                 self.member(&key, schema.at(Some(part)), is_keywords, depth)
             };
-            let items: Vec<Item> = shape.members.iter().map(member).collect();
+            let items: Vec<MemberForms> = shape.members.iter().map(member).collect();
             let other = shape.others.as_ref().map(|part| {
                 let name = self.other_name(&shape, OTHER_NAME);
                 let key = if in_quotes { format!("\"\\\"\" {name} \"\\\"\"") } else { name };
@@ -44,7 +44,13 @@ impl Writer<'_> {
         self.rule(&bodies.join(" | "))
     }
 
-    fn member(&mut self, key: &str, schema: ArgumentSchema<'_>, is_keywords: bool, depth: usize) -> Item {
+    fn member(
+        &mut self,
+        key: &str,
+        schema: ArgumentSchema<'_>,
+        is_keywords: bool,
+        depth: usize,
+    ) -> MemberForms {
         let value = self.value(schema, depth + 1);
         let mark = if self.style == ValueStyle::Python && is_keywords { "=" } else { ": " };
         let member = format!("{key} {} {value}", self.markup(mark));

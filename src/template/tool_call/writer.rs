@@ -33,7 +33,7 @@ pub struct Writer<'a> {
 }
 
 /// A member of an object as a grammar writes it.
-pub struct Item {
+pub struct MemberForms {
     /// Where another one follows.
     pub before_more: String,
     pub last: String,
@@ -104,7 +104,7 @@ impl<'a> Writer<'a> {
 
     /// Members in any order, each at most once. `other` is a member of another name. Returns nothing for an object that has too
     /// many members.
-    pub fn any_order(&mut self, shape: &Shape, items: &[Item], other: Option<&Item>) -> String {
+    pub fn any_order(&mut self, shape: &Shape, items: &[MemberForms], other: Option<&MemberForms>) -> String {
         let other = other.filter(|_| shape.most.is_none_or(|most| most > 0));
         // Members of other names have bits as long as their number matters, the first one the lowest.
         let num_counted = other.map_or(0, |_| shape.most.unwrap_or(shape.least));
@@ -117,7 +117,7 @@ impl<'a> Writer<'a> {
         let most = shape.most.unwrap_or(usize::MAX).min(if is_open { usize::MAX } else { num_bits });
         let name = self.new_name("m");
         let mut choices = Vec::new();
-        let mut add = |item: &Item, next: String, bit: Option<usize>, before: Option<String>| {
+        let mut add = |item: &MemberForms, next: String, bit: Option<usize>, before: Option<String>| {
             let clear = bit.map(|bit| format!("bit_clear({bit})"));
             let room = (most < usize::MAX).then(|| format!("bit_count_lt(_, {})", most.saturating_sub(1)));
             // The required members always have room.
