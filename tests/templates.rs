@@ -237,30 +237,15 @@ fn template_source(path: &Path) -> String {
 /// Templates that fail on a conversation without a `raise_exception` of their own, in Python just as here: file,
 /// conversations, reason. Must stay exact.
 const FAULTS: &[(&str, &[&str], &str)] = &[
-    (
-        "llama.cpp/CohereForAI-c4ai-command-r-plus-tool_use.jinja",
-        PLAIN,
-        "needs tools, with a type for each property",
-    ),
     ("llama.cpp/Kimi-K2-Instruct.jinja", CALLS, "calls list.append, which the sandbox refuses"),
     ("llama.cpp/Kimi-K2-Thinking.jinja", CALLS, "calls list.append, which the sandbox refuses"),
     ("llama.cpp/MiroThinker.jinja", ANSWERED, "assigns to a member of a message"),
     ("llama.cpp/MiroThinker.jinja", TOOLS, "wants tools by MCP server"),
-    ("llama.cpp/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja", PLAIN, "needs tools"),
-    ("llama.cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja", PLAIN, "needs tools"),
-    (
-        "llama.cpp/fireworks-ai-llama-3-firefunction-v2.jinja",
-        ALL,
-        "needs variables `functions` and `datetime`",
-    ),
     ("llama.cpp/llama-cpp-deepseek-r1.jinja", TOOLS, "prints a generator as JSON"),
     ("mistral.rs/idefics3.json", CALLS, "wants content in parts"),
-    ("mistral.rs/nousresearch_hermes2_pro_tool_use.jinja", PLAIN, "needs tools"),
-    ("mistral.rs/nousresearch_hermes3_tool_use.jinja", PLAIN, "needs tools"),
     ("trl/idefics3.jinja", CALLS, "wants content in parts"),
     ("trl/llava_next.jinja", MORE_THAN_USER, "wants content in parts"),
 ];
-const PLAIN: &[&str] = &["user", "system", "turns", "system turns", "ends with answer", "reasoning"];
 const TOOLS: &[&str] = &["tools", "system tools", "call", "call answered", "call reasoned"];
 const CALLS: &[&str] = &["call", "call answered", "call reasoned"];
 const ANSWERED: &[&str] = &["turns", "system turns", "ends with answer", "reasoning"];
@@ -270,19 +255,6 @@ const MORE_THAN_USER: &[&str] = &[
     "system turns",
     "ends with answer",
     "reasoning",
-    "system tools",
-    "call",
-    "call answered",
-    "call reasoned",
-];
-const ALL: &[&str] = &[
-    "user",
-    "system",
-    "turns",
-    "system turns",
-    "ends with answer",
-    "reasoning",
-    "tools",
     "system tools",
     "call",
     "call answered",
