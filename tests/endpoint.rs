@@ -6,6 +6,7 @@ pub mod fake;
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
@@ -14,13 +15,20 @@ use crate::cli::{Place, Ran, finish};
 
 const KEY: &str = "sk-very-secret-7f3a";
 
+/// A command that leaves the temperature to the server.
+fn command(place: &Place, args: &[&str]) -> Command {
+    let mut command = place.command(args);
+    command.env_remove("LLMCTL_TEMPERATURE");
+    command
+}
+
 fn run(place: &Place, fake: &FakeServer, args: &[&str]) -> Ran {
-    place.run(&[&["run", "--endpoint", &fake.url], args].concat())
+    finish(command(place, &[&["run", "--endpoint", &fake.url], args].concat()), "")
 }
 
 /// A chat whose lines come from a pipe.
 fn chat(place: &Place, args: &[&str], lines: &str) -> Ran {
-    finish(place.command(&[&["chat"], args].concat()), lines)
+    finish(command(place, &[&["chat"], args].concat()), lines)
 }
 
 fn turns(place: &Place, session: &str) -> Vec<Value> {

@@ -368,13 +368,13 @@ fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
     let mut stopped = start(&["run", "--model", "org/guide", "hi"]);
     stopped.expect("[Y/n]").expect("the question");
     stopped.send("\x03").expect("typed");
-    stopped.expect("`llmctl pull hf:org/guide:guide.gguf` continues").expect("how to continue");
+    stopped.expect("interrupted before the download began").expect("the reason");
     let mut chat = start(&["chat", "--ephemeral", "--model", "guide"]);
     chat.expect("/4,096 > ").expect("the chat has started");
     chat.send("/model org/guide\r").expect("typed");
     chat.expect("[Y/n]").expect("the question");
     chat.send("\x03").expect("typed");
-    chat.expect("`llmctl pull hf:org/guide:guide.gguf` continues").expect("how to continue");
+    chat.expect("interrupted before the download began").expect("the reason");
     chat.expect("/4,096 > ").expect("the chat goes on");
     chat.send("What is KV?\r").expect("typed");
     chat.expect("/4,096 > ").expect("an answer");

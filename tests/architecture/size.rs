@@ -6,13 +6,13 @@
 use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 
 /// The most lines of code of each module, by the beginning of a file's path; the first that fits counts. Set at what was
-/// reached in November 2026: lower a budget after a cut, and raise one only for a reason. The aim is 50,000 in all.
+/// reached in November 2026. A budget may only fall, but for a new capability whose issue names its room.
 const BUDGETS: &[(&str, usize)] = &[
     ("src/cli/", 25_980), // Ctrl-C on Windows; several models and running servers; starter.rs offers a first model; endpoint/: servers that take messages; embed; mcp/: tools of MCP servers, for the clients of `serve` too; comparing models
-    ("src/serve", 14_520), // several models; four APIs, a page for browsers and the tools that it calls, OpenAPI, embeddings and reranking, traces
+    ("src/serve", 14_510), // several models; four APIs, a page for browsers and the tools that it calls, OpenAPI, embeddings and reranking, traces
     ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
-    ("src/runtime/kernel/", 9_500), // F16 and BF16 in place, codebooks of all GGUF types, Mamba-2, every product for AVX2, NEON, dotprod and i8mm
-    ("src/runtime/", 43_150), // 47 families, every published type and its quantisers, draft models, prediction blocks, assistants, packed weights on disk, remote engines, https, encoders and rerankers
+    ("src/runtime/kernel/", 8_780), // F16 and BF16 in place, codebooks of all GGUF types, Mamba-2, every product for AVX2, NEON, dotprod and i8mm
+    ("src/runtime/", 43_020), // 47 families, every published type and its quantisers, draft models, prediction blocks, assistants, packed weights on disk, remote engines, https, encoders and rerankers
     ("src/", 10),             // lib.rs and main.rs
 ];
 
@@ -92,7 +92,10 @@ fn check_sizes(sources: &[Source], budgets: &[(&str, usize)]) -> Vec<String> {
 
 #[test]
 fn modules_keep_to_their_budgets() {
-    assert_clean(check_sizes(&sources(), BUDGETS));
+    // `tests.rs` is a test module in a file of its own.
+    let is_code = |source: &Source| !source.path.ends_with("/tests.rs");
+    let code: Vec<Source> = sources().into_iter().filter(is_code).collect();
+    assert_clean(check_sizes(&code, BUDGETS));
 }
 
 #[test]

@@ -349,6 +349,8 @@ fn every_example_runs_as_it_stands_or_names_a_model() {
         let name = if example.contains("llmctl sessions ") { "trip" } else { "other" };
         place.run(&["run", "-q", "--session", name, "hello"]).check(0, "");
         let script = script.replace("llmctl ", &format!("{} ", env!("CARGO_BIN_EXE_llmctl")));
+        // There is no terminal to ask on.
+        let script = script.replace("sessions remove ", "sessions remove --yes ");
         let mut shell = std::process::Command::new("sh");
         shell.args(["-c", &script]).current_dir(place.folder.path()).env("HOME", place.folder.path());
         shell.env_remove("XDG_DATA_HOME").stdin(Stdio::null());

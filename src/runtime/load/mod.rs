@@ -245,8 +245,7 @@ pub fn load_with_draft(
     let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
-    notices.extend(texts.chat_templates.notice());
-    notices.extend(files.notices()?);
+    notices.extend(texts.chat_templates.notice().into_iter().chain(files.notices()?));
     let vocab_size = match &recognised {
         Recognised::Native(description) => description.config.vocab_size,
         #[cfg(feature = "candle-families")]
