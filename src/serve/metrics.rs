@@ -200,8 +200,11 @@ impl HttpMetrics {
     }
 }
 
+/// The name or names of a metric, its description, and the function that reads it.
+type MetricRow<N, S, V> = (N, &'static str, fn(&S) -> V);
+
 /// Names, descriptions and values of what an engine has at a moment.
-const LEVELS: [(&str, &str, fn(&EngineStatus) -> usize); 7] = [
+const LEVELS: [MetricRow<&str, EngineStatus, usize>; 7] = [
     ("llmctl_engine_up", "1 while the engine is there", |status| usize::from(status.health == Health::Up)),
     ("llmctl_sessions", "Sessions in the engine", |status| load_of(status).num_sessions),
     ("llmctl_kv_capacity_bytes", "Most that KV may take", |status| load_of(status).kv_capacity),
@@ -253,7 +256,7 @@ impl EngineMetrics {
 }
 
 /// Names, descriptions and values of what turns add up to.
-const COUNTS: [(&[&str], &str, fn(&FinishedTurn) -> usize); 8] = [
+const COUNTS: [MetricRow<&[&str], FinishedTurn, usize>; 8] = [
     (&["vllm:prefix_cache_queries", "vllm:prompt_tokens"], "Prompt tokens, reused ones included", |turn| {
         turn.outcome.usage.prompt_tokens
     }),
@@ -286,7 +289,7 @@ fn by_model(turn: &FinishedTurn) -> DraftModelUsage {
 }
 
 /// Names, descriptions and values of the times of turns; the first has the finer buckets of single tokens.
-const TIMES: [(&[&str], &str, fn(&FinishedTurn) -> Vec<Duration>); 6] = [
+const TIMES: [MetricRow<&[&str], FinishedTurn, Vec<Duration>>; 6] = [
     (
         &["vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"],
         "From one token to the next",

@@ -84,6 +84,9 @@ fn may_reason(form: AnswerForm<'_>, choice: &ToolChoice) -> Option<ReasoningForm
     output_markup.reasoning.filter(|_| !is_left_out)
 }
 
+/// Returns a tool with less to enforce, and the name of what is left out.
+type Loosening<'a> = &'a dyn Fn(&Value) -> Option<(Value, String)>;
+
 /// Takes what a grammar cannot enforce out of the tools, as little as possible, and returns what it was. OpenAI promises arguments
 /// that follow their schema for strict tools alone, so those stay.
 fn relax(
@@ -95,8 +98,7 @@ fn relax(
     let keyword = |tool: &Value| loosened(tool, error);
     let schema = |tool: &Value| Some((relaxed(tool), "parameters".to_owned()));
     // The keyword, else the schema, of each tool that is refused by itself; all schemas if they are too much together.
-    let steps: [(&dyn Fn(&Value) -> Option<(Value, String)>, bool); 3] =
-        [(&keyword, false), (&schema, false), (&schema, true)];
+    let steps: [(Loosening<'_>, bool); 3] = [(&keyword, false), (&schema, false), (&schema, true)];
     for (loosen, is_all) in steps {
         let mut found = Vec::new();
         for at in 0..tools.len() {
