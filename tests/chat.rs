@@ -952,6 +952,8 @@ fn what_is_typed_during_an_answer_waits_unsent_and_never_stands_before_ctrl_c() 
     assert_eq!(questions(&place, "t"), ["endless"]);
     term.send(" and more\r");
     term.expect(PLAIN);
+    term.send("\x03"); // this one does not end by itself, either
+    term.expect("(stopped");
     term.expect("/131,072 > ");
     term.leave();
     let typed = format!("FIRST\nSECOND \u{65e5}\u{8a9e}\n{long}\na\npaste and more");
