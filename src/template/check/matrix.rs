@@ -37,37 +37,24 @@ pub fn talk_with_tools(messages: impl IntoIterator<Item = Message>) -> Conversat
 }
 
 pub fn tools() -> Vec<Value> {
-    let function = |name: &str, description: &str, parameters: Value| {
+    let function = |name: &str, description: &str, required: &str, properties: Value| {
+        let parameters = json!({"type": "object", "properties": properties, "required": [required]});
         json!({"type": "function", "function": {
             "name": name, "description": description, "parameters": parameters}})
     };
+    let forecast = json!({
+        "city": {"type": "string", "description": "Name of the harbour"},
+        "days": {"type": "integer", "description": "How many"},
+        "exact": {"type": "boolean", "description": "Or rounded"},
+    });
+    let log = json!({
+        "text": {"type": "string", "description": "What to write"},
+        "share": {"type": "number", "description": "Of the page"},
+        "tags": {"type": "array", "items": {"type": "string"}, "description": "Words"},
+    });
     vec![
-        function(
-            TOOL,
-            DESCRIPTION,
-            json!({
-                "type": "object",
-                "properties": {
-                    "city": {"type": "string", "description": "Name of the harbour"},
-                    "days": {"type": "integer", "description": "How many"},
-                    "exact": {"type": "boolean", "description": "Or rounded"},
-                },
-                "required": ["city"],
-            }),
-        ),
-        function(
-            "write_log",
-            "Writes into the log",
-            json!({
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string", "description": "What to write"},
-                    "share": {"type": "number", "description": "Of the page"},
-                    "tags": {"type": "array", "items": {"type": "string"}, "description": "Words"},
-                },
-                "required": ["text"],
-            }),
-        ),
+        function(TOOL, DESCRIPTION, "city", forecast),
+        function("write_log", "Writes into the log", "text", log),
     ]
 }
 
