@@ -14,7 +14,7 @@ pub(super) const THOUSANDS: &str = r"(?=(\p{N}{3})+(?!\p{N}))";
 pub(super) const TINY_AYA_NUMBERS: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
 
 /// Part of a pre-tokenizer; each works on the pieces of the previous one.
-pub(super) enum Stage {
+pub(super) enum SplitStage {
     Library(PreTokenizerWrapper),
     Groups(Groups),
 }
@@ -25,7 +25,7 @@ pub(super) struct Groups {
     unless_before: Option<SysRegex>,
 }
 
-impl Stage {
+impl SplitStage {
     /// Lists the stages of a pre-tokenizer.
     ///
     /// # Errors
@@ -35,13 +35,13 @@ impl Stage {
             let stages: Result<Vec<_>> = parts.into_iter().map(Self::all_of).collect();
             return Ok(stages?.into_iter().flatten().collect());
         }
-        Ok(vec![Groups::of(&rule)?.map_or(Stage::Library(rule), Stage::Groups)])
+        Ok(vec![Groups::of(&rule)?.map_or(SplitStage::Library(rule), SplitStage::Groups)])
     }
 
     pub fn apply(&self, pieces: &mut PreTokenizedString) -> Result<()> {
         match self {
-            Stage::Library(rule) => rule.pre_tokenize(pieces),
-            Stage::Groups(groups) => {
+            SplitStage::Library(rule) => rule.pre_tokenize(pieces),
+            SplitStage::Groups(groups) => {
                 pieces.split(|_, text| text.split(groups, SplitDelimiterBehavior::Isolated))
             }
         }
@@ -117,8 +117,8 @@ mod tests {
     }
 
     fn grouped(pattern: &str, text: &str) -> Vec<String> {
-        let stages = Stage::all_of(rule(pattern)).expect("stages");
-        assert!(matches!(stages[..], [Stage::Groups(_)]), "{pattern}");
+        let stages = SplitStage::all_of(rule(pattern)).expect("stages");
+        assert!(matches!(stages[..], [SplitStage::Groups(_)]), "{pattern}");
         pieces(text, |pieces| stages[0].apply(pieces))
     }
 

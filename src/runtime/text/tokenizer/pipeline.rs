@@ -16,7 +16,7 @@ use tokenizers::{
 
 use super::bound::Bound;
 use super::cuts::{Cuts, SafeCut, Word};
-use super::groups::Stage;
+use super::groups::SplitStage;
 use super::pieces::Table;
 use super::speller::{Added, Speller};
 use crate::runtime::error::panic_text;
@@ -25,7 +25,7 @@ pub(super) struct Pipeline {
     normalizer: Option<NormalizerWrapper>,
     /// The pre-tokenizer, as tokenizer.json describes it.
     rule: Option<Value>,
-    stages: Vec<Stage>,
+    stages: Vec<SplitStage>,
     pub speller: Speller,
     /// All added tokens.
     with_special: AddedVocabulary,
@@ -69,7 +69,7 @@ impl Pipeline {
     ) -> Result<Self, String> {
         let plain: Vec<Added> = added.iter().filter(|added| !added.token.special).cloned().collect();
         let rule = pre_tokenizer.as_ref().map(|rule| serde_json::to_value(rule).unwrap_or_default());
-        let stages = pre_tokenizer.map_or_else(|| Ok(Vec::new()), Stage::all_of);
+        let stages = pre_tokenizer.map_or_else(|| Ok(Vec::new()), SplitStage::all_of);
         Ok(Pipeline {
             with_special: vocabulary(added, normalizer.as_ref())?,
             without_special: vocabulary(&plain, normalizer.as_ref())?,
