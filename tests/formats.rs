@@ -311,7 +311,7 @@ fn ids_orders_and_arguments_of_any_client_fit_every_published_template() {
             let answer = Message { content: None, tool_calls: calls, ..Message::assistant("") };
             rendered(
                 [Message::user("q"), answer].into_iter().chain(order.map(result)).collect(),
-                &[whole.clone()],
+                std::slice::from_ref(&whole),
             )
         };
         let ids = ["call_0123456789abcdef", "toolu_01"];
