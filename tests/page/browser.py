@@ -28,6 +28,8 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 PATIENCE_MS = 30_000
+# The mark of an answer that was stopped, or that the server had ended at its limit before the stop reached it.
+STOPPED = "#log > :last-child >> text=/Stopped( at the token limit)?\\./"
 QUESTION = "How do I save a conversation?"
 
 # Answers that would do harm as markup, as an address or as work.
@@ -394,7 +396,7 @@ class Suite:
             self.wait_stopped(page)
             # The mark is the server's: it is there after a reload, and the answer can go on.
             page.reload()
-            page.wait_for_selector("#log > :last-child >> text=Stopped.")
+            page.wait_for_selector(STOPPED)
             self.say(page, "What is a session?")
             session = page.get_attribute("#title", "title")
             held = self.server.get(f"v1/sessions/{session}?messages=true")
@@ -416,9 +418,9 @@ class Suite:
             assert "Stopped." not in page.inner_text("#log > :last-child")
 
     def stop_next(self, page):
-        """The next answer goes on to the end of the context, reaches the page slowly, and is stopped as soon as it is seen."""
+        """The next answer is long, reaches the page slowly, and is stopped as soon as it is seen; the server may be done by then."""
         def lengthen(route):
-            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": -1}
+            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 985}
             route.continue_(post_data=json.dumps(body))
 
         page.route("**/v1/chat/completions", lengthen)
@@ -438,7 +440,7 @@ class Suite:
         network.send("Network.emulateNetworkConditions", limits)
 
     def wait_stopped(self, page):
-        page.wait_for_selector("#log > :last-child >> text=Stopped.")
+        page.wait_for_selector(STOPPED)
         self.limit_download(page, -1)
         page.wait_for_selector("#send:visible")
         self.wait(page, "!document.querySelector('#log .message.assistant:last-of-type .actions:empty')")
