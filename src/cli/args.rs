@@ -558,7 +558,7 @@ impl FromStr for TimeSpan {
     }
 }
 
-/// How the next token is chosen. Unset options come from the model's publisher, else from [`GivenSampling::sampling`].
+/// Sampling options. Unset ones come from the model's publisher, else from [`GivenSampling::sampling`].
 ///
 /// The numbers are flags by their definition in [`SAMPLING`].
 #[derive(Debug, Clone, Default)]

@@ -1,6 +1,6 @@
 //! The keys that were pressed while an answer was written, as the text of the next line.
 //!
-//! Nothing of it is sent: Enter breaks the line, as in a paste. Of the keys that edit, those that erase backwards count; others,
+//! The text stays unsent: Enter breaks the line, as in a paste. Of the keys that edit, those that erase backwards count; others,
 //! such as arrows, are left out. Knows no terminal.
 
 /// Returns the text that the keys make.

@@ -48,7 +48,7 @@ impl Predictions {
             return Err(Error::InvalidParameter { name: "text", message });
         }
         let len = WINDOW_TOKENS.min(spec.context_length);
-        // Nothing is published here, so that no page leaves a window before the end.
+        // The sequence publishes no page here, so that pages stay in their window until the end.
         let pages = |group: &KvGroup| group.bytes(len, len) + group.page_bytes;
         let pool = PagePool::new(&spec.groups, spec.groups.iter().map(pages).sum());
         let mut values = Vec::with_capacity(tokens.len() * spec.vocab_size);

@@ -1,4 +1,4 @@
-//! Which tokens of an answer its content consists of, and not its reasoning, its calls or markup. Pure.
+//! Selects the tokens of an answer's content; those of its reasoning, calls and markup are left out. Pure.
 
 use crate::runtime::request::Token;
 use crate::template::Piece;

@@ -37,7 +37,7 @@ pub struct TurnPlan {
     pub parser: ParserConfig,
     /// Tokens of the predicted text.
     pub prediction: Vec<u32>,
-    /// What of the tools' schemas is not enforced: `tools.NAME.KEYWORD`.
+    /// Keywords of the tools' schemas that the grammar does not enforce: `tools.NAME.KEYWORD`.
     pub relaxed: Vec<String>,
 }
 

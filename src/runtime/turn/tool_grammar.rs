@@ -13,7 +13,7 @@ use crate::template::{OutputMarkup, ReasoningFormat, TEXT_GRAMMAR, ToolChoice};
 pub struct ToolGrammar {
     /// `None` if nothing constrains the answer.
     pub grammar: Option<Grammar>,
-    /// What of the tools' schemas is not enforced, as paths into the request.
+    /// Keywords of the tools' schemas that the grammar does not enforce, as paths into the request.
     pub relaxed: Vec<String>,
 }
 

@@ -106,7 +106,7 @@ pub struct Sent {
     /// Where the ask was for texts.
     pub text: String,
     pub tokens: Vec<u32>,
-    /// What of the tools' schemas is not enforced.
+    /// Keywords of the tools' schemas that the grammar does not enforce.
     pub relaxed: Vec<String>,
 }
 
