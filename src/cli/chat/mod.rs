@@ -153,7 +153,7 @@ Typing:
 whole.
   Ctrl-X Ctrl-E opens the message in $VISUAL or $EDITOR. Tab completes, Ctrl-R searches the history, Ctrl-D leaves.
   Ctrl-C stops an answer and keeps what was said; at the prompt it clears the line, twice on an empty one it leaves.
-  Text typed or pasted while an answer is written stays unsent on the next line; Enter becomes a line break in it.
+  Text typed or pasted during an answer stays unsent on the next line; Enter breaks that line.
   A line that begins with / is a command; `/help` and `/help all` list them. A blank before the / makes it a message.
 
 Session:
