@@ -20,7 +20,7 @@ fmt:
 
 lint:
     cargo clippy --workspace --all-targets --locked -- -D warnings
-    cargo clippy --workspace --all-targets --locked --no-default-features -- -D warnings
+    cargo clippy -p llmctl -p llmctl-models -p llmctl-serve --lib --locked --no-default-features --features llmctl/otel -- -D warnings
 
 # Licences, advisories and sources of dependencies (needs cargo-deny)
 deny:

@@ -4,11 +4,11 @@
 //! (151,936) and a Gaussian's shape; sequences hold 8,192 tokens.
 
 use divan::{Bencher, black_box};
-use llmctl::runtime::kv::pool::PagePool;
-use llmctl::runtime::kv::table::PageTable;
-use llmctl::runtime::kv::{KvGroup, KvKind};
-use llmctl::runtime::request::Sampling;
-use llmctl::runtime::sample::{Sampler, Turn};
+use llmctl_base::Sampling;
+use llmctl_engine::sample::{Sampler, Turn};
+use llmctl_models::kv::pool::PagePool;
+use llmctl_models::kv::table::PageTable;
+use llmctl_models::kv::{KvGroup, KvKind};
 
 const VOCABULARY: usize = 151_936;
 const SEQUENCE: usize = 8192;

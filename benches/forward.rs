@@ -7,10 +7,11 @@
 
 use std::time::Instant;
 
-use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, PredictionUse};
-use llmctl::runtime::model::{Batch, Model, Row};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
+use llmctl_models::load;
+use llmctl_models::load::{CpuOptions, Device, KvType, LoadOptions, PredictionUse};
+use llmctl_models::model::{Batch, Model, Row};
 
 /// Rows of a step of a prompt.
 const STEP: usize = 512;

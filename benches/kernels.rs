@@ -14,13 +14,15 @@ mod limits;
 use std::sync::atomic::Ordering;
 
 use limits::{PROCESSOR_TIME, f32_peak, int8_peak, read_bandwidth, seconds};
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::backend::cpu::Cpu;
-use llmctl::runtime::kernel::gemm::{self, Activations, MatrixSource, Packed};
-use llmctl::runtime::kernel::matmul::{self, MatmulShape};
-use llmctl::runtime::kernel::memory::Arena;
-use llmctl::runtime::kernel::pool::Pool;
-use llmctl::runtime::kernel::{Dtype, Isa, dequantize_row, isa};
+use llmctl_kernel::gemm;
+use llmctl_kernel::gemm::{Activations, MatrixSource, Packed};
+use llmctl_kernel::matmul;
+use llmctl_kernel::matmul::MatmulShape;
+use llmctl_kernel::memory::Arena;
+use llmctl_kernel::pool::Pool;
+use llmctl_kernel::{Dtype, Isa, dequantize_row, isa};
+use llmctl_models::backend::KvType;
+use llmctl_models::backend::cpu::Cpu;
 
 const TYPES: [Dtype; 14] = [
     Dtype::Q4_0,

@@ -12,15 +12,15 @@
 
 use std::sync::Arc;
 
-use llmctl::runtime::kv::PageRef;
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{
-    self, CpuOptions, Device, Dtype, KvType, LoadOptions, LoadedModel, PredictionUse,
-};
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
-use llmctl::runtime::tensor::SharedBytes;
-use llmctl::runtime::text::Tokenizer;
-use llmctl::runtime::{Engine, EngineConfig, Event, Request, Result, Speculation, Usage};
+use llmctl_base::Result;
+use llmctl_engine::{Engine, EngineConfig, Event, Request, Speculation, Usage};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::kv::PageRef;
+use llmctl_models::load;
+use llmctl_models::load::{CpuOptions, Device, Dtype, KvType, LoadOptions, LoadedModel, PredictionUse};
+use llmctl_models::model::{Batch, Logits, Model, ModelSpec};
+use llmctl_models::tensor::SharedBytes;
+use llmctl_models::text::Tokenizer;
 
 const SOURCE: &str = include_str!("../src/runtime/sample.rs");
 const PROSE: &str = include_str!("../ARCHITECTURE.md");

@@ -15,11 +15,12 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, CpuOptions, Device, KvType, LoadOptions, PredictionUse, kernels_name};
-use llmctl::runtime::worker::process::Launch;
-use llmctl::runtime::worker::remote::Timeouts;
-use llmctl::runtime::{Engine, EngineClient, EngineConfig, Event, Limits, Request};
+use llmctl_engine::worker::process::Launch;
+use llmctl_engine::worker::remote::Timeouts;
+use llmctl_engine::{Engine, EngineClient, EngineConfig, Event, Limits, Request};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::load;
+use llmctl_models::load::{CpuOptions, Device, KvType, LoadOptions, PredictionUse, kernels_name};
 use serde_json::json;
 
 type Failure = Box<dyn std::error::Error>;

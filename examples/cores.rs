@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use llmctl::runtime::kernel::limits;
-use llmctl::runtime::kernel::pool::Pool;
+use llmctl_kernel::limits;
+use llmctl_kernel::pool::Pool;
 
 /// A model of Q4_K_M weights: `[billion weights, bytes per token, layers, hidden size]`, bytes in GB.
 const MODELS: [(&str, [f64; 4]); 2] =

@@ -25,13 +25,12 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Instant;
 
-use llmctl::runtime::kernel::pool::Pool;
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{
-    self, CpuOptions, Device, Isa, KvType, LoadOptions, PanelPlace, PredictionUse, kernels_name,
-};
-use llmctl::runtime::{
-    Engine, EngineClient, EngineConfig, EngineSessionName, Event, Limits, Outcome, Request,
+use llmctl_engine::{Engine, EngineClient, EngineConfig, EngineSessionName, Event, Limits, Outcome, Request};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_kernel::pool::Pool;
+use llmctl_models::load;
+use llmctl_models::load::{
+    CpuOptions, Device, Isa, KvType, LoadOptions, PanelPlace, PredictionUse, kernels_name,
 };
 use serde_json::{Value, json};
 

@@ -12,32 +12,27 @@
 //! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
 //! finished turns, `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the envelope.
 
-pub mod access;
-pub mod access_log;
+#[path = "serve/api/mod.rs"]
 pub mod api;
-pub mod connection;
-pub mod engine;
+#[path = "serve/engines/mod.rs"]
 pub mod engines;
+#[path = "serve/error.rs"]
 pub mod error;
+#[path = "serve/fleet/mod.rs"]
 pub mod fleet;
-pub mod guard;
-pub mod half_open;
-pub mod ledger;
-pub mod lifecycle;
-pub mod listen;
-pub mod metrics;
-pub mod observe;
-pub mod owner;
+#[path = "serve/front/mod.rs"]
+pub mod front;
+#[path = "serve/gate/mod.rs"]
+pub mod gate;
+#[path = "serve/net/mod.rs"]
+pub mod net;
+#[path = "serve/page.rs"]
 mod page;
-pub mod policy;
-mod preparing;
-pub mod request_id;
-pub mod router;
-pub mod spans;
+#[path = "serve/telemetry/mod.rs"]
+pub mod telemetry;
+#[path = "serve/tools.rs"]
 pub mod tools;
-#[cfg(any(test, feature = "otel"))]
-pub mod traces;
-pub mod uploads;
+#[path = "serve/wire/mod.rs"]
 pub mod wire;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,22 +41,23 @@ use std::time::Duration;
 
 use tokio::sync::RwLock;
 
-use crate::runtime::embed::EmbedClient;
-use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::load::ModelFacts;
-use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{ChatTokenizer, EngineClient, EngineSessionName, GivenSampling};
-use crate::template::{ReasoningFormat, ToolCallFormat};
 use api::conversations::Conversations;
 use api::embeddings::EmbedPlaces;
 use api::session_queue::SessionQueues;
 use api::shared::ServerShared;
 use api::transient::Transients;
 use engines::Engines;
+use engines::preparing::Preparing;
 use error::ApiError;
-use metrics::{KvBlocks, ModelStatus};
-use observe::Observer;
-use preparing::Preparing;
+use llmctl_base::GivenSampling;
+use llmctl_engine::embed::EmbedClient;
+use llmctl_engine::grammar::GrammarCompiler;
+use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
+use llmctl_engine::{ChatTokenizer, EngineClient, EngineSessionName};
+use llmctl_models::load::ModelFacts;
+use llmctl_template::{ReasoningFormat, ToolCallFormat};
+use telemetry::metrics::{KvBlocks, ModelStatus};
+use telemetry::observe::Observer;
 
 /// The state of one model that all handlers share; clones refer to the same one.
 #[derive(Clone)]

@@ -22,7 +22,7 @@ use server::Turn;
 const UNCOMPUTED: usize = 1;
 
 /// Tokens of a page of KV.
-const PAGE: usize = llmctl::runtime::kv::PAGE_TOKENS;
+const PAGE: usize = llmctl_models::kv::PAGE_TOKENS;
 
 const PI: Case = Case {
     agent: "pi",

@@ -3,18 +3,17 @@
 
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kv::{KvKind, PageTable};
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::load::tokenizer::from_folder;
-use llmctl::runtime::load::{LoadOptions, LoadedModel, PredictionUse, load_with_draft};
-use llmctl::runtime::model::weights::to_f32;
-use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::tensor::TensorSource;
-use llmctl::runtime::{
-    DraftModelUsage, DraftStop, Engine, EngineConfig, LoadError, ModelDrafter, Request, Sampling, Speculation,
-};
+use llmctl_base::{LoadError, Sampling};
+use llmctl_engine::{DraftModelUsage, DraftStop, Engine, EngineConfig, ModelDrafter, Request, Speculation};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::{KvKind, PageTable};
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::load::tokenizer::from_folder;
+use llmctl_models::load::{LoadOptions, LoadedModel, PredictionUse, load_with_draft};
+use llmctl_models::model::weights::to_f32;
+use llmctl_models::model::{Batch, Model, Row};
+use llmctl_models::tensor::TensorSource;
 use safetensors::SafeTensors;
 
 use crate::cli::llmctl;

@@ -5,19 +5,20 @@ use std::fmt::Write;
 use std::path::Path;
 
 use candle_core::Device;
-use llmctl::runtime::backend::candle::{Candle, DeviceKind};
-use llmctl::runtime::backend::cpu::Cpu;
-use llmctl::runtime::backend::{
+use llmctl_kernel::Dtype;
+use llmctl_kernel::attention::ScoreRule;
+use llmctl_models::backend::candle::{Candle, DeviceKind};
+use llmctl_models::backend::cpu::Cpu;
+use llmctl_models::backend::{
     Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, Product, RowSpan, Store,
     StoreShape,
 };
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kernel::attention::ScoreRule;
-use llmctl::runtime::kv::PageTable;
-use llmctl::runtime::load::quantize::convert;
-use llmctl::runtime::load::{self, LoadOptions};
-use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::tensor::HostTensor;
+use llmctl_models::kv::PageTable;
+use llmctl_models::load;
+use llmctl_models::load::LoadOptions;
+use llmctl_models::load::quantize::convert;
+use llmctl_models::model::{Batch, Model, Row};
+use llmctl_models::tensor::HostTensor;
 
 use crate::common;
 use crate::common::golden::{

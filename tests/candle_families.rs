@@ -7,14 +7,15 @@ mod formulas;
 
 use std::path::Path;
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{CpuOptions, Device, DeviceKind, LoadOptions, model_facts};
-use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::{Error, LoadError, Notice, Request, ReuseReason, Sampling};
+use llmctl_base::{Error, LoadError, Notice, Sampling};
+use llmctl_engine::{Request, ReuseReason};
+use llmctl_hub::ModelSource;
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::kv::{KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
+use llmctl_models::load::{CpuOptions, Device, DeviceKind, LoadOptions, model_facts};
+use llmctl_models::model::{Batch, Model, Row};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

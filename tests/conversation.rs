@@ -6,16 +6,17 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::load::tokenizer::{from_folder, hf_settings};
-use llmctl::runtime::load::{ChatTemplates, ModelTexts};
-use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore};
-use llmctl::runtime::text::{HfSettings, Tokenizer};
-use llmctl::runtime::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, SessionChat};
-use llmctl::runtime::{
-    ChatTokenizer, Engine, EngineConfig, Error, Event, Finish, GivenSampling, Outcome, Request, ReuseReason,
-    Sampling, Started, Timings, Usage,
+use llmctl_base::{Error, GivenSampling, Sampling};
+use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore};
+use llmctl_engine::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, SessionChat};
+use llmctl_engine::{
+    ChatTokenizer, Engine, EngineConfig, Event, Finish, Outcome, Request, ReuseReason, Started, Timings,
+    Usage,
 };
-use llmctl::template::{Content, Conversation, Message, ToolCall};
+use llmctl_models::load::tokenizer::{from_folder, hf_settings};
+use llmctl_models::load::{ChatTemplates, ModelTexts};
+use llmctl_models::text::{HfSettings, Tokenizer};
+use llmctl_template::{Content, Conversation, Message, ToolCall};
 use serde_json::Value as Json;
 
 use crate::common::golden::parity_folder;
@@ -521,8 +522,8 @@ fn text_behind_ids_is_encoded_as_in_the_middle_of_a_text() {
     }
     for name in ["llama-spm", "phi-3"] {
         let path = root.join(format!("tokenizers/gguf-vocab/ggml-vocab-{name}.gguf"));
-        let gguf = llmctl::runtime::load::gguf::Gguf::open(&path).expect("a GGUF");
-        let tokenizer = llmctl::runtime::load::tokenizer::from_gguf(gguf.metadata()).expect("a tokenizer");
+        let gguf = llmctl_models::load::gguf::Gguf::open(&path).expect("a GGUF");
+        let tokenizer = llmctl_models::load::tokenizer::from_gguf(gguf.metadata()).expect("a tokenizer");
         tokenizers.push((name, tokenizer));
     }
     tokenizers.push(("byte level", parity_tokenizer("llama")));

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use llmctl::runtime::load::{LoadOptions, PredictionUse};
+use llmctl_models::load::{LoadOptions, PredictionUse};
 
 use crate::common::convert::{Tensor, Written, checkpoint, stack_experts, with_tokens, worst, write};
 use crate::common::gguf::GgufBuilder;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
-use llmctl::runtime::grammar::{closed, simplified};
-use llmctl::template::{
+use llmctl_engine::grammar::{closed, simplified};
+use llmctl_template::{
     ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, ParsedAnswer, Piece,
     ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
     parse_answer,

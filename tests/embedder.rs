@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use llmctl::runtime::LoadError;
-use llmctl::runtime::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, LongText};
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::load::{AskedTask, LoadOptions, LoadedEmbedder, Pooling, load_embedder};
-use llmctl::runtime::model::weights::to_f32;
-use llmctl::runtime::tensor::TensorSource;
+use llmctl_base::LoadError;
+use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, LongText};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::load::{AskedTask, LoadOptions, LoadedEmbedder, Pooling, load_embedder};
+use llmctl_models::model::weights::to_f32;
+use llmctl_models::tensor::TensorSource;
 use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 

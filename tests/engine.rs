@@ -3,12 +3,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::model::Logits;
-use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Overflow, Request,
-    ReuseReason, Sampling,
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{
+    Engine, EngineConfig, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Overflow, Request, ReuseReason,
 };
+use llmctl_models::kv::PAGE_TOKENS;
+use llmctl_models::model::Logits;
 use proptest::prelude::*;
 
 use crate::common::toy::{
@@ -411,7 +411,7 @@ fn requests_together_answer_as_they_do_alone() {
         assert_eq!(alone.text(), together.text());
     }
     let log = log.lock().expect("unpoisoned");
-    let sequences = |rows: &Vec<_>| rows.iter().map(|row: &llmctl::runtime::model::Row| row.sequence).max();
+    let sequences = |rows: &Vec<_>| rows.iter().map(|row: &llmctl_models::model::Row| row.sequence).max();
     assert!(log.iter().any(|rows| sequences(rows) == Some(3)), "four at once in one forward pass");
     check_all_free(&engine);
 }
@@ -640,7 +640,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
 
 /// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
 fn recomputed(request: &Request, vocab_size: usize, end: u32) -> Vec<u32> {
-    use llmctl::runtime::sample::{Sampler, Turn};
+    use llmctl_engine::sample::{Sampler, Turn};
     let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
     for _ in 0..request.limits.max_tokens.expect("limited") {
         let seed = request.sampling.seed.expect("seeded");

@@ -5,8 +5,9 @@
 use crate::common::named;
 use std::path::Path;
 
-use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS};
-use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Request, Sampling};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{DecodeOutcome, Engine, EngineConfig, Request};
+use llmctl_models::kv::{KvGroup, KvKind, PAGE_TOKENS};
 
 use crate::common::golden::{
     checkpoint, exact, families, golden_prompts, is_recurrent, load_model, reference_checkpoint,

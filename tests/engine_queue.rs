@@ -6,11 +6,12 @@ use crate::common::named;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use llmctl::runtime::engine::MAX_BYPASSES;
-use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Request, RequestId, Reuse, ReuseReason, SessionState,
+use llmctl_base::Error;
+use llmctl_engine::engine::MAX_BYPASSES;
+use llmctl_engine::{
+    Engine, EngineConfig, Event, Finish, Request, RequestId, Reuse, ReuseReason, SessionState,
 };
+use llmctl_models::kv::PAGE_TOKENS;
 use proptest::prelude::*;
 
 use crate::common::toy::{

@@ -8,9 +8,8 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use llmctl::runtime::{
-    Engine, EngineClient, EngineConfig, Error, Event, EventStream, Finish, NotYet, Request, Sampling,
-};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{Engine, EngineClient, EngineConfig, Event, EventStream, Finish, NotYet, Request};
 
 use crate::common::toy::{
     Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited, num_forwards,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use axum::http::StatusCode;
-use llmctl::serve::wire::hints::{HINTS, inert_settings};
+use llmctl_serve::wire::hints::{HINTS, inert_settings};
 use serde_json::{Map, Value, json};
 
 use crate::common::golden::parity_folder;

@@ -5,13 +5,13 @@ use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{
+use llmctl_hub::ModelSource;
+use llmctl_kernel::Dtype;
+use llmctl_models::load::{
     CpuOptions, Device, DeviceKind, Fingerprint, KvType, LoadOptions, ModelFiles, fingerprint,
 };
-use llmctl::runtime::model::arch::parse_config;
-use llmctl::runtime::model::config::DecoderConfig;
+use llmctl_models::model::arch::parse_config;
+use llmctl_models::model::config::DecoderConfig;
 use tempfile::TempDir;
 
 use crate::common::gguf::{F32, GgufBuilder};

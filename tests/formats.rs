@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use llmctl::template::{
+use llmctl_template::{
     ChatTemplate, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat, RenderOptions,
     Role, Shown, SpecialTokens, SystemMessages, ToolCall, ToolCallFormat, ToolChoice, parse_answer,
 };

@@ -8,7 +8,7 @@ mod targets;
 
 use std::path::{Path, PathBuf};
 
-use llmctl::template::ToolCallFormat;
+use llmctl_template::ToolCallFormat;
 use targets::TARGETS;
 
 fn folder() -> PathBuf {

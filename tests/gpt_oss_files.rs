@@ -5,9 +5,9 @@
 use std::path::Path;
 
 use half::bf16;
-use llmctl::runtime::load::LoadOptions;
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::tensor::TensorSource;
+use llmctl_models::load::LoadOptions;
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::tensor::TensorSource;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use tempfile::TempDir;

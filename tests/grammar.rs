@@ -9,12 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use llmctl::runtime::grammar::{GrammarState, TokenMask};
-use llmctl::runtime::text::{HfSettings, Tokenizer};
-use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Grammar, GrammarCompiler, GrammarError, GrammarSource,
-    Request,
-};
+use llmctl_base::{Error, GrammarError};
+use llmctl_engine::grammar::{GrammarState, TokenMask};
+use llmctl_engine::{Engine, EngineConfig, Event, Finish, Grammar, GrammarCompiler, GrammarSource, Request};
+use llmctl_models::text::{HfSettings, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::common::fixtures;

@@ -5,12 +5,12 @@
 use crate::common::named;
 use std::sync::Arc;
 
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::text::{TokenKind, Tokenizer, VocabSpec};
-use llmctl::runtime::{
-    Engine, Error, Event, Finish, Grammar, GrammarCompiler, GrammarError, GrammarSource, Overflow, Request,
-    ReuseReason, Sampling,
+use llmctl_base::{Error, GrammarError, Sampling};
+use llmctl_engine::{
+    Engine, Event, Finish, Grammar, GrammarCompiler, GrammarSource, Overflow, Request, ReuseReason,
 };
+use llmctl_models::kv::{KvKind, PAGE_TOKENS};
+use llmctl_models::text::{TokenKind, Tokenizer, VocabSpec};
 
 use crate::common::toy::{
     Log, Rule, Setup, ToyModel, hashing, limited, one_hot, request, run_all, run_one, seeded,

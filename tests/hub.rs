@@ -3,10 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::LoadError;
-use llmctl::runtime::load::hub::{
-    Aliases, HubPaths, ModelKind, ModelRef, ModelSource, Resolved, list, resolve,
-};
+use llmctl_base::LoadError;
+use llmctl_hub::{Aliases, HubPaths, ModelKind, ModelRef, ModelSource, Resolved, list, resolve};
 
 const COMMIT_A: &str = "0123456789abcdef0123456789abcdef01234567";
 const COMMIT_B: &str = "fedcba9876543210fedcba9876543210fedcba98";
@@ -449,7 +447,7 @@ fn models_of_ollama_that_are_not_one_gguf_file_are_refused() {
         let message = home.resolve(&format!("ollama:{name}:a")).expect_err(name).to_string();
         assert!(message.contains(word) && message.contains(name), "{name}: {message}");
     }
-    let listed = llmctl::runtime::load::hub::ollama::list(&[home.path("ollama"), home.path("nowhere")]);
+    let listed = llmctl_hub::ollama::list(&[home.path("ollama"), home.path("nowhere")]);
     assert_eq!(listed.len(), 6);
     assert!(listed.iter().all(|model| model.file.is_err()), "{listed:?}");
     assert_eq!(listed[5].quantization.as_deref(), Some("Q4_K_M"));

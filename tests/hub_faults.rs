@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::cli::finish;
 use crate::common::fake_hub::{Access, FakeHub, Faults, sha256};
 use crate::hub_download::{Downloader, content};
-use llmctl::runtime::load::hub::{
+use llmctl_hub::{
     HubClient, HubError, HubPaths, HubSettings, ModelRef, PullEvent, PullObserver, PullPlan, RetrySettings,
     remote_form,
 };

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, SystemTime};
 
-use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
-use llmctl::runtime::{Finish, Sampling, Usage};
-use llmctl::template::Message;
+use llmctl_base::Sampling;
+use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
+use llmctl_engine::{Finish, Usage};
+use llmctl_template::Message;
 use serde_json::{Value, json};
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -231,7 +232,7 @@ fn a_model_in_use_is_not_erased() {
     // Not by closing it: a process that another test is starting may have the file open as well.
     held.unlock().expect("unlocked");
     if cfg!(target_os = "linux") {
-        let map = llmctl::runtime::tensor::SharedBytes::map_file(&blobs[0]).expect("mapped");
+        let map = llmctl_models::tensor::SharedBytes::map_file(&blobs[0]).expect("mapped");
         let (_, stderr) = home.check(&["rm", "o/m", "--yes"], 75);
         assert!(stderr.contains(&format!("({})", std::process::id())), "{stderr}");
         drop(map);

@@ -5,12 +5,12 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use llmctl::runtime::kernel::gemm::fixed;
-use llmctl::runtime::kernel::isa;
-use llmctl::runtime::load::export::{Export, ExportOptions, MIXES, WriteEnd};
-use llmctl::runtime::load::fingerprint::panel_key;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{LoadOptions, LoadedModel, ModelFiles, PanelPlace, kept_panels};
+use llmctl_hub::ModelSource;
+use llmctl_kernel::gemm::fixed;
+use llmctl_kernel::isa;
+use llmctl_models::load::export::{Export, ExportOptions, MIXES, WriteEnd};
+use llmctl_models::load::fingerprint::panel_key;
+use llmctl_models::load::{LoadOptions, LoadedModel, ModelFiles, PanelPlace, kept_panels};
 
 use crate::common::golden::{Fed, exact, load_model, parity_folder};
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
+use llmctl_models::kv::{KvGroup, KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use proptest::prelude::*;
 use proptest::sample::Index;
 

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
-use llmctl::runtime::Error;
-use llmctl::runtime::kv::disk::{
+use llmctl_base::Error;
+use llmctl_models::kv::disk::{
     DiskConfig, DiskEvent, DiskPageKey, DiskStore, MissingReason, PageLabel, PageName, PageUse, Saving,
 };
 use serde_json::json;

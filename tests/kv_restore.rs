@@ -6,9 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{Engine, Error, Event, Finish, Notice, Request, Reuse, ReuseReason};
+use llmctl_base::{Error, Notice};
+use llmctl_engine::{Engine, Event, Finish, Request, Reuse, ReuseReason};
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::kv::{KvKind, PAGE_TOKENS};
 use serde_json::json;
 
 use crate::common::toy::{

@@ -1,10 +1,10 @@
 //! Error of each KV type: rounded keys and values stay close to exact ones. In every type, chunks, company, copied pages and
 //! exported and imported pages change no bit.
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
-use llmctl::runtime::load::LoadOptions;
-use llmctl::runtime::model::{Batch, Model, Row};
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
+use llmctl_models::load::LoadOptions;
+use llmctl_models::model::{Batch, Model, Row};
 
 use crate::common::golden::{
     FAMILIES, Fed, checkpoint, exact, feed, golden_prompts, has_experts, load_model, page_pool, parity_folder,

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use llmctl::runtime::LoadError;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions, LoadedModel, ModelFiles, load_texts};
-use llmctl::runtime::model::arch::{ConfigReader, FAMILIES, parse_config};
+use llmctl_base::LoadError;
+use llmctl_hub::ModelSource;
+use llmctl_kernel::Dtype;
+use llmctl_models::kv::PAGE_TOKENS;
+use llmctl_models::load::{CpuOptions, Device, Isa, LoadOptions, LoadedModel, ModelFiles, load_texts};
+use llmctl_models::model::arch::{ConfigReader, FAMILIES, parse_config};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

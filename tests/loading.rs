@@ -3,12 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::kernel::{Dtype, dequantize_row};
-use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::hf;
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::tensor::{HostTensor, TensorSource};
-use llmctl::runtime::{LoadError, TopK};
+use llmctl_base::{LoadError, TopK};
+use llmctl_kernel::{Dtype, dequantize_row};
+use llmctl_models::load::gguf::Gguf;
+use llmctl_models::load::hf;
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::tensor::{HostTensor, TensorSource};
 use proptest::prelude::*;
 
 use crate::common::alloc::largest_allocation;

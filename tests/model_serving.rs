@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use llmctl::runtime::ChatTokenizer;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{ModelFiles, ModelTexts, load_texts, model_facts};
-use llmctl::template::{
+use llmctl_engine::ChatTokenizer;
+use llmctl_hub::ModelSource;
+use llmctl_models::load::{ModelFiles, ModelTexts, load_texts, model_facts};
+use llmctl_template::{
     ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Role, SpecialTokens, ToolCall,
 };
 use serde_json::{Map, Value, json};

@@ -4,9 +4,9 @@
 
 use std::fmt::Write;
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::load::LoadOptions;
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::load::LoadOptions;
 
 use crate::common::golden::{Fed, GoldenPrompt, checkpoint, exact, golden_prompts, load_model};
 

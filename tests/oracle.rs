@@ -9,8 +9,8 @@ use std::path::Path;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models;
-use llmctl::runtime::load::hf;
-use llmctl::runtime::model::Model;
+use llmctl_models::load::hf;
+use llmctl_models::model::Model;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 

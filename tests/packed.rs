@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::kernel::{Dtype, dequantize_row};
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{LoadOptions, ModelFiles};
+use llmctl_hub::ModelSource;
+use llmctl_kernel::{Dtype, dequantize_row};
+use llmctl_models::load::{LoadOptions, ModelFiles};
 use safetensors::SafeTensors;
 
 use crate::common::golden::{Fed, exact, load_model, parity_folder};

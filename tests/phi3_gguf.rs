@@ -3,16 +3,16 @@
 
 use std::path::Path;
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::backend::cpu::Cpu;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::load::ModelFiles;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::quantize::convert;
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::model::arch::{Description, parse_config};
-use llmctl::runtime::model::decoder::{Decoder, DecoderParts};
-use llmctl::runtime::tensor::TensorSource;
+use llmctl_hub::ModelSource;
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::backend::cpu::Cpu;
+use llmctl_models::load::ModelFiles;
+use llmctl_models::load::quantize::convert;
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::model::arch::{Description, parse_config};
+use llmctl_models::model::decoder::{Decoder, DecoderParts};
+use llmctl_models::tensor::TensorSource;
 use serde_json::{Value, json};
 
 use crate::common::gguf::GgufBuilder;

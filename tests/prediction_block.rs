@@ -4,13 +4,14 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use llmctl::runtime::kv::{KvKind, PageTable};
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::load::{LoadOptions, PredictionUse};
-use llmctl::runtime::model::weights::to_f32;
-use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::tensor::TensorSource;
-use llmctl::runtime::{DraftModelUsage, Engine, EngineConfig, ModelDrafter, Request, Sampling, Speculation};
+use llmctl_base::Sampling;
+use llmctl_engine::{DraftModelUsage, Engine, EngineConfig, ModelDrafter, Request, Speculation};
+use llmctl_models::kv::{KvKind, PageTable};
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::load::{LoadOptions, PredictionUse};
+use llmctl_models::model::weights::to_f32;
+use llmctl_models::model::{Batch, Model, Row};
+use llmctl_models::tensor::TensorSource;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 

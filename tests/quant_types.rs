@@ -6,12 +6,12 @@
 
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::LoadError;
-use llmctl::runtime::kernel::dequantize_row;
-use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::{Device, DeviceKind, LoadOptions};
-use llmctl::runtime::notice::Notice;
-use llmctl::runtime::tensor::TensorSource;
+use llmctl_base::LoadError;
+use llmctl_base::notice::Notice;
+use llmctl_kernel::dequantize_row;
+use llmctl_models::load::gguf::Gguf;
+use llmctl_models::load::{Device, DeviceKind, LoadOptions};
+use llmctl_models::tensor::TensorSource;
 
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::golden::{Fed, exact, largest_difference, load_model, top_two};

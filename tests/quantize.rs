@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::LoadError;
-use llmctl::runtime::load::divergence::{Divergence, Predictions};
-use llmctl::runtime::load::export::{Export, ExportOptions, Imatrix, MIXES, QuantMix, WriteEnd};
-use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::load::{LoadOptions, ModelFiles};
-use llmctl::runtime::tensor::TensorSource;
-use llmctl::runtime::text::Encode;
+use llmctl_base::LoadError;
+use llmctl_hub::ModelSource;
+use llmctl_models::load::divergence::{Divergence, Predictions};
+use llmctl_models::load::export::{Export, ExportOptions, Imatrix, MIXES, QuantMix, WriteEnd};
+use llmctl_models::load::gguf::Gguf;
+use llmctl_models::load::{LoadOptions, ModelFiles};
+use llmctl_models::tensor::TensorSource;
+use llmctl_models::text::Encode;
 use serde_json::{Value, json};
 
 use crate::cli::{Place, finish};
@@ -177,7 +177,7 @@ fn a_folder_written_in_f32_has_the_same_logits_to_the_bit() {
             assert!(same_bits(&from_folder, &from_gguf), "{name} {}", prompt.name);
         }
         let text = "I'LL say: na\u{ef}ve \u{6f22}\u{5b57} 12345 <|im_end|>\n\t  x";
-        let encode = |loaded: &llmctl::runtime::load::LoadedModel| {
+        let encode = |loaded: &llmctl_models::load::LoadedModel| {
             let options = Encode { add_special: true, parse_special: true };
             loaded.texts.tokenizer.encode(text, options).expect("encodes")
         };
@@ -255,7 +255,7 @@ fn a_gguf_file_written_in_its_own_type_keeps_every_tensor_and_key() {
 fn predictions(path: &Path) -> Predictions {
     let options = LoadOptions { dtype: None, ..exact() };
     let mut loaded = load_model(path, &options).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let text = include_str!("../src/cli/quantize_check.txt");
+    let text = include_str!("../src/cli/model/quantize_check.txt");
     let tokens = loaded.texts.tokenizer.encode(text, Encode::default()).expect("encodes");
     Predictions::of(&mut *loaded.model, &tokens).expect("computes")
 }

@@ -1,7 +1,7 @@
 //! Error of integer products: models with quantised matrices as stored, where activations are rounded to 8 bits, against the
 //! same matrices widened to f32 on load. Chunks and batches give the same bits.
 
-use llmctl::runtime::load::LoadOptions;
+use llmctl_models::load::LoadOptions;
 
 use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf, top_two};
 

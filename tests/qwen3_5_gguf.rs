@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use llmctl::runtime::LoadError;
+use llmctl_base::LoadError;
 
 use crate::common::convert::{Tensor, checkpoint, stack_experts, with_tokens, worst, write};
 use crate::common::gguf::GgufBuilder;

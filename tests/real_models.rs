@@ -6,7 +6,7 @@ mod smollm2;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::load::LoadOptions;
+use llmctl_models::load::LoadOptions;
 use serde_json::Value;
 
 use crate::common::fixtures;

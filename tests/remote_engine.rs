@@ -2,23 +2,24 @@
 //! refused by name before it is sent, a lost engine costs nothing that was not seen yet, and what was seen is never begun anew.
 
 mod fake;
-mod llmctl_engine;
+mod own;
 mod sglang;
 mod vllm;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use llmctl::runtime::grammar::{Grammar, GrammarSource};
-use llmctl::runtime::http_engine::{
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::grammar::{Grammar, GrammarSource};
+use llmctl_engine::http_engine::{
     EngineUrl, HttpEngine, HttpEngineSettings, ServerSettings, WhenLost, rendezvous_order,
 };
-use llmctl::runtime::load::TextsAlone;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::{
-    EngineClient, EngineTransport, Error, Event, Finish, Limits, Outcome, Overflow, Request, ReuseReason,
-    Sampling, Started, Token,
+use llmctl_engine::{
+    EngineClient, EngineTransport, Event, Finish, Limits, Outcome, Overflow, Request, ReuseReason, Started,
+    Token,
 };
+use llmctl_hub::ModelSource;
+use llmctl_models::load::TextsAlone;
 use serde_json::json;
 
 use self::fake::{Deed, FakeEngine, JSON, LENGTH, LOGPROBS, REGEX, STOP};
@@ -387,7 +388,7 @@ fn engines_that_are_not_meant_are_refused() {
     assert!(refusal("{}").contains("lists no models"));
     let fake = FakeEngine::start([]);
     let mut foreign = settings(&[&fake.url], WhenLost::Stay);
-    let guide = ModelSource::BuiltIn(&llmctl::runtime::load::builtin::GUIDE);
+    let guide = ModelSource::BuiltIn(&llmctl_hub::builtin::GUIDE);
     foreign.tokenizer = TextsAlone::open(&guide).expect("texts").texts.tokenizer;
     let error = HttpEngine::connect(foreign).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(error.contains("has another tokenizer"), "{error}");

@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS, PageTable};
-use llmctl::runtime::load::{CpuOptions, Device, Isa, LoadOptions};
-use llmctl::runtime::{DecodeOutcome, Engine, Error, Request, RequestId, Sampling, SessionId};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{DecodeOutcome, Engine, Request, RequestId, SessionId};
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::{KvKind, PAGE_TOKENS, PageTable};
+use llmctl_models::load::{CpuOptions, Device, Isa, LoadOptions};
 use tempfile::TempDir;
 
 use crate::common::cpu;

@@ -7,9 +7,9 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::load::LoadOptions;
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::load::LoadOptions;
 use sha2::{Digest, Sha256};
 
 use crate::common::golden::{Fed, exact, load_model};

@@ -1,8 +1,8 @@
 //! Promise: `POST /v1/chat/completions` has OpenAI's shapes, streamed or not, and every parameter is honoured or refused.
 
 use axum::http::{Method, StatusCode};
-use llmctl::runtime::GivenSampling;
-use llmctl::serve::ServeSettings;
+use llmctl_base::GivenSampling;
+use llmctl_serve::ServeSettings;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, CHATML, FREE, MODEL, QWENISH, ask, both_kinds, lines, redacted};

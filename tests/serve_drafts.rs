@@ -1,7 +1,7 @@
 //! Promise: drafts change no response but its counts, at every API; a predicted output is a source of drafts, and one that
 //! cannot be read is a hint without effect.
 
-use llmctl::runtime::Speculation;
+use llmctl_engine::Speculation;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, Reply, Server, both_kinds};

@@ -3,7 +3,7 @@
 
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
-use llmctl::runtime::Error;
+use llmctl_base::Error;
 use serde_json::{Map, Value, json};
 
 use crate::common::server::{Build, CHATML, FREE, MODEL, NOISE, QWENISH, Reply, both_kinds, pieces, request};

@@ -16,15 +16,15 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use llmctl::serve::access_log::AccessLog;
-use llmctl::serve::connection::ConnectionLimits;
-use llmctl::serve::owner::KeyLine;
-use llmctl::serve::policy::{ApiKeys, Hosts, Policy};
+use llmctl_serve::gate::owner::KeyLine;
+use llmctl_serve::gate::policy::{ApiKeys, Hosts, Policy};
+use llmctl_serve::net::connection::ConnectionLimits;
+use llmctl_serve::telemetry::access_log::AccessLog;
 use serde_json::Value;
 
 use app::{Options, Site, address, app, counting_engine, gated_engine, loading};
 use client::{ask, connect, get};
-use llmctl::serve::engine::EngineSlot;
+use llmctl_serve::engines::engine::EngineSlot;
 
 fn with_policy(policy: Policy) -> Site {
     Site::new(Options { policy, ..Options::default() })
@@ -140,7 +140,7 @@ fn a_key_may_come_in_either_header() {
 }
 
 /// A server with the model's own endpoints.
-fn with_api(policy: Policy) -> llmctl::serve::listen::Server {
+fn with_api(policy: Policy) -> llmctl_serve::front::listen::Server {
     let server = loading(Options { policy, ..Options::default() });
     server.open(app(EngineSlot::new(counting_engine()), server.lifecycle().observer().clone()));
     server

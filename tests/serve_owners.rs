@@ -2,9 +2,9 @@
 //! client's routing header names is warm and never a conversation that is kept, nor a reason to refuse anything.
 
 use axum::http::{Method, StatusCode};
-use llmctl::runtime::session::store::{SessionName, SessionStore};
-use llmctl::serve::ServeSettings;
-use llmctl::serve::owner::{KeyLine, Owner};
+use llmctl_engine::session::store::{SessionName, SessionStore};
+use llmctl_serve::ServeSettings;
+use llmctl_serve::gate::owner::{KeyLine, Owner};
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, FREE, Reply, Server, ask, both_kinds, request, whole};

@@ -3,10 +3,10 @@
 //! text of a custom tool follows its grammar.
 
 use axum::http::Method;
-use llmctl::runtime::session::store::{SessionName, SessionStore};
-use llmctl::serve::ServeSettings;
-use llmctl::serve::owner::KeyLine;
-use llmctl::template::ToolCallFormat;
+use llmctl_engine::session::store::{SessionName, SessionStore};
+use llmctl_serve::ServeSettings;
+use llmctl_serve::gate::owner::KeyLine;
+use llmctl_template::ToolCallFormat;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, NOISE, QWENISH, Reply, Server, ask, both_kinds, request, whole};

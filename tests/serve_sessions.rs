@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
-use llmctl::runtime::session::store::{SessionName, SessionStore};
-use llmctl::runtime::turn::session_chat::{RecordedAnswer, SessionChat};
-use llmctl::runtime::{Finish, Outcome, Sampling, Timings, Usage};
-use llmctl::serve::ServeSettings;
-use llmctl::template::{Content, Message};
+use llmctl_base::Sampling;
+use llmctl_engine::session::store::{SessionName, SessionStore};
+use llmctl_engine::turn::session_chat::{RecordedAnswer, SessionChat};
+use llmctl_engine::{Finish, Outcome, Timings, Usage};
+use llmctl_serve::ServeSettings;
+use llmctl_template::{Content, Message};
 use serde_json::{Value, json};
 
 use crate::common::server::{
@@ -478,7 +479,7 @@ async fn a_failed_turn_leaves_the_conversation_as_it_was() {
     for (_folder, server) in both() {
         let mut client = Client::new(&server, "s");
         client.says("one?").await;
-        server.gate.fail_after(1, llmctl::runtime::Error::Backend("gone".to_owned()));
+        server.gate.fail_after(1, llmctl_base::Error::Backend("gone".to_owned()));
         let reply = server.chat("two?", json!({"session_id": "s"})).await;
         assert_eq!(reply.error().0, 500);
         let session = server.get("/v1/sessions/s?messages=true").await.ok();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::http::Method;
 use futures_util::StreamExt;
-use llmctl::runtime::Error;
+use llmctl_base::Error;
 use serde_json::json;
 
 use crate::common::server::{Build, FREE, Server, ask, both_kinds, pieces, request};

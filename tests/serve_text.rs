@@ -2,8 +2,8 @@
 //! parameter is passed over.
 
 use axum::http::StatusCode;
-use llmctl::runtime::turn::InfillPrompt;
-use llmctl::serve::ServeSettings;
+use llmctl_engine::turn::InfillPrompt;
+use llmctl_serve::ServeSettings;
 use serde_json::{Value, json};
 
 use crate::common::server::{

@@ -2,7 +2,7 @@
 //! what it looks like.
 
 use axum::http::StatusCode;
-use llmctl::template::ToolCallFormat;
+use llmctl_template::ToolCallFormat;
 use serde_json::{Value, json};
 
 use crate::common::server::{Build, CHATML, NOISE, QWENISH, Server, both_kinds, lines};

@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use llmctl::runtime::kv::PAGE_TOKENS;
-use llmctl::runtime::{DecodeOutcome, Engine, EngineConfig, Error, Result, Sampling, SessionId};
+use llmctl_base::{Error, Result, Sampling};
+use llmctl_engine::{DecodeOutcome, Engine, EngineConfig, SessionId};
+use llmctl_models::kv::PAGE_TOKENS;
 use proptest::prelude::*;
 
 use crate::common::toy::{

@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use llmctl::runtime::session::store::{
+use llmctl_base::{Error, Sampling, StoreError};
+use llmctl_engine::session::store::{
     BranchReason, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
 };
-use llmctl::runtime::{Error, Finish, Sampling, StoreError, Usage};
-use llmctl::template::Message;
+use llmctl_engine::{Finish, Usage};
+use llmctl_template::Message;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -119,7 +120,7 @@ impl Place {
 
 fn texts(turns: &[StoredTurn]) -> Vec<String> {
     let text = |turn: &StoredTurn| match &turn.messages[0].content {
-        Some(llmctl::template::Content::Text(text)) => text.clone(),
+        Some(llmctl_template::Content::Text(text)) => text.clone(),
         other => panic!("no text: {other:?}"),
     };
     turns.iter().map(text).collect()

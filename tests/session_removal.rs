@@ -6,16 +6,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use llmctl::runtime::kv::disk::{DiskConfig, DiskPageKey, DiskStore, PageLabel, Saving, names};
-use llmctl::runtime::session::store::{
+use llmctl_base::Sampling;
+use llmctl_engine::session::store::{
     BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
 };
-use llmctl::runtime::{Finish, Sampling, Usage};
-use llmctl::template::Message;
+use llmctl_engine::{Finish, Usage};
+use llmctl_models::kv::disk::{DiskConfig, DiskPageKey, DiskStore, PageLabel, Saving, names};
+use llmctl_template::Message;
 use tempfile::TempDir;
 
 /// Tokens per page of KV.
-const PAGE: usize = llmctl::runtime::kv::PAGE_TOKENS;
+const PAGE: usize = llmctl_models::kv::PAGE_TOKENS;
 
 fn name(name: &str) -> SessionName {
     SessionName::new(name).expect("a valid name")

@@ -6,10 +6,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use llmctl::runtime::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
-use llmctl::runtime::session::transcript::{SplicedSegment, Transcript};
-use llmctl::runtime::{Error, Finish, Sampling, StoreError, Usage};
-use llmctl::template::{Conversation, Message};
+use llmctl_base::{Error, Sampling, StoreError};
+use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
+use llmctl_engine::session::transcript::{SplicedSegment, Transcript};
+use llmctl_engine::{Finish, Usage};
+use llmctl_template::{Conversation, Message};
 use tempfile::TempDir;
 
 #[cfg(unix)]
@@ -446,7 +447,7 @@ fn answers_from_disk_go_back_into_prompts_of_the_same_model_only() {
     let (_folder, store) = store();
     let render = |c: &Conversation| {
         let line = |m: &Message| match &m.content {
-            Some(llmctl::template::Content::Text(text)) => format!("<{}>{text}", m.role.as_str()),
+            Some(llmctl_template::Content::Text(text)) => format!("<{}>{text}", m.role.as_str()),
             _ => String::new(),
         };
         Ok::<_, ()>(c.messages.iter().map(line).collect::<String>() + "<assistant>")

@@ -1,8 +1,8 @@
 //! Answers go back into later prompts as the ids that were generated, with the chat templates that models really bring:
 //! whatever a template does to history, the next prompt begins with all that is resident, answers included.
 
-use llmctl::runtime::session::transcript::{SplicedPrompt, Transcript};
-use llmctl::template::{
+use llmctl_engine::session::transcript::{SplicedPrompt, Transcript};
+use llmctl_template::{
     ChatTemplate, Content, Conversation, Message, RenderOptions, Role, SpecialTokens, ToolCall,
 };
 use serde_json::{Value as Json, json};

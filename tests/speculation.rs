@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::KvKind;
-use llmctl::runtime::load::LoadOptions;
-use llmctl::runtime::model::Model;
-use llmctl::runtime::text::{TokenKind, Tokenizer, VocabSpec};
-use llmctl::runtime::{
-    DraftModelUsage, DraftStop, Engine, EngineConfig, Error, Event, Finish, GrammarSource, Request, Sampling,
-    Speculation, Usage,
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{
+    DraftModelUsage, DraftStop, Engine, EngineConfig, Event, Finish, GrammarSource, Request, Speculation,
+    Usage,
 };
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::KvKind;
+use llmctl_models::load::LoadOptions;
+use llmctl_models::model::Model;
+use llmctl_models::text::{TokenKind, Tokenizer, VocabSpec};
 use proptest::prelude::*;
 
 use crate::cli::llmctl;

@@ -2,8 +2,8 @@
 //! turns leave behind; the answers are those of an engine that computes everything.
 
 use crate::common::named;
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{Engine, Request, Reuse, ReuseReason};
+use llmctl_engine::{Engine, Request, Reuse, ReuseReason};
+use llmctl_models::kv::{KvKind, PAGE_TOKENS};
 
 use crate::common::toy::{Answer, Setup, TOY_PAGE_BYTES, ToyModel, ToyVocabulary, hashing, limited, run_one};
 

@@ -1,9 +1,9 @@
 //! Promise: once a model is warm, a decode step asks the allocator for nothing.
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kv::{PAGE_TOKENS, PageTable};
-use llmctl::runtime::load::{Device, LoadOptions};
-use llmctl::runtime::model::{Batch, Model, Row};
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::{PAGE_TOKENS, PageTable};
+use llmctl_models::load::{Device, LoadOptions};
+use llmctl_models::model::{Batch, Model, Row};
 
 use crate::common::alloc::allocations;
 use crate::common::cpu;

@@ -5,11 +5,11 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::load::TextFiles;
-use llmctl::runtime::load::hub::ModelSource;
-use llmctl::runtime::template_check::subject;
-use llmctl::template::OutputMarkup;
-use llmctl::template::check::{Check, CheckVerdict, check};
+use llmctl_engine::template_check::subject;
+use llmctl_hub::ModelSource;
+use llmctl_models::load::TextFiles;
+use llmctl_template::OutputMarkup;
+use llmctl_template::check::{Check, CheckVerdict, check};
 use serde_json::Value;
 
 use crate::cli::Place;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use llmctl::template::{
+use llmctl_template::{
     ChatTemplate, Content, Conversation, DateTime, Message, RenderOptions, Role, SpecialTokens,
     TemplateError, ToolCall,
 };

@@ -9,9 +9,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::tokenizer::{from_folder, from_gguf, hf_settings};
-use llmctl::runtime::text::{Encode, HfSettings, TokenKind, Tokenizer, Utf8Stream, VocabSpec};
+use llmctl_models::load::gguf::Gguf;
+use llmctl_models::load::tokenizer::{from_folder, from_gguf, hf_settings};
+use llmctl_models::text::{Encode, HfSettings, TokenKind, Tokenizer, Utf8Stream, VocabSpec};
 use serde_json::Value;
 
 use crate::common::fixtures;

@@ -5,12 +5,12 @@ use crate::common::named;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::kv::{KvKind, PAGE_TOKENS};
-use llmctl::runtime::{
-    Engine, EngineConfig, EngineSessionName, Error, Finish, Request, ReuseReason, Sampling, SessionState,
-    Speculation,
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{
+    Engine, EngineConfig, EngineSessionName, Finish, Request, ReuseReason, SessionState, Speculation,
 };
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::kv::{KvKind, PAGE_TOKENS};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -492,7 +492,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
 fn recomputed(request: &Request) -> Vec<u32> {
-    use llmctl::runtime::sample::{Sampler, Turn};
+    use llmctl_engine::sample::{Sampler, Turn};
     let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
     for _ in 0..request.limits.max_tokens.expect("limited") {
         let seed = request.sampling.seed.expect("seeded");
@@ -507,7 +507,7 @@ fn recomputed(request: &Request) -> Vec<u32> {
     history.split_off(generated_from)
 }
 
-fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl::runtime::RequestId, Request)>) {
+fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl_engine::RequestId, Request)>) {
     match action {
         Action::Submit { session, keep, more, max_tokens, seed } => {
             let name = NAMES.get(session);

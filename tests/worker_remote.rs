@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use llmctl::runtime::worker::remote::{StartError, Timeouts};
-use llmctl::runtime::{
-    EngineClient, EngineSpec, Error, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
+use llmctl_base::Error;
+use llmctl_engine::worker::remote::{StartError, Timeouts};
+use llmctl_engine::{
+    EngineClient, EngineSpec, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
 };
 
 use serde_json::Value;

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use llmctl::runtime::kernel::limits;
-use llmctl::runtime::kernel::pool::Pool;
+use llmctl_kernel::limits;
+use llmctl_kernel::pool::Pool;
 
 /// Time of the calling thread alone: with `threads=1`, what other processes do shows only through caches and memory.
 pub static PROCESSOR_TIME: AtomicBool = AtomicBool::new(false);

@@ -1,12 +1,12 @@
 //! Attention as the CPU backend runs it, on the shape of Qwen3-0.6B: 16 heads, 8 KV heads, 128 coordinates.
 
-use llmctl::runtime::backend::cpu::{Cpu, CpuBuffer, CpuKv};
-use llmctl::runtime::backend::{
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::cpu::{Cpu, CpuBuffer, CpuKv};
+use llmctl_models::backend::{
     AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, RowSpan, ScoreRule, Store,
     StoreShape,
 };
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::tensor::HostTensor;
+use llmctl_models::tensor::HostTensor;
 
 use super::{SWEEP_BYTES, median, seconds};
 

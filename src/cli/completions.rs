@@ -19,11 +19,10 @@ use clap_complete::env::{CompleteEnv, Elvish, EnvCompleter, Fish, Powershell, Sh
 use super::config::Config;
 use super::error::{CommandError, Exit, Kind};
 use super::places::Places;
-use super::report::print;
 use super::run::prompt::STORED;
-use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::load::hub;
-use crate::runtime::session::store::SessionName;
+use crate::cli::terminal::report::print;
+use llmctl_engine::session::store::SessionName;
+use llmctl_hub::builtin::GUIDE;
 
 /// Print a completion script for a shell
 #[derive(Debug, Clone, Args)]
@@ -129,7 +128,7 @@ fn sessions(current: &OsStr) -> Vec<CompletionCandidate> {
 fn models(current: &OsStr) -> Vec<CompletionCandidate> {
     let places = Places::from_environment();
     let aliases = Config::read(None, &places, &super::command()).aliases();
-    let cached = hub::list(places.hub.as_deref()).into_iter().map(|model| model.reference);
+    let cached = llmctl_hub::list(places.hub.as_deref()).into_iter().map(|model| model.reference);
     let names = aliases.keys().cloned().chain(cached).chain([GUIDE.name.to_owned()]);
     let mut found = beginning(current, names);
     found.extend(PathCompleter::any().complete(current));

@@ -14,11 +14,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::cli::error::CommandError;
-use crate::cli::input::read_file;
 use crate::cli::mcp::ToolServers;
-use crate::cli::signal::Graceful;
-use crate::runtime::turn::ToolUse;
-use crate::serve::wire::{Fields, Problems, tools};
+use crate::cli::terminal::input::read_file;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_engine::turn::ToolUse;
+use llmctl_serve::wire::{Fields, Problems, tools};
 
 /// Bytes of a command's output that the model gets.
 const MAX_OUTPUT: u64 = 64 << 10;

@@ -11,19 +11,20 @@ use serde_json::{Value, json};
 
 use clap::ValueEnum;
 
-use super::args::{ColorWhen, CpuSet};
 use super::config::Config;
-use super::config_cmd;
 use super::error::{CommandError, Exit};
-use super::models::find;
 use super::places::{KeptFiles, Places, free_bytes};
-use super::report::{ReportFormat, bytes, columns, print, print_json};
-use super::slow_cpu::slow_kernels;
 use super::terminal::colors_wanted;
-use super::variables;
-use crate::runtime::load::{DeviceKind, Isa, KeptPanels, hub, kept_panels, kernels_name, open_device};
-use crate::runtime::machine::Cores;
-use crate::runtime::{machine, memory};
+use crate::cli::config::config_cmd;
+use crate::cli::config::variables;
+use crate::cli::flags::args::{ColorWhen, CpuSet};
+use crate::cli::model::models::find;
+use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
+use crate::cli::terminal::slow_cpu::slow_kernels;
+use llmctl_base::machine;
+use llmctl_base::machine::Cores;
+use llmctl_models::load::{DeviceKind, Isa, KeptPanels, kept_panels, kernels_name, open_device};
+use llmctl_models::memory;
 
 /// Check the machine, the configuration and the folders, and warn of problems
 #[derive(Debug, Clone, Args)]
@@ -326,7 +327,7 @@ fn mode(_path: &Path) -> Option<u32> {
 }
 
 fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<DoctorFact> {
-    let cached = hub::list(places.hub.as_deref());
+    let cached = llmctl_hub::list(places.hub.as_deref());
     let incomplete: Vec<&str> =
         cached.iter().filter(|model| model.missing.is_some()).map(|model| model.reference.as_str()).collect();
     let damaged = (!incomplete.is_empty()).then(|| format!("parts are missing of {}", incomplete.join(", ")));

@@ -7,9 +7,9 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use crate::runtime::load::hub::HubError;
-use crate::runtime::turn::TurnError;
-use crate::runtime::{Error, GrammarError, LoadError, StoreError};
+use llmctl_base::{Error, GrammarError, LoadError, StoreError};
+use llmctl_engine::turn::TurnError;
+use llmctl_hub::HubError;
 
 /// Kind of a command's failure; each is one exit code of the table in `llmctl help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -3,6 +3,9 @@
 //!
 //! Everything is read from the definition, so that a new flag is a new key and a new variable without another line of code.
 
+pub mod args;
+pub mod origin;
+
 use std::any::TypeId;
 use std::ffi::OsString;
 use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
@@ -11,7 +14,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 
-use super::args::MaxTokens;
+use crate::cli::flags::args::MaxTokens;
 
 /// Number and type of a flag's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -246,7 +249,7 @@ mod tests {
             "unknown value \"maybe\" (yes, no)"
         );
         assert_eq!(reason_of(Arg::new("x").value_parser(value_parser!(f32)), ""), "\"\" is not a number");
-        let address = || Arg::new("x").value_parser(super::super::args::endpoint_text);
+        let address = || Arg::new("x").value_parser(args::endpoint_text);
         for secret in ["https://me:secret@host", "me:secret@host", "https://me:se\u{7f}secret@host/v1"] {
             let said = reason_of(address(), secret);
             assert_eq!(said, "an address holds no user name, password or key", "{secret}");

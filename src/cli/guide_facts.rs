@@ -254,7 +254,7 @@ fn untruth_is_found() {
 
 #[test]
 fn the_endpoints_are_routes() {
-    let routes = [include_str!("../serve/api.rs"), include_str!("../serve/router.rs")].concat();
+    let routes = [include_str!("../serve/api/mod.rs"), include_str!("../serve/front/router.rs")].concat();
     for endpoint in ENDPOINTS.iter().filter(|endpoint| **endpoint != "/v1") {
         assert!(routes.contains(&format!(".route(\"{endpoint}\"")), "{endpoint}");
     }

@@ -12,7 +12,7 @@ use clap_mangen::Man;
 use roff::{Roff, roman};
 
 use super::error::{CommandError, Exit, Kind};
-use super::report::print;
+use crate::cli::terminal::report::print;
 
 /// Print the manual page for `man -l -`, or write one for each subcommand
 #[derive(Debug, Clone, Args)]

@@ -2,57 +2,32 @@
 //! subcommand is one file with its arguments and one function. Nothing outside `cli` knows flags, environment
 //! variables, streams or exit codes.
 
-pub mod args;
 pub mod batch;
 pub mod bench;
-pub mod capacity;
 pub mod chat;
-pub mod clock;
 pub mod completions;
 pub mod config;
-pub mod config_cmd;
 mod declared_tools;
-pub mod descriptors;
 pub mod doctor;
-pub mod download;
 pub mod embed;
 pub mod endpoint;
 pub mod error;
-pub mod explain;
 pub mod flags;
 #[cfg(test)]
 mod guide_facts;
-pub mod hub_access;
-pub mod input;
 pub mod launch;
-pub mod load;
 pub mod man;
 pub mod mcp;
-pub mod models;
-pub mod origin;
-pub mod output;
+pub mod model;
 pub mod places;
-pub mod pull;
-pub mod quantize;
-mod question;
-mod render;
-pub mod report;
-pub mod resume;
 pub mod run;
-mod running;
+#[cfg(test)]
+mod script;
 pub mod serve;
 pub mod sessions;
-pub mod signal;
-mod slow_cpu;
-mod starter;
 pub mod template_cmd;
 pub mod terminal;
 mod think;
-pub mod tty;
-pub mod variables;
-pub mod worker;
-pub mod workers;
-pub mod wrap;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -62,16 +37,16 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use args::{ColorWhen, GlobalArgs, ModelArgs};
 use config::Config;
+use config::variables::with_variables;
 use error::{CommandError, Exit, Kind};
+use flags::args::{ColorWhen, GlobalArgs, ModelArgs};
+use flags::origin::Origins;
 pub use flags::variable;
 use flags::{FlagShape, ScalarType};
-use origin::Origins;
-use output::OutputError;
 use places::Places;
 use terminal::Terminal;
-use variables::with_variables;
+use terminal::output::OutputError;
 
 /// Run large language models from the terminal
 #[derive(Debug, Parser)]
@@ -96,17 +71,17 @@ pub enum CliCommand {
     Run(Box<run::RunArgs>),
     Chat(Box<chat::ChatArgs>),
     Serve(Box<serve::ServeArgs>),
-    Worker(Box<worker::WorkerArgs>),
+    Worker(Box<serve::worker::WorkerArgs>),
     Launch(Box<launch::LaunchArgs>),
     Bench(Box<bench::BenchArgs>),
     Embed(Box<embed::EmbedArgs>),
-    Pull(pull::PullArgs),
+    Pull(model::pull::PullArgs),
     #[command(alias = "list")]
-    Models(models::ModelsArgs),
-    Quantize(quantize::QuantizeArgs),
+    Models(model::models::ModelsArgs),
+    Quantize(model::quantize::QuantizeArgs),
     Sessions(sessions::SessionsArgs),
     Template(template_cmd::TemplateArgs),
-    Config(config_cmd::ConfigArgs),
+    Config(config::config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
     Completions(completions::CompletionsArgs),
     Man(man::ManArgs),
@@ -208,13 +183,13 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let global = &cli.global;
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
-    signal::install();
+    terminal::signal::install();
     let mut asked = cli.command;
     if let CliCommand::Serve(args) = &mut asked {
         args.isolation.config.clone_from(&global.config);
     }
     if warns_of_variables(&asked) {
-        variables::unknown(&command).iter().for_each(|warning| terminal.warn(warning));
+        config::variables::unknown(&command).iter().for_each(|warning| terminal.warn(warning));
     }
     dispatch(asked, &terminal, &config, &places, &command).unwrap_or_else(|error| {
         let error = origins.name(error);
@@ -245,7 +220,7 @@ fn dispatch(
     // Checks that need no file but the configuration's, before a model is loaded.
     if let Some(model) = command.model() {
         model.aliases = config.aliases();
-        load::check_machine(model)?;
+        model::load::check_machine(model)?;
     }
     match command {
         CliCommand::Run(args) => match args.batch.batch {
@@ -257,7 +232,7 @@ fn dispatch(
             None => run::run(*args, terminal),
         },
         CliCommand::Serve(args) => serve::run(*args, terminal, places),
-        CliCommand::Worker(args) => worker::run(*args, terminal),
+        CliCommand::Worker(args) => serve::worker::run(*args, terminal),
         CliCommand::Launch(args) => launch::run(*args, terminal, places),
         CliCommand::Chat(args) => chat::run(*args, terminal, places),
         CliCommand::Embed(args) => embed::run(*args, config, terminal),
@@ -265,12 +240,12 @@ fn dispatch(
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        CliCommand::Pull(args) => pull::run(args, config, places, terminal),
-        CliCommand::Models(args) => models::run(args, config, places, terminal),
-        CliCommand::Quantize(args) => quantize::run(args, config, places, terminal),
+        CliCommand::Pull(args) => model::pull::run(args, config, places, terminal),
+        CliCommand::Models(args) => model::models::run(args, config, places, terminal),
+        CliCommand::Quantize(args) => model::quantize::run(args, config, places, terminal),
         CliCommand::Sessions(args) => sessions::run(args, places),
         CliCommand::Template(args) => template_cmd::run(args, config, places, terminal),
-        CliCommand::Config(args) => config_cmd::run(args, config, places, definition),
+        CliCommand::Config(args) => config::config_cmd::run(args, config, places, definition),
         CliCommand::Doctor(args) => doctor::run(args, config, places, definition),
         CliCommand::Completions(args) => completions::run(args, self::command()),
         CliCommand::Man(args) => man::run(args, self::command()),
@@ -322,11 +297,11 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
     let mut command = base.clone();
     let mut parsed = command.try_get_matches_from_mut(&args);
     if parsed.as_ref().is_err_and(|error| error.kind() == ErrorKind::ArgumentConflict) {
-        base = variables::yield_to(base, &args);
+        base = config::variables::yield_to(base, &args);
         command = base.clone();
         parsed = command.try_get_matches_from_mut(&args);
     }
-    let given = parsed.map_err(|error| explain::explain(error, &command, &args))?;
+    let given = parsed.map_err(|error| config::explain::explain(error, &command, &args))?;
     let named = given.get_one::<std::path::PathBuf>("config");
     let (config, configured) =
         Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
@@ -377,7 +352,7 @@ fn is_given(matches: &clap::ArgMatches, id: &str) -> bool {
 }
 
 /// Notes how the endpoint was given, and the flags beside it that have no meaning there.
-fn note_endpoint(endpoint: &mut args::EndpointArgs, matches: &clap::ArgMatches) {
+fn note_endpoint(endpoint: &mut flags::args::EndpointArgs, matches: &clap::ArgMatches) {
     let is_given = |id: &str| is_given(matches, id);
     endpoint.is_named = names(matches, "endpoint");
     endpoint.is_key_named = ["endpoint_key_env", "endpoint_key_file"].into_iter().any(is_given);

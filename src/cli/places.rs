@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::error::{CommandError, Kind};
-use crate::runtime::load::hub::HubPaths;
-use crate::runtime::memory::{LimitKind, memory_limits};
+use llmctl_hub::HubPaths;
+use llmctl_models::memory::{LimitKind, memory_limits};
 
 /// Bytes that a probe writes: a block, which a full disk refuses.
 const PROBE_BYTES: usize = 4096;

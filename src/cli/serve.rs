@@ -3,10 +3,13 @@
 //! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
 //! answers while the model loads. Keys are read from files and the environment and never from the command line.
 
+pub mod capacity;
 pub mod embedder;
 pub mod fleet;
 mod spans;
 mod tools;
+pub mod worker;
+pub mod workers;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,36 +22,39 @@ use std::time::{Duration, Instant};
 use clap::{ArgAction, Args, ValueEnum};
 
 use self::fleet::FleetArgs;
-use super::args::{
-    ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, SamplingArgs, TimeSpan, count,
-};
-use super::capacity::CapacityArgs;
-use super::descriptors;
 use super::error::{CommandError, Exit, Kind};
-use super::input::read_file;
-use super::load::{self, PreparedTexts, remote};
 use super::mcp::{McpServerArgs, SharedToolServers};
 use super::places::{KeptFiles, Places};
-use super::running;
-use super::signal::Graceful;
 use super::terminal::Terminal;
-use super::workers::{self, IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
-use crate::runtime::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
-use crate::runtime::session::store::{ModelFingerprint, SessionStore};
-use crate::runtime::{EngineClient, EngineTransport, Frontend, private_files};
-use crate::serve::access_log::AccessLog;
-use crate::serve::api::shared::ServerShared;
-use crate::serve::connection::ConnectionLimits;
-use crate::serve::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
-use crate::serve::engines::Engines;
-use crate::serve::fleet::OnLost;
-use crate::serve::lifecycle::{Lifecycle, ServedModels};
-use crate::serve::listen::{Address, Listener, Server};
-use crate::serve::observe::Observer;
-use crate::serve::owner::KeyLine;
-use crate::serve::policy::{ApiKeys, Hosts, Policy};
-use crate::serve::{App, ServeSettings, ServedEmbedder};
-use crate::template::{ReasoningFormat, ToolCallFormat};
+use crate::cli::flags::args::{
+    ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, SamplingArgs, TimeSpan, count,
+};
+use crate::cli::model::load;
+use crate::cli::model::load::{PreparedTexts, remote};
+use crate::cli::model::running;
+use crate::cli::serve::capacity::CapacityArgs;
+use crate::cli::serve::workers::{IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
+use crate::cli::terminal::descriptors;
+use crate::cli::terminal::input::read_file;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_base::private_files;
+use llmctl_engine::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
+use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
+use llmctl_engine::{EngineClient, EngineTransport};
+use llmctl_models::hints::Frontend;
+use llmctl_serve::api::shared::ServerShared;
+use llmctl_serve::engines::Engines;
+use llmctl_serve::engines::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
+use llmctl_serve::fleet::OnLost;
+use llmctl_serve::front::lifecycle::{Lifecycle, ServedModels};
+use llmctl_serve::front::listen::{Address, Listener, Server};
+use llmctl_serve::gate::owner::KeyLine;
+use llmctl_serve::gate::policy::{ApiKeys, Hosts, Policy};
+use llmctl_serve::net::connection::ConnectionLimits;
+use llmctl_serve::telemetry::access_log::AccessLog;
+use llmctl_serve::telemetry::observe::Observer;
+use llmctl_serve::{App, ServeSettings, ServedEmbedder};
+use llmctl_template::{ReasoningFormat, ToolCallFormat};
 
 /// Not the default of any similar program: 8080, 8000, 11434, 1234, 30000 and 3000 are in use.
 pub const DEFAULT_PORT: u16 = 8484;

@@ -16,9 +16,9 @@ use serde_json::{Value, json};
 use self::export::ExportFormat;
 use super::error::{CommandError, Exit, Kind, nearest};
 use super::places::Places;
-use super::report::{ReportFormat, print_either};
-use crate::runtime::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
-use crate::runtime::{Error, StoreCause, StoreError};
+use crate::cli::terminal::report::{ReportFormat, print_either};
+use llmctl_base::{Error, StoreCause, StoreError};
+use llmctl_engine::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
 
 pub(super) use self::listing::{list, rows};
 pub(super) use self::removal::removed_text;

@@ -9,16 +9,16 @@ use serde_json::json;
 
 use super::config::Config;
 use super::error::{CommandError, Exit, Kind};
-use super::input::read_file;
-use super::models;
 use super::places::Places;
-use super::report::{ReportFormat, columns, counted, print, print_json};
 use super::terminal::Terminal;
-use crate::runtime::load::TextFiles;
-use crate::runtime::load::hub::ModelSource;
-use crate::runtime::template_check::subject;
-use crate::template::check::{Check, CheckVerdict, check};
-use crate::template::{OutputMarkup, ReasoningFormat, TemplateError, ToolCallFormat};
+use crate::cli::model::models;
+use crate::cli::terminal::input::read_file;
+use crate::cli::terminal::report::{ReportFormat, columns, counted, print, print_json};
+use llmctl_engine::template_check::subject;
+use llmctl_hub::ModelSource;
+use llmctl_models::load::TextFiles;
+use llmctl_template::check::{Check, CheckVerdict, check};
+use llmctl_template::{OutputMarkup, ReasoningFormat, TemplateError, ToolCallFormat};
 
 /// Look into chat templates
 #[derive(Debug, Clone, Args)]

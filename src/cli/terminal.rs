@@ -3,15 +3,27 @@
 //! Decides whether a stream may carry colours. A stderr that cannot be written is never an error. Text from a
 //! model or a file never gets there with control characters: also a log or a pipe may be shown on a terminal.
 
+pub mod clock;
+pub mod descriptors;
+pub mod input;
+pub mod output;
+pub mod question;
+pub mod render;
+pub mod report;
+pub mod signal;
+pub mod slow_cpu;
+pub mod tty;
+pub mod wrap;
+
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-use super::args::ColorWhen;
 use super::error::{CommandError, plain};
-use super::output::visible;
-use super::wrap::wrapped;
+use crate::cli::flags::args::ColorWhen;
+use crate::cli::terminal::output::visible;
+use crate::cli::terminal::wrap::wrapped;
 
 /// stderr and its verbosity.
 #[derive(Debug, Clone)]

@@ -5,9 +5,9 @@
 
 use serde_json::{Map, Value};
 
-use super::report::counted;
-use crate::runtime::ChatTokenizer;
-use crate::template::{Reasoning, ReasoningFormat};
+use crate::cli::terminal::report::counted;
+use llmctl_engine::ChatTokenizer;
+use llmctl_template::{Reasoning, ReasoningFormat};
 
 /// The user's setting of reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,13 +8,13 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
 
-use super::error::Result;
-use super::hints::{Frontend, Hints};
 use super::infill::Infill;
-use super::load::ModelTexts;
-use super::text::Tokenizer;
-use crate::runtime::notice::Notice;
-use crate::template::{
+use llmctl_base::error::Result;
+use llmctl_base::notice::Notice;
+use llmctl_models::hints::{Frontend, Hints};
+use llmctl_models::load::ModelTexts;
+use llmctl_models::text::Tokenizer;
+use llmctl_template::{
     Accommodation, CallIds, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, Reasoning,
     ReasoningFormat, RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables,
     ToolCallFormat,

@@ -4,8 +4,6 @@
 //! Invariants: the client validates a request, the same for every kind of engine, before the engine sees it; a stream
 //! ends with `Done` or `Failed`; an engine that ends fails its unfinished requests with `EngineGone`.
 
-#[cfg(test)]
-pub mod script;
 mod sessionless;
 
 use std::ops::{ControlFlow, Deref};
@@ -14,10 +12,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use super::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
-use super::error::{Error, Result};
 use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
-use crate::runtime::notice::Notice;
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
 pub use sessionless::Sessionless;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.

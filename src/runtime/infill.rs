@@ -3,8 +3,8 @@
 //! Such a model has special tokens for it, known by their texts. Families differ in the tokens and in the
 //! order of the parts.
 
-use super::error::{Error, Result};
-use super::text::{Encode, Tokenizer};
+use llmctl_base::error::{Error, Result};
+use llmctl_models::text::{Encode, Tokenizer};
 
 /// Texts of the tokens before the prefix, the suffix and the middle, per family.
 const FAMILIES: [[&str; 3]; 9] = [
@@ -104,7 +104,7 @@ fn file_ids(tokenizer: &Tokenizer, files: &[(String, String)], context_tokens: u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::text::{TokenKind, VocabSpec};
+    use llmctl_models::text::{TokenKind, VocabSpec};
 
     /// Each byte, then the control tokens.
     fn tokenizer(control: &[&str]) -> Tokenizer {

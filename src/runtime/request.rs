@@ -4,7 +4,6 @@
 //! line, in a batch row and over HTTP.
 
 mod reasoning;
-pub mod sampling;
 mod session_name;
 
 use std::sync::Arc;
@@ -12,13 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::error::Error;
 use super::grammar::Grammar;
+use llmctl_base::{Sampling, error::Error};
 pub use reasoning::ReasoningLimit;
 pub(super) use reasoning::ReasoningWatch;
-pub use sampling::{
-    FREE_TEXT, GivenSampling, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, TopK,
-};
 pub use session_name::EngineSessionName;
 
 /// One generation: prompt ids in, a stream of [`Event`]s out.

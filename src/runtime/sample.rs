@@ -12,9 +12,10 @@
 
 use std::cmp::Ordering;
 
-use super::error::{Error, Result};
 use super::grammar::TokenMask;
-use super::request::{Logprob, Sampling, Token};
+use super::request::{Logprob, Token};
+use llmctl_base::Sampling;
+use llmctl_base::error::{Error, Result};
 
 /// Inputs of a choice besides logits and parameters.
 #[derive(Debug, Clone, Copy, Default)]
@@ -430,7 +431,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::runtime::grammar::AllowedTokens;
+    use crate::grammar::AllowedTokens;
 
     const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None, mask: None };
 

@@ -7,9 +7,9 @@
 //! them; nothing is published before that, because recurrent states have taken in no drafted row by then.
 //! This file knows neither sessions nor requests.
 
-use super::kv::table::PoolExhausted;
-use super::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
 use super::request::{Difference, Reuse, Token};
+use llmctl_models::kv::table::PoolExhausted;
+use llmctl_models::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
 
 /// Tokens and the pages of their KV rows, always equally many.
 #[derive(Debug)]
@@ -301,7 +301,7 @@ impl Sequence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::{KvGroup, KvKind};
+    use llmctl_models::kv::{KvGroup, KvKind};
 
     /// Pages of one byte.
     fn pool(capacity: usize) -> PagePool {

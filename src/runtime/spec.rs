@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{Error, Result};
 use super::grammar::GrammarCompiler;
-use super::model::{ModelSpec, STEP_TOKENS};
-use super::text::Tokenizer;
+use llmctl_base::error::{Error, Result};
+use llmctl_models::model::{ModelSpec, STEP_TOKENS};
+use llmctl_models::text::Tokenizer;
 
 /// Requested limits of an engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -197,7 +197,7 @@ fn sequence_bytes(model: &ModelSpec, config: &EngineConfig, len: usize) -> usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::{KvGroup, KvKind};
+    use llmctl_models::kv::{KvGroup, KvKind};
 
     #[test]
     fn a_model_that_cannot_drop_rows_drafts_nothing() {

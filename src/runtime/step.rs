@@ -13,15 +13,16 @@ use std::time::{Duration, Instant};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use super::error::{Error, GrammarError, Result, panic_text};
 use super::grammar::{GrammarState, TokenMask};
-use super::kv::{PagePool, PageRef, PageTable};
-use super::model::{Batch, Logits, Model, Row};
-use super::request::{Logprob, Sampling, Token};
+use super::request::{Logprob, Token};
 use super::sample::{Sampler, Turn};
 use super::sequence::Sequence;
 use super::spec::EngineSpec;
-use super::tensor::SharedBytes;
+use llmctl_base::Sampling;
+use llmctl_base::error::{Error, GrammarError, Result, panic_text};
+use llmctl_models::kv::{PagePool, PageRef, PageTable};
+use llmctl_models::model::{Batch, Logits, Model, Row};
+use llmctl_models::tensor::SharedBytes;
 
 /// From this many masks on, they are computed in parallel; waking the threads costs as much as a few masks.
 const MASKS_WORTH_THREADS: usize = 8;

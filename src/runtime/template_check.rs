@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::chat_tokenizer::special_tokens;
 use super::session::transcript::Transcript;
-use super::text::Tokenizer;
-use crate::template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
-use crate::template::{Conversation, Message, OutputMarkup, SpecialTokens, TemplateError};
+use llmctl_models::text::Tokenizer;
+use llmctl_template::check::{CheckError, CheckTokenizer, EncodeText, RenderPrompt, SessionPrompts, Subject};
+use llmctl_template::{Conversation, Message, OutputMarkup, SpecialTokens, TemplateError};
 
 /// Compiles a template for the check. Without a tokenizer, it compares texts character by character.
 ///
@@ -19,34 +19,38 @@ pub fn subject(
     end_of_generation: Vec<u32>,
     output_markup: OutputMarkup,
 ) -> Result<Subject, TemplateError> {
-    let tokenizer = tokenizer.map(|tokenizer| tokenizer as Arc<dyn CheckTokenizer>);
+    let tokenizer =
+        tokenizer.map(|tokenizer| Arc::new(EngineTokenizer(tokenizer)) as Arc<dyn CheckTokenizer>);
     Subject::new(source, tokenizer, || Box::<SplicedSession>::default(), end_of_generation, output_markup)
 }
 
-impl CheckTokenizer for Tokenizer {
+/// Neither the trait nor the type is this crate's.
+struct EngineTokenizer(Arc<Tokenizer>);
+
+impl CheckTokenizer for EngineTokenizer {
     fn encode(&self, text: &str, is_start: bool) -> Result<Vec<u32>, String> {
-        let ids = if is_start { self.encode_chat(text) } else { self.encode_chat_rest(text) };
+        let ids = if is_start { self.0.encode_chat(text) } else { self.0.encode_chat_rest(text) };
         ids.map_err(|error| error.to_string())
     }
 
     fn bytes(&self, id: u32) -> Option<Vec<u8>> {
-        self.token_bytes(id).map(Into::into)
+        self.0.token_bytes(id).map(Into::into)
     }
 
     fn name(&self, id: u32) -> Option<&str> {
-        self.id_to_token(id)
+        self.0.id_to_token(id)
     }
 
     fn bos(&self) -> Option<u32> {
-        self.bos()
+        self.0.bos()
     }
 
     fn adds_bos(&self) -> bool {
-        self.adds_bos()
+        self.0.adds_bos()
     }
 
     fn specials(&self) -> SpecialTokens {
-        special_tokens(self)
+        special_tokens(&self.0)
     }
 }
 

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use super::client::{EndGuard, EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
-use super::error::{Error, Result};
 use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
-use crate::runtime::notice::Notice;
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
 
 /// Longest wait for KV to be saved when the last client is dropped.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);

@@ -9,8 +9,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::runtime::turn::TurnError;
-use crate::runtime::{Error, GrammarError, StoreError};
+use llmctl_base::{Error, GrammarError, StoreError};
+use llmctl_engine::turn::TurnError;
 
 /// The code of an error for want of a running engine.
 const ENGINE_DOWN: &str = "engine_unavailable";
@@ -191,7 +191,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::runtime::LoadError;
+    use llmctl_base::LoadError;
 
     #[test]
     fn no_place_on_this_machine_is_told() {

@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use llmctl::runtime::Error;
-use llmctl::runtime::kv::{PAGE_TOKENS, PageRef, PageTable};
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{Device, LoadOptions, LoadedModel, load};
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl::runtime::tensor::SharedBytes;
-use llmctl::runtime::text::Tokenizer;
+use llmctl_base::Error;
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::kv::{PAGE_TOKENS, PageRef, PageTable};
+use llmctl_models::load::{Device, LoadOptions, LoadedModel, load};
+use llmctl_models::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl_models::tensor::SharedBytes;
+use llmctl_models::text::Tokenizer;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
@@ -111,11 +111,11 @@ pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
         dtype: None,
         quantize: None,
         context: None,
-        kv_type: llmctl::runtime::load::KvType::default(),
+        kv_type: llmctl_models::load::KvType::default(),
         kv_memory: None,
         available_memory: None,
         packed: None,
-        prediction: llmctl::runtime::load::PredictionUse::Never,
+        prediction: llmctl_models::load::PredictionUse::Never,
     };
     let loaded = load(&resolved, &options, &mut |_, _| {}).expect("a model");
     let speaker = Speaker::new(loaded.texts.tokenizer.clone(), script);

@@ -6,18 +6,19 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use llmctl::cli::load::{open_kv_folder, start_engine};
-use llmctl::runtime::load::with_template;
-use llmctl::runtime::session::store::{ModelFingerprint, SessionStore};
-use llmctl::runtime::{ChatTokenizer, EngineClient, EngineConfig, Frontend};
-use llmctl::serve::access_log::AccessLog;
-use llmctl::serve::connection::ConnectionLimits;
-use llmctl::serve::engine::EngineSlot;
-use llmctl::serve::lifecycle::Lifecycle;
-use llmctl::serve::listen::{Address, Listener, Server};
-use llmctl::serve::observe::Observer;
-use llmctl::serve::policy::Policy;
-use llmctl::serve::{App, ServeSettings, ServedModel};
+use llmctl::cli::model::load::{open_kv_folder, start_engine};
+use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
+use llmctl_engine::{ChatTokenizer, EngineClient, EngineConfig};
+use llmctl_models::hints::Frontend;
+use llmctl_models::load::with_template;
+use llmctl_serve::engines::engine::EngineSlot;
+use llmctl_serve::front::lifecycle::Lifecycle;
+use llmctl_serve::front::listen::{Address, Listener, Server};
+use llmctl_serve::gate::policy::Policy;
+use llmctl_serve::net::connection::ConnectionLimits;
+use llmctl_serve::telemetry::access_log::AccessLog;
+use llmctl_serve::telemetry::observe::Observer;
+use llmctl_serve::{App, ServeSettings, ServedModel};
 use serde_json::Value;
 
 use super::model::{CONTEXT_TOKENS, Script, load_scripted};
@@ -115,7 +116,7 @@ impl AgentServer {
     /// Returns the prompt tokens whose KV was read from disk so far.
     pub fn restored_tokens(&self) -> usize {
         let metrics = self.app.observer().metrics();
-        let text = metrics.encode(llmctl::serve::metrics::MetricsFormat::accepted(""), &[], true);
+        let text = metrics.encode(llmctl_serve::telemetry::metrics::MetricsFormat::accepted(""), &[], true);
         let value = |line: &str| {
             line.strip_prefix("llmctl_restored_tokens_total")?.split(' ').nth(1)?.parse::<usize>().ok()
         };

@@ -21,7 +21,8 @@ fn re_exports(sources: &[Source]) -> BTreeMap<String, BTreeMap<String, String>> 
         let mut names = BTreeMap::new();
         for statement in pub_uses(&source.code()) {
             // `use pool::X` and `use self::pool::X` name a child of this module.
-            let is_absolute = ["crate", "self", "super"].iter().any(|word| statement.starts_with(word));
+            let is_absolute =
+                ["crate", "self", "super", "llmctl_"].iter().any(|word| statement.starts_with(word));
             let statement = if is_absolute { statement } else { format!("self::{statement}") };
             for path in crate_paths(&module, &statement) {
                 let name = path.rsplit("::").next().unwrap_or(&path).to_owned();
@@ -189,6 +190,9 @@ fn imports_go_down_the_layers() {
         ("cli", super::CLI_LAYERS),
         ("cli::chat", super::CHAT_LAYERS),
         ("serve", super::SERVE_LAYERS),
+        ("engine", super::ENGINE_LAYERS),
+        ("models", super::MODELS_LAYERS),
+        ("base", super::BASE_LAYERS),
         ("template", super::TEMPLATE_LAYERS),
     ];
     assert_clean(check_layers(&sources(), &folders, CYCLES));
@@ -200,47 +204,57 @@ fn tree(files: &[(&str, &str)]) -> Vec<Source> {
 
 #[test]
 fn the_checker_finds_each_cycle() {
-    let two = [("src/a/x.rs", "use super::y::Y;"), ("src/a/y.rs", "fn f() { super::x::g() }")];
+    let two = [("src/cli/a/x.rs", "use super::y::Y;"), ("src/cli/a/y.rs", "fn f() { super::x::g() }")];
     assert_eq!(check_cycles(&tree(&two), &[]).len(), 1, "two files");
-    let folders = [("src/a/x/p.rs", "use crate::a::y;"), ("src/a/y/q.rs", "use crate::a::x::r;")];
-    let folders = [folders.to_vec(), vec![("src/a/x/r.rs", ""), ("src/a/y/mod.rs", "")]].concat();
+    let folders =
+        [("src/cli/a/x/p.rs", "use crate::cli::a::y;"), ("src/cli/a/y/q.rs", "use crate::cli::a::x::r;")];
+    let folders = [folders.to_vec(), vec![("src/cli/a/x/r.rs", ""), ("src/cli/a/y/mod.rs", "")]].concat();
     assert_eq!(check_cycles(&tree(&folders), &[]).len(), 1, "two folders, by different files");
-    let re_exported = [("src/a/mod.rs", "pub use y::Y; mod x; mod y;"), ("src/a/x.rs", "use super::Y;")];
-    let re_exported = [re_exported.to_vec(), vec![("src/a/y.rs", "use super::x::X;")]].concat();
+    let re_exported =
+        [("src/cli/a/mod.rs", "pub use y::Y; mod x; mod y;"), ("src/cli/a/x.rs", "use super::Y;")];
+    let re_exported = [re_exported.to_vec(), vec![("src/cli/a/y.rs", "use super::x::X;")]].concat();
     assert_eq!(check_cycles(&tree(&re_exported), &[]).len(), 1, "hidden by a re-export");
 }
 
 #[test]
 fn the_checker_accepts_what_is_no_cycle() {
-    let parent = [("src/a/mod.rs", "pub struct A; use x::X;"), ("src/a/x.rs", "use super::A;")];
+    let parent = [("src/cli/a/mod.rs", "pub struct A; use x::X;"), ("src/cli/a/x.rs", "use super::A;")];
     assert_clean(check_cycles(&tree(&parent), &[]));
-    let line = [("src/a/x.rs", "use super::{y, z};"), ("src/a/y.rs", "use super::z;"), ("src/a/z.rs", "")];
+    let line = [
+        ("src/cli/a/x.rs", "use super::{y, z};"),
+        ("src/cli/a/y.rs", "use super::z;"),
+        ("src/cli/a/z.rs", ""),
+    ];
     assert_clean(check_cycles(&tree(&line), &[]));
     let of_tests = [
-        ("src/a/x.rs", "use super::y::Y;"),
-        ("src/a/y.rs", "#[cfg(test)] mod tests { use super::super::x; }"),
+        ("src/cli/a/x.rs", "use super::y::Y;"),
+        ("src/cli/a/y.rs", "#[cfg(test)] mod tests { use super::super::x; }"),
     ];
     assert_clean(check_cycles(&tree(&of_tests), &[]));
 }
 
 #[test]
 fn the_checker_finds_each_import_against_the_layers() {
-    let layers: &[(&str, &[&[&str]])] = &[("a", &[&["x", "w"], &["y"]])];
+    let layers: &[(&str, &[&[&str]])] = &[("cli::a", &[&["x", "w"], &["y"]])];
     let check = |files: &[(&str, &str)]| check_layers(&tree(files), layers, &[]).len();
-    let (w, x) = (("src/a/w.rs", ""), ("src/a/x.rs", "use super::y::Y;"));
-    assert_eq!(check(&[w, x, ("src/a/y.rs", "")]), 0);
-    assert_eq!(check(&[w, ("src/a/x.rs", ""), ("src/a/y.rs", "use super::x::X;")]), 1, "up");
-    assert_eq!(check(&[w, ("src/a/x.rs", "use super::w;"), ("src/a/y.rs", "")]), 1, "within a layer");
-    assert_eq!(check(&[w, x, ("src/a/y.rs", ""), ("src/a/z.rs", "")]), 1, "a node without a layer");
+    let (w, x) = (("src/cli/a/w.rs", ""), ("src/cli/a/x.rs", "use super::y::Y;"));
+    assert_eq!(check(&[w, x, ("src/cli/a/y.rs", "")]), 0);
+    assert_eq!(check(&[w, ("src/cli/a/x.rs", ""), ("src/cli/a/y.rs", "use super::x::X;")]), 1, "up");
+    assert_eq!(check(&[w, ("src/cli/a/x.rs", "use super::w;"), ("src/cli/a/y.rs", "")]), 1, "within a layer");
+    assert_eq!(check(&[w, x, ("src/cli/a/y.rs", ""), ("src/cli/a/z.rs", "")]), 1, "a node without a layer");
     assert_eq!(check(&[w, x]), 1, "a layer's node that is gone");
-    let up = [w, ("src/a/x.rs", "use super::y;"), ("src/a/y.rs", "use super::x;")];
-    assert_clean(check_layers(&tree(&up), layers, &[("a", &["x", "y"])]));
+    let up = [w, ("src/cli/a/x.rs", "use super::y;"), ("src/cli/a/y.rs", "use super::x;")];
+    assert_clean(check_layers(&tree(&up), layers, &[("cli::a", &["x", "y"])]));
 }
 
 #[test]
 fn an_exception_that_is_not_needed_must_go() {
-    let two = [("src/a/x.rs", "use super::y::Y;"), ("src/a/y.rs", "use super::x::X;")];
-    assert_clean(check_cycles(&tree(&two), &[("a", &["x", "y"])]));
-    assert_eq!(check_cycles(&tree(&two), &[("a", &["x", "y", "z"])]).len(), 1);
-    assert_eq!(check_cycles(&tree(&two), &[("a", &["x"])]).len(), 1, "a cycle larger than the exception");
+    let two = [("src/cli/a/x.rs", "use super::y::Y;"), ("src/cli/a/y.rs", "use super::x::X;")];
+    assert_clean(check_cycles(&tree(&two), &[("cli::a", &["x", "y"])]));
+    assert_eq!(check_cycles(&tree(&two), &[("cli::a", &["x", "y", "z"])]).len(), 1);
+    assert_eq!(
+        check_cycles(&tree(&two), &[("cli::a", &["x"])]).len(),
+        1,
+        "a cycle larger than the exception"
+    );
 }

@@ -1,15 +1,15 @@
 //! Promise: a model's numbers do not depend on the system's mathematical functions, whose last bits differ between
-//! systems; so sessions and pages may move between processors (src/runtime/load/fingerprint.rs).
+//! systems; so sessions and pages may move between processors (src/runtime/models/load/fingerprint.rs).
 
 use super::{Source, assert_clean, sources};
 
 /// Where weights, logits and pages are computed.
 const COMPUTED: [&str; 6] = [
-    "src/runtime/backend/cpu/",
+    "src/runtime/models/backend/cpu/",
     "src/runtime/kernel/",
-    "src/runtime/load/blocks.rs",
-    "src/runtime/load/packed/",
-    "src/runtime/model/",
+    "src/runtime/models/load/blocks.rs",
+    "src/runtime/models/load/packed/",
+    "src/runtime/models/model/",
     "src/runtime/sample.rs",
 ];
 
@@ -45,7 +45,7 @@ fn numbers_do_not_come_from_the_systems_functions() {
 
 #[test]
 fn the_systems_functions_are_found() {
-    let found = |code: &str| system_functions(&Source::new("src/runtime/model/rope.rs", code)).len();
+    let found = |code: &str| system_functions(&Source::new("src/runtime/models/model/rope.rs", code)).len();
     assert_eq!(found("let y = x.exp(); each(f64::cos, out); x.sin_cos()"), 3);
     assert_eq!(found("libm::exp(x); x.exponent(); x.sqrt(); f32::lnx; // x.ln()"), 0);
     assert_eq!(system_functions(&Source::new("src/cli/bench/stats.rs", "x.ln()")).len(), 0);

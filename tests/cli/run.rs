@@ -371,7 +371,7 @@ fn slow_kernels_are_noted_once_unless_chosen_or_quiet() {
     assert_eq!(num_notes(&["-v", "--cpu", "scalar"]), 1);
     assert_eq!(num_notes(&["--cpu", "scalar"]), 0);
     assert_eq!(num_notes(&["-q", "--cpu", "scalar"]), 0);
-    let is_slow = llmctl::runtime::load::Isa::detect() == llmctl::runtime::load::Isa::Scalar;
+    let is_slow = llmctl_models::load::Isa::detect() == llmctl_models::load::Isa::Scalar;
     let is_chosen = std::env::var_os(crate::common::CPU).is_some();
     assert_eq!(num_notes(&[]), usize::from(is_slow && !is_chosen));
     assert_eq!(num_notes(&["-q"]), 0);

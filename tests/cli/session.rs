@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::process::{Child, Stdio};
 
-use llmctl::runtime::session::store::{BranchReason, ModelFingerprint, SessionName, SessionStore};
+use llmctl_engine::session::store::{BranchReason, ModelFingerprint, SessionName, SessionStore};
 use serde_json::Value;
 
 use super::{Place, Ran, finish, llmctl, read_line, stories};

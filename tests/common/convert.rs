@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::model::weights::to_f32;
-use llmctl::runtime::tensor::TensorSource;
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::model::weights::to_f32;
+use llmctl_models::tensor::TensorSource;
 
 use super::gguf::{F32, GgufBuilder};
 use super::golden::{Fed, exact, golden_prompts, load_model, worst_difference};

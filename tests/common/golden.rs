@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::backend::KvType;
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::kv::{PagePool, PageTable};
-use llmctl::runtime::load::hub::{ModelSource, Resolved};
-use llmctl::runtime::load::{self, Device, LoadOptions, LoadedModel};
-use llmctl::runtime::model::{Batch, Model, Row};
-use llmctl::runtime::{LoadError, Result};
+use llmctl_base::{LoadError, Result};
+use llmctl_hub::{ModelSource, Resolved};
+use llmctl_kernel::Dtype;
+use llmctl_models::backend::KvType;
+use llmctl_models::kv::{PagePool, PageTable};
+use llmctl_models::load;
+use llmctl_models::load::{Device, LoadOptions, LoadedModel};
+use llmctl_models::model::{Batch, Model, Row};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use llmctl::runtime::kernel::Dtype;
-use llmctl::runtime::load::quantize::convert;
-use llmctl::runtime::tensor::{HostTensor, SharedBytes};
+use llmctl_kernel::Dtype;
+use llmctl_models::load::quantize::convert;
+use llmctl_models::tensor::{HostTensor, SharedBytes};
 
 use super::gguf::{F32, GgufBuilder};
 

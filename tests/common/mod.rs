@@ -16,8 +16,8 @@ pub mod terminal;
 pub mod toy;
 pub mod watched;
 
-use llmctl::runtime::EngineSessionName;
-use llmctl::runtime::load::{CpuOptions, Isa};
+use llmctl_engine::EngineSessionName;
+use llmctl_models::load::{CpuOptions, Isa};
 
 /// Returns `name` as the name of a session in an engine.
 pub fn named(name: &str) -> EngineSessionName {

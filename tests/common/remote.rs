@@ -5,12 +5,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use llmctl::runtime::load::tokenizer::from_folder;
-use llmctl::runtime::text::Tokenizer;
-use llmctl::runtime::worker::protocol::{ModelId, OPS, Ready, Reply, ReplyBody, VERSION, Yes};
-use llmctl::runtime::worker::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
-use llmctl::runtime::worker::service::{CallInbox, WorkerContext};
-use llmctl::runtime::{EngineClient, EngineSpec};
+use llmctl_engine::worker::protocol::{ModelId, OPS, Ready, Reply, ReplyBody, VERSION, Yes};
+use llmctl_engine::worker::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
+use llmctl_engine::worker::service::{CallInbox, WorkerContext};
+use llmctl_engine::{EngineClient, EngineSpec};
+use llmctl_models::load::tokenizer::from_folder;
+use llmctl_models::text::Tokenizer;
 use serde_json::Value;
 
 use super::golden::parity_folder;

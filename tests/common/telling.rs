@@ -3,12 +3,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use llmctl::runtime::kv::{KvKind, PageRef};
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl::runtime::tensor::SharedBytes;
-use llmctl::runtime::{
-    DraftModelUsage, Engine, EngineConfig, Error, ModelDrafter, Request, Sampling, Speculation,
-};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{DraftModelUsage, Engine, EngineConfig, ModelDrafter, Request, Speculation};
+use llmctl_models::kv::{KvKind, PageRef};
+use llmctl_models::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl_models::tensor::SharedBytes;
 
 use super::named;
 use super::toy::{Answer, Setup, ToyModel, hashed_logits, hashing, limited, run_all, run_one};

@@ -6,13 +6,12 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
-use llmctl::runtime::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef, PageTable};
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl::runtime::tensor::SharedBytes;
-use llmctl::runtime::text::Vocabulary;
-use llmctl::runtime::{
-    Engine, EngineConfig, Error, Event, Finish, Outcome, Request, RequestId, Reuse, Sampling, Token,
-};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::{Engine, EngineConfig, Event, Finish, Outcome, Request, RequestId, Reuse, Token};
+use llmctl_models::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef, PageTable};
+use llmctl_models::model::{Batch, Logits, Model, ModelSpec, Row};
+use llmctl_models::tensor::SharedBytes;
+use llmctl_models::text::Vocabulary;
 
 /// The logits after a history.
 pub type Rule = Box<dyn FnMut(&[u32]) -> Result<Vec<f32>, Error> + Send>;

@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use llmctl::runtime::kv::PageRef;
-use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::load::{LoadOptions, LoadedModel};
-use llmctl::runtime::model::{Batch, Logits, Model, ModelSpec};
-use llmctl::runtime::tensor::SharedBytes;
-use llmctl::runtime::text::Tokenizer;
-use llmctl::runtime::{Engine, EngineConfig, Request, Result, Token};
+use llmctl_base::Result;
+use llmctl_engine::{Engine, EngineConfig, Request, Token};
+use llmctl_models::kv::PageRef;
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::load::{LoadOptions, LoadedModel};
+use llmctl_models::model::{Batch, Logits, Model, ModelSpec};
+use llmctl_models::tensor::SharedBytes;
+use llmctl_models::text::Tokenizer;
 
 use super::golden::load_model;
 use super::toy::{Answer, run_one};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use llmctl::template::{ReasoningFormat, ToolCallFormat};
+use llmctl_template::{ReasoningFormat, ToolCallFormat};
 use serde_json::json;
 
 use crate::common::gguf::{F32, GgufBuilder};

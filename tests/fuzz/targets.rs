@@ -5,21 +5,22 @@
 
 use std::path::{Path, PathBuf};
 
-use llmctl::runtime::kv::disk::page;
-use llmctl::runtime::kv::disk::{DiskPageKey, PageLabel, PageName};
-use llmctl::runtime::load::gguf::Gguf;
-use llmctl::runtime::load::hf;
-use llmctl::runtime::load::safetensors::Safetensors;
-use llmctl::runtime::load::tokenizer;
-use llmctl::runtime::model::arch::ConfigReader;
-use llmctl::runtime::model::recognise::{Recognised, recognise};
-use llmctl::runtime::session::store::{SessionName, SessionStore};
-use llmctl::runtime::tensor::TensorSource;
-use llmctl::runtime::text::{Encode, HfSettings, Tokenizer};
-use llmctl::runtime::worker::protocol::{Op, Reply, WorkerCall};
-use llmctl::runtime::{Error, GivenSampling, Limits, StoreError};
-use llmctl::serve::wire::{Fields, Problems, message, params, shape, switches, tools};
-use llmctl::template::{
+use llmctl_base::{Error, GivenSampling, StoreError};
+use llmctl_engine::Limits;
+use llmctl_engine::session::store::{SessionName, SessionStore};
+use llmctl_engine::worker::protocol::{Op, Reply, WorkerCall};
+use llmctl_models::kv::disk::page;
+use llmctl_models::kv::disk::{DiskPageKey, PageLabel, PageName};
+use llmctl_models::load::gguf::Gguf;
+use llmctl_models::load::hf;
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::load::tokenizer;
+use llmctl_models::model::arch::ConfigReader;
+use llmctl_models::model::recognise::{Recognised, recognise};
+use llmctl_models::tensor::TensorSource;
+use llmctl_models::text::{Encode, HfSettings, Tokenizer};
+use llmctl_serve::wire::{Fields, Problems, message, params, shape, switches, tools};
+use llmctl_template::{
     ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
     RenderOptions, Role, SpecialTokens, TemplateVariables, ToolCall, ToolCallFormat, parse_answer,
 };
@@ -275,7 +276,7 @@ pub fn transcript(data: &[u8]) -> bool {
             return false;
         }
     };
-    let turns = |saved: &llmctl::runtime::session::store::SavedSession| format!("{:?}", saved.turns);
+    let turns = |saved: &llmctl_engine::session::store::SavedSession| format!("{:?}", saved.turns);
     let mut writer = store.open(&name).expect("what can be read can be opened");
     assert_eq!(turns(writer.saved()), turns(&read));
     writer.compact().expect("what was opened can be written anew");

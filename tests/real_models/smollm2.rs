@@ -7,10 +7,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use llmctl::runtime::load::LoadOptions;
-use llmctl::runtime::text::Encode;
-use llmctl::runtime::{EngineConfig, Request, Speculation};
-use llmctl::template::{ChatTemplate, DateTime, SpecialTokens};
+use llmctl_engine::{EngineConfig, Request, Speculation};
+use llmctl_models::load::LoadOptions;
+use llmctl_models::text::Encode;
+use llmctl_template::{ChatTemplate, DateTime, SpecialTokens};
 use serde_json::{Value, json};
 
 use super::{exact, ids, load_model, perplexity};

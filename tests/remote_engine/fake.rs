@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use llmctl::runtime::http_engine::EngineUrl;
+use llmctl_engine::http_engine::EngineUrl;
 use serde_json::Value;
 
 use crate::common::fake_http::{FakeRequest, listen, read_request, write_chunk, write_events, write_plain};

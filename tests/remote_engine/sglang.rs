@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use llmctl::runtime::grammar::GrammarSource;
-use llmctl::runtime::{Error, Event, Finish, Limits, Request, Sampling};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::grammar::GrammarSource;
+use llmctl_engine::{Event, Finish, Limits, Request};
 use serde_json::json;
 
 use super::fake::sglang::{JSON, LENGTH, LOGPROBS, REFUSED, STOP};

@@ -3,8 +3,8 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
-use llmctl::serve::connection::ConnectionLimits;
-use llmctl::serve::engine::EngineSlot;
+use llmctl_serve::engines::engine::EngineSlot;
+use llmctl_serve::net::connection::ConnectionLimits;
 
 use super::app::{Options, Site, eventually, gated_engine};
 use super::client::{Client, connect, get};

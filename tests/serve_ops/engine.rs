@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use llmctl::runtime::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl::runtime::text::Vocabulary;
-use llmctl::runtime::{Engine, EngineClient, Request, ReuseReason};
-use llmctl::serve::engine::{EngineSlot, Recovery};
-use llmctl::serve::engines::Engines;
+use llmctl_engine::{Engine, EngineClient, Request, ReuseReason};
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::text::Vocabulary;
+use llmctl_serve::engines::Engines;
+use llmctl_serve::engines::engine::{EngineSlot, Recovery};
 use serde_json::json;
 
 use super::app::{Options, Site, app, counting_engine, eventually, gated_engine, loading, metric};
@@ -106,7 +106,7 @@ fn a_lost_engine_comes_back_and_finds_its_sessions_on_disk() {
     engine.restore_session(&named("trip"), tokens.clone()).expect("nobody knows it yet");
     let next = [&tokens[..], &[1, 2]].concat();
     let started = engine.submit(within(&next)).expect("valid").find_map(|event| match event {
-        llmctl::runtime::Event::Started(started) => Some(started),
+        llmctl_engine::Event::Started(started) => Some(started),
         _ => None,
     });
     let reuse = started.expect("it started").reuse;
@@ -196,7 +196,7 @@ fn one_of_several_engines_is_enough() {
     let engines = [counting_engine(), counting_engine(), counting_engine()];
     let slots = engines.each_ref().map(|engine| EngineSlot::new(engine.clone()));
     let server = loading(Options::default());
-    let settings = llmctl::serve::ServeSettings { isolated: true, ..Default::default() };
+    let settings = llmctl_serve::ServeSettings { isolated: true, ..Default::default() };
     let app =
         super::app::app_with(Engines::new(slots.into()), server.lifecycle().observer().clone(), settings);
     server.open_with(app.clone(), axum::Router::new());
@@ -343,11 +343,11 @@ mod unix {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::{UnixListener, UnixStream};
 
-    use llmctl::serve::connection::ConnectionLimits;
-    use llmctl::serve::lifecycle::Lifecycle;
-    use llmctl::serve::listen::{Listener, Server};
-    use llmctl::serve::observe::Observer;
-    use llmctl::serve::policy::Policy;
+    use llmctl_serve::front::lifecycle::Lifecycle;
+    use llmctl_serve::front::listen::{Listener, Server};
+    use llmctl_serve::gate::policy::Policy;
+    use llmctl_serve::net::connection::ConnectionLimits;
+    use llmctl_serve::telemetry::observe::Observer;
 
     use super::super::client::Client;
 

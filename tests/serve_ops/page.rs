@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use llmctl::serve::policy::{Hosts, Policy};
+use llmctl_serve::gate::policy::{Hosts, Policy};
 
 use super::app::{Options, Site, address, loading};
 use super::client::{Reply, ask, connect};

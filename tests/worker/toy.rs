@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use llmctl::runtime::load::tokenizer::from_folder;
-use llmctl::runtime::worker::protocol::ModelId;
-use llmctl::runtime::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
-use llmctl::runtime::{
-    EndGuard, EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Error, Notice,
-    Request, SessionDetail, SessionInfo, Sink, StopHandle,
+use llmctl_base::{Error, Notice};
+use llmctl_engine::worker::protocol::ModelId;
+use llmctl_engine::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
+use llmctl_engine::{
+    EndGuard, EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Request,
+    SessionDetail, SessionInfo, Sink, StopHandle,
 };
+use llmctl_models::load::tokenizer::from_folder;
 use serde_json::{Value, json};
 
 use super::client::Client;

@@ -17,23 +17,26 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use super::args::OverflowPolicy;
 use super::error::{CommandError, Exit, Kind};
-use super::load::{self, Loaded};
-use super::output::OutputError;
-use super::report::{counted, drafts};
 use super::run::answer::{AnswerGeneration, Generated};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
-use super::signal::Graceful;
 use super::terminal::Terminal;
 use super::think::Think;
-use crate::runtime::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
-use crate::runtime::{Finish, GivenSampling, Outcome, Usage};
-use crate::serve::error::ApiError;
-use crate::serve::wire::answer::{self as wire, TokenBytes};
-use crate::template::{Content, Conversation, Message};
+use crate::cli::flags::args::OverflowPolicy;
+use crate::cli::model::load;
+use crate::cli::model::load::Loaded;
+use crate::cli::terminal::output::OutputError;
+use crate::cli::terminal::report::{counted, drafts};
+use crate::cli::terminal::signal::Graceful;
 use input::{MAX_ROW_BYTES, open_rows, read_row};
+use llmctl_base::GivenSampling;
+use llmctl_engine::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
+use llmctl_engine::{Finish, Outcome, Usage};
+use llmctl_serve::error::ApiError;
+use llmctl_serve::wire::answer as wire;
+use llmctl_serve::wire::answer::TokenBytes;
+use llmctl_template::{Content, Conversation, Message};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowError, RowFormat, parse};
 
@@ -456,9 +459,10 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::cli::args::ColorWhen;
-    use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::{Error, Event};
+    use crate::cli::flags::args::ColorWhen;
+    use crate::cli::script::{Script, saying};
+    use llmctl_base::Error;
+    use llmctl_engine::Event;
 
     /// Runs `input` with the script into a file of `folder`, as `--resume` does; returns the counts and all results.
     fn batch(

@@ -14,8 +14,8 @@ use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::output::{Output, OutputError};
-use crate::runtime::private_files::{UnfinishedFile, sync_folder_of};
+use crate::cli::terminal::output::{Output, OutputError};
+use llmctl_base::private_files::{UnfinishedFile, sync_folder_of};
 
 /// The rows that a file holds already.
 #[derive(Debug, Default, PartialEq, Eq)]

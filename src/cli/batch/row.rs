@@ -9,12 +9,14 @@ use serde_json::{Value, json};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::think::Think;
-use crate::runtime::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
-use crate::runtime::{Error, GivenSampling, GrammarError, Limits, Overflow};
-use crate::serve::error::ApiError;
-use crate::serve::wire::switches::{AnswerReasoning, Switches, switches};
-use crate::serve::wire::{self, Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Conversation, Message, Role, TemplateVariables};
+use llmctl_base::{Error, GivenSampling, GrammarError};
+use llmctl_engine::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
+use llmctl_engine::{Limits, Overflow};
+use llmctl_serve::error::ApiError;
+use llmctl_serve::wire;
+use llmctl_serve::wire::switches::{AnswerReasoning, Switches, switches};
+use llmctl_serve::wire::{Fields, Problems, message, options, params, shape, tools};
+use llmctl_template::{Conversation, Message, Role, TemplateVariables};
 
 /// Values of the flags, for rows that do not set them.
 #[derive(Debug, Clone, Default)]
@@ -367,8 +369,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::runtime::Sampling;
-    use crate::runtime::grammar::GrammarSource;
+    use llmctl_base::Sampling;
+    use llmctl_engine::grammar::GrammarSource;
 
     /// A template that switches reasoning.
     const THINKER: TemplateVariables<'static> = TemplateVariables {

@@ -15,7 +15,7 @@ use super::record::{Document, SCHEMA};
 use super::validity::FEW;
 use super::{llama_bench, stats};
 use crate::cli::error::{CommandError, Exit, Kind};
-use crate::cli::report::{ReportFormat, columns, print, print_json};
+use crate::cli::terminal::report::{ReportFormat, columns, print, print_json};
 
 /// Probability that the interval contains the true ratio.
 const CONFIDENCE: f64 = 0.95;

@@ -5,8 +5,8 @@
 
 use super::plan::{Case, Work};
 use super::record::{Probe, RateLimit, TokenCost};
-use crate::runtime::load::Dtype;
-use crate::runtime::tensor::{TensorSource, byte_len};
+use llmctl_models::load::Dtype;
+use llmctl_models::tensor::{TensorSource, byte_len};
 
 /// A matrix or vector of a model's file.
 pub struct Tensor {

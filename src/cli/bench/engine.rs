@@ -16,19 +16,20 @@ use super::plan::{Case, Work};
 use super::record::{BenchModel, BenchSetting, Sample};
 use super::runner::{BenchSubject, Halt};
 use super::stats::{self, SplitMix64};
-use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load;
-use crate::cli::report::bytes;
-use crate::cli::signal::Graceful;
+use crate::cli::flags::args::{EngineOptions, ModelArgs, Sharing};
+use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
-use crate::runtime::kv::{KvKind, PAGE_TOKENS};
-use crate::runtime::load::{Device, LoadedDraft, ModelFiles, kernels_name, model_facts};
-use crate::runtime::memory::{memory_limits, tightest};
-use crate::runtime::{
-    DraftModelUsage, EngineClient, EngineConfig, EngineSessionName, EngineSpec, Error, Event, Limits,
-    Outcome, Request, Speculation, StopHandle, Usage,
+use crate::cli::terminal::report::bytes;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_base::Error;
+use llmctl_engine::{
+    DraftModelUsage, EngineClient, EngineConfig, EngineSessionName, EngineSpec, Event, Limits, Outcome,
+    Request, Speculation, StopHandle, Usage,
 };
+use llmctl_models::kv::{KvKind, PAGE_TOKENS};
+use llmctl_models::load::{Device, LoadedDraft, ModelFiles, kernels_name, model_facts};
+use llmctl_models::memory::{memory_limits, tightest};
 
 /// Interval for polling signals while the engine is silent.
 const POLL: Duration = Duration::from_millis(25);
@@ -533,7 +534,7 @@ fn start(
         return start_remote(recipe, terminal);
     }
     let begun = Instant::now();
-    let quiet = Terminal::new(crate::cli::args::ColorWhen::Never, 0, true);
+    let quiet = Terminal::new(crate::cli::flags::args::ColorWhen::Never, 0, true);
     let resolved = load::resolve(&recipe.model, &quiet)?;
     let asked = EngineOptions {
         warm_resume: true,
@@ -619,8 +620,8 @@ fn check_memory(kv_memory: usize) -> Result<(), CommandError> {
 
 fn facts(
     recipe: &Recipe,
-    resolved: &crate::runtime::load::hub::Resolved,
-    options: &crate::runtime::load::LoadOptions,
+    resolved: &llmctl_hub::Resolved,
+    options: &llmctl_models::load::LoadOptions,
     spec: &EngineSpec,
 ) -> Result<BenchModel, CommandError> {
     let about = model_facts(&resolved.source)?;

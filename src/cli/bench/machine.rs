@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use super::record::{HostFacts, Load, Probe};
 use crate::cli::error::{CommandError, Kind};
-use crate::runtime::kernel::limits;
-use crate::runtime::{machine, memory};
+use llmctl_base::machine;
+use llmctl_kernel::limits;
+use llmctl_models::memory;
 
 /// Duration of a probe.
 const PROBE_TIME: Duration = Duration::from_secs(2);

@@ -29,19 +29,19 @@ use std::time::{Instant, SystemTime};
 use clap::{Args, Subcommand};
 use indicatif::ProgressBar;
 
-use super::args::{
+use super::error::{CommandError, Exit, Kind};
+use super::terminal::Terminal;
+use crate::cli::flags::args::{
     CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg, WeightDtype,
     count,
 };
-use super::error::{CommandError, Exit, Kind};
-use super::load;
-use super::output::{Output, OutputError};
-use super::report::print;
-use super::signal::Graceful;
-use super::terminal::Terminal;
-use crate::runtime::load::hub::Aliases;
-use crate::runtime::load::model_facts;
+use crate::cli::model::load;
+use crate::cli::terminal::output::{Output, OutputError};
+use crate::cli::terminal::report::print;
+use crate::cli::terminal::signal::Graceful;
 use engine::{Around, EngineSubject, Recipe};
+use llmctl_hub::Aliases;
+use llmctl_models::load::model_facts;
 use plan::{Case, CaseSweep, SessionTest};
 use record::{BenchSetting, CaseResult, Document, SCHEMA};
 use report::BenchFormat;
@@ -487,7 +487,7 @@ fn probed_threads(args: &BenchArgs, recipes: &[Recipe]) -> Vec<usize> {
     if args.tests.no_probe || !args.remote.engine.is_empty() {
         return Vec::new();
     }
-    let default = crate::runtime::machine::default_threads();
+    let default = llmctl_base::machine::default_threads();
     let threads: BTreeSet<_> = recipes.iter().map(|recipe| recipe.model.threads.unwrap_or(default)).collect();
     threads.into_iter().collect()
 }

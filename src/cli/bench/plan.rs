@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::error::CommandError;
-use crate::runtime::kv::PAGE_TOKENS;
+use llmctl_models::kv::PAGE_TOKENS;
 
 /// A comma-separated sweep over what `llmctl bench` is asked for.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use super::point::{Latency, Loop, Point};
 use super::record::Document;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
-use crate::runtime::private_files::replace_file;
+use llmctl_base::private_files::replace_file;
 
 /// Size of a chart, in pixels.
 const WIDTH: u32 = 720;

@@ -12,8 +12,8 @@ use super::plan::{Case, Unit};
 use super::point::Point;
 use super::stats;
 use crate::cli::error::{CommandError, Kind};
-use crate::runtime::DraftModelUsage;
-use crate::runtime::private_files::replace_file;
+use llmctl_base::private_files::replace_file;
+use llmctl_engine::DraftModelUsage;
 
 /// Changes when a reader of the old form would misread the new one.
 pub const SCHEMA: &str = "llmctl.bench.v1";

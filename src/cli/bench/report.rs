@@ -9,7 +9,7 @@ use super::figures::{Labels, percent, quoted, sparkline};
 use super::plan::Unit;
 use super::record::{BenchModel, CaseResult, Document, SCHEMA, Sample};
 use super::serve_report;
-use crate::cli::report::{bytes, columns};
+use crate::cli::terminal::report::{bytes, columns};
 
 /// `--output`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -4,7 +4,7 @@ use super::figures::{percent, quoted, sparkline};
 use super::point::{Latency, Point};
 use super::record::Document;
 use super::stats;
-use crate::cli::report::columns;
+use crate::cli::terminal::report::columns;
 
 /// A column of a table: its head, and the cell of a point.
 type PointColumn = (&'static str, fn(&Point) -> String);

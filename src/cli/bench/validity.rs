@@ -7,7 +7,7 @@ use super::plan::Work;
 use super::record::{CaseResult, Document, HostFacts, Probe};
 use super::serve_report;
 use super::stats;
-use crate::runtime::kv::PAGE_TOKENS;
+use llmctl_models::kv::PAGE_TOKENS;
 
 /// Shares below these are not reported.
 const STEAL: f64 = 0.01;

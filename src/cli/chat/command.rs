@@ -4,7 +4,7 @@
 //! an action does not compile.
 
 use crate::cli::error::{CommandError, nearest};
-use crate::cli::wrap;
+use crate::cli::terminal::wrap;
 
 /// Kind of a command's argument, for completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

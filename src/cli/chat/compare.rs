@@ -14,15 +14,15 @@ use super::turn::ending;
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
-use crate::cli::load::Loaded;
-use crate::cli::output::OutputError;
+use crate::cli::model::load::Loaded;
 use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, is_closed};
 use crate::cli::run::message_answer::MessageGeneration;
+use crate::cli::terminal::output::OutputError;
+use crate::cli::terminal::wrap;
 use crate::cli::think::{Think, Thinking};
-use crate::cli::wrap;
-use crate::runtime::turn::{Delta, PlannedTurn, SessionChat, TurnRequest};
-use crate::runtime::{Outcome, Token, Usage};
-use crate::template::Message;
+use llmctl_engine::turn::{Delta, PlannedTurn, SessionChat, TurnRequest};
+use llmctl_engine::{Outcome, Token, Usage};
+use llmctl_template::Message;
 
 /// Columns of a terminal on which two answers stand side by side.
 const WIDE: usize = 100;
@@ -202,7 +202,7 @@ struct Column {
 
 /// Returns an answer's text and its calls.
 fn shown(message: &Message) -> String {
-    let call = |call: &crate::template::ToolCall| {
+    let call = |call: &llmctl_template::ToolCall| {
         let arguments = match &call.arguments {
             Value::String(text) => text.clone(),
             other => other.to_string(),
@@ -233,7 +233,7 @@ fn side_by_side(left: &Column, right: &Column, columns: usize) -> String {
     let lines = |column: &Column| -> Vec<String> {
         let rule = "\u{2500}".repeat(width);
         let whole = format!("{}\n{rule}\n{}", column.title, column.text.replace('\t', "    "));
-        let wrapped = wrap::wrapped(&crate::cli::output::visible(&whole), width, 0);
+        let wrapped = wrap::wrapped(&crate::cli::terminal::output::visible(&whole), width, 0);
         wrapped.lines().flat_map(|line| pieces(line, width)).collect()
     };
     let (left, right) = (lines(left), lines(right));
@@ -286,7 +286,7 @@ short                \u{2502} several words in a
     fn calls_are_part_of_what_is_compared() {
         let mut message = Message::assistant("Wait.\n");
         let arguments = serde_json::json!({"a": 1});
-        message.tool_calls = vec![crate::template::ToolCall { id: None, name: "f".to_owned(), arguments }];
+        message.tool_calls = vec![llmctl_template::ToolCall { id: None, name: "f".to_owned(), arguments }];
         assert_eq!(shown(&message), "Wait.\ncalls f {\"a\":1}");
     }
 }

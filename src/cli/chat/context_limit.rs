@@ -9,14 +9,15 @@ use super::session::Chat;
 use super::state::{AnswerRequest, SavePlace, opening, question, text};
 use super::{counted, grouped};
 use crate::cli::error::CommandError;
-use crate::cli::output::OutputError;
 use crate::cli::run::answer::{AnswerGeneration, AnswerSink};
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::store::SavedTurn;
-use crate::runtime::turn::session_chat::RecordedAnswer;
-use crate::runtime::turn::{Answer, Delta, PlannedTurn, PromptedTurn, TurnRequest};
-use crate::runtime::{Error, Finish, GivenSampling, Limits, Outcome, Overflow, Timings, Token, Usage};
-use crate::template::Message;
+use crate::cli::terminal::output::OutputError;
+use llmctl_base::{Error, GivenSampling};
+use llmctl_engine::session::store::SavedTurn;
+use llmctl_engine::turn::session_chat::RecordedAnswer;
+use llmctl_engine::turn::{Answer, Delta, PlannedTurn, PromptedTurn, TurnRequest};
+use llmctl_engine::{Finish, Limits, Outcome, Overflow, Timings, Token, Usage};
+use llmctl_template::Message;
 
 /// Share of the context at which there is a warning.
 const WARN_PERCENT: usize = 80;
@@ -310,7 +311,7 @@ impl Chat<'_> {
         for saved in turns {
             let turn = &saved.turn;
             let [added @ .., message] = turn.messages.as_slice() else { continue };
-            let is_system = |message: &&Message| message.role != crate::template::Role::System;
+            let is_system = |message: &&Message| message.role != llmctl_template::Role::System;
             messages.extend(added.iter().filter(is_system).cloned());
             let generated = match saved.model.is_same(&self.model.fingerprint()) {
                 true => turn.generated.clone(),

@@ -22,10 +22,10 @@ use rustyline::{
 use super::complete::{Catalog, Helper, QUOTES, Typed, is_unfinished};
 use super::typed_ahead;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::report::bytes;
 use crate::cli::terminal::Terminal;
-use crate::cli::tty;
-use crate::runtime::private_files::{private_file, private_folder};
+use crate::cli::terminal::report::bytes;
+use crate::cli::terminal::tty;
+use llmctl_base::private_files::{private_file, private_folder};
 
 /// Entries kept in the history file.
 const MAX_HISTORY: usize = 2000;
@@ -317,7 +317,7 @@ struct Draft {
 impl Draft {
     fn new(text: &str) -> Result<Self, CommandError> {
         let io_error = |error: io::Error| CommandError::new(Kind::Io, error).context("writing a draft");
-        let now = crate::runtime::session::store::now_ms();
+        let now = llmctl_engine::session::store::now_ms();
         let name = format!("llmctl-{}-{now}.md", std::process::id());
         let path = std::env::temp_dir().join(name);
         let mut file =

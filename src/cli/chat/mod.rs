@@ -27,14 +27,15 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
 use super::error::{CommandError, Exit};
 use super::mcp::McpArgs;
 use super::places::Places;
-use super::report::{counted, grouped};
 use super::run::prompt::read_prompt_file;
 use super::terminal::Terminal;
-use super::tty::{self, Silence};
+use crate::cli::flags::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use crate::cli::terminal::report::{counted, grouped};
+use crate::cli::terminal::tty;
+use crate::cli::terminal::tty::Silence;
 use input::InputLine;
 use session::Chat;
 use state::Effect;

@@ -2,19 +2,20 @@
 
 use super::grouped;
 use super::throughput::ThroughputEstimate;
-use crate::cli::args::{EndpointArgs, EngineArgs, ModelArgs};
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, unavailable};
 use crate::cli::error::CommandError;
-use crate::cli::load::{self, Loaded};
+use crate::cli::flags::args::{EndpointArgs, EngineArgs, ModelArgs};
+use crate::cli::model::load;
+use crate::cli::model::load::Loaded;
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::cli::think::Thinking;
-use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::session::store::{ModelFingerprint, SavedSession};
-use crate::runtime::{
-    EngineClient, EngineSessionName, Error, Frontend, GivenSampling, Grammar, GrammarSource, Notice,
-};
-use crate::template::TemplateError;
+use llmctl_base::{Error, GivenSampling, Notice};
+use llmctl_engine::session::store::{ModelFingerprint, SavedSession};
+use llmctl_engine::{EngineClient, EngineSessionName, Grammar, GrammarSource};
+use llmctl_hub::builtin::GUIDE;
+use llmctl_models::hints::Frontend;
+use llmctl_template::TemplateError;
 
 /// Source of a chat's answers.
 pub enum Answerer {
@@ -316,7 +317,7 @@ impl ChatModel {
     /// Forgets a session's tokens; there may be none.
     ///
     /// # Errors
-    /// As [`EngineTransport::reset_session`](crate::runtime::EngineTransport::reset_session).
+    /// As [`EngineTransport::reset_session`](llmctl_engine::EngineTransport::reset_session).
     pub fn reset_session(&self, name: &EngineSessionName) -> Result<(), Error> {
         match self.engine().map_or(Ok(()), |engine| engine.reset_session(name)) {
             Err(Error::SessionNotFound(_)) => Ok(()),

@@ -7,13 +7,14 @@ use std::io::{IsTerminal, StdoutLock, Write};
 use std::time::{Duration, Instant};
 
 use super::{grouped, spoken};
-use crate::cli::output::{Output, OutputError};
-use crate::cli::render::{Markdown, Styled, TextStyle};
 use crate::cli::run::answer::AnswerSink;
-use crate::cli::terminal::{self, Terminal};
+use crate::cli::terminal;
+use crate::cli::terminal::Terminal;
+use crate::cli::terminal::output::{Output, OutputError};
+use crate::cli::terminal::render::{Markdown, Styled, TextStyle};
 use crate::cli::think::Think;
-use crate::runtime::turn::Delta;
-use crate::runtime::{Started, Token};
+use llmctl_engine::turn::Delta;
+use llmctl_engine::{Started, Token};
 
 /// PromptProgress is shown only after this time.
 const NOTICEABLE: Duration = Duration::from_millis(500);

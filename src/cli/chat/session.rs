@@ -13,26 +13,27 @@ use super::settings::ChatSettings;
 use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
 use super::ui::Ui;
 use super::{ChatArgs, grouped};
-use crate::cli::clock::local_time;
 use crate::cli::declared_tools::Toolbox;
+use crate::cli::endpoint;
+use crate::cli::endpoint::EndpointChoice;
 use crate::cli::endpoint::request::EndpointRequest;
-use crate::cli::endpoint::{self, EndpointChoice};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::mcp::ToolServers;
+use crate::cli::model::resume;
+use crate::cli::model::starter;
 use crate::cli::places::{KeptFiles, Places};
-use crate::cli::resume;
 use crate::cli::run::{note_system, system_prompt};
 use crate::cli::sessions;
-use crate::cli::signal::Graceful;
-use crate::cli::starter;
 use crate::cli::terminal::Terminal;
+use crate::cli::terminal::clock::local_time;
+use crate::cli::terminal::signal::Graceful;
 use crate::cli::think::{Think, Thinking};
-use crate::runtime::load::builtin::GUIDE;
-use crate::runtime::load::hub;
-use crate::runtime::session::store::{SessionName, SessionStore, SessionWriter, now_ms};
-use crate::runtime::turn::{PromptedTurn, SessionChat};
-use crate::runtime::{Error, GrammarSource, Sampling};
-use crate::template::{Conversation, Message};
+use llmctl_base::{Error, Sampling};
+use llmctl_engine::GrammarSource;
+use llmctl_engine::session::store::{SessionName, SessionStore, SessionWriter, now_ms};
+use llmctl_engine::turn::{PromptedTurn, SessionChat};
+use llmctl_hub::builtin::GUIDE;
+use llmctl_template::{Conversation, Message};
 
 /// Number of tokens that are computed too fast to report.
 const TRIFLE: usize = 64;
@@ -204,7 +205,7 @@ impl<'a> Chat<'a> {
         if let Some(endpoint) = self.model.endpoint() {
             return Catalog { sessions, models: endpoint.models().into() };
         }
-        let cached = hub::list(self.places.hub.as_deref()).into_iter().map(|model| model.reference);
+        let cached = llmctl_hub::list(self.places.hub.as_deref()).into_iter().map(|model| model.reference);
         let built_in = GUIDE.name.to_owned();
         let models = self.model.args.aliases.keys().cloned().chain([built_in]).chain(cached).collect();
         Catalog { sessions, models }

@@ -4,9 +4,10 @@
 
 use clap::Parser;
 
-use crate::cli::args::{LimitArgs, SamplingArgs};
 use crate::cli::error::CommandError;
-use crate::runtime::{Error, Overflow, Sampling, SamplingParameter};
+use crate::cli::flags::args::{LimitArgs, SamplingArgs};
+use llmctl_base::{Error, Sampling, SamplingParameter};
+use llmctl_engine::Overflow;
 
 /// Keys of limits.
 const LIMIT_KEYS: &[&str] = &["max-tokens", "stop", "ignore-eos"];
@@ -123,8 +124,8 @@ impl ChatSettings {
 
     /// Returns the limits of an answer. Without `max_tokens` it may fill the context: chat asks before a conversation gets
     /// that far.
-    pub fn limits(&self) -> crate::runtime::Limits {
-        crate::runtime::Limits { overflow: Overflow::Clamp, ..self.limits.resolve() }
+    pub fn limits(&self) -> llmctl_engine::Limits {
+        llmctl_engine::Limits { overflow: Overflow::Clamp, ..self.limits.resolve() }
     }
 }
 

@@ -8,10 +8,10 @@ use super::shortened;
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::think::Think;
-use crate::runtime::session::store::{BranchReason, SavedSession, SavedTurn, SessionName};
-use crate::runtime::turn::SessionChat;
-use crate::runtime::{EngineSessionName, GrammarSource, Outcome, Started};
-use crate::template::{Content, Message, Role};
+use llmctl_engine::session::store::{BranchReason, SavedSession, SavedTurn, SessionName};
+use llmctl_engine::turn::SessionChat;
+use llmctl_engine::{EngineSessionName, GrammarSource, Outcome, Started};
+use llmctl_template::{Content, Message, Role};
 
 /// The effect of a command or a message on what the chat does next.
 #[derive(Debug, PartialEq, Eq)]

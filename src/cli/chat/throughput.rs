@@ -9,8 +9,8 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::runtime::private_files::{private_file, private_folder};
-use crate::runtime::{Timings, Usage};
+use llmctl_base::private_files::{private_file, private_folder};
+use llmctl_engine::{Timings, Usage};
 
 /// Fewer computed tokens say little of the rate.
 const MIN_TOKENS: usize = 128;

@@ -11,8 +11,8 @@ use super::{counted, on_one_line, shortened};
 use crate::cli::declared_tools::{ChatTool, STOPPED, Toolbox};
 use crate::cli::error::CommandError;
 use crate::cli::mcp::{CallConsent, CallDesk, ToolServers, result_message};
-use crate::runtime::turn::{Answer, AnsweredCall};
-use crate::template::Message;
+use llmctl_engine::turn::{Answer, AnsweredCall};
+use llmctl_template::Message;
 
 /// The tools of MCP servers.
 impl Chat<'_> {

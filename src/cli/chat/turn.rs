@@ -15,18 +15,19 @@ use super::{counted, grouped};
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::load::Loaded;
+use crate::cli::model::load::Loaded;
 use crate::cli::run::answer::{AnswerGeneration, Generated, STUCK, is_closed, is_stuck};
 use crate::cli::run::message_answer::{EndpointGenerated, MessageGeneration};
 use crate::cli::run::next_turn::unanswered;
 use crate::cli::run::report;
-use crate::runtime::session::store::BranchReason;
-use crate::runtime::turn::session_chat::RecordedAnswer;
-use crate::runtime::turn::{
+use llmctl_base::{GivenSampling, Sampling};
+use llmctl_engine::session::store::BranchReason;
+use llmctl_engine::turn::session_chat::RecordedAnswer;
+use llmctl_engine::turn::{
     Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
 };
-use crate::runtime::{Finish, GivenSampling, Limits, Sampling};
-use crate::template::Message;
+use llmctl_engine::{Finish, Limits};
+use llmctl_template::Message;
 
 /// Tokens that an answer leaves for the next message and the beginning of its answer, unless the context is small.
 const NEXT_MESSAGE: usize = 512;
@@ -339,7 +340,7 @@ fn stopped(number: u8, is_interactive: bool) -> Effect {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::turn::AnswerStream;
+    use llmctl_engine::turn::AnswerStream;
 
     #[test]
     fn a_signal_stops_the_answer_and_outside_a_terminal_the_chat() {

@@ -3,9 +3,9 @@
 use std::io::IsTerminal;
 
 use super::input::LineInput;
-use crate::cli::report::table;
-use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
+use crate::cli::terminal::report::table;
+use crate::cli::terminal::signal::Graceful;
 
 /// Where a chat reads and writes.
 pub struct Ui<'a> {

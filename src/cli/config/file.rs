@@ -13,7 +13,8 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::cli::error;
-use crate::cli::flags::{self, FlagShape, ScalarType};
+use crate::cli::flags;
+use crate::cli::flags::{FlagShape, ScalarType};
 
 /// The table of model aliases.
 const ALIASES: &str = "aliases";

@@ -6,7 +6,10 @@
 //! variable that it conflicts with, and to a conflicting value of a file that wins over it. A switch that is off excludes
 //! nothing.
 
+pub mod config_cmd;
+pub mod explain;
 pub mod file;
+pub mod variables;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,11 +21,10 @@ use clap::{Arg, ArgMatches, Command};
 
 use super::error::{CommandError, Kind, plain};
 use super::flags::{self, FlagShape, conflict, is_off};
-use super::origin::{Origin, Origins};
 use super::places::Places;
-use super::variables;
-use crate::runtime::load::hub::Aliases;
+use crate::cli::flags::origin::{Origin, Origins};
 use file::{ConfigEntry, ConfigFile, ConfigProblem};
+use llmctl_hub::Aliases;
 
 /// The project's file, in the working directory.
 const PROJECT_FILE: &str = "llmctl.toml";

@@ -14,18 +14,20 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use serde_json::Value;
 
-use super::args::{CpuSet, FetchArgs, ModelArgs, PoolingArg, Quantize, WeightDtype, count, parse_context};
 use super::batch::input::open_rows;
 use super::batch::is_same_file;
 use super::config::Config;
 use super::error::{CommandError, Exit};
-use super::load::embedder::load_embedder;
-use super::output::OutputError;
-use super::report::counted;
 use super::terminal::Terminal;
-use crate::runtime::embed::{EmbedClient, EmbedInput, EmbedJob, EmbedKind, EmbedOutput, LongText};
-use crate::runtime::load::AskedTask;
+use crate::cli::flags::args::{
+    CpuSet, FetchArgs, ModelArgs, PoolingArg, Quantize, WeightDtype, count, parse_context,
+};
+use crate::cli::model::load::embedder::load_embedder;
+use crate::cli::terminal::output::OutputError;
+use crate::cli::terminal::report::counted;
 use input::{EmbedRow, Rows};
+use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedJob, EmbedKind, EmbedOutput, LongText};
+use llmctl_models::load::AskedTask;
 use output::VectorFile;
 
 /// Texts that are encoded and submitted together.
@@ -332,7 +334,7 @@ impl EmbedWork<'_> {
     ) -> Result<(), OutputError> {
         let EmbedBlock { ids, mut job } = block;
         for id in ids {
-            let output = job.next().unwrap_or(Err(crate::runtime::Error::EngineGone));
+            let output = job.next().unwrap_or(Err(llmctl_base::Error::EngineGone));
             let vector = match output.map_err(|error| OutputError::Failed(error.into()))? {
                 EmbedOutput::Vector(vector) => vector,
                 EmbedOutput::Score(_) => unreachable!("the kind of the model was checked"),

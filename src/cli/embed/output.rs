@@ -9,8 +9,8 @@ use serde_json::Value;
 
 use super::VectorFormat;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::output::OutputError;
-use crate::runtime::private_files::UnfinishedFile;
+use crate::cli::terminal::output::OutputError;
+use llmctl_base::private_files::UnfinishedFile;
 
 /// Bytes of a matrix's header: room for any number of rows, and a multiple of 64.
 const HEADER_BYTES: usize = 128;

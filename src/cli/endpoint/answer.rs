@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::runtime::turn::{Answer, AnsweredCall, Delta};
-use crate::runtime::{Finish, Outcome, Timings, Usage};
+use llmctl_engine::turn::{Answer, AnsweredCall, Delta};
+use llmctl_engine::{Finish, Outcome, Timings, Usage};
 
 /// Longest wait for the counts that follow the end of an answer.
 const COUNTS_TIME: Duration = Duration::from_secs(5);

@@ -3,7 +3,7 @@
 use anyhow::anyhow;
 
 use crate::cli::error::{CommandError, Kind};
-use crate::runtime::http_engine::HttpFailure;
+use llmctl_engine::http_engine::HttpFailure;
 
 /// Returns the error of a command for a request without an answer.
 pub fn explained(failure: &HttpFailure, url: &str, has_key: bool) -> CommandError {

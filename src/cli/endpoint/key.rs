@@ -3,10 +3,10 @@
 //! Invariant: the key goes to the server that it was given for, and no message shows it, also where it was given in place of a
 //! name.
 
-use crate::cli::args::EndpointArgs;
 use crate::cli::error::CommandError;
-use crate::cli::input::read_file;
-use crate::runtime::http_engine::{EndpointUrl, ServerKey};
+use crate::cli::flags::args::EndpointArgs;
+use crate::cli::terminal::input::read_file;
+use llmctl_engine::http_engine::{EndpointUrl, ServerKey};
 
 /// Returns the key for `url`; `None` without one, or if it is for another server. Without `--endpoint`, a key is for the server of
 /// the conversation only if the command line names it: one from a variable or a configuration file is for no server then.

@@ -15,14 +15,14 @@ use std::cell::RefCell;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::args::{EndpointArgs, ModelArgs};
 use super::error::{CommandError, Kind};
-use super::hub_access::ca_file;
 use super::terminal::Terminal;
-use crate::runtime::http_engine::{
+use crate::cli::flags::args::{EndpointArgs, ModelArgs};
+use crate::cli::model::hub_access::ca_file;
+use llmctl_engine::http_engine::{
     EndpointUrl, HttpFailure, MessageServer, MessageStream, ServerKey, ServerSettings, TlsTrust,
 };
-use crate::runtime::session::store::{ModelFingerprint, SavedSession};
+use llmctl_engine::session::store::{ModelFingerprint, SavedSession};
 use request::{EndpointKind, EndpointRequest};
 
 /// Arguments that have no meaning with an endpoint. From a configuration file or a variable they are for models here, except those
@@ -323,10 +323,10 @@ mod tests {
 
     use super::answer::{EndpointAnswer, PartsEnd};
     use super::*;
-    use crate::runtime::Sampling;
-    use crate::runtime::turn::SessionChat;
-    use crate::runtime::turn::session_chat::RecordedAnswer;
-    use crate::template::Message;
+    use llmctl_base::Sampling;
+    use llmctl_engine::turn::SessionChat;
+    use llmctl_engine::turn::session_chat::RecordedAnswer;
+    use llmctl_template::Message;
 
     /// Returns a session of one turn, answered by the model of this reference.
     fn saved_by(reference: &str) -> SavedSession {

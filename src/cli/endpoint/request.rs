@@ -5,13 +5,14 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::cli::args::{LimitArgs, MaxTokens, SamplingArgs};
 use crate::cli::error::CommandError;
-use crate::cli::report::decimal;
+use crate::cli::flags::args::{LimitArgs, MaxTokens, SamplingArgs};
+use crate::cli::terminal::report::decimal;
 use crate::cli::think::Think;
-use crate::runtime::{GrammarSource, SAMPLING, TopK};
-use crate::serve::wire::message::message_json;
-use crate::template::{Message, Role};
+use llmctl_base::{SAMPLING, TopK};
+use llmctl_engine::GrammarSource;
+use llmctl_serve::wire::message::message_json;
+use llmctl_template::{Message, Role};
 
 /// Make of a server, as its list of models says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -225,9 +226,9 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::cli::args::OverflowPolicy;
-    use crate::runtime::SamplingNumbers;
-    use crate::template::ToolCall;
+    use crate::cli::flags::args::OverflowPolicy;
+    use llmctl_base::SamplingNumbers;
+    use llmctl_template::ToolCall;
 
     /// Returns a request with one question and nothing else.
     fn plain() -> EndpointRequest<'static> {

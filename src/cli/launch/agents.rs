@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::runtime::private_files::{private_file, private_folder};
+use llmctl_base::private_files::{private_file, private_folder};
 
 /// Most tokens that an agent is set to ask for in one answer; fewer with a small context.
 const MAX_ANSWER_TOKENS: usize = 16_384;
@@ -278,6 +278,6 @@ mod tests {
         settings.write().expect("written");
         assert_eq!(std::fs::read_to_string(path).expect("a file"), "its own");
         #[cfg(unix)]
-        assert_eq!(crate::runtime::private_files::mode_for_others(path), None);
+        assert_eq!(llmctl_base::private_files::mode_for_others(path), None);
     }
 }

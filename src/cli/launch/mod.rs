@@ -16,21 +16,21 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use uuid::Uuid;
 
-use super::args::{EngineArgs, ModelArgs, TimeSpan, endpoint_text};
 use super::bench::serve::client::{ListedModel, LoadClient, address};
-use super::capacity::CapacityArgs;
 use super::error::{CommandError, Exit, Kind};
-use super::load;
-use super::output::visible;
 use super::places::Places;
-use super::report::print;
 use super::serve::{DEFAULT_HOST, DEFAULT_PORT, ListenArgs, RunningServer, ServeArgs, ServeLimitArgs};
-use super::signal::Graceful;
 use super::terminal::Terminal;
-use super::variables::KEYS;
-use crate::serve::owner::KeyLine;
-use crate::serve::policy::ApiKeys;
+use crate::cli::config::variables::KEYS;
+use crate::cli::flags::args::{EngineArgs, ModelArgs, TimeSpan, endpoint_text};
+use crate::cli::model::load;
+use crate::cli::serve::capacity::CapacityArgs;
+use crate::cli::terminal::output::visible;
+use crate::cli::terminal::report::print;
+use crate::cli::terminal::signal::Graceful;
 use agents::{AGENTS, Agent, AgentSettings, LaunchTarget};
+use llmctl_serve::gate::owner::KeyLine;
+use llmctl_serve::gate::policy::ApiKeys;
 
 /// Longest wait for the answer of a running server.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);

@@ -13,10 +13,10 @@ use super::permission::{AllowedTool, CallConsent, QUESTION, shown};
 use super::result::ResultText;
 use super::{ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
-use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::turn::AnsweredCall;
-use crate::template::{Message, Role};
+use crate::cli::terminal::signal::Graceful;
+use llmctl_engine::turn::AnsweredCall;
+use llmctl_template::{Message, Role};
 
 /// Interval at which signals are checked during a call.
 const POLL: Duration = Duration::from_millis(25);
@@ -210,7 +210,7 @@ impl ToolServers {
             Ok(ResultText { text, is_error, notes }) => {
                 notes.iter().for_each(|note| terminal.warn(format!("{tool}: {note}")));
                 let verb = if *is_error { "failed" } else { "returned" };
-                let size = crate::cli::report::bytes(text.len() as u64);
+                let size = crate::cli::terminal::report::bytes(text.len() as u64);
                 terminal.note(format!("{tool} {verb} ({size}): {}", beginning(text)));
             }
             Err(CallFailure::Refused(why)) => terminal.note(format!("{tool} failed: {}", beginning(why))),

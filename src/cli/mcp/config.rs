@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use super::names::server_name;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::input::read_file;
-use crate::serve::wire::json::object;
+use crate::cli::terminal::input::read_file;
+use llmctl_serve::wire::json::object;
 
 /// Keys of a server that other clients know. They would allow calls unasked, or describe the server, and are reported.
 const NOT_USED: &[&str] = &[

@@ -28,7 +28,7 @@ use super::http::McpHttp;
 use super::names::offered_names;
 use super::process::ServerProcess;
 use super::result::{ResultText, text_of};
-use crate::runtime::http_engine::{HttpFailure, TlsTrust};
+use llmctl_engine::http_engine::{HttpFailure, TlsTrust};
 
 /// Time that a server has to start and to list its tools, or to list them again.
 pub const START_TIMEOUT: Duration = Duration::from_secs(15);

@@ -24,7 +24,7 @@ use rmcp::transport::streamable_http_client::{
 use sse_stream::Sse;
 
 use super::config::HttpConfig;
-use crate::runtime::http_engine::{
+use llmctl_engine::http_engine::{
     EngineHttp, EngineUrl, HttpAnswer, HttpFailure, ServerSettings, SseEvent, SseParser, TlsTrust,
 };
 

@@ -34,10 +34,10 @@ use self::permission::Permissions;
 pub use self::permission::{AllowedTool, CallConsent};
 pub use self::shared::SharedToolServers;
 use super::error::{CommandError, Kind};
-use super::hub_access::ca_file;
-use super::report::counted;
 use super::terminal::Terminal;
-use crate::runtime::http_engine::TlsTrust;
+use crate::cli::model::hub_access::ca_file;
+use crate::cli::terminal::report::counted;
+use llmctl_engine::http_engine::TlsTrust;
 
 /// Most servers of one chat; a signal ends as many process groups.
 const MAX_SERVERS: usize = 32;

@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::config::{PASSED_ON, ProcessConfig};
-use crate::cli::signal::Companion;
+use crate::cli::terminal::signal::Companion;
 #[cfg(unix)]
-use crate::runtime::worker::process::end_with_parent;
+use llmctl_engine::worker::process::end_with_parent;
 
 /// Time that a server has to end after its input has ended, and again after SIGTERM.
 const GRACE: Duration = Duration::from_secs(1);

@@ -4,7 +4,7 @@
 
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 
-use crate::cli::report::bytes;
+use crate::cli::terminal::report::bytes;
 
 /// Most bytes of a result that the model gets.
 pub const MAX_TEXT: usize = 64 << 10;

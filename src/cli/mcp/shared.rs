@@ -19,11 +19,11 @@ use super::connection::{CallFailure, ServerCalls, ServerConnection, ServerLoss, 
 use super::names::{DOWN, absence, server_of};
 use super::{McpServerArgs, runtime};
 use crate::cli::error::CommandError;
-use crate::cli::hub_access::ca_file;
-use crate::cli::report::counted;
+use crate::cli::model::hub_access::ca_file;
 use crate::cli::terminal::Terminal;
-use crate::runtime::http_engine::TlsTrust;
-use crate::serve::tools::{
+use crate::cli::terminal::report::counted;
+use llmctl_engine::http_engine::TlsTrust;
+use llmctl_serve::tools::{
     CallRefusal, HostWork, HostedServer, HostedTool, HostedTools, ServerCondition, ToolHost, ToolOutcome,
 };
 

@@ -6,12 +6,13 @@
 use std::time::Duration;
 
 use crate::cli::error::CommandError;
-use crate::cli::output::OutputError;
-use crate::cli::signal::Graceful;
-use crate::runtime::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
-use crate::runtime::{
-    EngineClient, EngineSessionName, Error, Event, EventStream, Finish, NotYet, Outcome, Request, Started,
-    Token, goes_round,
+use crate::cli::terminal::output::OutputError;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_base::Error;
+use llmctl_engine::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
+use llmctl_engine::{
+    EngineClient, EngineSessionName, Event, EventStream, Finish, NotYet, Outcome, Request, Started, Token,
+    goes_round,
 };
 
 /// Interval at which signals are checked while the engine is silent.
@@ -199,9 +200,9 @@ pub(in crate::cli) fn is_closed(written: Result<(), OutputError>) -> Result<bool
 mod tests {
     use super::*;
     use crate::cli::error::Kind;
-    use crate::cli::load::Loaded;
-    use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::turn::TextPrompt;
+    use crate::cli::model::load::Loaded;
+    use crate::cli::script::{Script, saying};
+    use llmctl_engine::turn::TextPrompt;
 
     /// Takes this many texts, then fails.
     struct Narrow {

@@ -2,9 +2,9 @@
 
 use super::{OutputFormat, RunArgs, flag_error, prompt};
 use crate::cli::error::CommandError;
-use crate::cli::load;
+use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
-use crate::runtime::MAX_LOGPROBS;
+use llmctl_engine::MAX_LOGPROBS;
 
 /// Checks the flags before anything is read or loaded.
 pub fn flags(args: &RunArgs) -> Result<(), CommandError> {

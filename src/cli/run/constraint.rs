@@ -6,10 +6,10 @@ use clap::Args;
 
 use super::{BatchArgs, PromptArgs};
 use crate::cli::error::CommandError;
-use crate::cli::input::{read_all_stdin, read_file};
 use crate::cli::terminal::Terminal;
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::turn::OutputConstraint;
+use crate::cli::terminal::input::{read_all_stdin, read_file};
+use llmctl_engine::grammar::GrammarSource;
+use llmctl_engine::turn::OutputConstraint;
 
 /// Flags that constrain the answer.
 #[derive(Debug, Clone, Default, Args)]
@@ -113,8 +113,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cli::args::ColorWhen;
     use crate::cli::error::Kind;
+    use crate::cli::flags::args::ColorWhen;
 
     fn parse(args: ConstraintArgs) -> Result<Option<GrammarSource>, CommandError> {
         args.parse(&Terminal::new(ColorWhen::Never, 0, true))

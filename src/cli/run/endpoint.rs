@@ -13,15 +13,15 @@ use super::{CUT_AT_LIMIT, OutputFormat, RunArgs};
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::output::{Output, OutputError};
-use crate::cli::report::print;
-use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::turn::session_chat::RecordedAnswer;
-use crate::runtime::turn::{Answer, Finished, PromptedTurn, SessionChat};
-use crate::runtime::{Finish, GrammarSource};
-use crate::template::{Message, ToolChoice};
+use crate::cli::terminal::output::{Output, OutputError};
+use crate::cli::terminal::report::print;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_engine::session::store::{SavedSession, SessionName};
+use llmctl_engine::turn::session_chat::RecordedAnswer;
+use llmctl_engine::turn::{Answer, Finished, PromptedTurn, SessionChat};
+use llmctl_engine::{Finish, GrammarSource};
+use llmctl_template::{Message, ToolChoice};
 
 /// Answers one prompt, or shows with `--dry-run` what would be sent.
 pub fn run(choice: &EndpointChoice, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {

@@ -9,10 +9,10 @@ use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::answer::{EndpointAnswer, PartsEnd};
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
-use crate::cli::signal::Graceful;
-use crate::runtime::NotYet;
-use crate::runtime::http_engine::{HttpFailure, MessagePart, MessageStream};
-use crate::runtime::turn::Delta;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_engine::NotYet;
+use llmctl_engine::http_engine::{HttpFailure, MessagePart, MessageStream};
+use llmctl_engine::turn::Delta;
 
 const CUT_OFF: &str = "the connection ended in the middle of the answer";
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use super::RunArgs;
 use super::tool_rounds::ToolRounds;
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::report::counted;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::store::{
+use crate::cli::terminal::report::counted;
+use llmctl_engine::session::store::{
     ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionStore, SessionWriter,
 };
-use crate::runtime::turn::{Finished, SessionChat};
-use crate::template::{Message, Role, ToolCall};
+use llmctl_engine::turn::{Finished, SessionChat};
+use llmctl_template::{Message, Role, ToolCall};
 
 /// The next turn's prompt.
 pub struct Next {

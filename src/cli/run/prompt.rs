@@ -10,11 +10,11 @@ use std::path::Path;
 
 use super::PromptArgs;
 use crate::cli::error::{CommandError, Kind, nearest};
-use crate::cli::input::{position_in_file, read_all_stdin, read_file};
-use crate::cli::report::counted;
 use crate::cli::terminal::Terminal;
-use crate::runtime::Error;
-use crate::template::{PromptTemplate, TemplateError};
+use crate::cli::terminal::input::{position_in_file, read_all_stdin, read_file};
+use crate::cli::terminal::report::counted;
+use llmctl_base::Error;
+use llmctl_template::{PromptTemplate, TemplateError};
 
 /// A prompt that comes with llmctl: a file of prompts/, whose first comment describes it.
 #[derive(Debug, Clone, Copy)]

@@ -16,17 +16,16 @@ use super::{OutputFormat, RunArgs};
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
-use crate::cli::load::{ModelInfo, PreparedTexts};
 use crate::cli::mcp::CallResult;
-use crate::cli::output::{Output, OutputError};
-use crate::cli::render::Markdown;
-use crate::cli::report::{decimal, drafts, usage_json, used};
+use crate::cli::model::load::{ModelInfo, PreparedTexts};
+use crate::cli::terminal::output::{Output, OutputError};
+use crate::cli::terminal::render::Markdown;
+use crate::cli::terminal::report::{decimal, drafts, usage_json, used};
 use crate::cli::terminal::{Terminal, columns};
-use crate::runtime::turn::{Answer, AnsweredCall, Delta};
-use crate::runtime::{
-    Explanation, Finish, Logprob, Outcome, Reuse, Sampling, SamplingParameter, Started, Timings, Token, Usage,
-};
-use crate::serve::wire::answer::call_json;
+use llmctl_base::{Sampling, SamplingParameter};
+use llmctl_engine::turn::{Answer, AnsweredCall, Delta};
+use llmctl_engine::{Explanation, Finish, Logprob, Outcome, Reuse, Started, Timings, Token, Usage};
+use llmctl_serve::wire::answer::call_json;
 
 const SCHEMA: &str = "llmctl.run.v1";
 
@@ -659,12 +658,12 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
 mod tests {
     use super::super::answer::AnswerGeneration;
     use super::*;
-    use crate::cli::args::ColorWhen;
-    use crate::cli::load::Loaded;
-    use crate::cli::signal::Graceful;
-    use crate::runtime::Difference;
-    use crate::runtime::client::script::{Script, saying};
-    use crate::runtime::turn::{AnswerStart, TextPrompt, TurnRequest};
+    use crate::cli::flags::args::ColorWhen;
+    use crate::cli::model::load::Loaded;
+    use crate::cli::script::{Script, saying};
+    use crate::cli::terminal::signal::Graceful;
+    use llmctl_engine::Difference;
+    use llmctl_engine::turn::{AnswerStart, TextPrompt, TurnRequest};
 
     /// Returns what is written to stdout for an answer of `text` in this form.
     fn written(format: OutputFormat, stream: bool, text: &str, prefill: &str) -> String {
@@ -739,7 +738,7 @@ mod tests {
 
     #[test]
     fn stats_say_what_happened() {
-        let Some(crate::runtime::Event::Done(outcome)) = saying("hello", 7, Finish::MaxTokens).pop() else {
+        let Some(llmctl_engine::Event::Done(outcome)) = saying("hello", 7, Finish::MaxTokens).pop() else {
             panic!("the last event is Done")
         };
         let script = Script::default().named("tiny").with_context(48);
@@ -751,7 +750,7 @@ mod tests {
         let reuse = Reuse {
             cached_tokens: 6,
             restored_tokens: 4,
-            reason: crate::runtime::ReuseReason::PartialPrefix,
+            reason: llmctl_engine::ReuseReason::PartialPrefix,
             first_difference: Some(6),
         };
         let started = Started { prompt_tokens: 9, max_tokens: 7, seed: 42, reuse, difference };

@@ -5,12 +5,12 @@ use serde_json::{Map, Value};
 use super::next_turn::Next;
 use super::{OutputFormat, PromptArgs, RunArgs};
 use crate::cli::error::CommandError;
-use crate::cli::load::{Loaded, PreparedTexts};
+use crate::cli::model::load::{Loaded, PreparedTexts};
 use crate::cli::terminal::Terminal;
 use crate::cli::think::{Think, Thinking};
-use crate::runtime::ChatTokenizer;
-use crate::runtime::turn::{AnswerStart, TextPrompt, ToolUse, TurnInput, TurnRequest};
-use crate::template::{Conversation, Message};
+use llmctl_engine::ChatTokenizer;
+use llmctl_engine::turn::{AnswerStart, TextPrompt, ToolUse, TurnInput, TurnRequest};
+use llmctl_template::{Conversation, Message};
 
 /// A prompt as the model gets it.
 pub struct Rendered {

@@ -11,16 +11,17 @@ use super::request::{Rendered, chat_context, turn_request};
 use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::load;
+use crate::cli::model::load;
+use crate::cli::model::resume;
 use crate::cli::places::{KeptFiles, Places};
-use crate::cli::resume;
 use crate::cli::sessions;
-use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::runtime::turn::{SessionChat, ToolUse, TurnRequest};
-use crate::runtime::{ChatTokenizer, EngineSessionName, Error, Finish};
-use crate::template::{Conversation, TemplateError};
+use crate::cli::terminal::signal::Graceful;
+use llmctl_base::Error;
+use llmctl_engine::session::store::{SavedSession, SessionName};
+use llmctl_engine::turn::{SessionChat, ToolUse, TurnRequest};
+use llmctl_engine::{ChatTokenizer, EngineSessionName, Finish};
+use llmctl_template::{Conversation, TemplateError};
 
 /// Answers the next turn, or shows its prompt with `--dry-run`.
 pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {

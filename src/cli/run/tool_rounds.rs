@@ -11,11 +11,12 @@ use super::report::Report;
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::mcp::{CallDesk, CallStatus, ToolServers, result_message};
-use crate::cli::question::{self, TypedAnswer};
-use crate::cli::signal::Graceful;
 use crate::cli::terminal::Terminal;
-use crate::runtime::turn::{AnsweredCall, ToolUse};
-use crate::template::Message;
+use crate::cli::terminal::question;
+use crate::cli::terminal::question::TypedAnswer;
+use crate::cli::terminal::signal::Graceful;
+use llmctl_engine::turn::{AnsweredCall, ToolUse};
+use llmctl_template::Message;
 
 /// The MCP servers of a run, and the answers whose calls they have run.
 pub struct ToolRounds<'a> {

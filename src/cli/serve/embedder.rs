@@ -1,20 +1,21 @@
 //! A served model that computes vectors or scores of texts: the server's only one, or one beside it.
 
 use super::{EmbeddingArgs, ModelTask, ServeArgs, ServedEmbedder, settings};
-use crate::cli::args::{ModelArgs, PoolingArg};
 use crate::cli::error::CommandError;
-use crate::cli::load;
-use crate::cli::load::embedder::{embedder_texts, is_embedder, is_reranker_by_name, load_resolved};
-use crate::cli::models;
+use crate::cli::flags::args::{ModelArgs, PoolingArg};
+use crate::cli::model::load;
+use crate::cli::model::load::embedder::{embedder_texts, is_embedder, is_reranker_by_name, load_resolved};
+use crate::cli::model::models;
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
-use crate::runtime::embed::{EmbedClient, EmbedKind, no_engine};
-use crate::runtime::load::AskedTask;
-use crate::runtime::load::hub::Resolved;
-use crate::runtime::{EngineClient, GivenSampling};
-use crate::serve::api::shared::ServerShared;
-use crate::serve::engine::EngineSlot;
-use crate::serve::{App, ServedModel};
+use llmctl_base::GivenSampling;
+use llmctl_engine::EngineClient;
+use llmctl_engine::embed::{EmbedClient, EmbedKind, no_engine};
+use llmctl_hub::Resolved;
+use llmctl_models::load::AskedTask;
+use llmctl_serve::api::shared::ServerShared;
+use llmctl_serve::engines::engine::EngineSlot;
+use llmctl_serve::{App, ServedModel};
 
 /// Flags that have no meaning with a model that writes no text.
 pub const WITHOUT_MEANING: &[&str] = &[

@@ -11,18 +11,18 @@ use std::sync::{Arc, OnceLock};
 use clap::Args;
 
 use super::{ServeArgs, load_app, settings};
-use crate::cli::args::{ByteSize, EngineOptions, ModelArgs, TimeSpan};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load;
-use crate::cli::load::embedder::{is_embedder, is_reranker_by_name};
-use crate::cli::report::bytes;
+use crate::cli::flags::args::{ByteSize, EngineOptions, ModelArgs, TimeSpan};
+use crate::cli::model::load;
+use crate::cli::model::load::embedder::{is_embedder, is_reranker_by_name};
+use crate::cli::serve::workers::IsolationArgs;
 use crate::cli::terminal::Terminal;
-use crate::cli::workers::IsolationArgs;
-use crate::runtime::load::hub::Resolved;
-use crate::runtime::load::{LoadOptions, MemoryNeed, ModelFiles, memory_need, model_facts};
-use crate::runtime::{LoadError, Notice};
-use crate::serve::api::shared::ServerShared;
-use crate::serve::fleet::{Fleet, Member, OnLost};
+use crate::cli::terminal::report::bytes;
+use llmctl_base::{LoadError, Notice};
+use llmctl_hub::Resolved;
+use llmctl_models::load::{LoadOptions, MemoryNeed, ModelFiles, memory_need, model_facts};
+use llmctl_serve::api::shared::ServerShared;
+use llmctl_serve::fleet::{Fleet, Member, OnLost};
 
 /// Memory of an embedding model beside its weights, in bytes.
 const EMBEDDER_BYTES: u64 = 64 << 20;
@@ -405,7 +405,7 @@ mod tests {
     fn kv_is_for_all_requests_as_far_as_half_of_the_budget_allows() {
         let need = MemoryNeed { context: 8, base: 100, kv: 50 };
         let asked = |kv_memory| {
-            let mut options = crate::cli::args::EngineArgs::default().resolve(false);
+            let mut options = crate::cli::flags::args::EngineArgs::default().resolve(false);
             options.sharing.max_running = 4;
             EngineOptions { kv_memory, ..options }
         };

@@ -2,7 +2,7 @@
 
 use crate::cli::error::CommandError;
 use crate::cli::terminal::Terminal;
-use crate::serve::spans::SpanSource;
+use llmctl_serve::telemetry::spans::SpanSource;
 
 /// Variables that name a collector.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
@@ -52,7 +52,7 @@ fn names_service() -> bool {
 #[cfg(feature = "otel")]
 pub fn begin(terminal: &Terminal) -> Result<Option<Box<dyn SpanSource>>, CommandError> {
     use crate::cli::error::Kind;
-    use crate::serve::traces::Traces;
+    use llmctl_serve::telemetry::traces::Traces;
 
     let Some(named) = named_collector(variable) else { return Ok(None) };
     let wrong = |message: String| CommandError::new(Kind::Config, anyhow::anyhow!(message));

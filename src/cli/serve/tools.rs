@@ -7,8 +7,8 @@ use super::ServeArgs;
 use crate::cli::error::CommandError;
 use crate::cli::mcp::SharedToolServers;
 use crate::cli::terminal::Terminal;
-use crate::serve::lifecycle::ServedModels;
-use crate::serve::listen::{Address, Server};
+use llmctl_serve::front::lifecycle::ServedModels;
+use llmctl_serve::front::listen::{Address, Server};
 
 /// `--mcp-config` of `serve`, whose clients ask for consent.
 pub const MCP_CONFIG_HELP: &str = "\

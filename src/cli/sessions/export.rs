@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 
 use super::show::{message_json, message_text};
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::report::{print, print_json};
-use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::template::{Message, Role};
+use crate::cli::terminal::report::{print, print_json};
+use llmctl_engine::session::store::{SavedSession, SessionName};
+use llmctl_template::{Message, Role};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum ExportFormat {

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::{counted_tokens, fork_json};
 use crate::cli::error::CommandError;
 use crate::cli::places::Places;
-use crate::cli::report::{age, columns};
-use crate::runtime::session::store::{Listed, SessionStore, now_ms};
+use crate::cli::terminal::report::{age, columns};
+use llmctl_engine::session::store::{Listed, SessionStore, now_ms};
 
 pub fn list(store: &SessionStore, places: &Places) -> Result<(String, Value), CommandError> {
     let listed = by_last_use(store)?;

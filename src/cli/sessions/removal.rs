@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::not_found;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::question;
-use crate::cli::report::{bytes, counted};
-use crate::runtime::session::store::{Forgotten, SessionName, SessionStore};
+use crate::cli::terminal::question;
+use crate::cli::terminal::report::{bytes, counted};
+use llmctl_engine::session::store::{Forgotten, SessionName, SessionStore};
 
 /// How `remove` was asked.
 pub struct Asked {

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{counted_tokens, fork_json};
-use crate::cli::clock::local_time;
-use crate::cli::report::{columns, counted};
-use crate::runtime::Finish;
-use crate::runtime::session::store::{Listed, SavedSession, SavedTurn, SessionName};
-use crate::template::{Content, Message};
+use crate::cli::terminal::clock::local_time;
+use crate::cli::terminal::report::{columns, counted};
+use llmctl_engine::Finish;
+use llmctl_engine::session::store::{Listed, SavedSession, SavedTurn, SessionName};
+use llmctl_template::{Content, Message};
 
 pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
@@ -81,7 +81,7 @@ fn turn_json(saved: &SavedTurn) -> Value {
         "messages": turn.messages.iter().map(message_json).collect::<Vec<_>>(),
         "model": saved.model.name,
         "finish_reason": turn.finish.reason(),
-        "usage": crate::cli::report::usage_json(&turn.usage),
+        "usage": crate::cli::terminal::report::usage_json(&turn.usage),
         "seed": turn.sampling.seed,
         "started_ms": turn.started_ms,
         "finished_ms": turn.finished_ms,
@@ -107,7 +107,7 @@ pub fn message_json(message: &Message) -> Value {
         }
     }
     if !message.tool_calls.is_empty() {
-        let call = |call: &crate::template::ToolCall| {
+        let call = |call: &llmctl_template::ToolCall| {
             let function = json!({"name": call.name, "arguments": call.arguments.to_string()});
             json!({"id": call.id, "type": "function", "function": function})
         };
@@ -134,7 +134,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::template::{Role, ToolCall};
+    use llmctl_template::{Role, ToolCall};
 
     #[test]
     fn messages_show_all_they_have() {

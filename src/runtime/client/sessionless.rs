@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::{EndGuard, EngineTransport, Sink};
-use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{EngineSessionName, Request};
-use crate::runtime::spec::EngineSpec;
+use crate::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
+use crate::request::{EngineSessionName, Request};
+use crate::spec::EngineSpec;
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
 
 /// An engine without sessions. `start` answers a request before it returns.
 pub struct Sessionless<F> {

@@ -15,10 +15,10 @@ pub use no_text::no_engine;
 pub use pair::PairTexts;
 pub use thread::{EmbedClient, EmbedJob, EmbedOutput};
 
-use super::error::{Error, Result};
-use super::load::{LoadedEmbedder, Prompts, TextTask};
-use super::model::{TextIds, TextModel, TextModelSpec};
-use super::text::{Encode, Tokenizer};
+use llmctl_base::error::{Error, Result};
+use llmctl_models::load::{LoadedEmbedder, Prompts, TextTask};
+use llmctl_models::model::{TextIds, TextModel, TextModelSpec};
+use llmctl_models::text::{Encode, Tokenizer};
 
 /// Most bytes per token of the context; a longer text is refused or cut before it is encoded.
 const BYTES_PER_TOKEN: usize = 64;

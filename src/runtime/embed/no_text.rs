@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 
 use super::EmbedTexts;
-use crate::runtime::client::{EngineTransport, Sessionless, Sink};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::model::ModelSpec;
-use crate::runtime::request::{Event, Request};
-use crate::runtime::spec::{EngineConfig, EngineSpec};
+use crate::client::{EngineTransport, Sessionless, Sink};
+use crate::request::{Event, Request};
+use crate::spec::{EngineConfig, EngineSpec};
+use llmctl_base::error::{Error, Result};
+use llmctl_models::model::ModelSpec;
 
 /// Returns an engine that generates nothing and never ends.
 ///

@@ -1,8 +1,8 @@
 //! Pairs of a query and a document, to be scored. The texts around a document are encoded once for all documents of a query.
 
 use super::{EmbedInput, EmbedTexts, LongText};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::text::Encode;
+use llmctl_base::error::{Error, Result};
+use llmctl_models::text::Encode;
 
 /// The dialogue in which Qwen3-Reranker answers yes or no, as its model card has it.
 const DIALOGUE: [&str; 2] = [

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use super::{EmbedInput, EmbedModel, EmbedTexts, split};
-use crate::runtime::error::{Error, Result, panic_text};
-use crate::runtime::load::LoadedEmbedder;
-use crate::runtime::model::TEXT_STEP_TOKENS;
+use llmctl_base::error::{Error, Result, panic_text};
+use llmctl_models::load::LoadedEmbedder;
+use llmctl_models::model::TEXT_STEP_TOKENS;
 
 /// The result of one text.
 #[derive(Debug, Clone, PartialEq)]

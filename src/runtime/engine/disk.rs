@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
-use crate::runtime::kv::disk::{self, DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
-use crate::runtime::kv::pool::PageHold;
-use crate::runtime::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
-use crate::runtime::notice::Notice;
-use crate::runtime::session::prefill::common_prefix;
-use crate::runtime::tensor::SharedBytes;
+use crate::session::prefill::common_prefix;
+use llmctl_base::notice::Notice;
+use llmctl_models::kv::disk;
+use llmctl_models::kv::disk::{DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
+use llmctl_models::kv::pool::PageHold;
+use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
+use llmctl_models::tensor::SharedBytes;
 
 /// Bytes copied out per step while requests run; takes about a millisecond.
 const BYTES_PER_BUSY_STEP: usize = 8 << 20;

@@ -13,19 +13,19 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::speculate::{DraftOffer, DraftText, Drafting, Drafts, Followed, KnownText};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::grammar::GrammarState;
-use crate::runtime::kv::{PageName, PagePool};
-use crate::runtime::repetition::repeats;
-use crate::runtime::request::{
+use crate::grammar::GrammarState;
+use crate::repetition::repeats;
+use crate::request::{
     EngineSessionName, Event, Finish, Logprob, ModelDrafter, Outcome, ReasoningWatch, Request, RequestClock,
     Started, Token, Usage,
 };
-use crate::runtime::sample::draw_seed;
-use crate::runtime::sequence::{Resumed, Sequence, TurnStart};
-use crate::runtime::spec::{EngineSpec, Speculation};
-use crate::runtime::step::{Executor, FedRows, FeedInput, Scores, SequenceFeed};
-use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
+use crate::sample::draw_seed;
+use crate::sequence::{Resumed, Sequence, TurnStart};
+use crate::spec::{EngineSpec, Speculation};
+use crate::step::{Executor, FedRows, FeedInput, Scores, SequenceFeed};
+use llmctl_base::error::{Error, Result};
+use llmctl_models::kv::{PageName, PagePool};
+use llmctl_models::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// Prompt tokens per step when their log-probabilities are wanted: each takes a row of logits as long as the
 /// vocabulary.

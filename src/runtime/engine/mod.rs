@@ -20,17 +20,17 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use crate::runtime::error::{Error, Result};
-use crate::runtime::kv::{PageName, PagePool};
-use crate::runtime::model::Model;
-use crate::runtime::request::{Finish, Request, Reuse, ReuseReason};
-use crate::runtime::sequence::{Resumed, Sequence};
-use crate::runtime::session::{CheckedOut, SessionTable};
-use crate::runtime::spec::{EngineConfig, EngineSpec, ServingCapacity};
-use crate::runtime::step::{Executor, FedRows, SequenceFeed};
-use crate::runtime::text::Vocabulary;
+use crate::request::{Finish, Request, Reuse, ReuseReason};
+use crate::sequence::{Resumed, Sequence};
+use crate::session::{CheckedOut, SessionTable};
+use crate::spec::{EngineConfig, EngineSpec, ServingCapacity};
+use crate::step::{Executor, FedRows, SequenceFeed};
+use llmctl_base::error::{Error, Result};
+use llmctl_models::kv::{PageName, PagePool};
+use llmctl_models::model::Model;
+use llmctl_models::text::Vocabulary;
 
-pub use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
+pub use crate::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 use disk::KvDisk;
 pub use generation::RequestId;
 use generation::{EngineEvents, Generation};

@@ -10,8 +10,8 @@ use std::time::Instant;
 use super::Engine;
 use super::generation::{EngineEvents, Generation};
 use super::schedule::WaitingRequest;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{Event, Finish};
+use crate::request::{Event, Finish};
+use llmctl_base::error::{Error, Result};
 
 /// Waiting requests in order of arrival.
 #[derive(Debug, Default)]

@@ -6,10 +6,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::Engine;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{EngineSessionName, Sampling};
-use crate::runtime::sequence::Sequence;
-use crate::runtime::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
+use crate::request::EngineSessionName;
+use crate::sequence::Sequence;
+use crate::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
+use llmctl_base::Sampling;
+use llmctl_base::error::{Error, Result};
 
 /// A named session with its tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

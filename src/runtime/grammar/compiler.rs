@@ -24,8 +24,8 @@ use super::compiled::Grammar;
 use super::state::{GrammarState, TokenMask, unsatisfiable};
 use super::vocabulary::token_environment;
 use super::{GrammarSource, schema};
-use crate::runtime::error::{Error, GrammarError, Result, panic_text};
-use crate::runtime::text::Tokenizer;
+use llmctl_base::error::{Error, GrammarError, Result, panic_text};
+use llmctl_models::text::Tokenizer;
 
 /// Most bytes of a source. OpenAI accepts schemas of about 120,000 characters.
 const MAX_SOURCE_BYTES: usize = 1 << 20;

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::template::resolve_reference;
+use llmctl_template::resolve_reference;
 
 /// Most alternatives of one schema, and most schemas within each other.
 const MAX_ALTERNATIVES: usize = 32;

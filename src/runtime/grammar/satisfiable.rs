@@ -9,7 +9,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use crate::runtime::error::GrammarError;
+use llmctl_base::error::GrammarError;
 
 /// Most schemas visited; a larger schema is accepted unchecked.
 const MAX_WORK: usize = 1 << 20;

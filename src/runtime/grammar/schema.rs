@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 
 use super::plain::plain;
 use super::{GrammarSource, satisfiable};
-use crate::runtime::error::GrammarError;
-use crate::template::resolve_reference;
+use llmctl_base::error::GrammarError;
+use llmctl_template::resolve_reference;
 
 /// Most nested arrays and objects.
 const MAX_DEPTH: usize = 64;

@@ -10,7 +10,7 @@ use llguidance::panic_utils::catch_unwind;
 use llguidance::toktrie::SimpleVob;
 
 use super::compiled::Grammar;
-use crate::runtime::error::GrammarError;
+use llmctl_base::error::GrammarError;
 
 /// Tokens that may come next.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use regex_syntax::hir::{Class, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Re
 use serde_json::Value;
 
 use super::GrammarSource;
-use crate::runtime::error::GrammarError;
-use crate::template::TAGGED_TEXT;
+use llmctl_base::error::GrammarError;
+use llmctl_template::TAGGED_TEXT;
 
 /// The terminal that every terminal of a text between tags follows too.
 const TEXT: &str = TAGGED_TEXT;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 
-use crate::runtime::text::Tokenizer;
+use llmctl_models::text::Tokenizer;
 
 struct TrieVocabulary {
     tokenizer: Arc<Tokenizer>,
@@ -62,7 +62,7 @@ impl TokenizerEnv for TrieVocabulary {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::runtime::text::{TokenKind, VocabSpec};
+    use llmctl_models::text::{TokenKind, VocabSpec};
 
     /// Ids 0 to 3 are `<unk>`, `<s>`, `</s>` and `<|call|>`, then each byte, then `ab` and a control token
     /// `cd`.

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::wire::EngineFinish;
-use crate::runtime::client::Sink;
-use crate::runtime::error::Error;
-use crate::runtime::grammar::{GrammarSource, GrammarState};
-use crate::runtime::request::{
+use crate::client::Sink;
+use crate::grammar::{GrammarSource, GrammarState};
+use crate::request::{
     Difference, Event, Finish, Outcome, ReasoningWatch, RemoteUsage, Request, RequestClock, Reuse,
     ReuseReason, Started, Token, Usage,
 };
-use crate::runtime::spec::EngineSpec;
-use crate::runtime::text::{StopMatcher, Utf8Stream, Vocabulary};
+use crate::spec::EngineSpec;
+use llmctl_base::error::Error;
+use llmctl_models::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// What to do before the last event, with the tokens of prompt and answer; `None` after a failure.
 pub type OnEnd = Box<dyn FnOnce(Option<Vec<u32>>) + Send>;

@@ -16,9 +16,9 @@ use super::refusal;
 use super::wire::{
     AskedGeneration, ChunkError, ChunkReader, EngineChunk, EngineFinish, EngineKind, lark_question,
 };
-use crate::runtime::error::Error;
-use crate::runtime::request::Finish;
-use crate::runtime::spec::EngineSpec;
+use crate::request::Finish;
+use crate::spec::EngineSpec;
+use llmctl_base::error::Error;
 
 /// Silence of a stream after which the engine is asked whether it is healthy.
 const SILENCE: Duration = Duration::from_secs(5);

@@ -11,8 +11,8 @@ use tokio::task::AbortHandle;
 use super::TaskThread;
 use super::address::EndpointUrl;
 use super::http::{EngineHttp, HttpFailure, ServerSettings};
-use crate::runtime::client::NotYet;
-use crate::runtime::error::Result;
+use crate::client::NotYet;
+use llmctl_base::error::Result;
 
 /// Most bytes of an answer's events: some hundred for each of a million tokens.
 const MAX_STREAM_BYTES: usize = 256 << 20;
@@ -50,7 +50,7 @@ impl MessageServer {
     /// Creates a client. It connects with each request.
     ///
     /// # Errors
-    /// [`Backend`](crate::runtime::Error::Backend) if the system gives no thread.
+    /// [`Backend`](llmctl_base::Error::Backend) if the system gives no thread.
     pub fn new(url: &EndpointUrl, settings: ServerSettings) -> Result<Self> {
         Ok(Self { http: EngineHttp::new(url.address().clone(), settings), tasks: TaskThread::start()? })
     }
@@ -58,7 +58,7 @@ impl MessageServer {
     /// Asks for a resource and reads the whole answer.
     ///
     /// # Errors
-    /// [`HttpFailure`], inside; [`EngineGone`](crate::runtime::Error::EngineGone) if the thread has ended.
+    /// [`HttpFailure`], inside; [`EngineGone`](llmctl_base::Error::EngineGone) if the thread has ended.
     pub fn get(&self, path: &'static str) -> Result<Result<String, HttpFailure>> {
         let http = self.http.clone();
         self.tasks.ask(async move { http.get(path).await })

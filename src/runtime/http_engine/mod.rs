@@ -45,16 +45,16 @@ use self::sessions::RemoteSessions;
 pub use self::sse::{SseEvent, SseParser};
 pub use self::tls::TlsTrust;
 pub use self::wire::EngineKind;
-use crate::runtime::client::{EndGuard, EngineTransport, RemoteEngineFacts, Sink};
-use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::kv::{KvGroup, KvKind};
-use crate::runtime::model::ModelSpec;
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{Difference, EngineSessionName, Event, Finish, Request};
-use crate::runtime::sample::draw_seed;
-use crate::runtime::spec::{EngineConfig, EngineSpec};
-use crate::runtime::text::{Encode, Tokenizer};
+use crate::client::{EndGuard, EngineTransport, RemoteEngineFacts, Sink};
+use crate::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
+use crate::request::{Difference, EngineSessionName, Event, Finish, Request};
+use crate::sample::draw_seed;
+use crate::spec::{EngineConfig, EngineSpec};
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
+use llmctl_models::kv::{KvGroup, KvKind};
+use llmctl_models::model::ModelSpec;
+use llmctl_models::text::{Encode, Tokenizer};
 
 /// Interval at which an engine that is alone is asked whether it is healthy, and failures in a row after which it is lost.
 const HEALTH_EVERY: Duration = Duration::from_secs(5);

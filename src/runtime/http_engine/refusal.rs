@@ -1,9 +1,10 @@
 //! What an engine of another make cannot honour, refused by name before anything is sent. Pure.
 
 use super::wire::EngineKind;
-use crate::runtime::error::Error;
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::request::{Request, SAMPLING, Sampling, SamplingNumber};
+use crate::grammar::GrammarSource;
+use crate::request::Request;
+use llmctl_base::error::Error;
+use llmctl_base::{SAMPLING, Sampling, SamplingNumber};
 
 /// vLLM raises lower temperatures to this one.
 const LEAST_VLLM_TEMPERATURE: f32 = 0.01;

@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::runtime::engine::{SessionDetail, SessionInfo, SessionState};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::request::EngineSessionName;
+use crate::engine::{SessionDetail, SessionInfo, SessionState};
+use crate::request::EngineSessionName;
+use llmctl_base::error::{Error, Result};
 
 /// All sessions of one client of remote engines.
 #[derive(Debug)]

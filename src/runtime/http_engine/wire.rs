@@ -6,9 +6,10 @@
 use serde_json::{Map, Value, json};
 
 use super::http::error_text;
-use crate::runtime::error::GrammarError;
-use crate::runtime::grammar::{GrammarSource, between_slashes, prepare_schema};
-use crate::runtime::request::{Logprob, Request, SAMPLING, Sampling, Token};
+use crate::grammar::{GrammarSource, between_slashes, prepare_schema};
+use crate::request::{Logprob, Request, Token};
+use llmctl_base::error::GrammarError;
+use llmctl_base::{SAMPLING, Sampling};
 
 /// Log-probability that engines write for an impossible token.
 const IMPOSSIBLE: f32 = -9999.0;

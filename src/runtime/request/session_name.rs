@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 
 use serde::{Deserialize, Serialize};
 
-use crate::runtime::error::{Error, Result};
+use llmctl_base::error::{Error, Result};
 
 /// Name of a session in an engine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -73,7 +73,7 @@ impl TryFrom<String> for EngineSessionName {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::session::store::SessionName;
+    use crate::session::store::SessionName;
 
     #[test]
     fn a_name_is_not_empty_and_a_scope_keeps_names_apart() {

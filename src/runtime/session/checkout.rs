@@ -1,10 +1,10 @@
 //! The content of a session that a request takes over, and how much of it the request's prompt can reuse.
 
 use super::prefill::{Known, PrefillPlan, common_prefix, plan_prefill};
-use crate::runtime::kv::{PAGE_TOKENS, PagePool, PageTable};
-use crate::runtime::request::{Difference, Reuse};
-use crate::runtime::sequence::{Resumed, Sequence};
-use crate::runtime::spec::EngineSpec;
+use crate::request::{Difference, Reuse};
+use crate::sequence::{Resumed, Sequence};
+use crate::spec::EngineSpec;
+use llmctl_models::kv::{PAGE_TOKENS, PagePool, PageTable};
 
 /// Content of a session while a request runs in it.
 #[derive(Debug)]

@@ -4,8 +4,8 @@
 //! that continues the session has none.
 
 use super::prefill::common_prefix;
-use crate::runtime::request::Difference;
-use crate::runtime::text::Vocabulary;
+use crate::request::Difference;
+use llmctl_models::text::Vocabulary;
 
 /// Tokens shown before a difference, and of each side after it.
 const AROUND: usize = 8;

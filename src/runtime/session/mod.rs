@@ -19,9 +19,9 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::kv::PageTable;
 use super::sequence::Sequence;
-use crate::runtime::request::EngineSessionName;
+use crate::request::EngineSessionName;
+use llmctl_models::kv::PageTable;
 
 pub use checkout::CheckedOut;
 pub use stepwise::DecodeOutcome;

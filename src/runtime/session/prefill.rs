@@ -6,7 +6,7 @@
 //! meaning; where more is kept than append-only allows, a finer reason says so. Imports only the types of the
 //! answer.
 
-use crate::runtime::request::{Reuse, ReuseReason};
+use crate::request::{Reuse, ReuseReason};
 
 /// Facts about a prompt's possible prefixes.
 #[derive(Debug, Clone, Copy)]

@@ -6,13 +6,14 @@
 use std::borrow::Cow;
 
 use super::Session;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{Sampling, validate_prompt};
-use crate::runtime::sample::draw_seed;
-use crate::runtime::sequence::TurnStart;
-use crate::runtime::spec::EngineSpec;
-use crate::runtime::step::{Executor, FeedInput, SequenceFeed};
-use crate::runtime::text::Vocabulary;
+use crate::request::validate_prompt;
+use crate::sample::draw_seed;
+use crate::sequence::TurnStart;
+use crate::spec::EngineSpec;
+use crate::step::{Executor, FeedInput, SequenceFeed};
+use llmctl_base::Sampling;
+use llmctl_base::error::{Error, Result};
+use llmctl_models::text::Vocabulary;
 
 /// Result of one decode step.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::checkout::CheckedOut;
 use super::{Session, SessionId, SessionState};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::kv::{PagePool, PageTable};
-use crate::runtime::request::EngineSessionName;
-use crate::runtime::sequence::Sequence;
+use crate::request::EngineSessionName;
+use crate::sequence::Sequence;
+use llmctl_base::error::{Error, Result};
+use llmctl_models::kv::{PagePool, PageTable};
 
 /// The sessions of an engine.
 #[derive(Debug, Default)]

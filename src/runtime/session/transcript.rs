@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use crate::template::message::{Content, Conversation, Message, Role, ToolCall};
+use llmctl_template::message::{Content, Conversation, Message, Role, ToolCall};
 
 /// Part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Each kind of finding, on one small template with one thing wrong at a time.
 
 use super::*;
-use crate::template::check::{Check, CheckVerdict, check};
+use llmctl_template::check::{Check, CheckVerdict, check};
 
 /// ChatML with tools and calls in `<tool_call>`, and whatever is to be wrong with it.
 fn chatml(changes: &[(&str, &str)]) -> String {

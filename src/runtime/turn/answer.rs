@@ -9,8 +9,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::content_tokens::ContentTokens;
-use crate::runtime::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
-use crate::template::{
+use crate::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
+use llmctl_template::{
     CallIds, Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
     parse_answer,
 };

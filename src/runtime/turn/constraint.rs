@@ -7,10 +7,10 @@
 use serde_json::{Value, json};
 
 use super::TurnError;
-use crate::runtime::chat_tokenizer::ChatTokenizer;
-use crate::runtime::error::{Error, GrammarError, Result};
-use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource, between_slashes, prepare_schema};
-use crate::template::{OutputMarkup, ReasoningFormat};
+use crate::chat_tokenizer::ChatTokenizer;
+use crate::grammar::{Grammar, GrammarCompiler, GrammarSource, between_slashes, prepare_schema};
+use llmctl_base::error::{Error, GrammarError, Result};
+use llmctl_template::{OutputMarkup, ReasoningFormat};
 
 /// Constraint on an answer.
 #[derive(Debug, Clone, PartialEq)]

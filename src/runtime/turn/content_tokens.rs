@@ -1,7 +1,7 @@
 //! Selects the tokens of an answer's content; those of its reasoning, calls and markup are left out. Pure.
 
-use crate::runtime::request::Token;
-use crate::template::Piece;
+use crate::request::Token;
+use llmctl_template::Piece;
 
 /// Finds the tokens of the content while the answer streams.
 #[derive(Debug, Default)]

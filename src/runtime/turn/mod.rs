@@ -17,10 +17,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::error::Error;
 use super::grammar::GrammarSource;
-use super::request::{GivenSampling, Limits, Sampling};
-use crate::template::{Conversation, OutputMarkup, ToolChoice};
+use super::request::Limits;
+use llmctl_base::error::Error;
+use llmctl_base::{GivenSampling, Sampling};
+use llmctl_template::{Conversation, OutputMarkup, ToolChoice};
 
 pub use super::infill::InfillPrompt;
 pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};

@@ -9,12 +9,12 @@ use super::answer::ParserConfig;
 use super::constraint::{AnswerForm, PromptEnd};
 use super::tool_grammar::{ToolGrammar, tool_grammar};
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
-use crate::runtime::chat_tokenizer::ChatTokenizer;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::grammar::{Grammar, GrammarCompiler, GrammarSource};
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{ReasoningLimit, Request};
-use crate::template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
+use crate::chat_tokenizer::ChatTokenizer;
+use crate::grammar::{Grammar, GrammarCompiler, GrammarSource};
+use crate::request::{ReasoningLimit, Request};
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
+use llmctl_template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]

@@ -14,17 +14,18 @@ use super::answer::Answer;
 use super::constraint::PromptEnd;
 use super::plan::{Planner, TurnPlan};
 use super::{AnswerStart, TurnError, TurnRequest};
-use crate::runtime::chat_tokenizer::ChatTokenizer;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{Finish, Outcome, Sampling};
-use crate::runtime::session::prefill::common_prefix;
-use crate::runtime::session::store::{
+use crate::chat_tokenizer::ChatTokenizer;
+use crate::request::{Finish, Outcome};
+use crate::session::prefill::common_prefix;
+use crate::session::store::{
     BranchReason, Forgotten, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter,
     StoredTurn, now_ms,
 };
-use crate::runtime::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
-use crate::template::{Content, Conversation, DateTime, Message, Reasoning};
+use crate::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
+use llmctl_base::Sampling;
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
+use llmctl_template::{Content, Conversation, DateTime, Message, Reasoning};
 
 /// A conversation in progress.
 #[derive(Debug)]
@@ -487,7 +488,7 @@ impl PromptedTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::request::{Timings, Usage};
+    use crate::request::{Timings, Usage};
 
     #[test]
     fn an_answer_that_was_stopped_before_it_began_is_empty() {

@@ -4,9 +4,10 @@ use serde_json::{Map, Value, json};
 
 use super::constraint::AnswerForm;
 use super::{OutputConstraint, ToolUse, TurnError};
-use crate::runtime::error::{Error, GrammarError, Result};
-use crate::runtime::grammar::{self, Grammar, GrammarCompiler, GrammarSource, TextGrammar};
-use crate::template::{OutputMarkup, ReasoningFormat, TEXT_GRAMMAR, ToolChoice};
+use crate::grammar;
+use crate::grammar::{Grammar, GrammarCompiler, GrammarSource, TextGrammar};
+use llmctl_base::error::{Error, GrammarError, Result};
+use llmctl_template::{OutputMarkup, ReasoningFormat, TEXT_GRAMMAR, ToolChoice};
 
 /// The grammar of an answer with tools.
 #[derive(Default)]

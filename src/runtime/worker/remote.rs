@@ -19,12 +19,12 @@ use super::protocol::{
     Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, ReplyBody,
     Restore, VERSION, WorkerCall, read_line,
 };
-use crate::runtime::client::{EndGuard, EngineTransport, Sink};
-use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{EngineSessionName, Event, Request};
-use crate::runtime::spec::EngineSpec;
+use crate::client::{EndGuard, EngineTransport, Sink};
+use crate::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
+use crate::request::{EngineSessionName, Event, Request};
+use crate::spec::EngineSpec;
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
 
 /// Interval of pings to a silent worker.
 const PING_EVERY: Duration = Duration::from_secs(1);

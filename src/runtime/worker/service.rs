@@ -27,13 +27,13 @@ use super::protocol::{
     OPS, Op, Ready, Received, Refusal, Reply, ReplyBody, Restore, VERSION, WorkerCall, Yes, read_line,
     write_line,
 };
-use crate::runtime::client::EngineClient;
-use crate::runtime::engine::StopHandle;
-use crate::runtime::error::{Error, Result};
-use crate::runtime::grammar::GrammarCompiler;
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{EngineSessionName, Event, Request};
-use crate::runtime::text::{Encode, Tokenizer};
+use crate::client::EngineClient;
+use crate::engine::StopHandle;
+use crate::grammar::GrammarCompiler;
+use crate::request::{EngineSessionName, Event, Request};
+use llmctl_base::error::{Error, Result};
+use llmctl_base::notice::Notice;
+use llmctl_models::text::{Encode, Tokenizer};
 
 /// Open calls beyond those that the engine takes: questions, refusals, and replies that a slow reader has not
 /// read.

@@ -13,12 +13,12 @@ use tokio::task::spawn_blocking;
 
 use super::generate::{InSession, RequestSession};
 use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
-use crate::runtime::session::store::SessionName;
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::serve::request_id::HttpRequestId;
-use crate::serve::wire::json;
+use crate::App;
+use crate::error::ApiError;
+use crate::gate::owner::Caller;
+use crate::gate::request_id::HttpRequestId;
+use crate::wire::json;
+use llmctl_engine::session::store::SessionName;
 
 /// Bytes that are parsed where they come in; more would hold up the requests of others.
 const PARSED_AT_ONCE: usize = 64 << 10;
@@ -191,7 +191,7 @@ pub fn session_of(
 }
 
 pub fn session_name(name: &str) -> Result<SessionName, ApiError> {
-    use crate::runtime::Error;
+    use llmctl_base::Error;
     SessionName::new(name).map_err(|error| match error {
         Error::InvalidParameter { message, .. } => invalid_session(&message),
         other => other.into(),
@@ -206,7 +206,7 @@ fn invalid_session(message: &str) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::owner::Owner;
+    use crate::gate::owner::Owner;
 
     fn caller() -> Caller {
         Caller::new(Owner::anonymous(), false)

@@ -11,11 +11,11 @@ use super::reply::{self, AnswerHeaders, Head, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive};
-use crate::runtime::Token;
-use crate::runtime::turn::Delta;
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::wire::answer::message_json;
+use crate::App;
+use crate::error::ApiError;
+use crate::wire::answer::message_json;
+use llmctl_engine::Token;
+use llmctl_engine::turn::Delta;
 
 pub async fn post(
     State(app): State<App>,

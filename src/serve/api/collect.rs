@@ -1,8 +1,8 @@
 //! Waits for a whole answer.
 
 use super::generate::{FinishedChoice, Running, Totals, Update};
-use crate::runtime::Logprob;
-use crate::serve::error::ApiError;
+use crate::error::ApiError;
+use llmctl_engine::Logprob;
 
 /// A whole answer.
 pub struct Collected {

@@ -12,10 +12,10 @@ use super::reply::{self, AnswerHeaders, Echoed, Head, RunningUsage};
 use super::request::{self, Streaming};
 use super::sse::{self, StreamFormat};
 use super::{blocking, drive};
-use crate::runtime::turn::Delta;
-use crate::runtime::{Logprob, Token};
-use crate::serve::App;
-use crate::serve::error::ApiError;
+use crate::App;
+use crate::error::ApiError;
+use llmctl_engine::turn::Delta;
+use llmctl_engine::{Logprob, Token};
 
 const OBJECT: &str = "text_completion";
 

@@ -16,16 +16,17 @@ use axum::http::StatusCode;
 
 use super::session_queue::SessionTurn;
 use super::transient::HeldStrand;
-use crate::runtime::session::store::{
+use crate::engines::EngineInstance;
+use crate::error::ApiError;
+use crate::gate::owner::{Caller, Owner};
+use llmctl_base::{Error, Result};
+use llmctl_engine::session::store::{
     BranchReason, Forgotten, Listed, ModelFingerprint, SavedSession, SessionName, SessionStore,
     SessionSummary, now_ms,
 };
-use crate::runtime::turn::{SessionChat, num_repeated};
-use crate::runtime::{Difference, EngineSessionName, Error, Result, Reuse, Started};
-use crate::serve::engines::EngineInstance;
-use crate::serve::error::ApiError;
-use crate::serve::owner::{Caller, Owner};
-use crate::template::Message;
+use llmctl_engine::turn::{SessionChat, num_repeated};
+use llmctl_engine::{Difference, EngineSessionName, Reuse, Started};
+use llmctl_template::Message;
 use memory::MemoryStore;
 
 /// Branches that requests may make of one session.

@@ -26,15 +26,15 @@ use super::generate::{
 use super::patience::{self, Patience};
 use super::prepare::{Assignment, Prepared, assign, prepare};
 use super::session_queue::SessionTurn;
-use crate::runtime::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
-use crate::runtime::{
-    EngineClient, EngineSessionName, Error, Event, Finish, Outcome, Request, ReuseReason, Started,
-    StopHandle, Token,
+use crate::App;
+use crate::error::ApiError;
+use crate::telemetry::ledger::Ledger;
+use crate::telemetry::metrics::FinishedTurn;
+use llmctl_base::Error;
+use llmctl_engine::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
+use llmctl_engine::{
+    EngineClient, EngineSessionName, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
 };
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::ledger::Ledger;
-use crate::serve::metrics::FinishedTurn;
 
 /// Longest wait of a request for another engine after its own was lost, and the polling interval.
 const RETRY_WITHIN: Duration = Duration::from_secs(30);

@@ -21,12 +21,12 @@ use super::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{model_not_found, token_ids};
-use crate::runtime::Error;
-use crate::runtime::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, EmbedTexts, LongText};
-use crate::serve::App;
-use crate::serve::ServedEmbedder;
-use crate::serve::error::ApiError;
-use crate::serve::wire::{Fields, Problems};
+use crate::App;
+use crate::ServedEmbedder;
+use crate::error::ApiError;
+use crate::wire::{Fields, Problems};
+use llmctl_base::Error;
+use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, EmbedTexts, LongText};
 
 /// A text to embed.
 enum EmbeddingInput {

@@ -11,13 +11,13 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::conversations::Placed;
 use super::transient::TransientKey;
-use crate::runtime::session::store::SessionName;
-use crate::runtime::turn::{Answer, Delta, InfillPrompt, TextPrompt, TurnRequest};
-use crate::runtime::{Finish, Logprob, Outcome, Reuse, Timings, Token, Usage};
-use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::serve::preparing::bytes_of;
-use crate::template::Conversation;
+use crate::engines::preparing::bytes_of;
+use crate::error::ApiError;
+use crate::gate::owner::Caller;
+use llmctl_engine::session::store::SessionName;
+use llmctl_engine::turn::{Answer, Delta, InfillPrompt, TextPrompt, TurnRequest};
+use llmctl_engine::{Finish, Logprob, Outcome, Reuse, Timings, Token, Usage};
+use llmctl_template::Conversation;
 
 /// One request of any wire format.
 #[derive(Debug, Clone)]

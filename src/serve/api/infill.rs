@@ -12,10 +12,10 @@ use super::generate::{FinishedChoice, Totals};
 use super::reply::Ignored;
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive, request};
-use crate::runtime::turn::Delta;
-use crate::runtime::{Finish, Outcome, Token};
-use crate::serve::App;
-use crate::serve::error::ApiError;
+use crate::App;
+use crate::error::ApiError;
+use llmctl_engine::turn::Delta;
+use llmctl_engine::{Finish, Outcome, Token};
 
 pub async fn post(
     State(app): State<App>,

@@ -16,12 +16,13 @@ use super::body::InPath;
 use super::conversations::{Resume, Resumes, SessionKey};
 use super::session_host::SessionHost;
 use super::transient::{StrandInfo, Transient};
-use crate::runtime::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
-use crate::runtime::{Difference, EngineClient, EngineSessionName, Error, SessionInfo, SessionState};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::owner::{Caller, Owner};
-use crate::serve::wire::message::message_json;
+use crate::App;
+use crate::error::ApiError;
+use crate::gate::owner::{Caller, Owner};
+use crate::wire::message::message_json;
+use llmctl_base::Error;
+use llmctl_engine::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
+use llmctl_engine::{Difference, EngineClient, EngineSessionName, SessionInfo, SessionState};
 
 /// Sessions in a page, unless the client says how many, and at most.
 const DEFAULT_LIMIT: usize = 100;
@@ -433,7 +434,7 @@ fn miss_json(resume: &Resume, difference: &Difference, model: Option<&App>) -> V
 ///
 /// # Errors
 /// All other errors of the work.
-pub fn known<T>(host: &SessionHost, result: crate::runtime::Result<T>) -> Result<Option<T>, ApiError> {
+pub fn known<T>(host: &SessionHost, result: llmctl_base::Result<T>) -> Result<Option<T>, ApiError> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(Error::SessionNotFound(_)) => Ok(None),

@@ -14,11 +14,11 @@ use axum::http::request::Parts;
 use serde_json::{Map, Value, json};
 
 use super::body::JsonBody;
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::policy::check_own_origin;
-use crate::serve::tools::{CallRefusal, HostedServer, HostedTool, HostedTools, ServerCondition, ToolHost};
-use crate::serve::wire::{Fields, Problems};
+use crate::App;
+use crate::error::ApiError;
+use crate::gate::policy::check_own_origin;
+use crate::tools::{CallRefusal, HostedServer, HostedTool, HostedTools, ServerCondition, ToolHost};
+use crate::wire::{Fields, Problems};
 
 /// Retry-After where too many calls are under way.
 const BUSY_WAIT: Duration = Duration::from_secs(1);

@@ -15,17 +15,17 @@ use super::reply::{AnswerHeaders, Ignored};
 use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
 use super::sse::{self, StreamFormat};
 use super::{blocking, collect, drive, text};
-use crate::runtime::turn::{AnswerStart, Delta, OutputConstraint, ToolUse};
-use crate::runtime::{Limits, Token, Usage};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::wire::anthropic::output::{OutputWishes, output};
-use crate::serve::wire::anthropic::tools::tools;
-use crate::serve::wire::anthropic::{answer, error, hints, messages};
-use crate::serve::wire::message::{begun, check_continued};
-use crate::serve::wire::switches::fulfil;
-use crate::serve::wire::{Fields, Problems, params, shape};
-use crate::template::{Conversation, Message, Role};
+use crate::App;
+use crate::error::ApiError;
+use crate::wire::anthropic::output::{OutputWishes, output};
+use crate::wire::anthropic::tools::tools;
+use crate::wire::anthropic::{answer, error, hints, messages};
+use crate::wire::message::{begun, check_continued};
+use crate::wire::switches::fulfil;
+use crate::wire::{Fields, Problems, params, shape};
+use llmctl_engine::turn::{AnswerStart, Delta, OutputConstraint, ToolUse};
+use llmctl_engine::{Limits, Token, Usage};
+use llmctl_template::{Conversation, Message, Role};
 
 pub async fn post(
     State(app): State<App>,

@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 
 use super::is_anthropic;
 use super::request::model_not_found;
-use crate::serve::error::ApiError;
-use crate::serve::{App, ServedEmbedder};
-use crate::template::DateTime;
+use crate::error::ApiError;
+use crate::{App, ServedEmbedder};
+use llmctl_template::DateTime;
 
 /// Names of the context length at the top level of a model, as vLLM, OpenRouter and LM Studio spell it.
 const CONTEXT_NAMES: [&str; 3] = ["max_model_len", "context_length", "max_context_length"];

@@ -15,8 +15,8 @@ use axum::extract::State;
 use serde_json::{Map, Value, json};
 
 use super::blocking;
-use crate::serve::App;
-use crate::serve::error::ApiError;
+use crate::App;
+use crate::error::ApiError;
 
 const ABOUT: &str = "Large language models on this machine. The interfaces of OpenAI (chat completions, completions, Responses) and Anthropic \
                      (Messages), with sessions that stay warm. Every field of a body is honoured, accepted as a hint without effect, or refused by name.";

@@ -16,9 +16,9 @@ use tokio::time::{Instant, sleep_until};
 use super::blocking;
 use super::generate::{Admission, Admitted, GenerateRequest, InSession, Progress, RequestSession, Update};
 use super::session_queue::{Entered, SessionTurn};
-use crate::runtime::Error;
-use crate::serve::App;
-use crate::serve::error::ApiError;
+use crate::App;
+use crate::error::ApiError;
+use llmctl_base::Error;
 
 /// Time that a stream's head is held back, so that an early refusal has a status of its own.
 const HEAD_AFTER: Duration = Duration::from_secs(1);

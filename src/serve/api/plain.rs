@@ -7,10 +7,10 @@
 use axum::http::StatusCode;
 use serde_json::Value;
 
-use crate::runtime::Result;
-use crate::runtime::text::{Encode, Tokenizer};
-use crate::serve::error::ApiError;
-use crate::template::{Content, Conversation, Message, Role};
+use crate::error::ApiError;
+use llmctl_base::Result;
+use llmctl_models::text::{Encode, Tokenizer};
+use llmctl_template::{Content, Conversation, Message, Role};
 
 /// # Errors
 /// 400 that names the token, or says that a text is longer than the context.
@@ -80,8 +80,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::runtime::text::{TokenKind, VocabSpec};
-    use crate::template::ToolCall;
+    use llmctl_models::text::{TokenKind, VocabSpec};
+    use llmctl_template::ToolCall;
 
     fn tokenizer() -> Tokenizer {
         let mut tokens = vec!["<unk>".to_owned(), "<|end|>".to_owned()];

@@ -7,11 +7,12 @@ use super::conversations::{NextMessages, Opened, Placed};
 use super::generate::{GenerateRequest, InSession, Prompt, RequestSession};
 use super::plain;
 use super::session_queue::SessionTurn;
-use crate::runtime::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
-use crate::runtime::{EngineClient, EngineSessionName, Error};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::template::{Conversation, DateTime};
+use crate::App;
+use crate::error::ApiError;
+use llmctl_base::Error;
+use llmctl_engine::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
+use llmctl_engine::{EngineClient, EngineSessionName};
+use llmctl_template::{Conversation, DateTime};
 
 /// A planned request.
 pub struct Prepared {

@@ -11,11 +11,12 @@ use uuid::Uuid;
 use super::conversations::Placed;
 use super::generate::{GenerateRequest, Running, Totals};
 use super::request::Streaming;
-use crate::runtime::turn::Answer;
-use crate::runtime::{Logprob, Reuse, Timings, Token, Usage};
-use crate::serve::App;
-use crate::serve::request_id::{X_SEED, X_TOOL_FORMAT};
-use crate::serve::wire::answer::{self, CompletionLogprobs};
+use crate::App;
+use crate::gate::request_id::{X_SEED, X_TOOL_FORMAT};
+use crate::wire::answer;
+use crate::wire::answer::CompletionLogprobs;
+use llmctl_engine::turn::Answer;
+use llmctl_engine::{Logprob, Reuse, Timings, Token, Usage};
 
 /// First members of every object of one answer; `created` is the same in all of them.
 #[derive(Clone)]

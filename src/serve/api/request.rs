@@ -8,14 +8,15 @@ use serde_json::{Map, Value, json};
 
 use super::body::{Incoming, session_of};
 use super::generate::{GenerateRequest, Prompt, RequestSession};
-use crate::runtime::turn::{AnswerStart, InfillPrompt, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
-use crate::runtime::{ChatTokenizer, EngineClient, Error, GivenSampling, Limits, Overflow, draw_seed};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::wire::fields::shown;
-use crate::serve::wire::switches::{AnswerReasoning, Switches, switches};
-use crate::serve::wire::{Fields, Problems, message, options, params, shape, tools};
-use crate::template::{Conversation, Message, Role};
+use crate::App;
+use crate::error::ApiError;
+use crate::wire::fields::shown;
+use crate::wire::switches::{AnswerReasoning, Switches, switches};
+use crate::wire::{Fields, Problems, message, options, params, shape, tools};
+use llmctl_base::{Error, GivenSampling};
+use llmctl_engine::turn::{AnswerStart, InfillPrompt, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
+use llmctl_engine::{ChatTokenizer, EngineClient, Limits, Overflow, draw_seed};
+use llmctl_template::{Conversation, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;

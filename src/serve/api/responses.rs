@@ -26,9 +26,9 @@ use super::generate::{Prompt, Running, Update};
 use super::reply::{AnswerHeaders, Ignored};
 use super::session_host::SessionHost;
 use super::{blocking, collect, drive, sse, text};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
+use crate::App;
+use crate::error::ApiError;
+use crate::gate::owner::Caller;
 pub use body::read;
 
 use body::ResponsesBody;

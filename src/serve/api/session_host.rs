@@ -8,9 +8,10 @@ use super::conversations::{Conversations, Opened, SessionKey};
 use super::drive::retriable;
 use super::shared::ServerShared;
 use super::transient::Transients;
-use crate::runtime::{EngineClient, EngineSessionName, Result};
-use crate::serve::App;
-use crate::serve::error::ApiError;
+use crate::App;
+use crate::error::ApiError;
+use llmctl_base::Result;
+use llmctl_engine::{EngineClient, EngineSessionName};
 
 /// The sessions of a server.
 #[derive(Clone)]

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::runtime::{EngineSessionName, Error, Result};
+use llmctl_base::{Error, Result};
+use llmctl_engine::EngineSessionName;
 
 /// The lines of all sessions. Clones are the same ones.
 #[derive(Debug, Clone, Default)]

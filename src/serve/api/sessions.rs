@@ -16,12 +16,13 @@ use super::body::{InPath, JsonBody, session_name};
 use super::conversations::SessionKey;
 use super::listing::{self, known};
 use super::session_host::SessionHost;
-use crate::runtime::session::store::SessionName;
-use crate::runtime::{EngineClient, Error};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::serve::wire::{Fields, Problems};
+use crate::App;
+use crate::error::ApiError;
+use crate::gate::owner::Caller;
+use crate::wire::{Fields, Problems};
+use llmctl_base::Error;
+use llmctl_engine::EngineClient;
+use llmctl_engine::session::store::SessionName;
 
 /// Longest wait of a removal for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -268,7 +269,7 @@ pub fn only_name(
 /// 503 without an engine; what an engine refuses with.
 pub fn in_each(
     host: &SessionHost,
-    ask: impl Fn(&EngineClient) -> crate::runtime::Result<()>,
+    ask: impl Fn(&EngineClient) -> llmctl_base::Result<()>,
 ) -> Result<(), ApiError> {
     host.check()?;
     let mut refusal = Ok(());

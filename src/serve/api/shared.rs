@@ -8,10 +8,10 @@ use std::sync::Arc;
 use super::conversations::Conversations;
 use super::session_queue::SessionQueues;
 use super::transient::Transients;
-use crate::runtime::session::store::SessionStore;
-use crate::serve::observe::Observer;
-use crate::serve::preparing::Preparing;
-use crate::serve::tools::ToolHost;
+use crate::engines::preparing::Preparing;
+use crate::telemetry::observe::Observer;
+use crate::tools::ToolHost;
+use llmctl_engine::session::store::SessionStore;
 
 /// The state that the models of a server share; clones refer to the same server.
 #[derive(Clone)]

@@ -17,10 +17,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
-use crate::runtime::turn::Delta;
-use crate::runtime::{Logprob, Token};
-use crate::serve::error::ApiError;
-use crate::serve::wire::anthropic::error as anthropic;
+use crate::error::ApiError;
+use crate::wire::anthropic::error as anthropic;
+use llmctl_engine::turn::Delta;
+use llmctl_engine::{Logprob, Token};
 
 /// Interval of keep-alive comments in a silent stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);

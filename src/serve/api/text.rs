@@ -9,14 +9,15 @@ use super::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};
-use crate::runtime::text::Encode;
-use crate::runtime::turn::AnswerStart;
-use crate::runtime::{ChatTokenizer, Error};
-use crate::serve::App;
-use crate::serve::error::ApiError;
-use crate::serve::preparing::bytes_of;
-use crate::serve::wire::{Fields, Problems};
-use crate::template::{Conversation, DateTime};
+use crate::App;
+use crate::engines::preparing::bytes_of;
+use crate::error::ApiError;
+use crate::wire::{Fields, Problems};
+use llmctl_base::Error;
+use llmctl_engine::ChatTokenizer;
+use llmctl_engine::turn::AnswerStart;
+use llmctl_models::text::Encode;
+use llmctl_template::{Conversation, DateTime};
 
 /// Tokens that are shown with their text at once; each takes some hundred bytes.
 const MAX_PIECES: usize = 1 << 18;

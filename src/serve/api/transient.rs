@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use axum::http::HeaderMap;
 use sha2::{Digest, Sha256};
 
-use crate::runtime::EngineSessionName;
-use crate::runtime::session::store::{ModelFingerprint, SavedSession, SessionName, now_ms};
-use crate::runtime::turn::{SessionChat, num_repeated};
-use crate::serve::owner::{Caller, Owner};
-use crate::template::Message;
+use crate::gate::owner::{Caller, Owner};
+use llmctl_engine::EngineSessionName;
+use llmctl_engine::session::store::{ModelFingerprint, SavedSession, SessionName, now_ms};
+use llmctl_engine::turn::{SessionChat, num_repeated};
+use llmctl_template::Message;
 
 /// Headers that clients send by themselves to keep a conversation's requests together, the first that is not empty counts.
 /// Codex names its threads, Claude Code its sessions.

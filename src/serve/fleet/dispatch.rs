@@ -14,10 +14,10 @@ use serde_json::{Map, Value};
 
 use super::waiting::Waiting;
 use super::{Fleet, listing};
-use crate::serve::api;
-use crate::serve::api::body::JsonBody;
-use crate::serve::error::ApiError;
-use crate::serve::ledger::Ledger;
+use crate::api;
+use crate::api::body::JsonBody;
+use crate::error::ApiError;
+use crate::telemetry::ledger::Ledger;
 
 /// Endpoints whose query may name the model: `?model=ID`.
 const BY_QUERY: [&str; 3] = ["/props", "/tokenizer_info", "/openapi.json"];

@@ -9,10 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::Fleet;
 use super::table::{Status, UnloadRefusal};
-use crate::serve::api::body::RequestArrival;
-use crate::serve::api::is_anthropic;
-use crate::serve::api::models::{self, ModelChange, change_of};
-use crate::serve::error::ApiError;
+use crate::api::body::RequestArrival;
+use crate::api::is_anthropic;
+use crate::api::models;
+use crate::api::models::{ModelChange, change_of};
+use crate::error::ApiError;
 
 /// Returns the list in OpenAI's form, or in Anthropic's for its clients.
 pub async fn list(State(fleet): State<Fleet>, headers: HeaderMap) -> Json<Value> {

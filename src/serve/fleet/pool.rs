@@ -330,7 +330,7 @@ impl<T: Unload> ModelPool<T> {
 /// Returns a panic as an error.
 fn contained<R>(work: impl FnOnce() -> Result<R, String>) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        Err(format!("a bug of llmctl, while loading: {}", crate::runtime::panic_text(&*panic)))
+        Err(format!("a bug of llmctl, while loading: {}", llmctl_base::panic_text(&*panic)))
     })
 }
 

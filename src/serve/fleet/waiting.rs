@@ -16,11 +16,11 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, sleep};
 use super::Fleet;
 use super::leased::answered_by;
 use super::table::Status;
-use crate::serve::api::body::RequestArrival;
-use crate::serve::api::sse::{event_stream, failure};
-use crate::serve::error::ApiError;
-use crate::serve::ledger::Ledger;
-use crate::serve::request_id::HttpRequestId;
+use crate::api::body::RequestArrival;
+use crate::api::sse::{event_stream, failure};
+use crate::error::ApiError;
+use crate::gate::request_id::HttpRequestId;
+use crate::telemetry::ledger::Ledger;
 
 /// Time that a stream's head is held back, so that an early refusal has a status of its own.
 const HEAD_AFTER: Duration = Duration::from_secs(1);

@@ -3,9 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::message::tool_call_json;
-use crate::runtime::turn::{Answer, AnsweredCall};
-use crate::runtime::{Logprob, RemoteUsage, Token, Usage};
-use crate::template::ToolCall;
+use llmctl_engine::turn::{Answer, AnsweredCall};
+use llmctl_engine::{Logprob, RemoteUsage, Token, Usage};
+use llmctl_template::ToolCall;
 
 /// OpenAI's log-probability of an impossible token.
 const IMPOSSIBLE: f32 = -9999.0;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::hints::{HINTS, is_hint};
 use super::record::{self, FieldType};
-use crate::serve::error::ApiError;
+use crate::error::ApiError;
 
 /// Problems of one kind that an answer names; a body can have a million.
 const MAX_TOLD: usize = 8;

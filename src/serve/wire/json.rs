@@ -11,7 +11,7 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::runtime::text::without_lone_surrogates;
+use llmctl_models::text::without_lone_surrogates;
 
 /// Values in one text: more token ids than any context holds.
 const MAX_VALUES: usize = 1 << 21;

@@ -3,9 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
-use crate::runtime::text::without_lone_surrogates;
-use crate::runtime::turn::AnswerStart;
-use crate::template::{Content, Message, Role, ToolCall};
+use llmctl_engine::turn::AnswerStart;
+use llmctl_models::text::without_lone_surrogates;
+use llmctl_template::{Content, Message, Role, ToolCall};
 
 /// Members that clients keep of an answer and send back, on which nothing depends.
 const ECHOED: [&str; 16] = [
@@ -389,7 +389,7 @@ pub fn tool_call_json(call: &ToolCall) -> Value {
 mod tests {
     use super::super::Problems;
     use super::*;
-    use crate::serve::error::ApiError;
+    use crate::error::ApiError;
 
     fn read(values: Value) -> (Vec<Message>, Result<(), ApiError>) {
         let mut problems = Problems::default();

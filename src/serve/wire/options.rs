@@ -4,7 +4,8 @@
 //! because the server was started with its own; any other member is refused by its path.
 
 use super::{Fields, params};
-use crate::runtime::{GivenSampling, Limits};
+use llmctl_base::GivenSampling;
+use llmctl_engine::Limits;
 
 const NAME: &str = "options";
 

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Fields, hints};
-use crate::runtime::{GivenSampling, Limits, MAX_LOGPROBS, Overflow, SAMPLING, Sampling, TopK};
+use llmctl_base::{GivenSampling, SAMPLING, Sampling, TopK};
+use llmctl_engine::{Limits, MAX_LOGPROBS, Overflow};
 
 /// Returns the sampling that the fields give, with `defaults` where they are silent.
 pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampling {

@@ -6,8 +6,8 @@
 use serde_json::{Value, json};
 
 use super::Fields;
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::turn::OutputConstraint;
+use llmctl_engine::grammar::GrammarSource;
+use llmctl_engine::turn::OutputConstraint;
 
 /// The switch of a request that leaves objects of schemas open, as the standard has it.
 pub const OPEN: &str = "schema_open";

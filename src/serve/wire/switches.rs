@@ -7,7 +7,7 @@
 use serde_json::{Map, Value};
 
 use super::Fields;
-use crate::template::{Effort, Reasoning, TemplateVariables};
+use llmctl_template::{Effort, Reasoning, TemplateVariables};
 
 /// Reasoning that a request asks for, each part with the field that says so.
 #[derive(Debug, Default, PartialEq)]

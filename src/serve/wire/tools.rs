@@ -5,8 +5,8 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
-use crate::runtime::turn::ToolUse;
-use crate::template::ToolChoice;
+use llmctl_engine::turn::ToolUse;
+use llmctl_template::ToolChoice;
 
 /// Reads the fields that speak of tools.
 pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::sse::{self, ChunkUsage};
 use crate::cli::error::{CommandError, Kind};
-use crate::runtime::http_engine::{
+use llmctl_engine::http_engine::{
     EndpointUrl, EngineHttp, HttpFailure, ServerKey, ServerSettings, SseStream,
 };
 

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-use crate::cli::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::load;
+use crate::cli::flags::args::{EngineOptions, ModelArgs, Sharing};
+use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
-use crate::runtime::{GivenSampling, Speculation};
-use crate::serve::connection::ConnectionLimits;
-use crate::serve::engine::EngineSlot;
-use crate::serve::lifecycle::Lifecycle;
-use crate::serve::listen::{Listener, Server};
-use crate::serve::observe::Observer;
-use crate::serve::policy::Policy;
-use crate::serve::{App, ServeSettings};
+use llmctl_base::GivenSampling;
+use llmctl_engine::Speculation;
+use llmctl_serve::engines::engine::EngineSlot;
+use llmctl_serve::front::lifecycle::Lifecycle;
+use llmctl_serve::front::listen::{Listener, Server};
+use llmctl_serve::gate::policy::Policy;
+use llmctl_serve::net::connection::ConnectionLimits;
+use llmctl_serve::telemetry::observe::Observer;
+use llmctl_serve::{App, ServeSettings};
 
 /// Longest wait for open requests at the end of the run.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -63,7 +64,7 @@ pub fn start(
     let server =
         Server::start(listener, lifecycle, ConnectionLimits::default()).map_err(io("starting the server"))?;
     let most =
-        crate::runtime::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
+        llmctl_models::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
     let model = ModelArgs { ctx: Some(context.min(most)), ..model.clone() };
     let sharing = Sharing {
         max_running: parallel,

@@ -14,11 +14,11 @@ use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::{Attachment, text};
 use crate::cli::chat::{counted, typed_path};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::input::read_file;
 use crate::cli::sessions as shared;
-use crate::runtime::private_files::private_file;
-use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::template::Role;
+use crate::cli::terminal::input::read_file;
+use llmctl_base::private_files::private_file;
+use llmctl_engine::session::store::{SavedSession, SessionName};
+use llmctl_template::Role;
 
 /// Terminals drop clipboard sequences that are longer than about this.
 const MAX_CLIPBOARD: usize = 74_000;
@@ -76,7 +76,7 @@ fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
 }
 
 fn markdown(saved: &SavedSession) -> String {
-    let section = |message: &crate::template::Message| {
+    let section = |message: &llmctl_template::Message| {
         let title = match &message.role {
             Role::User => "You",
             Role::Assistant => "Assistant",

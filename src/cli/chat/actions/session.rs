@@ -9,14 +9,14 @@ use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::SavePlace;
 use crate::cli::error::CommandError;
-use crate::cli::report::age;
-use crate::cli::resume;
+use crate::cli::model::resume;
 use crate::cli::sessions as shared;
-use crate::runtime::Error;
-use crate::runtime::session::store::{
+use crate::cli::terminal::report::age;
+use llmctl_base::Error;
+use llmctl_engine::session::store::{
     BranchReason, Forgotten, SavedSession, SessionName, SessionStore, SessionSummary, now_ms,
 };
-use crate::runtime::turn::session_chat::SessionChat;
+use llmctl_engine::turn::session_chat::SessionChat;
 
 /// Longest wait of a removal for KV that is being saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);

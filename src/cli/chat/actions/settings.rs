@@ -12,9 +12,9 @@ use crate::cli::chat::{counted, typed_path};
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::endpoint::{EndpointChoice, EndpointReference};
 use crate::cli::error::CommandError;
-use crate::cli::input::read_file;
-use crate::runtime::GrammarSource;
-use crate::template::Message;
+use crate::cli::terminal::input::read_file;
+use llmctl_engine::GrammarSource;
+use llmctl_template::Message;
 
 pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
     let Some((key, value)) = argument.split_once(char::is_whitespace).map(|(key, value)| (key, value.trim()))

@@ -9,11 +9,11 @@ use crate::cli::chat::state::opening;
 use crate::cli::chat::state::{AnswerRequest, LastTurn};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
-use crate::cli::report::columns;
 use crate::cli::run::report;
 use crate::cli::sessions as shared;
-use crate::runtime::text::Vocabulary;
-use crate::runtime::{Explanation, ReuseReason, Started};
+use crate::cli::terminal::report::columns;
+use llmctl_engine::{Explanation, ReuseReason, Started};
+use llmctl_models::text::Vocabulary;
 
 const SUBJECTS: [&str; 5] = ["config", "model", "template", "prompt", "thinking"];
 
@@ -96,7 +96,7 @@ fn model(chat: &Chat<'_>) -> String {
         row("vocabulary", format!("{} tokens", grouped(info.vocab_size))),
         match llm.engine().remote() {
             Some(remote) => row("engine", remote.engines.join(", ")),
-            None => row("kv memory", crate::cli::report::bytes(spec.kv_memory as u64)),
+            None => row("kv memory", crate::cli::terminal::report::bytes(spec.kv_memory as u64)),
         },
         row("loaded in", crate::cli::chat::spoken(info.load_time)),
         row("reasoning", output_markup.reasoning.map_or("none", |format| format.name()).to_owned()),

@@ -11,9 +11,9 @@ use crate::cli::chat::state::TakenTurns;
 use crate::cli::chat::state::opening;
 use crate::cli::chat::state::{question, text};
 use crate::cli::error::CommandError;
-use crate::runtime::Finish;
-use crate::runtime::session::store::BranchReason;
-use crate::runtime::turn::session_chat::SessionChat;
+use llmctl_engine::Finish;
+use llmctl_engine::session::store::BranchReason;
+use llmctl_engine::turn::session_chat::SessionChat;
 
 pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
     let turns = chat.state.session_chat.saved().turns.clone();
@@ -62,7 +62,7 @@ fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, Com
     }
     let Some(name) = chat.state.name() else { return Ok(None) };
     let branches = chat.store()?.branches(name)?;
-    let taken = |branch: &crate::runtime::session::store::Listed| {
+    let taken = |branch: &llmctl_engine::session::store::Listed| {
         Some((TakenTurns::Branch(branch.name.clone()), branch.branch()?.reason))
     };
     let by_user = branches.iter().rev().filter(|branch| branch.name != *name).filter_map(taken);

@@ -8,9 +8,10 @@ use crate::cli::chat::state::LastTurn;
 use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
-use crate::cli::load::Loaded;
 use crate::cli::mcp::ToolServers;
-use crate::runtime::{Error, Event, Limits, Overflow, Request, ReuseReason, Started};
+use crate::cli::model::load::Loaded;
+use llmctl_base::Error;
+use llmctl_engine::{Event, Limits, Overflow, Request, ReuseReason, Started};
 
 impl Chat<'_> {
     /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its

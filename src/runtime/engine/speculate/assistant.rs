@@ -6,11 +6,11 @@
 use super::costs::{MAX_ROWS, StepCosts};
 use super::draft_model::{Followed, StepClock};
 use super::{ComputingDrafter, DraftProgress};
-use crate::runtime::error::Result;
-use crate::runtime::kv::PageTable;
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{DraftStop, ModelDrafter, Token};
-use crate::runtime::step::Executor;
+use crate::request::{DraftStop, ModelDrafter, Token};
+use crate::step::Executor;
+use llmctl_base::error::Result;
+use llmctl_base::notice::Notice;
+use llmctl_models::kv::PageTable;
 
 /// The assistant of the model in an [`Executor`], and what its steps cost.
 pub struct AssistantDrafter {

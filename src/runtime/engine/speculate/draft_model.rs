@@ -5,7 +5,7 @@
 //! request: a draft model that cannot go on drafts nothing, and the generation's track says why. Its pages are freed
 //! with the generation's track; they stay findable, so that the next turn of a session begins with them.
 //!
-//! The model's own block that predicts further tokens ([`PredictionBlock`](crate::runtime::model::decoder::PredictionBlock))
+//! The model's own block that predicts further tokens ([`PredictionBlock`](llmctl_models::model::decoder::PredictionBlock))
 //! drafts in the same way. It cannot read a text: each of its rows needs the hidden state of the token before it, of which the
 //! track has the last ones. What it drafts after its own hidden states is computed again from the model's.
 //!
@@ -17,14 +17,15 @@ use std::time::{Duration, Instant};
 use super::costs::{MAX_ROWS, StepCosts};
 use super::track::{DraftTrack, KnownText};
 use super::{ComputingDrafter, DraftProgress};
-use crate::runtime::error::Result;
-use crate::runtime::kv::{PAGE_TOKENS, PagePool, PageTable};
-use crate::runtime::model::Model;
-use crate::runtime::notice::Notice;
-use crate::runtime::request::{DraftStop, ModelDrafter, Sampling};
-use crate::runtime::sequence::Sequence;
-use crate::runtime::spec::EngineSpec;
-use crate::runtime::step::{Executor, FeedInput, SequenceFeed};
+use crate::request::{DraftStop, ModelDrafter};
+use crate::sequence::Sequence;
+use crate::spec::EngineSpec;
+use crate::step::{Executor, FeedInput, SequenceFeed};
+use llmctl_base::Sampling;
+use llmctl_base::error::Result;
+use llmctl_base::notice::Notice;
+use llmctl_models::kv::{PAGE_TOKENS, PagePool, PageTable};
+use llmctl_models::model::Model;
 
 /// First tokens of a text that are read if those after them are skipped.
 const NUM_FIRST: usize = 4;
@@ -103,7 +104,7 @@ impl DraftModel {
     /// Prepares a model to draft for the model of `spec`, and measures it.
     ///
     /// # Errors
-    /// [`Error::NotSupported`](crate::runtime::Error) if it cannot drop rows; that of its first steps.
+    /// [`Error::NotSupported`](llmctl_base::Error) if it cannot drop rows; that of its first steps.
     pub fn new(model: Box<dyn Model>, spec: &EngineSpec, clock: StepClock) -> Result<Self> {
         let own = spec.for_draft_model(model.spec())?;
         let vocab_size = own.vocab_size().min(spec.vocab_size());

@@ -4,9 +4,9 @@ use super::allotment::DraftOffer;
 use super::draft_model::Followed;
 use super::ngram::NgramDrafter;
 use super::track::{DraftTrack, KnownText};
-use crate::runtime::kv::PageTable;
-use crate::runtime::request::{DraftModelUsage, ModelDrafter};
-use crate::runtime::spec::Speculation;
+use crate::request::{DraftModelUsage, ModelDrafter};
+use crate::spec::Speculation;
+use llmctl_models::kv::PageTable;
 
 /// Kinds of drafts whose acceptance is estimated apart: by the number of tokens that agree with an earlier
 /// place, tokens that the request itself foresees, and those of a draft model.

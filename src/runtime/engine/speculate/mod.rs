@@ -14,15 +14,15 @@ mod track;
 
 use std::time::Duration;
 
-use crate::runtime::notice::Notice;
-use crate::runtime::request::ModelDrafter;
-use crate::runtime::spec::Speculation;
-use crate::runtime::step::Executor;
+use crate::request::ModelDrafter;
+use crate::spec::Speculation;
+use crate::step::Executor;
 pub use allotment::DraftOffer;
 pub use assistant::AssistantDrafter;
 use costs::{Account, MAX_ROWS, StepCosts};
 pub use draft_model::{DraftModel, Followed, wall_clock};
 pub use drafts::{DraftText, Drafts};
+use llmctl_base::notice::Notice;
 pub use track::KnownText;
 
 /// Steps without a draft of the draft model's after which the user may be told why.
@@ -327,11 +327,11 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
-    use crate::runtime::error::Result;
-    use crate::runtime::kv::{KvGroup, KvKind, PageRef};
-    use crate::runtime::model::{Batch, Logits, Model, ModelSpec};
-    use crate::runtime::spec::{EngineConfig, EngineSpec};
-    use crate::runtime::tensor::SharedBytes;
+    use crate::spec::{EngineConfig, EngineSpec};
+    use llmctl_base::error::Result;
+    use llmctl_models::kv::{KvGroup, KvKind, PageRef};
+    use llmctl_models::model::{Batch, Logits, Model, ModelSpec};
+    use llmctl_models::tensor::SharedBytes;
 
     struct Guess(DraftOffer, usize);
 

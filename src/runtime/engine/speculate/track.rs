@@ -12,9 +12,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::runtime::kv::PAGE_TOKENS;
-use crate::runtime::request::DraftStop;
-use crate::runtime::sequence::{Sequence, TurnStart};
+use crate::request::DraftStop;
+use crate::sequence::{Sequence, TurnStart};
+use llmctl_models::kv::PAGE_TOKENS;
 
 /// Most hidden states that are kept for a block: with more of a prompt it would draft a little better, and reading costs time.
 const MAX_UNREAD: usize = 128;
@@ -203,7 +203,7 @@ impl DraftTrack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::kv::{KvGroup, KvKind, PagePool};
+    use llmctl_models::kv::{KvGroup, KvKind, PagePool};
 
     fn feed(track: &mut DraftTrack, tokens: &[u32]) {
         let sequence = track.sequence().expect("begun");

@@ -13,7 +13,7 @@ use super::record::{LogRecord, StoredTurnRecord};
 use super::saved::{Branch, ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
 use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
-use crate::runtime::error::{Error, Result};
+use llmctl_base::error::{Error, Result};
 
 /// Most attempts to create a branch while other processes take the free names.
 const MAX_TRIES: usize = 100;

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use super::SessionName;
 use super::lock::{self, Attempt, Folders, LockGuard};
-use crate::runtime::error::{Error, Result, StoreError};
-use crate::runtime::private_files;
+use llmctl_base::error::{Error, Result, StoreError};
+use llmctl_base::private_files;
 
 /// Largest transcript that is read, in bytes: far beyond any context, small enough for memory.
 pub const MAX_FILE_BYTES: u64 = 1 << 30;

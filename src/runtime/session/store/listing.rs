@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use super::folder::io_error;
 use super::saved::{Branch, ForkOf, SavedSession};
 use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, load, read_transcript};
-use crate::runtime::error::{Error, Result};
+use llmctl_base::error::{Error, Result};
 
 /// An entry of the list.
 #[derive(Debug, Clone)]

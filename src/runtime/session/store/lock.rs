@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use crate::runtime::error::Result;
+use llmctl_base::error::Result;
 
 /// Most attempts while other processes create and remove the session.
 const MAX_TRIES: usize = 100;
@@ -119,7 +119,7 @@ mod tests {
     use shuttle::thread;
 
     use super::*;
-    use crate::runtime::error::Error;
+    use llmctl_base::error::Error;
 
     const NAME: &str = "new";
 

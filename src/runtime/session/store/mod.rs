@@ -34,11 +34,12 @@ use self::listing::Summaries;
 use self::log::{Log, LogEnd, LogScan};
 use self::saved::{Contradiction, replay};
 use self::writer::OpenedSession;
-use super::super::error::{Error, Result, StoreError};
-use super::super::request::{Finish, Sampling, Usage};
-use crate::runtime::notice::Notice;
-use crate::runtime::private_files;
-use crate::template::message::Message;
+use super::super::request::{Finish, Usage};
+use llmctl_base::Sampling;
+use llmctl_base::error::{Error, Result, StoreError};
+use llmctl_base::notice::Notice;
+use llmctl_base::private_files;
+use llmctl_template::message::Message;
 
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};

@@ -6,8 +6,8 @@
 
 use std::fmt;
 
-use crate::runtime::error::{Error, Result};
-use crate::runtime::request::EngineSessionName;
+use crate::request::EngineSessionName;
+use llmctl_base::error::{Error, Result};
 
 /// Most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 128;

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{ModelFingerprint, StoredTurn};
-use crate::runtime::request::{Finish, Sampling, SamplingNumbers, Usage};
-use crate::template::message::{Content, Message, Role, ToolCall};
+use crate::request::{Finish, Usage};
+use llmctl_base::{Sampling, SamplingNumbers};
+use llmctl_template::message::{Content, Message, Role, ToolCall};
 
 /// Schema of new files.
 const SCHEMA: &str = "llmctl.session.v2";

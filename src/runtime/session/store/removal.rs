@@ -12,8 +12,9 @@ use super::folder::{self, Lock, io_error};
 use super::lock;
 use super::token_history::each_sequence;
 use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
-use crate::runtime::error::Result;
-use crate::runtime::kv::disk::{self, PageName};
+use llmctl_base::error::Result;
+use llmctl_models::kv::disk;
+use llmctl_models::kv::disk::PageName;
 
 /// KV on disk that was removed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
 use super::{ModelFingerprint, SessionName, StoredTurn};
-use crate::runtime::session::transcript::Transcript;
-use crate::template::message::{Content, Message, Role};
+use crate::session::transcript::Transcript;
+use llmctl_template::message::{Content, Message, Role};
 
 /// A finished turn and the model that made it.
 #[derive(Debug, Clone, PartialEq)]

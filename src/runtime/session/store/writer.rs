@@ -15,9 +15,9 @@ use super::record::{LogRecord, StoredTurnRecord, Version};
 use super::removal::Forgotten;
 use super::saved::SavedSession;
 use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
-use crate::runtime::error::{Error, Result, StoreError};
-use crate::runtime::notice::Notice;
-use crate::runtime::private_files;
+use llmctl_base::error::{Error, Result, StoreError};
+use llmctl_base::notice::Notice;
+use llmctl_base::private_files;
 
 /// Size in bytes from which a file is rewritten when most of it is replaced turns.
 const COMPACT_BYTES: u64 = 64 << 20;
@@ -308,8 +308,9 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 mod tests {
     use super::super::SessionStore;
     use super::*;
-    use crate::runtime::request::{Finish, Sampling, Usage};
-    use crate::template::Message;
+    use crate::request::{Finish, Usage};
+    use llmctl_base::Sampling;
+    use llmctl_template::Message;
 
     fn turn(text: &str) -> StoredTurn {
         StoredTurn {

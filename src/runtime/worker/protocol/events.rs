@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::{DoneLine, ErrorLine, PrefillProgress, ReplyBody, TextLine, Yes};
-use crate::runtime::request::{Event, Finish, Outcome, Reuse, ReuseReason, Timings, Usage};
+use crate::request::{Event, Finish, Outcome, Reuse, ReuseReason, Timings, Usage};
 
 /// Encoder of one generation's events as reply lines.
 #[derive(Debug)]

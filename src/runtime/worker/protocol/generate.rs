@@ -7,11 +7,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::events::{duration, ms};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::grammar::{Grammar, GrammarSource};
-use crate::runtime::request::{
-    EngineSessionName, Limits, Overflow, ReasoningLimit, Request, Sampling, SamplingNumbers,
-};
+use crate::grammar::{Grammar, GrammarSource};
+use crate::request::{EngineSessionName, Limits, Overflow, ReasoningLimit, Request};
+use llmctl_base::error::{Error, Result};
+use llmctl_base::{Sampling, SamplingNumbers};
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -14,12 +14,10 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::runtime::engine::{EngineLoad, SessionDetail, SessionInfo};
-use crate::runtime::error::{Error, Result};
-use crate::runtime::request::{
-    DraftModelUsage, EngineSessionName, Finish, Logprob, ReuseReason, Started, Token,
-};
-use crate::runtime::spec::EngineSpec;
+use crate::engine::{EngineLoad, SessionDetail, SessionInfo};
+use crate::request::{DraftModelUsage, EngineSessionName, Finish, Logprob, ReuseReason, Started, Token};
+use crate::spec::EngineSpec;
+use llmctl_base::error::{Error, Result};
 
 pub use events::{Detail, EventEncoder};
 pub use generate::{Generate, PromptSegment};

@@ -10,14 +10,15 @@ use serde_json::json;
 
 use super::line::read_line_within;
 use super::*;
-use crate::runtime::error::{GrammarError, LoadError, StoreError};
-use crate::runtime::grammar::{Grammar, GrammarSource};
-use crate::runtime::request::{
+use crate::grammar::{Grammar, GrammarSource};
+use crate::request::{
     Difference, DraftStop, Event, Limits, ModelDrafter, Outcome, Overflow, ReasoningLimit, Request, Reuse,
-    SAMPLING, Sampling, SamplingNumbers, Timings, Usage,
+    Timings, Usage,
 };
-use crate::runtime::session::SessionState;
-use crate::template::TemplateError;
+use crate::session::SessionState;
+use llmctl_base::error::{GrammarError, LoadError, StoreError};
+use llmctl_base::{SAMPLING, Sampling, SamplingNumbers};
+use llmctl_template::TemplateError;
 
 fn line(value: &impl Serialize) -> Vec<u8> {
     let mut bytes = Vec::new();

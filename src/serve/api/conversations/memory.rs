@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::{SessionKey, locked};
-use crate::runtime::session::store::{
+use crate::gate::owner::Owner;
+use llmctl_base::{Error, Result};
+use llmctl_engine::session::store::{
     Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, SessionSummary, now_ms,
 };
-use crate::runtime::turn::SessionChat;
-use crate::runtime::{Error, Result};
-use crate::serve::owner::Owner;
+use llmctl_engine::turn::SessionChat;
 
 /// Conversations at the same time: nothing takes them out of memory but their removal.
 const MAX_CONVERSATIONS: usize = 10_000;

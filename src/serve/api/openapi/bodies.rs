@@ -11,9 +11,9 @@ use super::super::mcp::{self, ServedTools};
 use super::super::session_host::SessionHost;
 use super::super::{embeddings, messages, request, responses, sessions, text};
 use super::{object_of, schema};
-use crate::serve::App;
-use crate::serve::owner::{Caller, Owner};
-use crate::serve::wire::record::{FieldRecord, recorded};
+use crate::App;
+use crate::gate::owner::{Caller, Owner};
+use crate::wire::record::{FieldRecord, recorded};
 
 type Read = fn(&App, Map<String, Value>);
 

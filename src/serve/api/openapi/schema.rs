@@ -5,8 +5,9 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::runtime::{FREE_TEXT, SAMPLING, SamplingNumber};
-use crate::serve::wire::record::{FieldRecord, FieldType};
+use crate::wire::record::{FieldRecord, FieldType};
+use llmctl_base::FREE_TEXT;
+use llmctl_base::{SAMPLING, SamplingNumber};
 
 /// The fields of an object, in the order in which they were recorded.
 #[derive(Default)]

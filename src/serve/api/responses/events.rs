@@ -9,14 +9,13 @@ use serde_json::{Map, Value, json};
 use super::super::generate::{FinishedChoice, Totals};
 use super::super::sse::StreamFormat;
 use super::writer::ResponseWriter;
-use crate::runtime::Token;
-use crate::runtime::turn::Delta;
-use crate::serve::error::ApiError;
-use crate::serve::wire::responses::items::{
-    self, InputText, ItemKind, item_id, reasoning_part, status, text_part,
-};
-use crate::serve::wire::responses::object::{ResponseState, has_message};
-use crate::serve::wire::responses::tools::ToolName;
+use crate::error::ApiError;
+use crate::wire::responses::items;
+use crate::wire::responses::items::{InputText, ItemKind, item_id, reasoning_part, status, text_part};
+use crate::wire::responses::object::{ResponseState, has_message};
+use crate::wire::responses::tools::ToolName;
+use llmctl_engine::Token;
+use llmctl_engine::turn::Delta;
 
 /// Silent seconds between events: clients that wait for an event do not see comments.
 const SECONDS_BETWEEN_EVENTS: usize = 10;

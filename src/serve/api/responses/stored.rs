@@ -9,11 +9,11 @@ use uuid::Uuid;
 use super::super::conversations::{Conversations, SessionKey, log_forgotten};
 use super::super::session_host::SessionHost;
 use super::super::sessions;
-use crate::runtime::Error;
-use crate::runtime::session::store::{SavedSession, SessionName};
-use crate::serve::error::ApiError;
-use crate::serve::owner::Caller;
-use crate::template::Message;
+use crate::error::ApiError;
+use crate::gate::owner::Caller;
+use llmctl_base::Error;
+use llmctl_engine::session::store::{SavedSession, SessionName};
+use llmctl_template::Message;
 
 /// Begins the ids of responses, and the names of the sessions that this API makes.
 const PREFIX: &str = "resp_";

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::super::generate::{FinishedChoice, TurnNote};
 use super::super::reply::{self, Head};
-use crate::runtime::Token;
-use crate::runtime::turn::Answer;
-use crate::serve::wire::responses::object::ResponseShape;
+use crate::wire::responses::object::ResponseShape;
+use llmctl_engine::Token;
+use llmctl_engine::turn::Answer;
 
 /// Writes the objects of one response. Clones write the same ones.
 #[derive(Clone)]

@@ -5,9 +5,9 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::runtime::turn::Answer;
-use crate::runtime::{Finish, Usage};
-use crate::serve::wire::answer::count_drafts;
+use crate::wire::answer::count_drafts;
+use llmctl_engine::turn::Answer;
+use llmctl_engine::{Finish, Usage};
 
 /// Returns the signature of a thinking block: the same for the same text, and of no meaning to its reader.
 pub fn signature(thinking: &str) -> String {

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::serve::error::ApiError;
+use crate::error::ApiError;
 
 /// Returns the status that Anthropic's clients expect: a body of the wrong form is a 400 like any other.
 pub fn status(error: &ApiError) -> StatusCode {
@@ -46,7 +46,7 @@ fn kind(status: StatusCode) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Error;
+    use llmctl_base::Error;
 
     #[test]
     fn every_error_has_a_type_that_clients_know() {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::super::Fields;
 use super::super::fields::shown;
 use super::super::message::{as_arguments, echoed, left_out};
-use crate::template::{Content, Message, Role, ToolCall};
+use llmctl_template::{Content, Message, Role, ToolCall};
 
 /// The most messages of a request, as in Anthropic's API.
 const MAX_MESSAGES: usize = 100_000;
@@ -315,7 +315,7 @@ fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
 mod tests {
     use super::super::super::Problems;
     use super::*;
-    use crate::serve::error::ApiError;
+    use crate::error::ApiError;
 
     fn read(body: Value) -> (Vec<Message>, Result<(), ApiError>, Problems) {
         let Value::Object(members) = body else { panic!("an object") };

@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use super::super::Fields;
 use super::super::shape::closed;
 use super::super::switches::{Wish, effort};
-use crate::runtime::grammar::GrammarSource;
-use crate::runtime::turn::OutputConstraint;
+use llmctl_engine::grammar::GrammarSource;
+use llmctl_engine::turn::OutputConstraint;
 
 /// Wishes for the answer besides the sampling.
 #[derive(Debug, Default)]

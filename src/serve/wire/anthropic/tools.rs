@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::super::Fields;
 use super::super::fields::shown;
 use super::super::tools::check_choice;
-use crate::runtime::turn::ToolUse;
-use crate::template::ToolChoice;
+use llmctl_engine::turn::ToolUse;
+use llmctl_template::ToolChoice;
 
 /// Members of a definition that say how Anthropic's servers handle the tool.
 const HINTS: [&str; 5] =
@@ -90,7 +90,7 @@ fn choice(fields: &mut Fields<'_>) -> (ToolChoice, bool) {
 mod tests {
     use super::super::super::Problems;
     use super::*;
-    use crate::serve::error::ApiError;
+    use crate::error::ApiError;
 
     fn read(body: Value) -> (ToolUse, Result<(), ApiError>, Vec<String>) {
         let Value::Object(members) = body else { panic!("an object") };

@@ -8,10 +8,10 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::tools::{INPUT, shown_name};
-use crate::serve::wire::Fields;
-use crate::serve::wire::fields::shown;
-use crate::serve::wire::message::{arguments_of, left_out};
-use crate::template::{Content, Message, Role, ToolCall};
+use crate::wire::Fields;
+use crate::wire::fields::shown;
+use crate::wire::message::{arguments_of, left_out};
+use llmctl_template::{Content, Message, Role, ToolCall};
 
 /// Most items of a request: more than any context holds.
 const MAX_ITEMS: usize = 1 << 15;
@@ -221,8 +221,8 @@ fn read_output(mut item: Fields<'_>, messages: &mut InputMessages) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::error::ApiError;
-    use crate::serve::wire::Problems;
+    use crate::error::ApiError;
+    use crate::wire::Problems;
 
     fn read(items: Value) -> (Vec<Message>, Vec<String>, Result<(), ApiError>) {
         let mut problems = Problems::new(false);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::input::sealed;
 use super::tools::{INPUT, ToolName, ToolNames};
-use crate::runtime::turn::AnsweredCall;
+use llmctl_engine::turn::AnsweredCall;
 
 /// A kind of output item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

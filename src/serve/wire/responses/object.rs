@@ -6,9 +6,10 @@ use serde_json::{Map, Value, json};
 
 use super::items::{ItemKind, answered_call, item_id, message, reasoning, status, text_part};
 use super::tools::ToolNames;
-use crate::runtime::turn::Answer;
-use crate::runtime::{Finish, Sampling};
-use crate::serve::wire::answer::count_drafts;
+use crate::wire::answer::count_drafts;
+use llmctl_base::Sampling;
+use llmctl_engine::Finish;
+use llmctl_engine::turn::Answer;
 
 /// A response before its answer.
 #[derive(Debug, Clone)]

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::runtime::grammar::GrammarSource;
-use crate::serve::wire::Fields;
-use crate::serve::wire::fields::shown;
+use crate::wire::Fields;
+use crate::wire::fields::shown;
+use llmctl_engine::grammar::GrammarSource;
 
 /// The argument of a custom tool that holds its text.
 pub const INPUT: &str = "input";
@@ -282,8 +282,8 @@ fn complete(tool: &mut Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::error::ApiError;
-    use crate::serve::wire::Problems;
+    use crate::error::ApiError;
+    use crate::wire::Problems;
 
     struct Outcome {
         read: ResponseTools,

@@ -1,0 +1,980 @@
+//! Flag groups that several subcommands share, and how they become the engine's own types.
+//!
+//! Owns: names, help texts and the step from "given or not" to a value in force. Everything unset stays `None`
+//! until the model's own defaults are known, so that precedence is decided in one place. Loads nothing, reads no
+//! file; ranges are checked by the engine's validator, not here, so that every front door has the same ones.
+
+use std::collections::BTreeSet;
+use std::ops::RangeBounds;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
+
+use crate::cli::error::CommandError;
+use llmctl_base::{Error, GivenSampling, SAMPLING, SamplingNumber, SamplingNumbers, SamplingParameter, TopK};
+use llmctl_engine::http_engine::{EndpointUrl, EngineUrl};
+use llmctl_engine::{Limits, Overflow, Speculation};
+use llmctl_hub::Aliases;
+use llmctl_models::load::{Isa, Pooling};
+
+/// Returns the parser of a flag's whole number.
+pub fn count(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(range)
+}
+
+/// Flags that every subcommand has.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct GlobalArgs {
+    /// When to use colours
+    ///
+    /// `auto` follows the stream (a terminal or not) and NO_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM=dumb.
+    #[arg(long, global = true, value_name = "WHEN", value_enum, hide_short_help = true)]
+    pub color: Option<ColorWhen>,
+
+    /// Say nothing on stderr but warnings and errors
+    #[arg(long, short, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+
+    /// Say more on stderr; twice for debugging, three times for everything
+    ///
+    /// LLMCTL_LOG takes a filter instead, e.g. `llmctl::runtime=debug`, and wins.
+    #[arg(long, short, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+
+    /// Read this configuration file instead of the user's
+    #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
+    pub config: Option<PathBuf>,
+}
+
+/// `--color`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ColorWhen {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+/// Flags that allow or forbid downloading a missing model.
+#[derive(Debug, Clone, Default, Args)]
+pub struct FetchArgs {
+    /// Download a missing model without asking
+    #[arg(long, hide_short_help = true)]
+    pub yes: bool,
+
+    /// Download nothing: a model that is not here is an error (as with HF_HUB_OFFLINE=1)
+    #[arg(long, hide_short_help = true)]
+    pub offline: bool,
+}
+
+/// Flags that choose the model and how it is held in memory.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelArgs {
+    /// Model: a .gguf file, a folder, org/repo[:QUANT][@REVISION] or an alias
+    ///
+    /// A path that exists wins; repositories are looked up in the Hugging Face cache (HF_HUB_CACHE, HF_HOME), and a missing one is
+    /// downloaded, on a terminal after a question. Without any it is
+    /// guide, the small model inside llmctl, which knows llmctl and little else.
+    #[arg(long, short, value_name = "REF")]
+    pub model: Option<String>,
+
+    /// Small model with the same vocabulary that proposes tokens for --model to check: a file, a folder, org/repo or an alias
+    ///
+    /// The answer is the same, bit by bit, and comes sooner if the small model is much faster and often right. It takes memory
+    /// of its own, and what it costs is measured: when its drafts do not pay, it stops. --kv-type, --dtype, --quantize and the
+    /// threads are those of both models. With --speculate off or ngram it is not loaded. An assistant of Gemma 4 is taken, too: it
+    /// reads the model's KV.
+    #[arg(long, value_name = "REF", hide_short_help = true)]
+    pub draft_model: Option<String>,
+
+    /// Type of the weights in memory (default: as they are in the file)
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    pub dtype: Option<WeightDtype>,
+
+    /// Quantise the weights while loading
+    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "dtype", hide_short_help = true)]
+    pub quantize: Option<Quantize>,
+
+    /// Context size in tokens, prompt and answer together, e.g. 4096 or 4k (default: the model's own)
+    #[arg(long, value_name = "N", value_parser = parse_context)]
+    pub ctx: Option<usize>,
+
+    /// Threads to compute with (default: one for each performance core)
+    #[arg(long, value_name = "N", value_parser = count(1..=1024), hide_short_help = true)]
+    pub threads: Option<usize>,
+
+    /// Threads for prompts and large batches (default: as --threads)
+    ///
+    /// Prompts are limited by arithmetic, single tokens by memory: where cores share memory, fewer may do for those.
+    #[arg(long, value_name = "N", value_parser = count(1..=1024), hide_short_help = true)]
+    pub threads_batch: Option<usize>,
+
+    /// Instruction set of the CPU kernels (default: the best that the processor has)
+    ///
+    /// All give the same bits, at different speeds: for tests and comparisons. `llmctl doctor` shows what is in use.
+    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
+    pub cpu: Option<CpuSet>,
+
+    /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    pub kv_type: Option<KvTypeArg>,
+
+    /// Where to compute
+    #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
+    pub device: Option<DeviceArg>,
+
+    /// Use this Jinja chat template instead of the model's
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub chat_template: Option<PathBuf>,
+
+    /// Begin prompts with this token instead of the model's own; `none` for no token
+    #[arg(long, value_name = "ID", hide_short_help = true)]
+    pub bos_id: Option<BosId>,
+
+    /// End answers at this token instead of those that the model's files list; may be repeated
+    #[arg(long, value_name = "ID", value_delimiter = ',', hide_short_help = true)]
+    pub eos_id: Vec<u32>,
+
+    #[command(flatten)]
+    pub remote: RemoteArgs,
+
+    #[command(flatten)]
+    pub fetch: FetchArgs,
+
+    /// `--connect`; set after the parse, for subcommands that have it.
+    #[arg(skip)]
+    pub connects: bool,
+
+    /// Names of models in the configuration files; set after the parse.
+    #[arg(skip)]
+    pub aliases: Aliases,
+
+    /// A flag or a variable names the model, not a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_named: bool,
+}
+
+/// Flags of engines elsewhere.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct RemoteArgs {
+    /// Compute with this vLLM, SGLang or llmctl server instead of here, e.g. http://127.0.0.1:8000; may be repeated
+    ///
+    /// Token ids go there and come back: template, tools, constraints and sessions stay here, so --model names the model that the
+    /// server runs, without its weights (`llmctl pull --texts`). Of several engines a session keeps to one, and goes to another
+    /// with a notice if that is lost. LLMCTL_ENGINE_KEY holds the server's API key. docs/remote-engine.md says what a remote engine
+    /// cannot promise.
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub engine: Vec<EngineUrl>,
+
+    /// Keep what a remote vLLM has cached of one session apart from all others (cache_salt)
+    #[arg(long, hide_short_help = true)]
+    pub engine_cache_salt: bool,
+
+    /// The engine is a server of this user, which calls the model so; filled in when it was found.
+    #[arg(skip)]
+    pub connected_model: Option<String>,
+}
+
+/// Flag of a server that runs already.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ConnectArgs {
+    /// Compute with a running `llmctl serve` of this user that has the model, instead of loading it again
+    ///
+    /// The text side and sessions are as without it, and so is every bit of an answer. The server must have the same file with the same
+    /// --dtype, --quantize and --kv-type. LLMCTL_API_KEY holds its key, if it has keys. Where there is none, a notice says so and the
+    /// model is loaded here.
+    #[arg(long, conflicts_with_all = ["engine", "endpoint"])]
+    pub connect: bool,
+}
+
+/// Flags of a server that takes messages.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Endpoint")]
+pub struct EndpointArgs {
+    /// Ask this server with OpenAI's interface instead of a model here, e.g. https://api.openai.com/v1 or http://127.0.0.1:11434
+    ///
+    /// Messages go there and text comes back, so --model is the server's name of the model; without it, the only one that the
+    /// server lists. Sessions are saved here, as text. Flags that the server cannot honour are refused by name. docs/endpoint.md
+    /// says what is not available there. `none` asks a model here, where a configuration file names an endpoint.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<EndpointArg>,
+
+    /// Name of the variable that holds the endpoint's API key
+    ///
+    /// No flag takes the key itself, because every user of the machine can read the command line. The key goes to --endpoint's
+    /// server only; without --endpoint, a name given on the command line is for the servers of the conversation. It is neither
+    /// printed nor saved.
+    #[arg(long, value_name = "NAME", alias = "api-key-env", conflicts_with = "endpoint_key_file")]
+    pub endpoint_key_env: Option<String>,
+
+    /// File that holds the endpoint's API key
+    #[arg(long, value_name = "FILE", alias = "api-key-file")]
+    pub endpoint_key_file: Option<PathBuf>,
+
+    /// A flag or a variable names the endpoint, not a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_named: bool,
+
+    /// The command line says where the key is, neither a variable nor a configuration file; filled in after the parse.
+    #[arg(skip)]
+    pub is_key_named: bool,
+
+    /// Flags on the command line that have no meaning with an endpoint; filled in after the parse.
+    #[arg(skip)]
+    pub beside: Vec<&'static str>,
+}
+
+impl EndpointArgs {
+    /// Returns the address; `None` without one, and for `none`.
+    pub fn url(&self) -> Option<&EndpointUrl> {
+        self.endpoint.as_ref()?.0.as_ref()
+    }
+}
+
+/// `--endpoint`: an address, or `none`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndpointArg(pub Option<EndpointUrl>);
+
+impl FromStr for EndpointArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            url => url.parse().map(|url| Self(Some(url))),
+        }
+    }
+}
+
+/// Parses the `--endpoint` of subcommands that keep its text. A configuration file's value has to fit one of the flags of that
+/// name, so all of them refuse what is no address.
+///
+/// # Errors
+/// Why it is no address.
+pub fn endpoint_text(text: &str) -> Result<String, String> {
+    text.parse::<EndpointUrl>().map(|_| text.to_owned())
+}
+
+/// `--bos-id`: a token id, or `none`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BosId(pub Option<u32>);
+
+impl FromStr for BosId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "none" => Ok(Self(None)),
+            id => id.parse().map(|id| Self(Some(id))).map_err(|_| "neither a token id nor `none`".to_owned()),
+        }
+    }
+}
+
+/// `--dtype`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WeightDtype {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// `--quantize`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Quantize {
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_k")]
+    Q4K,
+    #[value(name = "q6_k")]
+    Q6K,
+}
+
+/// `--cpu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CpuSet {
+    /// Plain Rust, as the build targets
+    Scalar,
+    /// AVX2 with FMA and F16C, and AVX-VNNI where there is
+    Avx2,
+    /// AVX-512, and its VNNI where there is
+    Avx512,
+    /// AVX-512 with VNNI, and AMX tiles for integer products of many rows
+    Amx,
+    /// NEON of 64-bit ARM
+    Neon,
+    /// NEON with dot products of bytes
+    Dotprod,
+    /// NEON with dot products and matrix products of bytes
+    I8mm,
+}
+
+impl CpuSet {
+    /// Returns the instruction set, if this processor has it.
+    ///
+    /// # Errors
+    /// A usage error that lists what there is.
+    pub fn isa(self) -> Result<Isa, CommandError> {
+        self.isa_among(&Isa::available().collect::<Vec<_>>())
+    }
+
+    /// As [`Self::isa`], on a processor that has `available`.
+    fn isa_among(self, available: &[Isa]) -> Result<Isa, CommandError> {
+        let isa = match self {
+            CpuSet::Scalar => Isa::Scalar,
+            CpuSet::Avx2 => Isa::Avx2,
+            CpuSet::Avx512 => Isa::Avx512,
+            CpuSet::Amx => Isa::Amx,
+            CpuSet::Neon => Isa::Neon,
+            CpuSet::Dotprod => Isa::Dotprod,
+            CpuSet::I8mm => Isa::I8mm,
+        };
+        if available.contains(&isa) {
+            return Ok(isa);
+        }
+        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+        let hint = format!("it has {}", names.join(", "));
+        Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name()))
+            .hint(hint))
+    }
+}
+
+/// `--pooling`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PoolingArg {
+    Mean,
+    Cls,
+    Last,
+    Max,
+}
+
+impl From<PoolingArg> for Pooling {
+    fn from(arg: PoolingArg) -> Self {
+        match arg {
+            PoolingArg::Mean => Pooling::Mean,
+            PoolingArg::Cls => Pooling::Cls,
+            PoolingArg::Last => Pooling::Last,
+            PoolingArg::Max => Pooling::Max,
+        }
+    }
+}
+
+/// `--kv-type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvTypeArg {
+    F32,
+    F16,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+/// `--device`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceArg {
+    #[default]
+    Auto,
+    Cpu,
+    Cuda,
+    Metal,
+}
+
+/// Flags of the engine; none changes an answer.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Compute every prompt from its first token, for comparison
+    ///
+    /// KV of a session or of an earlier prompt is not used. The answer is the same.
+    #[arg(long, hide_short_help = true)]
+    pub no_warm_resume: bool,
+
+    /// Memory for the KV cache, e.g. 512M or 4G (default: what one full context takes)
+    ///
+    /// Without --ctx the context is limited to what this holds; with more than one context takes, a batch finds more of
+    /// its rows' common beginnings.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub kv_memory: Option<ByteSize>,
+
+    /// Disk for the KV of saved sessions, which makes them warm after a restart; 0 keeps none (default: 4G)
+    ///
+    /// Lies in the cache folder and may be deleted at any time: then the next turn computes its prompt again. The pages used
+    /// longest ago are removed first, and pages that several sessions begin with last. Without --session nothing is kept.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub kv_disk: Option<ByteSize>,
+
+    /// Disk for packed weights, which a later start reads instead of packing them again; 0 keeps none (default: 20G)
+    ///
+    /// Of models of 64 MiB and more, as they are in the file. Lies in the cache folder and may be deleted at any time. The files
+    /// used longest ago are removed first; the default is at most half of the disk space that is free.
+    #[arg(long, value_name = "SIZE", hide_short_help = true)]
+    pub packed_disk: Option<ByteSize>,
+
+    /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
+    ///
+    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model or from the block for
+    /// multi-token prediction in the model's own file (Qwen 3.5), and are as long as pays by the times measured. The answer is
+    /// the same, bit by bit.
+    #[arg(long, value_name = "FROM", hide_short_help = true)]
+    pub speculate: Option<SpeculateArg>,
+}
+
+/// `--speculate`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum SpeculateArg {
+    /// One token in each step
+    Off,
+    /// Every source
+    #[default]
+    Auto,
+    /// What followed the same tokens earlier in the text
+    Ngram,
+    /// --draft-model alone
+    Draft,
+    /// The model's own block for multi-token prediction, or its assistant, alone
+    Mtp,
+}
+
+impl From<SpeculateArg> for Speculation {
+    fn from(arg: SpeculateArg) -> Self {
+        match arg {
+            SpeculateArg::Off => Speculation::Off,
+            SpeculateArg::Auto => Speculation::Auto,
+            SpeculateArg::Ngram => Speculation::Ngram,
+            SpeculateArg::Draft => Speculation::Draft,
+            SpeculateArg::Mtp => Speculation::Mtp,
+        }
+    }
+}
+
+/// Settings of the engine beside those of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    pub warm_resume: bool,
+    /// Whether there are sessions whose KV is worth keeping on disk.
+    pub keeps_sessions: bool,
+    /// Bytes; `None` leaves it to the engine, here and below.
+    pub kv_memory: Option<u64>,
+    pub kv_disk: Option<u64>,
+    pub packed_disk: Option<u64>,
+    pub speculation: Speculation,
+    pub sharing: Sharing,
+}
+
+/// Limits on simultaneous use of the engine; the default is one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sharing {
+    pub max_running: usize,
+    pub max_waiting: usize,
+    pub max_sessions: usize,
+    pub session_ttl: Option<Duration>,
+}
+
+impl Default for Sharing {
+    fn default() -> Self {
+        Self { max_running: 1, max_waiting: 64, max_sessions: 1, session_ttl: None }
+    }
+}
+
+impl EngineArgs {
+    pub fn resolve(&self, keeps_sessions: bool) -> EngineOptions {
+        EngineOptions {
+            sharing: Sharing::default(),
+            warm_resume: !self.no_warm_resume,
+            keeps_sessions,
+            kv_memory: self.kv_memory.map(|size| size.0),
+            kv_disk: self.kv_disk.map(|size| size.0),
+            packed_disk: self.packed_disk.map(|size| size.0),
+            speculation: self.speculate.unwrap_or_default().into(),
+        }
+    }
+}
+
+/// A number of bytes: `4096`, `512M`, `4G`, `4GiB`; the units are powers of 1024.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refusal = || "not a size like 512M, 4G or a number of bytes (units: K, M, G, T)".to_owned();
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let shift = match &text[digits.len()..] {
+            "" | "B" => 0,
+            "K" | "k" | "KiB" => 10,
+            "M" | "m" | "MiB" => 20,
+            "G" | "g" | "GiB" => 30,
+            "T" | "t" | "TiB" => 40,
+            _ => return Err(refusal()),
+        };
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(refusal());
+        }
+        let bytes = digits.parse::<u64>().ok().and_then(|count| count.checked_mul(1 << shift));
+        bytes.map(Self).ok_or_else(|| "more bytes than can be counted".to_owned())
+    }
+}
+
+/// Longer times are mistakes, and clocks cannot count them.
+const LONGEST_SPAN: Duration = Duration::from_secs(36_500 * 86_400);
+
+/// A time: `30s`, `1.5h`, `500ms`; a number alone is seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeSpan(pub Duration);
+
+impl FromStr for TimeSpan {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let refusal = || "not a time like 30s, 5m, 1h or 500ms (units: ms, s, m, h, d)".to_owned();
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let unit = match &text[digits.len()..] {
+            "ms" => 1e-3,
+            "" | "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            "d" => 86_400.0,
+            _ => return Err(refusal()),
+        };
+        if !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+            return Err(refusal());
+        }
+        let seconds = digits.parse::<f64>().map_err(|_| refusal())? * unit;
+        if seconds > LONGEST_SPAN.as_secs_f64() {
+            return Err("is more than a hundred years (36500d)".to_owned());
+        }
+        let span = Duration::try_from_secs_f64(seconds).map_err(|_| refusal())?;
+        if span.is_zero() { Err("must be longer than nothing".to_owned()) } else { Ok(Self(span)) }
+    }
+}
+
+/// Sampling options. Unset ones come from the model's publisher, else from [`GivenSampling::sampling`].
+///
+/// The numbers are flags by their definition in [`SAMPLING`].
+#[derive(Debug, Clone, Default)]
+pub struct SamplingArgs {
+    pub numbers: SamplingNumbers,
+    pub top_k: Option<TopK>,
+    pub logit_bias: Vec<TokenBias>,
+    pub seed: Option<u64>,
+}
+
+impl Args for SamplingArgs {
+    fn augment_args(command: Command) -> Command {
+        let heading = "Sampling (unset: what the model recommends, else temperature 0.8, top-k 40, top-p 0.95 for free text)";
+        command.next_help_heading(heading).args(SamplingParameter::all().map(sampling_flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+/// Returns the flag that sets `parameter`.
+fn sampling_flag(parameter: SamplingParameter) -> Arg {
+    let name = parameter.name();
+    let flag = Arg::new(name).long(name.replace('_', "-"));
+    match parameter {
+        SamplingParameter::Number(number) => flag
+            .help(number.help.trim())
+            .value_name(number.facts.value_name)
+            .value_parser(value_parser!(f32))
+            .allow_negative_numbers(true)
+            .hide_short_help(!number.facts.is_common),
+        SamplingParameter::TopK => flag
+            .help("Choose among the K most likely tokens; `all` or -1 for no limit")
+            .value_name("K")
+            .value_parser(parse_top_k),
+        SamplingParameter::LogitBias => flag
+            .help("Add BIAS (-100 to 100) to the logit of token ID; may be repeated")
+            .value_name("ID=BIAS")
+            .value_parser(value_parser!(TokenBias))
+            .action(ArgAction::Append)
+            .value_delimiter(',')
+            .hide_short_help(true),
+        SamplingParameter::Seed => flag
+            .help("Seed of the random choices; a drawn one is shown with -v and --stats, and is in json")
+            .value_name("N")
+            .value_parser(value_parser!(u64)),
+    }
+}
+
+impl FromArgMatches for SamplingArgs {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut args = Self::default();
+        args.update_from_arg_matches(matches)?;
+        Ok(args)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        for number in SAMPLING {
+            if let Some(&value) = matches.get_one(number.name) {
+                number.give(&mut self.numbers, Some(value));
+            }
+        }
+        self.top_k = matches.get_one("top_k").copied().or(self.top_k);
+        if let Some(biases) = matches.get_many("logit_bias") {
+            self.logit_bias = biases.copied().collect();
+        }
+        self.seed = matches.get_one("seed").copied().or(self.seed);
+        Ok(())
+    }
+}
+
+/// When to stop.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Generate at most N tokens; -1 is no limit (default: to the end of the context)
+    #[arg(long, short = 'n', value_name = "N")]
+    pub max_tokens: Option<MaxTokens>,
+
+    /// What to do when the prompt and --max-tokens together exceed the context (default: refuse)
+    #[arg(long, value_enum, value_name = "POLICY", hide_short_help = true)]
+    pub overflow: Option<OverflowPolicy>,
+
+    /// Stop before this text; may be repeated
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub stop: Vec<String>,
+
+    /// Go on past the model's end-of-generation tokens
+    #[arg(long, hide_short_help = true)]
+    pub ignore_eos: bool,
+}
+
+/// `--ctx`: a number of tokens, `4k` for 4,096.
+pub fn parse_context(text: &str) -> Result<usize, String> {
+    let (digits, unit) = match text.strip_suffix(['k', 'K']) {
+        Some(digits) => (digits, 1024),
+        None => (text, 1),
+    };
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    match digits.parse::<usize>().ok().and_then(|count| count.checked_mul(unit)) {
+        Some(0 | 1) => Err("must be at least 2".to_owned()),
+        Some(count) => Ok(count),
+        None if is_number => Err("more tokens than can be counted".to_owned()),
+        None => Err("not a number of tokens like 4096 or 4k".to_owned()),
+    }
+}
+
+/// `--max-tokens`: a number, or -1 as in other tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MaxTokens {
+    /// To the end of the context, whatever the model usually does.
+    NoLimit,
+    Most(usize),
+}
+
+impl FromStr for MaxTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.parse::<i128>() {
+            Ok(-1) => Ok(Self::NoLimit),
+            Ok(count) if count < 1 => Err("must be at least 1; -1 is no limit".to_owned()),
+            Ok(count) => usize::try_from(count).map(Self::Most).map_err(|_| "too large".to_owned()),
+            Err(_) => Err("not a number of tokens".to_owned()),
+        }
+    }
+}
+
+/// `--overflow`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OverflowPolicy {
+    /// Say so and exit with 65
+    #[default]
+    Refuse,
+    /// Generate as much as fits
+    Clamp,
+}
+
+/// Parses `--top-k`: a number, or `all` to undo what the model's publisher recommends.
+fn parse_top_k(text: &str) -> Result<TopK, String> {
+    match text.parse() {
+        _ if matches!(text, "all" | "-1") => Ok(TopK::All),
+        Ok(0) => Err("must be at least 1; `all` keeps all tokens".to_owned()),
+        Ok(count) => Ok(TopK::Best(count)),
+        Err(_) => Err("not a number or `all`".to_owned()),
+    }
+}
+
+/// `--logit-bias`: a token id and what is added to its logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenBias {
+    pub id: u32,
+    pub bias: f32,
+}
+
+impl FromStr for TokenBias {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (id, bias) = text.split_once('=').ok_or("not of the form ID=BIAS")?;
+        let id = id.trim().parse().map_err(|_| format!("{id:?} is not a token id"))?;
+        let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is not a number"))?;
+        Ok(Self { id, bias })
+    }
+}
+
+impl SamplingArgs {
+    /// Validates what does not depend on a model. The engine refuses ids beyond its vocabulary.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming the field.
+    pub fn check(&self) -> Result<(), Error> {
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = self.logit_bias.iter().find(|entry| !seen.insert(entry.id)) {
+            let message = format!("token {} is given twice", twice.id);
+            return Err(Error::InvalidParameter { name: "logit_bias", message });
+        }
+        self.given().sampling(true).validate(usize::MAX)
+    }
+
+    /// Returns what the flags give.
+    pub fn given(&self) -> GivenSampling {
+        let biases = self.logit_bias.iter().map(|entry| (entry.id, entry.bias));
+        let logit_bias = Some(biases.collect()).filter(|_| !self.logit_bias.is_empty());
+        GivenSampling { numbers: self.numbers, top_k: self.top_k, logit_bias, seed: self.seed }
+    }
+
+    /// Names what `defaults` give and the flags do not, e.g. `temperature 0.6`.
+    pub fn taken_from(&self, defaults: &GivenSampling) -> Vec<String> {
+        let not_here = |number: &&SamplingNumber| number.given(&self.numbers).is_none();
+        let numbers = SAMPLING.iter().filter(not_here).filter_map(|number| {
+            let value = number.given(&defaults.numbers)?;
+            Some(format!("{} {value}", number.name))
+        });
+        let top_k = match (self.top_k, defaults.top_k) {
+            (None, Some(TopK::Best(count))) => Some(format!("top_k {count}")),
+            _ => None,
+        };
+        numbers.chain(top_k).collect()
+    }
+
+    /// Returns whether a flag or a file sets a parameter.
+    pub fn gives(&self, parameter: SamplingParameter) -> bool {
+        match parameter {
+            SamplingParameter::Number(number) => number.given(&self.numbers).is_some(),
+            SamplingParameter::TopK => self.top_k.is_some(),
+            SamplingParameter::LogitBias => !self.logit_bias.is_empty(),
+            SamplingParameter::Seed => self.seed.is_some(),
+        }
+    }
+
+    /// Takes back the value of a parameter.
+    pub fn unset(&mut self, parameter: SamplingParameter) {
+        match parameter {
+            SamplingParameter::Number(number) => number.give(&mut self.numbers, None),
+            SamplingParameter::TopK => self.top_k = None,
+            SamplingParameter::LogitBias => self.logit_bias.clear(),
+            SamplingParameter::Seed => self.seed = None,
+        }
+    }
+}
+
+impl LimitArgs {
+    pub fn resolve(&self) -> Limits {
+        let overflow = match self.overflow.unwrap_or_default() {
+            OverflowPolicy::Refuse => Overflow::Refuse,
+            OverflowPolicy::Clamp => Overflow::Clamp,
+        };
+        // No limit is as much as fits: then the end of the context is reached, not a number of tokens.
+        let (max_tokens, overflow) = match self.max_tokens {
+            None => (None, overflow),
+            Some(MaxTokens::Most(count)) => (Some(count), overflow),
+            Some(MaxTokens::NoLimit) => (Some(usize::MAX), Overflow::Clamp),
+        };
+        let stop = self.stop.clone();
+        Limits { max_tokens, stop, ignore_eos: self.ignore_eos, overflow, ..Limits::default() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::error::Kind;
+    use llmctl_base::Sampling;
+
+    #[test]
+    fn flags_win_over_the_models_defaults_and_what_is_taken_from_them_is_named() {
+        let none = SamplingNumbers::default();
+        let numbers = SamplingNumbers { temperature: Some(0.6), top_p: Some(0.95), ..none };
+        let defaults = GivenSampling { numbers, top_k: Some(TopK::Best(20)), ..GivenSampling::default() };
+        let check = |numbers, top_k, in_force, taken: &[&str]| {
+            let args = SamplingArgs { numbers, top_k, ..SamplingArgs::default() };
+            let Sampling { temperature, top_k, top_p, .. } = args.given().or(&defaults).sampling(true);
+            assert_eq!((temperature, top_k, top_p), in_force);
+            assert_eq!(args.taken_from(&defaults), taken);
+        };
+        let cold = SamplingNumbers { temperature: Some(0.0), ..none };
+        check(cold, None, (0.0, Some(20), 0.95), &["top_p 0.95", "top_k 20"]);
+        let narrow = SamplingNumbers { top_p: Some(0.5), ..none };
+        check(narrow, Some(TopK::All), (0.6, None, 0.5), &["temperature 0.6"]);
+        assert!(SamplingArgs::default().taken_from(&GivenSampling::default()).is_empty());
+    }
+
+    #[test]
+    fn an_instruction_set_is_taken_where_the_processor_has_it() {
+        let all = Isa::ALL;
+        let sets = CpuSet::value_variants();
+        assert_eq!(sets.len(), all.len());
+        for (asked, set) in sets.iter().enumerate() {
+            for best in 0..all.len() {
+                let found = set.isa_among(&all[..=best]);
+                if asked <= best {
+                    assert_eq!(found.expect("there"), all[asked]);
+                    continue;
+                }
+                let error = found.expect_err("not there");
+                let names: Vec<_> = all[..=best].iter().map(|isa| isa.name()).collect();
+                assert_eq!(error.kind, Kind::Usage);
+                assert!(error.to_string().contains(&format!("has no {}", all[asked].name())), "{error}");
+                assert!(error.hint_text().is_some_and(|hint| hint.contains(&names.join(", "))), "{error:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_has_one_bias() {
+        let check = |ids: &[u32]| {
+            let logit_bias = ids.iter().map(|&id| TokenBias { id, bias: 1.0 }).collect();
+            SamplingArgs { logit_bias, ..SamplingArgs::default() }.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[5, 6]), Ok(()));
+        assert_eq!(check(&[5, 6, 5]), Err("logit_bias: token 5 is given twice".to_owned()));
+    }
+
+    #[test]
+    fn top_k_has_no_zero_sentinel() {
+        assert_eq!(parse_top_k("all"), Ok(TopK::All));
+        assert_eq!(parse_top_k("7"), Ok(TopK::Best(7)));
+        assert!(parse_top_k("0").unwrap_err().contains("`all`"));
+        assert_eq!(parse_top_k("-1"), Ok(TopK::All), "as in other tools");
+        assert!(parse_top_k("-2").is_err());
+    }
+
+    #[test]
+    fn contexts_may_be_counted_in_thousands() {
+        for (text, tokens) in [("4096", 4096), ("4k", 4096), ("128K", 131_072), ("2", 2)] {
+            assert_eq!(parse_context(text), Ok(tokens), "{text}");
+        }
+        for bad in ["", "k", "1", "0k", "-4k", "4kk", "4 k", "4M", "99999999999999999999"] {
+            assert!(parse_context(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn no_limit_is_as_much_as_fits() {
+        let resolved = |text: &str| {
+            let max_tokens = Some(text.parse().expect(text));
+            let limits = LimitArgs { max_tokens, ..LimitArgs::default() }.resolve();
+            (limits.max_tokens, limits.overflow)
+        };
+        assert_eq!(resolved("-1"), (Some(usize::MAX), Overflow::Clamp));
+        assert_eq!(resolved("7"), (Some(7), Overflow::Refuse));
+        assert_eq!(LimitArgs::default().resolve().max_tokens, None);
+        for bad in ["0", "-2", "x", "", "99999999999999999999999999999999999999999"] {
+            assert!(bad.parse::<MaxTokens>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_bytes_or_powers_of_1024() {
+        let check = |text: &str, bytes: u64| assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        check("0", 0);
+        check("4096", 4096);
+        check("17B", 17);
+        check("512M", 512 << 20);
+        check("4g", 4 << 30);
+        check("3KiB", 3 << 10);
+        check("2T", 2 << 40);
+        for bad in
+            ["", "M", "-1", "1.5G", "4 G", "4GB", "4X", "4MM", "0x10", "16777216T", "99999999999999999999"]
+        {
+            assert!(bad.parse::<ByteSize>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_are_seconds_or_have_a_unit() {
+        let check = |text: &str, ms: u64| {
+            assert_eq!(text.parse(), Ok(TimeSpan(Duration::from_millis(ms))), "{text}");
+        };
+        check("30", 30_000);
+        check("30s", 30_000);
+        check("500ms", 500);
+        check("1.5h", 5_400_000);
+        check("2d", 172_800_000);
+        check("0.25", 250);
+        for bad in ["", "s", "-1", "1 s", "0", "0ms", "1w", "1.2.3", "1e3", "inf", "nan", "1m30s", "1S"] {
+            assert!(bad.parse::<TimeSpan>().is_err(), "{bad}");
+        }
+        assert_eq!("36500d".parse(), Ok(TimeSpan(LONGEST_SPAN)));
+        for bad in ["36501d", "9223372036854775807s", "99999999999999999999"] {
+            let refused = bad.parse::<TimeSpan>().expect_err(bad);
+            assert_eq!(refused, "is more than a hundred years (36500d)", "{bad}");
+        }
+    }
+
+    #[test]
+    fn engine_flags_become_options() {
+        #[derive(Debug, clap::Parser)]
+        struct Probe {
+            #[command(flatten)]
+            engine: EngineArgs,
+        }
+        let parse = |words: &[&str]| {
+            let probe = <Probe as clap::Parser>::try_parse_from([&["probe"], words].concat());
+            probe.map(|probe| probe.engine.resolve(true)).map_err(|error| error.to_string())
+        };
+        let unset = EngineOptions {
+            warm_resume: true,
+            keeps_sessions: true,
+            kv_memory: None,
+            kv_disk: None,
+            packed_disk: None,
+            speculation: Speculation::Auto,
+            sharing: Sharing::default(),
+        };
+        assert_eq!(parse(&[]), Ok(unset));
+        let ngram = EngineOptions { speculation: Speculation::Ngram, ..unset };
+        assert_eq!(parse(&["--speculate", "ngram"]), Ok(ngram));
+        let given = EngineOptions {
+            warm_resume: false,
+            keeps_sessions: true,
+            kv_memory: Some(512 << 20),
+            kv_disk: Some(0),
+            packed_disk: Some(1 << 30),
+            ..unset
+        };
+        let words = ["--no-warm-resume", "--kv-memory", "512M", "--kv-disk", "0", "--packed-disk", "1G"];
+        assert_eq!(parse(&words), Ok(given));
+        let refusal = parse(&["--kv-disk", "lots"]).expect_err("no size");
+        assert!(refusal.contains("--kv-disk <SIZE>") && refusal.contains("512M"), "{refusal}");
+    }
+
+    #[test]
+    fn an_endpoint_is_an_address_or_none() {
+        let url = |text: &str| text.parse::<EndpointArg>().map(|arg| arg.0.map(|url| url.to_string()));
+        assert_eq!(url("none"), Ok(None));
+        assert_eq!(url("http://127.0.0.1:8080"), Ok(Some("http://127.0.0.1:8080/v1".to_owned())));
+        assert!(url("None").is_err() && endpoint_text("none").is_err() && endpoint_text("x").is_err());
+        assert_eq!(endpoint_text("http://127.0.0.1:8484"), Ok("http://127.0.0.1:8484".to_owned()));
+    }
+
+    #[test]
+    fn a_bias_is_an_id_and_a_number() {
+        assert_eq!("5=-100".parse(), Ok(TokenBias { id: 5, bias: -100.0 }));
+        for bad in ["5", "=1", "5=", "-5=1", "x=1", "5=much"] {
+            assert!(bad.parse::<TokenBias>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,604 @@
+//! From the model flags to a loaded model, the only way for all subcommands.
+//!
+//! Chooses device and threads, reports the choice, draws the progress of loading, and joins text side and
+//! engine client into the [`Loaded`] model that the commands use.
+
+pub mod embedder;
+mod loaded;
+pub mod remote;
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::download;
+use super::models;
+use super::running;
+use crate::cli::error::{CommandError, Kind};
+use crate::cli::flags::args;
+use crate::cli::flags::args::{
+    BosId, EngineOptions, FetchArgs, KvTypeArg, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
+};
+use crate::cli::places::{Places, free_bytes};
+use crate::cli::terminal::Terminal;
+use crate::cli::terminal::input::read_file;
+use crate::cli::terminal::output::visible;
+use crate::cli::terminal::report::bytes;
+use crate::cli::terminal::slow_cpu::slow_kernels;
+use llmctl_base::machine::{Cores, default_threads};
+use llmctl_base::{Error, GivenSampling, LoadError, Notice};
+use llmctl_engine::{Engine, EngineClient, EngineConfig, EngineSpec, Speculation};
+use llmctl_hub::Resolved;
+use llmctl_hub::builtin::GUIDE;
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::load;
+use llmctl_models::load::{
+    CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedDraft, LoadedModel,
+    ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
+};
+use llmctl_models::memory::{LimitKind, memory_limits, tightest};
+use llmctl_models::model::{Model, ModelSpec};
+use llmctl_models::text::Tokenizer;
+use llmctl_template::TemplateError;
+pub use loaded::{Loaded, ModelInfo, PreparedTexts};
+
+/// Default for bytes of KV kept on disk.
+const DEFAULT_KV_DISK: u64 = 4 << 30;
+
+/// Default for bytes of packed weights kept on disk.
+const DEFAULT_PACKED_DISK: u64 = 20 << 30;
+
+/// Rows of a step for each request that may run.
+const ROWS_PER_RUNNING: usize = 8;
+
+/// Loading time below which no bar is drawn.
+const PROGRESS_AFTER: Duration = Duration::from_millis(400);
+
+/// Message if nothing names a model.
+const NO_MODEL: &str =
+    "using guide, the built-in demo model (knows only llmctl). Use your own with --model FILE.gguf";
+
+/// Resolves the reference, loads the model and starts its engine. Notices and progress go to the terminal.
+///
+/// # Errors
+/// `NotFound` if the reference cannot be resolved, `BadData` for damaged files, `Temporary` if the model does
+/// not fit.
+pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
+    if !args.remote.engine.is_empty() {
+        return remote::load(args, asked, terminal);
+    }
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    if args.connects
+        && let Some(llm) = connected(args, &resolved, asked, terminal)
+    {
+        return Ok(llm);
+    }
+    let template = template_flag(args)?;
+    let draft = resolve_draft(args, asked.speculation, terminal)?;
+    let options = options(args, asked, terminal)?;
+    let is_on_cpu = matches!(options.device, Device::Cpu(_));
+    let mut loaded = load_files(&resolved, draft.as_ref(), &options, terminal)?;
+    set_tokens(args, &mut loaded.texts)?;
+    loaded.notices.iter().for_each(|notice| terminal.note(notice));
+    loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
+    if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
+        let ids: std::collections::BTreeSet<_> = ends.iter().collect();
+        let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
+        terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), loaded.texts.defaults_source));
+    }
+    let context_tokens = loaded.model.spec().context_length;
+    let mut texts = PreparedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
+    texts.chat_tokenizer.set_context_tokens(context_tokens);
+    let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
+    let mut config = engine_config(asked, context_tokens, ends);
+    config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
+    if asked.kv_memory.is_none() && config.max_running > 1 {
+        config.kv_memory =
+            Some(shared_kv(loaded.model.spec(), loaded.draft.as_ref(), &config, is_on_cpu, terminal)?);
+    }
+    let kv = open_kv(asked, &loaded.fingerprint)?;
+    report_draft(loaded.model.spec(), loaded.draft.as_ref(), &config, terminal)?;
+    let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
+    let engine = start_engine(models, texts.chat_tokenizer.tokenizer(), config, kv)?;
+    texts.info.vocab_size = engine.spec().vocab_size();
+    texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
+    texts.info.load_time = start.elapsed();
+    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
+    let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
+    Ok(Loaded { texts, engine, compiler })
+}
+
+/// Opens the model at a running server of this user; `None`, with a notice, where no server has it or can be used.
+fn connected(
+    args: &ModelArgs,
+    resolved: &Resolved,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Option<Loaded> {
+    let places = Places::from_environment();
+    let opened = running::find(args, resolved, &places).and_then(|server| {
+        let llm = remote::load_connected(&server.flags(args), resolved, asked, terminal)
+            .map_err(|error| error.to_string())?;
+        terminal.note(format!("connected to {}, which has {}", server.url, server.model));
+        Ok(llm)
+    });
+    opened.map_err(|why| terminal.note(format!("--connect: {why}; the model is loaded here"))).ok()
+}
+
+/// Returns whether a model fits into the memory that is left, with the context that it has by itself. One that is not here or
+/// cannot be read does not: [`load`] says why, and asks before it downloads.
+pub fn fits_beside(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> bool {
+    let fetch = FetchArgs { offline: true, ..args.fetch.clone() };
+    let args = &ModelArgs { fetch, ..args.clone() };
+    let fits = || {
+        let resolved = resolve(args, terminal)?;
+        let files = ModelFiles::open(&resolved.source)?;
+        let mut notices = Vec::new();
+        load::context_length(&files, &options(args, asked, terminal)?, &mut notices)?;
+        let is_limited = notices.iter().any(|notice| matches!(notice, Notice::ContextLimited { .. }));
+        Ok::<_, CommandError>(!is_limited)
+    };
+    args.remote.engine.is_empty() && fits().unwrap_or(false)
+}
+
+/// Loads the files of a model and of its draft model, with a progress bar.
+///
+/// # Errors
+/// Those of [`load::load_with_draft`].
+pub fn load_files(
+    resolved: &Resolved,
+    draft: Option<&Resolved>,
+    options: &LoadOptions,
+    terminal: &Terminal,
+) -> Result<LoadedModel, CommandError> {
+    let bar = LoadBar::new(terminal, &resolved.name);
+    let loaded = load::load_with_draft(resolved, draft, options, &mut |done, total| bar.show(done, total));
+    bar.clear();
+    let loaded = loaded?;
+    let used = std::iter::once(resolved).chain(draft);
+    used.for_each(|resolved| models::record_use(resolved, &Places::from_environment()));
+    Ok(loaded)
+}
+
+/// Says with `-v` what memory the draft model, the assistant or the model's own block takes.
+fn report_draft(
+    model: &ModelSpec,
+    draft: Option<&LoadedDraft>,
+    config: &EngineConfig,
+    terminal: &Terminal,
+) -> Result<(), CommandError> {
+    let Some(draft) = draft else { return Ok(()) };
+    let spec = EngineSpec::new(model.clone(), config.clone())?;
+    let kind = if draft.model.is_some() { "draft model" } else { "assistant" };
+    let drafter = draft.name.as_ref().map_or("prediction block".to_owned(), |name| format!("{kind} {name}"));
+    let kv_memory = draft.spec().map(|own| spec.for_draft_model(own)).transpose()?.map(|own| own.kv_memory);
+    let kv_memory =
+        kv_memory.map_or("the model's KV".to_owned(), |kv| format!("up to {} of KV", bytes(kv as u64)));
+    terminal.detail(&format!("{drafter}: {} of weights, {kv_memory}", bytes(draft.weight_bytes)));
+    Ok(())
+}
+
+/// Starts an engine in a thread of its own, which drafts with the second model if there is one, and keeps the KV of named
+/// sessions in `kv`.
+///
+/// # Errors
+/// Those of [`Engine::new`], [`Engine::set_draft_model`] and [`EngineClient::spawn`].
+pub fn start_engine(
+    (model, draft_model): (Box<dyn Model>, Option<Box<dyn Model>>),
+    tokenizer: &Arc<Tokenizer>,
+    config: EngineConfig,
+    kv: Option<DiskStore>,
+) -> Result<EngineClient, Error> {
+    let vocabulary = Arc::clone(tokenizer);
+    EngineClient::spawn(move || {
+        let mut engine = Engine::new(model, vocabulary, config)?;
+        draft_model.map_or(Ok(()), |model| engine.set_draft_model(model))?;
+        kv.into_iter().for_each(|store| engine.set_disk(store));
+        Ok(engine)
+    })
+}
+
+/// Opens a folder of KV pages for one model.
+///
+/// # Errors
+/// Those of [`DiskStore::open`].
+pub fn open_kv_folder(root: PathBuf, limit_bytes: u64, model: &Fingerprint) -> Result<DiskStore, Error> {
+    let Fingerprint { hex: fingerprint, facts: description } = model.clone();
+    let queue_bytes = DEFAULT_QUEUE_BYTES;
+    DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })
+}
+
+fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
+    let Sharing { max_running, max_waiting, max_sessions, session_ttl } = asked.sharing;
+    let alone = EngineConfig::new(context_tokens, ends);
+    EngineConfig {
+        // A row for each running request, and a prompt chunk that is worth a step beside them.
+        step_tokens: alone.step_tokens.max(ROWS_PER_RUNNING * max_running),
+        max_running,
+        max_waiting,
+        max_sessions,
+        session_ttl,
+        kv_memory: asked.kv_memory.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        warm_resume: asked.warm_resume,
+        speculation: asked.speculation,
+        ..alone
+    }
+}
+
+/// Returns the default bytes of KV for several requests: a full context for each as far as memory allows, and
+/// at least the one context that loading has checked. Memory is taken as it is used.
+fn shared_kv(
+    model: &ModelSpec,
+    draft: Option<&LoadedDraft>,
+    config: &EngineConfig,
+    is_on_cpu: bool,
+    terminal: &Terminal,
+) -> Result<usize, CommandError> {
+    let config = EngineConfig { kv_memory: None, max_sessions: 1, ..config.clone() };
+    let (context_tokens, max_running) = (config.context_length, config.max_running);
+    let spec = EngineSpec::new(model.clone(), config)?;
+    let (wanted, one) = (spec.kv_memory, spec.sequence_bytes(context_tokens));
+    let draft = draft.and_then(LoadedDraft::spec).map(|own| spec.for_draft_model(own)).transpose()?;
+    // A draft model gets memory in the same proportion.
+    let own_part = wanted as f64 / (wanted + draft.map_or(0, |draft| draft.kv_memory)).max(1) as f64;
+    let available =
+        tightest(&memory_limits(Path::new("/"))).filter(|_| is_on_cpu).map(|limit| limit.available);
+    let Some(available) = available else { return Ok(wanted) };
+    let left = (available as f64 * 0.75 * own_part) as usize;
+    let granted = wanted.min(left).max(one);
+    if granted < wanted {
+        terminal.note(format!(
+            "KV memory limited to {} by the memory available: {:.1} full contexts of {context_tokens} tokens instead of {max_running}",
+            bytes(granted as u64),
+            granted as f64 / one as f64,
+        ));
+    }
+    Ok(granted)
+}
+
+/// Returns where packed weights are kept; `None` if they are not, or no folder is known. Without a limit of the user's, half
+/// of the free space stays free.
+fn packed_place(asked: EngineOptions, places: &Places) -> Option<PanelPlace> {
+    let folder = places.packed()?;
+    let by_default = || {
+        let kept = kept_panels(&folder).bytes;
+        let free = free_bytes(&folder).unwrap_or(u64::MAX);
+        DEFAULT_PACKED_DISK.min(kept.saturating_add(free) / 2)
+    };
+    let limit_bytes = asked.packed_disk.unwrap_or_else(by_default);
+    (limit_bytes > 0).then_some(PanelPlace { folder, limit_bytes, least_bytes: LEAST_BYTES })
+}
+
+/// Opens the user's folder of KV; `None` if KV on disk is off or no folder is known.
+fn open_kv(asked: EngineOptions, model: &Fingerprint) -> Result<Option<DiskStore>, CommandError> {
+    let limit_bytes = asked.kv_disk.unwrap_or(DEFAULT_KV_DISK);
+    let root = Places::from_environment().kv().filter(|_| asked.keeps_sessions && limit_bytes > 0);
+    Ok(root.map(|root| open_kv_folder(root, limit_bytes, model)).transpose()?)
+}
+
+/// Loads the model without its weights, enough to render and count tokens, with the context that `load` would
+/// give. If the model does not fit, a notice says so and the requested context is used.
+///
+/// # Errors
+/// Those of [`load`] that do not concern the weights.
+pub fn load_texts(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<PreparedTexts, CommandError> {
+    if !args.remote.engine.is_empty() {
+        return Ok(remote::open(args, asked, terminal)?.0);
+    }
+    let start = Instant::now();
+    let resolved = resolve(args, terminal)?;
+    let template = template_flag(args)?;
+    let options = options(args, asked, terminal)?;
+    let facts = load::model_facts(&resolved.source)?.decoder?;
+    let files = ModelFiles::open(&resolved.source)?;
+    let mut notices = Vec::new();
+    let context_tokens = match load::context_length(&files, &options, &mut notices) {
+        Err(error @ LoadError::TooBig { .. }) => {
+            terminal.warn(error.to_string());
+            args.ctx.unwrap_or(facts.context_length)
+        }
+        context => context?,
+    };
+    notices.iter().for_each(|notice| terminal.note(notice));
+    let mut texts = load::load_texts(&files)?;
+    set_tokens(args, &mut texts)?;
+    let mut texts = PreparedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    texts.info.vocab_size = facts.vocab_size;
+    texts.info.load_time = start.elapsed();
+    Ok(texts)
+}
+
+/// Resolves the model flags to files, with a notice if they are not what the user typed.
+///
+/// # Errors
+/// Those of [`models::find`].
+pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, CommandError> {
+    let Some(reference) = &args.model else {
+        terminal.note(NO_MODEL);
+        return Ok(Resolved::built_in(&GUIDE));
+    };
+    let places = Places::from_environment();
+    let resolved = find_or_download(reference, args, &places, terminal)?;
+    note_place(reference, &resolved, terminal);
+    Ok(resolved)
+}
+
+/// Reports the files of a reference, if they are not what the user typed.
+fn note_place(reference: &str, resolved: &Resolved, terminal: &Terminal) {
+    let path = resolved.source.path();
+    tracing::info!("{reference} is {}", path.display());
+    // A path that the user typed needs no notice.
+    if path != Path::new(reference) {
+        terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
+    }
+}
+
+/// Resolves `--draft-model`; `None` without one, or if no draft would be asked of it.
+///
+/// # Errors
+/// Those of [`resolve`]; a usage error if drafts of a draft model are asked for and there is none.
+pub fn resolve_draft(
+    args: &ModelArgs,
+    speculation: Speculation,
+    terminal: &Terminal,
+) -> Result<Option<Resolved>, CommandError> {
+    let Some(reference) = &args.draft_model else {
+        return match speculation {
+            Speculation::Draft => {
+                let hint = "name a small model of the same family with --draft-model";
+                Err(CommandError::usage("--speculate draft needs a draft model").hint(hint))
+            }
+            _ => Ok(None),
+        };
+    };
+    if matches!(speculation, Speculation::Off | Speculation::Ngram) {
+        terminal.detail("the draft model is not loaded: --speculate asks for none");
+        return Ok(None);
+    }
+    find_or_download(reference, args, &Places::from_environment(), terminal).map(Some)
+}
+
+/// Finds the files of `reference`, after downloading them if they are missing and may be downloaded.
+fn find_or_download(
+    reference: &str,
+    args: &ModelArgs,
+    places: &Places,
+    terminal: &Terminal,
+) -> Result<Resolved, CommandError> {
+    let only_texts = !args.remote.engine.is_empty();
+    let look_up = if only_texts { models::look_up_texts } else { models::look_up };
+    let missing = match look_up(reference, places, &args.aliases) {
+        Ok(resolved) => return Ok(resolved),
+        Err(error) => error,
+    };
+    let Some(hub) = models::downloadable(reference, &missing, places, &args.aliases) else {
+        return Err(models::not_found(missing));
+    };
+    if let Some(setting) = download::forbidden_by(&args.fetch) {
+        let meant = match &missing {
+            LoadError::UnknownModel { candidates, .. } if !candidates.is_empty() => {
+                format!("did you mean {}? ", candidates.join(" or "))
+            }
+            _ => String::new(),
+        };
+        let hint = format!("{meant}{setting} forbids downloading it; `llmctl models` lists what you have");
+        return Err(CommandError::from(missing).hint(hint));
+    }
+    download::first_use(&hub, only_texts, &args.fetch, places, terminal).map_err(|error| match &missing {
+        // The name may be a slip of one that is here.
+        LoadError::UnknownModel { candidates, .. }
+            if error.kind == Kind::NotFound && !candidates.is_empty() =>
+        {
+            error.hint(format!("did you mean {}?", candidates.join(" or ")))
+        }
+        _ => error,
+    })?;
+    look_up(reference, places, &args.aliases).map_err(models::not_found)
+}
+
+/// Returns whether the flags mean the built-in model. An invalid reference is reported when it is loaded.
+pub fn means_built_in(args: &ModelArgs) -> bool {
+    args.model.as_ref().is_none_or(|reference| {
+        let found = models::find(reference, &Places::from_environment(), &args.aliases);
+        found.is_ok_and(|resolved| resolved.source.built_in().is_some())
+    })
+}
+
+/// Applies the flags that replace BOS and EOS tokens.
+fn set_tokens(args: &ModelArgs, texts: &mut ModelTexts) -> Result<(), CommandError> {
+    if let Some(BosId(bos)) = args.bos_id {
+        texts.set_bos(bos)?;
+    }
+    if !args.eos_id.is_empty() {
+        texts.set_ends(&args.eos_id)?;
+    }
+    Ok(())
+}
+
+fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
+    args.chat_template.as_deref().map(read_file).transpose()
+}
+
+/// Returns the options for loading a model on this machine.
+///
+/// # Errors
+/// A usage error for a device or an instruction set that does not exist.
+pub fn options(
+    args: &ModelArgs,
+    asked: EngineOptions,
+    terminal: &Terminal,
+) -> Result<LoadOptions, CommandError> {
+    let device = device(args, terminal)?;
+    // A GPU's memory is not known here; its driver refuses what it cannot hold.
+    let available_memory = match device {
+        Device::Cpu(_) => {
+            // Weights used in place do not count as data; packing checks the limit itself.
+            let limits = memory_limits(Path::new("/")).into_iter();
+            let limits: Vec<_> = limits.filter(|limit| limit.kind != LimitKind::Data).collect();
+            tightest(&limits).map(|limit| limit.available)
+        }
+        Device::Candle(_) => None,
+    };
+    Ok(LoadOptions {
+        device,
+        dtype: args.dtype.map(|dtype| match dtype {
+            WeightDtype::F32 => Dtype::F32,
+            WeightDtype::Bf16 => Dtype::Bf16,
+            WeightDtype::F16 => Dtype::F16,
+        }),
+        quantize: args.quantize.map(|quantize| match quantize {
+            Quantize::Q8_0 => Dtype::Q8_0,
+            Quantize::Q4_0 => Dtype::Q4_0,
+            Quantize::Q4K => Dtype::Q4K,
+            Quantize::Q6K => Dtype::Q6K,
+        }),
+        context: args.ctx,
+        kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
+            KvTypeArg::F32 => load::KvType::F32,
+            KvTypeArg::F16 => load::KvType::F16,
+            KvTypeArg::Q8_0 => load::KvType::Q8_0,
+        }),
+        kv_memory: asked.kv_memory,
+        available_memory,
+        packed: packed_place(asked, &Places::from_environment()),
+        prediction: match asked.speculation {
+            Speculation::Mtp => PredictionUse::Required,
+            Speculation::Auto | Speculation::Always(_) if args.draft_model.is_none() => {
+                PredictionUse::IfPresent
+            }
+            _ => PredictionUse::Never,
+        },
+    })
+}
+
+/// Checks that this processor and this build support the flags. Reads no file, so every command calls it
+/// first: a wrong value is a usage error wherever the model is.
+///
+/// # Errors
+/// A usage error for an instruction set or a device that does not exist.
+pub fn check_machine(args: &ModelArgs) -> Result<(), CommandError> {
+    cpu_options(args)?;
+    match args.device.unwrap_or_default() {
+        args::DeviceArg::Cuda => built(cfg!(feature = "cuda"), "cuda"),
+        args::DeviceArg::Metal => built(cfg!(feature = "metal"), "metal"),
+        args::DeviceArg::Auto | args::DeviceArg::Cpu => Ok(()),
+    }
+}
+
+fn built(is_built: bool, name: &str) -> Result<(), CommandError> {
+    if is_built {
+        return Ok(());
+    }
+    let hint = format!("build llmctl with `--features {name}`, or use --device cpu");
+    Err(CommandError::usage(format!("this build has no support for {name}")).hint(hint))
+}
+
+/// Returns threads and instruction set for the CPU. Flags are checked even if a GPU makes them unused.
+fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
+    let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
+    options.threads_batch = args.threads_batch.unwrap_or(options.threads);
+    options.nodes = Cores::here().nodes.into_iter().collect();
+    if let Some(set) = args.cpu {
+        options.isa = set.isa()?;
+    }
+    Ok(options)
+}
+
+/// Chooses the device. `auto` takes a GPU that this build supports and that answers, else the CPU.
+fn device(args: &ModelArgs, terminal: &Terminal) -> Result<Device, CommandError> {
+    check_machine(args)?;
+    let options = cpu_options(args)?;
+    let cpu = || {
+        tracing::info!(?options, "computing on the CPU");
+        // Once: a benchmark loads many times.
+        static NOTED: Once = Once::new();
+        NOTED.call_once(|| match slow_kernels(options.isa) {
+            Some(words) if args.cpu.is_some() => terminal.detail(&words), // the user has chosen
+            Some(words) => terminal.note(words),
+            None => {}
+        });
+        Device::Cpu(options)
+    };
+    let (cuda, metal) = (cfg!(feature = "cuda"), cfg!(feature = "metal"));
+    match args.device.unwrap_or_default() {
+        args::DeviceArg::Cpu => Ok(cpu()),
+        args::DeviceArg::Cuda => Ok(Device::Candle(DeviceKind::Cuda(0))),
+        args::DeviceArg::Metal => Ok(Device::Candle(DeviceKind::Metal(0))),
+        args::DeviceArg::Auto if cuda || metal => {
+            let kind = if cuda { DeviceKind::Cuda(0) } else { DeviceKind::Metal(0) };
+            match open_device(kind) {
+                Ok(_) => Ok(Device::Candle(kind)),
+                Err(error) => {
+                    terminal.note(format!("no GPU ({error}): computing on the CPU"));
+                    Ok(cpu())
+                }
+            }
+        }
+        args::DeviceArg::Auto => Ok(cpu()),
+    }
+}
+
+/// Progress of loading, drawn if it takes long enough.
+struct LoadBar {
+    start: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl LoadBar {
+    fn new(terminal: &Terminal, name: &str) -> Self {
+        let style = ProgressStyle::with_template("loading {msg} {bar:30} layer {pos}/{len}")
+            .expect("the template is constant and valid");
+        let hidden = || ProgressBar::hidden().with_style(style).with_message(visible(name).into_owned());
+        Self { start: Instant::now(), bar: terminal.shows_progress().then(hidden) }
+    }
+
+    fn show(&self, done: usize, total: usize) {
+        let Some(bar) = &self.bar else { return };
+        if bar.is_hidden() && self.start.elapsed() > PROGRESS_AFTER {
+            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+        }
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl From<TemplateError> for CommandError {
+    fn from(error: TemplateError) -> Self {
+        let hint = match &error {
+            TemplateError::Missing => {
+                "complete plain text with --raw, or give a template with --chat-template FILE"
+            }
+            TemplateError::Raised { .. } => {
+                "change the messages, or give another template with --chat-template FILE"
+            }
+            TemplateError::UndefinedVariables { .. } => "give each with --var KEY=VALUE",
+            _ => "give another template with --chat-template FILE, or complete plain text with --raw",
+        };
+        CommandError::new(Kind::BadData, error).hint(hint)
+    }
+}
+
+impl SamplingArgs {
+    /// Returns what the flags give, else the model's publisher. With `-v`, prints what comes from the publisher.
+    pub fn resolve_for(&self, info: &ModelInfo, terminal: &Terminal) -> GivenSampling {
+        let taken = self.taken_from(&info.defaults);
+        if !taken.is_empty() {
+            let (taken, source) = (taken.join(", "), &info.defaults_source);
+            terminal.detail(&format!("{taken}, recommended by the model ({source})"));
+        }
+        self.given().or(&info.defaults)
+    }
+}

@@ -1,0 +1,262 @@
+//! Output of the helper subcommands, and what reports share with them: text for people, or one JSON object. Formats only.
+
+use std::borrow::Cow;
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+use serde_json::{Value, json};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use super::output::{Output, OutputError, visible};
+use crate::cli::error::{CommandError, Exit, Kind};
+pub use llmctl_base::units::bytes;
+use llmctl_engine::{DraftModelUsage, Usage};
+use llmctl_serve::wire::answer::remote_json;
+
+/// `--output` of helper subcommands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+/// Writes `text` to stdout. A closed pipe is not an error.
+pub fn print(text: &str) -> Result<Exit, CommandError> {
+    match Output::stdout().write(text) {
+        Ok(()) | Err(OutputError::Closed) => Ok(Exit::Success),
+        Err(OutputError::Failed(error)) => Err(error),
+    }
+}
+
+/// Writes one JSON object, indented.
+pub fn print_json(value: &Value) -> Result<Exit, CommandError> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| CommandError::new(Kind::Bug, error))?;
+    print(&(text + "\n"))
+}
+
+/// Returns JSON members behind their schema.
+pub fn with_schema(schema: &str, members: Value) -> Value {
+    let mut whole = json!({"schema": schema});
+    if let (Value::Object(whole), Value::Object(members)) = (&mut whole, members) {
+        whole.extend(members);
+    }
+    whole
+}
+
+/// Writes text, or one JSON object of these members.
+pub fn print_either(
+    format: ReportFormat,
+    text: &str,
+    schema: &str,
+    members: Value,
+) -> Result<Exit, CommandError> {
+    match format {
+        ReportFormat::Text => print(text),
+        ReportFormat::Json => print_json(&with_schema(schema, members)),
+    }
+}
+
+/// Formats a number with its noun: `1 turn`, `2 turns`, `1,000 rows`.
+pub fn counted(count: usize, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{} {noun}s", grouped(count)),
+    }
+}
+
+/// Formats a number with commas between thousands.
+pub fn grouped(count: usize) -> String {
+    let digits = count.to_string();
+    let first = digits.len() % 3;
+    let mut text = digits[..first].to_owned();
+    for at in (first..digits.len()).step_by(3) {
+        text.push_str(if text.is_empty() { "" } else { "," });
+        text.push_str(&digits[at..at + 3]);
+    }
+    text
+}
+
+/// Describes how long ago it was, in the largest whole unit.
+pub fn age(ms: u64) -> String {
+    let seconds = ms / 1000;
+    let units = [("day", 86_400), ("hour", 3_600), ("minute", 60)];
+    let unit = units.iter().find(|(_, length)| seconds >= *length);
+    match unit.map(|(name, length)| (name, seconds / length)) {
+        None => "just now".to_owned(),
+        Some((name, 1)) => format!("1 {name} ago"),
+        Some((name, count)) => format!("{count} {name}s ago"),
+    }
+}
+
+/// Formats rows in columns, two spaces apart, without trailing spaces. On a terminal a line that is too long
+/// is cut, with an ellipsis; elsewhere it is whole.
+pub fn columns(rows: &[Vec<String>]) -> String {
+    let on_terminal = std::io::stdout().is_terminal();
+    let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
+    let widest = if on_terminal { size().map(|(columns, _)| usize::from(columns)) } else { None };
+    aligned(rows, widest.unwrap_or(usize::MAX))
+}
+
+fn aligned(rows: &[Vec<String>], widest: usize) -> String {
+    let rows: Vec<Vec<Cow<'_, str>>> =
+        rows.iter().map(|row| row.iter().map(|cell| shortened(cell, widest)).collect()).collect();
+    let width = |n: usize| rows.iter().filter_map(|row| row.get(n)).map(|cell| cell.width()).max();
+    let widths: Vec<usize> = (0..).map_while(width).collect();
+    let line = |row: &Vec<Cow<'_, str>>| {
+        // Padded by hand, because `{cell:<width$}` panics beyond 65,535 columns.
+        let pad = |(cell, width): (&Cow<'_, str>, &usize)| {
+            format!("{cell}{}", " ".repeat(width.saturating_sub(cell.width())))
+        };
+        let cells: Vec<_> = row.iter().zip(&widths).map(pad).collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Formats rows for a terminal: in columns if they fit, else each row as its first cell with the others below it, each after
+/// its word of the head if there is one, in capitals.
+pub fn table(rows: &[Vec<String>], width: usize) -> String {
+    let text = aligned(rows, usize::MAX);
+    if text.lines().all(|line| line.width() <= width) {
+        return text;
+    }
+    let head = rows.first().filter(|row| row.iter().all(|cell| *cell == cell.to_uppercase()));
+    let row = |row: &Vec<String>| {
+        let (first, rest) = row.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+        let word = |at: usize| head.and_then(|head| head.get(at + 1)).map(|word| word.to_lowercase() + " ");
+        let cells = rest.iter().enumerate().filter(|(_, cell)| !cell.trim().is_empty());
+        let rest: Vec<_> = cells.map(|(at, cell)| word(at).unwrap_or_default() + cell.trim()).collect();
+        let below = if rest.is_empty() { String::new() } else { format!("    {}\n", rest.join(" \u{b7} ")) };
+        format!("{}\n{below}", first.trim_end())
+    };
+    rows[usize::from(head.is_some())..].iter().map(row).collect()
+}
+
+/// Cuts the text to at most `columns` columns.
+fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
+    let text = visible(text);
+    if text.width() <= columns {
+        return text;
+    }
+    let mut width = 1; // of the ellipsis
+    let fits = |c: &char| {
+        width += c.width().unwrap_or(0);
+        width <= columns
+    };
+    let mut cut: String = text.chars().take_while(fits).collect();
+    cut.push('\u{2026}');
+    cut.into()
+}
+
+/// Returns the number as a user would write it: 0.6, not the nearest f32 in 17 digits. Infinities become null, because JSON
+/// has none.
+pub fn decimal(value: f32) -> Value {
+    value.to_string().parse::<f64>().ok().filter(|value| value.is_finite()).into()
+}
+
+/// Returns the tokens of the context that a turn used.
+pub fn used(usage: &Usage) -> usize {
+    usage.prompt_tokens + usage.completion_tokens
+}
+
+/// Returns what `--stats` says of drafts behind the number of tokens; `refuses_drafts` if the model makes none.
+pub fn drafts(usage: &Usage, refuses_drafts: bool) -> String {
+    let Usage { drafted_tokens, accepted_tokens, .. } = usage;
+    let all = match drafted_tokens {
+        0 if refuses_drafts => ", no drafts: the model cannot drop rows".to_owned(),
+        0 => String::new(),
+        _ => format!(", {accepted_tokens} of {drafted_tokens} drafted accepted"),
+    };
+    all + &usage.draft_model.map_or(String::new(), by_draft_model)
+}
+
+fn by_draft_model(usage: DraftModelUsage) -> String {
+    let DraftModelUsage { drafter, drafted_tokens, accepted_tokens, stop } = usage;
+    let stop = stop.map_or(String::new(), |stop| format!(", then none: {stop}"));
+    format!("; by {} {accepted_tokens} of {drafted_tokens}{stop}", drafter.name())
+}
+
+/// Returns OpenAI's usage object.
+pub fn usage_json(usage: &Usage) -> Value {
+    let mut json = json!({
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": used(usage),
+        "cached_tokens": usage.cached_tokens,
+    });
+    if usage.drafted_tokens > 0 {
+        json["drafted_tokens"] = usage.drafted_tokens.into();
+        json["accepted_tokens"] = usage.accepted_tokens.into();
+    }
+    if let Some(remote) = usage.remote {
+        json["engine"] = remote_json(remote);
+    }
+    if let Some(draft_model) = usage.draft_model {
+        json["draft_model"] = json!(draft_model);
+    }
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_in_the_largest_whole_unit() {
+        for (seconds, expected) in [
+            (0, "just now"),
+            (59, "just now"),
+            (60, "1 minute ago"),
+            (7_199, "1 hour ago"),
+            (7_200, "2 hours ago"),
+            (86_400 * 400, "400 days ago"),
+        ] {
+            assert_eq!(age(seconds * 1000), expected);
+        }
+    }
+
+    #[test]
+    fn a_table_that_is_too_wide_is_a_list() {
+        let rows = [["NAME", "TURNS"], ["trip", "2"], ["a-long-name", ""]]
+            .map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&rows, 20), columns(&rows));
+        assert_eq!(table(&rows, 16), "trip\n    turns 2\na-long-name\n");
+    }
+
+    #[test]
+    fn numbers_are_as_a_user_writes_them() {
+        assert_eq!(decimal(0.6).to_string(), "0.6");
+        assert_eq!(decimal(f32::NEG_INFINITY), Value::Null);
+    }
+
+    #[test]
+    fn numbers_agree_with_their_nouns() {
+        let said = [0, 1, 2, 999, 1000, 1_234_567].map(|count| counted(count, "row"));
+        assert_eq!(said, ["0 rows", "1 row", "2 rows", "999 rows", "1,000 rows", "1,234,567 rows"]);
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows =
+            [["a", "bb", "c"], ["\u{e9}\u{e9}\u{e9}", "b", ""]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(columns(&rows), "a    bb  c\n\u{e9}\u{e9}\u{e9}  b\n");
+        assert_eq!(columns(&[]), "");
+        let wide = ["\u{65e5}\u{672c}", "b"].map(str::to_owned).to_vec();
+        assert_eq!(columns(&[wide, vec!["a".to_owned(), "b".to_owned()]]), "\u{65e5}\u{672c}  b\na     b\n");
+    }
+
+    #[test]
+    fn a_cell_may_be_longer_than_a_format_width() {
+        let long = "a".repeat(70_000);
+        let rows = [vec![long.clone(), "b".to_owned()], vec!["c".to_owned(), "d".to_owned()]];
+        let text = columns(&rows);
+        assert!(text.starts_with(&format!("{long}  b\nc")) && text.ends_with(" d\n"));
+        assert_eq!(aligned(&rows, 5), "aaaa\u{2026}  b\nc      d\n");
+        assert_eq!(
+            shortened("\u{65e5}\u{672c}\u{8a9e}", 4),
+            "\u{65e5}\u{2026}",
+            "half a wide character is none"
+        );
+    }
+}

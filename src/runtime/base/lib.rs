@@ -1,0 +1,15 @@
+//! Errors, notices and sampling parameters in common, and facts about the machine. Knows no model, no engine and no frontend.
+
+pub mod error;
+pub mod machine;
+pub mod notice;
+pub mod private_files;
+pub mod read;
+pub mod sampling;
+pub mod units;
+
+pub use error::{Error, GrammarError, LoadError, ModelCandidate, Result, StoreCause, StoreError, panic_text};
+pub use notice::Notice;
+pub use sampling::{
+    FREE_TEXT, GivenSampling, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, TopK,
+};

@@ -1,0 +1,202 @@
+//! Cuts the attention of a step into tasks: blocks of a span's rows for some KV heads, over all visible pages or one
+//! run of them each. By the kernel's definition all cuts give the same bits.
+//!
+//! Rows of a prompt share what they read: a task takes one KV head at a time, whose run stays in the cache. A single
+//! row reads everything once: it is cut by runs, and a task takes as many KV heads as leave enough tasks for the
+//! threads, because heads lie side by side in a page and sequential reads are fastest.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::kv::CpuKv;
+use super::{Cpu, CpuBuffer};
+use crate::backend::{AttentionSpec, KvShape, RowSpan};
+use llmctl_kernel::Isa;
+use llmctl_kernel::attention;
+use llmctl_kernel::attention::{Queries, Scratch, partial_len};
+
+/// Queries of a task, few enough that they and their scores stay in the second-level cache.
+const BLOCK_QUERIES: usize = 64;
+
+/// Tasks per thread below which long histories are split.
+const TASKS_PER_THREAD: usize = 4;
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// Consecutive rows of a span that are computed together.
+#[derive(Debug, Clone)]
+struct QueryBlock {
+    span: usize,
+    /// Rows of the step.
+    rows: Range<usize>,
+    /// Runs of pages that the rows see.
+    runs: Range<usize>,
+    /// Index of the first task, `[part][num_kv_heads / kv_heads]`: one part, or one for each run.
+    first_task: usize,
+    num_parts: usize,
+    /// KV heads per task.
+    kv_heads: usize,
+}
+
+/// One task: its row block, its first KV head, and its runs.
+#[derive(Debug, Clone)]
+struct AttentionTask {
+    block: usize,
+    kv_head: usize,
+    runs: Range<usize>,
+}
+
+/// The tasks of a layer and their results; kept between calls to reuse the memory.
+#[derive(Default)]
+pub struct AttentionPlan {
+    blocks: Vec<QueryBlock>,
+    tasks: Vec<AttentionTask>,
+    /// One slot per task, `[kv_heads][row][head of the group][partial_len]`.
+    partials: Vec<f32>,
+}
+
+/// The inputs that all tasks of a layer share.
+#[derive(Clone, Copy)]
+struct AttentionJob<'a> {
+    kv: &'a CpuKv,
+    spec: &'a AttentionSpec<'a, Vec<f32>>,
+    q: &'a CpuBuffer,
+    spans: &'a [RowSpan],
+    /// Query heads per KV head.
+    group: usize,
+    shape: KvShape,
+}
+
+impl AttentionJob<'_> {
+    fn queries(&self, block: &QueryBlock, kv_head: usize) -> Queries<'_> {
+        let (span, KvShape { head_dim, .. }) = (&self.spans[block.span], self.shape);
+        Queries {
+            q: &self.q.values()[block.rows.start * self.q.width() + kv_head * self.group * head_dim..],
+            row_stride: self.q.width(),
+            rows: block.rows.len(),
+            kv_heads: block.kv_heads,
+            heads: self.group,
+            head_dim,
+            values: self.shape.values,
+            start: span.start + block.rows.start - span.rows.start,
+            window: self.spec.window,
+            rule: self.spec.rule,
+            kv_type: self.kv.kv_type(),
+        }
+    }
+
+    fn slot_len(&self, plan: &AttentionPlan) -> usize {
+        let rows = plan.blocks.iter().map(|block| block.rows.len() * block.kv_heads).max().unwrap_or(0);
+        rows * self.group * partial_len(self.shape.value_dim())
+    }
+
+    /// Returns the KV heads per task if `blocks` single rows are cut into runs.
+    fn kv_heads_of_a_run(&self, num_runs: usize, threads: usize) -> usize {
+        let tasks_per_run = (TASKS_PER_THREAD * threads).div_ceil(num_runs.max(1));
+        let largest = (self.shape.num_kv_heads / tasks_per_run).max(1);
+        (1..=largest).rev().find(|count| self.shape.num_kv_heads.is_multiple_of(*count)).unwrap_or(1)
+    }
+}
+
+impl AttentionPlan {
+    fn make(&mut self, job: &AttentionJob<'_>, threads: usize) {
+        self.blocks.clear();
+        self.tasks.clear();
+        let block_rows = (BLOCK_QUERIES / job.group).max(1);
+        for (span, facts) in job.spans.iter().enumerate() {
+            for start in facts.rows.clone().step_by(block_rows) {
+                let rows = start..facts.rows.end.min(start + block_rows);
+                let mut block =
+                    QueryBlock { span, rows, runs: 0..0, first_task: 0, num_parts: 1, kv_heads: 1 };
+                block.runs = job.queries(&block, 0).runs();
+                self.blocks.push(block);
+            }
+        }
+        let num_kv_heads = job.shape.num_kv_heads;
+        let single = |block: &QueryBlock| job.spans[block.span].rows.len() == 1;
+        let num_runs = self.blocks.iter().filter(|block| single(block)).map(|block| block.runs.len()).sum();
+        let kv_heads = job.kv_heads_of_a_run(num_runs, threads);
+        let few = self.blocks.len() * num_kv_heads < TASKS_PER_THREAD * threads;
+        // The last rows of a prompt see the most pages: they go first, so that no thread ends up alone with them.
+        for (index, block) in self.blocks.iter_mut().enumerate().rev() {
+            block.first_task = self.tasks.len();
+            block.kv_heads = if single(block) { kv_heads } else { 1 };
+            block.num_parts = if single(block) || few { block.runs.len() } else { 1 };
+            let step = block.runs.len() / block.num_parts;
+            for first in block.runs.clone().step_by(step) {
+                let runs = first..first + step;
+                let task = |kv_head| AttentionTask { block: index, kv_head, runs: runs.clone() };
+                self.tasks.extend((0..num_kv_heads).step_by(block.kv_heads).map(task));
+            }
+        }
+    }
+}
+
+impl Cpu {
+    /// Computes the attention of all rows.
+    pub(super) fn attend_rows(
+        &self,
+        kv: &CpuKv,
+        spec: &AttentionSpec<'_, Vec<f32>>,
+        q: &CpuBuffer,
+        spans: &[RowSpan],
+        out: &mut CpuBuffer,
+    ) {
+        let shape = kv.shape(spec.store);
+        let job = AttentionJob { kv, spec, q, spans, group: spec.num_heads / shape.num_kv_heads, shape };
+        let scratch = &mut *self.scratch.borrow_mut();
+        let (plan, isa) = (&mut scratch.attention, self.isa);
+        plan.make(&job, self.pool().threads());
+        let slot_len = job.slot_len(plan);
+        plan.partials.resize(plan.tasks.len() * slot_len, 0.0);
+        let AttentionPlan { blocks, tasks, partials } = plan;
+        let seen: usize = spans.iter().map(|span| (span.start + span.rows.len()) * span.rows.len()).sum();
+        self.for_chunks(partials, slot_len, seen * q.width(), |index, slot| {
+            run_task(isa, &job, blocks, &tasks[index], slot);
+        });
+        let (width, work) = (out.width(), tasks.len() * slot_len);
+        self.for_chunks(out.values_mut(), width, work, |row, out| {
+            finish_row(isa, &job, blocks, (partials, slot_len), row, out);
+        });
+    }
+}
+
+fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &AttentionTask, slot: &mut [f32]) {
+    let block = &blocks[task.block];
+    let queries = job.queries(block, task.kv_head);
+    let span = &job.spans[block.span];
+    let kv_heads = task.kv_head..task.kv_head + block.kv_heads;
+    let page = |number: usize| job.kv.head_pages(job.spec.store, kv_heads.clone(), span.pages[number]);
+    let len = block.kv_heads * queries.rows * queries.heads * partial_len(job.shape.value_dim());
+    SCRATCH.with_borrow_mut(|scratch| {
+        attention::attend(isa, &queries, task.runs.clone(), &page, scratch, &mut slot[..len]);
+    });
+}
+
+/// Merges the results of a row's tasks.
+fn finish_row(
+    isa: Isa,
+    job: &AttentionJob<'_>,
+    blocks: &[QueryBlock],
+    (partials, slot_len): (&[f32], usize),
+    row: usize,
+    out: &mut [f32],
+) {
+    let index = blocks.partition_point(|block| block.rows.end <= row);
+    let Some(block) = blocks.get(index).filter(|block| block.rows.contains(&row)) else {
+        return; // spans cover the rows of a step
+    };
+    let (num_kv_heads, value_dim) = (job.shape.num_kv_heads, job.shape.value_dim());
+    let (len, stride) = (partial_len(value_dim), num_kv_heads / block.kv_heads * slot_len);
+    for (head, out) in out.chunks_exact_mut(value_dim).enumerate() {
+        let (kv_head, within_group) = (head / job.group, head % job.group);
+        let (task, kv_head) = (block.first_task + kv_head / block.kv_heads, kv_head % block.kv_heads);
+        let row = kv_head * block.rows.len() + row - block.rows.start;
+        let first = task * slot_len + (row * job.group + within_group) * len;
+        let partials = &partials[first..first + (block.num_parts - 1) * stride + len];
+        let sink = job.spec.sinks.map(|sinks| sinks[head]);
+        attention::finish(isa, partials, stride, sink, out);
+    }
+}

@@ -1,0 +1,145 @@
+//! Matrices of experts, packed or copied from packed ones on disk when a token first uses them.
+//!
+//! A short prompt uses few of a layer's experts: a load of all of them makes people wait for what they do not need yet.
+//! Invariant: the panels are those that a load would have packed. Their memory is reserved at load, so that no step fails for lack of it.
+
+use std::io;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::tensor::{HostTensor, SharedBytes};
+use llmctl_kernel::Dtype;
+use llmctl_kernel::gemm::{MatrixSource, Packed, packed_bytes};
+use llmctl_kernel::memory::{Arena, ArenaMemory, PanelMemory};
+use llmctl_kernel::pool::Pool;
+
+/// Bytes that a task copies.
+const COPY_BYTES: usize = 256 << 10;
+
+pub struct LatePacked {
+    dtype: Dtype,
+    rows_cols: (usize, usize),
+    source: LateSource,
+    /// Memory for the panels until they are packed; untouched, so that it takes none.
+    memory: Mutex<Option<ArenaMemory>>,
+    packed: OnceLock<Packed>,
+}
+
+enum LateSource {
+    /// Rows in the model's file.
+    Rows(SharedBytes),
+    /// Panels that an earlier load has packed, in a mapped file, which were compared with their checksums.
+    Panels(SharedBytes),
+}
+
+impl LatePacked {
+    /// Reserves memory for the panels of a matrix; `None` for plain floats, which have none.
+    ///
+    /// # Errors
+    /// If the system has no memory left.
+    pub fn of_rows(tensor: &HostTensor, arena: &Arena) -> io::Result<Option<LatePacked>> {
+        LatePacked::new(tensor, LateSource::Rows(tensor.bytes.clone()), arena)
+    }
+
+    /// Reserves memory for panels that are in a file; `None` if they are not those of a matrix of this type and shape.
+    ///
+    /// # Errors
+    /// If the system has no memory left.
+    pub fn of_panels(
+        tensor: &HostTensor,
+        panels: SharedBytes,
+        arena: &Arena,
+    ) -> io::Result<Option<LatePacked>> {
+        let len = panels.len();
+        let late = LatePacked::new(tensor, LateSource::Panels(panels), arena)?;
+        Ok(late.filter(|late| late.bytes() == len))
+    }
+
+    fn new(tensor: &HostTensor, source: LateSource, arena: &Arena) -> io::Result<Option<LatePacked>> {
+        let (dtype, rows_cols) = (tensor.dtype, tensor.rows_cols());
+        let Some(bytes) = packed_bytes(dtype, rows_cols.into()) else { return Ok(None) };
+        let memory = Mutex::new(Some(arena.zeroed(bytes)?));
+        Ok(Some(LatePacked { dtype, rows_cols, source, memory, packed: OnceLock::new() }))
+    }
+
+    pub fn rows_cols(&self) -> (usize, usize) {
+        self.rows_cols
+    }
+
+    /// Returns the bytes of the panels.
+    pub fn bytes(&self) -> usize {
+        packed_bytes(self.dtype, self.rows_cols.into()).expect("as the constructor saw")
+    }
+
+    /// Returns the panels if somebody has needed them.
+    pub fn get(&self) -> Option<&Packed> {
+        self.packed.get()
+    }
+
+    /// Returns the panels, made on the first call by the threads of `pool`; calls at the same time wait for the first.
+    pub fn packed(&self, pool: &Pool) -> &Packed {
+        self.packed.get_or_init(|| {
+            let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let mut memory = memory.expect("taken once, here");
+            match &self.source {
+                LateSource::Rows(rows) => {
+                    let release = |part| rows.release(part);
+                    let source = MatrixSource::new(self.dtype, self.rows_cols.into(), rows);
+                    Packed::pack_into(&source.telling(&release), memory, pool)
+                }
+                LateSource::Panels(panels) => {
+                    pool.chunks_mut(&mut memory, COPY_BYTES, |piece, copy| {
+                        copy.copy_from_slice(&panels[piece * COPY_BYTES..][..copy.len()]);
+                    });
+                    panels.release(0..panels.len());
+                    Packed::of(self.dtype, self.rows_cols.into(), memory.into()).expect("of this length")
+                }
+            }
+        })
+    }
+
+    /// Returns the panels, packed by the calling thread if nobody has needed them.
+    ///
+    /// # Errors
+    /// If the system gives no pool, which takes no thread here.
+    pub fn panels(&self) -> io::Result<PanelMemory> {
+        Ok(self.packed(&Pool::new(1)?).memory().clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn panels_are_packed_once_and_are_those_of_a_load() {
+        let pool = Pool::new(2).unwrap();
+        let bytes: Vec<u8> = (0..48 * 34 * 2).map(|at: usize| (at * 7 % 61) as u8).collect();
+        let tensor = HostTensor::new(Dtype::Q8_0, vec![48, 64], bytes.clone().into()).unwrap();
+        let source = MatrixSource::new(Dtype::Q8_0, [48, 64], &bytes);
+        let expected = Packed::pack(&source, &Arena::default(), &pool).unwrap().unwrap();
+        let late = Arc::new(LatePacked::of_rows(&tensor, &Arena::default()).unwrap().unwrap());
+        assert!(late.get().is_none() && late.rows_cols() == (48, 64));
+        let others: Vec<_> = (0..4)
+            .map(|_| Arc::clone(&late))
+            .map(|late| std::thread::spawn(move || late.panels().unwrap().as_ptr() as usize))
+            .collect();
+        let panels = late.packed(&pool).memory().clone();
+        for other in others {
+            assert_eq!(other.join().unwrap(), panels.as_ptr() as usize, "another copy");
+        }
+        assert!(*panels == **expected.memory());
+        let kept =
+            |panels: Vec<u8>| LatePacked::of_panels(&tensor, panels.into(), &Arena::default()).unwrap();
+        let copied = kept(panels.to_vec()).unwrap();
+        assert!(**copied.packed(&pool).memory() == *panels);
+        assert!(kept(panels[1..].to_vec()).is_none(), "another length");
+    }
+
+    #[test]
+    fn floats_have_no_panels() {
+        let tensor = HostTensor::new(Dtype::F32, vec![1, 2], vec![0; 8].into()).unwrap();
+        assert!(LatePacked::of_rows(&tensor, &Arena::default()).unwrap().is_none());
+    }
+}

@@ -1,0 +1,157 @@
+//! The index of full pages by content. A page is named by the hash of its own tokens and its parent's name, so a name
+//! stands for all tokens from the start of the sequence.
+//!
+//! Invariants: a name maps to at most one page of a group, and a hit compares the parent and the tokens besides the
+//! hash. Names are SHA-256, so that crafted prompts cannot collide, and equal in every process, so that pages on disk
+//! use them too. The index pins nothing: the pool removes an entry when it reuses the page. An engine has one model,
+//! so the model is not part of a name; on disk the folder identifies it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as Slot;
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+use super::PageRef;
+use crate::backend::{PAGE_TOKENS, PageId};
+
+/// Name of a page: a hash of all tokens up to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PageName(pub [u8; 32]);
+
+impl PageName {
+    /// Returns the name of a page from its parent and tokens.
+    pub fn of(key: PageContent<'_>) -> Self {
+        let mut hash = Sha256::new();
+        // The first page has no parent; no page has the name of 32 zero bytes in practice.
+        hash.update(key.parent.map_or([0; 32], |parent| parent.0));
+        key.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        Self(hash.finalize().into())
+    }
+
+    /// Parses a name of 64 lower-case hexadecimal digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+        let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
+        let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+        if rest.is_empty() { bytes.try_into().ok().map(Self) } else { None }
+    }
+}
+
+impl fmt::Display for PageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for PageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Iterates over the names of the full pages of `tokens`, computing them lazily.
+pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
+    tokens.chunks_exact(PAGE_TOKENS).scan(None, |parent, tokens| {
+        *parent = Some(PageName::of(PageContent { parent: *parent, tokens }));
+        *parent
+    })
+}
+
+/// The content that a page's name is derived from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PageContent<'a> {
+    /// Name of the preceding page; `None` for the first.
+    pub parent: Option<PageName>,
+    pub tokens: &'a [u32],
+}
+
+#[derive(Debug, Default)]
+pub struct PrefixIndex {
+    entries: HashMap<(usize, PageName), IndexEntry>,
+}
+
+#[derive(Debug)]
+struct IndexEntry {
+    parent: Option<PageName>,
+    tokens: Box<[u32]>,
+    page: PageId,
+}
+
+impl PrefixIndex {
+    /// Finds the page with this group, name and content.
+    pub fn find(&self, group: usize, name: PageName, key: PageContent<'_>) -> Option<PageRef> {
+        let entry = self.entries.get(&(group, name))?;
+        let is_same = entry.parent == key.parent && *entry.tokens == *key.tokens;
+        is_same.then_some(PageRef { group, page: entry.page })
+    }
+
+    /// Inserts a page. Returns false if the name maps to a page already, which stays.
+    pub fn insert(&mut self, name: PageName, key: PageContent<'_>, page_ref: PageRef) -> bool {
+        match self.entries.entry((page_ref.group, name)) {
+            Slot::Occupied(_) => false,
+            Slot::Vacant(slot) => {
+                slot.insert(IndexEntry {
+                    parent: key.parent,
+                    tokens: key.tokens.into(),
+                    page: page_ref.page,
+                });
+                true
+            }
+        }
+    }
+
+    pub fn remove(&mut self, group: usize, name: PageName) {
+        self.entries.remove(&(group, name));
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns whether `name` maps to `page_ref`.
+    pub fn leads_to(&self, name: PageName, page_ref: PageRef) -> bool {
+        self.entries.get(&(page_ref.group, name)).is_some_and(|entry| entry.page == page_ref.page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hit_needs_the_group_the_parent_and_the_tokens_not_only_the_hash() {
+        let mut index = PrefixIndex::default();
+        let first = PageContent { parent: None, tokens: &[1, 2] };
+        let name = PageName::of(first);
+        let page_ref = |page| PageRef { group: 1, page };
+        assert!(index.insert(name, first, page_ref(7)));
+        assert!(!index.insert(name, first, page_ref(8)), "the first page of a name stays");
+        assert_eq!(index.find(1, name, first), Some(page_ref(7)));
+        assert_eq!(index.find(0, name, first), None);
+        let other_parent = PageContent { parent: Some(name), tokens: &[1, 2] };
+        assert_ne!(PageName::of(other_parent), name);
+        // Simulates a hash collision.
+        assert_eq!(index.find(1, name, other_parent), None);
+        assert_eq!(index.find(1, name, PageContent { parent: None, tokens: &[1, 3] }), None);
+        index.remove(1, name);
+        assert_eq!(index.find(1, name, first), None);
+    }
+
+    /// Names are stored on disk, so the hashed bytes must not change.
+    #[test]
+    fn a_name_is_the_same_in_every_process() {
+        let first = PageName::of(PageContent { parent: None, tokens: &[1, 2, 3] });
+        let second = PageName::of(PageContent { parent: Some(first), tokens: &[4] });
+        assert_eq!(format!("{first:?} {second:?}"), "3db346a4 6edb67c9");
+    }
+}

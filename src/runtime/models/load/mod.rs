@@ -1,0 +1,732 @@
+//! Loads a model: from a reference on the command line to a model in memory.
+//!
+//! `hub` resolves references; `gguf` and `safetensors` implement [`TensorSource`](super::tensor::TensorSource);
+//! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] combines them. Files are
+//! untrusted: sizes and offsets are checked before use, and no allocation exceeds what the file's size can justify.
+
+mod blocks;
+#[cfg(feature = "candle-families")]
+mod candle_models;
+pub mod divergence;
+pub mod draft;
+pub mod embedder;
+pub mod export;
+pub mod files;
+pub mod fingerprint;
+pub mod gguf;
+pub mod gguf_config;
+mod gguf_types;
+pub mod hf;
+pub mod inspect;
+pub mod metadata;
+mod packed;
+mod prediction;
+pub mod quantize;
+pub mod safetensors;
+mod sentencepiece;
+pub mod text_task;
+pub mod texts;
+pub mod tokenizer;
+pub mod tokenizer_files;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+pub use super::backend::KvType;
+pub use super::backend::candle::{DeviceKind, open_device};
+pub use super::backend::cpu::CpuOptions;
+pub use super::model::text_head::Pooling;
+pub use super::panels::{KeptPanels, LEAST_BYTES, PanelPlace, kept_panels};
+use draft::DraftFiles;
+pub use draft::LoadedDraft;
+pub use embedder::{LoadedEmbedder, load_embedder};
+pub use files::ModelFiles;
+pub use fingerprint::{Fingerprint, fingerprint, with_template};
+pub use hf::ChatTemplates;
+pub use inspect::{DecoderFacts, ModelFacts, model_facts};
+pub use llmctl_kernel::gemm::kernels_name;
+pub use llmctl_kernel::{Dtype, Isa};
+use prediction::OwnBlock;
+pub use prediction::PredictionUse;
+pub use text_task::{AskedTask, Prompts, TextTask, TextTaskFacts};
+pub use texts::{TextFiles, TextsAlone};
+
+use super::backend::candle::{Candle, is_widened};
+use super::backend::cpu::{Cpu, CpuThreads};
+use super::backend::{Backend, PAGE_TOKENS};
+use super::hints::Hints;
+use super::kv::KvKind;
+use super::memory::{Demand, fit};
+use super::model::arch::Description;
+use super::model::config::{DecoderConfig, MixerConfig};
+use super::model::decoder::{AssistantParts, Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
+use super::model::recognise::{Recognised, recognise};
+use super::model::weights::WeightFile;
+use super::model::{Model, STEP_TOKENS};
+use super::panels::PanelStore;
+use super::tensor::HostTensor;
+use super::text::Tokenizer;
+use llmctl_base::GivenSampling;
+use llmctl_base::error::{Error, LoadError};
+use llmctl_base::notice::Notice;
+use llmctl_hub::Resolved;
+use llmctl_kernel::attention::{RUN_TOKENS, partial_len};
+use llmctl_kernel::gemm::{PANEL_LAYOUT, packed_bytes};
+
+/// A model ready for the engine, with the settings from its files.
+pub struct LoadedModel {
+    /// Name of the model for the user, e.g. the file stem or `org/repo`.
+    pub name: String,
+    pub model: Box<dyn Model>,
+    pub texts: ModelTexts,
+    pub fingerprint: Fingerprint,
+    /// Notices for the user that are not errors, one sentence each.
+    pub notices: Vec<Notice>,
+    /// The drafter: the draft model or assistant that the caller named, or the block of the model's own file.
+    pub draft: Option<LoadedDraft>,
+    /// As `notices`, for users who ask for details.
+    pub details: Vec<Notice>,
+}
+
+/// The text side of a model, without its weights: all that converts a conversation to token ids and back.
+#[derive(Debug, Clone)]
+pub struct ModelTexts {
+    /// Equal only for files with the same contents; see [`fingerprint::identity`].
+    pub identity: String,
+    pub tokenizer: Arc<Tokenizer>,
+    pub chat_templates: ChatTemplates,
+    /// Sampling that generation_config.json or GGUF's `general.sampling.*` recommend.
+    pub defaults: GivenSampling,
+    /// Name of the file that the defaults were read from.
+    pub defaults_source: &'static str,
+    /// The end-of-generation ids that `defaults_source` and config.json list.
+    pub listed_ends: Vec<u32>,
+    /// Every token id that ends a turn: the files' lists plus the turn terminators the tokenizer registers as special.
+    pub end_of_generation: Vec<u32>,
+    /// Hints for prompts in the model's own template.
+    pub hints: Option<Hints>,
+}
+
+impl ModelTexts {
+    /// Replaces the token at the start of prompts; `None` removes it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for an id without a token.
+    ///
+    /// # Panics
+    /// If the tokenizer is shared already.
+    pub fn set_bos(&mut self, bos: Option<u32>) -> Result<(), Error> {
+        self.check_tokens("bos-id", bos.as_slice())?;
+        Arc::get_mut(&mut self.tokenizer).expect("a tokenizer that nobody uses yet").set_bos(bos);
+        Ok(())
+    }
+
+    /// Replaces the ids that end a turn.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] for an id without a token.
+    pub fn set_ends(&mut self, ids: &[u32]) -> Result<(), Error> {
+        self.check_tokens("eos-id", ids)?;
+        self.listed_ends.clear();
+        self.end_of_generation = ids.to_vec();
+        self.end_of_generation.sort_unstable();
+        self.end_of_generation.dedup();
+        Ok(())
+    }
+
+    fn check_tokens(&self, name: &'static str, ids: &[u32]) -> Result<(), Error> {
+        let missing = ids.iter().find(|&&id| self.tokenizer.id_to_token(id).is_none());
+        missing.map_or(Ok(()), |id| {
+            let message = format!("the model has no token {id}");
+            Err(Error::InvalidParameter { name, message })
+        })
+    }
+}
+
+/// The device that a model runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The CPU, with our kernels.
+    Cpu(CpuOptions),
+    /// candle's backend, on a GPU (or, for comparison, on the CPU).
+    Candle(DeviceKind),
+}
+
+impl Device {
+    /// Starts threads that several models share; `None` for a GPU.
+    fn workers(self) -> Option<Result<CpuThreads, Error>> {
+        match self {
+            Device::Cpu(options) => Some(CpuThreads::new(&options)),
+            Device::Candle(_) => None,
+        }
+    }
+}
+
+/// Options for loading a model.
+#[derive(Debug, Clone)]
+pub struct LoadOptions {
+    pub device: Device,
+    /// Converts float matrices to this type.
+    pub dtype: Option<Dtype>,
+    /// Quantises matrices to this type.
+    pub quantize: Option<Dtype>,
+    /// Tokens per sequence; `None` is the model's own context, or as much of it as fits.
+    pub context: Option<usize>,
+    pub kv_type: KvType,
+    /// Bytes for KV; `None` is as much as the context needs.
+    pub kv_memory: Option<u64>,
+    /// Bytes for weights and KV together; `None` if unknown.
+    pub available_memory: Option<u64>,
+    /// Where packed weights are kept; `None` packs at every load.
+    pub packed: Option<PanelPlace>,
+    pub prediction: PredictionUse,
+}
+
+/// Reads everything except the weights.
+///
+/// # Errors
+/// [`LoadError`] naming the file and the key at fault.
+pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
+    load_texts_with(files, Arc::new(files.tokenizer()?))
+}
+
+/// Reads everything except the weights and the tokenizer, which is the files'.
+///
+/// # Errors
+/// Those of [`load_texts`].
+pub fn load_texts_with(files: &ModelFiles, tokenizer: Arc<Tokenizer>) -> Result<ModelTexts, LoadError> {
+    let generation = files.generation()?;
+    let listed_ends = generation.eos_token_ids.clone();
+    let end_of_generation = texts::end_of_generation(generation.eos_token_ids, &tokenizer);
+    Ok(ModelTexts {
+        identity: fingerprint::identity(files)?,
+        tokenizer,
+        chat_templates: files.chat_templates()?,
+        listed_ends,
+        defaults: generation.defaults,
+        defaults_source: files.settings_source(),
+        end_of_generation,
+        hints: files.hints(),
+    })
+}
+
+/// Loads a model. `progress` is called with the number of loaded layers and their total.
+///
+/// # Errors
+/// [`LoadError::TooBig`] before anything is read if weights and KV do not fit; otherwise [`LoadError`] naming the
+/// file, and the tensor or key at fault.
+pub fn load(
+    resolved: &Resolved,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<LoadedModel, LoadError> {
+    load_with_draft(resolved, None, options, progress)
+}
+
+/// Loads a model, and another one that drafts for it. The context is one that both models' memory fits.
+///
+/// # Errors
+/// Those of [`load`], of either model; [`LoadError::DraftModel`] if the other cannot draft for it.
+pub fn load_with_draft(
+    resolved: &Resolved,
+    draft: Option<&Resolved>,
+    options: &LoadOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<LoadedModel, LoadError> {
+    let files = ModelFiles::open(&resolved.source)?;
+    let recognised = recognise(files.config_reader())?;
+    let of_model = (resolved.name.as_str(), &recognised);
+    let draft = draft
+        .map(|draft| DraftFiles::open(draft, of_model, options.prediction == PredictionUse::Required))
+        .transpose()?;
+    let mut texts = load_texts(&files)?;
+    let mut notices = resolved.notices.clone();
+    let options = &in_force(&files, options, &mut notices);
+    notices.extend(texts.chat_templates.notice().into_iter().chain(files.notices()?));
+    let vocab_size = match &recognised {
+        Recognised::Native(description) => description.config.vocab_size,
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => {
+            candle_models::check(&files, plan, options)?;
+            notices.extend(candle_models::notices(plan));
+            plan.sizes.vocab_size
+        }
+    };
+    fit_vocabulary(&mut texts, vocab_size, &mut notices);
+    draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
+    let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
+    let block = match &draft {
+        Some(_) => None,
+        None => prediction::block(&files, &recognised, options, &resolved.name)?,
+    };
+    let drafters = Drafters { draft: draft.as_ref(), block: block.as_ref() };
+    let context_length = context_of(&files, &recognised, drafters, options, &mut notices)?;
+    let shares = draft.is_some() || block.is_some();
+    let workers = shares.then(|| options.device.workers()).flatten().transpose().map_err(backend)?;
+    let with = |identity| DecoderWith {
+        options,
+        workers: workers.as_ref(),
+        identity,
+        block: block.as_ref(),
+        assistant: draft.as_ref().filter(|draft| draft.is_assistant()),
+    };
+    let (fingerprint, (model, own)) = match recognised {
+        Recognised::Native(description) => (
+            fingerprint(&files, &description.config, context_length, options)?,
+            decoder(&files, description, with(&texts.identity), context_length, progress, &mut notices)?,
+        ),
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => (
+            fingerprint::candle_fingerprint(&files, plan.architecture, options)?,
+            (candle_models::load(&files, plan, options, context_length, progress)?, None),
+        ),
+    };
+    let own = own.zip(block).map(|(model, block)| block.loaded(model));
+    let draft =
+        draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
+    let (name, draft) = (resolved.name.clone(), draft.or(own));
+    Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, details })
+}
+
+/// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
+/// padding added later): a prompt with such a token is refused when it is submitted, and no answer can end with one.
+fn fit_vocabulary(texts: &mut ModelTexts, rows: usize, notices: &mut Vec<Notice>) {
+    let tokens = texts.tokenizer.vocab_size();
+    if tokens > rows {
+        notices.push(Notice::TokensWithoutRows { num_tokens: tokens, num_rows: rows });
+    }
+    let is_row = |id: &u32| (*id as usize) < rows;
+    if let Some(id) = texts.end_of_generation.iter().find(|id| !is_row(id)) {
+        notices.push(Notice::EndWithoutRow(*id));
+        texts.end_of_generation.retain(is_row);
+    }
+}
+
+/// Computes the context that [`load`] would give the model, from the headers alone.
+///
+/// # Errors
+/// Those errors of [`load`] that concern settings and memory.
+pub fn context_length(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<usize, LoadError> {
+    plan(files, options, notices).map(|(context, _)| context)
+}
+
+/// Memory that a model needs with the context that [`load`] would give it, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryNeed {
+    pub context: usize,
+    /// Weights, and everything else that does not grow with the context.
+    pub base: u64,
+    /// KV of one full context.
+    pub kv: u64,
+}
+
+/// Computes what a model needs, from the headers alone.
+///
+/// # Errors
+/// Those of [`context_length`].
+pub fn memory_need(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<MemoryNeed, LoadError> {
+    let (context, demand) = plan(files, options, notices)?;
+    let kv = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
+    Ok(MemoryNeed { context, base: demand.weights.saturating_add(demand.fixed), kv })
+}
+
+/// Computes the context that [`load`] would give the model without a draft model, and its memory with it.
+fn plan(
+    files: &ModelFiles,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<(usize, Demand), LoadError> {
+    let options = in_force(files, options, notices);
+    let recognised = recognise(files.config_reader())?;
+    let block = prediction::block(files, &recognised, &options, "")?;
+    let drafters = Drafters { draft: None, block: block.as_ref() };
+    let context = context_of(files, &recognised, drafters, &options, notices)?;
+    Ok((context, demand_of(files, &recognised, drafters, &options, context)?))
+}
+
+/// What takes memory beside the model to draft for it.
+#[derive(Clone, Copy)]
+struct Drafters<'a> {
+    draft: Option<&'a DraftFiles>,
+    block: Option<&'a OwnBlock>,
+}
+
+/// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
+/// asked for. Exactly, it would take four bytes for each value.
+fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>) -> LoadOptions {
+    let mut options = options.clone();
+    let Some(packed) = files.packed().filter(|packed| packed.count > 0) else { return options };
+    let rounded = packed.floats > 0 && options.dtype.is_none() && options.quantize.is_none();
+    if rounded {
+        options.dtype = Some(Dtype::Bf16);
+    }
+    if options.quantize.is_none() {
+        let float_bytes = if options.dtype == Some(Dtype::F32) { 4 } else { 2 };
+        let bytes = packed.bytes + packed.floats * float_bytes;
+        notices.push(Notice::PackedWeights { form: packed.form, count: packed.count, bytes, rounded });
+    }
+    options
+}
+
+fn context_of(
+    files: &ModelFiles,
+    recognised: &Recognised,
+    drafters: Drafters<'_>,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<usize, LoadError> {
+    let most = match recognised {
+        Recognised::Native(description) => description.config.context_length,
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => plan.context_length,
+    };
+    let demand = |context| demand_of(files, recognised, drafters, options, context);
+    context(most, demand, options, notices)
+}
+
+/// Computes the memory of a model and its drafters with a context of up to `context` tokens.
+fn demand_of(
+    files: &ModelFiles,
+    recognised: &Recognised,
+    drafters: Drafters<'_>,
+    options: &LoadOptions,
+    context: usize,
+) -> Result<Demand, LoadError> {
+    match recognised {
+        Recognised::Native(description) => {
+            let demand = demand(files, description, options, context)?;
+            let demand = drafters.block.map_or(demand, |block| block.add_demand(demand, options, context));
+            drafters.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
+        }
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => Ok(candle_models::demand(files, plan)),
+    }
+}
+
+/// Chooses the context, at most `most` tokens, or returns why it does not fit. `demand` computes the model's memory
+/// for a context.
+fn context(
+    most: usize,
+    demand: impl Fn(usize) -> Result<Demand, LoadError>,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<usize, LoadError> {
+    let wanted = match options.context {
+        Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
+        asked => asked.unwrap_or(most),
+    };
+    let demand = demand(wanted)?;
+    let base = demand.weights.saturating_add(demand.fixed);
+    if let Some(asked) = options.kv_memory {
+        check_kv_memory(asked, demand, options, wanted)?;
+    }
+    let allowed = options.kv_memory.map(|kv_memory| base.saturating_add(kv_memory));
+    let Some(available) = allowed.or(options.available_memory) else { return Ok(wanted) };
+    let fit = fit(demand, wanted, available);
+    // A context of one token has no room for an answer.
+    match (options.context, fit.largest_context.filter(|largest| *largest >= 2)) {
+        (None, Some(largest)) if !fit.fits() => {
+            let by = if allowed.is_some() { "--kv-memory" } else { "the memory available" };
+            notices.push(Notice::ContextLimited { context: largest, most, by });
+            Ok(largest)
+        }
+        _ => fit.check().map(|()| wanted),
+    }
+}
+
+/// Checks that the requested KV memory holds the requested context, or a minimal one, and fits beside the weights.
+fn check_kv_memory(
+    asked: u64,
+    demand: Demand,
+    options: &LoadOptions,
+    wanted: usize,
+) -> Result<(), LoadError> {
+    let context = options.context.map_or(2, |_| wanted);
+    let needed = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
+    if asked < needed {
+        return Err(LoadError::KvTooSmall { asked, needed, context });
+    }
+    let left = |available: u64| available.saturating_sub(demand.weights.saturating_add(demand.fixed));
+    match options.available_memory.map(left) {
+        Some(most) if most < asked => Err(LoadError::KvTooLarge { asked, most }),
+        _ => Ok(()),
+    }
+}
+
+/// Computes the memory of a model with these options and a context of up to `context` tokens. KV of windows does not
+/// grow with it.
+fn demand(
+    files: &ModelFiles,
+    description: &Description,
+    options: &LoadOptions,
+    context: usize,
+) -> Result<Demand, LoadError> {
+    let Description { config, naming, .. } = description;
+    let file = WeightFile::new(files.tensors(), naming)?;
+    let weights = tensor_bytes(file.decoder_tensors(config.layers.len()), config, options)?;
+    let (lasting, windowed): (Vec<_>, Vec<_>) =
+        kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
+    let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
+    let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
+    let kv_per_token = page_bytes / PAGE_TOKENS as u64;
+    Ok(Demand {
+        weights,
+        kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
+        kv_fixed: page_bytes + in_windows,
+        fixed: activation_bytes(config),
+    })
+}
+
+/// Returns the bytes of tensors in memory.
+fn tensor_bytes(
+    tensors: impl IntoIterator<Item = (String, Vec<usize>, Dtype)>,
+    config: &DecoderConfig,
+    options: &LoadOptions,
+) -> Result<u64, LoadError> {
+    let mut bytes = 0u64;
+    for (name, shape, dtype) in tensors {
+        let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
+        let tensor = weight_bytes(options.device, dtype, &shape)
+            .map_err(|message| LoadError::Tensor { tensor: name, message })?;
+        bytes = bytes.saturating_add(tensor as u64);
+    }
+    Ok(bytes)
+}
+
+/// Returns the bytes of a tensor in memory: our kernels keep matrices in a layout of their own, candle keeps the types that
+/// it lacks as F16.
+fn weight_bytes(device: Device, dtype: Dtype, shape: &[usize]) -> Result<usize, String> {
+    let stored = super::tensor::byte_len(dtype, shape)?;
+    let cols = shape.last().copied().unwrap_or(1);
+    let rows = stored / dtype.row_bytes(cols).ok_or("rows are not whole blocks")?.max(1);
+    Ok(match device {
+        Device::Cpu(_) => packed_bytes(dtype, [rows, cols]).unwrap_or(0).max(stored),
+        Device::Candle(_) if is_widened(dtype) => 2 * rows * cols,
+        Device::Candle(_) => stored,
+    })
+}
+
+/// Returns the types whose weights take far more memory than in the file, and how much more.
+fn widened_types(
+    files: &ModelFiles,
+    Description { config, naming, .. }: &Description,
+    options: &LoadOptions,
+) -> Result<Option<Notice>, LoadError> {
+    let is_kept = options.quantize.is_none() && options.dtype != Some(Dtype::F32);
+    let (mut types, mut more) = (BTreeSet::new(), 0);
+    for (_, shape, dtype) in WeightFile::new(files.tensors(), naming)?.decoder_tensors(config.layers.len()) {
+        let sizes = super::tensor::byte_len(dtype, &shape)
+            .and_then(|stored| Ok([stored, weight_bytes(options.device, dtype, &shape)?]));
+        // The layout of the other types is up to an eighth larger.
+        if let Ok([stored, taken]) = sizes
+            && is_kept
+            && dtype.is_quantized()
+            && taken > stored + stored / 8
+        {
+            types.insert(dtype.name());
+            more += taken - stored;
+        }
+    }
+    let types: Vec<_> = types.into_iter().collect();
+    Ok((more >> 20 > 0).then_some(Notice::WidenedTypes { types, mebibytes: more >> 20 }))
+}
+
+/// Returns the bytes that attention holds per visible token while it computes a layer: our kernels keep one partial
+/// result per head for each run of pages, candle a key and a value in f32.
+fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
+    let partials = |heads: usize, value_dim| (4 * heads * partial_len(value_dim)).div_ceil(RUN_TOKENS);
+    let of_layers = config.layers.iter().map(|layer| match (&layer.mixer, device) {
+        (MixerConfig::Attention(attention), Device::Cpu { .. }) => {
+            partials(attention.num_heads, attention.head_dim)
+        }
+        (MixerConfig::Attention(attention), Device::Candle(_)) => {
+            2 * 4 * attention.num_kv_heads * attention.head_dim
+        }
+        (MixerConfig::Latent(latent), _) => partials(latent.num_heads, latent.kv_rank),
+        _ => 0,
+    });
+    of_layers.max().unwrap_or(0) as u64
+}
+
+/// Estimates the activations of one step in bytes, rounded up: every buffer of the decoder with more rows than the
+/// engine's default step, and a few rows of logits.
+fn activation_bytes(config: &DecoderConfig) -> u64 {
+    const ROWS: usize = 512;
+    let widest = config.layers.iter().map(|layer| layer.mixer_width() + layer.feed_forward.width()).max();
+    (4 * (ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + 8 * config.vocab_size)) as u64
+}
+
+/// Guesses a tensor's purpose from its shape; only token tables have that many rows.
+fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
+    match shape {
+        [rows, _] if *rows == config.vocab_size => Matrix::Vocabulary,
+        _ => Matrix::Projection,
+    }
+}
+
+/// Chooses the type of a matrix. Token tables are rounded less than the rest: at 4 bits they cost quality out of
+/// proportion to their size, so they get Q6_K (llama.cpp does the same in its 4-bit mixes).
+fn target(options: &LoadOptions, matrix: Matrix, stored: Dtype) -> Dtype {
+    match (options.quantize, options.dtype, matrix) {
+        // A rounded router selects other experts, and a router is small.
+        (_, _, Matrix::Gate) => Dtype::F32,
+        (Some(Dtype::Q4_0 | Dtype::Q4K), _, Matrix::Vocabulary) => Dtype::Q6K,
+        (Some(quantized), _, _) => quantized,
+        (None, Some(float), _) if !stored.is_quantized() || float == Dtype::F32 => float,
+        _ => stored,
+    }
+}
+
+/// The parts of a load that a decoder's own files do not give.
+#[derive(Clone, Copy)]
+struct DecoderWith<'a> {
+    options: &'a LoadOptions,
+    /// Threads that it shares with another model.
+    workers: Option<&'a CpuThreads>,
+    /// See [`fingerprint::identity`].
+    identity: &'a str,
+    /// Loaded with the model.
+    block: Option<&'a OwnBlock>,
+    assistant: Option<&'a DraftFiles>,
+}
+
+/// A model, and its block that predicts further tokens.
+type Models = (Box<dyn Model>, Option<Box<dyn Model>>);
+
+fn decoder(
+    files: &ModelFiles,
+    description: Description,
+    with: DecoderWith<'_>,
+    context_length: usize,
+    progress: &mut dyn FnMut(usize, usize),
+    notices: &mut Vec<Notice>,
+) -> Result<Models, LoadError> {
+    let DecoderWith { options, workers, identity, block, assistant } = with;
+    let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
+    let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
+    let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
+        let wanted = target(options, matrix, tensor.dtype);
+        let converted = quantize::convert(name, &tensor, wanted)?;
+        let asked = options.quantize.or(options.dtype).unwrap_or(converted.dtype);
+        if converted.dtype != asked && matrix != Matrix::Gate {
+            *kept.borrow_mut().entry((converted.dtype.name(), asked.name())).or_default() += 1;
+        }
+        Ok(converted)
+    };
+    notices.extend(widened_types(files, &description, options)?);
+    let block = block.map(|block| PredictionParts {
+        layer: block.layer.clone(),
+        naming: description.naming.clone(),
+        source: files.tensors(),
+        kv_type: options.kv_type,
+        convert: &convert,
+    });
+    let drafting = DraftingParts { block, assistant: assistant.and_then(|files| files.assistant(&convert)) };
+    let parts = DecoderParts {
+        config: description.config,
+        naming: description.naming,
+        source: files.tensors(),
+        context_length,
+        kv_type: options.kv_type,
+        convert: &convert,
+        progress,
+    };
+    let models = match options.device {
+        Device::Cpu(options) => {
+            let cpu = || match workers {
+                Some(workers) => Cpu::sharing(options, workers.clone()),
+                None => Cpu::with(options),
+            };
+            build(|| cpu().map_err(backend), |cpu| cpu.keeping(panels.clone()), parts, drafting)?
+        }
+        Device::Candle(kind) => {
+            let device = open_device(kind).map_err(backend)?;
+            build(|| Candle::new(device.clone()).map_err(backend), |candle| candle, parts, drafting)?
+        }
+    };
+    notices.extend(panels.iter().flat_map(|panels| panels.finish()));
+    for ((dtype, asked), count) in kept.into_inner() {
+        notices.push(Notice::WeightTypes { count, dtype, asked });
+    }
+    Ok(models)
+}
+
+/// Inputs of the drafters that read a decoder's hidden states.
+struct DraftingParts<'a> {
+    block: Option<PredictionParts<'a>>,
+    assistant: Option<AssistantParts<'a>>,
+}
+
+/// Loads a decoder on the backend that `keeping` makes of a new one, and what drafts on others, because only the decoder's packed
+/// weights are kept: a file of them does not depend on what drafts.
+fn build<B: Backend>(
+    new: impl Fn() -> Result<B, LoadError>,
+    keeping: impl FnOnce(B) -> B,
+    parts: DecoderParts<'_>,
+    DraftingParts { block, assistant }: DraftingParts<'_>,
+) -> Result<Models, LoadError> {
+    let mut decoder = Decoder::load(keeping(new()?), parts)?;
+    assistant.map_or(Ok(()), |assistant| decoder.load_assistant(&new()?, assistant))?;
+    let block = block.map(|block| decoder.load_prediction(new()?, block)).transpose()?;
+    Ok((Box::new(decoder), block.map(|block| Box::new(block) as Box<dyn Model>)))
+}
+
+/// Opens the packed weights of a model. None are kept of weights that are converted on load, because converting them takes
+/// most of the time, of the model in the executable, and for other devices.
+fn panels(
+    files: &ModelFiles,
+    architecture: &str,
+    identity: &str,
+    options: &LoadOptions,
+) -> Option<PanelStore> {
+    let is_as_stored = options.dtype.is_none() && options.quantize.is_none() && files.packed().is_none();
+    let is_kept =
+        is_as_stored && !files.is_built_in() && matches!(options.device, Device::Cpu(_)) && cfg!(unix);
+    let place = options.packed.clone().filter(|_| is_kept)?;
+    Some(PanelStore::open(place, fingerprint::panel_key(architecture, identity, PANEL_LAYOUT)))
+}
+
+fn backend(error: Error) -> LoadError {
+    LoadError::Device(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Routers above all: see docs/numbers.md.
+    #[test]
+    fn gates_are_multiplied_in_f32_whatever_is_asked_and_stored() {
+        let options = |dtype, quantize| LoadOptions {
+            device: Device::Cpu(CpuOptions::new(1)),
+            dtype,
+            quantize,
+            context: None,
+            kv_type: KvType::default(),
+            kv_memory: None,
+            available_memory: None,
+            packed: None,
+            prediction: PredictionUse::Never,
+        };
+        for stored in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0] {
+            for dtype in [None, Some(Dtype::F32), Some(Dtype::F16), Some(Dtype::Bf16)] {
+                assert_eq!(target(&options(dtype, None), Matrix::Gate, stored), Dtype::F32);
+            }
+            for quantize in [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4K, Dtype::Q6K] {
+                let options = options(None, Some(quantize));
+                assert_eq!(target(&options, Matrix::Gate, stored), Dtype::F32);
+                assert_eq!(target(&options, Matrix::Projection, stored), quantize);
+            }
+            assert_eq!(target(&options(None, None), Matrix::Projection, stored), stored);
+        }
+    }
+}

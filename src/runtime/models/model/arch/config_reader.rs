@@ -1,0 +1,203 @@
+//! Typed, checked getters over config.json or GGUF metadata.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use llmctl_base::error::LoadError;
+
+/// Source format of a configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelFormat {
+    HuggingFace,
+    Gguf,
+}
+
+type Lookup = Box<dyn Fn(&str) -> Option<Value>>;
+
+/// Reader of one model's configuration. Keys differ between the formats; the getters and their errors do not.
+pub struct ConfigReader {
+    path: PathBuf,
+    format: ModelFormat,
+    lookup: Lookup,
+}
+
+impl ConfigReader {
+    /// Creates a reader of a config.json. A multimodal one is read from its `text_config`, and from the top level for
+    /// keys missing there.
+    pub fn hugging_face(path: PathBuf, config: Value) -> Self {
+        let lookup = move |key: &str| {
+            let nested = config.get("text_config").and_then(|text| text.get(key));
+            nested.or_else(|| config.get(key)).cloned()
+        };
+        Self { path, format: ModelFormat::HuggingFace, lookup: Box::new(lookup) }
+    }
+
+    /// Creates a reader of a GGUF file. `lookup` receives whole keys; the getters take keys without the
+    /// architecture's prefix.
+    pub fn gguf(path: PathBuf, lookup: impl Fn(&str) -> Option<Value> + 'static) -> Self {
+        let prefix = lookup("general.architecture").and_then(|name| name.as_str().map(str::to_owned));
+        let prefix = prefix.unwrap_or_default();
+        let lookup = move |key: &str| lookup(&format!("{prefix}.{key}")).or_else(|| lookup(key));
+        Self { path, format: ModelFormat::Gguf, lookup: Box::new(lookup) }
+    }
+
+    pub fn format(&self) -> ModelFormat {
+        self.format
+    }
+
+    pub fn is_gguf(&self) -> bool {
+        self.format == ModelFormat::Gguf
+    }
+
+    /// Returns the family's name in the file.
+    pub fn architecture(&self) -> Result<String, LoadError> {
+        self.string(self.pick("model_type", "general.architecture"))?
+            .ok_or_else(|| self.error(self.pick("model_type", "general.architecture"), "is missing"))
+    }
+
+    /// Returns the key's name in this format.
+    pub fn pick(&self, hugging_face: &'static str, gguf: &'static str) -> &'static str {
+        if self.is_gguf() { gguf } else { hugging_face }
+    }
+
+    pub fn value(&self, key: &str) -> Option<Value> {
+        (self.lookup)(key).filter(|value| !value.is_null())
+    }
+
+    /// Returns whether the file lacks the key; `null` counts as present.
+    pub fn is_absent(&self, key: &str) -> bool {
+        (self.lookup)(key).is_none()
+    }
+
+    /// Creates an error that names the file and the key.
+    pub fn error(&self, key: &str, message: impl Into<String>) -> LoadError {
+        LoadError::Malformed { path: self.path.clone(), what: key.to_owned(), message: message.into() }
+    }
+
+    /// Creates an error for a valid file that llmctl does not run.
+    pub fn unsupported(&self, message: impl Into<String>) -> LoadError {
+        LoadError::Unsupported { path: self.path.clone(), message: message.into() }
+    }
+
+    /// Returns a count; `None` if the file lacks the key.
+    pub fn count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        // Larger counts are invalid in any model.
+        match value.as_u64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as u64)) {
+            Some(count) if count < 1 << 32 && value.as_f64().is_some_and(|x| x >= 0.0) => {
+                Ok(Some(count as usize))
+            }
+            _ => Err(self.error(key, format!("{value} is not a count"))),
+        }
+    }
+
+    /// Returns a count, of a list the first; `None` if the file lacks the key.
+    pub fn first_count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+        match self.value(key) {
+            Some(Value::Array(list)) => Ok(list.first().and_then(Value::as_u64).map(|count| count as usize)),
+            _ => self.count(key),
+        }
+    }
+
+    /// Returns a count for each of `num_layers` layers, from a list or one number for all; `None` if the file lacks
+    /// the key.
+    pub fn counts(&self, key: &str, num_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
+        let Some(Value::Array(list)) = self.value(key) else {
+            return Ok(self.count(key)?.map(|count| vec![count; num_layers]));
+        };
+        let counts: Option<Vec<usize>> =
+            list.iter().map(|value| value.as_u64().filter(|&n| n < 1 << 32).map(|n| n as usize)).collect();
+        match counts.filter(|counts| counts.len() == num_layers) {
+            Some(counts) => Ok(Some(counts)),
+            None => Err(self.error(key, format!("is not a list of counts for {num_layers} layers"))),
+        }
+    }
+
+    /// Returns a count that one layer has instead of all layers' count, in the form that transformers writes from 5.24 on; `None`
+    /// if the layer has none.
+    pub fn count_of_layer(&self, layer: usize, key: &str) -> Option<usize> {
+        let of_layer = self.value("per_layer_config")?;
+        of_layer.get(layer.to_string())?.get(key)?.as_u64().filter(|&n| n < 1 << 32).map(|n| n as usize)
+    }
+
+    /// Returns a required count within `1..=max`.
+    pub fn size(&self, key: &str, max: usize) -> Result<usize, LoadError> {
+        let count = self.count(key)?.ok_or_else(|| self.error(key, "is missing"))?;
+        if (1..=max).contains(&count) {
+            Ok(count)
+        } else {
+            Err(self.error(key, format!("{count} is not between 1 and {max}")))
+        }
+    }
+
+    pub fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value.as_f64() {
+            Some(number) if number.is_finite() => Ok(Some(number as f32)),
+            _ => Err(self.error(key, format!("{value} is not a number"))),
+        }
+    }
+
+    pub fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        value.as_bool().map(Some).ok_or_else(|| self.error(key, format!("{value} is not true or false")))
+    }
+
+    pub fn string(&self, key: &str) -> Result<Option<String>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        match value {
+            Value::String(text) => Ok(Some(text)),
+            other => Err(self.error(key, format!("{other} is not a string"))),
+        }
+    }
+
+    /// Returns for each layer whether it has a sliding window, if the file has `layer_types`.
+    pub fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+        self.layers_of_kind(num_layers, "sliding_attention")
+    }
+
+    /// Returns for each layer whether it has a sliding window: as listed, or all but every `period`th. GGUF has a list or
+    /// a period of its own.
+    pub fn sliding_pattern(&self, num_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
+        const KEY: &str = "attention.sliding_window_pattern";
+        let by_period =
+            |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
+        if !self.is_gguf() {
+            return Ok(self.sliding_layers(num_layers)?.unwrap_or_else(|| by_period(period)));
+        }
+        match self.value(KEY) {
+            None => Ok(by_period(period)),
+            Some(Value::Array(list)) => {
+                let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
+                let listed = listed.filter(|listed| listed.len() == num_layers);
+                listed.ok_or_else(|| self.error(KEY, format!("is not a list of {num_layers} layers")))
+            }
+            Some(_) => self.size(KEY, num_layers).map(by_period),
+        }
+    }
+
+    /// Returns for each layer whether it is of `kind` instead of `full_attention`, if the file has `layer_types`.
+    pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> Result<Option<Vec<bool>>, LoadError> {
+        const KEY: &str = "layer_types";
+        let Some(kinds) = self.kinds_of_layers(KEY, num_layers)? else { return Ok(None) };
+        let is_of_kind = kinds.iter().map(|of_layer| match of_layer.as_str() {
+            name if name == kind => Ok(true),
+            "full_attention" => Ok(false),
+            other => Err(self.error(KEY, format!("{other:?} is not a known kind of layer"))),
+        });
+        is_of_kind.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Returns the list of each layer's kind under `key`; `None` if the file lacks it.
+    pub fn kinds_of_layers(&self, key: &str, num_layers: usize) -> Result<Option<Vec<String>>, LoadError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
+        let kinds: Option<Vec<String>> =
+            kinds.and_then(|kinds| kinds.iter().map(|kind| kind.as_str().map(str::to_owned)).collect());
+        match kinds {
+            Some(kinds) => Ok(Some(kinds)),
+            None => Err(self.error(key, format!("is not a list of {num_layers} kinds of layers"))),
+        }
+    }
+}

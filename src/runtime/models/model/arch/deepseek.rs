@@ -1,0 +1,293 @@
+//! DeepSeek V2 and V3 and GLM-4.7-Flash: latent attention; the first layers are dense, the others have experts beside a shared
+//! network. V2 weighs experts by softmax, V3 and GLM by sigmoid, with a bias for their choice. Sources: transformers
+//! `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`; llama.cpp's `deepseek2` for GGUF, which covers all three.
+
+use serde_json::Value;
+
+use super::dense::{ConfigDefaults, MAX_WIDTH, decoder};
+use super::experts::{ExpertKeys, experts};
+use super::rope::yarn_score_factor;
+use super::{ConfigReader, Description, Family};
+use crate::model::config::{
+    ExpertGroups, ExpertWeights, ExpertsConfig, FeedForwardConfig, LatentConfig, MixerConfig, MlpConfig,
+    PartNames, RopeScaling,
+};
+use llmctl_base::error::LoadError;
+
+pub const V2_FAMILY: Family =
+    Family::new("deepseek2", &["deepseek_v2"], &["deepseek2"], |reader| parse_config(V2_FAMILY.name, reader));
+
+pub const V3_FAMILY: Family =
+    Family::new("deepseek3", &["deepseek_v3"], &[], |reader| parse_config(V3_FAMILY.name, reader));
+
+pub const GLM_FAMILY: Family =
+    Family::new("glm4-moe-lite", &["glm4_moe_lite"], &[], |reader| parse_config(GLM_FAMILY.name, reader));
+
+const EXPERTS: ExpertKeys = ExpertKeys {
+    count: "n_routed_experts",
+    used: "num_experts_per_tok",
+    intermediate_size: "moe_intermediate_size",
+};
+
+/// Limit on shared experts, above that of any published model.
+const MAX_SHARED: usize = 1 << 10;
+
+fn parse_config(name: &'static str, reader: &ConfigReader) -> Result<Description, LoadError> {
+    let latent = latent(reader)?;
+    let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::default() };
+    let rotary_dim = latent.rotary_dim;
+    let mut description = decoder(name, reader, MixerConfig::Latent(latent), rotary_dim, defaults)?;
+    description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
+    if reader.is_gguf() && reader.number("rope.scaling.yarn_log_multiplier")?.is_some() {
+        // The magnitudes of rotations and scores, which the files do not tell apart, are equal in all published models.
+        if let RopeScaling::Yarn { attention_factor, .. } = &mut description.config.ropes[0].scaling {
+            *attention_factor = Some(1.0);
+        }
+    }
+    set_experts(&mut description, reader)?;
+    Ok(description)
+}
+
+/// Replaces the dense part of all layers but the first by experts beside a shared network (also GLM-4.5's form).
+pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    description.naming.parts = PartNames::SHARED_EXPERTS;
+    let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
+    let is_sparse = sparse_layers(reader, description.config.layers.len())?;
+    description.replace_dense(|layer| is_sparse[layer], |dense| feed_forward(reader, dense, shared))
+}
+
+/// Parses the attention of every layer. GGUF's keys give the widths of heads; those for the absorbed form, which newer files
+/// have beside them, are derived here.
+fn latent(reader: &ConfigReader) -> Result<LatentConfig, LoadError> {
+    let size = |hugging_face, gguf| reader.size(reader.pick(hugging_face, gguf), MAX_WIDTH);
+    let query_key = reader.pick("q_lora_rank", "attention.q_lora_rank");
+    let rotary_dim = size("qk_rope_head_dim", "rope.dimension_count")?;
+    let (plain_dim, value_dim) = match reader.is_gguf() {
+        false => (size("qk_nope_head_dim", "")?, size("v_head_dim", "")?),
+        true => gguf_head_dims(reader, rotary_dim)?,
+    };
+    if !rotary_dim.is_multiple_of(2) {
+        let key = reader.pick("qk_rope_head_dim", "rope.dimension_count");
+        return Err(reader.error(key, format!("{rotary_dim} values cannot be rotated in pairs")));
+    }
+    Ok(LatentConfig {
+        num_heads: size("num_attention_heads", "attention.head_count")?,
+        query_rank: match reader.count(query_key)? {
+            None => None,
+            Some(_) => Some(reader.size(query_key, MAX_WIDTH)?),
+        },
+        kv_rank: size("kv_lora_rank", "attention.kv_lora_rank")?,
+        plain_dim,
+        rotary_dim,
+        value_dim,
+        scale: yarn_score_factor(reader)? / ((plain_dim + rotary_dim) as f32).sqrt(),
+        rope: 0,
+        interleaved: reader.flag("rope_interleave")?.unwrap_or(true),
+    })
+}
+
+/// Returns the widths of a head's plain key and of its value.
+fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> Result<(usize, usize), LoadError> {
+    let key = |absorbed: &'static str, plain: &'static str| match reader.is_absent(absorbed) {
+        true => plain,
+        false => absorbed,
+    };
+    let key_name = key("attention.key_length_mla", "attention.key_length");
+    let whole = reader.size(key_name, MAX_WIDTH)?;
+    let value = reader.size(key("attention.value_length_mla", "attention.value_length"), MAX_WIDTH)?;
+    match whole.checked_sub(rotary_dim).filter(|plain| *plain > 0) {
+        Some(plain) => Ok((plain, value)),
+        None => {
+            Err(reader.error(key_name, format!("{whole} leaves nothing beside {rotary_dim} rotated values")))
+        }
+    }
+}
+
+/// Returns which layers have experts: those after the first dense ones, or as listed.
+fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    const LIST: &str = "mlp_layer_types";
+    const STEP: &str = "moe_layer_freq";
+    if let Some(Value::Array(list)) = reader.value(LIST) {
+        let is_sparse = list.iter().map(|kind| match kind.as_str() {
+            Some("sparse") => Ok(true),
+            Some("dense") => Ok(false),
+            _ => Err(reader.error(LIST, format!("{kind} is not a known kind of layer"))),
+        });
+        let listed = is_sparse.collect::<Result<Vec<_>, _>>()?;
+        return match listed.len() == num_layers {
+            true => Ok(listed),
+            false => Err(reader.error(LIST, format!("is not a list of {num_layers} layers"))),
+        };
+    }
+    if let Some(step) = reader.count(STEP)?.filter(|step| *step != 1) {
+        return Err(reader.error(STEP, format!("experts in every {step}th layer are not supported")));
+    }
+    let count_key = reader.pick(EXPERTS.count, "expert_count");
+    if reader.count(count_key)?.unwrap_or(0) == 0 {
+        return Ok(vec![false; num_layers]);
+    }
+    let dense = reader.count(reader.pick("first_k_dense_replace", "leading_dense_block_count"))?.unwrap_or(0);
+    Ok((0..num_layers).map(|layer| layer >= dense).collect())
+}
+
+/// Parses a layer with experts: `shared` of them are one network for every token.
+pub fn feed_forward(
+    reader: &ConfigReader,
+    dense: MlpConfig,
+    shared: usize,
+) -> Result<FeedForwardConfig, LoadError> {
+    let weights = weights(reader)?;
+    let is_sigmoid = matches!(weights, ExpertWeights::Sigmoid | ExpertWeights::SigmoidOfUsed);
+    let of_one = experts(reader, &EXPERTS, &dense, weights)?;
+    let scale = reader.number(reader.pick("routed_scaling_factor", "expert_weights_scale"))?;
+    let experts = ExpertsConfig {
+        // GGUF's 0 means no scaling.
+        weight_scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0),
+        has_bias: is_sigmoid,
+        groups: groups(reader, of_one.count, of_one.used, is_sigmoid)?,
+        ..of_one
+    };
+    if shared > MAX_SHARED {
+        let key = reader.pick("n_shared_experts", "expert_shared_count");
+        return Err(reader.error(key, format!("{shared} is more than {MAX_SHARED}")));
+    }
+    let width = shared * experts.mlp.intermediate_size;
+    Ok(FeedForwardConfig {
+        dense: (width > 0).then_some(MlpConfig { intermediate_size: width, ..dense }),
+        experts: Some(experts),
+        gates_dense: false,
+    })
+}
+
+fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
+    let is_v2 = reader.architecture()? == "deepseek_v2";
+    let normalizes = reader.flag(reader.pick("norm_topk_prob", "expert_weights_norm"))?;
+    let normalizes = normalizes.unwrap_or(!reader.is_gguf() && !is_v2);
+    let is_sigmoid = match reader.is_gguf() {
+        true => gguf_is_sigmoid(reader)?,
+        false => !is_v2,
+    };
+    Ok(match (is_sigmoid, normalizes) {
+        (true, true) => ExpertWeights::SigmoidOfUsed,
+        (true, false) => ExpertWeights::Sigmoid,
+        (false, true) => ExpertWeights::OfUsed,
+        (false, false) => ExpertWeights::OfAll,
+    })
+}
+
+/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, of
+/// Nemotron 3, or GLM-4.7-Flash's by their vocabulary, as in llama.cpp.
+fn gguf_is_sigmoid(reader: &ConfigReader) -> Result<bool, LoadError> {
+    const KEY: &str = "expert_gating_func";
+    const GLM_VOCAB: usize = 154_880;
+    match reader.count(KEY)? {
+        None | Some(0) => {
+            let is_of = |name: &str| ["glm4moe", "nemotron_h_moe"].contains(&name);
+            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || is_of(&reader.architecture()?))
+        }
+        Some(1) => Ok(false),
+        Some(2) => Ok(true),
+        Some(other) => Err(reader.error(KEY, format!("{other} is not a known weighting of experts"))),
+    }
+}
+
+/// Parses groups of experts; `None` if the model has one, or if it is a V2 that ignores them.
+fn groups(
+    reader: &ConfigReader,
+    count: usize,
+    num_used: usize,
+    is_sigmoid: bool,
+) -> Result<Option<ExpertGroups>, LoadError> {
+    let limits = reader.is_gguf() || is_sigmoid;
+    if !limits && reader.string("topk_method")?.as_deref() != Some("group_limited_greedy") {
+        return Ok(None);
+    }
+    let (count_key, used_key) =
+        (reader.pick("n_group", "expert_group_count"), reader.pick("topk_group", "expert_group_used_count"));
+    let groups = reader.count(count_key)?.unwrap_or(1);
+    if groups <= 1 {
+        return Ok(None);
+    }
+    if !count.is_multiple_of(groups) {
+        return Err(
+            reader.error(count_key, format!("{count} experts cannot be divided into {groups} groups"))
+        );
+    }
+    let used = reader.size(used_key, groups)?;
+    if used * (count / groups) < num_used {
+        return Err(reader.error(used_key, format!("{used} groups have fewer than {num_used} experts")));
+    }
+    Ok(Some(ExpertGroups { count: groups, used }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::KvType;
+    use crate::model::decoder::kv_bytes_per_token;
+    use serde_json::json;
+
+    fn description(config: Value) -> Description {
+        let reader = ConfigReader::hugging_face("config.json".into(), config);
+        super::super::parse_config(&reader).expect("valid").expect("a native family")
+    }
+
+    /// DeepSeek-V2-Lite's published configuration, as far as it matters here.
+    fn v2_lite() -> Value {
+        json!({
+            "model_type": "deepseek_v2", "hidden_size": 2048, "num_hidden_layers": 27, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "intermediate_size": 10944, "moe_intermediate_size": 1408, "vocab_size": 102400,
+            "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1,
+            "moe_layer_freq": 1, "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64, "v_head_dim": 128, "norm_topk_prob": false, "routed_scaling_factor": 1.0,
+            "topk_method": "greedy", "n_group": 1, "topk_group": 1, "max_position_embeddings": 163840,
+            "rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1,
+                "mscale": 0.707, "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096},
+        })
+    }
+
+    #[test]
+    fn pages_hold_one_latent_row_per_token_and_layer() {
+        let lite = description(v2_lite());
+        // Two bytes for each of 512 + 64 values.
+        assert_eq!(kv_bytes_per_token(&lite.config, KvType::F16), 27 * 576 * 2);
+        let layer = &lite.config.layers[1].feed_forward;
+        assert_eq!(layer.dense.as_ref().map(|shared| shared.intermediate_size), Some(2 * 1408));
+        assert!(lite.config.layers[0].feed_forward.experts.is_none() && layer.experts.is_some());
+    }
+
+    #[test]
+    fn yarn_scales_scores_instead_of_rotations() {
+        let config = description(v2_lite()).config;
+        let MixerConfig::Latent(latent) = &config.layers[0].mixer else { panic!("latent attention") };
+        let magnitude = 0.1 * 0.707 * 40f32.ln() + 1.0;
+        assert!((latent.scale - magnitude * magnitude / 192f32.sqrt()).abs() < 1e-7, "{}", latent.scale);
+        let RopeScaling::Yarn { attention_factor, .. } = config.ropes[0].scaling else { panic!("yarn") };
+        assert_eq!(attention_factor, Some(1.0));
+        let mut plain = v2_lite();
+        plain["rope_scaling"]["mscale_all_dim"] = Value::Null;
+        let MixerConfig::Latent(latent) = &description(plain).config.layers[0].mixer else {
+            panic!("latent attention")
+        };
+        assert!((latent.scale - 1.0 / 192f32.sqrt()).abs() < 1e-7, "{}", latent.scale);
+    }
+
+    #[test]
+    fn groups_limit_the_choice_where_the_class_says_so() {
+        let groups = |change: &dyn Fn(&mut Value)| {
+            let mut config = v2_lite();
+            change(&mut config);
+            let config = description(config).config;
+            config.layers[1].feed_forward.experts.as_ref().and_then(|experts| experts.groups)
+        };
+        let limited = Some(ExpertGroups { count: 8, used: 3 });
+        let set = |config: &mut Value, method: &str, model_type: &str| {
+            config["topk_method"] = json!(method);
+            config["model_type"] = json!(model_type);
+            (config["n_group"], config["topk_group"]) = (json!(8), json!(3));
+        };
+        assert_eq!(groups(&|config| set(config, "group_limited_greedy", "deepseek_v2")), limited);
+        assert_eq!(groups(&|config| set(config, "greedy", "deepseek_v2")), None);
+        assert_eq!(groups(&|config| set(config, "noaux_tc", "deepseek_v3")), limited);
+    }
+}

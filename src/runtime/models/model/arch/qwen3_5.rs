@@ -1,0 +1,204 @@
+//! Qwen 3.5, text, dense and with experts: gated delta nets in most layers, attention with gated output in the others; experts
+//! come with one that every token passes through a gate. Sources: transformers `Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`;
+//! llama.cpp's `qwen35` and `qwen35moe` for GGUF, whose rotary sections are all the same position in a text.
+
+use serde_json::Value;
+
+use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH, dense};
+use super::experts::{ExpertKeys, experts};
+use super::{ConfigReader, Description, Family};
+use crate::model::config::{
+    DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, NormNames,
+    PartNames, QkNorm,
+};
+use llmctl_base::error::LoadError;
+
+pub const FAMILY: Family = Family::new("qwen3.5", &["qwen3_5", "qwen3_5_text"], &["qwen35"], parse_dense);
+
+pub const MOE_FAMILY: Family =
+    Family::new("qwen3.5-moe", &["qwen3_5_moe", "qwen3_5_moe_text"], &["qwen35moe"], parse_moe);
+
+/// Number of blocks that predict further tokens; Qwen 3 Next has one without it.
+const PREDICTION: &str = "mtp_num_hidden_layers";
+
+/// Every fourth layer is full attention by default.
+const PATTERN: usize = 4;
+
+/// Limit on the tokens of a convolution's kernel.
+const MAX_KERNEL: usize = 1 << 10;
+
+fn parse_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
+    parse_config("qwen3.5", reader, ConfigDefaults { num_kv_heads: Some(4), ..ConfigDefaults::default() })
+}
+
+fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
+    with_experts(MOE_FAMILY.name, reader, ExpertWeights::OfUsed)
+}
+
+/// Parses a model with experts in every layer.
+pub fn with_experts(
+    name: &'static str,
+    reader: &ConfigReader,
+    weights: ExpertWeights,
+) -> Result<Description, LoadError> {
+    let shared = shared_size(reader)?;
+    let defaults = ConfigDefaults {
+        num_kv_heads: Some(2),
+        experts: true,
+        intermediate_size: Some(shared),
+        ..ConfigDefaults::default()
+    };
+    let mut description = parse_config(name, reader, defaults)?;
+    description.naming.parts = PartNames {
+        mlp_beside_experts: [
+            ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
+            ["mlp.shared_expert.up_proj", "ffn_up_shexp"],
+            ["mlp.shared_expert.down_proj", "ffn_down_shexp"],
+        ],
+        ..PartNames::LLAMA
+    };
+    description.replace_dense(
+        |_| true,
+        |dense| {
+            Ok(FeedForwardConfig {
+                experts: Some(experts(reader, &ExpertKeys::QWEN, &dense, weights)?),
+                dense: Some(MlpConfig { intermediate_size: shared, ..dense }),
+                gates_dense: true,
+            })
+        },
+    )?;
+    Ok(description)
+}
+
+/// Returns the width of the shared expert, which takes the place of a dense part: the class has none.
+fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
+    const SCALE: &str = "expert_weights_scale";
+    if reader.is_gguf() && reader.number(SCALE)?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
+        return Err(reader.error(SCALE, "scaled weights of experts are not supported"));
+    }
+    let key = reader.pick("shared_expert_intermediate_size", "expert_shared_feed_forward_length");
+    match reader.is_gguf() && reader.value(key).is_none() {
+        true => reader.size("feed_forward_length", MAX_WIDTH),
+        false => reader.size(key, MAX_WIDTH),
+    }
+}
+
+fn parse_config(
+    name: &'static str,
+    reader: &ConfigReader,
+    defaults: ConfigDefaults,
+) -> Result<Description, LoadError> {
+    let defaults = match reader.is_gguf() {
+        true => ConfigDefaults { num_kv_heads: None, ..defaults },
+        false => ConfigDefaults {
+            num_heads: Some(16),
+            head_dim: Some(256),
+            context_length: 32_768,
+            rotated: 0.25,
+            ..defaults
+        },
+    };
+    let mut description = dense(name, reader, defaults)?;
+    if reader.is_gguf() {
+        // The converter has added 1 to the weights of norms.
+        description.naming.norms = NormNames::POST_ATTENTION;
+        description.leave_prediction_out(reader, PREDICTION)?;
+    } else {
+        description.naming.norm_offset = 1.0;
+    }
+    let has_output_gate = reader.flag("attn_output_gate")?.unwrap_or(true);
+    for (_, attention) in description.config.attentions_mut() {
+        attention.qk_norm = QkNorm::PerHead;
+        attention.has_output_gate = has_output_gate;
+    }
+    let blocks = reader.count(reader.pick(PREDICTION, "nextn_predict_layers"))?;
+    // More blocks than one, of which each would predict one token more, are in no published model.
+    description.prediction = description.config.layers.first().filter(|_| blocks.unwrap_or(1) == 1).cloned();
+    let delta_net = MixerConfig::DeltaNet(delta_net(reader)?);
+    let is_recurrent = recurrent_layers(reader, description.config.layers.len())?;
+    for (layer, _) in description.config.layers.iter_mut().zip(is_recurrent).filter(|(_, is)| *is) {
+        layer.mixer = delta_net.clone();
+    }
+    Ok(description)
+}
+
+/// Returns which layers are recurrent: as listed, or all except every fourth by default.
+fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    if let Some(listed) = listed_layers(reader, num_layers)? {
+        return Ok(listed);
+    }
+    const PERIOD: &str = "full_attention_interval";
+    match reader.count(PERIOD)?.unwrap_or(PATTERN) {
+        0 => Err(reader.error(PERIOD, "0 is not a valid interval of layers")),
+        period => Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect()),
+    }
+}
+
+fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+    if !reader.is_gguf() {
+        return reader.layers_of_kind(num_layers, "linear_attention");
+    }
+    const KEY: &str = "attention.recurrent_layers";
+    let Some(value) = reader.value(KEY) else { return Ok(None) };
+    let is_recurrent = |value: &Value| value.as_bool().or(value.as_u64().map(|number| number != 0));
+    let listed: Option<Vec<bool>> = match &value {
+        Value::Array(list) => list.iter().map(is_recurrent).collect(),
+        one => is_recurrent(one).map(|is| vec![is; num_layers]),
+    };
+    // Prediction blocks may be listed too.
+    match listed.filter(|listed| (num_layers..=MAX_LAYERS).contains(&listed.len())) {
+        Some(listed) => Ok(Some(listed[..num_layers].to_vec())),
+        None => Err(reader.error(KEY, format!("is not a list of {num_layers} layers"))),
+    }
+}
+
+fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
+    let shape = if reader.is_gguf() { gguf_shape(reader)? } else { hugging_face_shape(reader)? };
+    if !shape.value_heads.is_multiple_of(shape.key_heads) {
+        let key = reader.pick("linear_num_key_heads", "ssm.group_count");
+        let message =
+            format!("{} heads of values cannot share {} of keys evenly", shape.value_heads, shape.key_heads);
+        return Err(reader.error(key, message));
+    }
+    let key = reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel");
+    let kernel = reader.count(key)?.unwrap_or(4);
+    if !(2..=MAX_KERNEL).contains(&kernel) {
+        return Err(reader.error(key, format!("{kernel} is not a valid kernel length")));
+    }
+    Ok(DeltaNetConfig { shape, kernel })
+}
+
+/// Limit on the heads, and on the values of a head.
+const MAX_SIZE: usize = MAX_WIDTH >> 6;
+
+fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
+    let size = |key, default| match reader.count(key)? {
+        None => Ok(default),
+        Some(_) => reader.size(key, MAX_SIZE),
+    };
+    Ok(DeltaShape {
+        key_heads: size("linear_num_key_heads", 16)?,
+        value_heads: size("linear_num_value_heads", 32)?,
+        key_dim: size("linear_key_head_dim", 128)?,
+        value_dim: size("linear_value_head_dim", 128)?,
+        tiled: false,
+    })
+}
+
+/// Reads the shape under the keys of state space models: groups are key heads, the rank of time steps is the number
+/// of value heads.
+fn gguf_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
+    const INNER: &str = "ssm.inner_size";
+    let value_heads = reader.size("ssm.time_step_rank", MAX_SIZE)?;
+    let inner = reader.size(INNER, MAX_WIDTH)?;
+    if !inner.is_multiple_of(value_heads) {
+        return Err(reader.error(INNER, format!("{inner} values cannot be divided into {value_heads} heads")));
+    }
+    Ok(DeltaShape {
+        key_heads: reader.size("ssm.group_count", MAX_SIZE)?,
+        value_heads,
+        key_dim: reader.size("ssm.state_size", MAX_SIZE)?,
+        value_dim: inner / value_heads,
+        tiled: true,
+    })
+}

@@ -1,0 +1,295 @@
+//! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
+
+use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::load::Loader;
+use super::{StepBuffers, StoreIndex};
+use crate::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
+use crate::model::config::{AttentionConfig, AttentionTemperature, KvSource, QkNorm};
+use crate::model::weights::Linear;
+use llmctl_base::error::{LoadError, Result};
+
+pub struct Attention<B: Backend> {
+    config: AttentionConfig,
+    eps: f32,
+    store: StoreIndex,
+    q: Projection<B>,
+    q_norm: Option<B::Vector>,
+    output_gate: Option<Projection<B>>,
+    /// `None` if the rows are another layer's.
+    kv: Option<KeysAndValues<B>>,
+    sinks: Option<B::Vector>,
+    output: Projection<B>,
+}
+
+struct KeysAndValues<B: Backend> {
+    k: Projection<B>,
+    /// `None` if the keys serve as values.
+    v: Option<Projection<B>>,
+    k_norm: Option<B::Vector>,
+    /// Weights of ones, for a norm without weights.
+    v_norm: Option<B::Vector>,
+}
+
+impl<B: Backend> Attention<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        config: &AttentionConfig,
+        eps: f32,
+        store: StoreIndex,
+    ) -> Result<Self, LoadError> {
+        let (file, layer, norms) = (loader.file, loader.layer, &loader.naming.norms);
+        let q_width = config.num_heads * config.head_dim;
+        let [q_len, _] = normed_lens(config);
+        let Projections { q, output_gate, kv } = load_projections(loader, config)?;
+        let output = file.linear(layer, loader.naming.parts.attention_output, [loader.hidden, q_width])?;
+        let sinks = |_| file.values(layer, ["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
+        let sinks = config.has_sinks.then_some(()).map(sinks).transpose()?;
+        Ok(Self {
+            config: config.clone(),
+            eps,
+            store,
+            q,
+            output_gate,
+            q_norm: q_len.map(|len| loader.norm(norms.qk[0], len)).transpose()?,
+            kv,
+            sinks: sinks.map(|sinks| loader.backend.vector(sinks)).transpose()?,
+            output: loader.projection(output)?,
+        })
+    }
+
+    /// Computes the layer's attention into `out`.
+    pub fn apply(
+        &self,
+        context: &mut LayerContext<'_, B>,
+        input: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let (backend, config) = (context.backend, &self.config);
+        let own = self.kv.as_ref().filter(|_| !context.is_stored);
+        self.project(backend, own, input, context.work)?;
+        if let Some(kv) = own {
+            self.finish_keys_and_values(kv, context)?;
+        }
+        self.finish_queries(context)?;
+        let LayerContext { step, kv, work, .. } = context;
+        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
+        let spans = &step.spans[self.store.group];
+        let rule = ScoreRule { scale: config.scale, softcap: config.softcap };
+        if let Some(texts) = &step.texts {
+            let AttentionConfig { num_heads, num_kv_heads, head_dim, .. } = *config;
+            let reach = texts.reach(config.window);
+            let heads = TextHeads { num_heads, num_kv_heads, head_dim, rule, reach };
+            backend.attend_texts(&heads, [q, k, v], &texts.rows, mixed)?;
+        } else {
+            if own.is_some() {
+                backend.store_kv(kv, self.store.index, k, v, spans)?;
+            }
+            let spec = AttentionSpec {
+                store: self.store.index,
+                num_heads: config.num_heads,
+                rule,
+                window: config.window,
+                sinks: self.sinks.as_ref(),
+            };
+            backend.attend(kv, &spec, q, spans, mixed)?;
+        }
+        if let Some(output_gate) = &self.output_gate {
+            output_gate.apply(backend, input, gate)?;
+            backend.gated(Activation::Sigmoid, gate, mixed)?;
+            std::mem::swap(gate, mixed);
+        }
+        self.output.apply(backend, mixed, out)
+    }
+
+    /// Stores the keys and values of all rows, without attention. Returns false if they are another layer's.
+    pub fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
+        let Some(kv) = &self.kv else { return Ok(false) };
+        let LayerBuffers { k, v, .. } = context.work;
+        match &kv.v {
+            None => kv.k.apply(context.backend, input, k)?,
+            Some(to_v) => context.backend.matmul_each(input, &mut [kv.k.onto(k), to_v.onto(v)])?,
+        }
+        self.finish_keys_and_values(kv, context)?;
+        let LayerContext { backend, step, kv, work, .. } = context;
+        let LayerBuffers { k, v, .. } = &**work;
+        backend.store_kv(kv, self.store.index, k, v, &step.spans[self.store.group])?;
+        Ok(true)
+    }
+
+    /// Computes q, and k and v of `own`, as the projections give them.
+    fn project(
+        &self,
+        backend: &B,
+        own: Option<&KeysAndValues<B>>,
+        input: &B::Buffer,
+        LayerBuffers { q, k, v, .. }: &mut LayerBuffers<B>,
+    ) -> Result<()> {
+        match own {
+            None => self.q.apply(backend, input, q),
+            Some(KeysAndValues { k: to_k, v: None, .. }) => {
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])
+            }
+            Some(KeysAndValues { k: to_k, v: Some(to_v), .. }) => {
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])
+            }
+        }
+    }
+
+    /// Normalises and rotates projected keys, and normalises values.
+    fn finish_keys_and_values(
+        &self,
+        own: &KeysAndValues<B>,
+        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
+    ) -> Result<()> {
+        let LayerBuffers { k, v, mixed, .. } = &mut **work;
+        match (&own.v, &own.v_norm) {
+            (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
+            (_, norm) => self.normalize(backend, norm.as_ref(), v, mixed)?,
+        }
+        self.normalize_and_rotate((backend, step), own.k_norm.as_ref(), k, mixed)
+    }
+
+    /// Normalises, rotates and scales projected queries.
+    fn finish_queries(
+        &self,
+        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
+    ) -> Result<()> {
+        let LayerBuffers { q, mixed, factors, .. } = &mut **work;
+        self.normalize_and_rotate((backend, step), self.q_norm.as_ref(), q, mixed)?;
+        if let Some(temperature) = self.config.temperature {
+            temperature.fill_factors(&step.positions, factors);
+            backend.scale_rows(q, factors)?;
+        }
+        Ok(())
+    }
+
+    /// Normalises queries or keys before or behind the rotary embedding, as the family does.
+    fn normalize_and_rotate(
+        &self,
+        (backend, step): (&B, &StepBuffers<B>),
+        norm: Option<&B::Vector>,
+        x: &mut B::Buffer,
+        space: &mut B::Buffer,
+    ) -> Result<()> {
+        let is_after = self.config.qk_norm == QkNorm::PerHeadAfterRope;
+        self.normalize(backend, norm.filter(|_| !is_after), x, space)?;
+        if let Some(rope) = self.config.rope {
+            backend.rope(x, self.config.head_dim, &step.angles[rope])?;
+        }
+        self.normalize(backend, norm.filter(|_| is_after), x, space)
+    }
+
+    fn normalize(
+        &self,
+        backend: &B,
+        norm: Option<&B::Vector>,
+        x: &mut B::Buffer,
+        space: &mut B::Buffer,
+    ) -> Result<()> {
+        if let Some(norm) = norm {
+            backend.rms_norm(x, norm, self.eps, space)?;
+            std::mem::swap(x, space);
+        }
+        Ok(())
+    }
+}
+
+impl AttentionTemperature {
+    /// Computes the factor of each row's queries.
+    fn fill_factors(self, positions: &[usize], factors: &mut Vec<f32>) {
+        let factor = |position: &usize| {
+            let intervals = (1 + position / self.interval) as f64;
+            1.0 + self.scale * libm::log(intervals) as f32
+        };
+        factors.clear();
+        factors.extend(positions.iter().map(factor));
+    }
+}
+
+struct Projections<B: Backend> {
+    q: Projection<B>,
+    output_gate: Option<Projection<B>>,
+    kv: Option<KeysAndValues<B>>,
+}
+
+/// The weights of keys and, unless the keys serve as values, of values.
+type KeyValueWeights = (Linear, Option<Linear>);
+
+/// Reads q, and k and v if the layer has rows of its own.
+fn read_qkv<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &AttentionConfig,
+) -> Result<(Linear, Option<KeyValueWeights>), LoadError> {
+    let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
+    // A head's output gate is stored beside its query.
+    let per_head = if config.has_output_gate { 2 } else { 1 };
+    let q_width = per_head * config.num_heads * config.head_dim;
+    let kv_width = config.num_kv_heads * config.head_dim;
+    let separate = loader.naming.parts.attention_inputs;
+    let [q_name, k_name, v_name] = separate;
+    match config.kv {
+        KvSource::Layer(_) => Ok((file.linear(layer, q_name, [q_width, hidden])?, None)),
+        KvSource::OwnOrKeys if !file.has_linear(layer, v_name) => {
+            let q = file.linear(layer, q_name, [q_width, hidden])?;
+            Ok((q, Some((file.linear(layer, k_name, [kv_width, hidden])?, None))))
+        }
+        KvSource::Own | KvSource::OwnOrKeys => {
+            let (rows, fused) = ([q_width, kv_width, kv_width], ["self_attn.qkv_proj", "attn_qkv"]);
+            let [q, k, v] = file.linears(layer, separate, fused, rows, hidden)?;
+            Ok((q, Some((k, Some(v)))))
+        }
+    }
+}
+
+/// Splits a projection whose heads hold a query and an output gate side by side.
+fn split_output_gate(q: &Linear, config: &AttentionConfig) -> [Linear; 2] {
+    let (num_heads, head_dim) = (config.num_heads, config.head_dim);
+    [0, 1].map(|part| {
+        let head_rows = move |head| (2 * head + part) * head_dim..(2 * head + part + 1) * head_dim;
+        q.gather_rows((0..num_heads).flat_map(head_rows))
+    })
+}
+
+fn load_projections<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &AttentionConfig,
+) -> Result<Projections<B>, LoadError> {
+    let (q, kv) = read_qkv(loader, config)?;
+    let Some((k, v)) = kv else {
+        return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
+    };
+    let (q, k) = match loader.naming.interleaved_qk {
+        true => {
+            let rotated = config.rope.map_or(config.head_dim, |rope| loader.ropes[rope].dim);
+            (q.deinterleave(config.head_dim, rotated), k.deinterleave(config.head_dim, rotated))
+        }
+        false => (q, k),
+    };
+    let (q, output_gate) = match config.has_output_gate {
+        true => {
+            let [q, gate] = split_output_gate(&q, config);
+            (q, Some(loader.projection(gate)?))
+        }
+        false => (q, None),
+    };
+    let [_, k_len] = normed_lens(config);
+    let ones = |_| loader.backend.vector(vec![1.0; config.head_dim]);
+    let kv = KeysAndValues {
+        k: loader.projection(k)?,
+        k_norm: k_len.map(|len| loader.norm(loader.naming.norms.qk[1], len)).transpose()?,
+        v_norm: (config.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
+        v: v.map(|v| loader.projection(v)).transpose()?,
+    };
+    Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
+}
+
+/// Returns the number of values over which q and k are normalised, if they are.
+fn normed_lens(config: &AttentionConfig) -> [Option<usize>; 2] {
+    match config.qk_norm {
+        QkNorm::None => [None; 2],
+        QkNorm::PerHead | QkNorm::PerHeadAfterRope => [Some(config.head_dim); 2],
+        QkNorm::Whole => [config.num_heads, config.num_kv_heads].map(|heads| Some(heads * config.head_dim)),
+    }
+}

@@ -1,0 +1,305 @@
+//! The feed-forward part of a layer: a network for every token, experts of which a token uses a few, or both.
+//!
+//! Invariant: the result of a row does not depend on the other rows. They determine which rows an expert computes
+//! together, but a product computes each row on its own, and the results of a row's experts are added in the order of
+//! the experts' numbers.
+
+use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::load::Loader;
+use super::routing::{Routing, Visitors};
+use crate::backend::{Backend, GatedNetwork, WeightedRows};
+use crate::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
+use crate::model::weights::{ExpertLinears, Linear};
+use llmctl_base::error::{LoadError, Result};
+use llmctl_kernel::math;
+
+pub struct FeedForward<B: Backend> {
+    hidden: usize,
+    dense: Option<Mlp<B>>,
+    dense_gate: Option<Projection<B>>,
+    experts: Option<Experts<B>>,
+}
+
+impl<B: Backend> FeedForward<B> {
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    pub fn load(
+        loader: &Loader<'_, B>,
+        config: &FeedForwardConfig,
+        gate_cutoff: Option<f32>,
+        eps: f32,
+    ) -> Result<Self, LoadError> {
+        let names = match &config.experts {
+            None => loader.naming.parts.mlp,
+            Some(_) => loader.naming.parts.mlp_beside_experts,
+        };
+        let dense = config.dense.as_ref().map(|config| Mlp::load(loader, names, config)).transpose()?;
+        let dense = dense.map(|dense| Mlp { gate_cutoff, ..dense });
+        let experts = config.experts.as_ref().map(|config| Experts::load(loader, config, eps)).transpose()?;
+        let hidden = loader.hidden;
+        let dense_gate = |_| {
+            let gate = loader.file.linear(loader.layer, loader.naming.parts.dense_gate, [1, hidden])?;
+            loader.gate(gate)
+        };
+        let dense_gate = config.gates_dense.then_some(()).map(dense_gate).transpose()?;
+        Ok(Self { hidden, dense, dense_gate, experts })
+    }
+
+    /// Computes the part from `input`, the normalised residual stream.
+    pub fn apply(
+        &self,
+        context: &mut LayerContext<'_, B>,
+        input: &B::Buffer,
+        residual: &B::Buffer,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let (backend, num_rows, work) = (context.backend, context.step.tokens.len(), &mut *context.work);
+        match &self.dense {
+            Some(dense) => dense.apply(backend, input, [&mut work.gate, &mut work.up], out)?,
+            None => backend.zeros(num_rows, self.hidden, out)?,
+        }
+        if let Some(gate) = &self.dense_gate {
+            self.weigh(backend, gate, input, work, out)?;
+        }
+        match &self.experts {
+            None => Ok(()),
+            Some(experts) => experts.add(backend, [num_rows, self.hidden], [input, residual], work, out),
+        }
+    }
+
+    /// Multiplies each row of `out` by the sigmoid of `gate`'s product with its input.
+    fn weigh(
+        &self,
+        backend: &B,
+        gate: &Projection<B>,
+        input: &B::Buffer,
+        work: &mut LayerBuffers<B>,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, .. } = work;
+        gate.apply(backend, input, scores)?;
+        backend.read(scores, weights)?;
+        weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
+        backend.scale_rows(out, weights)
+    }
+}
+
+struct Mlp<B: Backend> {
+    activation: Activation,
+    /// Standard deviations above the mean at which gates are cut off (Gemma 3n).
+    gate_cutoff: Option<f32>,
+    gate: Option<Projection<B>>,
+    up: Projection<B>,
+    down: Projection<B>,
+}
+
+impl<B: Backend> Mlp<B> {
+    fn load(
+        loader: &Loader<'_, B>,
+        [gate, up, down]: [Names; 3],
+        config: &MlpConfig,
+    ) -> Result<Self, LoadError> {
+        let inner = config.intermediate_size;
+        let fused = loader.naming.parts.mlp_fused;
+        let (gate, up) = if config.is_gated {
+            let both = loader.file.linears(loader.layer, [gate, up], fused, [inner; 2], loader.hidden)?;
+            let [gate, up] = both;
+            (Some(gate), up)
+        } else {
+            (None, loader.file.linear(loader.layer, up, [inner, loader.hidden])?)
+        };
+        let down = loader.file.linear(loader.layer, down, [loader.hidden, inner])?;
+        Self::of(learned(loader, config.activation)?, gate, [up, down], |linear| loader.projection(linear))
+    }
+
+    fn of(
+        activation: Activation,
+        gate: Option<Linear>,
+        [up, down]: [Linear; 2],
+        upload: impl Fn(Linear) -> Result<Projection<B>, LoadError>,
+    ) -> Result<Self, LoadError> {
+        Ok(Self {
+            activation,
+            gate_cutoff: None,
+            gate: gate.map(&upload).transpose()?,
+            up: upload(up)?,
+            down: upload(down)?,
+        })
+    }
+
+    fn apply(
+        &self,
+        backend: &B,
+        input: &B::Buffer,
+        [gate, up]: [&mut B::Buffer; 2],
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let Some(to_gate) = &self.gate else {
+            self.up.apply(backend, input, up)?;
+            backend.activate(self.activation, up)?;
+            return self.down.apply(backend, up, out);
+        };
+        if let Some(deviations) = self.gate_cutoff {
+            backend.matmul_each(input, &mut [to_gate.onto(gate), self.up.onto(up)])?;
+            backend.cut_off(gate, deviations)?;
+            backend.gated(self.activation, gate, up)?;
+            return self.down.apply(backend, gate, out);
+        }
+        let inner = [to_gate.onto(gate), self.up.onto(up)];
+        let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(out) };
+        backend.feed_forward(input, network)
+    }
+
+    /// Adds its result for some rows of `input`, each with a weight, to these rows of `out`.
+    fn add(
+        &self,
+        backend: &B,
+        input: &B::Buffer,
+        to: WeightedRows<'_>,
+        [gate, up, selected, result]: [&mut B::Buffer; 4],
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let Some(to_gate) = self.gate.as_ref().filter(|_| self.gate_cutoff.is_none()) else {
+            backend.select_rows(input, to.rows, selected)?;
+            self.apply(backend, selected, [gate, up], result)?;
+            return backend.add_rows(out, result, to.rows, to.weights);
+        };
+        let inner = [to_gate.onto(gate), self.up.onto(up)];
+        let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(result) };
+        backend.add_feed_forward(input, to, network, [selected, out])
+    }
+}
+
+/// Returns the activation with the layer's learned parameters, which Hugging Face's form has as tensors (Apertus).
+fn learned<B: Backend>(loader: &Loader<'_, B>, activation: Activation) -> Result<Activation, LoadError> {
+    if loader.naming.gguf || !matches!(activation, Activation::Xielu { .. }) {
+        return Ok(activation);
+    }
+    let mut parameters = [0.0; 4];
+    for (parameter, name) in parameters.iter_mut().zip(["alpha_p", "alpha_n", "beta", "eps"]) {
+        let name = format!("mlp.act_fn.{name}");
+        *parameter = loader.file.flat_values(loader.layer, [&name, ""], 1)?[0];
+    }
+    Ok(Activation::xielu(parameters))
+}
+
+struct Experts<B: Backend> {
+    config: ExpertsConfig,
+    router: Projection<B>,
+    /// Biases for the choice of experts.
+    bias: Option<Vec<f32>>,
+    each: Vec<Mlp<B>>,
+    norms: Option<ExpertNorms<B>>,
+    eps: f32,
+}
+
+/// Gemma 4's norms around experts beside a dense part.
+struct ExpertNorms<B: Backend> {
+    /// Norm of the residual stream before the router.
+    router: B::Vector,
+    experts: B::Vector,
+    /// Norm of the dense part's output.
+    dense_out: B::Vector,
+    experts_out: B::Vector,
+    /// Factors of the weights, by expert.
+    scales: Vec<f32>,
+}
+
+impl<B: Backend> Experts<B> {
+    fn load(loader: &Loader<'_, B>, config: &ExpertsConfig, eps: f32) -> Result<Self, LoadError> {
+        let names = &loader.naming.parts;
+        let router = loader.file.linear(loader.layer, names.router, [config.count, loader.hidden])?;
+        let shape = [config.mlp.intermediate_size, loader.hidden];
+        let is_gated = config.mlp.is_gated;
+        let each = loader.file.experts(loader.layer, names.experts, config.count, shape, is_gated)?;
+        let expert = |ExpertLinears { gate, up, down }| {
+            Mlp::of(config.mlp.activation, gate, [up, down], |linear| loader.expert(linear))
+        };
+        let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
+        Ok(Self {
+            config: config.clone(),
+            router: loader.gate(router)?,
+            bias: config.has_bias.then_some(()).map(bias).transpose()?,
+            each: each.into_iter().map(expert).collect::<Result<_, _>>()?,
+            norms: config.has_norms.then(|| ExpertNorms::load(loader, config.count)).transpose()?,
+            eps,
+        })
+    }
+
+    /// Adds the experts' results, computed from `input` or, if they have norms of their own, from `residual`.
+    fn add(
+        &self,
+        backend: &B,
+        [num_rows, hidden]: [usize; 2],
+        [input, residual]: [&B::Buffer; 2],
+        work: &mut LayerBuffers<B>,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let Some(norms) = &self.norms else {
+            self.route(backend, input, work, None)?;
+            return self.visit(backend, input, work, out);
+        };
+        let (mut space, mut sum) = (std::mem::take(&mut work.q), std::mem::take(&mut work.mixed));
+        backend.rms_norm(residual, &norms.router, self.eps, &mut space)?;
+        self.route(backend, &space, work, Some(&norms.scales))?;
+        backend.rms_norm(residual, &norms.experts, self.eps, &mut space)?;
+        backend.zeros(num_rows, hidden, &mut sum)?;
+        self.visit(backend, &space, work, &mut sum)?;
+        backend.rms_norm(out, &norms.dense_out, self.eps, &mut space)?;
+        std::mem::swap(out, &mut space);
+        backend.rms_norm(&sum, &norms.experts_out, self.eps, &mut space)?;
+        (work.q, work.mixed) = (space, sum);
+        backend.add_scaled(out, &work.q, 1.0)
+    }
+
+    /// Computes the router's scores and assigns rows to experts.
+    fn route(
+        &self,
+        backend: &B,
+        input: &B::Buffer,
+        work: &mut LayerBuffers<B>,
+        scales: Option<&[f32]>,
+    ) -> Result<()> {
+        let LayerBuffers { scores, routing, .. } = work;
+        self.router.apply(backend, input, scores)?;
+        backend.read(scores, &mut routing.scores)?;
+        routing.choose(&self.config, self.bias.as_deref());
+        for (visitors, scale) in routing.visitors.iter_mut().zip(scales.into_iter().flatten()) {
+            visitors.weights.iter_mut().for_each(|weight| *weight *= scale);
+        }
+        Ok(())
+    }
+
+    /// Runs the experts and adds their results in the order of the experts' numbers.
+    fn visit(
+        &self,
+        backend: &B,
+        input: &B::Buffer,
+        work: &mut LayerBuffers<B>,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        let LayerBuffers { routing, sent, returned, gate, up, .. } = work;
+        for (expert, Visitors { rows, weights }) in self.each.iter().zip(&routing.visitors) {
+            if !rows.is_empty() {
+                let space = [&mut *gate, &mut *up, &mut *sent, &mut *returned];
+                expert.add(backend, input, WeightedRows { rows, weights }, space, out)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> ExpertNorms<B> {
+    fn load(loader: &Loader<'_, B>, count: usize) -> Result<Self, LoadError> {
+        let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
+        let mut router = file.values(layer, ["router.scale", "ffn_gate_inp.scale"], hidden)?;
+        router.iter_mut().for_each(|weight| *weight /= (hidden as f32).sqrt());
+        Ok(Self {
+            router: loader.backend.vector(router)?,
+            experts: loader.norm(["pre_feedforward_layernorm_2", "pre_ffw_norm_2"], hidden)?,
+            dense_out: loader.norm(["post_feedforward_layernorm_1", "post_ffw_norm_1"], hidden)?,
+            experts_out: loader.norm(["post_feedforward_layernorm_2", "post_ffw_norm_2"], hidden)?,
+            scales: file.values(layer, ["router.per_expert_scale", "ffn_down_exps.scale"], count)?,
+        })
+    }
+}

@@ -1,0 +1,52 @@
+//! Loads the parts of one layer onto a backend.
+
+use super::buffers::Projection;
+use super::{Convert, Matrix};
+use crate::backend::Backend;
+use crate::model::config::{Names, Naming, RopeConfig};
+use crate::model::weights::{Linear, WeightFile};
+use crate::tensor::HostTensor;
+use llmctl_base::error::LoadError;
+
+/// Loader of one layer.
+pub struct Loader<'a, B: Backend> {
+    pub backend: &'a B,
+    pub file: &'a WeightFile<'a>,
+    pub naming: &'a Naming,
+    pub ropes: &'a [RopeConfig],
+    pub convert: Convert<'a>,
+    pub hidden: usize,
+    pub layer: usize,
+}
+
+impl<B: Backend> Loader<'_, B> {
+    pub fn norm(&self, names: Names, len: usize) -> Result<B::Vector, LoadError> {
+        self.backend.vector(self.file.layer_norm(self.layer, names, len)?)
+    }
+
+    /// Uploads a matrix and its bias.
+    pub fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+        self.keep(linear, Matrix::Projection, B::weight)
+    }
+
+    /// Uploads a matrix of an expert.
+    pub fn expert(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+        self.keep(linear, Matrix::Projection, B::expert)
+    }
+
+    /// Uploads a matrix as [`Self::projection`] does, for one of few rows that is sensitive to rounding.
+    pub fn gate(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+        self.keep(linear, Matrix::Gate, B::weight)
+    }
+
+    fn keep(
+        &self,
+        linear: Linear,
+        matrix: Matrix,
+        upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
+    ) -> Result<Projection<B>, LoadError> {
+        let weight = (self.convert)(&linear.name, matrix, linear.weight)?;
+        let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
+        Ok(Projection { weight: upload(self.backend, &weight)?, bias })
+    }
+}

@@ -1,0 +1,211 @@
+//! The endpoints.
+//!
+//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
+//! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
+//! keeps markup out of messages.
+//! `conversations` has the sessions that ids name, `transient` those that the headers of clients name; `session_queue` and `patience` let
+//! requests wait for a session; `listing` and `sessions` are the endpoints of all that, `session_host` what they reach, `shared` what all models of a server have in common; `text` is the model's text side, `models` its name;
+//! `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi` describes all of it.
+//! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
+
+pub(crate) mod body;
+mod chat;
+mod collect;
+mod completions;
+pub(crate) mod conversations;
+mod drive;
+pub(crate) mod embeddings;
+mod eta;
+mod generate;
+mod infill;
+mod listing;
+pub(crate) mod mcp;
+mod messages;
+pub(crate) mod models;
+mod openapi;
+mod patience;
+mod plain;
+mod prepare;
+mod reply;
+mod request;
+mod responses;
+pub(crate) mod session_host;
+pub(crate) mod session_queue;
+mod sessions;
+pub mod shared;
+pub(crate) mod sse;
+mod text;
+pub(crate) mod transient;
+
+use axum::Router;
+use axum::extract::FromRef;
+use axum::http::HeaderMap;
+use axum::routing::{any, get, post};
+
+use super::App;
+use super::error::ApiError;
+use crate::gate::owner::SharesSessions;
+use mcp::ServedTools;
+pub use openapi::{endpoints, paths_with_model, streams};
+use session_host::SessionHost;
+
+/// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
+pub fn meant(method: &str, path: &str) -> Option<String> {
+    let bare = path.trim_matches('/');
+    let bare = bare.strip_prefix("api/").unwrap_or(bare);
+    let rest = std::iter::successors(Some(bare), |rest| rest.strip_prefix("v1/")).last()?;
+    let is_known = |path: &str| endpoints().any(|endpoint| fits(endpoint, method, path));
+    let candidates = [format!("/v1/{rest}"), format!("/{rest}")];
+    candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
+}
+
+/// Whether an endpoint of the list is that of a path; HEAD is where GET is.
+fn fits(endpoint: &str, method: &str, path: &str) -> bool {
+    let method = if method == "HEAD" { "GET" } else { method };
+    let Some(pattern) = endpoint.strip_prefix(method).and_then(|rest| rest.strip_prefix(' ')) else {
+        return false;
+    };
+    let (mut ours, mut theirs) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (ours.next(), theirs.next()) {
+            (None, None) => return true,
+            (Some(part), Some(given)) if part == given => {}
+            (Some(part), Some(given)) if part.starts_with('{') && !given.is_empty() => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Endpoints that every kind of model has.
+fn shared_routes() -> Router<App> {
+    Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get).post(models::change))
+        .route("/models", get(models::list))
+        .route("/models/{*id}", get(models::get))
+        .route("/props", get(models::props))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(embeddings::rerank))
+        .route("/rerank", post(embeddings::rerank))
+        .route("/v2/rerank", post(embeddings::rerank))
+        .route("/reranking", post(embeddings::rerank))
+        .route("/v1/reranking", post(embeddings::rerank))
+        .route("/tokenize", post(text::tokenize))
+        .route("/detokenize", post(text::detokenize))
+        .route("/tokenizer_info", get(text::tokenizer_info))
+        .route("/openapi.json", get(openapi::get))
+}
+
+/// Paths that only a model that writes text has.
+const TEXT_PATHS: [&str; 13] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/responses/{id}",
+    "/infill",
+    "/apply-template",
+    "/v1/sessions",
+    "/v1/sessions/{*rest}",
+    "/v1/mcp",
+    "/v1/mcp/tools/{name}",
+];
+
+/// Returns the endpoints of a model.
+pub fn routes_of(app: &App) -> Router<App> {
+    match app.writes_text() {
+        true => text_routes().merge(session_routes()).merge(tool_routes()),
+        false => embedder_routes(),
+    }
+}
+
+/// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
+fn embedder_routes() -> Router<App> {
+    TEXT_PATHS
+        .iter()
+        .fold(shared_routes(), |routes, path| routes.route(path, any(embeddings::writes_no_text)))
+}
+
+/// Endpoints of a model that writes text.
+fn text_routes() -> Router<App> {
+    shared_routes()
+        .route("/v1/chat/completions", post(chat::post))
+        .route("/v1/completions", post(completions::post))
+        .route("/v1/messages", post(messages::post))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/responses", post(responses::post))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/infill", post(infill::post))
+        .route("/apply-template", post(text::apply_template))
+}
+
+/// Endpoints of saved conversations, which need no loaded model.
+pub fn session_routes<S>() -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    SessionHost: FromRef<S>,
+    SharesSessions: FromRef<S>,
+{
+    Router::new()
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/sessions", get(listing::list))
+        .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))
+        .route("/v1/sessions/{id}/reset", post(sessions::reset))
+        .route("/v1/sessions/{id}/explain", get(listing::explain))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
+        .route("/v1/sessions/{id}/rename", post(sessions::rename))
+        .route("/v1/sessions/{id}/restore", post(sessions::restore))
+}
+
+/// Endpoints of tools, which need no loaded model.
+pub fn tool_routes<S>() -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    ServedTools: FromRef<S>,
+{
+    Router::new().route("/v1/mcp", get(mcp::list)).route("/v1/mcp/tools/{name}", post(mcp::call))
+}
+
+/// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.
+pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version")
+}
+
+/// Runs work that may take long or wait for a disk where waiting is allowed.
+///
+/// # Errors
+/// Those of the work.
+async fn blocking<S: Clone + Send + 'static, T: Send + 'static>(
+    state: &S,
+    work: impl FnOnce(&S) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let state = state.clone();
+    let done = tokio::task::spawn_blocking(move || work(&state)).await;
+    done.map_err(|_| ApiError::internal("the request failed within the server"))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_meant_is_found() {
+        let check = |method: &str, path: &str, expected: Option<&str>| {
+            assert_eq!(meant(method, path).as_deref(), expected, "{method} {path}");
+        };
+        check("POST", "/chat/completions", Some("/v1/chat/completions"));
+        check("GET", "/sessions", Some("/v1/sessions"));
+        check("HEAD", "/sessions/a", Some("/v1/sessions/a"));
+        check("GET", "/v1/props", Some("/props"));
+        check("POST", "/v1/v1/chat/completions", Some("/v1/chat/completions"));
+        check("POST", "/api/v1/completions", Some("/v1/completions"));
+        check("POST", "/v1/tokenize", Some("/tokenize"));
+        check("POST", "/v1/chat/completions/", Some("/v1/chat/completions"));
+        check("GET", "/chat/completions", None);
+        check("GET", "/v1/nothing", None);
+        check("GET", "/", None);
+        check("GET", "/v1/models", None);
+    }
+}

@@ -1,0 +1,5 @@
+//! Limits of connections and of slow bodies; tells when a client has left.
+
+pub mod connection;
+pub mod half_open;
+pub mod uploads;
