@@ -43,7 +43,7 @@ export class CallDesk {
     return always.length > 0;
   }
 
-  // Ends it without a decision, because the user goes on. Returns a result for each call.
+  // Ends it without a decision, because the user continues. Returns a result for each call.
   close() {
     this.#form?.remove();
     for (const one of this.#calls.filter((one) => one.text === null)) {

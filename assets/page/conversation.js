@@ -201,7 +201,7 @@ export class Conversation {
     this.#hooks.busy(abort !== null, said);
   }
 
-  // `begun` is the answer that goes on.
+  // `begun` is the answer that continues.
   async #request(body, begun = null) {
     const view = new AnswerView();
     if (begun) view.show(begun);

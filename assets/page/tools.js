@@ -98,7 +98,7 @@ class McpTools {
     this.#lookAgain();
   }
 
-  // A server that is starting is looked at until it has, as long as somebody looks at the settings.
+  // A server that is starting is looked at until it has, as long as the settings are open.
   #lookAgain() {
     clearTimeout(this.#timer);
     const isStarting = this.#servers.some((server) => server.state === "starting");

@@ -203,7 +203,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent / "chat.svg")
     arguments = parser.parse_args()
     frames = recorded_chat(arguments.program.resolve())
-    title = "llmctl answers a question, is killed in a conversation, and goes on where it was"
+    title = "llmctl answers a question, is killed in a conversation, and continues where it was"
     arguments.out.write_text(drawn(frames, title))
     print(f"{arguments.out}: {len(frames)} screens, {frames[-1][0]:.0f} s, {arguments.out.stat().st_size / 1024:.0f} KiB")
 
