@@ -617,8 +617,8 @@ fn is_remote(args: &ServeArgs) -> bool {
     !args.model.remote.engine.is_empty()
 }
 
-/// Connects to engines elsewhere, each in a slot of its own, so that requests of a lost one go to another. An engine that is
-/// lost is asked again for ever: somebody else starts it.
+/// Connects to engines elsewhere, each in a slot of its own, so that requests of a lost one go to another. An
+/// engine that is lost is asked again for ever, because its own operator restarts it.
 fn connect_engines(args: &ServeArgs, terminal: &Terminal) -> Result<(PreparedTexts, Engines), CommandError> {
     let asked = args.capacity.options(&args.engine);
     let (mut texts, settings) = remote::open(&args.model, asked, terminal)?;
@@ -806,12 +806,13 @@ fn bind(args: &ServeArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
     Listener::tcp(&addresses[..]).map_err(|error| bind_error(&format!("{host}:{port}"), error))
 }
 
-/// Checks that strangers may come in without a key. Nobody calls tools without one, which act with the rights of llmctl's user.
+/// Refuses an address that others can reach without a key, unless that is wanted. Tools need a key there in
+/// any case, because they act with the rights of llmctl's user.
 fn check_strangers(args: &ServeArgs, host: &str) -> Result<(), CommandError> {
     let keys = "give --api-key-file FILE or LLMCTL_API_KEY";
     if !args.access.insecure_no_auth {
         let message = format!("--host {host}: others can reach this address, and there is no API key");
-        let hint = format!("{keys}, or --insecure-no-auth to let everybody in");
+        let hint = format!("{keys}, or --insecure-no-auth for access without a key");
         return Err(CommandError::usage(message).hint(hint));
     }
     if !args.mcp.mcp_config.is_empty() {

@@ -181,8 +181,7 @@ pub struct EventStream {
 impl EventStream {
     /// As `next`, but `Err(NotYet)` when nothing comes in time.
     ///
-    /// # Errors
-    /// [`NotYet`]; the stream goes on.
+    /// # Errors [`NotYet`]; the stream continues.
     pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, NotYet> {
         if self.ended {
             return Ok(None);
@@ -194,7 +193,7 @@ impl EventStream {
         }
     }
 
-    /// Ends the generation at the next step; the stream goes on to its `Done`.
+    /// Ends the generation at the next step; the stream continues to its `Done`.
     pub fn cancel(&self) {
         self.stop.stop();
     }

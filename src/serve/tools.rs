@@ -1,7 +1,7 @@
 //! Tools that the server calls for its clients: those of MCP servers.
 //!
-//! Invariants: a call is made because a request asks for it, so whoever lets a client in lets it call; nothing here knows what the
-//! model wants. What a list or an outcome says of a server names no place on this machine.
+//! Invariants: a call is made because a request asks for it, so a client that is let in may call; nothing
+//! here knows what the model wants. Lists and outcomes name no place on this machine.
 
 use std::pin::Pin;
 
@@ -15,7 +15,8 @@ pub trait ToolHost: Send + Sync {
     /// Returns all servers and tools as they are now.
     fn list(&self) -> HostWork<HostedTools>;
 
-    /// Calls a tool by the name that models get. Dropping the work tells the tool's server that nobody waits any more.
+    /// Calls a tool by the name that models get. Dropping the work tells the tool's server that the caller
+    /// has left.
     fn call(&self, name: &str, arguments: Map<String, Value>) -> HostWork<Result<ToolOutcome, CallRefusal>>;
 }
 

@@ -1,9 +1,9 @@
 //! `run --batch`: rows of a JSON Lines file to results in OpenAI's form, one row at a time.
 //!
-//! `row` reads a row, `results` keeps what is finished. A row that is wrong, or that the engine refuses, is reported in
-//! its place and the rest go on; only what would hit every row (a full disk, a dead engine) ends the batch. A
-//! custom_id is answered once per file: an interrupted row leaves no trace and `--resume` takes back what failed, so that it
-//! answers both. What is counted is in the results.
+//! `row` reads a row, `results` keeps what is finished. A row that is wrong, or that the engine refuses, is
+//! reported in its place and the rest continue; only what would hit every row (a full disk, a dead engine)
+//! ends the batch. A custom_id is answered once per file: an interrupted row leaves no trace and `--resume`
+//! takes back what failed, so that it answers both. What is counted is in the results.
 
 pub mod input;
 pub mod results;

@@ -25,7 +25,7 @@ pub struct Defaults {
     pub limits: Limits,
     pub logprobs: Option<usize>,
     pub system: Option<String>,
-    /// A `prompt` is text to go on with rather than a message to answer.
+    /// True if a `prompt` is text to continue rather than a message to answer.
     pub raw: bool,
     /// Constraint on answers.
     pub constraint: Option<OutputConstraint>,

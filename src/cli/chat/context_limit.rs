@@ -381,7 +381,7 @@ fn message_too_long(prompt_tokens: usize, size: usize) -> CommandError {
     error.hint("shorten it, or restart with a larger --ctx if the model allows it")
 }
 
-/// Counts, and shows that something goes on.
+/// Counts, and shows progress.
 struct Quiet<'a> {
     terminal: &'a Terminal,
     count: usize,

@@ -1,4 +1,4 @@
-//! `llmctl chat`: a conversation in the terminal, saved after every turn and warm when it goes on.
+//! `llmctl chat`: a conversation in the terminal, saved after every turn and warm when it continues.
 //!
 //! `state` is plain data, `ui` the terminal, `model` the loaded model; `session` puts them together and opens and leaves sessions.
 //! `turn` takes one answer from the prompt to the disk, `tool_calls` runs the calls of an answer, `context_limit` makes room when the

@@ -1,4 +1,4 @@
-//! Values that `/set` changes: the flags for sampling and limits, by their names, while the chat goes on.
+//! Values that `/set` changes: the flags for sampling and limits, by their names, during the chat.
 //!
 //! A value is parsed and checked by the same code as the flag; what is refused changes nothing.
 

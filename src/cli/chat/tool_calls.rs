@@ -81,7 +81,7 @@ impl Chat<'_> {
         };
         let Some(tool) = toolbox.command(&call.name).cloned() else {
             let question = format!("{} has no command; its result: ", call.name);
-            return Ok(self.ui.input.ask(&question)?.ok_or_else(|| "nobody ran it".to_owned()));
+            return Ok(self.ui.input.ask(&question)?.ok_or_else(|| "it was not run".to_owned()));
         };
         let Ok(arguments) = serde_json::from_str::<Value>(&call.arguments) else {
             return Ok(Err("the arguments are not JSON".to_owned()));

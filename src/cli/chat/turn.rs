@@ -231,7 +231,7 @@ impl Chat<'_> {
         }
         match self.model.context() {
             Some(_) if is_kept && is_stuck(answer) => self.ui.terminal.warn(format!(
-                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue goes on all the same"
+                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue continues all the same"
             )),
             Some(size) => self.note_finish(&outcome.finish, is_kept, size),
             None => self.note_finish_there(&outcome.finish, is_kept),
@@ -261,7 +261,7 @@ impl Chat<'_> {
                 terminal.note("(the answer so far is kept as a cancelled turn; /retry answers again)")
             }
             (Finish::MaxTokens, true) => {
-                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to go on)")
+                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to continue)")
             }
             _ => {}
         }

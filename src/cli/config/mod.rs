@@ -83,8 +83,8 @@ pub struct Explicit {
 pub type Chosen<'a> = BTreeMap<String, (&'a ConfigFile, &'a ConfigEntry)>;
 
 impl Config {
-    /// Reads the files of this call. What is wrong with them is kept for [`Config::check`], because a command such
-    /// as `doctor` goes on without.
+    /// Reads the files of this call. Their errors are kept for [`Config::check`], because a command such as
+    /// `doctor` continues without them.
     pub fn read(named: Option<&Path>, places: &Places, command: &Command) -> Config {
         let user = places.config.as_ref().map(|dir| dir.join("config.toml"));
         let second = match named {

@@ -178,7 +178,7 @@ impl EmbedArgs {
     }
 }
 
-/// Refuses to write where the input would be lost, or where nobody could read it.
+/// Refuses an output that would overwrite the input, and a binary one on a terminal.
 fn check_files(args: &EmbedArgs) -> Result<(), CommandError> {
     if let (Some(input), Some(out)) = (&args.input, &args.out)
         && is_same_file(input, out)

@@ -25,7 +25,7 @@ const POLL: Duration = Duration::from_millis(25);
 pub struct CallDesk<'a> {
     pub terminal: &'a Terminal,
     pub graceful: &'a Graceful,
-    /// Asks the user; `None` where nobody can be asked.
+    /// Asks the user; `None` without a terminal to ask on.
     pub ask: &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>,
 }
 
@@ -135,7 +135,7 @@ impl ToolServers {
         absence(offered, is_down.then_some(DOWN))
     }
 
-    /// Returns whether the user agrees to a call. Where nobody can be asked, the answer is no.
+    /// Returns true if the user agrees to a call; false without a terminal to ask on.
     fn is_agreed(
         &mut self,
         at: usize,

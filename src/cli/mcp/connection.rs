@@ -79,7 +79,7 @@ pub enum CallFailure {
     Timeout,
     /// The user stopped it.
     Stopped,
-    /// The server refuses the call, or the call does not reach it; the connection goes on.
+    /// The server refuses the call, or the call does not reach it; the connection stays.
     Refused(String),
     /// The server has ended or cannot be reached.
     Lost(ServerLoss),
@@ -340,7 +340,7 @@ pub struct ServerCalls {
 }
 
 impl ServerCalls {
-    /// Calls a tool. The server is told when nobody waits for the result any more.
+    /// Calls a tool. The server is told when the caller has left.
     ///
     /// # Errors
     /// [`CallFailure`].

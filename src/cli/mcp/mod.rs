@@ -6,8 +6,8 @@
 //! servers of `serve`, whose clients ask for consent themselves and call at the same time. The protocol is
 //! rmcp's. Its tasks run on a thread of their own, and the callers here wait for them. Only a call sees signals while it is waited for.
 //!
-//! Invariants: no file of the current folder starts a server or allows a call; `chat` and `run` call nothing without the user's
-//! consent; a server that fails is reported by name, and the others go on.
+//! Invariants: no file of the current folder starts a server or allows a call; `chat` and `run` call nothing
+//! without the user's consent; a server that fails is reported by name, and the others continue.
 
 mod call;
 mod config;

@@ -1,7 +1,9 @@
 //! The process of a server: started without a shell in a process group of its own, its last words kept, ended in steps.
 //!
-//! Invariants: no server outlives llmctl: an orderly end waits for it, a signal ends its group, and on Linux the kernel kills it where
-//! llmctl is killed (on other systems than Unix only the process itself is ended, not those that it has started); nobody signals a process group whose leader has been waited for, because its number may belong to another.
+//! Invariants: no server outlives llmctl: an orderly end waits for it, a signal ends its group, and on Linux
+//! the kernel kills it where llmctl is killed (on other systems than Unix only the process itself is ended,
+//! not those that it has started); a process group whose leader has been waited for gets no signal, because
+//! its number may belong to another.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};

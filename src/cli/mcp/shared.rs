@@ -1,8 +1,9 @@
 //! The MCP servers of `serve`: several clients list their tools and call them at the same time.
 //!
-//! Each server has a keeper, the task that owns its connection: it starts it, looks at it when somebody asks, and ends it. Calls go
-//! past the keeper, side by side. Invariants: a server's condition has one writer, its keeper; nobody waits for a keeper without a
-//! limit; a call ends with the future that waits for it, and no later than the servers; all servers have ended when the owner is dropped.
+//! Each server has an owner task, which starts its connection, looks at it when asked, and ends it. Calls do
+//! not pass through the owner task and run side by side. Invariants: a server's condition has one writer, its
+//! owner task; every wait for an owner task has a limit; a call ends with the future that waits for it, and
+//! no later than the servers; all servers have ended when the owner is dropped.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -30,10 +31,10 @@ use llmctl_serve::tools::{
 /// Most calls at the same time, of all clients.
 const MAX_CALLS: usize = 64;
 
-/// Longest wait for keepers to look at their servers.
+/// Longest wait for owner tasks to look at their servers.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Looks that wait for a keeper; more learn what these find.
+/// Most requests to look that wait for an owner task; further ones get the result of these.
 const MAX_LOOKS: usize = 8;
 
 /// The owner of the servers. Dropped outside of tasks, because it waits.
@@ -72,11 +73,11 @@ enum SharedServerState {
     Down(String),
 }
 
-/// Asks a keeper to look at its server.
+/// Asks an owner task to look at its server.
 struct KeeperLook {
     /// Why a call has found the server lost.
     lost: Option<ServerLoss>,
-    /// Dropped when the keeper has looked.
+    /// Dropped when the owner task has looked.
     _done: oneshot::Sender<()>,
 }
 
@@ -138,7 +139,7 @@ impl ToolHost for SharedDesk {
             let looked: Vec<_> = servers.iter().filter_map(|server| server.look(None)).collect();
             let all = async {
                 for looked in looked {
-                    let _ = looked.await; // the keeper has looked, or has ended
+                    let _ = looked.await; // the owner task has looked, or has ended
                 }
             };
             let _ = timeout(LOOK_TIMEOUT, all).await; // what is known until then is told
@@ -149,7 +150,7 @@ impl ToolHost for SharedDesk {
     fn call(&self, name: &str, arguments: Map<String, Value>) -> HostWork<Result<ToolOutcome, CallRefusal>> {
         let made = self.begin_call(name, arguments);
         Box::pin(async move {
-            // Held while somebody waits.
+            // Held while a caller waits.
             let (_waiting, made) = made?;
             made.await.unwrap_or(Err(CallRefusal::Ending))
         })
@@ -250,7 +251,8 @@ impl SharedServer {
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
-    /// Asks the keeper of a running server to look; `None` without one, or if enough ask already. The receiver ends when it has looked.
+    /// Asks the owner task of a running server to look; `None` without one, or if enough ask already. The
+    /// receiver ends when it has looked.
     fn look(&self, lost: Option<ServerLoss>) -> Option<oneshot::Receiver<()>> {
         if !matches!(self.state(), SharedServerState::Running { .. }) {
             return None;
@@ -294,11 +296,11 @@ impl ServerKeeper {
         connection.end().await;
     }
 
-    /// Looks at the server whenever somebody asks. Returns why it is lost.
+    /// Looks at the server whenever asked. Returns why it is lost.
     async fn keep(&mut self, connection: &mut ServerConnection) -> ServerLoss {
         let name = self.server.config.name.clone();
         loop {
-            let Some(look) = self.inbox.recv().await else { return ServerLoss::new("nobody asks for it") };
+            let Some(look) = self.inbox.recv().await else { return ServerLoss::new("no client asks for it") };
             if let Some(loss) = connection.lost().await.or(look.lost) {
                 return loss;
             }

@@ -130,7 +130,7 @@ fn reachable(address: &Address) -> String {
 fn write(folder: &Path, record: &ServerRecord) -> io::Result<RecordFile> {
     private_folder(folder, true)?;
     let path = folder.join(format!("{}.json", record.pid));
-    // The file gets its name with its lock, or somebody would take it for stale.
+    // The file gets its name with its lock, or another process would take it for stale.
     let unnamed = path.with_extension("new");
     let mut file = private_file(OpenOptions::new().write(true).create(true).truncate(true), &unnamed)?;
     file.try_lock()?;
@@ -197,7 +197,7 @@ pub fn find(args: &ModelArgs, resolved: &Resolved, places: &Places) -> Result<Fo
 fn read(path: &Path) -> Option<ServerRecord> {
     let file = File::open(path).ok()?;
     if file.try_lock_shared().is_ok() {
-        let _ = fs::remove_file(path); // somebody else may have been quicker
+        let _ = fs::remove_file(path); // another process may have been quicker
         return None;
     }
     let mut text = String::new();

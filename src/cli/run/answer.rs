@@ -40,7 +40,7 @@ pub trait AnswerSink {
         Ok(())
     }
 
-    /// Returns whether somebody watches, for whom an answer that goes round in circles is stopped.
+    /// Returns true if a person watches, for whom an answer that repeats itself is stopped.
     fn is_watched(&self) -> bool {
         false
     }
@@ -133,7 +133,7 @@ impl Run<'_> {
                 Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
                 Event::Started(started) => self.started(started),
                 Event::Prefill { done, total } => self.sink.prefill(done, total),
-                Event::Prompt { .. } => Ok(()), // nobody here asks for it
+                Event::Prompt { .. } => Ok(()), // not asked for here
                 Event::Text { text, tokens } => {
                     let pushed = self.push(&text, &tokens);
                     if self.is_stuck() {

@@ -1,10 +1,11 @@
 //! `llmctl run`: one prompt, or a file of them, to answers.
 //!
-//! `check` refuses what is wrong before anything is read, `prompt` collects the prompt, `request` makes a turn of prompt
-//! and flags, `constraint` reads what the answer must look like, `answer` generates it and `report` writes it; `session` makes it a
-//! turn of a saved conversation, with the messages and the session of `next_turn`. `endpoint` sends the prompt to a server that
-//! takes messages, and `message_answer` reads the answer. `tool_rounds` runs the calls of an answer and has the model go on.
-//! [`super::batch`] answers many prompts.
+//! `check` refuses what is wrong before anything is read, `prompt` collects the prompt, `request` makes a
+//! turn of prompt and flags, `constraint` reads what the answer must look like, `answer` generates it and
+//! `report` writes it; `session` makes it a turn of a saved conversation, with the messages and the session
+//! of `next_turn`. `endpoint` sends the prompt to a server that takes messages, and `message_answer` reads
+//! the answer. `tool_rounds` runs the calls of an answer and lets the model continue. [`super::batch`]
+//! answers many prompts.
 
 pub mod answer;
 pub mod check;
@@ -461,7 +462,7 @@ fn verdict(llm: &Loaded, answer: &Answer, signal: Option<u8>, args: &RunArgs, te
     let outcome = &answer.outcome;
     if is_stuck(answer) {
         terminal.warn(format!(
-            "{STUCK}; run it again for another answer, with --temperature 0.8 if that is 0; into a pipe or a file it would go on"
+            "{STUCK}; run it again for another answer, with --temperature 0.8 if that is 0; into a pipe or a file it would continue"
         ));
     }
     match args.limits.max_tokens {

@@ -58,7 +58,7 @@ impl SessionPlace<'_> {
         note_session(self.name, &session_chat, turn.terminal);
         let exit = take(self.name, &mut session_chat, turn);
         if is_new {
-            let _ = session_chat.remove_if_empty(); // an empty session is listed, and harms nobody
+            let _ = session_chat.remove_if_empty(); // an empty session is listed and does no harm
         }
         exit
     }
@@ -75,9 +75,9 @@ fn note_session(name: &SessionName, session_chat: &SessionChat, terminal: &Termi
     session_chat.notices().iter().for_each(|notice| terminal.note(notice));
 }
 
-/// Returns the messages that say of calls which the last turn ends with that they have no result: llmctl was ended, the user stopped
-/// them, or there was nobody to run them. A call that a server has received may have run. Servers and templates want a result for
-/// each call before the next message.
+/// Returns a message without a result for each call at the end of the last turn that has none: llmctl was
+/// ended, the user stopped the call, or no server could run it. A call that a server has received may have
+/// run. Servers and templates want a result for each call before the next message.
 pub fn unanswered(turns: &[Arc<SavedTurn>]) -> Vec<Message> {
     let last = turns.last().and_then(|saved| saved.turn.messages.last());
     let calls = last.map(|message| message.tool_calls.as_slice()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Answers that call tools of MCP servers: their calls are run, and the model goes on with the results.
+//! Answers that call tools of MCP servers: their calls are run, and the model continues with the results.
 //!
 //! Invariants: a tool of `--tools` is never run, so that an answer that calls one is the last; the number of answers whose calls are
 //! run is bounded.

@@ -35,7 +35,7 @@ pub fn begin(
             );
         }
         if !policy.page {
-            terminal.note("--no-page: the tools of the MCP servers are for programs, which ask nobody here before a call");
+            terminal.note("--no-page: the tools of the MCP servers are for programs, which call without a question here");
         }
     }
     Ok(tools)

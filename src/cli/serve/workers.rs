@@ -177,7 +177,7 @@ pub fn start(
             max_attempts: RELOAD_ATTEMPTS,
             gave_up: Box::new(move |why| match num_left.fetch_sub(1, Ordering::SeqCst) {
                 1 => gave_up(why),
-                _ => terminal.warn(format!("{why}; the others go on without it")),
+                _ => terminal.warn(format!("{why}; the others continue without it")),
             }),
         };
         let slot = EngineSlot::with_recovery(engine, recovery);
@@ -220,7 +220,7 @@ fn command_error(number: usize, error: StartError, memory: Option<ByteSize>) -> 
     let error = match (memory.filter(|_| has_run_out(&error)), error) {
         (Some(ByteSize(memory)), error) => {
             let why = format!("{} of --worker-memory are too little to start with: {error}", bytes(memory));
-            let hint = "give it more, or have it need less: a smaller --ctx, --parallel or --threads";
+            let hint = "raise --worker-memory, or lower --ctx, --parallel or --threads";
             CommandError::new(Kind::Temporary, anyhow::anyhow!(why)).hint(hint)
         }
         (None, StartError::Refused(error)) => CommandError::from(error),

@@ -160,7 +160,8 @@ pub fn used(usage: &Usage) -> usize {
     usage.prompt_tokens + usage.completion_tokens
 }
 
-/// Returns what `--stats` says of drafts behind the number of tokens; `refuses_drafts` if the model makes none.
+/// Returns the part of `--stats` about drafts, which follows the number of tokens; `refuses_drafts` if the
+/// model makes none.
 pub fn drafts(usage: &Usage, refuses_drafts: bool) -> String {
     let Usage { drafted_tokens, accepted_tokens, .. } = usage;
     let all = match drafted_tokens {

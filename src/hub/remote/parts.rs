@@ -95,7 +95,7 @@ impl BlobRequest {
         }
     }
 
-    /// Compares what the hub says of the file it sends with the listing.
+    /// Compares the facts in the headers of the file with the listing.
     fn check_facts(&self, facts: &HeaderMap) -> Result<(), AttemptFailure> {
         let text =
             |name: &str| Some(facts.get(name)?.to_str().ok()?.trim_start_matches("W/").trim_matches('"'));

@@ -333,7 +333,7 @@ impl Generation {
         }
     }
 
-    /// Returns why a step ends the generation that sampled no token; `None` if it goes on.
+    /// Returns why a step ends the generation that sampled no token; `None` if it continues.
     fn end_without_token(&self) -> Option<Finish> {
         if self.max_tokens == 0 && self.prompt_left() == 0 {
             return Some(Finish::MaxTokens);
@@ -352,7 +352,7 @@ impl Generation {
         self.forced.clear();
         self.forced.push(token.id);
         if self.closing.pop_front().is_some_and(|closing| closing != token.id) {
-            self.closing.clear(); // the grammar goes on in another way
+            self.closing.clear(); // the grammar continues in another way
         }
         let mut ended = self.accept(token, spec, vocabulary, events)?;
         while ended.is_none()

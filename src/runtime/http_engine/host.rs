@@ -1,6 +1,6 @@
-//! One remote engine: what it says of itself, whether it is healthy, and one generation by it.
+//! One remote engine: its own report, its health, and one generation by it.
 //!
-//! Invariant: an answer that has begun elsewhere is never begun anew here.
+//! Invariant: a request is never restarted once its client has received output.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ const TROUBLE_TIME: Duration = Duration::from_secs(5);
 /// A text that tokenizers of different models cut differently.
 const PROBE_TEXT: &str = "The 1,234 naïve façades (x_y): 漢字, \"don't\" 😀\n\tif a != b { return; }";
 
-/// What an engine says of itself.
+/// The report of an engine about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineHostFacts {
     pub kind: EngineKind,
@@ -43,7 +43,7 @@ pub struct EngineHostFacts {
     pub context_tokens: Option<usize>,
 }
 
-/// What this process knows of the model, to compare with what an engine has.
+/// Expected model identity, compared with the engine's report.
 #[derive(Debug, Clone)]
 pub struct ExpectedModel {
     /// The name that the user gave; taken among several of an engine.
@@ -134,7 +134,7 @@ impl Host {
         *lock(&self.trouble) = why.map(|why| (Instant::now(), why));
     }
 
-    /// Returns what the engine says of itself, asked for once.
+    /// Returns the engine's report about itself, asked for once.
     ///
     /// # Errors
     /// Why it cannot be used.

@@ -158,7 +158,7 @@ impl Deref for ArenaMemory {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` bytes of a live mapping that nobody else has.
+        // SAFETY: `len` bytes of a live mapping that this value alone owns.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -170,7 +170,7 @@ impl DerefMut for ArenaMemory {
     }
 }
 
-/// The panels of one matrix. Clones share the bytes, and nobody writes them.
+/// The panels of one matrix. Clones share the bytes, which are never written.
 #[derive(Clone)]
 pub struct PanelMemory(Arc<ArenaMemory>);
 

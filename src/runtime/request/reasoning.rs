@@ -32,7 +32,7 @@ enum State {
     Before(String),
     /// `tail` is the end of the text, in which the closing text may have begun.
     Inside { num_tokens: usize, tail: String },
-    /// The answer goes on without reasoning.
+    /// The answer continues without reasoning.
     Over,
 }
 

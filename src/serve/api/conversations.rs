@@ -1,10 +1,11 @@
 //! The conversations behind session ids: on disk, where `run --session` and `chat` keep theirs too, or in memory without a
 //! store; and what a request is a turn of, the session or one of its branches.
 //!
-//! Invariants: whoever opens a conversation has it alone until it is closed, and the next one is told that it is busy;
-//! one that was begun and came to no turn is gone again, and a branch that came to nothing new. A request takes nothing away
-//! from what is saved: where it does not continue its session or a branch, it begins another branch. Owners know nothing of
-//! each other's. All calls may wait for a disk: not on an async worker.
+//! Invariants: a request that opens a conversation has it alone until it is closed, and the next request is
+//! told that it is busy; a conversation that was begun and came to no turn is removed again, and so is a
+//! branch without a new turn. A request takes nothing away from what is saved: where it does not continue its
+//! session or a branch, it begins another branch. Owners know nothing of each other's. All calls may wait for
+//! a disk: not on an async worker.
 
 mod memory;
 
@@ -32,7 +33,7 @@ use memory::MemoryStore;
 /// Branches that requests may make of one session.
 pub const MAX_BRANCHES: usize = 100;
 
-/// Sessions of which it is known how their last prompt began, or with which branch they go on.
+/// Most sessions of which the table knows the last prompt or the branch that continues them.
 const MAX_RESUMES: usize = 4096;
 
 /// All conversations of a server. Clones are the same ones.
@@ -45,7 +46,7 @@ pub struct Conversations {
 struct ConversationTable {
     place: ConversationStore,
     resumes: Mutex<HashMap<EngineSessionName, Resumes>>,
-    /// Of a session, the branch that was gone on with last.
+    /// The branch of a session that was continued last.
     last_branches: Mutex<HashMap<SessionKey, SessionKey>>,
 }
 
@@ -89,7 +90,7 @@ pub enum NextMessages<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct Resumes {
     pub last: Option<Resume>,
-    /// The last prompt that did not go on where the session ended.
+    /// The last prompt that did not continue at the end of the session.
     pub last_miss: Option<(Resume, Difference)>,
     /// Changes that were made to what the last request said.
     pub notices: Vec<String>,
@@ -222,7 +223,8 @@ impl Conversations {
         Ok(longest)
     }
 
-    /// Notes the branch that a session goes on with. Of too many nothing is known any more: the longest branch is found by reading.
+    /// Notes the branch that continues a session. Beyond the limit all notes are dropped: the longest branch
+    /// is then found by reading.
     fn note_branch(&self, of: &SessionKey, branch: &SessionKey) {
         let mut all = locked(&self.shared.last_branches);
         if all.len() >= MAX_RESUMES {
@@ -426,7 +428,7 @@ impl Conversations {
     }
 }
 
-/// A conversation that nobody else may write to. Dropping it closes it, which may wait for the disk.
+/// A conversation with exclusive write access. Dropping it closes it, which may wait for the disk.
 #[derive(Debug)]
 pub struct Opened {
     home: Home,
@@ -473,7 +475,7 @@ pub struct Placed {
 }
 
 impl Opened {
-    /// A strand of a transient session.
+    /// A branch of a transient session.
     pub fn transient(held: HeldStrand, session_chat: SessionChat) -> Self {
         let num_turns = session_chat.saved().turns.len();
         let parts_from = held.parts_from().cloned();
@@ -555,7 +557,7 @@ impl Drop for Opened {
             Home::Stored { conversations, key, .. } => (conversations, key),
         };
         match &conversations.shared.place {
-            // What is left of one that cannot be removed is listed, and harms nobody.
+            // The rest of a session that cannot be removed is listed and does no harm.
             ConversationStore::Disk(_) if is_forgotten => drop(session_chat.remove()),
             ConversationStore::Disk(_) => drop(session_chat),
             ConversationStore::Memory(memory) if is_forgotten => memory.forget(key),

@@ -199,7 +199,7 @@ impl InFlight {
         loop {
             let place = tokio::select! {
                 place = app.preparing().enter(request.prompt.num_bytes()) => place?,
-                () = updates.closed() => return Err(ApiError::internal("nobody waits for the answer any more")),
+                () = updates.closed() => return Err(ApiError::internal("the client no longer waits for the answer")),
             };
             let (prepared, back) = prepared(app, request, turn.clone()).await?;
             drop(place);
@@ -261,7 +261,7 @@ impl InFlight {
             self.app.observer().metrics().engine.retries.inc();
             tracing::warn!("request {} is restarted: its engine was lost", self.request.request_id);
             if std::mem::take(&mut self.has_output) {
-                let _ = updates.send(Update::Restarted); // to nobody, when the reader has gone
+                let _ = updates.send(Update::Restarted); // fails if the reader has gone
             }
         }
     }
@@ -405,7 +405,7 @@ impl InFlight {
             self.app.engine_lost(&assignment.engine);
         }
         let other = self.app.engine_of(self.session.as_ref()).err();
-        let lost = ApiError::from(error); // says of a remote engine which, and why
+        let lost = ApiError::from(error); // names the remote engine and the reason
         ApiError { retry_after: other.and_then(|other| other.retry_after).or(lost.retry_after), ..lost }
     }
 
@@ -461,7 +461,7 @@ impl InFlight {
             };
             self.has_output |=
                 matches!(update, Update::Scored { .. } | Update::Deltas { .. } | Update::Finished { .. });
-            let _ = updates.send(update); // to nobody, when the reader has gone
+            let _ = updates.send(update); // fails if the reader has gone
         }
         Ok(std::mem::take(&mut self.totals))
     }

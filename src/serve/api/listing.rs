@@ -387,8 +387,8 @@ fn resume_json(resume: &Resume) -> Value {
     })
 }
 
-/// Why the session's last prompt that did not simply go on was not resumed further: where the two part, and the text
-/// there. Also the changes that were made to the last request.
+/// Explains why the session's last prompt that did not continue at its end was not resumed further: where the
+/// two part, and the text there. Also the changes that were made to the last request.
 pub async fn explain(
     State(host): State<SessionHost>,
     caller: Caller,

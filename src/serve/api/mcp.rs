@@ -1,7 +1,8 @@
 //! `/v1/mcp`: the MCP servers of the server, their tools, and calls of them.
 //!
-//! Invariants: no page of another origin lists or calls a tool, whatever `--cors-origin` says; a call is made for a JSON body alone,
-//! which a browser sends across origins only after a question that nobody here answers; a client that leaves ends its call.
+//! Invariants: no page of another origin lists or calls a tool, whatever `--cors-origin` says; a call is made
+//! for a JSON body alone, which a browser sends across origins only after a preflight request, which this
+//! server never answers; a client that leaves ends its call.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -195,7 +195,7 @@ struct MessageEvents {
     prompt_tokens: usize,
     open: Option<OpenBlock>,
     num_blocks: usize,
-    /// Reason of the end and stop string; `None` while the answer goes on.
+    /// Reason of the end and stop string; `None` while the answer continues.
     stop: Option<(&'static str, Option<String>)>,
 }
 

@@ -49,7 +49,8 @@ use mcp::ServedTools;
 pub use openapi::{endpoints, paths_with_model, streams};
 use session_host::SessionHost;
 
-/// The endpoint that somebody meant whose base URL is not this server's: it lacks `/v1`, or has it twice, or has what is not under it.
+/// Suggests the endpoint for a request path with a wrong base URL: `/v1` is missing, stands twice, or
+/// precedes a path that is not under it.
 pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);

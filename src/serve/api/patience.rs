@@ -70,7 +70,7 @@ impl<'a> Patience<'a> {
             tokio::select! {
                 biased;
                 value = &mut future => return Ok(value),
-                () = self.updates.closed() => return Err(self.refusal.clone()), // nobody is told
+                () = self.updates.closed() => return Err(self.refusal.clone()), // the client has gone
                 () = sleep_until(self.give_up_at.unwrap_or(far)), if self.give_up_at.is_some() => {
                     return Err(self.refusal.clone());
                 }
@@ -81,7 +81,7 @@ impl<'a> Patience<'a> {
 
     fn open_head(&mut self) {
         if let Some(admitted) = self.admitted.take() {
-            let _ = admitted.send(Ok(Admitted::default())); // to nobody, when the reader has gone
+            let _ = admitted.send(Ok(Admitted::default())); // fails if the reader has gone
         }
         let _ = self.updates.send(Update::Progress(Progress::Session));
     }

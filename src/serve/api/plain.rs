@@ -2,7 +2,7 @@
 //! because a chat template makes one text of messages and markup. Where messages come from people who must not write markup,
 //! the operator has such messages refused.
 //!
-//! Looked at is whatever a client says of a conversation but what the model itself has said, whose markup is its own.
+//! Every message that a client sends is checked, except the model's own, whose markup is the model's.
 
 use axum::http::StatusCode;
 use serde_json::Value;

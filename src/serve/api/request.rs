@@ -422,7 +422,7 @@ pub fn check_session(
             Err(ApiError::invalid("session_append", message))
         }
         Some(RequestSession::Stored(_)) if num_choices > 1 => {
-            let message = "n: a session goes on with one answer, so n cannot be more than 1 in one";
+            let message = "n: a session continues with one answer, so n cannot be more than 1 in one";
             Err(ApiError::unsupported("n", message))
         }
         _ => Ok(()),

@@ -1,8 +1,9 @@
 //! Requests that wait for their session: one request at a time is in a session, the others come in the order of their
 //! arrival.
 //!
-//! Invariants: whoever leaves, by being dropped, frees the place; a line without anybody in it takes no memory. Knows no
-//! conversation and no engine: another process may still have the session, which is for the one whose turn it is to find out.
+//! Invariants: a request that leaves, by being dropped, frees its place; an empty line takes no memory. Knows
+//! no conversation and no engine: another process may still have the session, which is for the one whose turn
+//! it is to find out.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +44,7 @@ pub enum Entered {
 #[derive(Debug)]
 pub struct SessionTurn {
     _session: OwnedSemaphorePermit,
-    // Dropped after the permit, so that nobody begins a second line meanwhile.
+    // Dropped after the permit, so that no request begins a second line meanwhile.
     _place: QueuePlace,
 }
 

@@ -105,7 +105,8 @@ pub fn flush(host: &SessionHost) -> Result<(), ApiError> {
     in_each(host, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))
 }
 
-/// A request that is in a strand takes its end to nobody, and its engine forgets it then.
+/// Removes a transient session. The result of a request that is in one of its branches is dropped, and the
+/// engine forgets it then.
 fn remove_transient(host: &SessionHost, caller: &Caller, name: &SessionName) -> Result<(), ApiError> {
     let Some(removed) = host.transients().remove(caller, name.as_str()) else { return Ok(()) };
     for strand in removed.strands {

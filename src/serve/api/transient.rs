@@ -1,12 +1,13 @@
-//! Transient sessions: what clients' routing headers name. They keep what is computed warm and the answers as they were
-//! generated, in memory, and are no conversations that anybody keeps.
+//! Transient sessions: what clients' routing headers name. They keep KV warm and, in memory, the answers as
+//! they were generated; the conversations are not saved.
 //!
-//! A client may send one value for several conversations at once (a title beside the main turn, agents below an agent), so
-//! that a transient session is a bundle of strands: a request goes on with the one that its messages continue.
+//! A client may send one value for several conversations at once (a title beside the main turn, agents below
+//! an agent), so that a transient session is a bundle of branches: a request continues the branch that its
+//! messages repeat.
 //!
-//! Invariants: a request is never refused and never waits for the sake of its transient session; where no strand is to be
-//! had, it is answered without. What is bounded goes by use, the longest unused first. A strand that has a request in it
-//! belongs to that request; one that was removed meanwhile is gone when it comes back.
+//! Invariants: a request is never refused and never waits for the sake of its transient session; where no
+//! branch is free, it is answered without. Limits evict the least recently used branch. A branch in use
+//! belongs to its request; if it was evicted meanwhile, its result is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,10 +28,10 @@ pub const ROUTING_HEADERS: [&str; 3] = ["session-id", "thread-id", "x-claude-cod
 /// The one that says what it is for: it counts before a header that names a stored session.
 pub const AFFINITY_HEADER: &str = "x-session-affinity";
 
-/// Strands of one session.
+/// Most branches of one session.
 const MAX_STRANDS: usize = 16;
 
-/// Transient sessions of a server, strands or not.
+/// Most transient sessions of a server, with branches or without.
 const MAX_SESSIONS: usize = 1024;
 
 /// A transient session and its owner.
@@ -74,7 +75,7 @@ pub struct Transients {
 #[derive(Debug)]
 struct TransientTable {
     sessions: BTreeMap<TransientKey, Bundle>,
-    /// Strands of all sessions together.
+    /// Most branches of all sessions together.
     max_strands: usize,
     num_begun: u64,
     clock: u64,
@@ -115,7 +116,7 @@ pub struct StrandInfo {
     pub saved: SavedSession,
 }
 
-/// A strand that a request has.
+/// A branch that a request holds.
 #[derive(Debug)]
 pub struct HeldStrand {
     transients: Transients,
@@ -124,18 +125,18 @@ pub struct HeldStrand {
     parts_from: Option<EngineSessionName>,
 }
 
-/// A strand for a request: its name, what was said, and the strand that it parts from.
+/// A branch for a request: its name, its conversation, and the branch that it parts from.
 type TakenStrand = (EngineSessionName, SessionChat, Option<EngineSessionName>);
 
 impl Transients {
-    /// `max_strands` is what is worth keeping: as many sessions as the engine keeps.
+    /// Creates an empty table. `max_strands` bounds the branches: as many sessions as the engine keeps.
     pub fn new(max_strands: usize) -> Self {
         let shared = TransientTable { sessions: BTreeMap::new(), max_strands, num_begun: 0, clock: 0 };
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// The strand that the messages continue; a new one where none does, from where it parts with the one that it has most in
-    /// common with. Nothing where all are in use.
+    /// Takes the branch that the messages continue, or begins one that parts from the branch with most turns
+    /// in common. `None` if all are in use.
     pub fn open(
         &self,
         key: &TransientKey,
@@ -152,7 +153,7 @@ impl Transients {
         Some((HeldStrand { transients: self.clone(), key: key.clone(), name, parts_from }, session_chat))
     }
 
-    /// Takes note of a request that needs no strand.
+    /// Takes note of a request that needs no branch.
     pub fn note(&self, key: &TransientKey) {
         self.shared().touch(key);
     }
@@ -169,7 +170,7 @@ impl Transients {
         keys(caller, id).find_map(|key| shared.sessions.get(&key)).map(|bundle| bundle.info(id))
     }
 
-    /// Removes one with all its strands, which it gives back.
+    /// Removes a session, and returns it with all its branches.
     pub fn remove(&self, caller: &Caller, id: &str) -> Option<Transient> {
         let mut shared = self.shared();
         let mut removed = keys(caller, id).filter_map(|key| shared.sessions.remove(&key));
@@ -209,7 +210,7 @@ impl TransientTable {
         now
     }
 
-    /// A new strand for the messages, if there is room for it or can be made.
+    /// Begins a branch for the messages, if there is room for it or can be made.
     fn begin(
         &mut self,
         key: &TransientKey,
@@ -235,7 +236,8 @@ impl TransientTable {
         Some((name, session_chat, parts_from))
     }
 
-    /// Lets the idle strand used longest ago go, of this session where it has too many, or of all; nothing where all are in use.
+    /// Evicts the idle branch used longest ago, of this session if it has too many, else of all. `None` if
+    /// all are in use.
     fn make_room(&mut self, key: &TransientKey) -> Option<()> {
         if self.sessions.get(key)?.strands.len() >= MAX_STRANDS {
             let bundle = self.sessions.get_mut(key)?;
@@ -263,7 +265,7 @@ impl Bundle {
         self.strands.iter().all(|strand| strand.session_chat.is_some())
     }
 
-    /// The longest idle strand of which the messages repeat all turns.
+    /// Takes the longest idle branch of which the messages repeat all turns.
     fn take_continued(&mut self, messages: &[Message], now: u64) -> Option<(EngineSessionName, SessionChat)> {
         let is_continued = |strand: &Strand| {
             strand.session_chat.is_some() && num_repeated(&strand.saved, messages) == strand.saved.turns.len()
@@ -309,7 +311,7 @@ impl HeldStrand {
         &self.key.id
     }
 
-    /// The strand that this one has just parted from.
+    /// Returns the branch that this one has just parted from.
     pub fn parts_from(&self) -> Option<&EngineSessionName> {
         self.parts_from.as_ref()
     }
@@ -321,7 +323,7 @@ impl HeldStrand {
         strands.is_none_or(|strands| strands.iter().all(|strand| strand.name != self.name))
     }
 
-    /// Gives the strand back; without what was said, it is gone.
+    /// Gives the branch back; without a conversation it is removed.
     pub fn give_back(&self, session_chat: Option<SessionChat>) {
         let mut shared = self.transients.shared();
         let Some(bundle) = shared.sessions.get_mut(&self.key) else { return };

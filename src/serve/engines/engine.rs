@@ -227,7 +227,7 @@ impl SlotState {
         let is_busy = load.num_waiting + load.num_running > 0;
         let look = pace.next_look(is_busy, self.num_requests.load(Ordering::SeqCst));
         self.is_resting.store(look.is_none(), Ordering::SeqCst);
-        // A request that came before the store has woken nobody.
+        // A request that came before the store has not woken the watcher.
         let is_still = self.num_requests.load(Ordering::SeqCst) == pace.num_requests;
         look.or((!is_still).then_some(LOOK_EVERY))
     }

@@ -1,8 +1,8 @@
 //! Runs what the table decides: loads and unloads on blocking threads, and lets uses wait for them.
 //!
-//! Invariants: a load goes on when the request that began it leaves; every wait ends: with the load, at the caller's deadline, after
-//! [`ROOM_WAIT`] for memory, or when the pool closes; the lock around the table is never held while anything is loaded, dropped or
-//! waited for.
+//! Invariants: a load continues when the request that began it leaves; every wait ends: with the load, at the
+//! caller's deadline, after [`ROOM_WAIT`] for memory, or when the pool closes; the lock around the table is
+//! never held while anything is loaded, dropped or waited for.
 
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -65,7 +65,7 @@ struct ModelPoolState<T: Unload> {
     sources: Vec<Source<T>>,
     estimates: Vec<OnceCell<u64>>,
     table: Mutex<ModelTable<T>>,
-    /// Told of every change of the table that somebody may wait for.
+    /// Notified of every change of the table for which requests may wait.
     changes: watch::Sender<()>,
     is_closed: AtomicBool,
 }

@@ -101,7 +101,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// Returns the name of the state; what unloads is as good as unloaded to those who read it.
+    /// Returns the name of the state. Reports `unloading` as `unloaded`, since clients need no third state.
     pub fn name(&self) -> &'static str {
         match self {
             Status::Unloaded | Status::Unloading | Status::Failed(_) => "unloaded",
@@ -119,7 +119,7 @@ impl<T> MemberSlot<T> {
 }
 
 impl<T: Clone> ModelTable<T> {
-    /// Creates a table of members that are not loaded; `pinned` says of each whether it stays loaded.
+    /// Creates a table of members that are not loaded; `pinned` holds, for each, true if it stays loaded.
     pub fn new(budget: u64, pinned: impl IntoIterator<Item = bool>) -> Self {
         let slot = |is_pinned| MemberSlot {
             is_pinned,
@@ -222,7 +222,7 @@ impl<T: Clone> ModelTable<T> {
         Some(value)
     }
 
-    /// Reports that a load has ended. Returns the value if nobody is there for it.
+    /// Reports that a load has ended. Returns the value if no request waits for it.
     #[must_use]
     pub fn loaded(&mut self, index: usize, load: LoadId, value: T, now: Instant) -> Option<T> {
         let slot = &mut self.slots[index];
@@ -327,7 +327,8 @@ impl<T: Clone> ModelTable<T> {
         yielding.for_each(|slot| slot.gives_way_to = None);
     }
 
-    /// Begins to unload a member because somebody asks for it. Returns what is to be unloaded; `None` if it is unloaded already.
+    /// Begins to unload a member on request. Returns what is to be unloaded; `None` if it is unloaded
+    /// already.
     ///
     /// # Errors
     /// It is pinned, in use, or being loaded.
@@ -402,7 +403,7 @@ impl<T> MemberState<T> {
         }
     }
 
-    /// Returns the bytes that will be free without anybody's doing.
+    /// Returns the bytes that will be free without another unload.
     fn leaving_bytes(&self) -> u64 {
         match self {
             MemberState::Unloading { bytes } => *bytes,

@@ -1,7 +1,8 @@
 //! A request while its model is being loaded.
 //!
-//! Invariants: a stream that waits for long has begun, with comments that tell its reader of the load, and a refusal then comes as an
-//! event in the format of its API; other requests just wait. A client that leaves ends its wait, and the load goes on.
+//! Invariants: a stream that waits for long has begun, with comments that tell its reader of the load, and a
+//! refusal then comes as an event in the format of its API; other requests just wait. A client that leaves
+//! ends its wait, and the load continues.
 
 use std::pin::Pin;
 use std::time::Duration;

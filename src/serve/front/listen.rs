@@ -174,7 +174,7 @@ mod unix {
 
     impl Drop for Socket {
         fn drop(&mut self) {
-            let _ = fs::remove_file(&self.path); // somebody else may have been quicker
+            let _ = fs::remove_file(&self.path); // another process may have been quicker
         }
     }
 

@@ -389,7 +389,8 @@ impl<S> Metered<S> {
         Self { stream, info }
     }
 
-    /// Polls for a client that closed its sending side. No event wakes the reader of a silent client, so writes go on meanwhile.
+    /// Polls for a client that closed its sending side. No event wakes the reader of a silent client, so
+    /// writes continue meanwhile.
     fn at_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         S: AsyncWrite + HalfOpen + Unpin,

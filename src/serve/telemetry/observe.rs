@@ -65,7 +65,7 @@ impl Observer {
         Self { state: Arc::new(ObserverState { spans, ..ObserverState::default() }) }
     }
 
-    /// Begins the span of a request; `None` where nobody records them.
+    /// Begins the span of a request; `None` if no spans are recorded.
     pub fn begin_span(&self, request: &Request) -> Option<Box<dyn RequestSpan>> {
         self.state.spans.as_ref().map(|spans| spans.begin(request))
     }

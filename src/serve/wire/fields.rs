@@ -25,7 +25,7 @@ const MAX_IGNORED: usize = 32;
 /// Errors of a request so far, and fields without effect.
 #[derive(Debug, Default)]
 pub struct Problems {
-    /// Fields that nobody took are passed over; nothing where there is no such switch.
+    /// `--lenient`: unread fields are passed over. `None` where there is no such switch.
     lenient: Option<bool>,
     schema: ProblemGroup,
     values: ProblemGroup,

@@ -180,8 +180,8 @@ enum ContentPart {
     Thought(String),
 }
 
-/// Returns what stands in a tool's result for a part that is not read. Without it the client could not go on: it cannot take the
-/// result back.
+/// Returns the text that replaces an unread part of a tool's result. A refusal would end the conversation,
+/// because the client cannot take the result back.
 pub fn left_out(fields: &mut Fields<'_>, kind: &str) -> String {
     let kind = super::fields::shown(kind);
     fields

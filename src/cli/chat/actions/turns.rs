@@ -123,7 +123,7 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
 pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
     no_argument("continue", argument)?;
     let is_here = chat.model.needed_for("/continue").map(drop);
-    is_here.map_err(|error| error.hint("type a message that asks it to go on, or /retry"))?;
+    is_here.map_err(|error| error.hint("type a message that asks it to continue, or /retry"))?;
     let Some(last) = chat.state.session_chat.saved().turns.last().cloned() else {
         return Err(CommandError::usage("there is no answer to continue"));
     };

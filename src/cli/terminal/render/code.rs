@@ -1,8 +1,9 @@
 //! A fenced block of code, coloured while it comes.
 //!
-//! A run of letters, of blanks or of punctuation is printed when the first character after it is there: then the grammar,
-//! applied to the line so far, says what it is. So the colour of a character depends on what was written and not on how it
-//! was split. A line of more than [`MAX_LINE`] bytes goes on without colours, as the grammars are not made for such.
+//! A run of letters, of blanks or of punctuation is printed when the first character after it is there: then
+//! the grammar, applied to the line so far, says what it is. So the colour of a character depends on what was
+//! written and not on how it was split. A line of more than [`MAX_LINE`] bytes continues without colours, as
+//! the grammars are not made for such.
 
 use std::sync::LazyLock;
 

@@ -23,7 +23,7 @@ pub struct Markdown {
 }
 
 enum MarkdownPlace {
-    /// Where a line begins, or goes on after `>`.
+    /// At the start of a line, or behind its `>`.
     Start,
     Text,
     /// Behind an opening fence, which has so many marks.

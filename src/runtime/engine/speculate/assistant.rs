@@ -53,7 +53,7 @@ impl AssistantDrafter {
         Ok(told.iter().map(|token| (token.id, logprob(token))).collect())
     }
 
-    /// Computes one token of every draft that goes on.
+    /// Computes one token of every draft that continues.
     fn advance(
         &mut self,
         executor: &mut Executor,

@@ -1,9 +1,10 @@
 //! Drafts of a second, smaller model with the same vocabulary: it computes the text of a generation after the
-//! generation's own model, and then goes on by itself, always with its likeliest token.
+//! generation's own model, and then continues by itself, always with its likeliest token.
 //!
-//! Invariants: what it costs is measured, and is spent only if the account allows it. It changes no answer and fails no
-//! request: a draft model that cannot go on drafts nothing, and the generation's track says why. Its pages are freed
-//! with the generation's track; they stay findable, so that the next turn of a session begins with them.
+//! Invariants: what it costs is measured, and is spent only if the account allows it. It changes no answer
+//! and fails no request: a draft model that cannot continue drafts nothing, and the generation's track says
+//! why. Its pages are freed with the generation's track; they stay findable, so that the next turn of a
+//! session begins with them.
 //!
 //! The model's own block that predicts further tokens ([`PredictionBlock`](llmctl_models::model::decoder::PredictionBlock))
 //! drafts in the same way. It cannot read a text: each of its rows needs the hidden state of the token before it, of which the

@@ -5,9 +5,9 @@
 //! sequence of the draft    t t t t . . . t t t t t t x x     x: drafted and refused; . : skipped
 //! ```
 //!
-//! Invariant: up to `num_agreed` tokens, the sequence is the text without the skipped tokens. The sequence of a block has
-//! those tokens whose hidden states it was given, wherever they are in the text: it begins late where a session is continued,
-//! and goes on behind a gap as if there were none.
+//! Invariant: up to `num_agreed` tokens, the sequence is the text without the skipped tokens. The sequence of
+//! a block has those tokens whose hidden states it was given, wherever they are in the text: it begins late
+//! where a session is continued, and continues behind a gap as if there were none.
 
 use std::collections::VecDeque;
 use std::ops::Range;

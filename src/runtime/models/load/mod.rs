@@ -118,7 +118,7 @@ impl ModelTexts {
     /// If the tokenizer is shared already.
     pub fn set_bos(&mut self, bos: Option<u32>) -> Result<(), Error> {
         self.check_tokens("bos-id", bos.as_slice())?;
-        Arc::get_mut(&mut self.tokenizer).expect("a tokenizer that nobody uses yet").set_bos(bos);
+        Arc::get_mut(&mut self.tokenizer).expect("a tokenizer that is not shared yet").set_bos(bos);
         Ok(())
     }
 

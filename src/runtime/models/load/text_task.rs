@@ -102,7 +102,7 @@ fn inner_path<'a>(file: &Path, path: &'a str) -> Result<&'a Path, LoadError> {
     }
 }
 
-/// Reads the prompts of config_sentence_transformers.json. An empty one is as good as none.
+/// Reads the prompts of config_sentence_transformers.json. Empty prompts are dropped.
 fn folder_prompts(folder: &Path) -> Result<Prompts, LoadError> {
     let settings = optional_json(&folder.join("config_sentence_transformers.json"))?.unwrap_or_default();
     let entry = |(name, text): (&String, &Value)| Some((name.clone(), text.as_str()?.to_owned()));

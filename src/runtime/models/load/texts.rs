@@ -68,7 +68,7 @@ fn folder(path: &Path) -> Result<TextParts, LoadError> {
     Ok((tokenizer, hf::chat_templates(path, hf::tokenizer_config(path)?.as_ref())?, listed))
 }
 
-/// The text side of a model whose weights are elsewhere, and what its configuration says of it.
+/// The text side of a model whose weights are elsewhere, and the facts of its configuration.
 #[derive(Debug)]
 pub struct TextsAlone {
     pub texts: ModelTexts,

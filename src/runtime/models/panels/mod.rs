@@ -41,7 +41,7 @@ pub struct PanelPlace {
 /// The panels of a loaded matrix.
 pub enum LoadedPanels {
     Ready(PanelMemory),
-    /// Panels that are packed when somebody first needs them.
+    /// Panels that are packed at their first use.
     Late {
         len: usize,
         get: Box<dyn Fn() -> io::Result<PanelMemory> + Send>,

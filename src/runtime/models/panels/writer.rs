@@ -1,9 +1,9 @@
 //! Writes the panels of a load in the background.
 //!
-//! Panels of one key are the same bytes in every process, so a writer goes on where the last one was stopped: the length of the
-//! unfinished file is the progress, after any kill. A file lock admits one writer; the others leave the work to it. The file is
-//! synced before it gets its name. What a crash of the system leaves wrong in it is found by the checksums, which are those of
-//! the panels in memory.
+//! Panels of one key are the same bytes in every process, so a writer continues where the last one was
+//! stopped: the length of the unfinished file is the progress, after any kill. A file lock admits one writer;
+//! the others leave the work to it. The file is synced before it gets its name. What a crash of the system
+//! leaves wrong in it is found by the checksums, which are those of the panels in memory.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};

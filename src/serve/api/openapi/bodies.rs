@@ -36,7 +36,7 @@ const BODIES: [(&str, Read); 15] = [
     ("ToolCallRequest", |app, body| drop(mcp::call_body(&ServedTools::from_ref(app), body))),
 ];
 
-/// A request of nobody, without headers.
+/// An anonymous request without headers.
 fn incoming() -> Incoming {
     let caller = Caller::new(Owner::anonymous(), false);
     Incoming { headers: HeaderMap::new(), caller, request_id: String::new(), begun: Instant::now() }

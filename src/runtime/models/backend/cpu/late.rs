@@ -70,7 +70,7 @@ impl LatePacked {
         packed_bytes(self.dtype, self.rows_cols.into()).expect("as the constructor saw")
     }
 
-    /// Returns the panels if somebody has needed them.
+    /// Returns the panels if they are packed already.
     pub fn get(&self) -> Option<&Packed> {
         self.packed.get()
     }
@@ -97,7 +97,7 @@ impl LatePacked {
         })
     }
 
-    /// Returns the panels, packed by the calling thread if nobody has needed them.
+    /// Returns the panels; the calling thread packs them at the first use.
     ///
     /// # Errors
     /// If the system gives no pool, which takes no thread here.

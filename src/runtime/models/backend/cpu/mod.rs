@@ -85,7 +85,7 @@ impl CpuThreads {
         Ok(Self(Arc::new(Mutex::new(pool))))
     }
 
-    /// Returns the threads, which nobody else uses until the guard is dropped.
+    /// Returns the threads, exclusively until the guard is dropped.
     fn pool(&self) -> MutexGuard<'_, Pool> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -188,7 +188,7 @@ struct HeadState<'a> {
     num_drafted: usize,
     /// The state after the known rows.
     known: &'a mut [f32],
-    /// The state that drafted rows go on from; empty before the first.
+    /// The state from which drafted rows continue; empty before the first.
     guess: Vec<f32>,
     /// One for each drafted row.
     records: &'a mut [f32],

@@ -26,8 +26,8 @@ pub enum WriteEnd {
 }
 
 impl Export<'_> {
-    /// Writes the file. `progress` is called with the bytes of weights written and their total, and returns whether to
-    /// go on. An existing file at `path` is replaced when the new one is complete.
+    /// Writes the file. `progress` is called with the bytes of weights written and their total, and returns
+    /// true to continue. An existing file at `path` is replaced when the new one is complete.
     ///
     /// # Errors
     /// [`LoadError::Io`] naming the file, or the error of reading or converting a tensor.
