@@ -227,23 +227,24 @@ impl App {
         self.shared().sessions()
     }
 
-    /// Whether `name` is a name of the model.
+    /// Returns true if `name` is a name of the model.
     fn answers_to(&self, name: &str) -> bool {
         name == self.model().id || self.is_alias(name)
     }
 
-    /// Whether `name` is another name for any model of this server.
+    /// Returns true if `name` is another name for any model of this server.
     fn is_alias(&self, name: &str) -> bool {
         self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    /// Whether `name` is that of a model beside the one that writes text, or of one that this server could have been started with.
+    /// Returns true if `name` is that of a model beside the one that writes text, or of one that this server
+    /// could have been started with.
     fn knows_other(&self, name: &str) -> bool {
         self.embedder().is_some_and(|served| served.id == name)
             || self.settings().other_models.iter().any(|other| other == name)
     }
 
-    /// Whether the server's model writes text.
+    /// Returns true if the server's model writes text.
     pub fn writes_text(&self) -> bool {
         !self.embedder().is_some_and(|served| served.is_alone)
     }

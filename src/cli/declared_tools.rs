@@ -250,7 +250,7 @@ impl ChatTool {
             let _ = child.wait();
         }
         drop(writer);
-        // What it left running may hold the streams open for ever.
+        // Processes that it left running may hold the streams open for ever.
         let text = |stream: Receiver<String>| stream.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
         match ended {
             Ended::Status(status) if status.success() => Ok(text(stdout)),

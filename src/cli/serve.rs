@@ -167,7 +167,7 @@ pub enum ModelTask {
     Rerank,
 }
 
-/// Where the server is found.
+/// Address of the server.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Address")]
 pub struct ListenArgs {

@@ -94,7 +94,7 @@ impl Think {
         Ok(())
     }
 
-    /// Whether the template can do what is wanted.
+    /// Checks that the template can do what is wanted.
     ///
     /// # Errors
     /// The setting that the template does not support.

@@ -14,7 +14,7 @@ use llmctl_base::notice::{ChoiceReason, Notice};
 /// Selects the safetensors checkpoint of a repository that has GGUF files, too: `org/repo:safetensors`.
 pub const CHECKPOINT_TAG: &str = "safetensors";
 
-/// What ollama's users write for "no tag".
+/// Tag that ollama's users write for "no tag".
 const DEFAULT_TAG: &str = "latest";
 
 /// Most candidates in the error for a tag that no file has.
@@ -45,7 +45,7 @@ pub struct FileRequest<'a> {
     pub selector: Option<&'a Selector>,
     /// The machine's memory in bytes; `None` if it is unknown or does not count.
     pub memory: Option<u64>,
-    /// Whether the files are in the cache; only wording depends on it.
+    /// True if the files are in the cache; only wording depends on it.
     pub is_cached: bool,
 }
 

@@ -38,7 +38,7 @@ impl OllamaName {
     /// Parses `[host/][namespace/]model[:tag]`.
     ///
     /// # Errors
-    /// What cannot be part of a name.
+    /// The part that no name can have.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         // A port may follow the host, so the tag is what follows the last slash's colon.
         let (path, last) = text.rsplit_once('/').map_or((None, text), |(path, last)| (Some(path), last));

@@ -382,21 +382,21 @@ pub struct Usage {
     pub drafted_tokens: usize,
     /// Those of them that were sampled then.
     pub accepted_tokens: usize,
-    /// What a draft model, or the model's own block, came to; `None` if it was never asked.
+    /// Drafts of a draft model, or of the model's own block; `None` if it was never asked.
     pub draft_model: Option<DraftModelUsage>,
     /// Set if a remote engine has answered, which promises neither the same bits nor KV on this disk.
     pub remote: Option<RemoteUsage>,
 }
 
-/// What a remote engine reports of a request.
+/// Report of a remote engine about a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RemoteUsage {
-    /// Whether it reports the prompt tokens that it had cached; else `cached_tokens` is 0 and means nothing.
+    /// True if it reports the prompt tokens that it had cached; else `cached_tokens` is 0 and means nothing.
     pub reports_cached: bool,
 }
 
-/// What computes drafts.
+/// Kind of drafter that computes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelDrafter {
@@ -423,7 +423,7 @@ impl ModelDrafter {
     }
 }
 
-/// The drafts of what computes drafts, which the totals of [`Usage`] contain.
+/// Drafts of a computing drafter, which the totals of [`Usage`] contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftModelUsage {

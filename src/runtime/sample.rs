@@ -22,7 +22,7 @@ use llmctl_base::error::{Error, Result};
 pub struct Turn<'a> {
     /// Everything the sequence holds: prompt, then the tokens generated since.
     pub tokens: &'a [u32],
-    /// Where the generated ones begin. Their number is the index of this draw.
+    /// Index of the first generated token. Their number is the index of this draw.
     pub generated_from: usize,
     pub seed: u64,
     /// Report the log-probability, with this many alternatives.

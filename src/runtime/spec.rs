@@ -35,7 +35,7 @@ pub struct EngineConfig {
     pub kv_memory: Option<usize>,
     /// Ids that end a generation: the model's own and its turn terminators.
     pub end_of_generation: Vec<u32>,
-    /// Whether requests reuse computed prefixes. Changes no answer.
+    /// True if requests reuse computed prefixes. Changes no answer.
     pub warm_resume: bool,
     /// Most tokens of an answer without a limit of its own; the answer also ends when it repeats itself. For
     /// models with short answers, where an endless one is an error. `None` allows the whole context.

@@ -64,7 +64,7 @@ pub enum FeedInput<'a> {
     Pending,
 }
 
-/// Where the rows of a feed are in the last step.
+/// Rows of a feed in the last step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FedRows {
     /// The first row of the feed, and the position of its token.

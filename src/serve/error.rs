@@ -72,7 +72,8 @@ impl ApiError {
         error.retry_after(STAGE_WAIT)
     }
 
-    /// Whether this is [`Self::engine_down`], so that another engine, or the same one later, may answer.
+    /// Returns true if this is [`Self::engine_down`], so that another engine, or the same one later, may
+    /// answer.
     pub fn is_engine_down(&self) -> bool {
         self.code == Some(ENGINE_DOWN)
     }

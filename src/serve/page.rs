@@ -36,7 +36,7 @@ const FILES: &[(&str, &str, &str)] = files![
 
 const DOCUMENT: &str = include_str!("../../assets/page/index.html");
 
-/// Where the files are, relative to the document, so that a proxy may strip a prefix.
+/// Path of the files, relative to the document, so that a proxy may strip a prefix.
 const FOLDER: &str = "/page/";
 
 /// `require-trusted-types-for` makes a browser refuse text as markup, should the page ever try to.

@@ -530,7 +530,7 @@ not json
             std::fs::write(&out, &full[..cut]).expect("a cut file");
             let kept = full[..cut].iter().filter(|byte| **byte == b'\n').count();
             let (_, counts, rows) = batch(&Script::default(), INPUT, folder.path());
-            // What failed is tried again, after what has been answered.
+            // Failed rows are tried again, after the answered ones.
             let sorted = |mut rows: Vec<Value>| {
                 rows.sort_by_key(|row| row["id"].to_string());
                 rows

@@ -1,4 +1,4 @@
-//! Where the results of a batch go: a file that survives a kill, or stdout.
+//! Destination of the results of a batch: a file that survives a kill, or stdout.
 //!
 //! Each row is one write and one sync, so what a kill can leave behind is a torn last line, which `--resume` cuts off. It takes
 //! back what failed, too, by a new file in place of the old one, so that each row of the batch has one result.

@@ -138,7 +138,7 @@ pub struct TokenCost {
     pub weight_bytes: u64,
     /// Bytes of KV that a row reads for each token before it.
     pub kv_bytes: u64,
-    /// Whether products use 8-bit integers.
+    /// True if products use 8-bit integers.
     pub is_integer: bool,
 }
 

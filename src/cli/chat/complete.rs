@@ -83,7 +83,7 @@ impl Helper {
         }
     }
 
-    /// Where the word under the cursor begins, and what it can become.
+    /// Returns the start of the word under the cursor, and its completions.
     fn candidates(&self, line: &str, pos: usize) -> (usize, Vec<Pair>) {
         let before = &line[..pos];
         if self.is_silent || !before.starts_with('/') {

@@ -1,4 +1,4 @@
-//! Where chat's lines come from: an editor on a terminal, or the lines of a pipe.
+//! Source of chat's lines: an editor on a terminal, or the lines of a pipe.
 //!
 //! A message may have several lines: a fence of ``` or `"""` keeps it open until it is closed, Alt-Enter and Ctrl-J
 //! break a line, a paste comes in whole, and Ctrl-X Ctrl-E opens it in $EDITOR. While the editor reads, SIGINT is
@@ -107,7 +107,8 @@ impl LineInput {
         if !io::stdin().is_terminal() {
             return Ok(LineInput::Pipe);
         }
-        // Where stdout goes to a file, the prompt must not: then it is drawn on the controlling terminal.
+        // The prompt must not go to the file that stdout may be: then it is drawn on the controlling
+        // terminal.
         let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder()
             .max_history_size(MAX_HISTORY)

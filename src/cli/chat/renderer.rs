@@ -65,7 +65,7 @@ struct PromptProgress {
 
 impl<'a> Renderer<'a> {
     pub fn new(terminal: &'a Terminal, manner: RendererOptions) -> Self {
-        // What is styled has been made harmless already.
+        // Styled text has been made harmless already.
         let output = match manner.is_styled {
             true => Output::new(std::io::stdout().lock(), false),
             false => Output::stdout(),

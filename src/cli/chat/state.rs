@@ -66,7 +66,7 @@ pub enum TakenTurns {
     Unsaved(Box<SavedSession>),
 }
 
-/// Where the conversation is saved.
+/// Place of the saved conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SavePlace {
     Nowhere,
@@ -110,7 +110,7 @@ pub struct AnswerRequest {
     pub kept: usize,
     /// The messages after those turns.
     pub added: Vec<Message>,
-    /// Whether the attached files are part of it.
+    /// True if the attached files are part of it.
     pub has_files: bool,
     /// Tokens of an answer that is continued.
     pub begun: Vec<u32>,

@@ -7,7 +7,7 @@ use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::table;
 use crate::cli::terminal::signal::Graceful;
 
-/// Where a chat reads and writes.
+/// Input and output of a chat.
 pub struct Ui<'a> {
     pub terminal: &'a Terminal,
     pub input: LineInput,

@@ -46,7 +46,7 @@ pub struct ConfigFile {
     pub aliases: Vec<Alias>,
 }
 
-/// What is wrong in a file, and where; lines and columns count from 1, in characters.
+/// Problem in a file, with its place; lines and columns count from 1, in characters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigProblem {
     pub path: PathBuf,

@@ -32,7 +32,7 @@ const PROJECT_FILE: &str = "llmctl.toml";
 /// A configuration file is written by hand; more than this is something else.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Where a configuration file was looked for.
+/// Place at which a configuration file was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
     pub role: FileRole,
@@ -70,7 +70,7 @@ pub struct Config {
     flags: BTreeMap<String, Vec<String>>,
 }
 
-/// What the command line and the variables say about the flags of one command, by id.
+/// Values of the flags of one command that the command line and the variables give, by id.
 #[derive(Debug, Default)]
 pub struct Explicit {
     /// Given, with whatever value.
@@ -225,7 +225,7 @@ impl Config {
         origins: &mut Origins,
     ) {
         origins.add_variables(command, matches);
-        // What excludes what has been found out before: a clash here is none of the value's.
+        // Exclusions between flags were checked before: a clash here is not one of the value.
         let chosen = self.chosen(command, tables, &Explicit::of(matches, command)).unwrap_or_default();
         for (id, (file, entry)) in chosen {
             let long = command.get_arguments().find(|arg| *arg.get_id() == id).and_then(Arg::get_long);

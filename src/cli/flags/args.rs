@@ -458,7 +458,7 @@ impl From<SpeculateArg> for Speculation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     pub warm_resume: bool,
-    /// Whether there are sessions whose KV is worth keeping on disk.
+    /// True if there are sessions whose KV is worth keeping on disk.
     pub keeps_sessions: bool,
     /// Bytes; `None` leaves it to the engine, here and below.
     pub kv_memory: Option<u64>,

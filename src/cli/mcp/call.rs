@@ -21,7 +21,7 @@ use llmctl_template::{Message, Role};
 /// Interval at which signals are checked during a call.
 const POLL: Duration = Duration::from_millis(25);
 
-/// Where a call is shown and agreed to.
+/// Terminal and consent for calls.
 pub struct CallDesk<'a> {
     pub terminal: &'a Terminal,
     pub graceful: &'a Graceful,

@@ -52,7 +52,7 @@ fn suitable(memory: Option<u64>) -> &'static [StarterModel] {
     &STARTERS[num_fitting - NUM_OFFERED..num_fitting]
 }
 
-/// What a person typed.
+/// Reply of a person.
 #[derive(Debug, PartialEq, Eq)]
 enum StarterChoice {
     BuiltIn,

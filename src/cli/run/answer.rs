@@ -18,7 +18,7 @@ use llmctl_engine::{
 /// Interval at which signals are checked while the engine is silent.
 pub(super) const POLL: Duration = Duration::from_millis(25);
 
-/// Where an answer goes while it is generated.
+/// Receiver of an answer while it is generated.
 pub trait AnswerSink {
     /// `deltas` are the beginning of the answer that the request gave.
     fn started(&mut self, _started: &Started, _deltas: &[Delta]) -> Result<(), OutputError> {

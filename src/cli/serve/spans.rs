@@ -37,7 +37,7 @@ fn variable(name: &str) -> String {
     std::env::var(name).unwrap_or_default()
 }
 
-/// Whether the variables name the service.
+/// Returns true if the variables name the service.
 #[cfg(feature = "otel")]
 fn names_service() -> bool {
     let attributes = variable("OTEL_RESOURCE_ATTRIBUTES");

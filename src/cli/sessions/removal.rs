@@ -8,7 +8,7 @@ use crate::cli::terminal::question;
 use crate::cli::terminal::report::{bytes, counted};
 use llmctl_engine::session::store::{Forgotten, SessionName, SessionStore};
 
-/// How `remove` was asked.
+/// Flags of `remove`.
 pub struct Asked {
     pub branches: bool,
     pub yes: bool,

@@ -7,8 +7,8 @@ use llmctl_models::load::Isa;
 /// The extensions that the slowest vector kernels of x86-64 need together.
 const NEEDED: [&str; 3] = ["avx2", "fma", "f16c"];
 
-/// What scalar kernels mean to the user. Measured against AVX2 on a Zen 5, one thread: products take 15 to 43 times as long
-/// for 128 rows, 15 to 30 times for one row.
+/// Effect of scalar kernels for the user. Measured against AVX2 on a Zen 5, one thread: products take 15 to
+/// 43 times as long for 128 rows, 15 to 30 times for one row.
 const EXPECT: &str = "prompts take about 30 times as long as with them, and generation about 15 times";
 
 /// Returns what to expect of the instruction set `used`; `None` if it is not the scalar one.

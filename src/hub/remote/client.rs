@@ -39,7 +39,7 @@ pub struct HubClient {
     http: Agent,
 }
 
-/// What a request is about, for the meaning of a refusal.
+/// Subject of a request, which decides the meaning of a refusal.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestSubject<'a> {
     pub repo: &'a str,

@@ -1,4 +1,4 @@
-//! What a download reports while it runs, and how it is stopped.
+//! Reports of a running download, and its stop.
 
 use std::time::{Duration, Instant};
 

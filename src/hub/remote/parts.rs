@@ -203,7 +203,7 @@ struct Transfer<'a> {
     connections: usize,
     /// Parts in order; the first one begins at the partial file's length.
     parts: VecDeque<Part>,
-    /// Where the part after the last one begins.
+    /// Offset of the part after the last one.
     next: u64,
     has_ranges: bool,
     num_failures: u32,

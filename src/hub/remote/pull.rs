@@ -32,7 +32,7 @@ pub struct PullPlan {
     store: RepoStore,
     files: Vec<RemoteFile>,
     absent: Vec<String>,
-    /// What to write after `--model` for these files.
+    /// Reference of these files for `--model`.
     pub reference: String,
     /// Choices made for the user.
     pub notices: Vec<Notice>,

@@ -31,7 +31,7 @@ pub(super) struct RemoteSelection {
     pub absent: Vec<String>,
     /// The weights are those that the index names.
     pub needs_index: bool,
-    /// What to write after `--model`.
+    /// Reference for `--model`.
     pub reference: String,
     pub notice: Option<Notice>,
 }

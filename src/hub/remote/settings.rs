@@ -72,7 +72,7 @@ impl Default for RetrySettings {
     }
 }
 
-/// Where and how to download.
+/// Addresses and settings of downloads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HubSettings {
     /// Address of the hub or of a mirror, without a slash at the end.

@@ -75,7 +75,7 @@ impl BlobFile {
     }
 }
 
-/// What a removal is about.
+/// Scope of a removal.
 #[derive(Debug, Clone, Copy)]
 pub enum RemovalScope<'a> {
     Repository,

@@ -222,7 +222,7 @@ impl StoreError {
 /// A model that a reference may mean.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelCandidate {
-    /// What to write after `--model`.
+    /// Reference for `--model`.
     pub reference: String,
     /// Size of its weights, if it is known.
     pub bytes: Option<u64>,

@@ -58,7 +58,7 @@ pub struct ParameterFacts {
     pub range: Range,
     /// Letter of the value in `--help`.
     pub value_name: &'static str,
-    /// Whether the short help shows it.
+    /// True if the short help shows it.
     pub is_common: bool,
     /// Names in request fields; the first is the parameter's own.
     pub spellings: &'static [&'static str],
@@ -66,7 +66,7 @@ pub struct ParameterFacts {
     pub config_key: Option<&'static str>,
     /// The key in a GGUF file.
     pub gguf_key: Option<&'static str>,
-    /// Whether records and worker lines leave it out at its default, because readers older than it refuse it.
+    /// True if records and worker lines leave it out at its default, because readers older than it refuse it.
     pub is_optional: bool,
 }
 

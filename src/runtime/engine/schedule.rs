@@ -34,7 +34,7 @@ pub struct RunningRequest {
     /// Logical time of its last row, or of its admission; lower is longer ago. Sequences with rows in the
     /// same step keep their relative order.
     pub last_scheduled: u64,
-    /// Whether another sequence computes its next chunk in this step, so that it gets no row. Ignored for one
+    /// True if another sequence computes its next chunk in this step, so that it gets no row. Ignored for one
     /// that generates. The sequence that computes the chunk must not be deferred itself.
     pub deferred: bool,
 }

@@ -40,7 +40,7 @@ pub struct GrammarState {
     forced: VecDeque<u32>,
     /// Allow end-of-generation tokens only if no other token is allowed.
     ends_last: bool,
-    /// Whether the forced start of the grammar was computed.
+    /// True if the forced start of the grammar was computed.
     is_begun: bool,
 }
 

@@ -55,7 +55,7 @@ fn unanchored(regex: &str) -> &str {
     }
 }
 
-/// Where the text stands.
+/// Position of the text in its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Json,

@@ -18,19 +18,19 @@ use crate::spec::EngineSpec;
 use llmctl_base::error::Error;
 use llmctl_models::text::{StopMatcher, Utf8Stream, Vocabulary};
 
-/// What to do before the last event, with the tokens of prompt and answer; `None` after a failure.
+/// Called before the last event, with the tokens of prompt and answer; `None` after a failure.
 pub type OnEnd = Box<dyn FnOnce(Option<Vec<u32>>) + Send>;
 
 /// A value that is dropped before the last event, so that its reader finds the request gone.
 type HeldUntilEnd = Option<Box<dyn Send>>;
 
-/// What an answer needs besides its request.
+/// Inputs of an answer besides its request.
 pub struct AnswerSetting {
     pub vocabulary: Arc<dyn Vocabulary>,
     pub spec: Arc<EngineSpec>,
     pub max_tokens: usize,
     pub seed: u64,
-    /// Where the session's tokens and the prompt part.
+    /// The first place where the session's tokens and the prompt differ.
     pub difference: Option<Difference>,
     pub on_end: OnEnd,
 }

@@ -59,7 +59,7 @@ impl ExpectedModel {
     }
 }
 
-/// How an attempt to generate has ended.
+/// End of an attempt to generate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttemptEnd {
     /// The answer has its last event.

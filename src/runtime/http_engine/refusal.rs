@@ -1,4 +1,5 @@
-//! What an engine of another make cannot honour, refused by name before anything is sent. Pure.
+//! Refuses by name, before anything is sent, the parameters that an engine of another make cannot honour.
+//! Pure.
 
 use super::wire::EngineKind;
 use crate::grammar::GrammarSource;

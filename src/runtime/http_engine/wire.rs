@@ -1,4 +1,4 @@
-//! What engines are asked for and what they answer, in the form of each kind of engine. Pure.
+//! Requests to engines and their answers, in the form of each kind of engine. Pure.
 //!
 //! Every parameter is sent, because an engine fills in defaults of its own, e.g. those of the model's
 //! generation_config.json.

@@ -1,10 +1,11 @@
 //! Persistent threads for parallel regions: one closure, called by every worker, including the caller.
 //!
-//! Invariants: a region ends when no worker is in it, so the closure may borrow from the caller's stack; a panic in a
-//! worker is then raised again on the caller. Starting a region allocates nothing. Idle workers wait for
-//! [`PATIENCE`](super::region::PATIENCE), then sleep: an idle pool costs no processor time, and neither do workers excluded by
-//! a smaller number of threads. One region runs at a time: the pool is not `Sync`, so a closure cannot start another.
-//! How caller and workers meet is in [`region`](super::region).
+//! Invariants: a region ends when no worker is in it, so the closure may borrow from the caller's stack; a
+//! panic in a worker is then raised again on the caller. Starting a region allocates nothing. Idle workers
+//! wait for [`PATIENCE`](super::region::PATIENCE), then sleep: an idle pool costs no processor time, and
+//! neither do workers excluded by a smaller number of threads. One region runs at a time: the pool is not
+//! `Sync`, so a closure cannot start another. The meeting of caller and workers is in
+//! [`region`](super::region).
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -38,7 +39,7 @@ struct PoolShared {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// Whether a region needs every worker.
+/// Workers that a region needs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attendance {
     /// Every worker has a part of its own.

@@ -130,7 +130,7 @@ struct WorkerSlot<T: Threading> {
     sleeps: T::Word,
 }
 
-/// Where a caller and its workers meet, region after region.
+/// Meeting point of a caller and its workers, region after region.
 pub struct Region<T: Threading> {
     slots: Vec<WorkerSlot<T>>,
     /// 1 while more threads take part than there are processors.

@@ -28,7 +28,7 @@ pub struct ReasoningWatch {
 
 #[derive(Debug)]
 enum State {
-    /// What came so far may begin the reasoning.
+    /// The text so far, which may begin the reasoning.
     Before(String),
     /// `tail` is the end of the text, in which the closing text may have begun.
     Inside { num_tokens: usize, tail: String },

@@ -22,7 +22,7 @@ pub struct Known<'a> {
     pub num_indexed: usize,
     /// Of these, tokens that came from disk.
     pub num_restored: usize,
-    /// Whether a step failed under the session, so that its own rows must not be used.
+    /// True if a step failed under the session, so that its own rows must not be used.
     pub dirty: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct PrefillPlan {
     pub keep: usize,
     /// Tokens to compute after them; at least 1.
     pub feed: usize,
-    /// Whether the kept rows are indexed pages rather than the session's own.
+    /// True if the kept rows are indexed pages rather than the session's own.
     pub from_index: bool,
     /// Kept tokens that came from disk.
     pub restored: usize,

@@ -314,7 +314,7 @@ struct SpliceTarget<'a> {
     index: usize,
     answer: &'a StoredAnswer,
     method: MarkMethod,
-    /// Whether the answer is a tool call without text, which can also be marked in its arguments.
+    /// True if the answer is a tool call without text, which can also be marked in its arguments.
     has_second_way: bool,
 }
 

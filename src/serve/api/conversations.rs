@@ -77,7 +77,7 @@ impl SessionKey {
     }
 }
 
-/// How a client's messages continue a session.
+/// Relation of a client's messages to the session that they continue.
 #[derive(Debug, Clone, Copy)]
 pub enum NextMessages<'a> {
     /// They follow what is saved.
@@ -122,7 +122,7 @@ impl Conversations {
         known.unwrap_or_else(|| key(caller.owner()))
     }
 
-    /// Whether there is one, be it damaged.
+    /// Returns true if the session exists, even if it is damaged.
     pub fn exists(&self, key: &SessionKey) -> bool {
         match &self.shared.place {
             ConversationStore::Disk(store) => of_owner(store, &key.owner).exists(&key.name),
@@ -414,7 +414,7 @@ impl Conversations {
         locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
     }
 
-    /// What is known of one session's prompts is another's from now on.
+    /// Moves the notes about one session's prompts to another session.
     pub fn hand_over(&self, from: &EngineSessionName, to: &EngineSessionName) {
         let mut all = locked(&self.shared.resumes);
         if let Some(resumes) = all.remove(from) {
@@ -444,7 +444,7 @@ pub struct Opened {
     turn: Option<Arc<SessionTurn>>,
 }
 
-/// Where a conversation goes when it is closed.
+/// Destination of a conversation when it is closed.
 #[derive(Debug)]
 enum Home {
     Stored {
@@ -513,7 +513,7 @@ impl Opened {
         matches!(self.home, Home::Transient(_))
     }
 
-    /// Where a turn goes that follows so many.
+    /// Returns the place of a turn that follows so many.
     pub fn placed(&self, kept_turns: usize) -> Placed {
         let (id, branch, is_transient) = match &self.home {
             Home::Stored { key, branch, .. } => (key.name.to_string(), branch.clone(), false),
@@ -522,7 +522,8 @@ impl Opened {
         Placed { id, kept_turns, branch, is_transient }
     }
 
-    /// Whether nothing of it will be left: it began with this opening and nothing came to it, or it was removed meanwhile.
+    /// Returns true if nothing of it will be left: it began with this opening and got no turn, or it was
+    /// removed meanwhile.
     pub fn is_forgotten(&self) -> bool {
         match &self.home {
             Home::Stored { .. } => self.is_new && self.saved().turns.len() == self.num_turns,
@@ -572,7 +573,7 @@ pub fn log_forgotten(forgotten: &Forgotten) {
     warnings.iter().flatten().for_each(|warning| tracing::warn!("{warning}"));
 }
 
-/// Where an owner's sessions are.
+/// Returns the store of an owner's sessions.
 fn of_owner(store: &SessionStore, owner: &Owner) -> SessionStore {
     owner.stored().map_or_else(|| store.clone(), |owner| store.of_owner(owner))
 }

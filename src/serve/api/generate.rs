@@ -95,7 +95,7 @@ pub struct InSession {
 #[derive(Debug)]
 pub struct Running {
     pub prompts: Vec<Sent>,
-    /// Where the turn goes; nothing yet for one that waits for its session.
+    /// Place of the turn; `None` for one that still waits for its session.
     pub placed: Option<Placed>,
     pub updates: UnboundedReceiver<Update>,
 }
@@ -103,7 +103,7 @@ pub struct Running {
 /// A prompt as the engine got it.
 #[derive(Debug, Clone, Default)]
 pub struct Sent {
-    /// Where the ask was for texts.
+    /// The text, if texts were asked for.
     pub text: String,
     pub tokens: Vec<u32>,
     /// Keywords of the tools' schemas that the grammar does not enforce.
@@ -147,7 +147,7 @@ pub enum Update {
     Failed(ApiError),
 }
 
-/// Where a request is before its first token.
+/// Progress of a request before its first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// Its session has another request in it.
@@ -162,7 +162,7 @@ pub enum Progress {
 #[derive(Debug, Clone)]
 pub struct FinishedChoice {
     pub answer: Answer,
-    /// Where the turn is stored, if it is.
+    /// Place of the turn, if it is stored.
     pub placed: Option<Placed>,
 }
 

@@ -60,7 +60,7 @@ pub fn meant(method: &str, path: &str) -> Option<String> {
     candidates.into_iter().find(|candidate| !is_known(path) && is_known(candidate))
 }
 
-/// Whether an endpoint of the list is that of a path; HEAD is where GET is.
+/// Returns true if an endpoint of the list is that of a path; HEAD counts as GET.
 fn fits(endpoint: &str, method: &str, path: &str) -> bool {
     let method = if method == "HEAD" { "GET" } else { method };
     let Some(pattern) = endpoint.strip_prefix(method).and_then(|rest| rest.strip_prefix(' ')) else {

@@ -118,7 +118,8 @@ fn still_busy(session: &InSession, waited: Duration) -> ApiError {
     ApiError::new(StatusCode::CONFLICT, Some("session_busy"), message)
 }
 
-/// Whether the same may go well a little later: another process has the session, or all slots have requests in them.
+/// Returns true if the request may succeed a little later: another process has the session, or all slots have
+/// requests in them.
 pub fn may_pass(error: &ApiError) -> bool {
     matches!(error.code, Some("session_busy" | "capacity_exhausted"))
 }

@@ -23,7 +23,7 @@ pub struct Prepared {
     pub turn: Option<(Opened, PlannedTurn)>,
     /// The engine's session that the requests are in.
     pub session: Option<EngineSessionName>,
-    /// Where the turn is stored.
+    /// Place of the stored turn.
     pub placed: Option<Placed>,
     /// Changes that the chat template needs.
     pub notices: Vec<String>,

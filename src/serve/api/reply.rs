@@ -173,7 +173,7 @@ impl RunningUsage {
     }
 }
 
-/// Where a turn is kept: a member of its answer.
+/// Returns the place of a turn: a member of its answer.
 pub fn placed(placed: &Placed) -> (String, Value) {
     let Placed { id, kept_turns, branch, is_transient } = placed;
     let value = json!({

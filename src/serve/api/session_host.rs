@@ -46,7 +46,7 @@ impl SessionHost {
         &self.apps
     }
 
-    /// Whether unknown fields are ignored.
+    /// Returns true if unknown fields are ignored.
     pub fn is_lenient(&self) -> bool {
         self.lenient
     }

@@ -134,7 +134,7 @@ pub async fn fork(
         let new = SessionKey { owner: caller.owner().clone(), name: to };
         let num_turns = host.conversations().fork(&old, &new, turns).map_err(taken)?;
         if turns.is_none() {
-            // Where that does not work out, the next turn finds what it can.
+            // If that fails, the next turn reuses as much as it finds.
             host.apps().iter().for_each(|app| drop(fork_in_memory(app, &old, &new)));
         }
         let (from, to) = (from.as_str(), new.name.as_str());
@@ -146,7 +146,7 @@ pub async fn fork(
 /// Reads the name of the new session, and how many turns it begins with; `None` is all.
 ///
 /// # Errors
-/// What is wrong with the body; `invalid_session_id`.
+/// The mistake in the body; `invalid_session_id`.
 pub fn fork_body(
     host: &SessionHost,
     body: Map<String, Value>,
@@ -249,7 +249,7 @@ pub async fn rename(
 /// Reads a body whose only member names a session.
 ///
 /// # Errors
-/// What is wrong with the body; `invalid_session_id`.
+/// The mistake in the body; `invalid_session_id`.
 pub fn only_name(
     host: &SessionHost,
     body: Map<String, Value>,

@@ -316,7 +316,7 @@ impl HeldStrand {
         self.parts_from.as_ref()
     }
 
-    /// Whether it has been removed meanwhile.
+    /// Returns true if it has been removed meanwhile.
     pub fn is_removed(&self) -> bool {
         let shared = self.transients.shared();
         let strands = shared.sessions.get(&self.key).map(|bundle| &bundle.strands);

@@ -81,7 +81,7 @@ struct SlotState {
     num_answers: AtomicU64,
     /// Requests that asked for the engine.
     num_requests: AtomicU64,
-    /// Whether the watcher sleeps without a limit, so that a request must wake it.
+    /// True if the watcher sleeps without a limit, so that a request must wake it.
     is_resting: AtomicBool,
     /// Wakes the watcher thread, which ends when this is dropped; `None` without recovery.
     watch: Option<Sender<()>>,
@@ -171,7 +171,7 @@ impl EngineSlot {
         self.state.num_answers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether this is the engine in use.
+    /// Returns true if this is the engine in use.
     pub fn holds(&self, engine: &EngineClient) -> bool {
         match self.state.get() {
             EngineState::Up(own) | EngineState::Doubted(own) => own.is_same(engine),

@@ -152,13 +152,13 @@ impl Engines {
         EngineInstance { set: self.set, slot, num_restarts: self.slots[slot].num_restarts() }
     }
 
-    /// Whether the engine with this key is one of these and still up.
+    /// Returns true if the engine with this key is one of these and still up.
     pub fn has(&self, instance: EngineInstance) -> bool {
         let slot = self.slots.get(instance.slot).filter(|_| instance.set == self.set);
         slot.is_some_and(|slot| slot.num_restarts() == instance.num_restarts && slot.get().is_ok())
     }
 
-    /// Whether the engine with this key is or was one of these.
+    /// Returns true if the engine with this key is or was one of these.
     pub fn had(&self, instance: EngineInstance) -> bool {
         instance.set == self.set
     }

@@ -314,7 +314,7 @@ impl Server {
                 let _ = accepting.await; // a panic there has closed the listener as well
             }
             let _ = tokio::time::timeout(LAST_WORD_TIME, late.emptied()).await;
-            // What a client left behind by going away is still to be saved.
+            // Turns of clients that have left are still to be saved.
             for app in self.shared.lifecycle.apps() {
                 let _ = tokio::time::timeout(CANCEL_TIME, app.in_flight().write_owned()).await;
             }

@@ -94,7 +94,7 @@ where
     }
 }
 
-/// Whether all callers see the sessions of the local user.
+/// True if all callers see the sessions of the local user.
 pub struct SharesSessions(pub bool);
 
 impl FromRef<App> for SharesSessions {

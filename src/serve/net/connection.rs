@@ -245,9 +245,9 @@ impl ConnectionInfo {
         Busy(self.clone())
     }
 
-    /// Whether the head of the request under way has both Content-Length and Transfer-Encoding. hyper goes by the latter and
-    /// hides the former; what a proxy went by is unknown. False for a request that arrived in one piece with an earlier one,
-    /// after which hyper closes the connection all the same.
+    /// True if the head of the request under way has both Content-Length and Transfer-Encoding. hyper goes by
+    /// the latter and hides the former; what a proxy went by is unknown. False for a request that arrived in
+    /// one piece with an earlier one, after which hyper closes the connection all the same.
     pub fn has_two_lengths(&self) -> bool {
         self.state().has_two_lengths
     }

@@ -79,7 +79,7 @@ impl ClientEnd {
         }
     }
 
-    /// Whether to probe the client now, which happens once.
+    /// Returns true if the client is to be probed now, which happens once.
     pub fn asks(&mut self) -> bool {
         match self {
             ClientEnd::Half { is_asked, .. } => !std::mem::replace(is_asked, true),

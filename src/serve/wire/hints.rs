@@ -66,7 +66,7 @@ pub const HINTS: [&str; 50] = [
     "vl_high_resolution_images",
 ];
 
-/// Whether a field at the top level of a request is a hint.
+/// Returns true if a field at the top level of a request is a hint.
 pub fn is_hint(name: &str) -> bool {
     HINTS.contains(&name)
 }

@@ -232,7 +232,7 @@ fn tool_calls(fields: &mut Fields<'_>) -> Vec<ToolCall> {
 /// has to be read back too.
 const MAX_DEPTH: usize = 100;
 
-/// Whether no array or object lies in this many others.
+/// Returns true if no array or object lies in this many others.
 fn is_within(value: &Value, levels: usize) -> bool {
     let below = |value| levels.checked_sub(1).is_some_and(|levels| is_within(value, levels));
     match value {

@@ -47,7 +47,7 @@ pub fn generation(
     (params::sampling(fields, &sampling), params::limits(fields, &limits, may_be_none))
 }
 
-/// Whether a request limits its answer itself, in one spelling or another.
+/// Returns true if a request limits its answer itself, in one spelling or another.
 pub fn has_limit(fields: &Fields<'_>) -> bool {
     params::LIMIT_NAMES.iter().any(|name| fields.has(name)) || fields.has(NAME)
 }

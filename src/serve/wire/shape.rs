@@ -12,7 +12,7 @@ use llmctl_engine::turn::OutputConstraint;
 /// The switch of a request that leaves objects of schemas open, as the standard has it.
 pub const OPEN: &str = "schema_open";
 
-/// Whether schemas allow members that they do not name: the request's own setting, else `default`.
+/// Returns true if schemas allow members that they do not name: the request's own setting, else `default`.
 pub fn is_open(fields: &mut Fields<'_>, default: bool) -> bool {
     fields.flag(OPEN).unwrap_or(default)
 }

@@ -135,7 +135,7 @@ impl LoadLedger {
 pub struct Driven {
     pub turns: Vec<TurnSample>,
     pub seconds: f64,
-    /// Whether tokens were counted by chunks, because the server does not count them.
+    /// True if tokens were counted by chunks, because the server does not count them.
     pub uncounted: bool,
     pub signal: Option<u8>,
 }

@@ -278,7 +278,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     if open.as_ref() == Some(&name) {
         chat.begin_anew(planned(chat));
     }
-    // What waits to be saved is on disk before it is looked for there.
+    // Waiting turns and KV are written before the session is looked for on disk.
     chat.model.flush(FLUSH_TIMEOUT);
     let forgotten = match store.remove(&name) {
         // The open one had no turn, and is gone with its last use.
@@ -335,7 +335,7 @@ pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// Where a session comes from, for its row.
+/// Returns the origin of a session, for its row.
 fn origin(summary: &SessionSummary, depth: usize) -> String {
     let Some(fork) = summary.fork_of.as_ref().filter(|_| depth > 0) else { return String::new() };
     match fork.branch.as_ref().map(|branch| branch.reason) {

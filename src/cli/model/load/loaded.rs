@@ -16,7 +16,7 @@ use llmctl_models::text::Vocabulary;
 use llmctl_serve::ServedModel;
 use llmctl_template::DateTime;
 
-/// How long the end of a turn waits for KV to be saved.
+/// Longest wait at the end of a turn for KV to be saved.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Facts about a loaded model that reports and defaults read.

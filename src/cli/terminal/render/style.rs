@@ -73,7 +73,7 @@ impl Styled {
         self.push(c.encode_utf8(&mut [0; 4]), style);
     }
 
-    /// Whether what comes is left as it is.
+    /// Passes further text through unchanged, or no longer.
     pub fn set_verbatim(&mut self, is_verbatim: bool) {
         self.is_verbatim = is_verbatim;
     }

@@ -1,4 +1,4 @@
-//! What steps of few rows cost, measured as they run, and an account that bounds what wrong drafts may cost.
+//! Costs of steps with few rows, measured as they run, and an account that bounds the cost of wrong drafts.
 
 use std::time::Duration;
 

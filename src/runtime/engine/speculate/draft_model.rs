@@ -96,7 +96,7 @@ pub struct DraftModel {
     read_row: f64,
     clock: StepClock,
     drafter: ModelDrafter,
-    /// Whether a step failed: it computes nothing any more.
+    /// True after a failed step: it computes nothing any more.
     has_failed: bool,
     notice: Option<Notice>,
 }

@@ -68,7 +68,7 @@ pub struct Drafts {
     num_drafted: usize,
     num_accepted: usize,
     track: DraftTrack,
-    /// What the draft model came to; `None` if it was never asked.
+    /// Drafts of the draft model; `None` if it was never asked.
     by_model: Option<DraftModelUsage>,
 }
 

@@ -1,5 +1,5 @@
-//! Speculation: rows for tokens that a drafter expects next join the step, and the sampler then takes as many of
-//! them as it would have taken anyway.
+//! Speculative decoding: rows for draft tokens, which a drafter expects next, join the step, and the sampler
+//! accepts as many of them as it would have sampled anyway.
 //!
 //! Invariants: a draft is a guess and changes no answer. What a step computes beyond the known tokens depends on
 //! measured times; what it delivers does not.
@@ -506,7 +506,7 @@ mod tests {
         }
     }
 
-    /// What the draft model of a simulation is like.
+    /// Draft model of a simulation.
     struct Drafted {
         /// Microseconds of a step and of each row; a step of the model takes 10,000, and 1,000 for each further row.
         times: [u64; 2],

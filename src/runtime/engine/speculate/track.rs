@@ -1,4 +1,4 @@
-//! What a drafter that computes has computed of one generation, and the tokens that it lacks.
+//! Tokens of one generation that a computing drafter has computed, and those that it lacks.
 //!
 //! ```text
 //! text of the generation   t t t t t t t t t t t t t n n     n: new since the last draft

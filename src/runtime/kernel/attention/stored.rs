@@ -171,7 +171,7 @@ pub fn read_row(kv_type: KvType, part: KvPart, block: &[u8], token: usize, row: 
 /// A stored type for the kernels.
 pub trait Stored {
     type Element: Copy + Default;
-    /// Whether each block of a row has a scale.
+    /// True if each block of a row has a scale.
     const SCALED: bool;
 
     /// # Safety

@@ -156,7 +156,7 @@ trait Kernels {
 struct FetchAhead {
     /// Bytes from the read position to the prefetched one; 0 for no prefetching.
     distance: usize,
-    /// Whether to fetch into the first-level cache, or only into the second-level one, which has more outstanding
+    /// True to fetch into the first-level cache; false for the second-level one, which has more outstanding
     /// lines.
     near: bool,
 }

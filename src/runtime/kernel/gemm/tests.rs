@@ -61,8 +61,8 @@ pub fn random_weights(dtype: Dtype, values: usize, seed: u64) -> Vec<u8> {
 }
 
 thread_local! {
-    /// Where a test's weights are packed. An arena for each would map 128 MiB for each, and qemu keeps a record of every
-    /// page that was ever mapped.
+    /// Memory for the packed weights of a test. An arena for each would map 128 MiB for each, and qemu keeps
+    /// a record of every page that was ever mapped.
     static ARENA: Arena = Arena::default();
 }
 

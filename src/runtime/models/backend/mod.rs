@@ -104,7 +104,7 @@ pub struct ConvSpec<'a, V> {
     pub kernel: &'a V,
     /// `[channels]`.
     pub bias: Option<&'a V>,
-    /// Whether SiLU is applied to the result.
+    /// True if SiLU is applied to the result.
     pub silu: bool,
 }
 
@@ -115,7 +115,7 @@ pub struct DeltaShape {
     pub value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
-    /// Whether value heads cycle through the key heads (llama.cpp's form); otherwise consecutive ones share a key
+    /// True if value heads cycle through the key heads (llama.cpp's form); else consecutive ones share a key
     /// head.
     pub tiled: bool,
 }

@@ -40,7 +40,7 @@ struct PoolState {
     /// Cached pages by the time of their release.
     cached: BTreeMap<u64, PageRef>,
     index: PrefixIndex,
-    /// Whether pages are named and indexed.
+    /// True if pages are named and indexed.
     indexes: bool,
     /// Pages whose memory the backend must free.
     dropped: Vec<PageRef>,

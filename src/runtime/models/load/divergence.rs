@@ -1,4 +1,4 @@
-//! How far the predictions of one model are from those of another with the same vocabulary, over a text.
+//! Divergence of the predictions of one model from those of another with the same vocabulary, over a text.
 //!
 //! The models are asked one after the other, so that only one needs memory: the first leaves its logits.
 

@@ -31,7 +31,7 @@ pub struct LoadedEmbedder {
     pub tokenizer: Arc<Tokenizer>,
     pub task: TextTask,
     pub prompts: Prompts,
-    /// Whether pairs are put into a decoder's dialogue; otherwise they are one text of two parts.
+    /// True if pairs are put into a decoder's dialogue; else they are one text of two parts.
     pub asks_yes_or_no: bool,
     /// Notices for the user that are not errors, one sentence each.
     pub notices: Vec<Notice>,

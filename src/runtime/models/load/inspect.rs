@@ -26,7 +26,7 @@ pub struct ModelFacts {
     pub bytes: u64,
     /// The file name's tag, or the type of most values.
     pub quantization: Option<String>,
-    /// What it computes of texts, if its files say that it is for embeddings or scores.
+    /// Its task with texts, if its files say that it is for embeddings or scores.
     pub text_task: Option<String>,
     /// Facts about the decoder, or the reason why llmctl cannot run it.
     pub decoder: Result<DecoderFacts, LoadError>,

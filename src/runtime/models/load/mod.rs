@@ -178,7 +178,7 @@ pub struct LoadOptions {
     pub kv_memory: Option<u64>,
     /// Bytes for weights and KV together; `None` if unknown.
     pub available_memory: Option<u64>,
-    /// Where packed weights are kept; `None` packs at every load.
+    /// Place of packed weights; `None` packs at every load.
     pub packed: Option<PanelPlace>,
     pub prediction: PredictionUse,
 }
@@ -353,7 +353,7 @@ fn plan(
     Ok((context, demand_of(files, &recognised, drafters, &options, context)?))
 }
 
-/// What takes memory beside the model to draft for it.
+/// Drafters, which take memory beside the model.
 #[derive(Clone, Copy)]
 struct Drafters<'a> {
     draft: Option<&'a DraftFiles>,

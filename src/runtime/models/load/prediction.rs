@@ -14,7 +14,7 @@ use crate::model::weights::WeightFile;
 use llmctl_base::error::LoadError;
 use llmctl_base::notice::Notice;
 
-/// Whether the model's own block that predicts further tokens is loaded to draft for it.
+/// Use of the model's own block that predicts further tokens: it drafts for the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PredictionUse {
     #[default]

@@ -39,7 +39,7 @@ pub enum AskedTask {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextTaskFacts {
     pub task: TextTask,
-    /// Whether the files leave the pooling open.
+    /// True if the files leave the pooling open.
     pub is_assumed: bool,
     /// Tokens per text that the model was trained with.
     pub max_tokens: Option<usize>,

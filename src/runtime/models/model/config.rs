@@ -44,7 +44,7 @@ pub struct AltUpConfig {
     pub num_streams: usize,
     /// Index of the stream that layers compute.
     pub active: usize,
-    /// Whether the active stream is multiplied by a vector before the per-layer input reads it.
+    /// True if the active stream is multiplied by a vector before the per-layer input reads it.
     pub scales_output: bool,
     /// By layer: standard deviations above the mean at which the gates of the feed-forward part are cut off; `None` if all
     /// gates stay.
@@ -80,13 +80,13 @@ pub struct LayerConfig {
     pub mixer: MixerConfig,
     pub feed_forward: FeedForwardConfig,
     pub norm_eps: f32,
-    /// Whether there are norms before the mixer and before the feed-forward part (not in OLMo 2).
+    /// True if there are norms before the mixer and before the feed-forward part (not in OLMo 2).
     pub pre_norms: bool,
-    /// Whether the outputs of the mixer and of the feed-forward part are normalised (Gemma 2 and 3, OLMo 2).
+    /// True if the outputs of the mixer and of the feed-forward part are normalised (Gemma 2 and 3, OLMo 2).
     pub post_norms: bool,
     /// Factors of what the mixer and the feed-forward part add to the residual stream (Granite, Falcon-H1).
     pub residual_scales: [f32; 2],
-    /// Whether the file has a factor of the residual stream after the layer (Gemma 4).
+    /// True if the file has a factor of the residual stream after the layer (Gemma 4).
     pub has_output_scale: bool,
 }
 
@@ -140,12 +140,12 @@ pub struct AttentionConfig {
     pub qk_norm: QkNorm,
     pub temperature: Option<AttentionTemperature>,
     pub kv: KvSource,
-    /// Whether each head's value is normalised, without weights (Gemma 4).
+    /// True if each head's value is normalised, without weights (Gemma 4).
     pub value_norm: bool,
-    /// Whether heads have learned scores that take part in the softmax without a value (gpt-oss).
+    /// True if heads have learned scores that take part in the softmax without a value (gpt-oss).
     pub has_sinks: bool,
-    /// Whether each head's output is multiplied by the sigmoid of a projection that is stored beside the head's query
-    /// (Qwen 3.5).
+    /// True if each head's output is multiplied by the sigmoid of a projection that is stored beside the
+    /// head's query (Qwen 3.5).
     pub has_output_gate: bool,
 }
 
@@ -252,7 +252,7 @@ pub struct LatentConfig {
     pub scale: f32,
     /// Index into [`DecoderConfig::ropes`].
     pub rope: usize,
-    /// Whether the file stores rotary pairs side by side.
+    /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
 }
 
@@ -269,7 +269,8 @@ pub struct FeedForwardConfig {
     /// Network applied to every token.
     pub dense: Option<MlpConfig>,
     pub experts: Option<ExpertsConfig>,
-    /// Whether the output of `dense` is multiplied by the sigmoid of a product with its input (Qwen's shared expert).
+    /// True if the output of `dense` is multiplied by the sigmoid of a product with its input (Qwen's shared
+    /// expert).
     pub gates_dense: bool,
 }
 
@@ -307,7 +308,8 @@ pub struct ExpertsConfig {
     pub weights: ExpertWeights,
     /// Factor of the weights.
     pub weight_scale: f32,
-    /// Whether the file has a bias of each expert, which is added to the scores for the choice of experts alone.
+    /// True if the file has a bias of each expert, which is added to the scores for the choice of experts
+    /// alone.
     pub has_bias: bool,
     pub groups: Option<ExpertGroups>,
     /// Gemma 4: experts and router each read the residual stream through a norm of their own, the outputs of the
@@ -386,21 +388,21 @@ pub enum RopeScaling {
 /// The naming and storage conventions of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Naming {
-    /// Whether names are GGUF's block names; otherwise Hugging Face's module names.
+    /// True if names are GGUF's block names; else they are Hugging Face's module names.
     pub gguf: bool,
-    /// Whether the output matrix is the embedding table; `None` lets the presence of an output matrix decide.
+    /// True if the output matrix is the embedding table; `None` lets the presence of an output matrix decide.
     pub tied: Option<bool>,
     /// Offset added to stored norm weights (Gemma in Hugging Face's form stores them minus 1).
     pub norm_offset: f32,
-    /// Whether q and k rows are stored with rotary pairs side by side (llama.cpp's converter, for llama and related
-    /// families).
+    /// True if q and k rows are stored with rotary pairs side by side (llama.cpp's converter, for llama and
+    /// related families).
     pub interleaved_qk: bool,
     /// Hugging Face's name of the embedding table.
     pub embedding: &'static str,
     pub norms: NormNames,
     pub parts: PartNames,
-    /// Whether rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in, out]`
-    /// except those in MXFP4 (gpt-oss in Hugging Face's form).
+    /// True if rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in,
+    /// out]` except those in MXFP4 (gpt-oss in Hugging Face's form).
     pub alternating_experts: bool,
     /// Number of layers after the decoder's that predict further tokens (GGUF's NextN); they are left out.
     pub prediction_layers: usize,

@@ -37,7 +37,8 @@ pub struct Row {
     /// Index into [`Batch::tables`].
     pub sequence: usize,
     pub wants_logits: bool,
-    /// Whether the token is a guess. A step leaves recurrent states before it; see [`Model::keep_drafted`].
+    /// True if the token is a draft token. A step leaves recurrent states before it; see
+    /// [`Model::keep_drafted`].
     pub is_drafted: bool,
 }
 
@@ -88,7 +89,7 @@ pub struct ModelSpec {
     pub context_length: usize,
     /// KV groups of a sequence, at least one. Sequences can share pages only if a group keeps rows by tokens.
     pub groups: Vec<KvGroup>,
-    /// Whether a sequence can be truncated to an earlier position.
+    /// True if a sequence can be truncated to an earlier position.
     pub can_rewind: bool,
 }
 

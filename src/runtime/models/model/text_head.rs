@@ -113,7 +113,7 @@ fn pooled(pooling: Pooling, dense: &[Dense], texts: &[&[f32]], width: usize) -> 
 pub struct EmbeddingHead {
     pub pooling: Pooling,
     pub dense: Vec<Dense>,
-    /// Whether vectors are scaled to length 1.
+    /// True if vectors are scaled to length 1.
     pub is_normalized: bool,
 }
 

@@ -24,7 +24,7 @@ use llmctl_kernel::pool::Pool;
 /// Name and version of the format.
 const MAGIC: &[u8; 16] = b"llmctl panels 1\n";
 
-/// Where the first panels begin, and a divisor of where others do: a cache line.
+/// Offset of the first panels, and a divisor of the other offsets: a cache line.
 pub const ALIGNMENT: usize = 64;
 
 /// Bytes under one checksum.
@@ -33,7 +33,7 @@ pub const PIECE_BYTES: usize = 1 << 20;
 /// Bytes of the end.
 const END_BYTES: usize = 32;
 
-/// What a matrix is, to be compared with what is loaded.
+/// Identity of a matrix, compared with the one that is loaded.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PanelLabel {
     pub dtype: String,

@@ -13,7 +13,7 @@ use llmctl_base::private_files::private_folder;
 const FINISHED: &str = "panels";
 const UNFINISHED: &str = "part";
 
-/// What a folder holds.
+/// Contents of a folder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct KeptPanels {
     /// Number of models.

@@ -28,7 +28,7 @@ use writer::PanelWriter;
 /// Bytes of panels below which none are kept: packing them takes less time than a person notices.
 pub const LEAST_BYTES: u64 = 64 << 20;
 
-/// Where packed weights are kept.
+/// Place of packed weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PanelPlace {
     pub folder: PathBuf,
@@ -77,7 +77,7 @@ pub struct PanelStore {
 struct PanelState {
     /// The model's file, until it turns out not to fit.
     file: Option<PanelFile>,
-    /// What is wrong with the file.
+    /// Damage of the file, in words.
     damage: Option<String>,
     /// Matrices so far, in the order of loading.
     loaded: Vec<(PanelLabel, LoadedPanels)>,

@@ -67,7 +67,7 @@ pub struct SavedSession {
     pub turns: Vec<Arc<SavedTurn>>,
     /// Schema of the file.
     pub(super) version: Version,
-    /// Whether there are or were turns.
+    /// True if there are or were turns.
     pub(super) had_turns: bool,
 }
 

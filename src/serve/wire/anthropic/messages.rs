@@ -180,7 +180,7 @@ fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
     read
 }
 
-/// Whether a block tells of a tool that Anthropic's servers have run.
+/// Returns true if a block reports a tool that Anthropic's servers have run.
 fn is_of_server(kind: &str) -> bool {
     matches!(kind, "server_tool_use" | "mcp_tool_use" | "container_upload") || kind.ends_with("_tool_result")
 }

@@ -67,7 +67,7 @@ impl GroupKv {
     }
 }
 
-/// Where a page's bytes are.
+/// Memory of a page's bytes.
 enum PageMemory {
     Own(ArenaMemory),
     /// Imported and not written since; aligned for every value of a page.

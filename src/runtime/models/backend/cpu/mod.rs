@@ -105,7 +105,7 @@ pub struct Cpu {
     is_spread: bool,
     /// Packed weights on disk.
     panels: Option<Arc<PanelStore>>,
-    /// Whether any weights are in the packed form of quantised ones.
+    /// True if any weights are in the packed form of quantised ones.
     has_packed: Cell<bool>,
 }
 

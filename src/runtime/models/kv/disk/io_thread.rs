@@ -46,7 +46,7 @@ struct IoThread<'a> {
     queue: &'a IoQueue,
     folder: &'a Folder,
     space: Space,
-    /// Whether the folder and its manifest exist.
+    /// True if the folder and its manifest exist.
     is_prepared: bool,
 }
 

@@ -13,11 +13,12 @@ pub(super) struct ExportFamily {
     /// Name in llmctl.
     name: &'static str,
     pub gguf_name: &'static str,
-    /// Whether rotary pairs of q and k lie side by side in GGUF.
+    /// True if rotary pairs of q and k lie side by side in GGUF.
     pub interleaves: bool,
-    /// Whether the size of heads and vocabulary are keys, as in all models that llama.cpp converts as a Llama.
+    /// True if the sizes of heads and vocabulary are keys, as in all models that llama.cpp converts as a
+    /// Llama.
     is_llama: bool,
-    /// Whether the head size is a key even if it follows from the width.
+    /// True if the head size is a key even if it follows from the width.
     has_head_dim: bool,
     own_keys: fn(&mut FolderKeys<'_>) -> Result<(), LoadError>,
 }
@@ -69,7 +70,7 @@ impl ExportFamily {
     }
 }
 
-/// What the keys are made from.
+/// Sources of the keys.
 pub(super) struct FolderKeys<'a> {
     pub head: &'a mut GgufHead,
     reader: &'a ConfigReader,

@@ -98,7 +98,7 @@ fn read_gguf(path: &Path) -> Result<HashMap<String, Vec<f32>>, LoadError> {
         }
         let cols = sums.len() / counts.len();
         for (sums, count) in sums.chunks_exact_mut(cols).zip(counts) {
-            // What was never used has no importance of its own.
+            // A column that was never used has no importance of its own.
             sums.iter_mut().for_each(|sum| *sum = if count > 0.0 { *sum / count } else { 1.0 });
         }
         columns.insert(name.to_owned(), sums);

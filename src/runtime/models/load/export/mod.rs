@@ -70,7 +70,7 @@ struct PlannedTensor {
     dtype: Dtype,
 }
 
-/// Where a tensor's values come from; names are those of the source.
+/// Source of a tensor's values; names are those of the source.
 #[derive(Debug, Clone)]
 enum TensorOrigin {
     Whole(String),

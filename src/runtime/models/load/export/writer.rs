@@ -17,7 +17,7 @@ use llmctl_kernel::Dtype;
 /// Values that are converted at a time.
 const PIECE_VALUES: usize = 1 << 22;
 
-/// How a write ended.
+/// End of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteEnd {
     Done,

@@ -23,7 +23,7 @@ pub(super) enum Scheme {
     Mlx { group: usize, bits: u32 },
 }
 
-/// What works instead, for every refusal.
+/// Forms that work instead, for every refusal.
 const INSTEAD: &str = "these forms work: FP8 (e4m3), compressed-tensors (int4, int8, FP8, NVFP4), AWQ (gemm), GPTQ, MLX \
                        (affine), MXFP4 of gpt-oss; so does a GGUF file or the unquantised folder";
 

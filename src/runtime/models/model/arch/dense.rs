@@ -28,7 +28,7 @@ pub struct ConfigDefaults {
     pub norm_eps: f32,
     pub activation: Activation,
     pub tied: Option<bool>,
-    /// Whether the family parses experts itself; other families refuse a file with experts.
+    /// True if the family parses experts itself; other families refuse a file with experts.
     pub experts: bool,
     pub intermediate_size: Option<usize>,
     /// Takes the place of `num_hidden_layers`.

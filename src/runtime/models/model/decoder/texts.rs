@@ -12,7 +12,7 @@ use llmctl_base::error::Result;
 pub struct TextPass {
     /// Rows of each text.
     pub rows: Vec<Range<usize>>,
-    /// Whether tokens see those after them.
+    /// True if tokens attend to those after them.
     is_bidirectional: bool,
 }
 

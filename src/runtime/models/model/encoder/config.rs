@@ -15,10 +15,12 @@ pub struct EncoderConfig {
     pub num_heads: usize,
     pub intermediate_size: usize,
     pub activation: Activation,
-    /// Whether the feed-forward part is `down(activation(gate(x)) * up(x))` instead of `down(activation(up(x)))`.
+    /// True if the feed-forward part is `down(activation(gate(x)) * up(x))` instead of
+    /// `down(activation(up(x)))`.
     pub is_gated: bool,
     pub norm_eps: f32,
-    /// Whether norms come before the parts of a layer and behind the last layer (ModernBERT), instead of behind each part.
+    /// True if norms come before the parts of a layer and behind the last layer (ModernBERT), instead of
+    /// behind each part.
     pub pre_norms: bool,
     /// Row of the table of positions for the first token; `None` without such a table.
     pub first_position: Option<usize>,

@@ -23,7 +23,7 @@ pub(super) struct TokenizerParts {
     pub pre_tokenizer: Option<PreTokenizerWrapper>,
     pub speller: Speller,
     pub spelling: Spelling,
-    /// Whether a BOS is added if the file does not say.
+    /// True if a BOS is added where the file does not say.
     pub adds_bos: bool,
 }
 
