@@ -29,7 +29,7 @@ use llmctl_models::memory;
 /// Check the machine, the configuration and the folders, and warn of problems
 #[derive(Debug, Clone, Args)]
 pub struct DoctorArgs {
-    /// What goes to stdout: a table, or one JSON object
+    /// Format of stdout: a table, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }

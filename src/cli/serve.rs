@@ -146,7 +146,7 @@ pub struct EmbeddingArgs {
     #[arg(long, value_name = "REF")]
     pub embedding_model: Option<String>,
 
-    /// What --model is for (default: as its files say); `rerank` scores pairs by a language model's yes and no
+    /// Task of --model (default: as its files say); `rerank` scores pairs by a language model's yes and no
     #[arg(long, value_enum, value_name = "TASK", hide_short_help = true)]
     pub task: Option<ModelTask>,
 
@@ -234,7 +234,7 @@ pub struct ServeSessionArgs {
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub session_wait: Option<TimeSpan>,
 
-    /// Let all who may ask see and use the sessions of `run` and `chat`
+    /// Let every client that may send requests use the sessions of `run` and `chat`
     ///
     /// Without it, sessions over HTTP and those of the terminal know nothing of each other.
     #[arg(long)]
@@ -265,7 +265,7 @@ pub struct AnswerArgs {
     /// Read JSON Schemas as their standard does: objects may have members that the schema does not name
     ///
     /// By default an object with `properties` has only those, unless `additionalProperties` says otherwise: small models would
-    /// go on inventing members. A request overrides this with `schema_open`.
+    /// keep inventing members. A request overrides this with `schema_open`.
     #[arg(long, hide_short_help = true)]
     pub schema_open: bool,
 
@@ -277,11 +277,11 @@ pub struct AnswerArgs {
     #[arg(long, conflicts_with = "no_think", hide_short_help = true)]
     pub think: bool,
 
-    /// How the model writes tool calls (default: as its chat template shows)
+    /// Format of the model's tool calls (default: as its chat template shows)
     #[arg(long, value_name = "FORMAT", hide_short_help = true)]
     pub tool_format: Option<ToolCallFormat>,
 
-    /// How the model marks its reasoning (default: as its chat template shows)
+    /// Format of the model's reasoning (default: as its chat template shows)
     #[arg(long, value_name = "FORMAT", hide_short_help = true)]
     pub reasoning_format: Option<ReasoningFormat>,
 }
@@ -294,7 +294,7 @@ pub struct ServeLimitArgs {
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub request_timeout: Option<TimeSpan>,
 
-    /// When asked to stop, let requests under way go on for this long (default: 30s)
+    /// Time for requests under way once the server is asked to stop (default: 30s)
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<TimeSpan>,
 
@@ -360,7 +360,7 @@ that it is loading. GET /v1/models shows what is loaded; POST /v1/models/ID/load
 and --engine are for one. Sessions belong to the server: a model that comes back finds their KV on disk.
 
 End:
-  SIGTERM and SIGINT: new requests and /ready get 503, and idle connections close. Requests under way go on for \
+  SIGTERM and SIGINT: new requests and /ready get 503, and idle connections close. Requests under way continue for \
 --drain-timeout; when they have ended, the address is free. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
 error event. Sessions are saved, and the exit code is 0. A second signal ends at once.
   An engine that fails is brought back by loading the model again; meanwhile requests get 503, unless another worker takes \

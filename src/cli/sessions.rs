@@ -37,7 +37,7 @@ pub struct SessionsArgs {
     #[arg(long, value_name = "NAME", global = true)]
     pub owner: Option<String>,
 
-    /// What goes to stdout: text, or one JSON object
+    /// Format of stdout: text, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t, global = true)]
     pub output: ReportFormat,
 }
@@ -57,7 +57,7 @@ pub enum SessionsCommand {
         /// The session
         #[arg(value_name = "NAME")]
         name: String,
-        /// How the conversation is written
+        /// Format of the conversation
         #[arg(long = "as", value_enum, value_name = "FORMAT", default_value_t)]
         format: ExportFormat,
     },

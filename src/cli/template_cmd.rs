@@ -48,15 +48,15 @@ pub struct CheckArgs {
     #[arg(long, value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
 
-    /// How the model writes tool calls (default: as the template shows)
+    /// Format of the model's tool calls (default: as the template shows)
     #[arg(long, value_name = "FORMAT")]
     pub tool_format: Option<ToolCallFormat>,
 
-    /// How the model marks its reasoning (default: as the template shows)
+    /// Format of the model's reasoning (default: as the template shows)
     #[arg(long, value_name = "FORMAT")]
     pub reasoning_format: Option<ReasoningFormat>,
 
-    /// What goes to stdout: text, or one JSON object
+    /// Format of stdout: text, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }

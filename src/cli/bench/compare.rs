@@ -39,14 +39,14 @@ pub struct CompareArgs {
     #[command(flatten)]
     pub threshold: ThresholdArgs,
 
-    /// What goes to stdout: a table, or one JSON object
+    /// Format of stdout: a table, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }
 
 #[derive(Debug, Clone, Copy, Args)]
 pub struct ThresholdArgs {
-    /// Changes up to this many percent are no regression, however certain
+    /// Largest change that is no regression, however certain, in percent
     #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = not_negative, hide_short_help = true)]
     pub threshold: f64,
 }

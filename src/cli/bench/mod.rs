@@ -113,7 +113,7 @@ pub struct TestArgs {
           value_parser = count(1..=1024))]
     pub sequences: Vec<usize>,
 
-    /// What sessions save: time to the first token of a turn behind -p tokens that are in memory or on disk
+    /// Savings by sessions: time to the first token of a turn behind -p tokens that are in memory or on disk
     #[arg(long, value_name = "TEST", value_enum, value_delimiter = ',')]
     pub sessions: Vec<SessionTest>,
 
@@ -167,20 +167,21 @@ pub struct EngineSweepArgs {
     #[arg(long, value_enum, value_name = "SET", value_delimiter = ',', hide_short_help = true)]
     pub cpu: Vec<CpuSet>,
 
-    /// Where to compute
+    /// Device to compute on (default: auto)
     #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
     pub device: Option<DeviceArg>,
 
-    /// The most tokens that are computed in one step (default: as for `run`)
+    /// Most tokens in one step (default: as for `run`)
     #[arg(long, value_name = "N", value_delimiter = ',', hide_short_help = true,
           value_parser = count(1..=65_536))]
     pub step_tokens: Vec<usize>,
 
-    /// Tokens computed before they are sampled (default: off, because a test's text is made up; auto with --draft-model)
+    /// Speculative decoding: where draft tokens come from (default: off, because a test's text is made up; auto with
+    /// --draft-model)
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 
-    /// Small model with the same vocabulary that proposes tokens for each --model to check
+    /// Draft model for speculative decoding, with the vocabulary of each --model
     #[arg(long, value_name = "REF", hide_short_help = true)]
     pub draft_model: Option<String>,
 
@@ -200,7 +201,7 @@ impl EngineSweepArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct BenchOutputArgs {
-    /// What goes to stdout
+    /// Format of stdout
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: BenchFormat,
 

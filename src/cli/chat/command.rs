@@ -137,7 +137,7 @@ pub const TABLE: &[ChatCommand] = table![
     "branches" [] None, ArgumentKind::None, CommandId::Branches,
         "Show this session's branches and forks; /load opens one";
     "think" [] Some("[on|off|hide|show|N]"), ArgumentKind::Words(THINK), CommandId::Think,
-        "Whether the model thinks before it answers, whether you see it, and how long it may";
+        "Turn reasoning on or off, hide or show it, or limit it to N tokens";
     "context" [] None, ArgumentKind::None, CommandId::Context,
         "Show what fills the context, turn by turn";
     "stats" [] None, ArgumentKind::None, CommandId::Stats,

@@ -123,7 +123,8 @@ pub struct ChatPromptArgs {
     #[arg(long, value_name = "FILE|JSON")]
     pub tools: Option<String>,
 
-    /// Whether the model thinks before it answers, and whether you see it: on, off, hide, or a budget in tokens (500), as /think
+    /// Reasoning before the answer, as /think: on, off, hide, or a budget in tokens, e.g. 500 (default: as the chat template
+    /// does)
     #[arg(long, value_name = "HOW")]
     pub think: Option<String>,
 }
@@ -132,7 +133,7 @@ pub struct ChatPromptArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Screen")]
 pub struct ScreenArgs {
-    /// Answers as they are written: no colours for Markdown and code, no line breaks between words
+    /// Write answers as they come: no colours for Markdown and code, no line breaks between words
     #[arg(long)]
     pub plain: bool,
 }
@@ -168,7 +169,7 @@ file is for new sessions.
 
 Context:
   The prompt shows how much of the context is used. At 80% there is a warning; when a message does not fit, chat asks \
-whether to drop the oldest turns, to compact them into a summary, or to stop. Where nobody can be asked, it is an error.
+whether to drop the oldest turns, to compact them into a summary, or to stop. Without a terminal to ask on, it is an error.
 
 Endpoint:
   Messages go to the server as text, and every turn is saved here. Not available there: the context's meter, /context, /why, \
@@ -208,7 +209,7 @@ Exit codes:
   0    success, also when the reader of stdout went away
   1    runtime failure
   2    usage
-  65   bad input: a damaged model or session, a message that does not fit the context where nobody can be asked
+  65   bad input: a damaged model or session, a message that does not fit the context, without a terminal to ask on
   66   model or session not found, or the model of a session is missing
   69   an endpoint or a remote engine cannot be reached, or was lost in the middle of an answer
   70   internal bug

@@ -43,14 +43,14 @@ pub struct ShowArgs {
     #[arg(long)]
     pub all: bool,
 
-    /// What goes to stdout: TOML, or one JSON object
+    /// Format of stdout: TOML, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }
 
 #[derive(Debug, Clone, Args)]
 pub struct PathArgs {
-    /// What goes to stdout: the path, or one JSON object with all files looked for
+    /// Format of stdout: the path, or one JSON object with all files looked for
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }

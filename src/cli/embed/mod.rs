@@ -53,7 +53,7 @@ pub struct EmbedArgs {
     #[arg(long, short, value_name = "FILE", conflicts_with = "texts")]
     pub input: Option<PathBuf>,
 
-    /// Lines are JSON: a string, or an object with a text; its `id` is in the result
+    /// Read lines as JSON: a string, or an object with a text; its `id` is in the result
     #[arg(long, conflicts_with = "texts")]
     pub jsonl: bool,
 
@@ -89,7 +89,7 @@ pub struct EmbedArgs {
     #[arg(long, value_enum, value_name = "HOW", hide_short_help = true)]
     pub pooling: Option<PoolingArg>,
 
-    /// Tokens per text at most (default: as the model was trained)
+    /// Most tokens per text (default: as the model was trained)
     #[arg(long, value_name = "N", value_parser = parse_context, hide_short_help = true)]
     pub ctx: Option<usize>,
 

@@ -29,7 +29,7 @@ pub fn count(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub struct GlobalArgs {
-    /// When to use colours
+    /// Use of colours (default: auto)
     ///
     /// `auto` follows the stream (a terminal or not) and NO_COLOR, CLICOLOR, CLICOLOR_FORCE and TERM=dumb.
     #[arg(long, global = true, value_name = "WHEN", value_enum, hide_short_help = true)]
@@ -83,12 +83,12 @@ pub struct ModelArgs {
     #[arg(long, short, value_name = "REF")]
     pub model: Option<String>,
 
-    /// Small model with the same vocabulary that proposes tokens for --model to check: a file, a folder, org/repo or an alias
+    /// Draft model for speculative decoding, with the vocabulary of --model: a file, a folder, org/repo or an alias
     ///
-    /// The answer is the same, bit by bit, and comes sooner if the small model is much faster and often right. It takes memory
-    /// of its own, and what it costs is measured: when its drafts do not pay, it stops. --kv-type, --dtype, --quantize and the
-    /// threads are those of both models. With --speculate off or ngram it is not loaded. An assistant of Gemma 4 is taken, too: it
-    /// reads the model's KV.
+    /// Its draft tokens are verified by --model. The answer is the same, bit by bit, and comes sooner if the draft model is
+    /// much faster and often right. It takes memory of its own, and its cost is measured: when its drafts do not pay, it stops.
+    /// --kv-type, --dtype, --quantize and the threads are those of both models. With --speculate off or ngram it is not loaded.
+    /// An assistant of Gemma 4 is taken, too: it reads the model's KV.
     #[arg(long, value_name = "REF", hide_short_help = true)]
     pub draft_model: Option<String>,
 
@@ -124,7 +124,7 @@ pub struct ModelArgs {
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub kv_type: Option<KvTypeArg>,
 
-    /// Where to compute
+    /// Device to compute on (default: auto)
     #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
     pub device: Option<DeviceArg>,
 
@@ -172,7 +172,7 @@ pub struct RemoteArgs {
     #[arg(long, value_name = "URL", value_delimiter = ',')]
     pub engine: Vec<EngineUrl>,
 
-    /// Keep what a remote vLLM has cached of one session apart from all others (cache_salt)
+    /// Keep the cache of each session in a remote vLLM apart from all others (cache_salt)
     #[arg(long, hide_short_help = true)]
     pub engine_cache_salt: bool,
 
@@ -417,11 +417,11 @@ pub struct EngineArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub packed_disk: Option<ByteSize>,
 
-    /// Tokens computed before they are sampled, several in a step, where that is faster (default: auto)
+    /// Speculative decoding: where draft tokens come from (default: auto)
     ///
-    /// Drafts come from a grammar, from the text itself and, where these have none, from --draft-model or from the block for
-    /// multi-token prediction in the model's own file (Qwen 3.5), and are as long as pays by the times measured. The answer is
-    /// the same, bit by bit.
+    /// Draft tokens are verified in one step, and the answer is the same, bit by bit. They come from a grammar, from the text
+    /// itself and, where these have none, from --draft-model or from the block for multi-token prediction in the model's own
+    /// file (Qwen 3.5). A draft is as long as pays by the times measured.
     #[arg(long, value_name = "FROM", hide_short_help = true)]
     pub speculate: Option<SpeculateArg>,
 }
@@ -434,7 +434,7 @@ pub enum SpeculateArg {
     /// Every source
     #[default]
     Auto,
-    /// What followed the same tokens earlier in the text
+    /// The text that followed the same tokens earlier
     Ngram,
     /// --draft-model alone
     Draft,
@@ -637,7 +637,7 @@ pub struct LimitArgs {
     #[arg(long, short = 'n', value_name = "N")]
     pub max_tokens: Option<MaxTokens>,
 
-    /// What to do when the prompt and --max-tokens together exceed the context (default: refuse)
+    /// Policy for a prompt that exceeds the context together with --max-tokens (default: refuse)
     #[arg(long, value_enum, value_name = "POLICY", hide_short_help = true)]
     pub overflow: Option<OverflowPolicy>,
 
@@ -645,7 +645,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub stop: Vec<String>,
 
-    /// Go on past the model's end-of-generation tokens
+    /// Continue past the model's end-of-generation tokens
     #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
 }

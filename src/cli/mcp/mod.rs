@@ -53,7 +53,7 @@ pub struct McpServerArgs {
     #[arg(long, value_name = "FILE")]
     pub mcp_config: Vec<PathBuf>,
 
-    /// Seconds that a call of an MCP server's tool may take
+    /// Longest time of a call of an MCP server's tool, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400), hide_short_help = true)]
     pub tool_timeout: u32,
 }
@@ -89,7 +89,7 @@ pub struct McpArgs {
     #[arg(long, value_name = "PATTERN")]
     pub allow_tool: Vec<AllowedTool>,
 
-    /// Answers in a row whose calls are run before the model has to answer
+    /// Most answers in a row whose calls are run before the model has to answer
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1000), hide_short_help = true)]
     pub max_tool_rounds: u32,
 }

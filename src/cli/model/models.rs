@@ -34,7 +34,7 @@ pub struct ModelsArgs {
     #[command(subcommand)]
     pub command: Option<ModelsCommand>,
 
-    /// What goes to stdout: a table, or one JSON object
+    /// Format of stdout: a table, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t, global = true)]
     pub output: ReportFormat,
 }
@@ -69,7 +69,7 @@ pub enum ModelsCommand {
     },
     /// Erase what no model needs: files without a revision, given-up downloads, replaced revisions; asks first
     Prune {
-        /// List it only
+        /// List the files, and erase nothing
         #[arg(long, short = 'n')]
         dry_run: bool,
         /// Do not ask

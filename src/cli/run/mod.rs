@@ -136,9 +136,10 @@ pub struct PromptArgs {
     #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template", "mcp_config"])]
     pub raw: bool,
 
-    /// Whether the model thinks before it answers, and whether you see it: on, off, hide, or a budget in tokens (500)
+    /// Reasoning before the answer: on, off, hide, or a budget in tokens, e.g. 500 (default: as the chat template does)
     ///
-    /// What it thinks is not part of the answer. A terminal shows it in dim text; json and jsonl have it in a field of its own.
+    /// Reasoning is not part of the answer. A terminal shows it in dim text, unless it is hidden; json and jsonl have it in a
+    /// field of its own.
     #[arg(long, value_name = "HOW", conflicts_with = "raw")]
     pub think: Option<String>,
 
@@ -176,7 +177,7 @@ pub struct SessionArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// What goes to stdout: the text, one JSON object at the end, or an event per line
+    /// Format of stdout: the text, one JSON object at the end, or an event per line (default: text)
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub output: Option<OutputFormat>,
 
@@ -262,7 +263,7 @@ writes are shown as symbols; pipes and files get them unchanged.
   With --prefill-response the answer begins with that text.
 
 MCP servers:
-  --mcp-config reads the JSON of other clients. The model calls their tools as SERVER__TOOL, and goes on with the results until it \
+  --mcp-config reads the JSON of other clients. The model calls their tools as SERVER__TOOL, and continues with the results until it \
 answers without a call. Each call is asked for on a terminal, unless --allow-tool names it; without a terminal it is refused. \
 json has the calls and results in tool_rounds, jsonl in the events tool_calls and tool_result.
 
@@ -287,7 +288,7 @@ Batch:
   Flags are the defaults of the rows, --system of chats only; a parameter that is not supported is refused by name. A row without custom_id \
 gets line-N.
   Results are in OpenAI's form, appended and synced as they finish. A row that fails is reported in its place, the \
-rest go on, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips what was answered and tries again what \
+rest continue, and the exit code is 4. Ctrl-C keeps what has finished; --resume skips what was answered and tries again what \
 failed.
 
 Exit codes:

@@ -124,7 +124,7 @@ pub struct LoadArgs {
     #[arg(long, value_name = "R", value_delimiter = ',', value_parser = positive)]
     pub rate: Vec<f64>,
 
-    /// How arrivals of an open loop are spaced
+    /// Spacing of the arrivals of an open loop
     #[arg(long, value_enum, value_name = "HOW", default_value_t)]
     pub spacing: Spacing,
 
