@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Arg, ArgAction, Args, ValueEnum};
 
 use self::fleet::FleetArgs;
 use super::error::{CommandError, Exit, Kind};
@@ -28,6 +28,7 @@ use super::places::{KeptFiles, Places};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
     ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, SamplingArgs, TimeSpan, count,
+    most_used,
 };
 use crate::cli::model::load;
 use crate::cli::model::load::{PreparedTexts, remote};
@@ -83,19 +84,8 @@ const SPANS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Requests of any number of clients run together, named sessions keep what is computed between requests and over
 /// restarts. With --share-sessions they are the same that `run --session` uses. docs/http.md describes the interface.
 #[derive(Debug, Clone, Default, Args)]
-#[command(
-    after_long_help = LONG_HELP,
-    mut_arg("max_sessions", |arg| arg.value_parser(count(1..))), // a worker may keep none: its client keeps the sessions
-    mut_arg("model", |arg| arg.action(ArgAction::Append).long_help(MODEL_HELP)),
-    mut_arg("mcp_config", |arg| arg.long_help(tools::MCP_CONFIG_HELP)),
-)]
+#[command(after_long_help = LONG_HELP, mut_args(of_serve))]
 pub struct ServeArgs {
-    #[command(flatten)]
-    pub listen: ListenArgs,
-
-    #[command(flatten)]
-    pub access: AccessArgs,
-
     #[command(flatten)]
     pub model: ModelArgs,
 
@@ -106,16 +96,16 @@ pub struct ServeArgs {
     pub fleet: FleetArgs,
 
     #[command(flatten)]
+    pub listen: ListenArgs,
+
+    #[command(flatten)]
+    pub access: AccessArgs,
+
+    #[command(flatten)]
     pub capacity: CapacityArgs,
 
     #[command(flatten)]
     pub sessions: ServeSessionArgs,
-
-    #[command(flatten)]
-    pub engine: EngineArgs,
-
-    #[command(flatten)]
-    pub isolation: IsolationArgs,
 
     #[command(flatten)]
     pub answers: AnswerArgs,
@@ -127,7 +117,38 @@ pub struct ServeArgs {
     pub mcp: McpServerArgs,
 
     #[command(flatten)]
+    pub engine: EngineArgs,
+
+    #[command(flatten)]
+    pub isolation: IsolationArgs,
+
+    #[command(flatten)]
     pub limits: ServeLimitArgs,
+}
+
+/// The flags of `serve` that are used most, by id.
+const MOST_USED: [&str; 10] = [
+    "model",
+    "ctx",
+    "host",
+    "port",
+    "api_key_file",
+    "parallel",
+    "models_folder",
+    "embedding_model",
+    "share_sessions",
+    "engine",
+];
+
+/// Adapts a flag that other subcommands share.
+fn of_serve(arg: Arg) -> Arg {
+    let arg = match arg.get_id().as_str() {
+        "max_sessions" => arg.value_parser(count(1..)), // a worker may keep none: its client keeps the sessions
+        "model" => arg.action(ArgAction::Append).long_help(MODEL_HELP),
+        "mcp_config" => arg.long_help(tools::MCP_CONFIG_HELP),
+        _ => arg,
+    };
+    most_used(arg, &MOST_USED)
 }
 
 /// `--model` of `serve`, where it may be repeated.

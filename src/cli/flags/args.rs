@@ -25,6 +25,15 @@ pub fn count(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(range)
 }
 
+/// Moves a flag that is among `ids` to the head of the help, in their order. Headings come in the order of their first flags,
+/// so the first flag of the subcommand has to be one of them.
+pub fn most_used(arg: Arg, ids: &[&str]) -> Arg {
+    match ids.iter().position(|id| arg.get_id() == *id) {
+        Some(place) => arg.help_heading("Most used").display_order(place),
+        None => arg,
+    }
+}
+
 /// Flags that every subcommand has.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Global options")]

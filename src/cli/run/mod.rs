@@ -29,7 +29,9 @@ use super::endpoint::EndpointChoice;
 use super::error::{CommandError, Exit};
 use super::mcp::McpArgs;
 use super::terminal::Terminal;
-use crate::cli::flags::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
+use crate::cli::flags::args::{
+    ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs, most_used,
+};
 use crate::cli::model::load;
 use crate::cli::model::load::{Loaded, ModelInfo};
 use crate::cli::terminal::input::read_file;
@@ -51,7 +53,7 @@ use tool_rounds::ToolRounds;
 /// The prompt is the argument; what is piped in follows it after a blank line. The answer alone goes to stdout, as
 /// it is generated; everything else goes to stderr.
 #[derive(Debug, Clone, Default, Args)]
-#[command(after_long_help = LONG_HELP)]
+#[command(after_long_help = LONG_HELP, mut_args(|arg| most_used(arg, &MOST_USED)))]
 pub struct RunArgs {
     /// The prompt; several words are joined by spaces, and `-` alone is stdin
     #[arg(value_name = "PROMPT")]
@@ -67,16 +69,7 @@ pub struct RunArgs {
     pub constraint: ConstraintArgs,
 
     #[command(flatten)]
-    pub mcp: McpArgs,
-
-    #[command(flatten)]
-    pub model: ModelArgs,
-
-    #[command(flatten)]
-    pub connect: ConnectArgs,
-
-    #[command(flatten)]
-    pub endpoint: EndpointArgs,
+    pub output: OutputArgs,
 
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -85,14 +78,27 @@ pub struct RunArgs {
     pub limits: LimitArgs,
 
     #[command(flatten)]
-    pub engine: EngineArgs,
-
-    #[command(flatten)]
-    pub output: OutputArgs,
-
-    #[command(flatten)]
     pub batch: BatchArgs,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
+
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+
+    #[command(flatten)]
+    pub mcp: McpArgs,
+
+    #[command(flatten)]
+    pub endpoint: EndpointArgs,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
 }
+
+/// The flags of `run` that are used most, by id.
+const MOST_USED: [&str; 10] =
+    ["model", "name", "system", "session", "max_tokens", "temperature", "think", "schema", "output", "stats"];
 
 /// Flags of the prompt.
 #[derive(Debug, Clone, Default, Args)]
