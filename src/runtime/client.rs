@@ -181,7 +181,8 @@ pub struct EventStream {
 impl EventStream {
     /// As `next`, but `Err(NotYet)` when nothing comes in time.
     ///
-    /// # Errors [`NotYet`]; the stream continues.
+    /// # Errors
+    /// [`NotYet`]; the stream continues.
     pub fn next_timeout(&mut self, timeout: Duration) -> Result<Option<Event>, NotYet> {
         if self.ended {
             return Ok(None);

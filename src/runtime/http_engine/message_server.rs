@@ -79,7 +79,8 @@ impl MessageServer {
 impl MessageStream {
     /// Waits a little for the next part.
     ///
-    /// # Errors [`NotYet`]; the stream continues.
+    /// # Errors
+    /// [`NotYet`]; the stream continues.
     pub fn next_timeout(&self, timeout: Duration) -> Result<Result<MessagePart, HttpFailure>, NotYet> {
         match self.parts.recv_timeout(timeout) {
             Ok(part) => Ok(part),
