@@ -1,16 +1,20 @@
 //! `llmctl serve`: the engine behind OpenAI's HTTP interface, with sessions.
 //!
-//! Invariants: the model never runs on the async runtime, whose tasks only translate; a parameter is honoured or refused
-//! before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a client that goes away
-//! cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns flags into what is here.
+//! Invariants: the model never runs on the async runtime, whose tasks only translate; a parameter is honoured
+//! or refused before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a
+//! client that goes away cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns
+//! flags into what is here.
 //!
-//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections, `half_open` tells whether a
-//! client has left; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
-//! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
-//! of a request, `request_id` its id; `page` is what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
-//! `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
-//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
-//! finished turns, `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the envelope.
+//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections,
+//! `half_open` tells whether a client has left; `router` the endpoints and the layers around them: `access`
+//! (request id, log, envelope) and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the
+//! server's stage; `ledger` and `access_log` make the log line of a request, `request_id` its id; `page` is
+//! what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a request uses,
+//! `uploads` bounds slow bodies; `api` is the endpoints of the model, `wire` OpenAI's format as batches read
+//! it too. `engine` is the way to one engine, back up after it was lost, `engines` to all of them;
+//! `preparing` bounds what is tokenised at once; `observe` and `metrics` record finished turns, `spans` and
+//! `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the
+//! envelope.
 
 #[path = "serve/api/mod.rs"]
 pub mod api;

@@ -1,7 +1,9 @@
-//! Tools that the user declares with `--tools`: commands in TOML, or functions in OpenAI's form, which is JSON.
+//! Tools that the user declares with `--tools`: commands in TOML, or functions in OpenAI's form, which is
+//! JSON.
 //!
-//! `chat` runs the commands, `run` only offers them. Invariants: no shell; no command runs without the user's consent, for once or for the chat, and none without a terminal; a
-//! command is bounded in time and output; its output or failure goes back to the model.
+//! `chat` runs the commands, `run` only offers them. Invariants: no shell; no command runs without the user's
+//! consent, for once or for the chat, and none without a terminal; a command is bounded in time and output;
+//! its output or failure goes back to the model.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};

@@ -1,7 +1,8 @@
-//! Properties of a flag, from its clap definition: its key in files, its variable, its TOML types, whether a value is valid
-//! and why not, and which flags exclude each other.
+//! Properties of a flag, from its clap definition: its key in files, its variable, its TOML types, whether a
+//! value is valid and why not, and which flags exclude each other.
 //!
-//! Everything is read from the definition, so that a new flag is a new key and a new variable without another line of code.
+//! Everything is read from the definition, so that a new flag is a new key and a new variable without another
+//! line of code.
 
 pub mod args;
 pub mod origin;

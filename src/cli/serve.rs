@@ -1,7 +1,8 @@
 //! `llmctl serve`: flags to a running server, and a signal to its end.
 //!
-//! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so that `/health`
-//! answers while the model loads. Keys are read from files and the environment and never from the command line.
+//! The main thread binds, loads and then waits; sockets have threads of their own from the first moment, so
+//! that `/health` answers while the model loads. Keys are read from files and the environment and never from
+//! the command line.
 
 pub mod capacity;
 pub mod embedder;

@@ -1,7 +1,8 @@
 //! `--think` and `/think`: whether the model reasons, whether the reasoning is shown, and how long it may be.
 //!
-//! The template switches reasoning: most templates that know it read a variable. A template that reads none cannot be asked. If
-//! its model always reasons, the reasoning can still be hidden and ended. With neither, every setting is refused.
+//! The template switches reasoning: most templates that know it read a variable. A template that reads none
+//! cannot be asked. If its model always reasons, the reasoning can still be hidden and ended. With neither,
+//! every setting is refused.
 
 use serde_json::{Map, Value};
 

@@ -1,5 +1,5 @@
-//! Models compiled into the binary, so that llmctl works without a download: `guide`, which answers questions about
-//! llmctl.
+//! Models compiled into the binary, so that llmctl works without a download: `guide`, which answers questions
+//! about llmctl.
 //!
 //! `assets/guide/README.md` describes its abilities and its training.
 

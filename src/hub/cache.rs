@@ -1,9 +1,9 @@
 //! Reads the shared Hugging Face cache: its repositories, revisions and models.
 //!
 //! Layout (huggingface_hub's "Understand caching"): `models--org--repo/refs/<name>` holds a commit,
-//! `snapshots/<commit>/` holds symlinks into `blobs/`. Read only; another program may be writing, so entries that are
-//! unreadable, dangling or oddly named count as absent. Names from refs and folders are checked before they are
-//! joined to a path.
+//! `snapshots/<commit>/` holds symlinks into `blobs/`. Read only; another program may be writing, so entries
+//! that are unreadable, dangling or oddly named count as absent. Names from refs and folders are checked
+//! before they are joined to a path.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,10 @@
 //! Chooses the files of a model from the listing of a repository.
 //!
-//! One pure function, [`choose`], for local snapshots and remote repositories alike: the same listing, selector and
-//! memory give the same files. Without a selector it takes Q4_K_M, or what [`PREFERENCE`](super::quant_tag::PREFERENCE)
-//! names next, or a smaller file if that does not fit the machine's memory. A choice made for the user is reported as a
-//! [`Notice`]; two models that fit equally are an error that lists them.
+//! One pure function, [`choose`], for local snapshots and remote repositories alike: the same listing,
+//! selector and memory give the same files. Without a selector it takes Q4_K_M, or what
+//! [`PREFERENCE`](super::quant_tag::PREFERENCE) names next, or a smaller file if that does not fit the
+//! machine's memory. A choice made for the user is reported as a [`Notice`]; two models that fit equally are
+//! an error that lists them.
 
 use super::quant_tag::{GgufGroup, group_shards, is_companion, is_quantised, rank};
 use super::reference::Selector;

@@ -1,10 +1,10 @@
-//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face cache, ollama's
-//! store.
+//! Resolves model references of `--model` to the files to load: paths, aliases, the shared Hugging Face
+//! cache, ollama's store.
 //!
-//! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous reference is
-//! an error that lists the candidates. The only choice made for the user is the file of a repository that has several
-//! ([`choice`]), with a notice. This module only reads; `remote` downloads. The caller reads environment variables and
-//! fills in [`HubPaths`].
+//! Order: an existing path wins, then an alias, then the built-in models, then the cache. An ambiguous
+//! reference is an error that lists the candidates. The only choice made for the user is the file of a
+//! repository that has several ([`choice`]), with a notice. This module only reads; `remote` downloads. The
+//! caller reads environment variables and fills in [`HubPaths`].
 
 pub mod builtin;
 pub mod cache;

@@ -1,9 +1,10 @@
 //! Reads ollama's model store: a manifest per model, and the GGUF file that it names.
 //!
-//! Layout (ollama's `manifest` and `types/model` packages): `manifests/<host>/<namespace>/<model>/<tag>` is a JSON object
-//! with layers; `blobs/sha256-<hex>` holds a layer's bytes. Read only. Only the weights are used: ollama's templates are in
-//! a language of its own, and its parameters belong to them; both are reported. Models that are not one GGUF file are
-//! refused by name. Components of names are checked before they are joined to a path.
+//! Layout (ollama's `manifest` and `types/model` packages): `manifests/<host>/<namespace>/<model>/<tag>` is a
+//! JSON object with layers; `blobs/sha256-<hex>` holds a layer's bytes. Read only. Only the weights are used:
+//! ollama's templates are in a language of its own, and its parameters belong to them; both are reported.
+//! Models that are not one GGUF file are refused by name. Components of names are checked before they are
+//! joined to a path.
 
 use std::fs;
 use std::path::{Path, PathBuf};

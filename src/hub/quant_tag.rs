@@ -2,8 +2,8 @@
 //!
 //! Names are a convention, not a format (ggml's `docs/gguf.md`, "GGUF Naming Convention", and the practice of
 //! publishers): `Name-1B-Q4_K_M.gguf`, `name.q8_0.gguf`, `Name-UD-Q4_K_XL.gguf`,
-//! `BF16/Name-BF16-00001-of-00002.gguf`. Pure functions. Files that accompany models (`mmproj`, `imatrix`, draft models)
-//! are left out.
+//! `BF16/Name-BF16-00001-of-00002.gguf`. Pure functions. Files that accompany models (`mmproj`, `imatrix`,
+//! draft models) are left out.
 
 use std::collections::BTreeMap;
 

@@ -5,8 +5,8 @@
 //! hub        [hf:] [org/] repo [@revision] [:quant | :file.gguf | :safetensors]
 //! ollama     ollama:[host/][namespace/]model[:tag]
 //! ```
-//! Invariant: the parts of a [`HubRef`] can be joined to a path without leaving it: no `..`, no absolute part, no odd
-//! character. The rules for names are those of huggingface_hub's `validate_repo_id`.
+//! Invariant: the parts of a [`HubRef`] can be joined to a path without leaving it: no `..`, no absolute
+//! part, no odd character. The rules for names are those of huggingface_hub's `validate_repo_id`.
 
 use std::path::PathBuf;
 

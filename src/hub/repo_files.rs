@@ -1,9 +1,10 @@
-//! The files of a repository by their names: which ones a safetensors checkpoint needs, and which of these are texts.
+//! The files of a repository by their names: which ones a safetensors checkpoint needs, and which of these
+//! are texts.
 //!
-//! Pure functions over a listing, of a local snapshot or of a remote repository. A checkpoint is config.json and the
-//! weights that the loader opens: model.safetensors, or model.safetensors.index.json and its shards, all in the root.
-//! Copies of the weights in other forms (PyTorch's `.bin`, ONNX, Mistral's `consolidated.safetensors`, variants such as
-//! `model.fp16.safetensors`) are never among them.
+//! Pure functions over a listing, of a local snapshot or of a remote repository. A checkpoint is config.json
+//! and the weights that the loader opens: model.safetensors, or model.safetensors.index.json and its shards,
+//! all in the root. Copies of the weights in other forms (PyTorch's `.bin`, ONNX, Mistral's
+//! `consolidated.safetensors`, variants such as `model.fp16.safetensors`) are never among them.
 
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,7 +1,9 @@
-//! The text side of a loaded model: conversations to text with its chat template, text to token ids, ids to bytes.
+//! The text side of a loaded model: conversations to text with its chat template, text to token ids, ids to
+//! bytes.
 //!
-//! Immutable and shared. The caller passes the time that templates may print with each rendering: a conversation keeps its
-//! date, because a changed date makes every prompt new. Knows no weights, no session and no engine.
+//! Immutable and shared. The caller passes the time that templates may print with each rendering: a
+//! conversation keeps its date, because a changed date makes every prompt new. Knows no weights, no session
+//! and no engine.
 
 use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};

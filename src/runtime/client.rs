@@ -1,8 +1,9 @@
-//! The client of an engine, wherever the engine runs: in a thread of this process ([`super::thread`]) or in a worker
-//! process ([`super::worker`]), or elsewhere, behind HTTP ([`super::http_engine`]).
+//! The client of an engine, wherever the engine runs: in a thread of this process ([`super::thread`]) or in a
+//! worker process ([`super::worker`]), or elsewhere, behind HTTP ([`super::http_engine`]).
 //!
-//! Invariants: the client validates a request, the same for every kind of engine, before the engine sees it; a stream
-//! ends with `Done` or `Failed`; an engine that ends fails its unfinished requests with `EngineGone`.
+//! Invariants: the client validates a request, the same for every kind of engine, before the engine sees it;
+//! a stream ends with `Done` or `Failed`; an engine that ends fails its unfinished requests with
+//! `EngineGone`.
 
 mod sessionless;
 

@@ -1,7 +1,7 @@
 //! Requests to the engine and its answers: plain data, with no behaviour but validation.
 //!
-//! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the same on the command
-//! line, in a batch row and over HTTP.
+//! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the
+//! same on the command line, in a batch row and over HTTP.
 
 mod reasoning;
 mod session_name;

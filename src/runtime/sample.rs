@@ -1,14 +1,17 @@
-//! From logits to the next token: the one path that every sampled token takes, the first of a request included.
+//! From logits to the next token: the one path that every sampled token takes, the first of a request
+//! included.
 //!
-//! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> log-probabilities are read -> a grammar's
-//! mask -> top_n_sigma -> temperature -> top_k -> typical_p -> top_p -> min_p -> draw. Each truncation sees what the one
-//! before it kept, renormalised. `top_n_sigma` and `typical_p` are llama.cpp's (with its `min_keep` of 0): their place among
-//! the truncations is the same, and `typical_p` reads the probabilities before temperature.
+//! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> log-probabilities are
+//! read -> a grammar's mask -> top_n_sigma -> temperature -> top_k -> typical_p -> top_p -> min_p -> draw.
+//! Each truncation sees what the one before it kept, renormalised. `top_n_sigma` and `typical_p` are
+//! llama.cpp's (with its `min_keep` of 0): their place among the truncations is the same, and `typical_p`
+//! reads the probabilities before temperature.
 //!
-//! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its turn, and of
-//! nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of a draw uses IEEE
-//! basic operations only (its own `exp`, its own generator, sums in a fixed order), so it is the same on every platform.
-//! Nothing is allocated per token in steady state; logits that are NaN or all masked are errors, not panics.
+//! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its
+//! turn, and of nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of
+//! a draw uses IEEE basic operations only (its own `exp`, its own generator, sums in a fixed order), so it is
+//! the same on every platform. Nothing is allocated per token in steady state; logits that are NaN or all
+//! masked are errors, not panics.
 
 use std::cmp::Ordering;
 

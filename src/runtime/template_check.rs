@@ -1,5 +1,5 @@
-//! Gives the checks of a chat template ([`crate::template::check`]) the engine's tokenizers, and sessions that put answers back as the
-//! ids that were generated.
+//! Gives the checks of a chat template ([`crate::template::check`]) the engine's tokenizers, and sessions
+//! that put answers back as the ids that were generated.
 
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
 //! The engine's thread: the only place where a request crosses threads. [`EngineClient::spawn`] makes one.
 //!
-//! Events go from the engine thread into one unbounded channel per request. The request bounds the number of unread events:
-//! one per place in the queue, per prompt chunk and per generated token, and three more. So a slow reader costs memory in
-//! proportion to its own `max_tokens`, never stalls other requests, and holds no pages. A reader that is dropped stops its
-//! generation at the next step. The thread sleeps while it is idle, at the longest until the engine's next wakeup. Dropping
-//! the last client ends it, and unfinished requests fail with `EngineGone`.
+//! Events go from the engine thread into one unbounded channel per request. The request bounds the number of
+//! unread events: one per place in the queue, per prompt chunk and per generated token, and three more. So a
+//! slow reader costs memory in proportion to its own `max_tokens`, never stalls other requests, and holds no
+//! pages. A reader that is dropped stops its generation at the next step. The thread sleeps while it is idle,
+//! at the longest until the engine's next wakeup. Dropping the last client ends it, and unfinished requests
+//! fail with `EngineGone`.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};

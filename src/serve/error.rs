@@ -1,6 +1,7 @@
 //! OpenAI's error envelope, and the status, type and code of each error of the engine.
 //!
-//! The only place that maps the engine's errors to HTTP: one `match`, so that a new one is a compile error here.
+//! The only place that maps the engine's errors to HTTP: one `match`, so that a new one is a compile error
+//! here.
 
 use std::time::Duration;
 

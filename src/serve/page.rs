@@ -1,7 +1,8 @@
 //! The page for browsers: the files of `assets/page/` within the binary, and the headers that confine them.
 //!
-//! Invariants: the files need no key and say nothing about this server, which the page asks for with the key of its reader; their
-//! policy allows no script, style or connection of another origin, and no markup made from text (trusted types).
+//! Invariants: the files need no key and say nothing about this server, which the page asks for with the key
+//! of its reader; their policy allows no script, style or connection of another origin, and no markup made
+//! from text (trusted types).
 
 use axum::extract::Path;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};

@@ -1,8 +1,9 @@
 //! Destination of the results of a batch: a file that survives a kill, or stdout.
 //!
-//! Each row is one write and one sync, so what a kill can leave behind is a torn last line, which `--resume` cuts off. It takes
-//! back what failed, too, by a new file in place of the old one, so that each row of the batch has one result.
-//! The file is locked while it is written to: two batches into one file would tear each other's lines.
+//! Each row is one write and one sync, so what a kill can leave behind is a torn last line, which `--resume`
+//! cuts off. It takes back what failed, too, by a new file in place of the old one, so that each row of the
+//! batch has one result. The file is locked while it is written to: two batches into one file would tear each
+//! other's lines.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};

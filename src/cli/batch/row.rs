@@ -1,8 +1,8 @@
 //! One row of a batch file: JSON to what is asked and how. Honour or refuse; nothing in a row is ignored.
 //!
-//! Two forms: OpenAI's batch row (`custom_id`, `method`, `url`, `body`), and the same parameters at top level with
-//! `prompt` or `messages`. The parameters are those of the server, read by the same code. Ranges are the engine's to
-//! check. Touches neither files nor the model.
+//! Two forms: OpenAI's batch row (`custom_id`, `method`, `url`, `body`), and the same parameters at top level
+//! with `prompt` or `messages`. The parameters are those of the server, read by the same code. Ranges are the
+//! engine's to check. Touches neither files nor the model.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};

@@ -1,8 +1,9 @@
 //! `llmctl bench`: how fast, by the way that users take, with how much doubt.
 //!
-//! `plan` turns sweeps into cases, `runner` measures them in turns on a [`runner::Subject`] (`engine`, or a mock in tests),
-//! `record` is what is left of it, `machine` and `cost` say what would be possible, `validity` what speaks against a result,
-//! `stats` does the sums, `report` and `plot` show it, `compare` judges one result by another, `serve` measures over HTTP.
+//! `plan` turns sweeps into cases, `runner` measures them in turns on a [`runner::Subject`] (`engine`, or a
+//! mock in tests), `record` is what is left of it, `machine` and `cost` say what would be possible,
+//! `validity` what speaks against a result, `stats` does the sums, `report` and `plot` show it, `compare`
+//! judges one result by another, `serve` measures over HTTP.
 
 pub mod compare;
 pub mod cost;

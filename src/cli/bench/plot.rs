@@ -1,6 +1,7 @@
 //! Charts of a bench document as SVG files.
 //!
-//! [`charts`] selects the charts that a document has data for; [`svg`] draws one with plotters. Only [`write`] touches files.
+//! [`charts`] selects the charts that a document has data for; [`svg`] draws one with plotters. Only
+//! [`write`] touches files.
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! The table of commands: names, arguments, help.
 //!
-//! `/help`, completion, hints and dispatch all read it. Its [`CommandId`]s are matched in `actions`, so that a command without
-//! an action does not compile.
+//! `/help`, completion, hints and dispatch all read it. Its [`CommandId`]s are matched in `actions`, so that
+//! a command without an action does not compile.
 
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::terminal::wrap;

@@ -1,6 +1,7 @@
 //! `/compare MODEL`: the last message answered by another model, beside the first answer.
 //!
-//! Invariants: the conversation does not change, on disk or in memory; nothing is called; the model of the chat stays as it is.
+//! Invariants: the conversation does not change, on disk or in memory; nothing is called; the model of the
+//! chat stays as it is.
 
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;

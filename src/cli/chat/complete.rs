@@ -1,7 +1,7 @@
 //! Help of the line editor while a line is typed: completions, hints, whether a message is finished, colours.
 //!
-//! Reads the command table and a [`Catalog`] of names; the file system only for paths. Keeps what is typed, for when the
-//! editor fails, and where the cursor is, because after a resize the editor does not know.
+//! Reads the command table and a [`Catalog`] of names; the file system only for paths. Keeps what is typed,
+//! for when the editor fails, and where the cursor is, because after a resize the editor does not know.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};

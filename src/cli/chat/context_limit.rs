@@ -1,7 +1,7 @@
 //! Room in the context: the warning before it ends, the question when it has, and the two ways to make some.
 //!
-//! Invariants: turns are never dropped silently; before a saved conversation loses turns, all of it is copied to another
-//! session. Without a terminal, a message that does not fit is an error.
+//! Invariants: turns are never dropped silently; before a saved conversation loses turns, all of it is copied
+//! to another session. Without a terminal, a message that does not fit is an error.
 
 use std::sync::Arc;
 

@@ -1,9 +1,10 @@
 //! Source of chat's lines: an editor on a terminal, or the lines of a pipe.
 //!
-//! A message may have several lines: a fence of ``` or `"""` keeps it open until it is closed, Alt-Enter and Ctrl-J
-//! break a line, a paste comes in whole, and Ctrl-X Ctrl-E opens it in $EDITOR. While the editor reads, SIGINT is
-//! rustyline's (as the key Ctrl-C, because the terminal is raw, or as a signal from elsewhere); at all other times it is
-//! `cli/signal.rs`'s. Knows no command's meaning: what completes is the helper's.
+//! A message may have several lines: a fence of ``` or `"""` keeps it open until it is closed, Alt-Enter and
+//! Ctrl-J break a line, a paste comes in whole, and Ctrl-X Ctrl-E opens it in $EDITOR. While the editor
+//! reads, SIGINT is rustyline's (as the key Ctrl-C, because the terminal is raw, or as a signal from
+//! elsewhere); at all other times it is `cli/signal.rs`'s. Knows no command's meaning: what completes is the
+//! helper's.
 //!
 //! Up finds every message of this chat; the history file holds no entry longer than [`MAX_ENTRY_BYTES`].
 

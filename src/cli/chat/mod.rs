@@ -1,10 +1,11 @@
 //! `llmctl chat`: a conversation in the terminal, saved after every turn and warm when it continues.
 //!
-//! `state` is plain data, `ui` the terminal, `model` the loaded model; `session` puts them together and opens and leaves sessions.
-//! `turn` takes one answer from the prompt to the disk, `tool_calls` runs the calls of an answer, `context_limit` makes room when the
-//! context is full. `command` is the table of what can be typed behind a slash, `actions` what it does; `input` and `complete` are
-//! the line editor, `typed_ahead` is what was typed before it reads, `renderer` writes answers. stdout gets answers and
-//! nothing else; notices go to stderr.
+//! `state` is plain data, `ui` the terminal, `model` the loaded model; `session` puts them together and opens
+//! and leaves sessions. `turn` takes one answer from the prompt to the disk, `tool_calls` runs the calls of
+//! an answer, `context_limit` makes room when the context is full. `command` is the table of what can be
+//! typed behind a slash, `actions` what it does; `input` and `complete` are the line editor, `typed_ahead` is
+//! what was typed before it reads, `renderer` writes answers. stdout gets answers and nothing else; notices
+//! go to stderr.
 
 mod actions;
 pub(in crate::cli) mod command;

@@ -1,7 +1,8 @@
-//! An answer on its way to the screen: content to stdout, reasoning and calls beside it, progress while there is none.
+//! An answer on its way to the screen: content to stdout, reasoning and calls beside it, progress while there
+//! is none.
 //!
-//! Reasoning is dim and only shown on a terminal; a pipe gets the content. Statistics and what becomes of the answer are not
-//! known here.
+//! Reasoning is dim and only shown on a terminal; a pipe gets the content. Statistics and what becomes of the
+//! answer are not known here.
 
 use std::io::{IsTerminal, StdoutLock, Write};
 use std::time::{Duration, Instant};

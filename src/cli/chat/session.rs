@@ -1,8 +1,8 @@
 //! One chat: opens and leaves sessions, and keeps state, model and engine in step.
 //!
-//! Invariants: at most one session is open, here and in the engine, and the one in the engine bears the same name; a
-//! session that comes to no turn is not left behind. A session gets its name and its place on disk with the first message,
-//! so that looking in leaves nothing.
+//! Invariants: at most one session is open, here and in the engine, and the one in the engine bears the same
+//! name; a session that comes to no turn is not left behind. A session gets its name and its place on disk
+//! with the first message, so that looking in leaves nothing.
 
 mod greeting;
 

@@ -1,5 +1,5 @@
-//! The state of a chat that needs neither a terminal nor a model: the conversation, where it is kept, and what the user has
-//! set.
+//! The state of a chat that needs neither a terminal nor a model: the conversation, where it is kept, and
+//! what the user has set.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Throughput of prompts, measured in this chat and saved for the next.
 //!
-//! The last rate of each model is kept in `$XDG_STATE_HOME/llmctl/prefill.json`, so that chat can estimate "about 54 s"
-//! before it computes anything. If the file cannot be read or written, only the estimate is missing.
+//! The last rate of each model is kept in `$XDG_STATE_HOME/llmctl/prefill.json`, so that chat can estimate
+//! "about 54 s" before it computes anything. If the file cannot be read or written, only the estimate is
+//! missing.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

@@ -1,4 +1,5 @@
-//! Runs the tool calls of an answer, each with the user's consent: commands of `--tools`, and tools of MCP servers.
+//! Runs the tool calls of an answer, each with the user's consent: commands of `--tools`, and tools of MCP
+//! servers.
 //!
 //! Invariant: nothing runs that the user has not agreed to, once or for the chat.
 

@@ -1,7 +1,7 @@
 //! One answer, from what is asked to the turn on disk; and what follows when it calls tools.
 //!
-//! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted answer is a turn,
-//! marked as cancelled; one that was interrupted before its first token is none.
+//! Invariant: the conversation changes when a turn is finished and saved, and not before. An interrupted
+//! answer is a turn, marked as cancelled; one that was interrupted before its first token is none.
 
 use std::sync::Arc;
 

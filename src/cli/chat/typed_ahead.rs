@@ -1,7 +1,7 @@
 //! The keys that were pressed while an answer was written, as the text of the next line.
 //!
-//! The text stays unsent: Enter breaks the line, as in a paste. Of the keys that edit, those that erase backwards count; others,
-//! such as arrows, are left out. Knows no terminal.
+//! The text stays unsent: Enter breaks the line, as in a paste. Of the keys that edit, those that erase
+//! backwards count; others, such as arrows, are left out. Knows no terminal.
 
 /// Returns the text that the keys make.
 pub fn text(keys: &[u8]) -> String {

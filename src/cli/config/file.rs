@@ -1,8 +1,8 @@
 //! One configuration file: TOML to entries with their lines, checked against the command line's definition.
 //!
-//! Keys are long flag names, with dashes or underscores: at the top for every subcommand that has the flag, in a
-//! `[run]` or `[bench.serve]` table for one. `[aliases]` names model references. Everything wrong is a [`ConfigProblem`] with its position;
-//! all of them are reported, not only the first. Pure: reads no file.
+//! Keys are long flag names, with dashes or underscores: at the top for every subcommand that has the flag,
+//! in a `[run]` or `[bench.serve]` table for one. `[aliases]` names model references. Everything wrong is a
+//! [`ConfigProblem`] with its position; all of them are reported, not only the first. Pure: reads no file.
 
 use std::fmt;
 use std::ops::Range;

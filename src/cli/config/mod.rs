@@ -1,10 +1,10 @@
 //! Configuration files: found, read, and put under the command line.
 //!
-//! Precedence: flag > `LLMCTL_*` > project file > user file > (the model's own defaults) > built-in. The first
-//! two and the last are clap's; the files come between them as clap default values, so that there is one rule and
-//! one parser. Within a file a subcommand's table wins over the top. A value from a file yields to a flag or
-//! variable that it conflicts with, and to a conflicting value of a file that wins over it. A switch that is off excludes
-//! nothing.
+//! Precedence: flag > `LLMCTL_*` > project file > user file > (the model's own defaults) > built-in. The
+//! first two and the last are clap's; the files come between them as clap default values, so that there is
+//! one rule and one parser. Within a file a subcommand's table wins over the top. A value from a file yields
+//! to a flag or variable that it conflicts with, and to a conflicting value of a file that wins over it. A
+//! switch that is off excludes nothing.
 
 pub mod config_cmd;
 pub mod explain;

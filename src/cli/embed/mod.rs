@@ -1,7 +1,8 @@
 //! `llmctl embed`: texts to vectors, one a line.
 //!
-//! Texts are read, encoded and computed in blocks, so that input of any size takes bounded memory, except for a matrix on its way to
-//! stdout, which is held whole. A block is submitted before the results of the one before it are written.
+//! Texts are read, encoded and computed in blocks, so that input of any size takes bounded memory, except for
+//! a matrix on its way to stdout, which is held whole. A block is submitted before the results of the one
+//! before it are written.
 
 mod input;
 mod output;

@@ -1,5 +1,6 @@
-//! Vectors as JSON lines, or as a matrix in numpy's format (version 1.0), whose header has the number of rows: it is written last.
-//! So a matrix on its way to stdout is held whole, and a file of one gets its name when it is whole; a failure leaves none.
+//! Vectors as JSON lines, or as a matrix in numpy's format (version 1.0), whose header has the number of
+//! rows: it is written last. So a matrix on its way to stdout is held whole, and a file of one gets its name
+//! when it is whole; a failure leaves none.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Cursor, Seek, SeekFrom, Write};

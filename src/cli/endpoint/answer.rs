@@ -1,7 +1,7 @@
 //! The answer of an endpoint, put together from the parts that it sends.
 //!
-//! Takes the dialects of OpenAI, vLLM, llama.cpp, Ollama and others: reasoning under two names, calls without an index, a whole
-//! message in place of a stream.
+//! Takes the dialects of OpenAI, vLLM, llama.cpp, Ollama and others: reasoning under two names, calls without
+//! an index, a whole message in place of a stream.
 //!
 //! Invariant: a call that is cut is never reported as whole.
 

@@ -1,7 +1,7 @@
 //! The API key of an endpoint, from a variable or a file.
 //!
-//! Invariant: the key goes to the server that it was given for, and no message shows it, also where it was given in place of a
-//! name.
+//! Invariant: the key goes to the server that it was given for, and no message shows it, also where it was
+//! given in place of a name.
 
 use crate::cli::error::CommandError;
 use crate::cli::flags::args::EndpointArgs;

@@ -1,7 +1,8 @@
 //! A server elsewhere that takes messages: OpenAI's, Ollama's, llama.cpp's, or another llmctl's.
 //!
-//! `key` reads the API key, `request` builds the body, `answer` joins the parts, `failure` turns HTTP failures into errors of the
-//! command. Nothing here knows the terminal: `cli/run/message_answer.rs` shows an answer while it comes.
+//! `key` reads the API key, `request` builds the body, `answer` joins the parts, `failure` turns HTTP
+//! failures into errors of the command. Nothing here knows the terminal: `cli/run/message_answer.rs` shows an
+//! answer while it comes.
 //!
 //! Invariants: the key is neither shown nor saved; what the server is not known to honour is refused by name.
 

@@ -1,7 +1,7 @@
 //! The body of a request in OpenAI's form, with the fields that this kind of server honours beyond it.
 //!
-//! Invariants: only what the user gave is sent, because an endpoint has defaults of its own; a parameter that this kind of server
-//! is not known to honour is refused by name.
+//! Invariants: only what the user gave is sent, because an endpoint has defaults of its own; a parameter that
+//! this kind of server is not known to honour is refused by name.
 
 use serde_json::{Map, Value, json};
 

@@ -1,8 +1,9 @@
 //! Flag groups that several subcommands share, and how they become the engine's own types.
 //!
-//! Owns: names, help texts and the step from "given or not" to a value in force. Everything unset stays `None`
-//! until the model's own defaults are known, so that precedence is decided in one place. Loads nothing, reads no
-//! file; ranges are checked by the engine's validator, not here, so that every front door has the same ones.
+//! Owns: names, help texts and the step from "given or not" to a value in force. Everything unset stays
+//! `None` until the model's own defaults are known, so that precedence is decided in one place. Loads
+//! nothing, reads no file; ranges are checked by the engine's validator, not here, so that every front door
+//! has the same ones.
 
 use std::collections::BTreeSet;
 use std::ops::RangeBounds;

@@ -1,8 +1,8 @@
 //! The coding agents that `launch` starts: one row each, with the settings that point it at a server.
 //!
-//! Invariants: all files lie in a folder of llmctl's own, which the agent's variable names, so that none of the user's is
-//! read for settings or changed. The key is in the environment only. Every row has its agent's switches for working without
-//! a network.
+//! Invariants: all files lie in a folder of llmctl's own, which the agent's variable names, so that none of
+//! the user's is read for settings or changed. The key is in the environment only. Every row has its agent's
+//! switches for working without a network.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

@@ -1,8 +1,9 @@
 //! `llmctl launch AGENT`: a coding agent with a local model, in one command.
 //!
-//! Finds a server or runs one of its own in this process, so that it ends with the agent whatever happens. Invariants: the
-//! agent is looked for before a model is loaded; a server of its own listens on a free loopback port and takes a key that
-//! only the agent gets; the user's files are neither read for settings nor changed (see `agents`).
+//! Finds a server or runs one of its own in this process, so that it ends with the agent whatever happens.
+//! Invariants: the agent is looked for before a model is loaded; a server of its own listens on a free
+//! loopback port and takes a key that only the agent gets; the user's files are neither read for settings nor
+//! changed (see `agents`).
 
 pub mod agents;
 

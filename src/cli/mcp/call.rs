@@ -1,6 +1,7 @@
 //! One call: looked up, agreed to, made, reported.
 //!
-//! Invariant: the user sees server, tool and arguments before anything is called, unless the tool is allowed beforehand.
+//! Invariant: the user sees server, tool and arguments before anything is called, unless the tool is allowed
+//! beforehand.
 
 use std::time::Duration;
 

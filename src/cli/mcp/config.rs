@@ -1,7 +1,7 @@
 //! The JSON configuration of MCP servers, as Claude Desktop, Cursor and VS Code write it.
 //!
-//! Invariants: a key that is not known is refused by name; one that other clients know and llmctl has no use for is reported; no
-//! value of a variable or header is in a message.
+//! Invariants: a key that is not known is refused by name; one that other clients know and llmctl has no use
+//! for is reported; no value of a variable or header is in a message.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

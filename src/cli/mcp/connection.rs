@@ -1,6 +1,7 @@
 //! One server: started or reached, asked for its tools, called, ended.
 //!
-//! Invariants: nothing of a server is waited for without a limit; a server that fails is reported with its last words.
+//! Invariants: nothing of a server is waited for without a limit; a server that fails is reported with its
+//! last words.
 
 use std::collections::HashSet;
 use std::fmt;

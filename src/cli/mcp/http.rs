@@ -1,8 +1,8 @@
 //! Streamable HTTP: a POST for each message, whose answer is JSON or a stream of events.
 //!
-//! rmcp has the protocol; here are its requests, over the connections of remote engines. Invariants: headers of the configuration go
-//! to the server that they were given for, because redirections are not followed; no message shows them; what is read whole, and
-//! each event, is bounded.
+//! rmcp has the protocol; here are its requests, over the connections of remote engines. Invariants: headers
+//! of the configuration go to the server that they were given for, because redirections are not followed; no
+//! message shows them; what is read whole, and each event, is bounded.
 
 use std::collections::HashMap;
 use std::str::FromStr;

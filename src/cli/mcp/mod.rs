@@ -1,10 +1,11 @@
-//! Tools of MCP servers, for `chat`, `run` and `serve`: the servers that the user's configuration names, their tools, and calls with
-//! the user's consent.
+//! Tools of MCP servers, for `chat`, `run` and `serve`: the servers that the user's configuration names,
+//! their tools, and calls with the user's consent.
 //!
-//! `config` reads the JSON of other clients, `names` makes the tools' names, `process` and `http` are the two transports,
-//! `connection` is one server, `permission` what runs without asking, `result` what the model gets, `call` one call. `shared` has the
-//! servers of `serve`, whose clients ask for consent themselves and call at the same time. The protocol is
-//! rmcp's. Its tasks run on a thread of their own, and the callers here wait for them. Only a call sees signals while it is waited for.
+//! `config` reads the JSON of other clients, `names` makes the tools' names, `process` and `http` are the two
+//! transports, `connection` is one server, `permission` what runs without asking, `result` what the model
+//! gets, `call` one call. `shared` has the servers of `serve`, whose clients ask for consent themselves and
+//! call at the same time. The protocol is rmcp's. Its tasks run on a thread of their own, and the callers
+//! here wait for them. Only a call sees signals while it is waited for.
 //!
 //! Invariants: no file of the current folder starts a server or allows a call; `chat` and `run` call nothing
 //! without the user's consent; a server that fails is reported by name, and the others continue.

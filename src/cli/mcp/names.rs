@@ -1,7 +1,7 @@
 //! Names of servers and of their tools, as the model gets them: `server__tool`.
 //!
-//! Invariants: a name is 1 to 64 of a-z, A-Z, 0-9, _ and -; the first two underscores in a row end the server's name, so that no
-//! server can offer a tool under the name of another's.
+//! Invariants: a name is 1 to 64 of a-z, A-Z, 0-9, _ and -; the first two underscores in a row end the
+//! server's name, so that no server can offer a tool under the name of another's.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! The process of a server: started without a shell in a process group of its own, its last words kept, ended in steps.
+//! The process of a server: started without a shell in a process group of its own, its last words kept, ended
+//! in steps.
 //!
 //! Invariants: no server outlives llmctl: an orderly end waits for it, a signal ends its group, and on Linux
 //! the kernel kills it where llmctl is killed (on other systems than Unix only the process itself is ended,

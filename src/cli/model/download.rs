@@ -1,7 +1,7 @@
 //! Downloads models for `pull`, and for the commands that meet a model for the first time.
 //!
-//! Decides whether to ask, announces, draws progress and stops at a signal with the partial files kept. Knows nothing
-//! of requests or of the cache's layout.
+//! Decides whether to ask, announces, draws progress and stops at a signal with the partial files kept. Knows
+//! nothing of requests or of the cache's layout.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,8 @@
-//! `llmctl models`: lists, shows, checks and erases models. Also resolves `--model` to files, for all commands.
+//! `llmctl models`: lists, shows, checks and erases models. Also resolves `--model` to files, for all
+//! commands.
 //!
-//! `listing` and `show` make tables, `last_use` records when a model was loaded, `check` compares files with their names,
-//! `removal` erases what was asked for, after a question.
+//! `listing` and `show` make tables, `last_use` records when a model was loaded, `check` compares files with
+//! their names, `removal` erases what was asked for, after a question.
 
 mod check;
 mod last_use;

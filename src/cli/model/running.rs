@@ -1,10 +1,11 @@
 //! Running servers of this user: a record of each, by which `--connect` finds it.
 //!
-//! `$XDG_STATE_HOME/llmctl/servers/PID.json` has the address and the models, without keys. The server holds a lock on it as long as it
-//! lives, however it ends, so that a record without a lock is stale and is removed by whoever finds it.
+//! `$XDG_STATE_HOME/llmctl/servers/PID.json` has the address and the models, without keys. The server holds a
+//! lock on it as long as it lives, however it ends, so that a record without a lock is stale and is removed
+//! by whoever finds it.
 //!
-//! Invariants: only the owner can read a record; a server is used only for the same file, unchanged since the server began, and with
-//! the same settings that decide on bits.
+//! Invariants: only the owner can read a record; a server is used only for the same file, unchanged since the
+//! server began, and with the same settings that decide on bits.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

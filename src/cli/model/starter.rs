@@ -1,7 +1,7 @@
 //! A first model for `chat`: offered on a terminal where nothing names one.
 //!
-//! The table stands in the source, so that the question needs no network. Sizes are those of the files when the table was written;
-//! the download itself shows and checks the real ones.
+//! The table stands in the source, so that the question needs no network. Sizes are those of the files when
+//! the table was written; the download itself shows and checks the real ones.
 
 use super::download::{first_use, forbidden_by};
 use crate::cli::error::{CommandError, Kind};

@@ -1,7 +1,8 @@
-//! One answer, from the request to its end: the engine's events become deltas for a sink, and signals are heeded.
+//! One answer, from the request to its end: the engine's events become deltas for a sink, and signals are
+//! heeded.
 //!
-//! The loop waits for the engine in short steps, so that it sees a signal also while nothing is generated. A sink that cannot
-//! be written to (a closed pipe, a full disk) cancels the request at once.
+//! The loop waits for the engine in short steps, so that it sees a signal also while nothing is generated. A
+//! sink that cannot be written to (a closed pipe, a full disk) cancels the request at once.
 
 use std::time::Duration;
 

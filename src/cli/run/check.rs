@@ -1,4 +1,5 @@
-//! Checks of a run before anything is read or loaded, and warnings about uses that the built-in model is not made for.
+//! Checks of a run before anything is read or loaded, and warnings about uses that the built-in model is not
+//! made for.
 
 use super::{OutputFormat, RunArgs, flag_error, prompt};
 use crate::cli::error::CommandError;

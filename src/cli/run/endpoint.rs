@@ -1,4 +1,5 @@
-//! `run` with `--endpoint`, or in a session that an endpoint has answered: the prompt goes to a server that takes messages.
+//! `run` with `--endpoint`, or in a session that an endpoint has answered: the prompt goes to a server that
+//! takes messages.
 
 use std::io::StdoutLock;
 

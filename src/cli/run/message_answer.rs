@@ -1,6 +1,8 @@
-//! One answer of an endpoint, from the request to its end: as [`super::answer`], for a server that takes messages.
+//! One answer of an endpoint, from the request to its end: as [`super::answer`], for a server that takes
+//! messages.
 //!
-//! Invariant: an answer that has begun is never begun anew; what came before the endpoint was lost is the answer so far.
+//! Invariant: an answer that has begun is never begun anew; what came before the endpoint was lost is the
+//! answer so far.
 
 use serde_json::{Map, Value};
 

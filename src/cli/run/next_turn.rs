@@ -1,5 +1,5 @@
-//! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds, and the session that
-//! keeps it.
+//! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds,
+//! and the session that keeps it.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! The prompt: one text from the argument, a file, a stored prompt, its variables and stdin.
 //!
-//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. Only a stored
-//! prompt, or a file with `--var`, is a template; braces in other files are text. Nothing is dropped silently: an unused
-//! variable or a missing input is an error.
+//! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. Only a
+//! stored prompt, or a file with `--var`, is a template; braces in other files are text. Nothing is dropped
+//! silently: an unused variable or a missing input is an error.
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};

@@ -1,9 +1,10 @@
 //! An answer as the user asked to have it: text, one JSON object, or an event per line; statistics on stderr.
 //!
-//! Owns the schema `llmctl.run.v1`. Fields are added, never renamed or removed, under one schema name. Text mode ends with a
-//! line end. All three carry the same text, which begins with the prefilled part of the answer if any. Reasoning is not part of
-//! the text: it is a field of its own, and text mode shows it on stderr if that is a terminal. Answers whose calls are run come
-//! before the last one: text and json have a line end between them.
+//! Owns the schema `llmctl.run.v1`. Fields are added, never renamed or removed, under one schema name. Text
+//! mode ends with a line end. All three carry the same text, which begins with the prefilled part of the
+//! answer if any. Reasoning is not part of the text: it is a field of its own, and text mode shows it on
+//! stderr if that is a terminal. Answers whose calls are run come before the last one: text and json have a
+//! line end between them.
 
 use std::io::Write;
 use std::time::Duration;

@@ -1,7 +1,8 @@
 //! `run --session NAME`: the prompt is the next turn of a saved conversation, which begins with its first.
 //!
-//! The session is locked from before the model is loaded until the turn is saved, so that a second process is refused
-//! before it has done any work. A session that this command began and that came to no turn is removed again.
+//! The session is locked from before the model is loaded until the turn is saved, so that a second process is
+//! refused before it has done any work. A session that this command began and that came to no turn is removed
+//! again.
 
 use super::answer::Generated;
 use super::endpoint;

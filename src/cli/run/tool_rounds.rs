@@ -1,7 +1,7 @@
 //! Answers that call tools of MCP servers: their calls are run, and the model continues with the results.
 //!
-//! Invariants: a tool of `--tools` is never run, so that an answer that calls one is the last; the number of answers whose calls are
-//! run is bounded.
+//! Invariants: a tool of `--tools` is never run, so that an answer that calls one is the last; the number of
+//! answers whose calls are run is bounded.
 
 use std::io::Write;
 

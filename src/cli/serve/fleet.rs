@@ -1,8 +1,8 @@
 //! `serve` with several models: from flags to a fleet.
 //!
-//! Invariants: every model is found at the start, so that a wrong name is an error there, and no weight is read before a request
-//! asks for it; a model is loaded with the context and the KV of its estimate, whatever else is loaded, so that its answers and
-//! limits do not depend on its neighbours.
+//! Invariants: every model is found at the start, so that a wrong name is an error there, and no weight is
+//! read before a request asks for it; a model is loaded with the context and the KV of its estimate, whatever
+//! else is loaded, so that its answers and limits do not depend on its neighbours.
 
 use std::fs;
 use std::path::{Path, PathBuf};

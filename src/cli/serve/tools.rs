@@ -1,7 +1,7 @@
 //! The MCP servers of a server, and what is said at the start about who may call their tools.
 //!
-//! Consent to a call is asked for by the page, or is up to the program that calls. Invariant: they run only where something writes text that
-//! could call them.
+//! Consent to a call is asked for by the page, or is up to the program that calls. Invariant: they run only
+//! where something writes text that could call them.
 
 use super::ServeArgs;
 use crate::cli::error::CommandError;

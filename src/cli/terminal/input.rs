@@ -1,6 +1,7 @@
 //! Texts from files and standard input.
 //!
-//! Invariant: a text is UTF-8 without a byte order mark, has no line end at its end, and at most [`MAX_TEXT_BYTES`].
+//! Invariant: a text is UTF-8 without a byte order mark, has no line end at its end, and at most
+//! [`MAX_TEXT_BYTES`].
 
 use std::fs::File;
 use std::io::{self, Read, Seek};

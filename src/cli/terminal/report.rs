@@ -1,4 +1,5 @@
-//! Output of the helper subcommands, and what reports share with them: text for people, or one JSON object. Formats only.
+//! Output of the helper subcommands, and what reports share with them: text for people, or one JSON object.
+//! Formats only.
 
 use std::borrow::Cow;
 use std::io::IsTerminal;

@@ -1,5 +1,5 @@
-//! Words about processors that compute without vector kernels: the same in a note of the commands that load a model,
-//! and in `doctor`.
+//! Words about processors that compute without vector kernels: the same in a note of the commands that load a
+//! model, and in `doctor`.
 
 use llmctl_base::machine::cpu_features;
 use llmctl_models::load::Isa;

@@ -1,7 +1,7 @@
 //! Requests to the hub: one blocking GET, its redirects, its repetition, and what a refusal means.
 //!
-//! Protocol: huggingface_hub's `file_download.py`, `hf_api.py` and `utils/_http.py`. Redirects are followed here and
-//! not by ureq, so that the facts in the hub's own answer are read before the storage host is asked.
+//! Protocol: huggingface_hub's `file_download.py`, `hf_api.py` and `utils/_http.py`. Redirects are followed
+//! here and not by ureq, so that the facts in the hub's own answer are read before the storage host is asked.
 //!
 //! Invariant: the token goes to the endpoint's scheme, host and port only.
 

@@ -1,7 +1,8 @@
 //! Errors of downloading, split by what the user can do about them.
 //!
-//! The hub answers "missing", "private" and "gated" with the same statuses; `X-Error-Code` and the presence of a
-//! token tell them apart (huggingface_hub's `hf_raise_for_status`). No message holds a token or a signed address.
+//! The hub answers "missing", "private" and "gated" with the same statuses; `X-Error-Code` and the presence
+//! of a token tell them apart (huggingface_hub's `hf_raise_for_status`). No message holds a token or a signed
+//! address.
 
 use std::io;
 use std::path::{Path, PathBuf};

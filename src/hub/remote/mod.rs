@@ -1,8 +1,9 @@
 //! Downloads models from a Hugging Face hub into the shared cache.
 //!
-//! [`PullPlan`] asks the hub what a reference needs, checks the space and downloads. `client` makes requests and knows
-//! what refusals mean; `listing` reads a repository's files; `selection` chooses among them; `parts` transfers one file
-//! into its `partial` file; `store` writes the cache's layout. Blocking: the caller provides the thread.
+//! [`PullPlan`] asks the hub what a reference needs, checks the space and downloads. `client` makes requests
+//! and knows what refusals mean; `listing` reads a repository's files; `selection` chooses among them;
+//! `parts` transfers one file into its `partial` file; `store` writes the cache's layout. Blocking: the
+//! caller provides the thread.
 //!
 //! Invariant: no content gets its name in the cache before its hash was compared with the hub's.
 

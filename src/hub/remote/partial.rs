@@ -1,7 +1,7 @@
 //! The partial file of a download and the running hash of its bytes.
 //!
-//! Invariant: the file is written from its start without gaps, so its length is the progress, also after the process
-//! was killed. The hash covers exactly the bytes in the file.
+//! Invariant: the file is written from its start without gaps, so its length is the progress, also after the
+//! process was killed. The hash covers exactly the bytes in the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};

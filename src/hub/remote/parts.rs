@@ -1,7 +1,8 @@
 //! One file from the hub to its blob: parts in parallel, in order to the disk, resumed and checked.
 //!
-//! Large files are requested in parts of a fixed size over several connections. The parts wait in memory for their
-//! turn, at most `connections * part_bytes`, so the partial file grows without gaps and its hash runs along.
+//! Large files are requested in parts of a fixed size over several connections. The parts wait in memory for
+//! their turn, at most `connections * part_bytes`, so the partial file grows without gaps and its hash runs
+//! along.
 //!
 //! Invariant: bytes go to the partial file in order, from exactly its length on.
 

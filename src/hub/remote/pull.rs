@@ -1,7 +1,8 @@
 //! Plans a download and runs it: which files, what is there already, several files at once, then the links.
 //!
-//! Invariant: a snapshot gets its links only when every file of the plan is complete and checked; config.json and the
-//! first part of a split file come last, so that a set that is cut off even then is seen as incomplete.
+//! Invariant: a snapshot gets its links only when every file of the plan is complete and checked; config.json
+//! and the first part of a split file come last, so that a set that is cut off even then is seen as
+//! incomplete.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

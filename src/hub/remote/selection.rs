@@ -1,7 +1,7 @@
 //! Finds the files of a repository that a reference needs, by the rule for snapshots: [`choose`].
 //!
-//! Pure: decides over a listing. The weights of a checkpoint with an index are those that the index names, which the
-//! caller downloads first.
+//! Pure: decides over a listing. The weights of a checkpoint with an index are those that the index names,
+//! which the caller downloads first.
 
 use std::collections::BTreeSet;
 

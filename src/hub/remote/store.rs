@@ -9,8 +9,9 @@
 //! models--org--name/trees/<commit>.json               the files of a commit, with their hashes
 //! models--org--name/.no_exist/<commit>/<path>         a file that the commit does not have
 //! ```
-//! Invariants: a blob has its name only after its hash was checked; a link is made after its blob, a ref after all
-//! links. Partial files have a name of their own, because huggingface_hub counts every other name as complete.
+//! Invariants: a blob has its name only after its hash was checked; a link is made after its blob, a ref
+//! after all links. Partial files have a name of their own, because huggingface_hub counts every other name
+//! as complete.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;

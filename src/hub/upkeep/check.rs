@@ -1,5 +1,5 @@
-//! Compares blobs with their names: sha256 of the bytes (64 digits, large files), or git's object id (40 digits): sha1 of
-//! `blob <length>\0` and the bytes.
+//! Compares blobs with their names: sha256 of the bytes (64 digits, large files), or git's object id (40
+//! digits): sha1 of `blob <length>\0` and the bytes.
 
 use std::fs::File;
 use std::io::{self, Read};

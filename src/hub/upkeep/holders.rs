@@ -1,5 +1,5 @@
-//! Who needs a file of the cache: downloads, by the locks that huggingface_hub and llmctl share, and processes that have it
-//! mapped, as far as Linux tells this user.
+//! Who needs a file of the cache: downloads, by the locks that huggingface_hub and llmctl share, and
+//! processes that have it mapped, as far as Linux tells this user.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};

@@ -1,9 +1,10 @@
 //! Upkeep of the shared cache: what belongs to a model, and what nothing refers to any more.
 //!
-//! A plan of what to erase ([`Erasure`]) is computed first and changes nothing; the caller shows it, and then runs it.
-//! `holders` finds downloads and processes that need a file, `check` compares files with their names.
-//! Invariants: a blob is erased only if no remaining snapshot links to it, and after the links to it; a plan names paths of
-//! one repository's folder and its lock folder only; links are never followed when something is erased.
+//! A plan of what to erase ([`Erasure`]) is computed first and changes nothing; the caller shows it, and then
+//! runs it. `holders` finds downloads and processes that need a file, `check` compares files with their
+//! names. Invariants: a blob is erased only if no remaining snapshot links to it, and after the links to it;
+//! a plan names paths of one repository's folder and its lock folder only; links are never followed when
+//! something is erased.
 
 mod check;
 mod holders;

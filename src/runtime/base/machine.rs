@@ -1,8 +1,8 @@
 //! Facts about the machine and its container: cgroup directories, CPU model and features; cores in [`cores`].
 //!
-//! Everything is read below an injectable root ("/" in production), so that tests can supply sample files; the
-//! parsers are pure. A file that is missing or malformed yields `None`, never an error: these facts are for reports
-//! and planning. Imports nothing from the crate and reads no environment variable.
+//! Everything is read below an injectable root ("/" in production), so that tests can supply sample files;
+//! the parsers are pure. A file that is missing or malformed yields `None`, never an error: these facts are
+//! for reports and planning. Imports nothing from the crate and reads no environment variable.
 
 mod cores;
 

@@ -1,7 +1,7 @@
 //! Notices for the user about a model, a session or the engine, as data.
 //!
-//! Every notice is worded here, by thiserror, although none is ever an error. Each frontend shows it in its way: a line on
-//! stderr, a log entry, a line in chat.
+//! Every notice is worded here, by thiserror, although none is ever an error. Each frontend shows it in its
+//! way: a line on stderr, a log entry, a line in chat.
 
 use std::path::PathBuf;
 use std::time::Duration;

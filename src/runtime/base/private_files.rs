@@ -1,8 +1,9 @@
-//! Files and folders that only their owner can read, for conversations and what is computed from them; and files that get
-//! their names when they are complete.
+//! Files and folders that only their owner can read, for conversations and what is computed from them; and
+//! files that get their names when they are complete.
 //!
 //! Knows nothing of the content. On other systems than Unix, permissions are inherited from the folder above.
-//! Invariant: no name ever holds an incomplete [`UnfinishedFile`]; one that is given up leaves nothing behind.
+//! Invariant: no name ever holds an incomplete [`UnfinishedFile`]; one that is given up leaves nothing
+//! behind.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

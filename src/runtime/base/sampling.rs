@@ -1,5 +1,5 @@
-//! The one definition of the sampling parameters, from which validation, flags, `/set`, request fields, worker lines,
-//! session records and reports derive.
+//! The one definition of the sampling parameters, from which validation, flags, `/set`, request fields,
+//! worker lines, session records and reports derive.
 //!
 //! A new number is one entry of [`SAMPLING`], its use in `sample.rs` and a test.
 

@@ -1,7 +1,7 @@
 //! Embeddings and reranking: texts to vectors, pairs of texts to scores.
 //!
-//! [`EmbedTexts`] turns texts into ids; one thread (`thread.rs`) owns the model and computes the texts of all requests, many
-//! in one step.
+//! [`EmbedTexts`] turns texts into ids; one thread (`thread.rs`) owns the model and computes the texts of all
+//! requests, many in one step.
 //!
 //! Invariant: a text's vector depends on that text alone, not on the texts computed with it.
 

@@ -1,4 +1,5 @@
-//! The engine of a model that writes no text, for a server whose model is an embedder: it has a context, and refuses requests.
+//! The engine of a model that writes no text, for a server whose model is an embedder: it has a context, and
+//! refuses requests.
 
 use std::ops::ControlFlow;
 

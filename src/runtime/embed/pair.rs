@@ -1,4 +1,5 @@
-//! Pairs of a query and a document, to be scored. The texts around a document are encoded once for all documents of a query.
+//! Pairs of a query and a document, to be scored. The texts around a document are encoded once for all
+//! documents of a query.
 
 use super::{EmbedInput, EmbedTexts, LongText};
 use llmctl_base::error::{Error, Result};

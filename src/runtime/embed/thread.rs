@@ -1,6 +1,7 @@
 //! The thread that owns an embedder's model, and its client.
 //!
-//! Texts are computed in the order in which they came, as many in one step as fit, whichever requests they are of.
+//! Texts are computed in the order in which they came, as many in one step as fit, whichever requests they
+//! are of.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,5 +1,5 @@
-//! Rewrites the schemas of tools' parameters as alternatives that combine nothing: call formats that are not JSON write only such
-//! objects.
+//! Rewrites the schemas of tools' parameters as alternatives that combine nothing: call formats that are not
+//! JSON write only such objects.
 //!
 //! Pure. Invariant: a value follows the rewritten schema exactly if it follows the original.
 

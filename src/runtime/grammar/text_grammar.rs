@@ -1,8 +1,10 @@
-//! Grammars of free text, rewritten for the places where a tool call carries text: inside a JSON string, or between tags.
+//! Grammars of free text, rewritten for the places where a tool call carries text: inside a JSON string, or
+//! between tags.
 //!
-//! Invariants: a text follows the grammar exactly if its form in JSON, with the shortest escapes, follows [`TextGrammar::in_json`];
-//! in [`TextGrammar::between_tags`] every terminal also follows the terminal [`TAGGED_TEXT`], which the embedding grammar defines and
-//! which keeps the closing tag out of a terminal's text. What cannot be rewritten is refused by name. Pure.
+//! Invariants: a text follows the grammar exactly if its form in JSON, with the shortest escapes, follows
+//! [`TextGrammar::in_json`]; in [`TextGrammar::between_tags`] every terminal also follows the terminal
+//! [`TAGGED_TEXT`], which the embedding grammar defines and which keeps the closing tag out of a terminal's
+//! text. What cannot be rewritten is refused by name. Pure.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,8 @@
 //! One answer of a remote engine: from token ids to events, with llmctl's own text, stop strings and limits.
 //!
-//! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`, unless the answer
-//! is dropped; every generated token is in one `Text` event. An answer that has delivered no token may begin anew elsewhere.
+//! Invariants: events come in the order of [`Event`]'s variants and end with exactly one `Done` or `Failed`,
+//! unless the answer is dropped; every generated token is in one `Text` event. An answer that has delivered
+//! no token may begin anew elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! HTTP/1.1 requests to one engine, whole or as a stream of server-sent events.
 //!
-//! Invariant: each request has a connection of its own while it runs, which is closed when its answer is dropped; engines end a
-//! generation when its connection closes. A client that keeps connections uses one again whose last answer was read to its end.
+//! Invariant: each request has a connection of its own while it runs, which is closed when its answer is
+//! dropped; engines end a generation when its connection closes. A client that keeps connections uses one
+//! again whose last answer was read to its end.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,6 +1,7 @@
 //! A server that takes messages, for callers without an async runtime.
 //!
-//! Invariant: dropping a stream closes its connection, so that the server generates for no reader that has gone.
+//! Invariant: dropping a stream closes its connection, so that the server generates for no reader that has
+//! gone.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;

@@ -1,12 +1,15 @@
-//! Engines of other programs (vLLM, SGLang, another llmctl), reached over HTTP with token ids: the third transport.
+//! Engines of other programs (vLLM, SGLang, another llmctl), reached over HTTP with token ids: the third
+//! transport.
 //!
-//! One thread runs all requests of a client as tasks, and calls their sinks. `address` and `http` are requests and streams;
-//! `wire` is what engines are asked and answer, `refusal` what they cannot honour, `host` one engine, `answer` one answer,
-//! `sessions` the tokens of sessions, `order` the engine that a session is with. `message_server` lends the same connections to
-//! clients of servers that take messages, and [`EngineHttp::request`] to clients of MCP servers.
+//! One thread runs all requests of a client as tasks, and calls their sinks. `address` and `http` are
+//! requests and streams; `wire` is what engines are asked and answer, `refusal` what they cannot honour,
+//! `host` one engine, `answer` one answer, `sessions` the tokens of sessions, `order` the engine that a
+//! session is with. `message_server` lends the same connections to clients of servers that take messages, and
+//! [`EngineHttp::request`] to clients of MCP servers.
 //!
-//! Invariants: what an engine cannot honour is refused by name before it is sent; a request is asked of another engine only
-//! while none of its tokens is delivered; an engine generates for no reader that has gone.
+//! Invariants: what an engine cannot honour is refused by name before it is sent; a request is asked of
+//! another engine only while none of its tokens is delivered; an engine generates for no reader that has
+//! gone.
 
 mod address;
 mod answer;

@@ -1,6 +1,8 @@
-//! Named sessions of remote engines: their tokens, by which differences are explained. The KV is where the engine is.
+//! Named sessions of remote engines: their tokens, by which differences are explained. The KV is where the
+//! engine is.
 //!
-//! Invariants: at most one request uses a session; a new session takes the place of the idle one used longest ago.
+//! Invariants: at most one request uses a session; a new session takes the place of the idle one used longest
+//! ago.
 
 use std::collections::BTreeMap;
 

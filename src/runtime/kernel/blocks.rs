@@ -1,10 +1,12 @@
-//! File blocks of the types whose codes are indices of a table of values: llama.cpp's IQ, ternary, one-bit and FP4 types.
+//! File blocks of the types whose codes are indices of a table of values: llama.cpp's IQ, ternary, one-bit
+//! and FP4 types.
 //!
-//! Every value is `scale * table[code]` with an f32 scale, and both factors and their product are exact. So a decoded
-//! block holds what the file says, and the kernels multiply with it in integers (see [`gemm`](super::gemm)).
+//! Every value is `scale * table[code]` with an f32 scale, and both factors and their product are exact. So a
+//! decoded block holds what the file says, and the kernels multiply with it in integers (see
+//! [`gemm`](super::gemm)).
 //!
-//! Source of the layouts: ggml's `ggml-common.h` (structs block_iq2_xxs ... block_nvfp4) and `dequantize_row_*` in
-//! `ggml-quants.c`; OCP Microscaling Formats 1.0 for the values of FP4.
+//! Source of the layouts: ggml's `ggml-common.h` (structs block_iq2_xxs ... block_nvfp4) and
+//! `dequantize_row_*` in `ggml-quants.c`; OCP Microscaling Formats 1.0 for the values of FP4.
 
 use half::f16;
 

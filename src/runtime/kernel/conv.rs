@@ -1,7 +1,7 @@
 //! Causal convolution of few taps over each channel separately.
 //!
-//! Every output is the sum of its bias and its taps in f64, the oldest first, rounded to f32 once, after SiLU if
-//! requested. The exponential is not the system's, which differs between systems.
+//! Every output is the sum of its bias and its taps in f64, the oldest first, rounded to f32 once, after SiLU
+//! if requested. The exponential is not the system's, which differs between systems.
 
 use super::isa::dispatch;
 

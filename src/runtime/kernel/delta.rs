@@ -1,8 +1,8 @@
-//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024): a head's state maps keys to values, decays, and is
-//! corrected by its error for each token's value.
+//! The gated delta rule (Yang, Kautz and Hatamizadeh 2024): a head's state maps keys to values, decays, and
+//! is corrected by its error for each token's value.
 //!
-//! One token at a time: chunked forms are faster for prompts, but their sums depend on where a prompt is cut. Every element of
-//! the state has one order of operations, and outputs are sums over keys in ascending order.
+//! One token at a time: chunked forms are faster for prompts, but their sums depend on where a prompt is cut.
+//! Every element of the state has one order of operations, and outputs are sums over keys in ascending order.
 
 use super::isa::{Isa, dispatch};
 

@@ -1,8 +1,8 @@
 //! Inner products of f32 rows, the one reduction of matrix products and attention scores.
 //!
-//! Order, the same for every tile shape and instruction set: element `k` goes to lane `k % LANES` by fused multiply-add,
-//! in ascending `k`; lanes are then summed in a fixed tree. A row's product is therefore the same bits whether it is
-//! computed alone, in a tile with others, or on another processor.
+//! Order, the same for every tile shape and instruction set: element `k` goes to lane `k % LANES` by fused
+//! multiply-add, in ascending `k`; lanes are then summed in a fixed tree. A row's product is therefore the
+//! same bits whether it is computed alone, in a tile with others, or on another processor.
 
 use super::isa::dispatch;
 use super::wide::LANES; // partial sums per inner product

@@ -1,7 +1,8 @@
 //! The grids of the IQ types: which groups of four or eight magnitudes an index stands for.
 //!
-//! Source: the tables `iq2xxs_grid` ... `iq1s_grid` of ggml's `ggml-common.h`. ggml stores magnitudes (8, 25, 43; 4 to 62; 1 to
-//! 15) in a byte each; here they are numbered in ascending order. Every grid is in ascending order.
+//! Source: the tables `iq2xxs_grid` ... `iq1s_grid` of ggml's `ggml-common.h`. ggml stores magnitudes (8, 25,
+//! 43; 4 to 62; 1 to 15) in a byte each; here they are numbered in ascending order. Every grid is in
+//! ascending order.
 
 /// Grid of IQ2_XXS: eight magnitudes of two bits each, the first in the lowest bits.
 #[rustfmt::skip]

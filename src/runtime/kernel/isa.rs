@@ -1,8 +1,9 @@
-//! Selection of the kernels' instruction set: detected once, at run time, so that one portable binary is fast.
+//! Selection of the kernels' instruction set: detected once, at run time, so that one portable binary is
+//! fast.
 //!
-//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::isa) compiles it once per
-//! instruction set and selects one by [`isa`]. The bodies fix the order of every reduction and use `mul_add`
-//! throughout, so all variants give the same bits and differ in speed only.
+//! A kernel is one safe, `#[inline(always)]` body in plain Rust; [`dispatch!`](crate::isa) compiles it once
+//! per instruction set and selects one by [`isa`]. The bodies fix the order of every reduction and use
+//! `mul_add` throughout, so all variants give the same bits and differ in speed only.
 
 use std::sync::OnceLock;
 

@@ -1,7 +1,8 @@
 //! Limits of the machine: bytes read from memory and arithmetic operations per second.
 //!
-//! Benchmarks report them beside their rates, because the same machine's speed varies from minute to minute. A pass
-//! does a known amount of work on all threads of a pool and returns the amount; the caller measures the time.
+//! Benchmarks report them beside their rates, because the same machine's speed varies from minute to minute.
+//! A pass does a known amount of work on all threads of a pool and returns the amount; the caller measures
+//! the time.
 
 use std::hint::black_box;
 use std::io;

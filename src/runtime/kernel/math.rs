@@ -1,7 +1,7 @@
 //! Element-wise functions of f32, computed by the same operations on every machine.
 //!
-//! The C library's `expf` and `tanhf` differ between systems and cannot be vectorised; these are the same everywhere
-//! and vectorise.
+//! The C library's `expf` and `tanhf` differ between systems and cannot be vectorised; these are the same
+//! everywhere and vectorise.
 
 use super::isa::{Isa, dispatch};
 

@@ -1,7 +1,7 @@
 //! Products of a block of weight rows with a batch of activation rows, all f32.
 //!
-//! Every output is one inner product in [`dot`](super::dot)'s order, so the result depends neither on tiling nor on
-//! batch size.
+//! Every output is one inner product in [`dot`](super::dot)'s order, so the result depends neither on tiling
+//! nor on batch size.
 
 use super::dot::sum_lanes;
 use super::isa::Isa;

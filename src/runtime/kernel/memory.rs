@@ -1,10 +1,11 @@
 //! Zeroed memory for packed weights and KV pages, directly from the system, on huge pages if it grants them.
 //!
-//! The allocator would write the zeros itself and hold freed memory that the process does not need. Huge pages mean
-//! fewer page faults at load and fewer TLB misses at every step.
+//! The allocator would write the zeros itself and hold freed memory that the process does not need. Huge
+//! pages mean fewer page faults at load and fewer TLB misses at every step.
 //!
-//! On a machine with several memory nodes an [`Arena`] may spread its pages over them: which thread reads a page of weights changes
-//! from step to step, so the best that placement can do is to let all nodes deliver at the same time.
+//! On a machine with several memory nodes an [`Arena`] may spread its pages over them: which thread reads a
+//! page of weights changes from step to step, so the best that placement can do is to let all nodes deliver
+//! at the same time.
 
 use std::cell::RefCell;
 use std::io;

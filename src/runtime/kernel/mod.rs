@@ -1,7 +1,7 @@
 //! Numeric kernels on plain slices. Imports nothing from the crate.
 //!
-//! Invariant: every reduction runs in one fixed order per output, independent of the number of rows, threads and the
-//! instruction set, so that a row's result never depends on other rows. `unsafe` stays in leaf files.
+//! Invariant: every reduction runs in one fixed order per output, independent of the number of rows, threads
+//! and the instruction set, so that a row's result never depends on other rows. `unsafe` stays in leaf files.
 
 pub mod attention;
 mod blocks;

@@ -1,4 +1,5 @@
-//! Layer norm (Ba et al. 2016), root-mean-square norm (Zhang and Sennrich 2019) and rotary positions (Su et al. 2021) of single rows.
+//! Layer norm (Ba et al. 2016), root-mean-square norm (Zhang and Sennrich 2019) and rotary positions (Su et
+//! al. 2021) of single rows.
 
 use super::dot::{dot, sum};
 use super::isa::{Isa, dispatch};

@@ -1,9 +1,10 @@
-//! Dequantisation of whole rows for every storage type: the scalar reference for all other readers of weights.
+//! Dequantisation of whole rows for every storage type: the scalar reference for all other readers of
+//! weights.
 //!
-//! Block layouts and formulas: ggml's `ggml-common.h` and `dequantize_row_*` in `ggml-quants.c`; results equal
-//! candle's to the bit. Each function converts one block of fixed size to a fixed number of values, so that the
-//! compiler knows every bound and can vectorise. Blocks need no alignment. [`blocks`] decodes codebook types. No
-//! `unsafe`.
+//! Block layouts and formulas: ggml's `ggml-common.h` and `dequantize_row_*` in `ggml-quants.c`; results
+//! equal candle's to the bit. Each function converts one block of fixed size to a fixed number of values, so
+//! that the compiler knows every bound and can vectorise. Blocks need no alignment. [`blocks`] decodes
+//! codebook types. No `unsafe`.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;

@@ -5,11 +5,12 @@
 //!                                         Called --caller withdraws--> Idle
 //! ```
 //!
-//! Invariants: only the caller moves a worker from `Idle`, so a worker that is `Idle` reads nothing of the caller's.
-//! A region ends when all its workers are `Idle`; the caller may withdraw the call of a worker that has not joined, so
-//! that it never waits for a thread that the system has not scheduled. Who waits sets a flag before it sleeps and
-//! checks again; who ends the wait changes the state before it checks the flag; a fence on both sides makes one of them
-//! see the other. Waiting costs a bounded time of processor ([`Threading::pass_time`]), then nothing.
+//! Invariants: only the caller moves a worker from `Idle`, so a worker that is `Idle` reads nothing of the
+//! caller's. A region ends when all its workers are `Idle`; the caller may withdraw the call of a worker that
+//! has not joined, so that it never waits for a thread that the system has not scheduled. Who waits sets a
+//! flag before it sleeps and checks again; who ends the wait changes the state before it checks the flag; a
+//! fence on both sides makes one of them see the other. Waiting costs a bounded time of processor
+//! ([`Threading::pass_time`]), then nothing.
 
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};

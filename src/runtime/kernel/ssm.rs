@@ -1,8 +1,9 @@
-//! The recurrence of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): a head's state decays by one factor per token,
-//! takes in the product of the token's input and its key, and is read by its query.
+//! The recurrence of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): a head's state decays by one factor
+//! per token, takes in the product of the token's input and its key, and is read by its query.
 //!
-//! One token at a time: chunked forms are faster for prompts, but their sums depend on where a prompt is cut. Every
-//! element of the state has one order of operations, and outputs are sums over the state in ascending order.
+//! One token at a time: chunked forms are faster for prompts, but their sums depend on where a prompt is cut.
+//! Every element of the state has one order of operations, and outputs are sums over the state in ascending
+//! order.
 
 use super::isa::dispatch;
 

@@ -1,7 +1,8 @@
-//! Attention within whole texts, whose keys and values are rows of the same step: for encoders, which keep none.
+//! Attention within whole texts, whose keys and values are rows of the same step: for encoders, which keep
+//! none.
 //!
-//! Invariant: rows are computed in blocks of [`BLOCK_ROWS`], counted from the beginning of their text, so that a text's
-//! results depend neither on the texts beside it nor on the number of threads.
+//! Invariant: rows are computed in blocks of [`BLOCK_ROWS`], counted from the beginning of their text, so
+//! that a text's results depend neither on the texts beside it nor on the number of threads.
 
 use super::Isa;
 use super::attention::ScoreRule;

@@ -1,7 +1,8 @@
 //! Sixteen f32 side by side in the instruction set's form: one register, two, four, or an array.
 //!
-//! Every operation acts on each lane separately, so kernels over [`Wide`] give the same bits with all of them. Used
-//! where plain loops over arrays are too slow: with many sums at once the compiler splits arrays into single numbers.
+//! Every operation acts on each lane separately, so kernels over [`Wide`] give the same bits with all of
+//! them. Used where plain loops over arrays are too slow: with many sums at once the compiler splits arrays
+//! into single numbers.
 
 /// Lanes of a [`Wide`].
 pub const LANES: usize = 16;

@@ -5,7 +5,8 @@
 //! score is naive Bayes over the words of a text, the first four letters of longer words, and the fact that
 //! the user's previous message was about. The frontend decides between facts that answer the same question in
 //! a chat and over HTTP. A fact that was given before scores lower. Hints depend only on the messages up to
-//! theirs, so a longer conversation starts with the same text. A fact that came after the training has its answer in the index.
+//! theirs, so a longer conversation starts with the same text. A fact that came after the training has its
+//! answer in the index.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};

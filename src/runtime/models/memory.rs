@@ -1,10 +1,10 @@
 //! Memory limits of this process, and whether a model fits into them.
 //!
-//! The kernel kills a process that exceeds its cgroup's limit without a message, so the limits are checked before
-//! loading: all are read (cgroup and parents, the machine, the process's own), the smallest counts, and `fit`
-//! computes the largest context that fits. Swap is left out on purpose: weights are read once per token, and a model
-//! that swaps is slower than none. `fit` is pure; the reader takes a root. `give_back` returns free memory that the
-//! allocator holds.
+//! The kernel kills a process that exceeds its cgroup's limit without a message, so the limits are checked
+//! before loading: all are read (cgroup and parents, the machine, the process's own), the smallest counts,
+//! and `fit` computes the largest context that fits. Swap is left out on purpose: weights are read once per
+//! token, and a model that swaps is slower than none. `fit` is pure; the reader takes a root. `give_back`
+//! returns free memory that the allocator holds.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! Tensors as stored in files: a type, a shape, and bytes that are mapped or owned.
 //!
-//! `TensorSource` separates file formats from models: `load/` implements it for GGUF and safetensors, `model/` reads
-//! through it. Invariants: a tensor's constructor ([`HostTensor::new`]) has checked the bytes against shape and type,
-//! and they start at an address aligned for the type's scalars, so that a kernel may view them as `f32` or `f16`.
-//! Knows no file format.
+//! `TensorSource` separates file formats from models: `load/` implements it for GGUF and safetensors,
+//! `model/` reads through it. Invariants: a tensor's constructor ([`HostTensor::new`]) has checked the bytes
+//! against shape and type, and they start at an address aligned for the type's scalars, so that a kernel may
+//! view them as `f32` or `f16`. Knows no file format.
 
 use std::borrow::Cow;
 use std::fs::File;

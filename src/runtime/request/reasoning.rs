@@ -1,7 +1,7 @@
 //! The limit on an answer's reasoning, and following an answer's text to know when it is reached.
 //!
-//! Invariant: only the text of the answer decides, token by token, so that the end comes at the same token whatever else the
-//! engine computes.
+//! Invariant: only the text of the answer decides, token by token, so that the end comes at the same token
+//! whatever else the engine computes.
 
 use serde::{Deserialize, Serialize};
 

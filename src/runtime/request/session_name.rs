@@ -1,7 +1,7 @@
 //! The name under which an engine knows a session.
 //!
-//! Invariant: never empty. A name without a slash is a stored session's; one with a slash belongs to a scope, such as an owner,
-//! so the two cannot collide. One that begins with a slash has its KV in memory only.
+//! Invariant: never empty. A name without a slash is a stored session's; one with a slash belongs to a scope,
+//! such as an owner, so the two cannot collide. One that begins with a slash has its KV in memory only.
 
 use std::fmt::{self, Display};
 

@@ -1,10 +1,11 @@
 //! Sessions: sequences that outlive a request.
 //!
-//! An unnamed session is driven token by token (`stepwise`). A named one hands its sequence to one request at a time
-//! (`checkout`); while idle it may lose its pages, and its slot to another session (`table`).
+//! An unnamed session is driven token by token (`stepwise`). A named one hands its sequence to one request at
+//! a time (`checkout`); while idle it may lose its pages, and its slot to another session (`table`).
 //!
-//! Invariants: a refused call leaves the session untouched; a call that fails after it began poisons the session until
-//! `reset`. This module knows no request, queue or thread: [`SessionTable`] counts, and the engine decides who is admitted.
+//! Invariants: a refused call leaves the session untouched; a call that fails after it began poisons the
+//! session until `reset`. This module knows no request, queue or thread: [`SessionTable`] counts, and the
+//! engine decides who is admitted.
 
 mod checkout;
 pub mod difference;

@@ -1,7 +1,7 @@
 //! Sessions driven token by token: `prefill`, `decode_one` and `seek`.
 //!
-//! Invariants: a call that is refused leaves the session untouched; one that fails after it began poisons it until
-//! `reset`. A token that ends the generation is returned but never resident.
+//! Invariants: a call that is refused leaves the session untouched; one that fails after it began poisons it
+//! until `reset`. A token that ends the generation is returned but never resident.
 
 use std::borrow::Cow;
 

@@ -1,7 +1,8 @@
 //! All sessions of an engine, by id and by name, and when idle ones give their pages or their slots away.
 //!
-//! Invariants: a session with a request in it is never removed or evicted from here. The table reads no clock: a session that
-//! was used counts as idle from the next `expire` on. It only counts; the engine decides which request is admitted.
+//! Invariants: a session with a request in it is never removed or evicted from here. The table reads no
+//! clock: a session that was used counts as idle from the next `expire` on. It only counts; the engine
+//! decides which request is admitted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

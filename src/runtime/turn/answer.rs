@@ -1,7 +1,7 @@
 //! The model's text taken apart while it streams: content, reasoning and tool calls.
 //!
-//! A streaming reader gets deltas as soon as they are certain, and calls that it has seen cannot be taken back. A reader of the
-//! whole answer gets either all calls or none. A session stores what its reader got.
+//! A streaming reader gets deltas as soon as they are certain, and calls that it has seen cannot be taken
+//! back. A reader of the whole answer gets either all calls or none. A session stores what its reader got.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Output constraints, placed within the markup that the model writes around its answer: reasoning that comes first, and
-//! Harmony's messages.
+//! Output constraints, placed within the markup that the model writes around its answer: reasoning that comes
+//! first, and Harmony's messages.
 //!
-//! Pure but for the compiler's cache. A constraint on the whole text would forbid the model's markup, and the parser would not
-//! find the answer in what is left.
+//! Pure but for the compiler's cache. A constraint on the whole text would forbid the model's markup, and the
+//! parser would not find the answer in what is left.
 
 use serde_json::{Value, json};
 

@@ -1,10 +1,13 @@
-//! One turn of a conversation, for every frontend: a request becomes a plan, and the model's text becomes an answer.
+//! One turn of a conversation, for every frontend: a request becomes a plan, and the model's text becomes an
+//! answer.
 //!
-//! `plan` turns a [`TurnRequest`] and its input into prompt tokens, a grammar and parser settings. `answer` turns the text that
-//! the engine streams into [`Delta`]s and one [`Answer`]. `session_chat` keeps a conversation's turns and saves them.
+//! `plan` turns a [`TurnRequest`] and its input into prompt tokens, a grammar and parser settings. `answer`
+//! turns the text that the engine streams into [`Delta`]s and one [`Answer`]. `session_chat` keeps a
+//! conversation's turns and saves them.
 //!
-//! Invariants: no frontend compiles an answer's grammar or parses a model's text; [`Answer::to_message`] is the only way from
-//! an answer into a session and into the next prompt; a tool call gets its id once, when it is parsed.
+//! Invariants: no frontend compiles an answer's grammar or parses a model's text; [`Answer::to_message`] is
+//! the only way from an answer into a session and into the next prompt; a tool call gets its id once, when it
+//! is parsed.
 
 pub mod answer;
 pub mod constraint;

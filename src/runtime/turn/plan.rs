@@ -1,7 +1,8 @@
 //! From a turn's input to prompt tokens, a grammar and parser settings.
 //!
-//! Pure but for the grammar compiler's cache; rendering, encoding and compiling may take long, so servers plan on blocking
-//! threads. A [`TurnPlan`] borrows nothing and holds no lock: it can be sent to another engine when the first is lost.
+//! Pure but for the grammar compiler's cache; rendering, encoding and compiling may take long, so servers
+//! plan on blocking threads. A [`TurnPlan`] borrows nothing and holds no lock: it can be sent to another
+//! engine when the first is lost.
 
 use std::sync::Arc;
 

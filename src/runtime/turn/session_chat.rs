@@ -1,12 +1,14 @@
-//! A conversation in progress: its turns, the answers that go back into prompts as token ids, and the file it is saved in, if
-//! any.
+//! A conversation in progress: its turns, the answers that go back into prompts as token ids, and the file it
+//! is saved in, if any.
 //!
-//! A turn is two calls. [`SessionChat::begin`] changes nothing and returns the prompt. [`SessionChat::finish`] takes the answer;
-//! when it returns, the turn is on disk. If anything fails between the two, the conversation is as before. Only ids of the same
-//! model go back into prompts; another model gets the text.
+//! A turn is two calls. [`SessionChat::begin`] changes nothing and returns the prompt.
+//! [`SessionChat::finish`] takes the answer; when it returns, the turn is on disk. If anything fails between
+//! the two, the conversation is as before. Only ids of the same model go back into prompts; another model
+//! gets the text.
 //!
-//! Knows no engine: the caller submits the prompt and collects the answer. The date that templates see is that of the
-//! conversation's first turn, because a later date would change every prompt of a resumed conversation.
+//! Knows no engine: the caller submits the prompt and collects the answer. The date that templates see is
+//! that of the conversation's first turn, because a later date would change every prompt of a resumed
+//! conversation.
 
 use serde_json::Value;
 

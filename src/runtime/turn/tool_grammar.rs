@@ -1,4 +1,5 @@
-//! The grammar that keeps tool calls well-formed: arguments follow their schemas as far as a grammar can enforce that.
+//! The grammar that keeps tool calls well-formed: arguments follow their schemas as far as a grammar can
+//! enforce that.
 
 use serde_json::{Map, Value, json};
 

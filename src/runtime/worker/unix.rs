@@ -1,8 +1,8 @@
 //! System calls for child processes that the standard library lacks: limits set before exec, and killing a
 //! process group.
 //!
-//! The only file of the workers and of MCP servers' processes with `unsafe`. Code between fork and exec makes system calls only. It
-//! allocates nothing, because another thread may hold the allocator's lock for ever.
+//! The only file of the workers and of MCP servers' processes with `unsafe`. Code between fork and exec makes
+//! system calls only. It allocates nothing, because another thread may hold the allocator's lock for ever.
 
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
-//! The conversations behind session ids: on disk, where `run --session` and `chat` keep theirs too, or in memory without a
-//! store; and what a request is a turn of, the session or one of its branches.
+//! The conversations behind session ids: on disk, where `run --session` and `chat` keep theirs too, or in
+//! memory without a store; and what a request is a turn of, the session or one of its branches.
 //!
 //! Invariants: a request that opens a conversation has it alone until it is closed, and the next request is
 //! told that it is busy; a conversation that was begun and came to no turn is removed again, and so is a

@@ -1,7 +1,8 @@
-//! `POST /v1/embeddings` in OpenAI's form, and `POST /v1/rerank` in Jina's and Cohere's, under the paths of llama.cpp and vLLM.
+//! `POST /v1/embeddings` in OpenAI's form, and `POST /v1/rerank` in Jina's and Cohere's, under the paths of
+//! llama.cpp and vLLM.
 //!
-//! Texts are encoded, and results collected and written as JSON, on a blocking thread; a client that leaves cancels the
-//! texts that are not computed yet.
+//! Texts are encoded, and results collected and written as JSON, on a blocking thread; a client that leaves
+//! cancels the texts that are not computed yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

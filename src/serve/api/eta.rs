@@ -1,8 +1,8 @@
 //! Estimates the time for the rest of a prompt from the time for its beginning.
 //!
-//! A token costs the weights' share and, through attention, a share that grows with its position: the time to position n is
-//! `a n + b n² / 2`, fitted to what was measured (least squares). Before enough is measured nothing is said, because an estimate
-//! that grows while one waits is worse than none.
+//! A token costs the weights' share and, through attention, a share that grows with its position: the time to
+//! position n is `a n + b n² / 2`, fitted to what was measured (least squares). Before enough is measured
+//! nothing is said, because an estimate that grows while one waits is worse than none.
 
 use std::time::Duration;
 

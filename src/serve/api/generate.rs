@@ -1,7 +1,8 @@
 //! A request to generate and its running answer, independent of any wire format.
 //!
-//! A wire format reads a [`GenerateRequest`] out of a body, hands it to [`drive::begin`](super::drive::begin) and writes the
-//! [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a file beside theirs.
+//! A wire format reads a [`GenerateRequest`] out of a body, hands it to [`drive::begin`](super::drive::begin)
+//! and writes the [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a
+//! file beside theirs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

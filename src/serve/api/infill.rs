@@ -1,4 +1,5 @@
-//! `POST /infill`, in llama.cpp's form: the text between a prefix and a suffix, for editors that complete code.
+//! `POST /infill`, in llama.cpp's form: the text between a prefix and a suffix, for editors that complete
+//! code.
 
 use std::time::Duration;
 

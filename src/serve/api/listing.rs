@@ -1,7 +1,7 @@
 //! Looking at sessions: the list, one of them, and why its last prompt was not resumed further.
 //!
-//! The list comes in pages, so that thousands of sessions cost what one page does beside their summaries. A session that
-//! cannot be read is listed with the reason.
+//! The list comes in pages, so that thousands of sessions cost what one page does beside their summaries. A
+//! session that cannot be read is listed with the reason.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

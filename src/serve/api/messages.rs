@@ -1,7 +1,7 @@
 //! Anthropic's `POST /v1/messages` and `/v1/messages/count_tokens`.
 //!
-//! Invariants: the blocks of a stream follow each other strictly, and each is closed before the next; a stream ends with
-//! `message_stop` or with an error.
+//! Invariants: the blocks of a stream follow each other strictly, and each is closed before the next; a
+//! stream ends with `message_stop` or with an error.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,12 +1,14 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it `prepare`d) and writes the answer whole
-//! (`collect`) or as a stream (`sse`); `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
-//! keeps markup out of messages.
-//! `conversations` has the sessions that ids name, `transient` those that the headers of clients name; `session_queue` and `patience` let
-//! requests wait for a session; `listing` and `sessions` are the endpoints of all that, `session_host` what they reach, `shared` what all models of a server have in common; `text` is the model's text side, `models` its name;
-//! `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi` describes all of it.
-//! Handlers translate and wait: what may take long runs on blocking threads, the model on the engine's.
+//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with
+//! `drive` (which has it `prepare`d) and writes the answer whole (`collect`) or as a stream (`sse`);
+//! `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain` keeps markup out
+//! of messages. `conversations` has the sessions that ids name, `transient` those that the headers of clients
+//! name; `session_queue` and `patience` let requests wait for a session; `listing` and `sessions` are the
+//! endpoints of all that, `session_host` what they reach, `shared` what all models of a server have in
+//! common; `text` is the model's text side, `models` its name; `embeddings` computes vectors and scores;
+//! `mcp` lists and calls tools; `openapi` describes all of it. Handlers translate and wait: what may take
+//! long runs on blocking threads, the model on the engine's.
 
 pub(crate) mod body;
 mod chat;

@@ -1,6 +1,8 @@
-//! Discovery: `GET /v1/models` and `/models`, one model by its id, loading and unloading it, and `GET /props`.
+//! Discovery: `GET /v1/models` and `/models`, one model by its id, loading and unloading it, and
+//! `GET /props`.
 //!
-//! Invariant: one length of context stands under every name that some client reads; null while no engine runs.
+//! Invariant: one length of context stands under every name that some client reads; null while no engine
+//! runs.
 
 use axum::Json;
 use axum::extract::{Path, State};

@@ -1,10 +1,11 @@
 //! `GET /openapi.json`: the HTTP interface as OpenAPI 3.1.
 //!
-//! Sources: `bodies` observes the reader of each body while it reads examples, and `schema` makes schemas of the fields that it asked
-//! for; `fields.json` has descriptions and limits of fields, `operations` routes and statuses, `answers.json` schemas of answers.
+//! Sources: `bodies` observes the reader of each body while it reads examples, and `schema` makes schemas of
+//! the fields that it asked for; `fields.json` has descriptions and limits of fields, `operations` routes and
+//! statuses, `answers.json` schemas of answers.
 //!
-//! Invariant: the document names every route and every field of a body that is read, and no other; tests compare it with
-//! docs/http.md and docs/http-fields.md, and real answers with the schemas.
+//! Invariant: the document names every route and every field of a body that is read, and no other; tests
+//! compare it with docs/http.md and docs/http-fields.md, and real answers with the schemas.
 
 mod bodies;
 mod operations;

@@ -1,7 +1,7 @@
 //! Waiting for a session that has another request in it, here or in another process.
 //!
-//! Invariants: the wait ends at its deadline, or when the client has gone; a stream that waits for long has begun, so that its
-//! reader hears that it waits, and a refusal then comes as an event of it.
+//! Invariants: the wait ends at its deadline, or when the client has gone; a stream that waits for long has
+//! begun, so that its reader hears that it waits, and a refusal then comes as an event of it.
 
 use std::future::Future;
 use std::pin::pin;

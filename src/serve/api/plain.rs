@@ -1,6 +1,6 @@
-//! Special tokens written out in messages: `<|im_end|>` in a user's text ends the user's turn, as it does with other servers,
-//! because a chat template makes one text of messages and markup. Where messages come from people who must not write markup,
-//! the operator has such messages refused.
+//! Special tokens written out in messages: `<|im_end|>` in a user's text ends the user's turn, as it does
+//! with other servers, because a chat template makes one text of messages and markup. Where messages come
+//! from people who must not write markup, the operator has such messages refused.
 //!
 //! Every message that a client sends is checked, except the model's own, whose markup is the model's.
 

@@ -1,5 +1,6 @@
-//! From a request to a plan and an engine: opens the conversation, plans the turn, and brings the session to the engine that
-//! it is assigned to. All of that may take long or wait for a disk, but computes nothing: it belongs on blocking threads.
+//! From a request to a plan and an engine: opens the conversation, plans the turn, and brings the session to
+//! the engine that it is assigned to. All of that may take long or wait for a disk, but computes nothing: it
+//! belongs on blocking threads.
 
 use std::sync::Arc;
 

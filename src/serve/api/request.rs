@@ -1,7 +1,7 @@
 //! From bodies to requests: which fields OpenAI's chat and completions know, and what all APIs share.
 //!
-//! Every field is honoured or refused here, before any work. What is checked where: the form and the ranges in `wire`,
-//! what depends on the model here, the context by the engine.
+//! Every field is honoured or refused here, before any work. What is checked where: the form and the ranges
+//! in `wire`, what depends on the model here, the context by the engine.
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};

@@ -1,13 +1,15 @@
 //! `/v1/responses`: OpenAI's Responses API.
 //!
-//! A stored response is a turn of a stored session. Its id is `SESSION_TURN` (`resp_SESSION_TURN` for a session with another name than
-//! this API gives), where TURN is random and stands in the note that the session keeps beside the turn, together with the
-//! response object. So a response outlives the server, belongs to the session's owner, and is found without an index. A request
-//! with `previous_response_id` repeats the conversation up to that turn: at the session's end it appends a turn, anywhere else
-//! it begins a branch, so that a response can be continued any number of times.
+//! A stored response is a turn of a stored session. Its id is `SESSION_TURN` (`resp_SESSION_TURN` for a
+//! session with another name than this API gives), where TURN is random and stands in the note that the
+//! session keeps beside the turn, together with the response object. So a response outlives the server,
+//! belongs to the session's owner, and is found without an index. A request with `previous_response_id`
+//! repeats the conversation up to that turn: at the session's end it appends a turn, anywhere else it begins
+//! a branch, so that a response can be continued any number of times.
 //!
-//! Invariants: a refusal comes before the first byte, except that a stream whose prompt is too long begins and fails, because
-//! agents compact their conversation only then; `store: false` stores nothing; deleting a response erases no other one.
+//! Invariants: a refusal comes before the first byte, except that a stream whose prompt is too long begins
+//! and fails, because agents compact their conversation only then; `store: false` stores nothing; deleting a
+//! response erases no other one.
 
 mod body;
 mod events;

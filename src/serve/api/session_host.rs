@@ -1,6 +1,8 @@
-//! The state behind requests about sessions: the conversations, and the engines of all loaded models, which may hold their KV.
+//! The state behind requests about sessions: the conversations, and the engines of all loaded models, which
+//! may hold their KV.
 //!
-//! A server of one model is a host with one `App`; one of several has an `App` for each loaded model, maybe none.
+//! A server of one model is a host with one `App`; one of several has an `App` for each loaded model, maybe
+//! none.
 
 use axum::extract::FromRef;
 

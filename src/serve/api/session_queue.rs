@@ -1,5 +1,5 @@
-//! Requests that wait for their session: one request at a time is in a session, the others come in the order of their
-//! arrival.
+//! Requests that wait for their session: one request at a time is in a session, the others come in the order
+//! of their arrival.
 //!
 //! Invariants: a request that leaves, by being dropped, frees its place; an empty line takes no memory. Knows
 //! no conversation and no engine: another process may still have the session, which is for the one whose turn

@@ -1,8 +1,9 @@
-//! `/v1/sessions`: what conversations a caller has, what of them is in memory, and what can be done to them between turns.
+//! `/v1/sessions`: what conversations a caller has, what of them is in memory, and what can be done to them
+//! between turns.
 //!
-//! A session is two things: a conversation, which is precious, and a sequence of that name in engines, which can be
-//! computed again. The engine is asked first, because it can refuse; what it does not know is no error. A transient session
-//! is the second thing alone. Others' sessions are not there.
+//! A session is two things: a conversation, which is precious, and a sequence of that name in engines, which
+//! can be computed again. The engine is asked first, because it can refuse; what it does not know is no
+//! error. A transient session is the second thing alone. Others' sessions are not there.
 
 use std::time::Duration;
 

@@ -1,7 +1,9 @@
-//! An answer as server-sent events: `data:` lines with JSON, and comments or the API's own events in a silent stream.
+//! An answer as server-sent events: `data:` lines with JSON, and comments or the API's own events in a silent
+//! stream.
 //!
-//! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that have it; dropping the body drops
-//! the answer, which cancels it. Comments keep proxies and clients from giving up, and tell people how far a prompt is.
+//! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that have
+//! it; dropping the body drops the answer, which cancels it. Comments keep proxies and clients from giving
+//! up, and tell people how far a prompt is.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

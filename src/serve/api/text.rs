@@ -1,5 +1,5 @@
-//! The model's text side alone: `POST /tokenize`, `/detokenize` and `/apply-template`, in the words of llama.cpp's server
-//! and of vLLM's, which clients of either may send.
+//! The model's text side alone: `POST /tokenize`, `/detokenize` and `/apply-template`, in the words of
+//! llama.cpp's server and of vLLM's, which clients of either may send.
 
 use axum::Json;
 use axum::extract::State;

@@ -1,10 +1,13 @@
-//! Restarts an engine whose thread or worker process has died. (A panic inside a step is contained by `step.rs`.)
+//! Restarts an engine whose thread or worker process has died. (A panic inside a step is contained by
+//! `step.rs`.)
 //!
-//! A watcher thread rebuilds the engine, with growing pauses if it fails soon again, and gives up after `max_attempts` failures in
-//! a row. Meanwhile requests get 503 with Retry-After. Sessions are restored elsewhere, from disk.
+//! A watcher thread rebuilds the engine, with growing pauses if it fails soon again, and gives up after
+//! `max_attempts` failures in a row. Meanwhile requests get 503 with Retry-After. Sessions are restored
+//! elsewhere, from disk.
 //!
-//! Invariant: a late report about an engine that has been replaced harms no request: the watcher asks the current engine
-//! whether it is alive before it replaces it. While nothing is asked of the engine, the watcher sleeps until it ends.
+//! Invariant: a late report about an engine that has been replaced harms no request: the watcher asks the
+//! current engine whether it is alive before it replaces it. While nothing is asked of the engine, the
+//! watcher sleeps until it ends.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

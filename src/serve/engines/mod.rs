@@ -1,8 +1,9 @@
 //! The engines of a server: one, or one per worker process, and which of them a request goes to.
 //!
-//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine of its order that is up,
-//! and stays with it while it lives, because its KV is there. A request without a session goes to the engine with the fewest
-//! requests. Conversations keep the turns of a session outside of the engines, so that any engine can continue it.
+//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine of
+//! its order that is up, and stays with it while it lives, because its KV is there. A request without a
+//! session goes to the engine with the fewest requests. Conversations keep the turns of a session outside of
+//! the engines, so that any engine can continue it.
 
 pub mod engine;
 pub mod preparing;

@@ -1,8 +1,8 @@
-//! Bounds how much text is rendered and tokenised at the same time: both take ten times the memory of a text, and clients choose the
-//! number of requests.
+//! Bounds how much text is rendered and tokenised at the same time: both take ten times the memory of a text,
+//! and clients choose the number of requests.
 //!
-//! Small texts are limited by number and large ones by size, separately, so that large texts do not delay small ones. A
-//! request that waits longer than [`LONGEST_WAIT`] is refused.
+//! Small texts are limited by number and large ones by size, separately, so that large texts do not delay
+//! small ones. A request that waits longer than [`LONGEST_WAIT`] is refused.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,8 @@
-//! `GET /v1/models` of a server with several models, one of them by its id, and requests to load and unload it.
+//! `GET /v1/models` of a server with several models, one of them by its id, and requests to load and unload
+//! it.
 //!
-//! `status` has the form of llama.cpp's router: `{"value": "loaded"}`, with `failed` and the reason after a failure.
+//! `status` has the form of llama.cpp's router: `{"value": "loaded"}`, with `failed` and the reason after a
+//! failure.
 
 use axum::Json;
 use axum::extract::{Path, State};

@@ -1,10 +1,12 @@
 //! All models of a server that has several: names, loading at first use, and requests on their way to them.
 //!
-//! `table` decides what is loaded and `pool` does it; `dispatch` gives a request to the model that it names, `waiting` keeps its client
-//! informed meanwhile, `listing` shows the models and takes requests to load and unload them.
+//! `table` decides what is loaded and `pool` does it; `dispatch` gives a request to the model that it names,
+//! `waiting` keeps its client informed meanwhile, `listing` shows the models and takes requests to load and
+//! unload them.
 //!
-//! Invariants: a request is answered by the model that it names, or refused; a model has one `App` from a load to its unload, and all
-//! of them share one [`ServerShared`]; KV is on disk before a model's memory is freed, so that sessions come back warm.
+//! Invariants: a request is answered by the model that it names, or refused; a model has one `App` from a
+//! load to its unload, and all of them share one [`ServerShared`]; KV is on disk before a model's memory is
+//! freed, so that sessions come back warm.
 
 mod dispatch;
 mod leased;

@@ -1,10 +1,12 @@
-//! The table of a server's models decides which are loaded. It is plain data, without models, threads or a clock.
+//! The table of a server's models decides which are loaded. It is plain data, without models, threads or a
+//! clock.
 //!
 //! `pool` locks it, asks for a step, carries the step out, and reports the result.
 //!
-//! Invariants: the estimates of all members that are loading, loaded or unloading never exceed the budget together; a member with a
-//! use under way is never unloaded; a member is loaded once at a time, and all who wait for it share that load and use it before it
-//! makes room for others; a pinned member is unloaded only when it has failed.
+//! Invariants: the estimates of all members that are loading, loaded or unloading never exceed the budget
+//! together; a member with a use under way is never unloaded; a member is loaded once at a time, and all who
+//! wait for it share that load and use it before it makes room for others; a pinned member is unloaded only
+//! when it has failed.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,9 @@
-//! The outermost layer: request id, access log, counters, and the error envelope of the API, also after a panic.
+//! The outermost layer: request id, access log, counters, and the error envelope of the API, also after a
+//! panic.
 //!
-//! Invariants: each request has exactly one log line and one count, made when its response has been sent or given up (`ledger`
-//! holds the line back until the engine has finished, too); lost log lines are counted. The path is logged without its query.
+//! Invariants: each request has exactly one log line and one count, made when its response has been sent or
+//! given up (`ledger` holds the line back until the engine has finished, too); lost log lines are counted.
+//! The path is logged without its query.
 
 use std::any::Any;
 use std::future::poll_fn;

@@ -1,6 +1,8 @@
-//! The layer that checks each request against the policy and reads its body within limits of size, time and memory.
+//! The layer that checks each request against the policy and reads its body within limits of size, time and
+//! memory.
 //!
-//! Invariants: the body of a refused request is discarded unread; all bodies being read share one bounded budget of memory.
+//! Invariants: the body of a refused request is discarded unread; all bodies being read share one bounded
+//! budget of memory.
 
 use std::net::IpAddr;
 use std::pin::pin;

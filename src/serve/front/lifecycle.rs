@@ -1,7 +1,7 @@
 //! The server's stage (loading, serving, draining) and the state that its layers share.
 //!
-//! Invariants: `/ready` succeeds only while a request would be accepted; a request that the stage refuses gets 503 with
-//! Retry-After.
+//! Invariants: `/ready` succeeds only while a request would be accepted; a request that the stage refuses
+//! gets 503 with Retry-After.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};

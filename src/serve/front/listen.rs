@@ -1,10 +1,10 @@
 //! Sockets: listening, accepting connections, draining.
 //!
-//! Owns the only async runtime, with few threads, because its tasks only translate between HTTP and the engine. The caller's thread
-//! stays free to load a model and to wait for a signal.
+//! Owns the only async runtime, with few threads, because its tasks only translate between HTTP and the
+//! engine. The caller's thread stays free to load a model and to wait for a signal.
 //!
-//! Invariants: the address is bound before the model is loaded, so that an address in use is an error at once; when
-//! [`Server::drain`] returns, all sockets are closed.
+//! Invariants: the address is bound before the model is loaded, so that an address in use is an error at
+//! once; when [`Server::drain`] returns, all sockets are closed.
 
 use std::convert::Infallible;
 use std::fmt;

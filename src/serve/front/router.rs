@@ -1,6 +1,7 @@
 //! The router: the endpoints for operators, and the layers around every endpoint.
 //!
-//! Layers, from the outside in: `access` (request id, access log, error envelope), CORS, `guard` (keys, Host, Origin, body).
+//! Layers, from the outside in: `access` (request id, access log, error envelope), CORS, `guard` (keys, Host,
+//! Origin, body).
 
 use std::time::Duration;
 

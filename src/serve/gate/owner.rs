@@ -1,7 +1,7 @@
 //! Owners of sessions, and the lines of a key file, which assign keys to owners.
 //!
-//! Invariants: two keys share sessions only if the file gives them the same owner; an owner is the same after a restart,
-//! as long as the key, or the owner's name, is. The name of an owner does not reveal a key.
+//! Invariants: two keys share sessions only if the file gives them the same owner; an owner is the same after
+//! a restart, as long as the key, or the owner's name, is. The name of an owner does not reveal a key.
 
 use std::convert::Infallible;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! The rules for requests: API keys, the Host and Origin of browsers, and the memory that bodies may take.
 //!
-//! Against web pages: a page may send requests to any address that its visitor can reach. Without keys, a request must
-//! therefore name this server by an address that no foreign name resolves to (Host, against DNS rebinding), and must not
-//! come from a foreign page (Origin, against forged requests); with keys, a page has none. Keys are compared in constant
-//! time, as hashes, so that neither content nor length shows.
+//! Against web pages: a page may send requests to any address that its visitor can reach. Without keys, a
+//! request must therefore name this server by an address that no foreign name resolves to (Host, against DNS
+//! rebinding), and must not come from a foreign page (Origin, against forged requests); with keys, a page has
+//! none. Keys are compared in constant time, as hashes, so that neither content nor length shows.
 
 use std::net::IpAddr;
 use std::str::FromStr;

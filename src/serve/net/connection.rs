@@ -1,10 +1,11 @@
 //! Connections: their number, their time limits, and what their requests can learn about them.
 //!
-//! A connection is idle, or receives the head of a request, or has a request under way. A new connection beyond the limit closes
-//! the one that has been idle longest; it is refused only if none is idle. So idle and slow connections cannot keep others out.
+//! A connection is idle, or receives the head of a request, or has a request under way. A new connection
+//! beyond the limit closes the one that has been idle longest; it is refused only if none is idle. So idle
+//! and slow connections cannot keep others out.
 //!
-//! Invariants: at most `max_connections` at a time, not counting those that are closing; a time limit never ends a request under
-//! way, unless its client stops reading.
+//! Invariants: at most `max_connections` at a time, not counting those that are closing; a time limit never
+//! ends a request under way, unless its client stops reading.
 
 use std::collections::BTreeMap;
 use std::fmt;

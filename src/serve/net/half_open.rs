@@ -1,10 +1,11 @@
-//! Half-closed connections: tells a client that still waits for its answer from one that has left. TCP signals both alike.
+//! Half-closed connections: tells a client that still waits for its answer from one that has left. TCP
+//! signals both alike.
 //!
-//! A client may close its sending side right after a whole request and wait for the answer (`nc -N`, some proxies); most clients that
-//! do so have closed the connection. An interim response (100 Continue), which every HTTP/1.1 client ignores, makes the system of
-//! a client that has left answer with a reset. An HTTP/1.0 client cannot be probed that way; its system resets the connection
-//! within a minute.
-//! A client that closes its side later has left, and is not waited for.
+//! A client may close its sending side right after a whole request and wait for the answer (`nc -N`, some
+//! proxies); most clients that do so have closed the connection. An interim response (100 Continue), which
+//! every HTTP/1.1 client ignores, makes the system of a client that has left answer with a reset. An HTTP/1.0
+//! client cannot be probed that way; its system resets the connection within a minute. A client that closes
+//! its side later has left, and is not waited for.
 
 use std::fmt;
 use std::time::Duration;

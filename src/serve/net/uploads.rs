@@ -1,9 +1,12 @@
-//! Limits the slow request bodies of each client, because each holds a connection, and one client must not hold them all.
+//! Limits the slow request bodies of each client, because each holds a connection, and one client must not
+//! hold them all.
 //!
-//! A body counts as slow once it has been on its way for [`PROMPT`]. A client is an IPv4 address or the first 64 bits of an IPv6
-//! address, which is what one site is given. Unix sockets are not counted: all their clients are the owner's.
+//! A body counts as slow once it has been on its way for [`PROMPT`]. A client is an IPv4 address or the first
+//! 64 bits of an IPv6 address, which is what one site is given. Unix sockets are not counted: all their
+//! clients are the owner's.
 //!
-//! Invariant: at most a given number of slow bodies per client at a time; dropping a [`Slow`] frees its place.
+//! Invariant: at most a given number of slow bodies per client at a time; dropping a [`Slow`] frees its
+//! place.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

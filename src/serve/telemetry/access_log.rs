@@ -1,6 +1,7 @@
 //! The access log: lines in a bounded queue, and the thread that writes them.
 //!
-//! Invariant: a log that cannot be written to blocks no request; [`AccessLog::write`] says when a line is lost.
+//! Invariant: a log that cannot be written to blocks no request; [`AccessLog::write`] says when a line is
+//! lost.
 
 use std::io::Write;
 use std::sync::mpsc::{self, Receiver, SyncSender};

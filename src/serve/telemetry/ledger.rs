@@ -1,7 +1,8 @@
-//! The access-log line and the span of one request, gathered while it runs: key, model, session, token counts, response.
+//! The access-log line and the span of one request, gathered while it runs: key, model, session, token
+//! counts, response.
 //!
-//! Invariant: the line is written when the last clone is dropped, that is after the response has been sent or given up and
-//! after the engine has finished. So it also counts tokens computed for a client that has left.
+//! Invariant: the line is written when the last clone is dropped, that is after the response has been sent or
+//! given up and after the engine has finished. So it also counts tokens computed for a client that has left.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

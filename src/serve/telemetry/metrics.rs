@@ -1,7 +1,8 @@
 //! Metrics of `/metrics`: our own names, and those of vLLM that routers and dashboards read.
 //!
-//! Only counts; says nothing about prompts, answers or who asked. vLLM's names, types and meanings are those of its
-//! `docs/design/metrics.md` and "Production Metrics" pages; the older names that some routers still read are kept beside the new ones.
+//! Only counts; says nothing about prompts, answers or who asked. vLLM's names, types and meanings are those
+//! of its `docs/design/metrics.md` and "Production Metrics" pages; the older names that some routers still
+//! read are kept beside the new ones.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

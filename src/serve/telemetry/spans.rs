@@ -1,5 +1,5 @@
-//! Spans of requests, as a tracer receives them. `traces` (cargo feature `otel`) sends them to a collector; without a collector none is
-//! recorded.
+//! Spans of requests, as a tracer receives them. `traces` (cargo feature `otel`) sends them to a collector;
+//! without a collector none is recorded.
 //!
 //! Invariant: a span has counts, times and names, never the text of a prompt or an answer.
 

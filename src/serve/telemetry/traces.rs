@@ -1,11 +1,12 @@
 //! OpenTelemetry traces, sent as OTLP over HTTP (cargo feature `otel`).
 //!
-//! A request is a span of kind server with the HTTP conventions' attributes; each answer in it is a child with those of the GenAI
-//! conventions (<https://github.com/open-telemetry/semantic-conventions-genai>, in development in November 2026). The SDK reads
-//! the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS and _PROTOCOL, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_BSP_*.
+//! A request is a span of kind server with the HTTP conventions' attributes; each answer in it is a child
+//! with those of the GenAI conventions (<https://github.com/open-telemetry/semantic-conventions-genai>, in
+//! development in November 2026). The SDK reads the standard variables: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS
+//! and _PROTOCOL, OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER, OTEL_BSP_*.
 //!
-//! Invariants: no request waits for a collector: spans go out in batches from a thread of the SDK, and are dropped when its queue is
-//! full; no span has the text of a prompt or an answer.
+//! Invariants: no request waits for a collector: spans go out in batches from a thread of the SDK, and are
+//! dropped when its queue is full; no span has the text of a prompt or an answer.
 
 use std::io::Read;
 use std::net::SocketAddr;

@@ -1,7 +1,8 @@
 //! Anthropic's Messages format: bodies into the crate's vocabulary, answers and errors out of it.
 //!
-//! Invariants: as in `wire`, every field is taken by name and what is left over is refused; places in lists are written with
-//! dots (`messages.3.content.1`), as Anthropic's API writes them. Knows no endpoint and no model.
+//! Invariants: as in `wire`, every field is taken by name and what is left over is refused; places in lists
+//! are written with dots (`messages.3.content.1`), as Anthropic's API writes them. Knows no endpoint and no
+//! model.
 
 pub mod answer;
 pub mod error;

@@ -1,8 +1,8 @@
 //! A JSON object whose members are taken out one by one, and what was wrong with them.
 //!
-//! `null` counts as absent, as in OpenAI's API. Reading never fails: it takes note and gives what it has, so that one
-//! answer names everything. The notes fall into the groups of the reference server, told in its order: what is not of
-//! the right form, what is out of range, what is not honoured.
+//! `null` counts as absent, as in OpenAI's API. Reading never fails: it takes note and gives what it has, so
+//! that one answer names everything. The notes fall into the groups of the reference server, told in its
+//! order: what is not of the right form, what is out of range, what is not honoured.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,9 @@
-//! Fields of other servers that this one need not act on: hints, on which no answer depends, and settings whose usual value
-//! asks for what is so anyway.
+//! Fields of other servers that this one need not act on: hints, on which no answer depends, and settings
+//! whose usual value asks for what is so anyway.
 //!
-//! Invariants: [`HINTS`] are taken whatever they say and reported as without effect; those of [`inert_settings`] are taken with
-//! the values that are listed, which count as absent, and refused by name with any other.
+//! Invariants: [`HINTS`] are taken whatever they say and reported as without effect; those of
+//! [`inert_settings`] are taken with the values that are listed, which count as absent, and refused by name
+//! with any other.
 
 use serde_json::{Value, json};
 

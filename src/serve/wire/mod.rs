@@ -1,8 +1,10 @@
-//! The wire formats: OpenAI's, of HTTP bodies and the rows of a batch alike, and `anthropic`, which is Anthropic's.
+//! The wire formats: OpenAI's, of HTTP bodies and the rows of a batch alike, and `anthropic`, which is
+//! Anthropic's.
 //!
-//! Invariants: every field is taken out of its object by name, and what is left over is refused by name; all that is
-//! wrong with a body is gathered first, and the first group that is not empty is what the caller is told. Knows neither
-//! the engine's state nor HTTP beyond the words of an [`ApiError`](super::error::ApiError).
+//! Invariants: every field is taken out of its object by name, and what is left over is refused by name; all
+//! that is wrong with a body is gathered first, and the first group that is not empty is what the caller is
+//! told. Knows neither the engine's state nor HTTP beyond the words of an
+//! [`ApiError`](super::error::ApiError).
 
 pub mod answer;
 pub mod anthropic;

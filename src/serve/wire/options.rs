@@ -1,7 +1,7 @@
 //! Ollama's `options`: sampling and limits in an object of their own.
 //!
-//! Invariants: a field of the request itself counts before the same one within `options`; settings of the machine are hints,
-//! because the server was started with its own; any other member is refused by its path.
+//! Invariants: a field of the request itself counts before the same one within `options`; settings of the
+//! machine are hints, because the server was started with its own; any other member is refused by its path.
 
 use super::{Fields, params};
 use llmctl_base::GivenSampling;

@@ -1,5 +1,5 @@
-//! The parameters of a generation: how a token is chosen, when it ends, what is reported. Ranges are the engine's to
-//! check, with [`crate::runtime::Sampling::validate`].
+//! The parameters of a generation: how a token is chosen, when it ends, what is reported. Ranges are the
+//! engine's to check, with [`crate::runtime::Sampling::validate`].
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,8 @@
 //! Reads output constraints in the spellings of OpenAI, vLLM and llama.cpp.
 //!
-//! Invariants: an answer has one form, and two that are asked for are refused; an object of a schema has only the members that
-//! the schema names, unless it opens it or the request asks for the standard's reading ([`OPEN`]).
+//! Invariants: an answer has one form, and two that are asked for are refused; an object of a schema has only
+//! the members that the schema names, unless it opens it or the request asks for the standard's reading
+//! ([`OPEN`]).
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! Variables of the chat template that requests set: by name in `chat_template_kwargs`, and in the words of several vendors for
-//! how much a model is to think.
+//! Variables of the chat template that requests set: by name in `chat_template_kwargs`, and in the words of
+//! several vendors for how much a model is to think.
 //!
 //! Invariants: the client's own value of a variable counts before one that follows from another field; a
 //! variable that the template never reads is reported as without effect; asking a model that cannot think for

@@ -1,4 +1,5 @@
-//! Tools and how they may be called, in OpenAI's form, its older one and those of other vendors for the choice.
+//! Tools and how they may be called, in OpenAI's form, its older one and those of other vendors for the
+//! choice.
 //!
 //! Invariants: what comes out is OpenAI's present form; a choice names a tool that is there.
 

@@ -1,7 +1,7 @@
 //! Requests to an OpenAI-compatible server, with the time of each part of the answer.
 //!
-//! Without TLS, which would be part of the figures. Connections are used again, as clients do it. Failures are
-//! [`RequestFailure`]s with a kind, because they are counted, not fatal.
+//! Without TLS, which would be part of the figures. Connections are used again, as clients do it. Failures
+//! are [`RequestFailure`]s with a kind, because they are counted, not fatal.
 
 use std::time::{Duration, Instant};
 

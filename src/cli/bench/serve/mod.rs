@@ -1,8 +1,8 @@
 //! `llmctl bench serve`: load on an OpenAI-compatible server, and what its users would feel.
 //!
-//! `drive` sends requests as `arrivals` or a `trace` says, through `client`; `sse` reads the streams, `text` makes prompts of a
-//! length, `point` makes figures, `show` prints them, `own` starts llmctl's own server in this process for --self. Nothing
-//! here knows the engine.
+//! `drive` sends requests as `arrivals` or a `trace` says, through `client`; `sse` reads the streams, `text`
+//! makes prompts of a length, `point` makes figures, `show` prints them, `own` starts llmctl's own server in
+//! this process for --self. Nothing here knows the engine.
 
 pub mod arrivals;
 pub mod client;

@@ -1,8 +1,9 @@
 //! Recorded arrivals: the Azure LLM inference traces (CSV) and Mooncake's (JSON Lines).
 //!
 //! Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`, one request per line, times of a day in UTC
-//! (<https://github.com/Azure/AzurePublicDataset>). Mooncake: `timestamp` in milliseconds, `input_length`, `output_length`, and
-//! `hash_ids`, names of the prompt's blocks of 512 tokens: equal names are equal text (Qin et al. 2024). Pure.
+//! (<https://github.com/Azure/AzurePublicDataset>). Mooncake: `timestamp` in milliseconds, `input_length`,
+//! `output_length`, and `hash_ids`, names of the prompt's blocks of 512 tokens: equal names are equal text
+//! (Qin et al. 2024). Pure.
 
 use serde_json::Value;
 

@@ -1,7 +1,7 @@
 //! Commands about the turns of the conversation.
 //!
-//! Invariant: what one of them takes away stays, as a branch of the session or, where nothing is saved, in memory, and /redo
-//! brings it back.
+//! Invariant: what one of them takes away stays, as a branch of the session or, where nothing is saved, in
+//! memory, and /redo brings it back.
 
 use super::{Done, count, no_argument};
 use crate::cli::chat::counted;

@@ -1,6 +1,7 @@
 //! `--engine`: the texts of a model from here, its tokens from engines elsewhere.
 //!
-//! Decides which flags have a meaning then. A flag that would change answers is refused, one that cannot is reported.
+//! Decides which flags have a meaning then. A flag that would change answers is refused, one that cannot is
+//! reported.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,8 +1,9 @@
-//! When llmctl last loaded each model: a file per model below `$XDG_STATE_HOME/llmctl/models/`, named by a hash of the path
-//! that was loaded, whose content is that path and whose modification time is the time.
+//! When llmctl last loaded each model: a file per model below `$XDG_STATE_HOME/llmctl/models/`, named by a
+//! hash of the path that was loaded, whose content is that path and whose modification time is the time.
 //!
-//! Not the files' access time: file systems are mounted without it, or update it once a day, and backups and `verify` change
-//! it. Not a file in the cache: other tools read that layout. A record that cannot be written is no error.
+//! Not the files' access time: file systems are mounted without it, or update it once a day, and backups and
+//! `verify` change it. Not a file in the cache: other tools read that layout. A record that cannot be written
+//! is no error.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

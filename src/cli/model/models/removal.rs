@@ -1,6 +1,8 @@
-//! `models rm` and `models prune`: erase what was asked for, after a question, and name the sessions that need it.
+//! `models rm` and `models prune`: erase what was asked for, after a question, and name the sessions that
+//! need it.
 //!
-//! Without a terminal there is no question, so `--yes` is required. Nothing is erased while a download or a process uses it.
+//! Without a terminal there is no question, so `--yes` is required. Nothing is erased while a download or a
+//! process uses it.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -1,9 +1,10 @@
 //! Markdown as it streams: markers stay, what they mark is styled.
 //!
-//! A line begins undecided and is held back until its first characters tell what it is (a heading, a list, a fence); in it
-//! only a run of marker characters is held back, until the character behind it says whether it opens or closes. An
-//! emphasis that is never closed ends with its line. The rules are those of CommonMark as far as they can be applied
-//! without knowing the rest of the paragraph (<https://spec.commonmark.org/0.31.2/>).
+//! A line begins undecided and is held back until its first characters tell what it is (a heading, a list, a
+//! fence); in it only a run of marker characters is held back, until the character behind it says whether it
+//! opens or closes. An emphasis that is never closed ends with its line. The rules are those of CommonMark as
+//! far as they can be applied without knowing the rest of the paragraph
+//! (<https://spec.commonmark.org/0.31.2/>).
 
 use super::code::Code;
 use super::style::{Styled, TextStyle};

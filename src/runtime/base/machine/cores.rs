@@ -1,13 +1,15 @@
 //! Processors that this process may use, by kind, and the number of threads to compute with.
 //!
-//! A thread for each physical performance core: the second thread of a core shares its multipliers and its outstanding
-//! cache lines, so it adds nothing to products or to reading weights; a much slower core is still at work on its task
-//! when the others have finished the region. No thread is bound to a processor: the system moves threads away from
-//! processors that others use, and what binding gains was not measured on a machine with several memory nodes. Weights are
-//! spread over the nodes instead ([`MemoryNodes`](llmctl_kernel::memory::MemoryNodes)).
+//! A thread for each physical performance core: the second thread of a core shares its multipliers and its
+//! outstanding cache lines, so it adds nothing to products or to reading weights; a much slower core is still
+//! at work on its task when the others have finished the region. No thread is bound to a processor: the
+//! system moves threads away from processors that others use, and what binding gains was not measured on a
+//! machine with several memory nodes. Weights are spread over the nodes instead
+//! ([`MemoryNodes`](llmctl_kernel::memory::MemoryNodes)).
 //!
-//! Sources: Linux's Documentation/ABI/testing/sysfs-devices-system-cpu and sysfs-devices-node, and for Intel's hybrids
-//! the processor lists of the PMUs `cpu_core` and `cpu_atom`; Apple's `sysctl` names `hw.perflevel0.*`.
+//! Sources: Linux's Documentation/ABI/testing/sysfs-devices-system-cpu and sysfs-devices-node, and for
+//! Intel's hybrids the processor lists of the PMUs `cpu_core` and `cpu_atom`; Apple's `sysctl` names
+//! `hw.perflevel0.*`.
 
 use std::collections::BTreeSet;
 use std::fs;

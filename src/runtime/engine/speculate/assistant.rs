@@ -1,7 +1,8 @@
-//! Drafts of the model's assistant, which computes with the model's own KV: it needs the last token of a text and the hidden state
-//! of the one before it, and reads no text.
+//! Drafts of the model's assistant, which computes with the model's own KV: it needs the last token of a text
+//! and the hidden state of the one before it, and reads no text.
 //!
-//! Invariants: as for a draft model, what it costs is measured and spent only if the account allows it, and it fails no request.
+//! Invariants: as for a draft model, what it costs is measured and spent only if the account allows it, and
+//! it fails no request.
 
 use super::costs::{MAX_ROWS, StepCosts};
 use super::draft_model::{Followed, StepClock};

@@ -6,12 +6,13 @@
 //! why. Its pages are freed with the generation's track; they stay findable, so that the next turn of a
 //! session begins with them.
 //!
-//! The model's own block that predicts further tokens ([`PredictionBlock`](llmctl_models::model::decoder::PredictionBlock))
-//! drafts in the same way. It cannot read a text: each of its rows needs the hidden state of the token before it, of which the
-//! track has the last ones. What it drafts after its own hidden states is computed again from the model's.
+//! The model's own block that predicts further tokens
+//! ([`PredictionBlock`](llmctl_models::model::decoder::PredictionBlock)) drafts in the same way. It cannot
+//! read a text: each of its rows needs the hidden state of the token before it, of which the track has the
+//! last ones. What it drafts after its own hidden states is computed again from the model's.
 //!
-//! A long prompt is read only as far as the account pays for it, because only accepted drafts bring the time back: its first
-//! tokens, to which many models attend from everywhere, and its last ones.
+//! A long prompt is read only as far as the account pays for it, because only accepted drafts bring the time
+//! back: its first tokens, to which many models attend from everywhere, and its last ones.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Drafts of one generation: where their tokens come from, how many were accepted, and how likely the next are.
+//! Drafts of one generation: where their tokens come from, how many were accepted, and how likely the next
+//! are.
 
 use super::allotment::DraftOffer;
 use super::draft_model::Followed;

@@ -1,8 +1,8 @@
 //! Speculative decoding: rows for draft tokens, which a drafter expects next, join the step, and the sampler
 //! accepts as many of them as it would have sampled anyway.
 //!
-//! Invariants: a draft is a guess and changes no answer. What a step computes beyond the known tokens depends on
-//! measured times; what it delivers does not.
+//! Invariants: a draft is a guess and changes no answer. What a step computes beyond the known tokens depends
+//! on measured times; what it delivers does not.
 
 mod allotment;
 mod assistant;

@@ -1,8 +1,8 @@
 //! Looks up the continuation of the sequence where its latest tokens occurred last: in the predicted text,
 //! the prompt and the answer so far.
 //!
-//! The predicted text is indexed behind the end of the prompt, as if the prompt had once been answered with it;
-//! so the start of an answer is drafted from the start of the prediction.
+//! The predicted text is indexed behind the end of the prompt, as if the prompt had once been answered with
+//! it; so the start of an answer is drafted from the start of the prediction.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,7 @@
 //! Causal attention over pages, read in place, for all query heads that share a KV head together.
 //!
-//! Invariant, the definition of every output, independent of other rows, the number of threads and the registers:
+//! Invariant, the definition of every output, independent of other rows, the number of threads and the
+//! registers:
 //!
 //! ```text
 //! for each run of 256 positions, counted from position 0, in ascending order, over the positions j that the query sees:
@@ -13,8 +14,8 @@
 //! out = mixed / sum, after a sink has joined max and sum
 //! ```
 //!
-//! Runs can be reduced by different threads and merged afterwards, or by one thread in order: the merges are the
-//! same. Positions that a query does not see are never multiplied, so an infinity in them has no effect.
+//! Runs can be reduced by different threads and merged afterwards, or by one thread in order: the merges are
+//! the same. Positions that a query does not see are never multiplied, so an infinity in them has no effect.
 
 mod lanes;
 mod stored;

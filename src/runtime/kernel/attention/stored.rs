@@ -1,9 +1,9 @@
 //! Layout of a KV head's rows in a page, and conversion of rows to it.
 //!
-//! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score needs no
-//! sum across lanes; values are `[PAGE_TOKENS][head_dim]`, and so are keys that hold the values. In [`KvType::Q8_0`] both are signed bytes, followed by the
-//! scales in f16, `[block][PAGE_TOKENS]`: a token's row is cut into blocks of [`BLOCK`] values, the last of which may
-//! be shorter.
+//! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score
+//! needs no sum across lanes; values are `[PAGE_TOKENS][head_dim]`, and so are keys that hold the values. In
+//! [`KvType::Q8_0`] both are signed bytes, followed by the scales in f16, `[block][PAGE_TOKENS]`: a token's
+//! row is cut into blocks of [`BLOCK`] values, the last of which may be shorter.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;

@@ -1,8 +1,8 @@
 //! The two products of attention, for a few queries at a time whose sums stay in registers.
 //!
-//! Every sum is one chain of fused multiply-adds in ascending order, over coordinates for a score and over tokens for
-//! a mixed value, so the result depends neither on the number of queries side by side nor on the width of the
-//! registers. Scores of keys in the layout of values have a chain for each of 16 lanes.
+//! Every sum is one chain of fused multiply-adds in ascending order, over coordinates for a score and over
+//! tokens for a mixed value, so the result depends neither on the number of queries side by side nor on the
+//! width of the registers. Scores of keys in the layout of values have a chain for each of 16 lanes.
 
 use half::f16;
 

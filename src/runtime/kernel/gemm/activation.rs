@@ -1,9 +1,9 @@
 //! Activations for the integer kernels: signed bytes with one scale for each 32 values.
 //!
-//! `code = round(x * (127 / max|x|))`, ties to even, `scale = max|x| / 127` rounded to 11 bits, as in llama.cpp,
-//! which keeps the scale in f16. Every block is converted separately, by the same operations on every instruction
-//! set. A block with an infinity or NaN gets the scale NaN, so that a broken model is noticed; a block below [`TINY`]
-//! becomes zero, because its scale could not be inverted.
+//! `code = round(x * (127 / max|x|))`, ties to even, `scale = max|x| / 127` rounded to 11 bits, as in
+//! llama.cpp, which keeps the scale in f16. Every block is converted separately, by the same operations on
+//! every instruction set. A block with an infinity or NaN gets the scale NaN, so that a broken model is
+//! noticed; a block below [`TINY`] becomes zero, because its scale could not be inverted.
 
 use super::format::BLOCK;
 use crate::isa::Isa;

@@ -1,10 +1,11 @@
-//! AMX: `tdpbssd` multiplies a tile of 16 activation rows with one of 16 weight rows, a block of 32 values (or half
-//! of one) at a time. The vector units scale the results from memory, as [`gemm`](super) defines.
+//! AMX: `tdpbssd` multiplies a tile of 16 activation rows with one of 16 weight rows, a block of 32 values
+//! (or half of one) at a time. The vector units scale the results from memory, as [`gemm`](super) defines.
 //!
-//! Few rows use AVX-512. Panels are two packed ones, one after the other, of signed codes (minus their zero point).
+//! Few rows use AVX-512. Panels are two packed ones, one after the other, of signed codes (minus their zero
+//! point).
 //!
-//! The compiler does not know tile registers, so their contents never outlive a piece of assembly; only their shape
-//! does. It is set once per thread and kind of panel, and reset in [`Kernels::leave`].
+//! The compiler does not know tile registers, so their contents never outlive a piece of assembly; only their
+//! shape does. It is set once per thread and kind of panel, and reset in [`Kernels::leave`].
 
 use std::arch::asm;
 use std::arch::x86_64::*;

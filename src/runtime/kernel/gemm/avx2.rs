@@ -1,9 +1,9 @@
 //! AVX2, with and without VNNI instructions for 256-bit registers.
 //!
-//! Without VNNI, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That saturates,
-//! so only as many products are summed as fit: all eight groups of 4-bit codes, one of codes near 256. Few rows convert
-//! those to magnitudes (see [`fits`]), many rows multiply their nibbles separately (see [`bias`]). The integers are exact
-//! in every case, and the f32 part follows [`gemm`](super)'s order.
+//! Without VNNI, `vpmaddubsw` multiplies unsigned codes with signed ones and adds pairs in 16 bits. That
+//! saturates, so only as many products are summed as fit: all eight groups of 4-bit codes, one of codes
+//! near 256. Few rows convert those to magnitudes (see [`fits`]), many rows multiply their nibbles separately
+//! (see [`bias`]). The integers are exact in every case, and the f32 part follows [`gemm`](super)'s order.
 
 use std::arch::x86_64::*;
 use std::ops::Range;

@@ -1,19 +1,21 @@
 //! The quantised formats in the kernels' layout: unsigned codes of a few bits, with scales.
 //!
-//! Every value is `scale * (code - ZERO) + min`. In codebook formats memory holds indices, and a code is what the table
-//! [`QuantFormat::BOOK`] has at the index: one shuffle of bytes. A *tile* is 16 rows of 32 consecutive values, a *unit* the smallest run
-//! of tiles along K that holds whole file blocks and whole cache lines. A unit lies in memory as
+//! Every value is `scale * (code - ZERO) + min`. In codebook formats memory holds indices, and a code is what
+//! the table [`QuantFormat::BOOK`] has at the index: one shuffle of bytes. A *tile* is 16 rows of 32
+//! consecutive values, a *unit* the smallest run of tiles along K that holds whole file blocks and whole
+//! cache lines. A unit lies in memory as
 //!
 //! ```text
 //! scales | low bits, tile by tile | high bits, tile by tile
 //! ```
 //!
-//! Codes of a tile are in 8 groups of 4 values of K: byte `4 * row + j` of group `g` is the code of value `4 * g +
-//! j`. Its low `LOW` bits lie in byte `4 * row + j` of vector `g / (8 / LOW)`, at bit `LOW * (g % (8 / LOW))`; the
-//! high bits likewise. `vpdpbusd` takes them in this order, and the layout takes as many bytes as the file.
+//! Codes of a tile are in 8 groups of 4 values of K: byte `4 * row + j` of group `g` is the code of value
+//! `4 * g + j`. Its low `LOW` bits lie in byte `4 * row + j` of vector `g / (8 / LOW)`, at bit
+//! `LOW * (g % (8 / LOW))`; the high bits likewise. `vpdpbusd` takes them in this order, and the layout takes
+//! as many bytes as the file.
 //!
-//! Source of the file formats: ggml's `ggml-common.h` (structs block_q4_0 ... block_q6_K) and the layouts that its
-//! `dequantize_row_*` functions define; for codebook formats see [`blocks`].
+//! Source of the file formats: ggml's `ggml-common.h` (structs block_q4_0 ... block_q6_K) and the layouts
+//! that its `dequantize_row_*` functions define; for codebook formats see [`blocks`].
 
 use half::f16;
 

@@ -1,9 +1,10 @@
-//! The first half of a gated feed-forward network in one region: `act(x . gate^T) * (x . up^T)`, quantised when
-//! computed.
+//! The first half of a gated feed-forward network in one region: `act(x . gate^T) * (x . up^T)`, quantised
+//! when computed.
 //!
-//! Invariant: the blocks equal those of two products, the activation and [`Activations::quantize`], in this order.
-//! For a prompt the intermediate values exceed the caches; here they are computed and used 32 columns (one block) at
-//! a time. For few rows this is slower than separate operations: a thread would alternate between two matrices.
+//! Invariant: the blocks equal those of two products, the activation and [`Activations::quantize`], in this
+//! order. For a prompt the intermediate values exceed the caches; here they are computed and used 32 columns
+//! (one block) at a time. For few rows this is slower than separate operations: a thread would alternate
+//! between two matrices.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -1,5 +1,5 @@
-//! Checks that no product reads or writes past its buffers: odd shapes, with every buffer next to an inaccessible
-//! page.
+//! Checks that no product reads or writes past its buffers: odd shapes, with every buffer next to an
+//! inaccessible page.
 
 use std::ops::Range;
 use std::sync::Arc;

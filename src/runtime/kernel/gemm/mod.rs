@@ -1,7 +1,7 @@
 //! Products of quantised weights with quantised activations: integer dot products, f32 sums.
 //!
-//! Invariant, the definition of every output `w . x`, independent of the number of rows, threads, tiles and the
-//! instruction set:
+//! Invariant, the definition of every output `w . x`, independent of the number of rows, threads, tiles and
+//! the instruction set:
 //!
 //! ```text
 //! sum = 0
@@ -11,8 +11,8 @@
 //!     sum = fma(min, x_scale * sum of x_codes, sum)  only in formats that have a minimum
 //! ```
 //!
-//! Few activation rows use the *direct* path, which unpacks weights in registers; many use panels of weights that are
-//! unpacked into the cache once and multiplied with all rows. Both follow the order above.
+//! Few activation rows use the *direct* path, which unpacks weights in registers; many use panels of weights
+//! that are unpacked into the cache once and multiplied with all rows. Both follow the order above.
 
 mod activation;
 #[cfg(target_arch = "x86_64")]

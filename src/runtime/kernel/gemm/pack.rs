@@ -1,7 +1,7 @@
 //! Weights packed once, at load: panels of 16 rows in the layout of [`format`](super::format).
 //!
-//! Rows past the last one have zero scales, and so have values past the end of K: they add an exact zero to the sums
-//! of real outputs, and their own outputs are not stored.
+//! Rows past the last one have zero scales, and so have values past the end of K: they add an exact zero to
+//! the sums of real outputs, and their own outputs are not stored.
 
 use std::io;
 use std::ops::Range;

@@ -1,9 +1,10 @@
 //! Products of f32 weights with many activation rows, bit for bit those of [`dot`](crate::dot).
 //!
-//! An output is the sum of 16 lanes, each the sum of every 16th product. A tile of outputs takes one lane at a time: a
-//! register then holds that lane's sums of 16 weight rows, nothing is added across a register, and the lanes come in the order in
-//! which the tree of `sum_lanes` adds them. Weights and activations are rearranged to `[lane][block][row]` for it, weights
-//! panel by panel, so that the file's own pages stay their only copy.
+//! An output is the sum of 16 lanes, each the sum of every 16th product. A tile of outputs takes one lane at
+//! a time: a register then holds that lane's sums of 16 weight rows, nothing is added across a register, and
+//! the lanes come in the order in which the tree of `sum_lanes` adds them. Weights and activations are
+//! rearranged to `[lane][block][row]` for it, weights panel by panel, so that the file's own pages stay their
+//! only copy.
 
 use std::cell::RefCell;
 use std::ops::Range;

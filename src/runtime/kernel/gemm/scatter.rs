@@ -1,7 +1,8 @@
-//! The second half of an expert's feed-forward network in one region: adds `weight * (x . w^T)` to some rows of the output.
+//! The second half of an expert's feed-forward network in one region: adds `weight * (x . w^T)` to some rows
+//! of the output.
 //!
-//! Invariant: the bits equal those of a product and an [`axpy`] for every row. A task adds its columns when it has computed
-//! them, so that the product never leaves the cache and all threads add.
+//! Invariant: the bits equal those of a product and an [`axpy`] for every row. A task adds its columns when
+//! it has computed them, so that the product never leaves the cache and all threads add.
 
 use std::cell::RefCell;
 

@@ -1,5 +1,5 @@
-//! Activations of many rows in strips of 6 rows, for the panels of [`avx2`](super::avx2): what a kernel broadcasts is
-//! consecutive in memory, so one address serves all rows.
+//! Activations of many rows in strips of 6 rows, for the panels of [`avx2`](super::avx2): what a kernel
+//! broadcasts is consecutive in memory, so one address serves all rows.
 
 use super::activation::{ActivationBlock, Activations};
 use super::format::{BLOCK, GROUPS};

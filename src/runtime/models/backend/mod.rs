@@ -1,5 +1,5 @@
-//! The operations that the decoder is written in. A backend chooses the representation of activations, weights and
-//! KV.
+//! The operations that the decoder is written in. A backend chooses the representation of activations,
+//! weights and KV.
 //!
 //! Invariant: an operation computes each row on its own, in an order that does not depend on the other rows.
 //! Operations write into buffers that the decoder keeps between steps.

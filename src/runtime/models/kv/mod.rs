@@ -1,12 +1,13 @@
-//! KV bookkeeping: which pages hold which part of which sequence. The values themselves are in the backend's memory.
+//! KV bookkeeping: which pages hold which part of which sequence. The values themselves are in the backend's
+//! memory.
 //!
-//! Layers that keep their rows equally long form a group with its own pages: rows that all tokens see, rows that only
-//! a window sees, and recurrent states are kept side by side. A sequence can resume from a position if all its groups
-//! can.
+//! Layers that keep their rows equally long form a group with its own pages: rows that all tokens see, rows
+//! that only a window sees, and recurrent states are kept side by side. A sequence can resume from a position
+//! if all its groups can.
 //!
-//! Invariants: a table's token count and its pages change together, only through `extend` and `truncate`. Pages are
-//! freed when the last table that holds them is dropped. A page that others may read is never written. Only full
-//! pages are indexed, and a freed page stays findable until it is reused.
+//! Invariants: a table's token count and its pages change together, only through `extend` and `truncate`.
+//! Pages are freed when the last table that holds them is dropped. A page that others may read is never
+//! written. Only full pages are indexed, and a freed page stays findable until it is reused.
 
 pub mod disk;
 pub mod pool;

@@ -1,4 +1,5 @@
-//! The page pool: counts holders and bytes of pages, and decides which page to hand out next. It moves no memory.
+//! The page pool: counts holders and bytes of pages, and decides which page to hand out next. It moves no
+//! memory.
 //!
 //! A page is in one of four states, which `check` verifies:
 //!
@@ -9,10 +10,10 @@
 //!       \------------------- bytes needed by another group ----------/
 //! ```
 //!
-//! Invariant: pages with memory never exceed the capacity. `take` prefers pages without a name, then new memory, then
-//! the cached page released longest ago, which loses its name. A table releases its last page first, so the end of a
-//! chain is reused before its beginning. The pool is shared by `Rc`, not by a lock: one thread owns the engine and
-//! all its tables.
+//! Invariant: pages with memory never exceed the capacity. `take` prefers pages without a name, then new
+//! memory, then the cached page released longest ago, which loses its name. A table releases its last page
+//! first, so the end of a chain is reused before its beginning. The pool is shared by `Rc`, not by a lock:
+//! one thread owns the engine and all its tables.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,10 +1,10 @@
-//! The index of full pages by content. A page is named by the hash of its own tokens and its parent's name, so a name
-//! stands for all tokens from the start of the sequence.
+//! The index of full pages by content. A page is named by the hash of its own tokens and its parent's name,
+//! so a name stands for all tokens from the start of the sequence.
 //!
-//! Invariants: a name maps to at most one page of a group, and a hit compares the parent and the tokens besides the
-//! hash. Names are SHA-256, so that crafted prompts cannot collide, and equal in every process, so that pages on disk
-//! use them too. The index pins nothing: the pool removes an entry when it reuses the page. An engine has one model,
-//! so the model is not part of a name; on disk the folder identifies it.
+//! Invariants: a name maps to at most one page of a group, and a hit compares the parent and the tokens
+//! besides the hash. Names are SHA-256, so that crafted prompts cannot collide, and equal in every process,
+//! so that pages on disk use them too. The index pins nothing: the pool removes an entry when it reuses the
+//! page. An engine has one model, so the model is not part of a name; on disk the folder identifies it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;

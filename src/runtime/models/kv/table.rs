@@ -1,5 +1,5 @@
-//! The page table of a sequence: its pages in order, group by group. `len` tokens are covered; the last page may be
-//! partly filled.
+//! The page table of a sequence: its pages in order, group by group. `len` tokens are covered; the last page
+//! may be partly filled.
 //!
 //! ```text
 //! All      0 1 2 3 4 5      everything
@@ -7,10 +7,10 @@
 //! State              s      the state after the last token
 //! ```
 //!
-//! Invariants: a page may be shared with other tables and indexed, and such a page is never written: a writer gets a
-//! copy first. Only full pages are named, and states after a full page. Pages that a window or a state has left
-//! behind can be found by name until their memory is reused; a table can be truncated that far. Pages are released
-//! from the end.
+//! Invariants: a page may be shared with other tables and indexed, and such a page is never written: a writer
+//! gets a copy first. Only full pages are named, and states after a full page. Pages that a window or a state
+//! has left behind can be found by name until their memory is reused; a table can be truncated that far.
+//! Pages are released from the end.
 
 use std::collections::{BTreeMap, VecDeque};
 

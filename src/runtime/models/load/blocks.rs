@@ -1,10 +1,10 @@
 //! Quantisation to ggml's block types, optionally with an importance for each column (llama.cpp's imatrix).
 //!
-//! A group of values is stored as `scale * q - min` or as `scale * q`. A search finds the parameters: try several
-//! widths of the grid, fit the parameters to each by weighted least squares, keep the best. The idea is that of ggml's
-//! `make_qkx2_quants` and `make_qx_quants`; layouts are those of `kernel::quant`. Without importance, the types with
-//! one scale per block (Q4_0 to Q8_0) are rounded as ggml's reference rounds them, to the bit.
-//! Input must be finite and within f16's range (`quantize` checks this).
+//! A group of values is stored as `scale * q - min` or as `scale * q`. A search finds the parameters: try
+//! several widths of the grid, fit the parameters to each by weighted least squares, keep the best. The idea
+//! is that of ggml's `make_qkx2_quants` and `make_qx_quants`; layouts are those of `kernel::quant`. Without
+//! importance, the types with one scale per block (Q4_0 to Q8_0) are rounded as ggml's reference rounds them,
+//! to the bit. Input must be finite and within f16's range (`quantize` checks this).
 
 use half::f16;
 

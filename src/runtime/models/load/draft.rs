@@ -1,8 +1,8 @@
-//! Loads the file that `--draft-model` names. A draft model has the model's vocabulary, memory of its own and the model's threads. An
-//! assistant becomes a part of the model and reads its KV.
+//! Loads the file that `--draft-model` names. A draft model has the model's vocabulary, memory of its own and
+//! the model's threads. An assistant becomes a part of the model and reads its KV.
 //!
-//! Invariant: a token id means the same to both models. Ids beyond a tokenizer's tokens (rows that pad a table) may differ
-//! in number.
+//! Invariant: a token id means the same to both models. Ids beyond a tokenizer's tokens (rows that pad a
+//! table) may differ in number.
 
 use super::files::ModelFiles;
 use super::{DecoderWith, LoadOptions, decoder, demand, fingerprint, tensor_bytes};

@@ -1,5 +1,5 @@
-//! An opened model of either format: configuration, tensors, tokenizer, template and generation settings, before any
-//! weight is read.
+//! An opened model of either format: configuration, tensors, tokenizer, template and generation settings,
+//! before any weight is read.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

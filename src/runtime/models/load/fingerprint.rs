@@ -1,14 +1,15 @@
-//! Fingerprint of a loaded model: equal only for models that give the same bits, so that one process can use what
-//! another has computed.
+//! Fingerprint of a loaded model: equal only for models that give the same bits, so that one process can use
+//! what another has computed.
 //!
-//! It is the SHA-256 of the facts stored beside it as JSON, and a function of nothing else. No path or file name is
-//! among them, so a model that is moved, or copied with its times, keeps its fingerprint. Hashing gigabytes at every
-//! start would cost more than it saves. Files that describe the weights are hashed whole; for the weights themselves
-//! the facts are the size, the modification time in nanoseconds and 64 samples of 64 KiB, including the first and the
-//! last bytes. A program that writes a file changes its time, another quantisation or training of the model differs
-//! in nearly every sample, and a truncated download filled with zeros differs in the samples at the end. Not
-//! detected: an edit of weights between samples that keeps the size and restores the time, another GPU model behind
-//! the same device index, and kernels that changed without a new version of llmctl.
+//! It is the SHA-256 of the facts stored beside it as JSON, and a function of nothing else. No path or file
+//! name is among them, so a model that is moved, or copied with its times, keeps its fingerprint. Hashing
+//! gigabytes at every start would cost more than it saves. Files that describe the weights are hashed whole;
+//! for the weights themselves the facts are the size, the modification time in nanoseconds and 64 samples of
+//! 64 KiB, including the first and the last bytes. A program that writes a file changes its time, another
+//! quantisation or training of the model differs in nearly every sample, and a truncated download filled with
+//! zeros differs in the samples at the end. Not detected: an edit of weights between samples that keeps the
+//! size and restores the time, another GPU model behind the same device index, and kernels that changed
+//! without a new version of llmctl.
 
 use std::path::Path;
 use std::time::SystemTime;

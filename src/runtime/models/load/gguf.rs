@@ -1,9 +1,9 @@
 //! GGUF files, single or split: a table of metadata and a table of tensors over mapped bytes.
 //!
-//! Invariants: every count, length, offset and extent is checked against the file's actual size before it is used to
-//! allocate or slice; tensors are aligned, inside the file and do not overlap. This file does not interpret the
-//! values (architectures, tokenizers). Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, and
-//! llama.cpp's gguf-split for shards.
+//! Invariants: every count, length, offset and extent is checked against the file's actual size before it is
+//! used to allocate or slice; tensors are aligned, inside the file and do not overlap. This file does not
+//! interpret the values (architectures, tokenizers). Format: the GGUF specification (ggml's docs/gguf.md),
+//! versions 2 and 3, and llama.cpp's gguf-split for shards.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! ggml's numbers for tensor types: their names, the storage types that hold them, and the bytes in a file.
 //!
-//! Source: `ggml_type` in ggml's `ggml.h`, and llama.cpp's converter for the factors of NVFP4 (`NAME.scale` beside
-//! `NAME.weight`, one number, or one per expert).
+//! Source: `ggml_type` in ggml's `ggml.h`, and llama.cpp's converter for the factors of NVFP4 (`NAME.scale`
+//! beside `NAME.weight`, one number, or one per expert).
 
 use crate::tensor::byte_len;
 use llmctl_kernel::Dtype;

@@ -1,8 +1,8 @@
 //! The plain files of a Hugging Face model folder: configuration, generation defaults, chat templates.
 //!
-//! Every file is read whole, up to [`MAX_FILE_BYTES`], and every error names the file and the key or the position. A
-//! key that is `null` counts as absent, as in Python. `model::arch` interprets the configuration, `tokenizer` the
-//! tokenizer's files.
+//! Every file is read whole, up to [`MAX_FILE_BYTES`], and every error names the file and the key or the
+//! position. A key that is `null` counts as absent, as in Python. `model::arch` interprets the configuration,
+//! `tokenizer` the tokenizer's files.
 
 use std::path::Path;
 

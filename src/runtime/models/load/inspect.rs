@@ -1,4 +1,5 @@
-//! Describes a model's files from their headers alone, for people who choose a model; the engine does not use it.
+//! Describes a model's files from their headers alone, for people who choose a model; the engine does not use
+//! it.
 //!
 //! A model that llmctl cannot run is described too, with the reason.
 

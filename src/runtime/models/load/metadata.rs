@@ -1,9 +1,10 @@
 //! GGUF key-value metadata: parsed once, read by typed getters whose errors name the key.
 //!
-//! Text and arrays stay in the mapped file; the parsed form holds spans, so that a vocabulary of 250 000 tokens costs
-//! one pass and no allocation per token. Invariant: a span is checked against the file's size before it is stored,
-//! and no allocation trusts a size that the file claims. Knows nothing of tensors, architectures or tokenizers.
-//! Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3, little endian.
+//! Text and arrays stay in the mapped file; the parsed form holds spans, so that a vocabulary of 250 000
+//! tokens costs one pass and no allocation per token. Invariant: a span is checked against the file's size
+//! before it is stored, and no allocation trusts a size that the file claims. Knows nothing of tensors,
+//! architectures or tokenizers. Format: the GGUF specification (ggml's docs/gguf.md), versions 2 and 3,
+//! little endian.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,8 +1,9 @@
 //! Loads a model: from a reference on the command line to a model in memory.
 //!
-//! `hub` resolves references; `gguf` and `safetensors` implement [`TensorSource`](super::tensor::TensorSource);
-//! `tokenizer` builds the tokenizer from either; `files` opens both alike; [`load`] combines them. Files are
-//! untrusted: sizes and offsets are checked before use, and no allocation exceeds what the file's size can justify.
+//! `hub` resolves references; `gguf` and `safetensors` implement
+//! [`TensorSource`](super::tensor::TensorSource); `tokenizer` builds the tokenizer from either; `files` opens
+//! both alike; [`load`] combines them. Files are untrusted: sizes and offsets are checked before use, and no
+//! allocation exceeds what the file's size can justify.
 
 mod blocks;
 #[cfg(feature = "candle-families")]

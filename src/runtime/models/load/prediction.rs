@@ -1,4 +1,5 @@
-//! The block of a model's file that predicts further tokens, which drafts for the model: its memory, and whether it is loaded.
+//! The block of a model's file that predicts further tokens, which drafts for the model: its memory, and
+//! whether it is loaded.
 
 use super::draft::LoadedDraft;
 use super::files::ModelFiles;

@@ -1,9 +1,9 @@
 //! Converts weights on load: `--dtype` and `--quantize`.
 //!
-//! [`converted_dtype`] chooses the type of a tensor (so that memory can be computed before loading), [`convert`]
-//! converts it, in parallel over rows. Only matrices are converted: norms and biases are small and sensitive.
-//! `blocks` does the arithmetic of the block types. Values that the target type cannot hold are an error, never an
-//! infinity that appears later.
+//! [`converted_dtype`] chooses the type of a tensor (so that memory can be computed before loading),
+//! [`convert`] converts it, in parallel over rows. Only matrices are converted: norms and biases are small
+//! and sensitive. `blocks` does the arithmetic of the block types. Values that the target type cannot hold
+//! are an error, never an infinity that appears later.
 
 use half::{bf16, f16};
 use rayon::prelude::*;

@@ -1,12 +1,12 @@
 //! Safetensors files, single or sharded by an index: tensors over mapped bytes.
 //!
-//! The `safetensors` crate checks each header (offsets gapless, sizes equal to shape times type); this file checks
-//! the header against the file's length with overflow-safe arithmetic, and the index against the shards. The format
-//! does not promise alignment: a tensor at an odd address is copied when it is read (see [`HostTensor::new`]), all
-//! others stay mapped. Knows nothing of architectures or tensor names. Weights in MXFP4 (gpt-oss) are two tensors of
-//! bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one, `NAME`. Other quantised forms are read by
-//! `packed`. Format:
-//! <https://github.com/huggingface/safetensors>; index: transformers' `model.safetensors.index.json`.
+//! The `safetensors` crate checks each header (offsets gapless, sizes equal to shape times type); this file
+//! checks the header against the file's length with overflow-safe arithmetic, and the index against the
+//! shards. The format does not promise alignment: a tensor at an odd address is copied when it is read (see
+//! [`HostTensor::new`]), all others stay mapped. Knows nothing of architectures or tensor names. Weights in
+//! MXFP4 (gpt-oss) are two tensors of bytes in a file, `NAME_blocks` and `NAME_scales`; here they are one,
+//! `NAME`. Other quantised forms are read by `packed`. Format: <https://github.com/huggingface/safetensors>;
+//! index: transformers' `model.safetensors.index.json`.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

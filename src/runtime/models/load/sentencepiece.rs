@@ -1,8 +1,8 @@
 //! Folders with a `tokenizer.model` of SentencePiece: the vocabulary as plain data, without tokenizer.json.
 //!
-//! The file is a protocol buffer; only the fields that decide ids are read: pieces with score and type, the kind of
-//! model, ids of special pieces, and the treatment of spaces. Format: sentencepiece's `sentencepiece_model.proto`.
-//! Every length is checked against the file's size before it is used.
+//! The file is a protocol buffer; only the fields that decide ids are read: pieces with score and type, the
+//! kind of model, ids of special pieces, and the treatment of spaces. Format: sentencepiece's
+//! `sentencepiece_model.proto`. Every length is checked against the file's size before it is used.
 
 use std::path::Path;
 

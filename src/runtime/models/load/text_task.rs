@@ -1,7 +1,8 @@
 //! The task of a model for texts, as its files say it: vectors, or scores of pairs.
 //!
-//! Folders say it by sentence-transformers' modules.json, GGUF by `pooling_type` (llama.cpp's numbers: 0 none, 1 mean, 2 first
-//! token, 3 last token, 4 score). An encoder whose files do not say it is pooled by the mean.
+//! Folders say it by sentence-transformers' modules.json, GGUF by `pooling_type` (llama.cpp's numbers: 0
+//! none, 1 mean, 2 first token, 3 last token, 4 score). An encoder whose files do not say it is pooled by the
+//! mean.
 
 use std::collections::BTreeMap;
 use std::path::Path;

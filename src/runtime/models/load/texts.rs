@@ -1,7 +1,7 @@
 //! The text side of a model's files, without weights: for inspecting templates, and for engines elsewhere.
 //!
-//! Uses the same readers as loading. A folder without config.json, weights or even a tokenizer is accepted; damaged
-//! files are errors.
+//! Uses the same readers as loading. A folder without config.json, weights or even a tokenizer is accepted;
+//! damaged files are errors.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Builds the tokenizer of a model from GGUF metadata or a Hugging Face folder.
 //!
-//! This file knows the names of keys and files; `text::tokenizer` implements vocabularies. Every error names the
-//! file, and the key if there is one.
+//! This file knows the names of keys and files; `text::tokenizer` implements vocabularies. Every error names
+//! the file, and the key if there is one.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
-//! Tokenizers of folders without tokenizer.json: `tokenizer.model` of SentencePiece or tiktoken, and `tekken.json`.
+//! Tokenizers of folders without tokenizer.json: `tokenizer.model` of SentencePiece or tiktoken, and
+//! `tekken.json`.
 //!
-//! tiktoken and Tekken store tokens as bytes with ranks: the pair of neighbours whose union has the lowest rank is
-//! merged first. That is byte-level BPE with the merges left out; they follow from the ranks. Formats: tiktoken's
-//! `load_tiktoken_bpe`, Meta's `llama3/tokenizer.py`, mistral-common's `tekken.py`.
+//! tiktoken and Tekken store tokens as bytes with ranks: the pair of neighbours whose union has the lowest
+//! rank is merged first. That is byte-level BPE with the merges left out; they follow from the ranks.
+//! Formats: tiktoken's `load_tiktoken_bpe`, Meta's `llama3/tokenizer.py`, mistral-common's `tekken.py`.
 
 use std::collections::HashMap;
 use std::path::Path;

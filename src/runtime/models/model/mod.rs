@@ -1,5 +1,5 @@
-//! Models: the trait that the engine uses (`Model`), the decoder that implements it, the families' configurations,
-//! and the families that candle-transformers computes.
+//! Models: the trait that the engine uses (`Model`), the decoder that implements it, the families'
+//! configurations, and the families that candle-transformers computes.
 
 pub mod arch;
 #[cfg(feature = "candle-families")]

@@ -1,7 +1,7 @@
 //! Rotary frequencies: the angle per position of each pair of a head, and the scale of the result.
 //!
-//! Sources: RoPE, Su et al. 2021; linear interpolation, Chen et al. 2023; Llama 3.1's ramp, Meta's model card and
-//! transformers' `rope_type: llama3`; YaRN, Peng et al. 2023; LongRoPE, Ding et al. 2024.
+//! Sources: RoPE, Su et al. 2021; linear interpolation, Chen et al. 2023; Llama 3.1's ramp, Meta's model card
+//! and transformers' `rope_type: llama3`; YaRN, Peng et al. 2023; LongRoPE, Ding et al. 2024.
 
 use super::config::{RopeConfig, RopeScaling};
 

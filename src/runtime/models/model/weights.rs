@@ -1,7 +1,7 @@
 //! Finds a decoder's tensors in a file: names, shapes, and the rearrangements that published forms need.
 //!
-//! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here against
-//! the description, so that the decoder never meets a wrong one.
+//! Two naming schemes cover all families: Hugging Face's modules and GGUF's blocks. Shapes are checked here
+//! against the description, so that the decoder never meets a wrong one.
 
 use half::f16;
 

@@ -7,8 +7,8 @@
 //! end: the index's start and CRC-32, and the first 16 bytes once more, 32 bytes
 //! ```
 //!
-//! The index comes last, so that a file that is cut off anywhere has none. Each MiB of panels has a CRC-32 of its own, so that
-//! all threads check a matrix together, at the speed of memory.
+//! The index comes last, so that a file that is cut off anywhere has none. Each MiB of panels has a CRC-32 of
+//! its own, so that all threads check a matrix together, at the speed of memory.
 
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;

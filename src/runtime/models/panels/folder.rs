@@ -1,7 +1,7 @@
 //! The folder of packed weights: one file per model, `<key>.panels`, and `<key>.part` while it is written.
 //!
-//! Only files of these names are counted or removed. A file's modification time is the time of its last use. A file that a
-//! process has mapped may be removed: its bytes stay until the process ends.
+//! Only files of these names are counted or removed. A file's modification time is the time of its last use.
+//! A file that a process has mapped may be removed: its bytes stay until the process ends.
 
 use std::fs::{self, File, FileTimes};
 use std::io;

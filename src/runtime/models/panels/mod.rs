@@ -1,12 +1,14 @@
 //! Packed weights kept on disk, so that a later start reads them instead of packing them again.
 //!
-//! A [`PanelStore`] serves one load: the backend asks it for each matrix, in the order of loading, and tells it what it loaded.
-//! After the load a thread of low priority writes what was packed, and packs first what no step has needed yet. A matrix is copied from the mapped file to huge pages: decoding
-//! from the file's own 4 KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing (both measured).
+//! A [`PanelStore`] serves one load: the backend asks it for each matrix, in the order of loading, and tells
+//! it what it loaded. After the load a thread of low priority writes what was packed, and packs first what no
+//! step has needed yet. A matrix is copied from the mapped file to huge pages: decoding from the file's own 4
+//! KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing (both measured).
 //!
-//! Invariants: a matrix from a file was compared with its checksums before this process computes with it, and a file that differs
-//! is removed and written again. A file has its name only when it is whole and synced. Everything here may be deleted at any
-//! time. Knows no model format; the caller's key says what the panels are of.
+//! Invariants: a matrix from a file was compared with its checksums before this process computes with it, and
+//! a file that differs is removed and written again. A file has its name only when it is whole and synced.
+//! Everything here may be deleted at any time. Knows no model format; the caller's key says what the panels
+//! are of.
 
 mod file;
 mod folder;

@@ -1,9 +1,9 @@
 //! Stop strings in streamed text, also across the borders of the pieces it comes in.
 //!
-//! The result is defined on the whole text, so that it cannot depend on how the text was cut: of all occurrences
-//! of all stop strings the one that *starts* first wins; of several that start there, the shortest (the text is
-//! the same, and it is complete first). Text from that start on is never returned. Invariant: what is held back
-//! is always a proper prefix of a stop string, never more.
+//! The result is defined on the whole text, so that it cannot depend on how the text was cut: of all
+//! occurrences of all stop strings the one that *starts* first wins; of several that start there, the
+//! shortest (the text is the same, and it is complete first). Text from that start on is never returned.
+//! Invariant: what is held back is always a proper prefix of a stop string, never more.
 //!
 //! ```text
 //! stops: "abcd", "bc"    pushed so far: "xabc"    returned: "x"    held: "abc"

@@ -1,8 +1,9 @@
 //! Session names and their folder names.
 //!
-//! A name comes from users and HTTP clients: it is data, never a path. Its folder name contains only `a-z 0-9 - _ % ~`,
-//! starts with no dot, is no device name of Windows, and is unique even where file names ignore case.
-//! The encoding has exactly one inverse, so the folder name identifies the session. Touches no file.
+//! A name comes from users and HTTP clients: it is data, never a path. Its folder name contains only
+//! `a-z 0-9 - _ % ~`, starts with no dot, is no device name of Windows, and is unique even where file names
+//! ignore case. The encoding has exactly one inverse, so the folder name identifies the session. Touches no
+//! file.
 
 use std::fmt;
 

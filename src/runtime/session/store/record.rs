@@ -1,9 +1,9 @@
 //! The format of a saved session's lines, up to `llmctl.session.v3`: types of their own, converted both ways.
 //!
 //! The types here are the format: a field is never renamed, and a new field means a new schema. Records that
-//! an older llmctl would not understand are refused, not skipped. Each schema extends the one before it; a file
-//! has the schema that its header names and contains nothing of a later one. Knows no file, no checksum and
-//! no other record.
+//! an older llmctl would not understand are refused, not skipped. Each schema extends the one before it; a
+//! file has the schema that its header names and contains nothing of a later one. Knows no file, no checksum
+//! and no other record.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

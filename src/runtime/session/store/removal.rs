@@ -1,8 +1,9 @@
 //! Removal of a session, with its conversation and the KV on disk that no other session uses.
 //!
 //! Invariants: once its lock is released, a removed session cannot be found. A page that another session's
-//! conversation starts with is kept, as far as its transcript can be read: what that may lose is computed again, while
-//! erased text must not stay on disk for the sake of a damaged file. The caller gets the names of such sessions.
+//! conversation starts with is kept, as far as its transcript can be read: what that may lose is computed
+//! again, while erased text must not stay on disk for the sake of a damaged file. The caller gets the names
+//! of such sessions.
 
 use std::collections::HashSet;
 use std::fs;

@@ -1,6 +1,7 @@
 //! Events of a generation as reply lines, and back.
 //!
-//! Invariant: with `Detail::Events`, an event that is encoded and decoded again is the same, its durations to the nanosecond.
+//! Invariant: with `Detail::Events`, an event that is encoded and decoded again is the same, its durations to
+//! the nanosecond.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Conversations without a store: they end with the server, and are otherwise what they are on disk.
 //!
-//! Invariants: one that is open is busy for others and read as it was before; there is an end to how many there are.
+//! Invariants: one that is open is busy for others and read as it was before; there is an end to how many
+//! there are.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

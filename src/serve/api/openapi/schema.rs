@@ -1,7 +1,7 @@
 //! JSON Schemas (draft 2020-12, as in OpenAPI 3.1) of bodies, from the fields that their readers ask for.
 //!
-//! Invariants: `null` counts as absent, so that every field but a required one may be null; an object of the top level has only the
-//! fields that are recorded, as the server refuses others unless it is lenient.
+//! Invariants: `null` counts as absent, so that every field but a required one may be null; an object of the
+//! top level has only the fields that are recorded, as the server refuses others unless it is lenient.
 
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,8 @@
 //! Body of a response: the fields of the Responses API, and their meaning here.
 //!
-//! A response is stored unless `store` is false: in the session of `previous_response_id`, in one that the client names, or in one of
-//! its own. What is not stored may be in a transient session, as headers or `prompt_cache_key` name it.
+//! A response is stored unless `store` is false: in the session of `previous_response_id`, in one that the
+//! client names, or in one of its own. What is not stored may be in a transient session, as headers or
+//! `prompt_cache_key` name it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

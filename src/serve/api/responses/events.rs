@@ -1,8 +1,8 @@
 //! A response as a stream of events, in the order that OpenAI's clients rely on.
 //!
-//! Invariants: every event has the next sequence number; items come one after another, each added before its deltas and done
-//! before the next one; the last event is `response.completed`, `response.incomplete` or `response.failed` and holds the whole
-//! response.
+//! Invariants: every event has the next sequence number; items come one after another, each added before its
+//! deltas and done before the next one; the last event is `response.completed`, `response.incomplete` or
+//! `response.failed` and holds the whole response.
 
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,8 @@
 //! Stored responses: turns of stored sessions whose notes hold response objects.
 //!
-//! Invariants: an id is found only in the sessions that its caller sees; deleting a response erases its turn where no later turn
-//! follows it, and otherwise only what the client could ask for, because the later turns are about it.
+//! Invariants: an id is found only in the sessions that its caller sees; deleting a response erases its turn
+//! where no later turn follows it, and otherwise only what the client could ask for, because the later turns
+//! are about it.
 
 use serde_json::{Value, json};
 use uuid::Uuid;

@@ -1,9 +1,9 @@
 //! The system prompt and the messages of a body.
 //!
-//! Invariants: a turn of the user becomes the results of tools, in their order, and the text behind them; text blocks of the
-//! assistant are joined without anything between, so that an answer that comes back is the text that was generated; turns of
-//! one role that follow each other are one turn, as in Anthropic's API. Thinking is the reasoning of its message, a line for each
-//! block, and its signature means nothing here.
+//! Invariants: a turn of the user becomes the results of tools, in their order, and the text behind them;
+//! text blocks of the assistant are joined without anything between, so that an answer that comes back is the
+//! text that was generated; turns of one role that follow each other are one turn, as in Anthropic's API.
+//! Thinking is the reasoning of its message, a line for each block, and its signature means nothing here.
 
 use serde_json::{Value, json};
 

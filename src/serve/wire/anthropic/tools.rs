@@ -1,7 +1,7 @@
 //! `tools` and `tool_choice`, turned into the definitions that templates see.
 //!
-//! A tool without a schema of its own is one that Anthropic knows, most of them run by its servers: it is left out with a
-//! notice, because agents send such tools to every server.
+//! A tool without a schema of its own is one that Anthropic knows, most of them run by its servers: it is
+//! left out with a notice, because agents send such tools to every server.
 
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! `input` of the Responses API to messages.
 //!
-//! Items of one assistant turn (reasoning, message, calls) become one message, as the model wrote it. Text that stands between
-//! a call and its result belongs to the message of the call.
+//! Items of one assistant turn (reasoning, message, calls) become one message, as the model wrote it. Text
+//! that stands between a call and its result belongs to the message of the call.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;

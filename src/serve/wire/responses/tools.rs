@@ -1,8 +1,9 @@
-//! Tools of the Responses API: flat functions, functions in the form of chat completions, custom tools that take free text,
-//! and namespaces of both.
+//! Tools of the Responses API: flat functions, functions in the form of chat completions, custom tools that
+//! take free text, and namespaces of both.
 //!
-//! The model sees functions. A custom tool is shown as a function with the one argument `input`, and a tool of a namespace by a
-//! name that holds both names; [`ToolNames`] turns calls of the model back into what the client knows.
+//! The model sees functions. A custom tool is shown as a function with the one argument `input`, and a tool
+//! of a namespace by a name that holds both names; [`ToolNames`] turns calls of the model back into what the
+//! client knows.
 
 use std::collections::BTreeMap;
 

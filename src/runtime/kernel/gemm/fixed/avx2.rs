@@ -1,5 +1,5 @@
-//! AVX2: `vpmaddwd` multiplies 16 pairs of 16-bit codes and adds them in twos; with VNNI `vpdpwssd` also adds them to
-//! the sums.
+//! AVX2: `vpmaddwd` multiplies 16 pairs of 16-bit codes and adds them in twos; with VNNI `vpdpwssd` also adds
+//! them to the sums.
 
 use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE};
 use std::arch::x86_64::*;

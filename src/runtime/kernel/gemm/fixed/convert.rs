@@ -1,5 +1,5 @@
-//! Conversion of activations to 14-bit codes. Every block is converted separately and by the same operations on every
-//! instruction set.
+//! Conversion of activations to 14-bit codes. Every block is converted separately and by the same operations
+//! on every instruction set.
 
 use super::{BLOCK, FixedBlock, LARGEST};
 use crate::isa::dispatch;

@@ -1,12 +1,14 @@
-//! Products of F16 and BF16 weights: both sides are 14-bit integers with one scale for each 32 values along K.
+//! Products of F16 and BF16 weights: both sides are 14-bit integers with one scale for each 32 values along
+//! K.
 //!
-//! Integers have advantages over `vdpbf16ps`: twice the rate of f32 arithmetic, the same bits on every processor, and
-//! a smaller error, because bf16 would leave 8 significant bits of every activation. A weight's scale is a power of
-//! two, so that weights not much smaller than the largest of their block are exact: down to a quarter of it for F16,
-//! to a 32nd for BF16. Rounded values are off by at most 1/16,382 of their block's largest value.
+//! Integers have advantages over `vdpbf16ps`: twice the rate of f32 arithmetic, the same bits on every
+//! processor, and a smaller error, because bf16 would leave 8 significant bits of every activation. A
+//! weight's scale is a power of two, so that weights not much smaller than the largest of their block are
+//! exact: down to a quarter of it for F16, to a 32nd for BF16. Rounded values are off by at most 1/16,382 of
+//! their block's largest value.
 //!
-//! Invariant, the definition of every output `w . x`, independent of the number of rows, threads, tiles and the
-//! instruction set:
+//! Invariant, the definition of every output `w . x`, independent of the number of rows, threads, tiles and
+//! the instruction set:
 //!
 //! ```text
 //! sum = 0

@@ -1,4 +1,5 @@
-//! NEON: `smlal` multiplies 16-bit codes and adds the products to 32-bit sums; the two of a pair are added at the end.
+//! NEON: `smlal` multiplies 16-bit codes and adds the products to 32-bit sums; the two of a pair are added at
+//! the end.
 
 use super::{BLOCK, FixedPanel, FixedRow, MAX_ROWS, ROWS, RowSums, TILE};
 use std::arch::aarch64::*;

@@ -1,7 +1,9 @@
-//! I8MM: `smmla` multiplies two activation rows of eight codes with two weight rows and adds the four products.
+//! I8MM: `smmla` multiplies two activation rows of eight codes with two weight rows and adds the four
+//! products.
 //!
-//! Sums keep the instruction's order throughout a panel: a register holds `[row t with w, t with w + 1, t + 1 with w,
-//! t + 1 with w + 1]`. Activations are in pairs of rows in the same order ([`ActivationPair`]). Few rows use `sdot`.
+//! Sums keep the instruction's order throughout a panel: a register holds
+//! `[row t with w, t with w + 1, t + 1 with w, t + 1 with w + 1]`. Activations are in pairs of rows in the
+//! same order ([`ActivationPair`]). Few rows use `sdot`.
 
 use std::arch::aarch64::*;
 use std::arch::asm;

@@ -1,12 +1,12 @@
 //! NEON, with and without dot products (`sdot`).
 //!
-//! `sdot` multiplies 16 signed codes of four weight rows with four activation codes, which it takes from a lane.
-//! Without it, `smlal` multiplies bytes and adds products in 16 bits, of as many groups as fit (see `dots.rs`); the
-//! lanes of a row are added in pairs at the end. The integers are exact in every case, and the f32 part follows
-//! [`gemm`](super)'s order.
+//! `sdot` multiplies 16 signed codes of four weight rows with four activation codes, which it takes from a
+//! lane. Without it, `smlal` multiplies bytes and adds products in 16 bits, of as many groups as fit (see
+//! `dots.rs`); the lanes of a row are added in pairs at the end. The integers are exact in every case, and
+//! the f32 part follows [`gemm`](super)'s order.
 //!
-//! Codes are signed wherever it costs nothing: tables hold values without their zero point, panels of the panel path
-//! are unpacked without it. Elsewhere it is subtracted as a multiple of the activations' sum.
+//! Codes are signed wherever it costs nothing: tables hold values without their zero point, panels of the
+//! panel path are unpacked without it. Elsewhere it is subtracted as a multiple of the activations' sum.
 
 mod dots;
 pub mod i8mm;

@@ -1,7 +1,7 @@
 //! Causal attention over pages, as batched products.
 //!
-//! Query heads that share a KV head are rows of one product with its keys, so keys and values are never repeated.
-//! Scores and sums are f32, whatever the KV type.
+//! Query heads that share a KV head are rows of one product with its keys, so keys and values are never
+//! repeated. Scores and sums are f32, whatever the KV type.
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;

@@ -1,8 +1,8 @@
 //! KV storage on the device: two tensors per layer, `[kv_heads, slots, head_dim]`, where a slot is
 //! `page * PAGE_TOKENS + offset`.
 //!
-//! Heads come first, so that a sequence in consecutive pages is read in place. Storage grows to the highest page ever
-//! written and is zeroed, so that slots never written hold finite numbers.
+//! Heads come first, so that a sequence in consecutive pages is read in place. Storage grows to the highest
+//! page ever written and is zeroed, so that slots never written hold finite numbers.
 
 use std::cell::{RefCell, RefMut};
 

@@ -1,11 +1,11 @@
-//! The candle backend: buffers, weights and KV are candle tensors, so one code path serves CUDA, Metal and, for tests, the
-//! CPU.
+//! The candle backend: buffers, weights and KV are candle tensors, so one code path serves CUDA, Metal and,
+//! for tests, the CPU.
 //!
-//! Invariant: the tensor in a buffer is `[rows, width]`, f32 and contiguous, as candle's fused kernels require.
-//! Differs from the CPU backend in two ways, both due to candle. Rows agree between batches and chunks to rounding,
-//! not bit for bit, because its products choose their order of summation by size; and a product with a quantised
-//! matrix also rounds its input to 8 bits per block. Knows nothing of models; candle's errors become
-//! [`Error::Backend`].
+//! Invariant: the tensor in a buffer is `[rows, width]`, f32 and contiguous, as candle's fused kernels
+//! require. Differs from the CPU backend in two ways, both due to candle. Rows agree between batches and
+//! chunks to rounding, not bit for bit, because its products choose their order of summation by size; and a
+//! product with a quantised matrix also rounds its input to 8 bits per block. Knows nothing of models;
+//! candle's errors become [`Error::Backend`].
 
 mod attention;
 mod kv;

@@ -1,5 +1,5 @@
-//! Operations on `[rows, width]` tensors that need neither weights nor KV. Uses candle-nn's fused kernels if it has
-//! them.
+//! Operations on `[rows, width]` tensors that need neither weights nor KV. Uses candle-nn's fused kernels if
+//! it has them.
 
 use candle_core::{Result, Tensor};
 use candle_nn::{ops, rotary_emb};

@@ -1,10 +1,11 @@
 //! Index and mask tensors of one step: the slots that its rows write and see.
 //!
-//! All layers of a step share them, so they are made and uploaded once per step and kind of layer, not once per
-//! layer. They depend on the spans only.
+//! All layers of a step share them, so they are made and uploaded once per step and kind of layer, not once
+//! per layer. They depend on the spans only.
 //!
-//! Attention is computed in groups: rows whose products are batched into one. A group is one span, or a block of a long
-//! span's rows, or several spans of equally many rows (running generations have one each), padded to the longest:
+//! Attention is computed in groups: rows whose products are batched into one. A group is one span, or a block
+//! of a long span's rows, or several spans of equally many rows (running generations have one each), padded
+//! to the longest:
 //!
 //! ```text
 //! span 0   k k k k k . .     slots seen by its rows; `.` is masked padding

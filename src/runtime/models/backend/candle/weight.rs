@@ -1,7 +1,7 @@
 //! Matrices on the device: floats as tensors, ggml's blocks in the file's layout.
 //!
-//! Blocks are never expanded as a whole: products and row look-ups read them directly. (On x86 and ARM CPUs candle
-//! itself keeps a second, interleaved copy of some types.) No copy stays on the host.
+//! Blocks are never expanded as a whole: products and row look-ups read them directly. (On x86 and ARM CPUs
+//! candle itself keeps a second, interleaved copy of some types.) No copy stays on the host.
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Result, Tensor};

@@ -1,9 +1,9 @@
-//! Cuts the attention of a step into tasks: blocks of a span's rows for some KV heads, over all visible pages or one
-//! run of them each. By the kernel's definition all cuts give the same bits.
+//! Cuts the attention of a step into tasks: blocks of a span's rows for some KV heads, over all visible pages
+//! or one run of them each. By the kernel's definition all cuts give the same bits.
 //!
-//! Rows of a prompt share what they read: a task takes one KV head at a time, whose run stays in the cache. A single
-//! row reads everything once: it is cut by runs, and a task takes as many KV heads as leave enough tasks for the
-//! threads, because heads lie side by side in a page and sequential reads are fastest.
+//! Rows of a prompt share what they read: a task takes one KV head at a time, whose run stays in the cache. A
+//! single row reads everything once: it is cut by runs, and a task takes as many KV heads as leave enough
+//! tasks for the threads, because heads lie side by side in a page and sequential reads are fastest.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -1,9 +1,10 @@
-//! Recurrent states behind drafted rows. A state stands for all tokens it has taken in and cannot drop one, so a step
-//! leaves it after the known rows, computes drafted rows on a copy, and records their inputs. Once the engine knows how
-//! many drafted tokens are right, the state takes in their records, which reads no weight.
+//! Recurrent states behind drafted rows. A state stands for all tokens it has taken in and cannot drop one,
+//! so a step leaves it after the known rows, computes drafted rows on a copy, and records their inputs. Once
+//! the engine knows how many drafted tokens are right, the state takes in their records, which reads no
+//! weight.
 //!
-//! Invariant: a record has the very inputs that the step computed, and taking it in is the step's own operation, so the
-//! state gets the bits that it would have got without a draft.
+//! Invariant: a record has the very inputs that the step computed, and taking it in is the step's own
+//! operation, so the state gets the bits that it would have got without a draft.
 
 use crate::backend::{PageId, RowSpan};
 use llmctl_kernel::delta::DeltaToken;

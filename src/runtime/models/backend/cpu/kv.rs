@@ -1,13 +1,13 @@
 //! Pages of keys and values, and of recurrent states, each in memory of its own.
 //!
-//! A page holds, for each store of its group, keys and then values, each as `[kv_head]` blocks in the layout of
-//! [`attention::write_row`], or the f32 values of a state. Its memory is allocated at the first write and stays for
-//! the page's next owner, unless the page is freed: then the system takes it back, and the addresses are reused for
-//! the next allocated page.
+//! A page holds, for each store of its group, keys and then values, each as `[kv_head]` blocks in the layout
+//! of [`attention::write_row`], or the f32 values of a state. Its memory is allocated at the first write and
+//! stays for the page's next owner, unless the page is freed: then the system takes it back, and the
+//! addresses are reused for the next allocated page.
 //!
-//! A page that was imported stays where its bytes are, usually in a mapped file, and is read there: filling fresh memory
-//! takes several times as long as checking the bytes. Invariant: those bytes are never written; a page is copied into
-//! memory of its own before its first write.
+//! A page that was imported stays where its bytes are, usually in a mapped file, and is read there: filling
+//! fresh memory takes several times as long as checking the bytes. Invariant: those bytes are never written;
+//! a page is copied into memory of its own before its first write.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};

@@ -1,8 +1,9 @@
 //! The CPU backend: our kernels over f32 activations, on a pool of threads.
 //!
-//! Quantised matrices are packed once, at load, and multiplied with activations quantised to 8 bits. F16 and BF16 stay where a
-//! mapped file has them, and are multiplied with activations of 14 bits. F32 stays there too, with f32 arithmetic throughout. Work is
-//! split over outputs, never inside a reduction, so the result does not depend on the number of threads.
+//! Quantised matrices are packed once, at load, and multiplied with activations quantised to 8 bits. F16 and
+//! BF16 stay where a mapped file has them, and are multiplied with activations of 14 bits. F32 stays there
+//! too, with f32 arithmetic throughout. Work is split over outputs, never inside a reduction, so the result
+//! does not depend on the number of threads.
 
 mod attention;
 mod buffer;

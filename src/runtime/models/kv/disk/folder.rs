@@ -1,11 +1,12 @@
-//! Layout of the pages on disk: `<root>/<fingerprint>/<two digits>/<name>-<group>.kv`, written under another name and
-//! renamed.
+//! Layout of the pages on disk: `<root>/<fingerprint>/<two digits>/<name>-<group>.kv`, written under another
+//! name and renamed.
 //!
-//! A file is either absent or complete, except after a power failure: only the manifest is synced. Pages are a cache
-//! under a checksum (a torn page is computed again), the conversation they belong to is synced elsewhere, and syncing
-//! half a gigabyte per turn would keep the disk busy for seconds. Only files whose folder and name follow this layout
-//! are counted or removed, so other files below the root are safe. A file's modification time is the time of its last
-//! use by any process that shares the root, and a month later for a page that several sessions begin with.
+//! A file is either absent or complete, except after a power failure: only the manifest is synced. Pages are
+//! a cache under a checksum (a torn page is computed again), the conversation they belong to is synced
+//! elsewhere, and syncing half a gigabyte per turn would keep the disk busy for seconds. Only files whose
+//! folder and name follow this layout are counted or removed, so other files below the root are safe. A
+//! file's modification time is the time of its last use by any process that shares the root, and a month
+//! later for a page that several sessions begin with.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirEntry, File, FileTimes, OpenOptions};

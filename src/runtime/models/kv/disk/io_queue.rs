@@ -1,8 +1,9 @@
-//! The queue between the engine's thread and the I/O thread: requests and answers as plain data behind one lock.
+//! The queue between the engine's thread and the I/O thread: requests and answers as plain data behind one
+//! lock.
 //!
-//! Invariants: the lock is never held during disk I/O, so waiting for it takes no longer than a map operation. A page
-//! that waits to be written counts as saved, and is read from memory. Each requested page is answered once, even if
-//! the I/O thread has ended. This file performs no I/O.
+//! Invariants: the lock is never held during disk I/O, so waiting for it takes no longer than a map
+//! operation. A page that waits to be written counts as saved, and is read from memory. Each requested page
+//! is answered once, even if the I/O thread has ended. This file performs no I/O.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

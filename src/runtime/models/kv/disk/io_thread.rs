@@ -1,8 +1,9 @@
 //! The I/O thread: processes one file at a time and enforces the limit over everything below the root.
 //!
-//! The used bytes are counted by one walk, then updated by what this process writes. Writes of other processes are
-//! counted by the next walk, which comes each time a sixteenth of the limit has been written. If a page does not fit,
-//! the least recently used files are removed until seven eighths of the limit are used, so that walks stay rare.
+//! The used bytes are counted by one walk, then updated by what this process writes. Writes of other
+//! processes are counted by the next walk, which comes each time a sixteenth of the limit has been written.
+//! If a page does not fit, the least recently used files are removed until seven eighths of the limit are
+//! used, so that walks stay rare.
 
 use std::io;
 use std::time::SystemTime;

@@ -2,20 +2,21 @@
 //!
 //! The engine's thread sends requests and polls for events; one I/O thread does all reading and writing. Only
 //! [`DiskStore::open`], [`DiskStore::wait`], [`DiskStore::flush`] and dropping wait for the disk;
-//! [`DiskStore::contains`] asks the system for the name of a page that this process does not know. Reads come before
-//! writes. Invariants: [`DiskEvent::Loaded`] delivers exactly what was saved under that key, parent and tokens,
-//! verified by a checksum; everything else is [`DiskEvent::Missing`] with a reason. Each requested page is answered
-//! once. Saving is best effort: a page that does not fit is dropped and counted, and the first error turns saving off
-//! with one notice while loading continues. Any number of processes may share a root: files are immutable and named
-//! by content.
+//! [`DiskStore::contains`] asks the system for the name of a page that this process does not know. Reads come
+//! before writes. Invariants: [`DiskEvent::Loaded`] delivers exactly what was saved under that key, parent
+//! and tokens, verified by a checksum; everything else is [`DiskEvent::Missing`] with a reason. Each
+//! requested page is answered once. Saving is best effort: a page that does not fit is dropped and counted,
+//! and the first error turns saving off with one notice while loading continues. Any number of processes may
+//! share a root: files are immutable and named by content.
 //!
-//! Loaded bytes are those of the mapped file, where the system maps files and lets a mapped one be removed and replaced. No
-//! process changes a file in place, so they stay the verified ones; a file that is removed while a page is in use takes
-//! room on the disk until the page is freed, beyond the limit. What the system drops from memory it reads again
-//! unverified, as it does the weights: an error of the disk then ends the process (SIGBUS).
+//! Loaded bytes are those of the mapped file, where the system maps files and lets a mapped one be removed
+//! and replaced. No process changes a file in place, so they stay the verified ones; a file that is removed
+//! while a page is in use takes room on the disk until the page is freed, beyond the limit. What the system
+//! drops from memory it reads again unverified, as it does the weights: an error of the disk then ends the
+//! process (SIGBUS).
 //!
-//! `page` is the file format, `folder` the layout, `io_queue` the requests and answers, `io_thread` the thread. The
-//! caller decides which pages to save and interprets their bytes.
+//! `page` is the file format, `folder` the layout, `io_queue` the requests and answers, `io_thread` the
+//! thread. The caller decides which pages to save and interprets their bytes.
 
 mod folder;
 mod io_queue;

@@ -16,8 +16,9 @@
 //! | `p` | payload |
 //! | 4 | CRC-32 (ISO 3309) of everything before |
 //!
-//! The expected header is known before the file is opened, so it is compared as a whole, and no size from the file is
-//! trusted for an allocation. The checksum is verified first: the header of a damaged file means nothing.
+//! The expected header is known before the file is opened, so it is compared as a whole, and no size from the
+//! file is trusted for an allocation. The checksum is verified first: the header of a damaged file means
+//! nothing.
 
 use std::io::{self, Read, Write};
 use std::ops::Range;

@@ -1,7 +1,7 @@
 //! Checks that the keys of a new GGUF file describe the decoder of the folder it is made from.
 //!
-//! GGUF leaves parts of some families to the program that reads it (intervals of layers, weights of experts). A folder
-//! that differs there would silently become another model, so the keys are read back and compared.
+//! GGUF leaves parts of some families to the program that reads it (intervals of layers, weights of experts).
+//! A folder that differs there would silently become another model, so the keys are read back and compared.
 
 use super::super::gguf::Gguf;
 use super::super::gguf_config::value;

@@ -1,7 +1,8 @@
 //! The tensors of a Hugging Face folder under their names in GGUF, rearranged as llama.cpp's converter does.
 //!
-//! Names come from the family's [`Naming`], which the loader uses in the other direction. Every tensor of the decoder
-//! gets a name or is refused: none is dropped silently. Source of the rearrangements: llama.cpp's `conversion/`.
+//! Names come from the family's [`Naming`], which the loader uses in the other direction. Every tensor of the
+//! decoder gets a name or is refused: none is dropped silently. Source of the rearrangements: llama.cpp's
+//! `conversion/`.
 
 use std::collections::BTreeMap;
 

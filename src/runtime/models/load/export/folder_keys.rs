@@ -1,7 +1,8 @@
 //! The metadata of a GGUF file made from a Hugging Face folder: keys as llama.cpp's converter writes them.
 //!
-//! The values come from the parsed description, so that both forms of a model describe the same decoder; what GGUF
-//! cannot express is found by reading the keys back (see `super::check`). Source: llama.cpp's `conversion/`.
+//! The values come from the parsed description, so that both forms of a model describe the same decoder; what
+//! GGUF cannot express is found by reading the keys back (see `super::check`). Source: llama.cpp's
+//! `conversion/`.
 
 use super::head::GgufHead;
 use crate::model::arch::{ConfigReader, Description};

@@ -1,8 +1,9 @@
 //! The vocabulary of a Hugging Face folder in GGUF's form.
 //!
-//! tokenizer.model is taken as it is; from tokenizer.json tokens, merges or scores are derived. GGUF names the rule
-//! that splits words instead of storing it, so the candidates are tried: only a vocabulary that encodes a text of many
-//! scripts like the folder's own tokenizer is written. Source of the keys: llama.cpp's `conversion/base.py`.
+//! tokenizer.model is taken as it is; from tokenizer.json tokens, merges or scores are derived. GGUF names
+//! the rule that splits words instead of storing it, so the candidates are tried: only a vocabulary that
+//! encodes a text of many scripts like the folder's own tokenizer is written. Source of the keys: llama.cpp's
+//! `conversion/base.py`.
 
 use std::collections::HashMap;
 use std::path::Path;

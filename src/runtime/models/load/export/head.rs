@@ -1,7 +1,7 @@
 //! The head of a GGUF file to be written: metadata entries and the table of tensors.
 //!
-//! Invariant: tensors are laid out in the order in which they were added, each aligned to [`ALIGNMENT`] bytes. Format:
-//! the GGUF specification (ggml's docs/gguf.md), version 3, little endian.
+//! Invariant: tensors are laid out in the order in which they were added, each aligned to [`ALIGNMENT`]
+//! bytes. Format: the GGUF specification (ggml's docs/gguf.md), version 3, little endian.
 
 use crate::load::gguf_types;
 use llmctl_kernel::Dtype;

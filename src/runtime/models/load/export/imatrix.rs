@@ -1,7 +1,8 @@
 //! llama.cpp's importance matrices: the mean square of what each column of a matrix is multiplied with.
 //!
-//! Two forms are read: GGUF with the tensors `NAME.in_sum2` and `NAME.counts`, and the older binary list. Sources:
-//! llama.cpp's tools/imatrix and tools/quantize. Every count is checked against the file's size before it is used.
+//! Two forms are read: GGUF with the tensors `NAME.in_sum2` and `NAME.counts`, and the older binary list.
+//! Sources: llama.cpp's tools/imatrix and tools/quantize. Every count is checked against the file's size
+//! before it is used.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! llama.cpp's mixes: which type each tensor of a quantised file gets.
 //!
-//! The rules are those of llama.cpp's `src/llama-quant.cpp` (`llama_tensor_get_type_impl`, `tensor_type_fallback`,
-//! `tensor_allows_quantization`), so that a file has the quality that its name promises elsewhere. Counters run over
-//! layers, whatever the order of the file.
+//! The rules are those of llama.cpp's `src/llama-quant.cpp` (`llama_tensor_get_type_impl`,
+//! `tensor_type_fallback`, `tensor_allows_quantization`), so that a file has the quality that its name
+//! promises elsewhere. Counters run over layers, whatever the order of the file.
 
 use llmctl_kernel::Dtype;
 

@@ -1,8 +1,8 @@
 //! Writes a model as one GGUF file of another type: from a GGUF file or from a Hugging Face folder.
 //!
-//! [`Export::plan`] reads headers only and decides every tensor's name, shape and type; [`Export::write`] then
-//! converts one piece of a tensor at a time, so that memory does not grow with the model. A file made from a folder
-//! must describe the same decoder, which `check` verifies by reading the keys back.
+//! [`Export::plan`] reads headers only and decides every tensor's name, shape and type; [`Export::write`]
+//! then converts one piece of a tensor at a time, so that memory does not grow with the model. A file made
+//! from a folder must describe the same decoder, which `check` verifies by reading the keys back.
 
 mod check;
 mod folder;

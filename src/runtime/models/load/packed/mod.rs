@@ -1,8 +1,10 @@
-//! Quantised safetensors folders as a [`TensorSource`]: each packed matrix appears under its plain name, `X.weight`.
+//! Quantised safetensors folders as a [`TensorSource`]: each packed matrix appears under its plain name,
+//! `X.weight`.
 //!
-//! Integers become the block type that holds them exactly (see `values`); floats of 8 and 4 bits become f32, so that
-//! nothing is rounded here. The tensors of scales and zero points are not listed. Which parts a matrix has is decided
-//! by the tensors' names, so that layers that a folder leaves unquantised are read as they are.
+//! Integers become the block type that holds them exactly (see `values`); floats of 8 and 4 bits become f32,
+//! so that nothing is rounded here. The tensors of scales and zero points are not listed. Which parts a
+//! matrix has is decided by the tensors' names, so that layers that a folder leaves unquantised are read as
+//! they are.
 
 mod scheme;
 mod values;

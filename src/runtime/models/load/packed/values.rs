@@ -1,9 +1,9 @@
 //! A packed matrix as numbers, and its exact conversion to a block type of ours.
 //!
 //! Every packed form is `number * scale + min` with a scale for each group of columns. If the scales are
-//! half-precision numbers, a block type with enough bits holds exactly these values: Q4_0, Q5_0 and Q8_0 without
-//! minimum, Q4_1 and Q5_1 with one. A zero point is subtracted from the numbers first, which costs one bit: four bits
-//! with any zero point fit the five of Q5_0. Whatever fits no type becomes f32.
+//! half-precision numbers, a block type with enough bits holds exactly these values: Q4_0, Q5_0 and Q8_0
+//! without minimum, Q4_1 and Q5_1 with one. A zero point is subtracted from the numbers first, which costs
+//! one bit: four bits with any zero point fit the five of Q5_0. Whatever fits no type becomes f32.
 
 use half::f16;
 

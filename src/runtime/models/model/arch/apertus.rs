@@ -1,5 +1,6 @@
-//! Apertus: a Llama with norms on the heads of q and k, whose feed-forward parts are two matrices with an activation
-//! between them that each layer has learned (xIELU). Source: transformers `ApertusConfig`; llama.cpp's `apertus` for GGUF.
+//! Apertus: a Llama with norms on the heads of q and k, whose feed-forward parts are two matrices with an
+//! activation between them that each layer has learned (xIELU). Source: transformers `ApertusConfig`;
+//! llama.cpp's `apertus` for GGUF.
 
 use serde_json::Value;
 

@@ -1,6 +1,7 @@
-//! DeepSeek V2 and V3 and GLM-4.7-Flash: latent attention; the first layers are dense, the others have experts beside a shared
-//! network. V2 weighs experts by softmax, V3 and GLM by sigmoid, with a bias for their choice. Sources: transformers
-//! `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`; llama.cpp's `deepseek2` for GGUF, which covers all three.
+//! DeepSeek V2 and V3 and GLM-4.7-Flash: latent attention; the first layers are dense, the others have
+//! experts beside a shared network. V2 weighs experts by softmax, V3 and GLM by sigmoid, with a bias for
+//! their choice. Sources: transformers `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`;
+//! llama.cpp's `deepseek2` for GGUF, which covers all three.
 
 use serde_json::Value;
 

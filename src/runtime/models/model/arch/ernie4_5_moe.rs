@@ -1,5 +1,6 @@
-//! ERNIE 4.5 with experts: softmax weights with a bias for the choice of experts, beside a shared network; the first layers
-//! are dense. Source: transformers `Ernie4_5_MoeConfig`; llama.cpp's `ernie4_5-moe` for GGUF.
+//! ERNIE 4.5 with experts: softmax weights with a bias for the choice of experts, beside a shared network;
+//! the first layers are dense. Source: transformers `Ernie4_5_MoeConfig`; llama.cpp's `ernie4_5-moe` for
+//! GGUF.
 
 use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
 use super::experts::{ExpertKeys, experts};

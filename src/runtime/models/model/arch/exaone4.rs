@@ -1,5 +1,5 @@
-//! EXAONE 4: norms only after each part, q and k normalised per head. The larger one has a sliding window and positions on
-//! three of four layers, and neither on the others. Source: transformers `Exaone4Config`.
+//! EXAONE 4: norms only after each part, q and k normalised per head. The larger one has a sliding window and
+//! positions on three of four layers, and neither on the others. Source: transformers `Exaone4Config`.
 
 use serde_json::Value;
 

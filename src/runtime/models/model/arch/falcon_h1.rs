@@ -1,6 +1,6 @@
 //! Falcon-H1: in every layer, attention and a Mamba-2 mixer read the same input; multipliers everywhere.
-//! Source: transformers `FalconH1Config`, `FalconH1DecoderLayer`; llama.cpp's `falcon-h1`, whose converter has
-//! multiplied the matrices.
+//! Source: transformers `FalconH1Config`, `FalconH1DecoderLayer`; llama.cpp's `falcon-h1`, whose converter
+//! has multiplied the matrices.
 
 use serde_json::Value;
 

@@ -1,5 +1,6 @@
-//! Gemma 2: norms before and after each part, scaled embeddings, GeGLU, soft-capped scores and logits, a window on every
-//! other layer. Source: transformers `Gemma2Config`; llama.cpp for the 27B's query scale, which GGUF does not carry.
+//! Gemma 2: norms before and after each part, scaled embeddings, GeGLU, soft-capped scores and logits, a
+//! window on every other layer. Source: transformers `Gemma2Config`; llama.cpp for the 27B's query scale,
+//! which GGUF does not carry.
 
 use super::dense::{ConfigDefaults, dense};
 use super::{ConfigReader, Description, Family};

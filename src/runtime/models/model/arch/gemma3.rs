@@ -1,5 +1,5 @@
-//! Gemma 3, text: Gemma 2 with q and k norms instead of soft-capped scores, five local layers to each global one, and a
-//! rotary table of their own for the local ones. Source: transformers `Gemma3TextConfig`.
+//! Gemma 3, text: Gemma 2 with q and k norms instead of soft-capped scores, five local layers to each global
+//! one, and a rotary table of their own for the local ones. Source: transformers `Gemma3TextConfig`.
 
 use super::dense::{ConfigDefaults, dense};
 use super::gemma2::shared_with_gemma3;

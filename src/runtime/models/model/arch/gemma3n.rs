@@ -1,6 +1,6 @@
-//! Gemma 3n, text: Gemma 4 E's per-layer inputs and shared rows, several residual streams (alternating updates) with a learned
-//! residual of low rank, and gates of which only the largest stay in the first layers. Source: transformers
-//! `Gemma3nTextConfig`; llama.cpp's converter for GGUF's keys.
+//! Gemma 3n, text: Gemma 4 E's per-layer inputs and shared rows, several residual streams (alternating
+//! updates) with a learned residual of low rank, and gates of which only the largest stay in the first
+//! layers. Source: transformers `Gemma3nTextConfig`; llama.cpp's converter for GGUF's keys.
 
 use serde_json::Value;
 

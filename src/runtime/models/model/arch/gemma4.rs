@@ -1,8 +1,8 @@
 //! Gemma 4, text, in its kinds. All: five local layers to each global one, whose heads are wider and partly
-//! rotated; norms of q, k and v; a factor that multiplies each layer's output. 31B: keys serve as values on global
-//! layers. E2B and E4B: per-layer inputs, and last layers that read the rows of earlier ones and have wider
-//! feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`; llama.cpp's
-//! converter for GGUF's keys.
+//! rotated; norms of q, k and v; a factor that multiplies each layer's output. 31B: keys serve as values on
+//! global layers. E2B and E4B: per-layer inputs, and last layers that read the rows of earlier ones and have
+//! wider feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`;
+//! llama.cpp's converter for GGUF's keys.
 
 use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
 use super::experts::{ExpertKeys, experts};

@@ -1,5 +1,6 @@
-//! Gemma 4's assistant: a few layers that draft for a Gemma 4. They have no KV of their own, and read that of the model's last
-//! layer of their kind, local or global. Source: transformers `Gemma4AssistantConfig`; llama.cpp's converter for GGUF's keys.
+//! Gemma 4's assistant: a few layers that draft for a Gemma 4. They have no KV of their own, and read that of
+//! the model's last layer of their kind, local or global. Source: transformers `Gemma4AssistantConfig`;
+//! llama.cpp's converter for GGUF's keys.
 
 use super::dense::MAX_WIDTH;
 use super::gemma4;

@@ -1,5 +1,6 @@
-//! GLM-4.5 and 4.6: a Llama with biases on q, k and v and half-rotated heads; the first layers are dense, the others have
-//! experts as DeepSeek V3 does. Source: transformers `Glm4MoeConfig`; llama.cpp's `glm4moe` for GGUF.
+//! GLM-4.5 and 4.6: a Llama with biases on q, k and v and half-rotated heads; the first layers are dense, the
+//! others have experts as DeepSeek V3 does. Source: transformers `Glm4MoeConfig`; llama.cpp's `glm4moe` for
+//! GGUF.
 
 use super::deepseek::set_experts;
 use super::dense::{ConfigDefaults, dense};

@@ -1,7 +1,8 @@
-//! Granite 4, and Granite 3 with experts: a Granite of Mamba-2 mixers in most layers and attention, often without
-//! positions, in the others, or in all; experts, if there are some, come with one that every token passes.
-//! Sources: transformers `GraniteMoeHybridConfig`, `GraniteMoeSharedConfig`; llama.cpp's `granitehybrid` and
-//! `granitemoe`. Without recurrent layers and experts, llama.cpp's converter writes `granite`.
+//! Granite 4, and Granite 3 with experts: a Granite of Mamba-2 mixers in most layers and attention, often
+//! without positions, in the others, or in all; experts, if there are some, come with one that every token
+//! passes. Sources: transformers `GraniteMoeHybridConfig`, `GraniteMoeSharedConfig`; llama.cpp's
+//! `granitehybrid` and `granitemoe`. Without recurrent layers and experts, llama.cpp's converter writes
+//! `granite`.
 
 use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
 use super::dense_families::set_multipliers;

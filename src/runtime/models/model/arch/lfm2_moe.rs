@@ -1,5 +1,5 @@
-//! LFM2 with experts: LFM2 in which all layers but the first have experts, weighed by sigmoids with a bias for their choice.
-//! Source: transformers `Lfm2MoeConfig`; llama.cpp's `lfm2moe` for GGUF.
+//! LFM2 with experts: LFM2 in which all layers but the first have experts, weighed by sigmoids with a bias
+//! for their choice. Source: transformers `Lfm2MoeConfig`; llama.cpp's `lfm2moe` for GGUF.
 
 use super::experts::{ExpertKeys, experts};
 use super::{ConfigReader, Description, Family, lfm2};

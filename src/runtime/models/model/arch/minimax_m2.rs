@@ -1,5 +1,6 @@
-//! MiniMax M2: experts in every layer, weighed by sigmoids with a bias for their choice; q and k normalised over all heads
-//! together, and half-rotated. Source: transformers `MiniMaxM2Config`; llama.cpp's `minimax-m2` for GGUF.
+//! MiniMax M2: experts in every layer, weighed by sigmoids with a bias for their choice; q and k normalised
+//! over all heads together, and half-rotated. Source: transformers `MiniMaxM2Config`; llama.cpp's
+//! `minimax-m2` for GGUF.
 
 use super::dense::{ConfigDefaults, dense};
 use super::experts::{ExpertKeys, experts};

@@ -1,8 +1,8 @@
 //! Model families: each parses config.json or GGUF metadata into a [`Description`] that the decoder runs.
 //!
-//! To add a family: a file here that describes it, or a few lines in [`dense_families`], and its line in [`FAMILIES`]. All start
-//! from [`dense`], which reads what all decoders share, and change the fields in which they differ; [`experts`] reads what
-//! mixtures of experts share.
+//! To add a family: a file here that describes it, or a few lines in [`dense_families`], and its line in
+//! [`FAMILIES`]. All start from [`dense`], which reads what all decoders share, and change the fields in
+//! which they differ; [`experts`] reads what mixtures of experts share.
 
 mod config_reader;
 mod deepseek;

@@ -1,8 +1,8 @@
-//! Nemotron-H and Nemotron 3: every layer is one of Mamba-2 mixer, attention without positions, a network of two matrices,
-//! and experts of two matrices, chosen as DeepSeek V3 does, beside a network for every token.
-//! Source: transformers `NemotronHConfig`, except that time steps have only the limits that the file gives, as in the
-//! models' own code and in llama.cpp (transformers to 5.23 also uses `time_step_min`, see its pull request 48989);
-//! llama.cpp's `nemotron_h` and `nemotron_h_moe`.
+//! Nemotron-H and Nemotron 3: every layer is one of Mamba-2 mixer, attention without positions, a network of
+//! two matrices, and experts of two matrices, chosen as DeepSeek V3 does, beside a network for every token.
+//! Source: transformers `NemotronHConfig`, except that time steps have only the limits that the file gives,
+//! as in the models' own code and in llama.cpp (transformers to 5.23 also uses `time_step_min`, see its pull
+//! request 48989); llama.cpp's `nemotron_h` and `nemotron_h_moe`.
 
 use super::deepseek;
 use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH, dense};

@@ -1,5 +1,6 @@
-//! OLMo 3: OLMo 2 with a sliding window on three of four layers; YaRN is for the others only. llama.cpp's converter writes it
-//! as `olmo2` with a window. Source: transformers `Olmo3Config`; llama.cpp's `olmo2` for GGUF.
+//! OLMo 3: OLMo 2 with a sliding window on three of four layers; YaRN is for the others only. llama.cpp's
+//! converter writes it as `olmo2` with a window. Source: transformers `Olmo3Config`; llama.cpp's `olmo2` for
+//! GGUF.
 
 use super::dense::{ConfigDefaults, dense};
 use super::rope::rope;

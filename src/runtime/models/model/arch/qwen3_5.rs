@@ -1,6 +1,7 @@
-//! Qwen 3.5, text, dense and with experts: gated delta nets in most layers, attention with gated output in the others; experts
-//! come with one that every token passes through a gate. Sources: transformers `Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`;
-//! llama.cpp's `qwen35` and `qwen35moe` for GGUF, whose rotary sections are all the same position in a text.
+//! Qwen 3.5, text, dense and with experts: gated delta nets in most layers, attention with gated output in
+//! the others; experts come with one that every token passes through a gate. Sources: transformers
+//! `Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`; llama.cpp's `qwen35` and `qwen35moe` for GGUF, whose rotary
+//! sections are all the same position in a text.
 
 use serde_json::Value;
 

@@ -1,5 +1,6 @@
 //! Qwen 3 with experts: Qwen 3's attention, and in most layers experts instead of the one network.
-//! Source: transformers `Qwen3MoeConfig`; llama.cpp for what GGUF fixes: experts in every layer, weights that sum to 1.
+//! Source: transformers `Qwen3MoeConfig`; llama.cpp for what GGUF fixes: experts in every layer, weights that
+//! sum to 1.
 
 use super::dense::{ConfigDefaults, dense};
 use super::experts::{ExpertKeys, experts};

@@ -1,5 +1,6 @@
-//! Qwen 3 Next: Qwen 3.5 with experts, except that a delta net's projections are stored together and that GGUF keeps the
-//! checkpoint's order of value heads. Sources: transformers `Qwen3NextConfig`; llama.cpp's `qwen3next` for GGUF.
+//! Qwen 3 Next: Qwen 3.5 with experts, except that a delta net's projections are stored together and that
+//! GGUF keeps the checkpoint's order of value heads. Sources: transformers `Qwen3NextConfig`; llama.cpp's
+//! `qwen3next` for GGUF.
 
 use super::qwen3_5;
 use super::{ConfigReader, Description, Family};

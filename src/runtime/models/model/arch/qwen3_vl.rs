@@ -1,6 +1,6 @@
-//! Qwen 3 VL, text, dense and with experts: Qwen 3. Positions in a text are the same in all sections of M-RoPE, and images,
-//! which also feed the first layers, are not read. Sources: transformers `Qwen3VLTextConfig`, `Qwen3VLMoeTextConfig`;
-//! llama.cpp's `qwen3vl` and `qwen3vlmoe` for GGUF.
+//! Qwen 3 VL, text, dense and with experts: Qwen 3. Positions in a text are the same in all sections of
+//! M-RoPE, and images, which also feed the first layers, are not read. Sources: transformers
+//! `Qwen3VLTextConfig`, `Qwen3VLMoeTextConfig`; llama.cpp's `qwen3vl` and `qwen3vlmoe` for GGUF.
 
 use super::{ConfigReader, Description, Family, dense_families, qwen3_moe};
 use crate::model::config::ExpertWeights;

@@ -1,5 +1,5 @@
-//! Converts Hugging Face's config.json to the one that candle-transformers reads: every value is named, checked and
-//! completed with defaults, and refused if candle-transformers would ignore it.
+//! Converts Hugging Face's config.json to the one that candle-transformers reads: every value is named,
+//! checked and completed with defaults, and refused if candle-transformers would ignore it.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};

@@ -1,13 +1,14 @@
-//! Families that candle-transformers computes, behind the same [`Model`] trait as ours: requirements and limits.
+//! Families that candle-transformers computes, behind the same [`Model`] trait as ours: requirements and
+//! limits.
 //!
-//! To add a family: a row in [`families::FAMILIES`] and the function that it names, which reads the config and makes
-//! the model.
+//! To add a family: a row in [`families::FAMILIES`] and the function that it names, which reads the config
+//! and makes the model.
 //!
-//! candle-transformers keeps the state of a sequence inside its models, where it cannot be cut, copied out or shared.
-//! So each sequence has a model of its own over the same weights, and only grows. Its pages are bookkeeping: the
-//! first identifies the sequence, and together they account for its bytes. Invariant: the bits of a row are a
-//! function of the tokens up to it, independent of other rows in the step and of the chunks of the prompt; see
-//! [`sequence`]. Everything is f32.
+//! candle-transformers keeps the state of a sequence inside its models, where it cannot be cut, copied out or
+//! shared. So each sequence has a model of its own over the same weights, and only grows. Its pages are
+//! bookkeeping: the first identifies the sequence, and together they account for its bytes. Invariant: the
+//! bits of a row are a function of the tokens up to it, independent of other rows in the step and of the
+//! chunks of the prompt; see [`sequence`]. Everything is f32.
 
 mod config;
 mod families;

@@ -1,9 +1,9 @@
 //! One sequence in a model of candle-transformers: its tokens and states.
 //!
-//! candle's products choose their order of summation by size: a run of tokens gives other bits than the same tokens one by
-//! one. So that reuse, company and chunks change no bit all the same, how the tokens before a row are cut depends on nothing but
-//! their number: up to the last multiple of [`CHUNK`] in whole runs, then one by one. Tokens of an answer are computed one by
-//! one at first, and again as a run when they fill it.
+//! candle's products choose their order of summation by size: a run of tokens gives other bits than the same
+//! tokens one by one. So that reuse, company and chunks change no bit all the same, how the tokens before a
+//! row are cut depends on nothing but their number: up to the last multiple of [`CHUNK`] in whole runs, then
+//! one by one. Tokens of an answer are computed one by one at first, and again as a run when they fill it.
 //!
 //! ```text
 //! Chunks     |--run--|--run--|--run--|. . . . .      a run continues from the state of the previous one

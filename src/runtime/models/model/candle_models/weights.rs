@@ -1,7 +1,7 @@
 //! The tensors of a checkpoint for candle-transformers' constructors: in f32 on the device, under its names.
 //!
-//! Invariant: a checkpoint with an unused tensor is refused: a bias or norm unknown to candle-transformers would
-//! silently be left out of every product.
+//! Invariant: a checkpoint with an unused tensor is refused: a bias or norm unknown to candle-transformers
+//! would silently be left out of every product.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,6 +1,6 @@
-//! Alternating updates (Gemma 3n): several residual streams, of which a layer computes one and predicts the others; and a
-//! learned residual of low rank beside its attention. Sources: Baykal et al. 2023; transformers `Gemma3nTextAltUp` and
-//! `Gemma3nTextLaurelBlock`.
+//! Alternating updates (Gemma 3n): several residual streams, of which a layer computes one and predicts the
+//! others; and a learned residual of low rank beside its attention. Sources: Baykal et al. 2023; transformers
+//! `Gemma3nTextAltUp` and `Gemma3nTextLaurelBlock`.
 
 use super::buffers::{LayerBuffers, Projection};
 use super::load::Loader;

@@ -1,8 +1,8 @@
-//! The assistant of a decoder (Gemma 4): a few layers from a file of their own that draft for it. They keep no KV, and read the
-//! decoder's.
+//! The assistant of a decoder (Gemma 4): a few layers from a file of their own that draft for it. They keep
+//! no KV, and read the decoder's.
 //!
-//! A row is the last known token of a sequence, which has no KV row yet, and the hidden state of the token before it, behind the
-//! decoder's last norm. It stands at the token's position, and sees all rows before it:
+//! A row is the last known token of a sequence, which has no KV row yet, and the hidden state of the token
+//! before it, behind the decoder's last norm. It stands at the token's position, and sees all rows before it:
 //!
 //! ```text
 //! x      = joined . [the decoder's embedding(token) | hidden before it]
@@ -11,8 +11,9 @@
 //! hidden = returned . normed          what the next row takes in turn: the drafted token, at the same position
 //! ```
 //!
-//! Sources: transformers' `Gemma4AssistantForCausalLM` and `SinglePositionMultiTokenCandidateGenerator`; llama.cpp's
-//! `gemma4-assistant`. A list of tokens by centroid, which some folders have, is not used: the output matrix gives all logits.
+//! Sources: transformers' `Gemma4AssistantForCausalLM` and `SinglePositionMultiTokenCandidateGenerator`;
+//! llama.cpp's `gemma4-assistant`. A list of tokens by centroid, which some folders have, is not used: the
+//! output matrix gives all logits.
 
 use super::buffers::{JoinedRows, LayerContext, Projection};
 use super::layer::DecoderLayer;

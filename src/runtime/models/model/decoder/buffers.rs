@@ -1,4 +1,5 @@
-//! Shared by the parts of a layer: products with a matrix, the current step, and buffers for temporary values.
+//! Shared by the parts of a layer: products with a matrix, the current step, and buffers for temporary
+//! values.
 
 use super::StepBuffers;
 use super::routing::Routing;

@@ -1,8 +1,9 @@
-//! Gated delta net (Qwen 3 Next, Qwen 3.5): a short convolution over queries, keys and values, a recurrent state for each head,
-//! and a gated norm of the heads' outputs. Source: transformers `Qwen3_5GatedDeltaNet`; llama.cpp's converter for the
-//! form in GGUF, where value heads may be ordered differently and the factors of decay are `-exp(A_log)`. Qwen 3 Next
-//! stores the rows of each key head together, in one matrix for queries, keys, values and gates, and in one for rates and
-//! decays (transformers `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`).
+//! Gated delta net (Qwen 3 Next, Qwen 3.5): a short convolution over queries, keys and values, a recurrent
+//! state for each head, and a gated norm of the heads' outputs. Source: transformers `Qwen3_5GatedDeltaNet`;
+//! llama.cpp's converter for the form in GGUF, where value heads may be ordered differently and the factors
+//! of decay are `-exp(A_log)`. Qwen 3 Next stores the rows of each key head together, in one matrix for
+//! queries, keys, values and gates, and in one for rates and decays (transformers
+//! `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`).
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};

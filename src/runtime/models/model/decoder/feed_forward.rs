@@ -1,8 +1,8 @@
 //! The feed-forward part of a layer: a network for every token, experts of which a token uses a few, or both.
 //!
-//! Invariant: the result of a row does not depend on the other rows. They determine which rows an expert computes
-//! together, but a product computes each row on its own, and the results of a row's experts are added in the order of
-//! the experts' numbers.
+//! Invariant: the result of a row does not depend on the other rows. They determine which rows an expert
+//! computes together, but a product computes each row on its own, and the results of a row's experts are
+//! added in the order of the experts' numbers.
 
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;

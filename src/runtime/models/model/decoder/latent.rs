@@ -1,10 +1,10 @@
-//! Latent attention (DeepSeek V2 and V3): the keys and values of all heads are projections of one latent row per token; a
-//! rotated key, which all heads share, stands beside it. Sources: DeepSeek-V2 (2024), section 2.1; transformers
-//! `DeepseekV3Attention`; llama.cpp's converter for GGUF's names.
+//! Latent attention (DeepSeek V2 and V3): the keys and values of all heads are projections of one latent row
+//! per token; a rotated key, which all heads share, stands beside it. Sources: DeepSeek-V2 (2024), section
+//! 2.1; transformers `DeepseekV3Attention`; llama.cpp's converter for GGUF's names.
 //!
-//! The pages hold the latent row and the rotated key only. The projections are absorbed: a head's query is projected to the
-//! latent row's width before the scores, and its mixed latent row to values after them. All heads then share one KV head,
-//! whose values are the beginning of its keys.
+//! The pages hold the latent row and the rotated key only. The projections are absorbed: a head's query is
+//! projected to the latent row's width before the scores, and its mixed latent row to values after them. All
+//! heads then share one KV head, whose values are the beginning of its keys.
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};

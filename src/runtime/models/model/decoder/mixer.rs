@@ -1,4 +1,5 @@
-//! The part of a layer in which tokens see earlier ones: one mixer, or attention and a state space side by side.
+//! The part of a layer in which tokens see earlier ones: one mixer, or attention and a state space side by
+//! side.
 
 use super::StoreIndex;
 use super::attention::Attention;

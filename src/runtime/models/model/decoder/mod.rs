@@ -1,8 +1,8 @@
-//! The one decoder: every family runs through this code, driven by [`DecoderConfig`]. `layer` is one layer, and each
-//! kind of mixer and feed-forward part has a file.
+//! The one decoder: every family runs through this code, driven by [`DecoderConfig`]. `layer` is one layer,
+//! and each kind of mixer and feed-forward part has a file.
 //!
-//! The caller supplies KV pages and page tables, so rewinding, sharing and batching are its decisions. A row's result
-//! depends on its own sequence only.
+//! The caller supplies KV pages and page tables, so rewinding, sharing and batching are its decisions. A
+//! row's result depends on its own sequence only.
 
 mod altup;
 mod assistant;

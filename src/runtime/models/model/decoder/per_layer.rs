@@ -1,5 +1,6 @@
-//! Per-layer inputs (Gemma 3n, Gemma 4 E): a second embedding of each token, mixed with a projection of the first; each layer
-//! adds its own part of them to the residual stream. Source: transformers `Gemma4TextModel.project_per_layer_inputs`.
+//! Per-layer inputs (Gemma 3n, Gemma 4 E): a second embedding of each token, mixed with a projection of the
+//! first; each layer adds its own part of them to the residual stream. Source: transformers
+//! `Gemma4TextModel.project_per_layer_inputs`.
 
 use std::ops::Range;
 

@@ -1,5 +1,6 @@
-//! The block behind a decoder that predicts the token after the next one (Qwen 3.5 and 3.6, Qwen 3 Next; "multi-token prediction"
-//! or "NextN" in files): one layer with full attention and KV of its own, which shares the decoder's vocabulary.
+//! The block behind a decoder that predicts the token after the next one (Qwen 3.5 and 3.6, Qwen 3 Next;
+//! "multi-token prediction" or "NextN" in files): one layer with full attention and KV of its own, which
+//! shares the decoder's vocabulary.
 //!
 //! A row is a token and the hidden state of the token before it, behind the decoder's last norm:
 //!

@@ -1,5 +1,5 @@
-//! LFM2's short convolution: a gate, a causal convolution of few tokens over each channel, and another gate. Source:
-//! transformers `Lfm2ShortConv`.
+//! LFM2's short convolution: a gate, a causal convolution of few tokens over each channel, and another gate.
+//! Source: transformers `Lfm2ShortConv`.
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};

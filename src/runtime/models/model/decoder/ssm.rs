@@ -1,6 +1,7 @@
-//! Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1): one projection for gate, values, keys, queries and time steps; a
-//! short convolution over values, keys and queries; a recurrent state for each head; a gate, and often a norm. Source:
-//! transformers `Mamba2Mixer`; llama.cpp's converter for the form in GGUF, where A is `-exp(A_log)`.
+//! Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1): one projection for gate, values, keys, queries and time
+//! steps; a short convolution over values, keys and queries; a recurrent state for each head; a gate, and
+//! often a norm. Source: transformers `Mamba2Mixer`; llama.cpp's converter for the form in GGUF, where A is
+//! `-exp(A_log)`.
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};

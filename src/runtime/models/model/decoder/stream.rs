@@ -1,4 +1,5 @@
-//! The residual stream of a step, or several in models with alternating updates; kept between steps to reuse the memory.
+//! The residual stream of a step, or several in models with alternating updates; kept between steps to reuse
+//! the memory.
 
 use crate::backend::Backend;
 use llmctl_base::error::Result;

@@ -1,7 +1,7 @@
 //! The families of encoders: each parses config.json or GGUF metadata into an [`EncoderConfig`].
 //!
-//! Sources: transformers `BertConfig`, `RobertaConfig`, `ModernBertConfig`, `NomicBertConfig`; nomic's own configuration,
-//! which has GPT-2's keys; llama.cpp's converter for GGUF.
+//! Sources: transformers `BertConfig`, `RobertaConfig`, `ModernBertConfig`, `NomicBertConfig`; nomic's own
+//! configuration, which has GPT-2's keys; llama.cpp's converter for GGUF.
 
 use super::config::{EncoderConfig, EncoderLayerConfig, EncoderNames};
 use crate::backend::Activation;

@@ -1,5 +1,5 @@
-//! The one encoder: BERT and its descendants, driven by [`EncoderConfig`]. It reads texts whole, many in one step, and keeps
-//! nothing of them.
+//! The one encoder: BERT and its descendants, driven by [`EncoderConfig`]. It reads texts whole, many in one
+//! step, and keeps nothing of them.
 //!
 //! A row's result depends on its own text only: products are computed row by row, attention text by text.
 

@@ -1,5 +1,5 @@
-//! Groups of three digits, counted from the end of a number, in one pass. The published regular expressions look from each
-//! group to the end of the number, so that one of 64,000 digits takes half a minute.
+//! Groups of three digits, counted from the end of a number, in one pass. The published regular expressions
+//! look from each group to the end of the number, so that one of 64,000 digits takes half a minute.
 
 use tokenizers::pattern::Pattern;
 use tokenizers::pre_tokenizers::split::SplitPattern;

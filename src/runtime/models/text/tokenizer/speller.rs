@@ -1,4 +1,5 @@
-//! The parts of a tokenizer that its other modules look into: the model that encodes a word, and the added tokens.
+//! The parts of a tokenizer that its other modules look into: the model that encodes a word, and the added
+//! tokens.
 
 use tokenizers::{AddedToken, Model, ModelWrapper};
 

@@ -1,7 +1,8 @@
 //! BERT's tokenizer from a GGUF vocabulary.
 //!
-//! llama.cpp's converter marks the beginning of a word with '▁' and leaves out the `##` of the other tokens, and files do not
-//! say whether the model was trained on lower case: llama.cpp always lowers, and removes accents.
+//! llama.cpp's converter marks the beginning of a word with '▁' and leaves out the `##` of the other tokens,
+//! and files do not say whether the model was trained on lower case: llama.cpp always lowers, and removes
+//! accents.
 
 use serde_json::{Map, Value, json};
 use tokenizers::normalizers::BertNormalizer;

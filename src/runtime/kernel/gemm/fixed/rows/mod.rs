@@ -1,9 +1,11 @@
 //! Rows of F16 or BF16 as a file has them, and their conversion to codes.
 //!
-//! The exponent of a block's scale follows from its largest magnitude and takes a byte. It is found once, at the first use; what is
-//! left for later ones is a multiplication per value and a transposition, which take about the time of reading the rows from memory.
+//! The exponent of a block's scale follows from its largest magnitude and takes a byte. It is found once, at
+//! the first use; what is left for later ones is a multiplication per value and a transposition, which take
+//! about the time of reading the rows from memory.
 //!
-//! Invariant: codes and exponents depend on the block alone, and every instruction set computes the same ones.
+//! Invariant: codes and exponents depend on the block alone, and every instruction set computes the same
+//! ones.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
