@@ -40,7 +40,7 @@ const MAX_LOOKS: usize = 8;
 /// The owner of the servers. Dropped outside of tasks, because it waits.
 pub struct SharedToolServers {
     desk: Arc<SharedDesk>,
-    keepers: Vec<JoinHandle<()>>,
+    tasks: Vec<JoinHandle<()>>,
     ending: watch::Sender<bool>,
     runtime: Runtime,
 }
@@ -58,7 +58,7 @@ struct SharedDesk {
 struct SharedServer {
     config: ServerConfig,
     state: RwLock<SharedServerState>,
-    looks: mpsc::Sender<KeeperLook>,
+    looks: mpsc::Sender<LookRequest>,
 }
 
 #[derive(Clone)]
@@ -74,7 +74,7 @@ enum SharedServerState {
 }
 
 /// Asks an owner task to look at its server.
-struct KeeperLook {
+struct LookRequest {
     /// Why a call has found the server lost.
     lost: Option<ServerLoss>,
     /// Dropped when the owner task has looked.
@@ -93,19 +93,19 @@ impl SharedToolServers {
         let configs = args.configured(terminal)?;
         let (ending, is_ending) = watch::channel(false);
         let (trust, runtime) = (TlsTrust(ca_file()), runtime()?);
-        let (mut servers, mut keepers) = (Vec::new(), Vec::new());
+        let (mut servers, mut tasks) = (Vec::new(), Vec::new());
         for config in configs {
             let (looks, inbox) = mpsc::channel(MAX_LOOKS);
             let state = RwLock::new(SharedServerState::Starting);
             let server = Arc::new(SharedServer { config, state, looks });
-            let keeper = ServerKeeper { server: Arc::clone(&server), inbox, terminal: terminal.clone() };
-            keepers.push(runtime.spawn(keeper.run(trust.clone(), is_ending.clone())));
+            let task = ServerTask { server: Arc::clone(&server), inbox, terminal: terminal.clone() };
+            tasks.push(runtime.spawn(task.run(trust.clone(), is_ending.clone())));
             servers.push(server);
         }
         let places = Arc::new(Semaphore::new(MAX_CALLS));
         let (timeout, handle) = (args.timeout(), runtime.handle().clone());
         let desk = Arc::new(SharedDesk { servers, places, timeout, ending: is_ending, handle });
-        Ok(Some(Self { desk, keepers, ending, runtime }))
+        Ok(Some(Self { desk, tasks, ending, runtime }))
     }
 
     /// Returns what clients list and call the tools with. It outlives the servers, whose tools are gone then.
@@ -123,10 +123,10 @@ impl SharedToolServers {
 impl Drop for SharedToolServers {
     fn drop(&mut self) {
         self.stop();
-        let keepers = std::mem::take(&mut self.keepers);
+        let tasks = std::mem::take(&mut self.tasks);
         self.runtime.block_on(async {
-            for keeper in keepers {
-                let _ = keeper.await; // each has limits of its own
+            for task in tasks {
+                let _ = task.await; // each has limits of its own
             }
         });
     }
@@ -258,7 +258,7 @@ impl SharedServer {
             return None;
         }
         let (done, looked) = oneshot::channel();
-        self.looks.try_send(KeeperLook { lost, _done: done }).ok().map(|()| looked)
+        self.looks.try_send(LookRequest { lost, _done: done }).ok().map(|()| looked)
     }
 }
 
@@ -268,13 +268,13 @@ async fn until_end(mut ending: watch::Receiver<bool>) {
 }
 
 /// The task that owns one server.
-struct ServerKeeper {
+struct ServerTask {
     server: Arc<SharedServer>,
-    inbox: mpsc::Receiver<KeeperLook>,
+    inbox: mpsc::Receiver<LookRequest>,
     terminal: Terminal,
 }
 
-impl ServerKeeper {
+impl ServerTask {
     async fn run(mut self, trust: TlsTrust, ending: watch::Receiver<bool>) {
         let opening = ServerConnection::open(self.server.config.clone(), trust);
         let opened = tokio::select! {

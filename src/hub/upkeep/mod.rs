@@ -174,12 +174,12 @@ impl RepoScan {
             }
         }
         for blob in self.blobs.iter().filter(|blob| wanted.contains(&*blob.name)) {
-            let keepers: Vec<_> = kept.iter().filter(|(name, _)| *name == blob.name).collect();
-            if keepers.is_empty() {
+            let revisions: Vec<_> = kept.iter().filter(|(name, _)| *name == blob.name).collect();
+            if revisions.is_empty() {
                 erasure.bytes += blob.bytes;
                 erasure.blobs.push(blob.clone());
             }
-            erasure.kept_for.extend(keepers.into_iter().map(|(_, commit)| (*commit).to_owned()));
+            erasure.kept_for.extend(revisions.into_iter().map(|(_, commit)| (*commit).to_owned()));
         }
         erasure.kept_for.remove(commit);
         erasure
