@@ -45,7 +45,8 @@ pub struct EngineConfig {
     pub speculation: Speculation,
 }
 
-/// Tokens that are computed before they are sampled, several in a step. Changes no answer, only its speed.
+/// Speculative decoding: source of the draft tokens, which are verified several in a step. Changes no answer,
+/// only its speed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Speculation {
