@@ -43,8 +43,8 @@ fn flags_in(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_route_is_documented_and_every_documented_route_is_there() {
-    let mut routes = routes_of(&read("src/serve/api.rs"));
-    routes.extend(routes_of(&read("src/serve/router.rs")));
+    let mut routes = routes_of(&read("src/serve/api/mod.rs"));
+    routes.extend(routes_of(&read("src/serve/front/router.rs")));
     // An id may contain slashes, so that one pattern of the router is two routes.
     assert!(routes.remove("POST /v1/models/{id}"), "{routes:?}");
     routes.extend(["load", "unload"].map(|change| format!("POST /v1/models/{{id}}/{change}")));
@@ -68,9 +68,14 @@ fn every_flag_that_is_named_is_one_of_serve() {
 #[test]
 fn every_code_of_an_error_is_documented() {
     let page = read("docs/http.md");
-    for path in
-        ["error.rs", "guard.rs", "api/conversations.rs", "api/sessions.rs", "api/patience.rs", "api/body.rs"]
-    {
+    for path in [
+        "error.rs",
+        "front/guard.rs",
+        "api/conversations.rs",
+        "api/sessions.rs",
+        "api/patience.rs",
+        "api/body.rs",
+    ] {
         let source = read(&format!("src/serve/{path}"));
         let source = source.split("#[cfg(test)]").next().expect("a source");
         let quoted = source.split("Some(\"").skip(1).filter_map(|rest| rest.split_once('"'));
