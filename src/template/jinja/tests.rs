@@ -65,8 +65,8 @@ fn methods_come_before_members_and_mutation_is_refused() {
     check("{{ d.get('zz') }} {{ d.get('zz', 1) }} {{ d.keys() | list }}", "None 1 ['b', 'a', 'items']");
     check("{{ '  a b ' .strip() }}|{{ 'xxaxx'.lstrip('x') }}|{{ 'a,b,c'.split(',', 1)[-1] }}", "a b|axx|b,c");
     check(
-        "{{ 'abc'.startswith(('x', 'a')) }} {{ 'hello wORLD'.title() }} {{ 'abcabc'.find('c', 3) }}",
-        "True Hello World 5",
+        "{{ 'abc'.startswith(('x', 'a')) }} {{ 'hello wORLD'.title() }} {{ 'abcabc'.find('c') }}",
+        "True Hello World 2",
     );
     check(
         "{{ '{}-{}'.format(1, 'x') }} {{ 'a\\nb'.splitlines() }} {{ '-'.join(['a', 'b']) }}",
@@ -149,7 +149,13 @@ fn unknown_names_are_named() {
         ("{{ 'a'.zfill(3) }}", "'str object' has no attribute 'zfill'"),
         ("{{ d.popitems() }}", "'dict object' has no attribute 'popitems'"),
         ("{{ l.index(1) }}", "'list object' has no attribute 'index'"),
+        ("{{ 'abc'.find('c', 1) }}", "str.find() with 2 arguments is not supported"),
+        ("{{ 'a b c'.rsplit(none, 1) }}", "rsplit() with a limit needs a separator"),
         ("{{ 'a' | truncate }}", "filter truncate is unknown"),
+        ("{{ 1.5 | round }}", "filter round is unknown"),
+        ("{{ l | max }}", "filter max is unknown"),
+        ("{{ 'ff' | int(0, 16) }}", "int() takes at most 1 arguments"),
+        ("{{ 6 is divisibleby(3) }}", "test divisibleby is unknown"),
         ("{{ l | map('wordcount') | list }}", "No filter named 'wordcount'"),
         ("{{ l | select('escaped') | list }}", "No test named 'escaped'"),
         ("{{ 'a' is escaped }}", "test escaped is unknown"),

@@ -19,7 +19,7 @@ pub(super) fn weight(value: &Value) -> usize {
 }
 
 /// Python's ordering: numbers among numbers, strings by code point, sequences item by item.
-pub(super) fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
+fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
     if let (Some(a), Some(b)) = (num(left), num(right)) {
         return Ok(match (a, b) {
             (Num::Int(a), Num::Int(b)) => a.cmp(&b),
@@ -44,6 +44,18 @@ pub(super) fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
             Err(type_error(format!("'{op}' not supported between instances of '{left}' and '{right}'")))
         }
     }
+}
+
+/// `==`, paid for.
+pub(super) fn paid_equal(state: &mut State, left: &Value, right: &Value) -> Result<bool> {
+    budget::spend(state, weight(left).min(weight(right)))?;
+    Ok(equal(left, right))
+}
+
+/// Python's ordering, paid for.
+pub(super) fn compare(state: &mut State, op: &str, left: &Value, right: &Value) -> Result<Ordering> {
+    budget::spend(state, weight(left).min(weight(right)))?;
+    order(op, left, right)
 }
 
 /// Sorts stably by a key; of keys that cannot be compared the first such pair is the error. Equal values need no

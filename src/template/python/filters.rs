@@ -6,19 +6,20 @@ use super::members;
 use super::methods::{self, is_space};
 use super::object::{Generator, equal};
 use super::{
-    Args, Native, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, py,
-    str_arg, string, text, truthy, type_error, type_name, undefined_error,
+    Args, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, py, str_arg,
+    string, text, truthy, type_error, type_name, undefined_error,
 };
 
-const FILTERS: &[(&str, Native)] = &[
+/// A filter: the value left of the `|`, and the arguments.
+type Filter = fn(&mut State, &Value, Args) -> Result<Value>;
+
+/// By their names.
+const FILTERS: &[(&str, Filter)] = &[
     ("abs", abs),
-    ("capitalize", |state, args| on_text(state, args, "capitalize", methods::capitalize)),
-    ("count", length),
-    ("d", default),
-    ("default", default),
+    ("capitalize", |state, input, args| on_text(state, input, args, "capitalize", methods::capitalize)),
+    ("default d", default),
     ("dictsort", dictsort),
-    ("e", escape),
-    ("escape", escape),
+    ("escape e", escape),
     ("first", first),
     ("float", float),
     ("indent", indent),
@@ -26,69 +27,73 @@ const FILTERS: &[(&str, Native)] = &[
     ("items", items),
     ("join", join),
     ("last", last),
-    ("length", length),
-    ("list", |state, mut args| {
-        let items = items_of(state, &args.take_input())?;
+    ("length count", length),
+    ("list", |state, input, _| {
+        let items = items_of(state, input)?;
         list(state, items)
     }),
-    ("lower", |state, args| on_text(state, args, "lower", str::to_lowercase)),
+    ("lower", |state, input, args| on_text(state, input, args, "lower", str::to_lowercase)),
     ("map", map),
-    ("max", |state, args| extreme(state, args, true)),
-    ("min", |state, args| extreme(state, args, false)),
-    ("reject", |state, args| select(state, args, false, false)),
-    ("rejectattr", |state, args| select(state, args, true, false)),
-    ("replace", |state, mut args| {
-        let input = text::str_of(&args.take_input())?;
+    ("reject", |state, input, args| select(state, input, None, args, false)),
+    ("rejectattr", |state, input, args| select_by_attribute(state, input, args, false)),
+    ("replace", |state, input, args| {
         let [old, new, count] = args.bind("replace", ["old", "new", "count"])?;
         let args: Vec<Value> = [old, new, count].into_iter().flatten().collect();
-        methods::replace(state, &input, &args)
+        methods::replace(state, &text::str_of(input)?, &args)
     }),
     ("reverse", reverse),
-    ("round", round),
-    ("safe", |state, mut args| {
-        let input = args.take_input();
-        budget::spend(state, compare::weight(&input))?;
-        text::str_of(&input).map(Value::from_safe_string)
-    }),
-    ("select", |state, args| select(state, args, false, true)),
-    ("selectattr", |state, args| select(state, args, true, true)),
+    ("safe", |state, input, _| printed(state, input).map(Value::from_safe_string)),
+    ("select", |state, input, args| select(state, input, None, args, true)),
+    ("selectattr", |state, input, args| select_by_attribute(state, input, args, true)),
     ("sort", sort),
-    ("string", |state, mut args| {
-        let input = args.take_input();
-        budget::spend(state, compare::weight(&input))?;
-        text::str_of(&input).map(|text| markup::same_safety(&input, text))
-    }),
+    ("string", |state, input, _| printed(state, input).map(|text| markup::same_safety(input, text))),
     ("sum", sum),
-    ("title", |state, args| {
+    ("title", |state, input, args| {
         let begins = |c| is_space(c) || matches!(c, '-' | '(' | '{' | '[' | '<');
-        on_text(state, args, "title", |text| methods::title(text, begins))
+        on_text(state, input, args, "title", |text| methods::title(text, begins))
     }),
     ("tojson", json::tojson),
-    ("trim", trim),
+    ("trim", |state, input, args| {
+        let text = printed(state, input)?;
+        let [chars] = args.bind("trim", ["chars"])?;
+        Ok(markup::same_safety(input, methods::strip(&text, "trim", chars.as_ref())?))
+    }),
     ("unique", unique),
-    ("upper", |state, args| on_text(state, args, "upper", str::to_uppercase)),
+    ("upper", |state, input, args| on_text(state, input, args, "upper", str::to_uppercase)),
 ];
 
 pub(super) fn install(env: &mut Environment<'static>) {
-    for (name, native) in FILTERS {
-        super::add_filter(env, name, *native);
+    for &(names, filter) in FILTERS {
+        for name in names.split(' ') {
+            super::add_filter(env, name, move |state, mut args| {
+                let input = args.take_input();
+                filter(state, &input, args)
+            });
+        }
     }
 }
 
-fn on_text(state: &mut State, mut args: Args, name: &str, map: impl Fn(&str) -> String) -> Result<Value> {
-    let input = args.take_input();
-    let [] = args.bind(name, [])?;
-    budget::spend(state, compare::weight(&input))?;
-    let mapped = map(&text::str_of(&input)?);
-    Ok(if name == "upper" || name == "lower" {
-        markup::same_safety(&input, mapped)
-    } else {
-        Value::from(mapped)
-    })
+/// A value as text, paid for.
+fn printed(state: &mut State, value: &Value) -> Result<String> {
+    budget::spend(state, compare::weight(value))?;
+    text::str_of(value)
 }
 
-fn items(state: &mut State, mut args: Args) -> Result<Value> {
-    let pairs = match py(&args.take_input()) {
+fn on_text(
+    state: &mut State,
+    input: &Value,
+    args: Args,
+    name: &str,
+    map: impl Fn(&str) -> String,
+) -> Result<Value> {
+    let [] = args.bind(name, [])?;
+    let mapped = map(&printed(state, input)?);
+    let keeps_safety = name == "upper" || name == "lower";
+    Ok(if keeps_safety { markup::same_safety(input, mapped) } else { Value::from(mapped) })
+}
+
+fn items(state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    let pairs = match py(input) {
         Py::Undefined => Vec::new(),
         Py::Dict(dict) => methods::pairs(state, dict)?,
         _ => return Err(type_error("Can only get item pairs from a mapping.")),
@@ -96,73 +101,58 @@ fn items(state: &mut State, mut args: Args) -> Result<Value> {
     Generator::build(state, pairs)
 }
 
-fn length(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    Ok(Value::from(match py(&input) {
+fn length(_state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    Ok(Value::from(match py(input) {
         Py::Undefined => 0,
         Py::Str(text) => text.chars().count(),
         Py::Seq(seq) => seq.items().len(),
         Py::Dict(dict) => dict.entries().len(),
-        _ => return Err(type_error(format!("object of type '{}' has no len()", type_name(&input)))),
+        _ => return Err(type_error(format!("object of type '{}' has no len()", type_name(input)))),
     }))
 }
 
-fn default(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn default(_state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [fallback, boolean] = args.bind("default", ["default_value", "boolean"])?;
-    Ok(or_else(input, fallback.unwrap_or_else(|| Value::from("")), flag(boolean)))
+    Ok(or_else(input.clone(), fallback.unwrap_or_else(|| Value::from("")), flag(boolean)))
 }
 
-fn first(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    let first = match py(&input) {
+fn first(state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    let first = match py(input) {
         Py::Generator(generator) => generator.next(),
         Py::Str(text) => text.chars().next().map(Value::from),
         Py::Seq(seq) => seq.items().first().cloned(),
-        _ => items_of(state, &input)?.into_iter().next(),
+        _ => items_of(state, input)?.into_iter().next(),
     };
     Ok(first.unwrap_or(Value::UNDEFINED))
 }
 
-fn last(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    let last = match py(&input) {
+fn last(state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    let last = match py(input) {
         Py::Generator(_) => return Err(type_error("'generator' object is not reversible")),
         Py::Str(text) => text.chars().next_back().map(Value::from),
         Py::Seq(seq) => seq.items().last().cloned(),
-        _ => items_of(state, &input)?.pop(),
+        _ => items_of(state, input)?.pop(),
     };
     Ok(last.unwrap_or(Value::UNDEFINED))
 }
 
-fn reverse(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    match py(&input) {
+fn reverse(state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    match py(input) {
         Py::Str(text) => string(state, text.chars().rev().collect::<String>()),
         Py::Generator(_) => Err(type_error("argument must be iterable")),
         _ => {
-            let mut items = items_of(state, &input)?;
+            let mut items = items_of(state, input)?;
             items.reverse();
             Generator::build(state, items)
         }
     }
 }
 
-fn trim(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    budget::spend(state, compare::weight(&input))?;
-    let printed = text::str_of(&input)?;
-    let [chars] = args.bind("trim", ["chars"])?;
-    Ok(markup::same_safety(&input, methods::strip(&printed, "trim", chars.as_ref())?))
+fn escape(state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    markup::escaped(state, input).map(Value::from_safe_string)
 }
 
-fn escape(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    markup::escaped(state, &input).map(Value::from_safe_string)
-}
-
-fn indent(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = text::str_of(&args.take_input())?;
+fn indent(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [width, first, blank] = args.bind("indent", ["width", "first", "blank"])?;
     let prefix = match width {
         None => " ".repeat(4),
@@ -174,9 +164,9 @@ fn indent(state: &mut State, mut args: Args) -> Result<Value> {
         }
     };
     // Jinja2 appends a newline before it splits, so that a final one keeps its empty line.
-    let source = input + "\n";
+    let source = text::str_of(input)? + "\n";
     let (first, blank) = (flag(first), flag(blank));
-    let lines = methods::lines(&source, false);
+    let lines = methods::lines(&source);
     budget::spend(state, source.len().saturating_add(lines.len().saturating_mul(prefix.len() + 1)))?;
     let mut out = String::new();
     for (at, line) in lines.iter().enumerate() {
@@ -188,15 +178,16 @@ fn indent(state: &mut State, mut args: Args) -> Result<Value> {
     Ok(Value::from(out))
 }
 
-fn int(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    let [fallback, base] = args.bind("int", ["default", "base"])?;
-    let base = base.map_or(Ok(10), |base| int_of(&base))?;
-    let parsed = match py(&input) {
+fn int(_state: &mut State, input: &Value, args: Args) -> Result<Value> {
+    let [fallback] = args.bind("int", ["default"])?;
+    let parsed = match py(input) {
         Py::Int(int) => Some(int),
         Py::Bool(flag) => Some(flag.into()),
         Py::Float(float) => float_to_int(float),
-        Py::Str(text) => parse_int(text, base),
+        Py::Str(text) => {
+            let text = text.trim_matches(is_space).replace('_', "");
+            text.parse().ok().or_else(|| text.parse().ok().and_then(float_to_int))
+        }
         _ => None,
     };
     Ok(parsed.map_or_else(|| fallback.unwrap_or(Value::from(0)), int_value))
@@ -207,24 +198,9 @@ fn float_to_int(float: f64) -> Option<i128> {
     (float.is_finite() && float.abs() < 8.5e37).then_some(float as i128)
 }
 
-fn parse_int(text: &str, base: i128) -> Option<i128> {
-    let base = u32::try_from(base).ok().filter(|base| (2..=36).contains(base))?;
-    let text = text.trim_matches(is_space).replace('_', "");
-    let prefix = match base {
-        16 => "0x",
-        8 => "0o",
-        2 => "0b",
-        _ => "",
-    };
-    let digits = text.to_lowercase();
-    let parsed = i128::from_str_radix(digits.strip_prefix(prefix).unwrap_or(&digits), base).ok();
-    parsed.or_else(|| text.parse::<f64>().ok().filter(|_| base == 10).and_then(float_to_int))
-}
-
-fn float(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn float(_state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [fallback] = args.bind("float", ["default"])?;
-    let parsed = match py(&input) {
+    let parsed = match py(input) {
         Py::Int(int) => Some(int as f64),
         Py::Bool(flag) => Some(flag.into()),
         Py::Float(float) => Some(float),
@@ -234,33 +210,13 @@ fn float(_state: &mut State, mut args: Args) -> Result<Value> {
     Ok(parsed.map_or_else(|| fallback.unwrap_or(Value::from(0.0)), Value::from))
 }
 
-fn abs(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    match py(&input) {
+fn abs(_state: &mut State, input: &Value, _: Args) -> Result<Value> {
+    match py(input) {
         Py::Int(int) => Ok(int_value(int.saturating_abs())),
         Py::Bool(flag) => Ok(Value::from(i64::from(flag))),
         Py::Float(float) => Ok(Value::from(float.abs())),
-        _ => Err(type_error(format!("bad operand type for abs(): '{}'", type_name(&input)))),
+        _ => Err(type_error(format!("bad operand type for abs(): '{}'", type_name(input)))),
     }
-}
-
-fn round(_state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
-    let [precision, method] = args.bind("round", ["precision", "method"])?;
-    let precision = precision.map_or(Ok(0), |precision| int_of(&precision))?.clamp(-300, 300) as i32;
-    let number = match py(&input) {
-        Py::Int(int) => return Ok(int_value(int)),
-        Py::Float(float) => float,
-        _ => return Err(type_error(format!("type {} doesn't define __round__ method", type_name(&input)))),
-    };
-    let scale = 10_f64.powi(precision);
-    Ok(Value::from(match method.as_ref().and_then(Value::as_str).unwrap_or("common") {
-        "ceil" => (number * scale).ceil() / scale,
-        "floor" => (number * scale).floor() / scale,
-        // Correct rounding of the decimal expansion, ties to even, as CPython does it.
-        _ if precision >= 0 => format!("{number:.0$}", precision as usize).parse().unwrap_or(number),
-        _ => (number * scale).round_ties_even() / scale,
-    }))
 }
 
 /// `a.b.0` read off an item, as `map(attribute=...)`, `sort` and others do.
@@ -296,27 +252,32 @@ fn keyed(
 ) -> Result<Vec<(Value, Value)>> {
     let items = items_of(state, input)?;
     budget::spend(state, compare::weight(input))?;
-    let attributes: Option<Vec<Value>> = attribute
-        .and_then(Value::as_str)
-        .filter(|names| names.contains(','))
-        .map(|names| names.split(',').map(Value::from).collect());
-    let key = |state: &mut State, item: &Value| match &attributes {
+    let several = attribute.and_then(Value::as_str).filter(|names| names.contains(','));
+    let key = |state: &mut State, item: &Value| match several {
         None => sort_key(item, attribute, case_sensitive),
         Some(names) => {
-            let parts = names.iter().map(|name| sort_key(item, Some(name), case_sensitive));
-            let parts = parts.collect::<Result<Vec<_>>>()?;
+            let part = |name| sort_key(item, Some(&Value::from(name)), case_sensitive);
+            let parts = names.split(',').map(part).collect::<Result<_>>()?;
             list(state, parts)
         }
     };
     items.into_iter().map(|item| Ok((key(state, &item)?, item))).collect()
 }
 
-fn sort(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn sort(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [reverse, case_sensitive, attribute] =
         args.bind("sort", ["reverse", "case_sensitive", "attribute"])?;
-    let mut items = keyed(state, &input, attribute.as_ref(), flag(case_sensitive))?;
-    let reverse = flag(reverse);
+    sorted(state, input, flag(reverse), flag(case_sensitive), attribute.as_ref())
+}
+
+fn sorted(
+    state: &mut State,
+    input: &Value,
+    reverse: bool,
+    case_sensitive: bool,
+    attribute: Option<&Value>,
+) -> Result<Value> {
+    let mut items = keyed(state, input, attribute, case_sensitive)?;
     if reverse {
         items.reverse(); // Python keeps equal items in their order also when it sorts downwards
     }
@@ -327,12 +288,11 @@ fn sort(state: &mut State, mut args: Args) -> Result<Value> {
     list(state, items.into_iter().map(|(_, item)| item).collect())
 }
 
-fn unique(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn unique(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [case_sensitive, attribute] = args.bind("unique", ["case_sensitive", "attribute"])?;
     let mut seen: Vec<Value> = Vec::new();
     let mut kept = Vec::new();
-    for (key, item) in keyed(state, &input, attribute.as_ref(), flag(case_sensitive))? {
+    for (key, item) in keyed(state, input, attribute.as_ref(), flag(case_sensitive))? {
         budget::spend(state, seen.len() * 16)?;
         if !seen.iter().any(|known| equal(known, &key)) {
             seen.push(key);
@@ -342,41 +302,22 @@ fn unique(state: &mut State, mut args: Args) -> Result<Value> {
     Generator::build(state, kept)
 }
 
-fn extreme(state: &mut State, mut args: Args, largest: bool) -> Result<Value> {
-    let input = args.take_input();
-    let [case_sensitive, attribute] = args.bind("min/max", ["case_sensitive", "attribute"])?;
-    let mut best: Option<(Value, Value)> = None;
-    for (key, item) in keyed(state, &input, attribute.as_ref(), flag(case_sensitive))? {
-        let better = match &best {
-            None => true,
-            Some((known, _)) if largest => compare::order(">", &key, known)?.is_gt(),
-            Some((known, _)) => compare::order("<", &key, known)?.is_lt(),
-        };
-        if better {
-            best = Some((key, item));
-        }
-    }
-    Ok(best.map_or(Value::UNDEFINED, |(_, item)| item))
-}
-
-fn sum(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn sum(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [attribute, start] = args.bind("sum", ["attribute", "start"])?;
     let mut total = start.unwrap_or(Value::from(0));
-    for item in items_of(state, &input)? {
+    for item in items_of(state, input)? {
         let item = looked_at(&item, attribute.as_ref())?;
         total = state.apply_filter("py:add", &[total, item])?;
     }
     Ok(total)
 }
 
-fn dictsort(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn dictsort(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [case_sensitive, by, reverse] = args.bind("dictsort", ["case_sensitive", "by", "reverse"])?;
-    let Py::Dict(dict) = py(&input) else {
+    let Py::Dict(dict) = py(input) else {
         return Err(match input.is_undefined() {
             true => undefined_error("dictsort is applied to an undefined value"),
-            false => type_error(format!("'{} object' has no attribute 'items'", type_name(&input))),
+            false => type_error(format!("'{} object' has no attribute 'items'", type_name(input))),
         });
     };
     let at = match by.as_ref().and_then(Value::as_str).unwrap_or("key") {
@@ -384,22 +325,16 @@ fn dictsort(state: &mut State, mut args: Args) -> Result<Value> {
         "value" => 1,
         _ => return Err(type_error("You can only sort by either \"key\" or \"value\"")),
     };
-    let mut sort_args = Args { positional: Vec::new(), named: Vec::new() };
     let pairs = methods::pairs(state, dict)?;
-    sort_args.positional.push(list(state, pairs)?);
-    sort_args.named.push(("attribute".to_owned(), Value::from(at)));
-    for (name, value) in [("case_sensitive", case_sensitive), ("reverse", reverse)] {
-        sort_args.named.extend(value.map(|value| (name.to_owned(), value)));
-    }
-    sort(state, sort_args)
+    let pairs = list(state, pairs)?;
+    sorted(state, &pairs, flag(reverse), flag(case_sensitive), Some(&Value::from(at)))
 }
 
-fn join(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn join(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [separator, attribute] = args.bind("join", ["d", "attribute"])?;
     let separator = separator.map_or(Ok(String::new()), |separator| text::str_of(&separator))?;
     let mut out = String::new();
-    for (at, item) in items_of(state, &input)?.into_iter().enumerate() {
+    for (at, item) in items_of(state, input)?.into_iter().enumerate() {
         let item = looked_at(&item, attribute.as_ref())?;
         budget::spend(state, separator.len() + compare::weight(&item))?;
         out.push_str(if at > 0 { &separator } else { "" });
@@ -408,8 +343,7 @@ fn join(state: &mut State, mut args: Args) -> Result<Value> {
     string(state, out)
 }
 
-fn map(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+fn map(state: &mut State, input: &Value, mut args: Args) -> Result<Value> {
     let mut mapped = Vec::new();
     let [attribute, fallback] = ["attribute", "default"]
         .map(|name| args.named.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone()));
@@ -417,7 +351,7 @@ fn map(state: &mut State, mut args: Args) -> Result<Value> {
         return Err(type_error("map requires a filter argument"));
     }
     let filter = args.take_input();
-    for item in items_unless_false(state, &input)? {
+    for item in items_unless_false(state, input)? {
         mapped.push(match &attribute {
             Some(attribute) => {
                 or_else(path(&item, attribute)?, fallback.clone().unwrap_or(Value::UNDEFINED), false)
@@ -452,21 +386,28 @@ fn filter_name(name: &Value) -> Result<String> {
     if name.contains(':') { Err(type_error(format!("No filter named '{name}'."))) } else { Ok(name) }
 }
 
-fn select(state: &mut State, mut args: Args, by_attribute: bool, keep: bool) -> Result<Value> {
-    let input = args.take_input();
-    let attribute = by_attribute.then(|| args.take_input());
-    if attribute.as_ref().is_some_and(Value::is_undefined) {
-        return Err(type_error("Missing parameter for attribute name"));
+fn select_by_attribute(state: &mut State, input: &Value, mut args: Args, keep: bool) -> Result<Value> {
+    match args.take_input() {
+        name if name.is_undefined() => Err(type_error("Missing parameter for attribute name")),
+        name => select(state, input, Some(&name), args, keep),
     }
+}
+
+fn select(
+    state: &mut State,
+    input: &Value,
+    attribute: Option<&Value>,
+    mut args: Args,
+    keep: bool,
+) -> Result<Value> {
     let test = if args.positional.is_empty() { None } else { Some(filter_name(&args.take_input())?) };
     let mut kept = Vec::new();
-    for item in items_unless_false(state, &input)? {
-        let subject = looked_at(&item, attribute.as_ref())?;
+    for item in items_unless_false(state, input)? {
+        let subject = looked_at(&item, attribute)?;
         let passes = match &test {
             None => truthy(&subject),
             Some(test) => {
-                let mut call = vec![subject];
-                call.extend(args.positional.iter().cloned());
+                let call: Vec<Value> = [subject].into_iter().chain(args.positional.iter().cloned()).collect();
                 state.perform_test(test, &call).map_err(|error| named("test", test, error))?
             }
         };

@@ -5,7 +5,10 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::budget::{self, Raised};
 use super::object::{Dict, Namespace, Seq, SeqKind};
-use super::{Args, Native, Py, Result, int_of, items_of, py, str_arg, string, text, type_error};
+use super::{Args, Py, Result, int_of, items_of, py, str_arg, string, text, type_error};
+
+/// A function written against Python's calling convention.
+type Native = fn(&mut State, Args) -> Result<Value>;
 
 /// Jinja's sandbox refuses longer ranges.
 const MAX_RANGE: i128 = 100_000;

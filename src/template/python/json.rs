@@ -1,33 +1,29 @@
 //! `json.dumps` as Hugging Face's `tojson` filter calls it: `ensure_ascii=False`, key order kept, `", "` and `": "`
 //! between members. (The filter that Jinja2 itself brings escapes HTML; chat templates never see that one.)
 
-use std::fmt::Write;
-
 use minijinja::{State, Value};
 
+use super::super::tool_call::push_escaped;
 use super::{
     Args, Py, Result, budget, compare, flag, int_of, items_of, py, str_arg, string, text, type_error,
     type_name,
 };
 
 /// The keyword arguments of `json.dumps` that templates use.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Layout {
-    pub indent: Option<String>,
-    pub item_separator: String,
-    pub key_separator: String,
-    pub sort_keys: bool,
-    pub ensure_ascii: bool,
+    indent: Option<String>,
+    /// Between items, and between a key and its value, where they are not the usual ones.
+    separators: Option<[String; 2]>,
+    sort_keys: bool,
+    ensure_ascii: bool,
 }
 
-impl Default for Layout {
-    fn default() -> Self {
-        Self {
-            indent: None,
-            item_separator: ", ".to_owned(),
-            key_separator: ": ".to_owned(),
-            sort_keys: false,
-            ensure_ascii: false,
+impl Layout {
+    fn separators(&self) -> [&str; 2] {
+        match &self.separators {
+            Some(separators) => separators.each_ref().map(String::as_str),
+            None => [if self.indent.is_some() { "," } else { ", " }, ": "],
         }
     }
 }
@@ -58,7 +54,7 @@ fn write(out: &mut String, value: &Value, layout: &Layout, level: usize) -> Resu
             write_members(out, layout, level, ('{', '}'), entries.len(), |out, at| {
                 let (key, value) = entries[at];
                 write_key(out, key, layout)?;
-                out.push_str(&layout.key_separator);
+                out.push_str(layout.separators()[1]);
                 write(out, value, layout, level + 1)
             })?;
         }
@@ -84,7 +80,7 @@ fn write_members(
     out.push(open);
     for at in 0..count {
         if at > 0 {
-            out.push_str(&layout.item_separator);
+            out.push_str(layout.separators()[0]);
         }
         new_line(out, level + 1);
         member(out, at)?;
@@ -124,30 +120,19 @@ fn write_str(out: &mut String, text: &str, ensure_ascii: bool) {
     out.push('"');
     for c in text.chars() {
         match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if (c as u32) < 0x20 => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
             c if ensure_ascii && !c.is_ascii() => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(out, "\\u{unit:04x}");
-                }
+                c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| out.push_str(&format!("\\u{unit:04x}")));
             }
-            c => out.push(c),
+            c => push_escaped(c, out),
         }
     }
     out.push('"');
 }
 
 /// The filter `tojson`, with the arguments that Hugging Face gives it.
-pub(super) fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
-    let input = args.take_input();
+pub(super) fn tojson(state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [ascii, indent, separators, sort] =
         args.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let indent = match indent.filter(|indent| !indent.is_none()) {
@@ -155,22 +140,18 @@ pub(super) fn tojson(state: &mut State, mut args: Args) -> Result<Value> {
         Some(indent) if indent.as_str().is_some() => indent.as_str().map(str::to_owned),
         Some(width) => Some(" ".repeat(usize::try_from(int_of(&width)?.clamp(0, 64)).unwrap_or(0))),
     };
-    let mut layout = Layout {
-        item_separator: if indent.is_some() { "," } else { ", " }.to_owned(),
-        key_separator: ": ".to_owned(),
-        sort_keys: flag(sort),
-        ensure_ascii: flag(ascii),
-        indent,
+    let separators = match separators.filter(|separators| !separators.is_none()) {
+        None => None,
+        Some(pair) => {
+            let [item, key] = <[Value; 2]>::try_from(items_of(state, &pair)?)
+                .map_err(|_| type_error("separators must be a pair of strings"))?;
+            Some([str_arg("separators", &item)?.to_owned(), str_arg("separators", &key)?.to_owned()])
+        }
     };
-    if let Some(separators) = separators.filter(|separators| !separators.is_none()) {
-        let [item, key] = <[Value; 2]>::try_from(items_of(state, &separators)?)
-            .map_err(|_| type_error("separators must be a pair of strings"))?;
-        layout.item_separator = str_arg("separators", &item)?.to_owned();
-        layout.key_separator = str_arg("separators", &key)?.to_owned();
-    }
-    let padding = layout.indent.as_ref().map_or(0, |indent| 8 * indent.len());
-    let separators = layout.item_separator.len() + layout.key_separator.len();
-    budget::spend(state, compare::weight(&input).saturating_mul(1 + padding / 8 + separators / 8))?;
-    let printed = dumps(&input, &layout)?;
+    let layout = Layout { indent, separators, sort_keys: flag(sort), ensure_ascii: flag(ascii) };
+    let padding = layout.indent.as_ref().map_or(0, String::len);
+    let separators: usize = layout.separators().iter().map(|text| text.len()).sum();
+    budget::spend(state, compare::weight(input).saturating_mul(1 + padding + separators / 8))?;
+    let printed = dumps(input, &layout)?;
     string(state, printed)
 }

@@ -8,39 +8,16 @@ use super::object::Method;
 use super::text::brief;
 use super::{Py, Result, int_of, py, undefined_error};
 
-const STR: &[&str] = &[
-    "capitalize",
-    "count",
-    "endswith",
-    "find",
-    "format",
-    "isalnum",
-    "isalpha",
-    "isdigit",
-    "isspace",
-    "join",
-    "lower",
-    "lstrip",
-    "removeprefix",
-    "removesuffix",
-    "replace",
-    "rfind",
-    "rsplit",
-    "rstrip",
-    "split",
-    "splitlines",
-    "startswith",
-    "strip",
-    "title",
-    "upper",
-];
-const DICT: &[&str] = &["get", "items", "keys", "values"];
-
 /// Returns whether Python would find a method of this name before it looks for a member.
 pub(super) fn has_method(value: &Value, name: &str) -> bool {
-    match py(value) {
-        Py::Str(_) => STR.contains(&name),
-        Py::Dict(_) => DICT.contains(&name),
+    match (py(value), name) {
+        (
+            Py::Str(_),
+            "capitalize" | "count" | "endswith" | "find" | "format" | "isalnum" | "isalpha" | "isdigit"
+            | "isspace" | "join" | "lower" | "lstrip" | "removeprefix" | "removesuffix" | "replace" | "rfind"
+            | "rsplit" | "rstrip" | "split" | "splitlines" | "startswith" | "strip" | "title" | "upper",
+        ) => true,
+        (Py::Dict(_), "get" | "items" | "keys" | "values") => true,
         _ => false,
     }
 }

@@ -5,23 +5,9 @@ use minijinja::{State, Value};
 use super::members::{attribute, has_method};
 use super::object::{Dict, Seq, SeqKind};
 use super::{
-    Args, Py, Result, budget, int_of, items_of, list, markup, percent, py, str_arg, string, truthy, tuple,
+    Args, Py, Result, budget, int_of, items_of, list, markup, percent, py, str_arg, string, tuple,
     type_error, type_name, undefined_error,
 };
-
-const MUTATING: &[&str] = &[
-    "append",
-    "clear",
-    "extend",
-    "insert",
-    "pop",
-    "popitem",
-    "remove",
-    "reverse",
-    "setdefault",
-    "sort",
-    "update",
-];
 
 /// `receiver.name(args)`.
 pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) -> Result<Value> {
@@ -37,12 +23,16 @@ pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) 
             _ => Err(unknown(receiver, name)),
         };
     }
-    let container = match py(receiver) {
-        Py::Seq(seq) => seq.kind() == SeqKind::List,
-        Py::Dict(_) => true,
+    let changes = match (py(receiver), name) {
+        (Py::Seq(seq), _) if seq.kind() != SeqKind::List => false,
+        (
+            Py::Seq(_) | Py::Dict(_),
+            "append" | "clear" | "extend" | "insert" | "pop" | "popitem" | "remove" | "reverse"
+            | "setdefault" | "sort" | "update",
+        ) => true,
         _ => false,
     };
-    if container && MUTATING.contains(&name) {
+    if changes {
         let kind = type_name(receiver);
         return Err(type_error(format!("access to attribute '{name}' of '{kind}' object is unsafe")));
     }
@@ -67,22 +57,17 @@ fn unknown(receiver: &Value, name: &str) -> minijinja::Error {
 
 fn dict_method(state: &mut State, dict: &Dict, name: &str, args: Args) -> Result<Value> {
     let mut args = args.no_names(name)?.into_iter();
-    let view = |state: &mut State, kind, items| Seq::build(state, kind, items);
-    match name {
+    let (kind, items) = match name {
         "get" => {
             let key = args.next().ok_or_else(|| type_error("get expected at least 1 argument, got 0"))?;
             let fallback = args.next().unwrap_or(Value::from(()));
-            Ok(dict.get(&key).cloned().unwrap_or(fallback))
+            return Ok(dict.get(&key).cloned().unwrap_or(fallback));
         }
-        "keys" => view(state, SeqKind::Keys, dict.entries().iter().map(|(key, _)| key.clone()).collect()),
-        "values" => {
-            view(state, SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect())
-        }
-        _ => {
-            let pairs = pairs(state, dict)?;
-            view(state, SeqKind::Items, pairs)
-        }
-    }
+        "keys" => (SeqKind::Keys, dict.entries().iter().map(|(key, _)| key.clone()).collect()),
+        "values" => (SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect()),
+        _ => (SeqKind::Items, pairs(state, dict)?),
+    };
+    Seq::build(state, kind, items)
 }
 
 /// The members of a mapping as tuples.
@@ -94,19 +79,15 @@ fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<V
     budget::spend(state, text.len())?;
     match name {
         "format" => percent::str_format(state, text, args),
-        "split" | "rsplit" => split(state, text, name == "rsplit", args),
+        "split" | "rsplit" => split(state, text, name, args),
         "splitlines" => {
-            let [keep] = args.bind(name, ["keepends"])?;
-            let lines = lines(text, keep.is_some_and(|keep| truthy(&keep)));
-            list(state, lines.into_iter().map(Value::from).collect())
+            let [] = args.bind(name, [])?;
+            list(state, lines(text).into_iter().map(Value::from).collect())
         }
         "join" => {
             let [items] = args.bind(name, ["iterable"])?;
-            join(
-                state,
-                text,
-                &items.ok_or_else(|| type_error("join() takes exactly one argument (0 given)"))?,
-            )
+            let items = items.ok_or_else(|| type_error("join() takes exactly one argument (0 given)"))?;
+            join(state, text, &items)
         }
         _ => {
             let args = args.no_names(&format!("str.{name}"))?;
@@ -137,15 +118,18 @@ fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
 
 /// Methods with positional arguments.
 fn with_args(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
-    let first = &args[0];
-    match name {
-        "strip" | "lstrip" | "rstrip" => strip(text, name, Some(first)).map(Value::from),
-        "startswith" | "endswith" => affix(text, name, args),
-        "removeprefix" => Ok(Value::from(text.strip_prefix(str_arg(name, first)?).unwrap_or(text))),
-        "removesuffix" => Ok(Value::from(text.strip_suffix(str_arg(name, first)?).unwrap_or(text))),
-        "replace" => replace(state, text, args),
-        "find" | "rfind" | "count" => search(text, name, args),
-        _ => Err(type_error(format!("str.{name}() takes no arguments ({} given)", args.len()))),
+    match (name, args) {
+        ("replace", _) => replace(state, text, args),
+        ("strip" | "lstrip" | "rstrip", [chars]) => strip(text, name, Some(chars)).map(Value::from),
+        ("startswith" | "endswith", [other]) => affix(text, name, other),
+        ("removeprefix", [other]) => {
+            Ok(Value::from(text.strip_prefix(str_arg(name, other)?).unwrap_or(text)))
+        }
+        ("removesuffix", [other]) => {
+            Ok(Value::from(text.strip_suffix(str_arg(name, other)?).unwrap_or(text)))
+        }
+        ("find" | "rfind" | "count", [other]) => search(text, name, other),
+        _ => Err(type_error(format!("str.{name}() with {} arguments is not supported", args.len()))),
     }
 }
 
@@ -185,42 +169,20 @@ pub(super) fn strip<'t>(text: &'t str, name: &str, chars: Option<&Value>) -> Res
     Ok(if name == "lstrip" { text } else { text.trim_end_matches(is_stripped) })
 }
 
-/// The part of a text that optional start and end arguments select, with the character index where it begins.
-fn window<'t>(text: &'t str, args: &[Value]) -> Result<(&'t str, usize)> {
-    if args.len() < 2 {
-        return Ok((text, 0));
-    }
-    let len = text.chars().count() as i128;
-    let bound = |at: usize, default: i128| match args.get(at) {
-        None => Ok(default),
-        Some(none) if none.is_none() => Ok(default),
-        Some(value) => {
-            int_of(value).map(|index| if index < 0 { (index + len).max(0) } else { index.min(len) })
+fn affix(text: &str, name: &str, affix: &Value) -> Result<Value> {
+    let test = |affix: &Value| match affix.as_str() {
+        Some(affix) => Ok(if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) }),
+        None => {
+            let kind = type_name(affix);
+            Err(type_error(format!("{name} first arg must be str or a tuple of str, not {kind}")))
         }
     };
-    let (start, end) = (bound(1, 0)?, bound(2, len)?);
-    let byte = |index: i128| text.char_indices().nth(index as usize).map_or(text.len(), |(at, _)| at);
-    Ok((if start < end { &text[byte(start)..byte(end)] } else { "" }, start as usize))
-}
-
-fn affix(text: &str, name: &str, args: &[Value]) -> Result<Value> {
-    let (text, _) = window(text, args)?;
-    let test =
-        |affix: &str| if name == "startswith" { text.starts_with(affix) } else { text.ends_with(affix) };
-    let wrong = |value: &Value| {
-        let kind = type_name(value);
-        type_error(format!("{name} first arg must be str or a tuple of str, not {kind}"))
-    };
-    match py(&args[0]) {
-        Py::Str(affix) => Ok(Value::from(test(affix))),
+    match py(affix) {
         Py::Seq(seq) if seq.kind() == SeqKind::Tuple => {
-            let mut found = false;
-            for affix in seq.items() {
-                found |= test(affix.as_str().ok_or_else(|| wrong(affix))?);
-            }
-            Ok(Value::from(found))
+            let found = seq.items().iter().map(test).collect::<Result<Vec<bool>>>()?;
+            Ok(Value::from(found.contains(&true)))
         }
-        _ => Err(wrong(&args[0])),
+        _ => test(affix).map(Value::from),
     }
 }
 
@@ -239,86 +201,61 @@ pub(super) fn replace(state: &mut State, text: &str, args: &[Value]) -> Result<V
     Ok(Value::from(text.replacen(old, new, limit)))
 }
 
-fn search(text: &str, name: &str, args: &[Value]) -> Result<Value> {
-    let needle = str_arg(name, &args[0])?;
-    let (text, offset) = window(text, args)?;
-    let chars = |at: usize| text[..at].chars().count() + offset;
+fn search(text: &str, name: &str, needle: &Value) -> Result<Value> {
+    let needle = str_arg(name, needle)?;
     let found = match name {
         "count" if needle.is_empty() => return Ok(Value::from(text.chars().count() + 1)),
         "count" => return Ok(Value::from(text.matches(needle).count())),
         "find" => text.find(needle),
         _ => text.rfind(needle),
     };
-    Ok(found.map_or(Value::from(-1), |at| Value::from(chars(at))))
+    Ok(found.map_or(Value::from(-1), |at| Value::from(text[..at].chars().count())))
 }
 
-fn split(state: &mut State, text: &str, from_right: bool, args: Args) -> Result<Value> {
+fn split(state: &mut State, text: &str, name: &str, args: Args) -> Result<Value> {
     let [separator, limit] = args.bind("split", ["sep", "maxsplit"])?;
     let limit = limit.map_or(Ok(-1), |limit| int_of(&limit))?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let mut parts: Vec<&str> = match separator.filter(|separator| !separator.is_none()) {
-        Some(separator) => {
-            let separator = str_arg("split()", &separator)?.to_owned();
-            if separator.is_empty() {
-                return Err(type_error("empty separator"));
-            }
-            let pieces = limit.saturating_add(1);
-            match from_right {
-                true => text.rsplitn(pieces, separator.as_str()).collect(),
-                false => text.splitn(pieces, separator.as_str()).collect(),
-            }
+    let separator = separator.filter(|separator| !separator.is_none());
+    let separator = separator.as_ref().map(|separator| str_arg("split()", separator)).transpose()?;
+    let parts: Vec<&str> = match (separator, name) {
+        (Some(""), _) => return Err(type_error("empty separator")),
+        (Some(separator), "split") => text.splitn(limit.saturating_add(1), separator).collect(),
+        (Some(separator), _) => {
+            let mut parts: Vec<&str> = text.rsplitn(limit.saturating_add(1), separator).collect();
+            parts.reverse();
+            parts
         }
-        None => split_space(text, limit, from_right),
+        (None, "split") => split_space(text, limit),
+        (None, _) if limit == usize::MAX => split_space(text, limit),
+        (None, _) => return Err(type_error("rsplit() with a limit needs a separator")),
     };
-    if from_right {
-        parts.reverse();
-    }
     budget::spend(state, parts.len() * size_of::<Value>() * 2)?;
     list(state, parts.into_iter().map(Value::from).collect())
 }
 
-/// The parts between white space; those of a split from the right, last part first.
-fn split_space(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
+/// The parts between white space; the last one keeps the white space at its end if the limit has been reached.
+fn split_space(text: &str, limit: usize) -> Vec<&str> {
     let mut parts = Vec::new();
-    let mut rest =
-        if from_right { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
+    let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
-        let space = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
-        let Some(at) = space.filter(|_| parts.len() < limit) else {
-            parts.push(rest); // with the white space at its other end, as in Python
-            break;
-        };
-        let (before, behind) =
-            (rest[..at].trim_end_matches(is_space), rest[at..].trim_start_matches(is_space));
-        let (part, others) = if from_right { (behind, before) } else { (before, behind) };
-        parts.push(part);
-        rest = others;
+        let at = rest.find(is_space).filter(|_| parts.len() < limit).unwrap_or(rest.len());
+        parts.push(&rest[..at]);
+        rest = rest[at..].trim_start_matches(is_space);
     }
     parts
 }
 
 /// Lines at every line boundary that Python knows.
-pub(super) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
-    let mut lines = Vec::new();
-    let mut start = 0;
-    let mut chars = text.char_indices().peekable();
-    while let Some((at, c)) = chars.next() {
-        if !matches!(
+pub(super) fn lines(text: &str) -> Vec<String> {
+    let is_end = |c| {
+        matches!(
             c,
             '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
-        ) {
-            continue;
-        }
-        let mut end = at + c.len_utf8();
-        if c == '\r' && chars.next_if(|(_, next)| *next == '\n').is_some() {
-            end += 1;
-        }
-        lines.push(&text[start..if keep_ends { end } else { at }]);
-        start = end;
-    }
-    if start < text.len() {
-        lines.push(&text[start..]);
-    }
+        )
+    };
+    let mut lines: Vec<String> = text.replace("\r\n", "\n").split(is_end).map(str::to_owned).collect();
+    lines.pop_if(|last| last.is_empty());
     lines
 }
 

@@ -35,8 +35,6 @@ const MAX_DEPTH: u32 = 200;
 const MAX_WEIGHT: u64 = 1 << 30;
 
 type Result<T> = std::result::Result<T, Error>;
-/// A filter, test, operator or function written against Python's calling convention.
-type Native = fn(&mut State, Args) -> Result<Value>;
 
 /// Installs Python's operators, filters, tests, functions, methods and printing into an environment.
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -59,7 +57,11 @@ pub(super) fn dumps(value: &serde_json::Value) -> Result<String> {
     json::dumps(&from_json(value)?, &json::Layout::default())
 }
 
-fn add_filter(env: &mut Environment<'static>, name: &'static str, native: Native) {
+fn add_filter(
+    env: &mut Environment<'static>,
+    name: &'static str,
+    native: impl Fn(&mut State, Args) -> Result<Value> + Send + Sync + 'static,
+) {
     env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
         let args = Args::new(args.into_values());
         // Prompt files are strict: nothing but `default` takes what is not there.

@@ -3,7 +3,6 @@
 //! All are immutable but `Namespace` and the position of a `Generator`, as in Hugging Face's immutable sandbox.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::value::ValueKind;
@@ -117,6 +116,7 @@ impl Seq {
 }
 
 /// A mapping that keeps its order.
+#[derive(Debug)]
 pub(crate) struct Dict {
     entries: Vec<(Value, Value)>,
     /// Positions of string keys, once a linear search would be slow.
@@ -125,12 +125,6 @@ pub(crate) struct Dict {
 }
 
 const INDEX_FROM: usize = 12;
-
-impl fmt::Debug for Dict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<dict of {}>", self.entries.len())
-    }
-}
 
 impl Dict {
     /// Builds a mapping; of equal keys the first position and the last value stay, as in Python.
@@ -192,15 +186,10 @@ impl Dict {
 }
 
 /// The result of lazy filters: it has no length, no index, and can be walked once.
+#[derive(Debug)]
 pub(super) struct Generator {
     items: Mutex<Vec<Value>>,
     cost: Cost,
-}
-
-impl fmt::Debug for Generator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<generator object>")
-    }
 }
 
 impl Generator {
@@ -226,12 +215,12 @@ impl Generator {
 ///
 /// Once it is part of another value it takes flat values only. So the depth that its holder counted stays true, and
 /// no cycle can be built.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Namespace {
     state: Mutex<NamespaceState>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct NamespaceState {
     members: Vec<(String, Value)>,
     /// Deepest nesting ever assigned.
@@ -241,12 +230,6 @@ struct NamespaceState {
 
 /// Members are searched linearly.
 const MAX_MEMBERS: usize = 1000;
-
-impl fmt::Debug for Namespace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("<namespace>")
-    }
-}
 
 impl Namespace {
     pub fn value(members: Vec<(String, Value)>) -> Result<Value> {

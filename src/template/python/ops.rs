@@ -3,14 +3,12 @@
 //!
 //! The names contain a colon: a template cannot spell them.
 
-use std::cmp::Ordering;
-
 use minijinja::{Environment, State, Value};
 
-use super::compare::{contains, order, weight};
+use super::compare::{compare, contains, paid_equal, weight};
 use super::members::{attribute, item};
 use super::number::{Num, num};
-use super::object::{Dict, Seq, SeqKind, equal};
+use super::object::{Dict, Seq, SeqKind};
 use super::{
     Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, percent, py, string,
     text, type_error, type_name, undefined_error,
@@ -23,8 +21,8 @@ pub(super) fn install(env: &mut Environment<'static>) {
         let pairs = args.positional.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
         Dict::build(state, pairs.collect())
     });
-    for (name, native) in BINARY {
-        add_filter(env, name, *native);
+    for (name, operator) in BINARY {
+        add_filter(env, name, |state, args| operator(state, &args.positional[0], &args.positional[1]));
     }
     add_filter(env, "py:neg", |_, args| negate(&args.positional[0]));
     add_filter(env, "py:slice", |state, args| slice(state, &args.positional));
@@ -38,22 +36,24 @@ pub(super) fn install(env: &mut Environment<'static>) {
     });
 }
 
-const BINARY: &[(&str, super::Native)] = &[
-    ("py:add", |state, args| add(state, &args.positional[0], &args.positional[1])),
-    ("py:sub", |_, args| arithmetic("-", &args.positional[0], &args.positional[1])),
-    ("py:mul", |state, args| multiply(state, &args.positional[0], &args.positional[1])),
-    ("py:div", |_, args| arithmetic("/", &args.positional[0], &args.positional[1])),
-    ("py:floordiv", |_, args| arithmetic("//", &args.positional[0], &args.positional[1])),
-    ("py:rem", |state, args| remainder(state, &args.positional[0], &args.positional[1])),
-    ("py:pow", |_, args| arithmetic("**", &args.positional[0], &args.positional[1])),
-    ("py:concat", |state, args| concat(state, &args.positional[0], &args.positional[1])),
-    ("py:eq", |state, args| paid_equal(state, &args).map(Value::from)),
-    ("py:ne", |state, args| paid_equal(state, &args).map(|same| Value::from(!same))),
-    ("py:lt", |state, args| compare(state, "<", &args).map(|order| Value::from(order.is_lt()))),
-    ("py:le", |state, args| compare(state, "<=", &args).map(|order| Value::from(order.is_le()))),
-    ("py:gt", |state, args| compare(state, ">", &args).map(|order| Value::from(order.is_gt()))),
-    ("py:ge", |state, args| compare(state, ">=", &args).map(|order| Value::from(order.is_ge()))),
-    ("py:in", |state, args| contains(state, &args.positional[0], &args.positional[1]).map(Value::from)),
+type Binary = fn(&mut State, &Value, &Value) -> Result<Value>;
+
+const BINARY: &[(&str, Binary)] = &[
+    ("py:add", add),
+    ("py:sub", |_, left, right| arithmetic("-", left, right)),
+    ("py:mul", multiply),
+    ("py:div", |_, left, right| arithmetic("/", left, right)),
+    ("py:floordiv", |_, left, right| arithmetic("//", left, right)),
+    ("py:rem", remainder),
+    ("py:pow", |_, left, right| arithmetic("**", left, right)),
+    ("py:concat", concat),
+    ("py:eq", |state, left, right| paid_equal(state, left, right).map(Value::from)),
+    ("py:ne", |state, left, right| paid_equal(state, left, right).map(|same| Value::from(!same))),
+    ("py:lt", |state, left, right| compare(state, "<", left, right).map(|order| Value::from(order.is_lt()))),
+    ("py:le", |state, left, right| compare(state, "<=", left, right).map(|order| Value::from(order.is_le()))),
+    ("py:gt", |state, left, right| compare(state, ">", left, right).map(|order| Value::from(order.is_gt()))),
+    ("py:ge", |state, left, right| compare(state, ">=", left, right).map(|order| Value::from(order.is_ge()))),
+    ("py:in", |state, left, right| contains(state, left, right).map(Value::from)),
 ];
 
 fn text_at(args: &Args, at: usize) -> &str {
@@ -201,18 +201,6 @@ fn negate(value: &Value) -> Result<Value> {
         None if value.is_undefined() => Err(undefined_error("the operand of `-` is undefined")),
         None => Err(type_error(format!("bad operand type for unary -: '{}'", type_name(value)))),
     }
-}
-
-fn paid_equal(state: &mut State, args: &Args) -> Result<bool> {
-    let (left, right) = (&args.positional[0], &args.positional[1]);
-    budget::spend(state, weight(left).min(weight(right)))?;
-    Ok(equal(left, right))
-}
-
-fn compare(state: &mut State, op: &str, args: &Args) -> Result<Ordering> {
-    let (left, right) = (&args.positional[0], &args.positional[1]);
-    budget::spend(state, weight(left).min(weight(right)))?;
-    order(op, left, right)
 }
 
 fn set_attribute(args: &[Value], name: &str) -> Result<Value> {

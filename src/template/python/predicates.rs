@@ -3,11 +3,13 @@
 use minijinja::value::{Rest, ValueOrKwargs};
 use minijinja::{Environment, State, Value};
 
-use super::{Args, Py, Result, budget, compare, int_of, object, py, text, type_error};
+use super::compare::{compare, contains, paid_equal};
+use super::{Args, Py, Result, int_of, object, py, text, type_error};
 
 /// A test: the subject and its arguments.
 type Test = fn(&mut State, &Value, &[Value]) -> Result<bool>;
 
+/// By their names.
 const TESTS: &[(&str, Test)] = &[
     ("defined", |_, value, _| Ok(!value.is_undefined())),
     ("undefined", |_, value, _| Ok(value.is_undefined())),
@@ -27,73 +29,34 @@ const TESTS: &[(&str, Test)] = &[
     ("upper", |_, value, _| cased(value, char::is_uppercase, char::is_lowercase)),
     ("odd", |_, value, _| Ok(int_of(value)?.rem_euclid(2) == 1)),
     ("even", |_, value, _| Ok(int_of(value)?.rem_euclid(2) == 0)),
-    ("divisibleby", |_, value, args| {
-        let divisor = int_of(argument(args)?)?;
-        match int_of(value)?.checked_rem(divisor) {
-            Some(rest) => Ok(rest == 0),
-            None => Err(type_error("integer modulo by zero")),
-        }
-    }),
     ("sameas", |_, value, args| {
         // Identity of small values is what templates ask for: `x is sameas true`.
         let other = argument(args)?;
         Ok(value.kind() == other.kind() && object::equal(value, other))
     }),
-    ("in", |state, value, args| compare::contains(state, value, argument(args)?)),
-];
-
-const EQUAL: [&str; 3] = ["eq", "equalto", "=="];
-const NOT_EQUAL: [&str; 2] = ["ne", "!="];
-/// Names of the test, operator in its messages, orders for which it holds.
-type Order = (&'static [&'static str], &'static str, fn(std::cmp::Ordering) -> bool);
-
-const ORDERS: [Order; 4] = [
-    (&["lt", "lessthan", "<"], "<", std::cmp::Ordering::is_lt),
-    (&["gt", "greaterthan", ">"], ">", std::cmp::Ordering::is_gt),
-    (&["le", "<="], "<=", std::cmp::Ordering::is_le),
-    (&["ge", ">="], ">=", std::cmp::Ordering::is_ge),
+    ("in", |state, value, args| contains(state, value, argument(args)?)),
+    ("eq equalto ==", |state, value, args| paid_equal(state, value, argument(args)?)),
+    ("ne !=", |state, value, args| paid_equal(state, value, argument(args)?).map(|same| !same)),
+    ("lt lessthan <", |state, value, args| Ok(compare(state, "<", value, argument(args)?)?.is_lt())),
+    ("gt greaterthan >", |state, value, args| Ok(compare(state, ">", value, argument(args)?)?.is_gt())),
+    ("le <=", |state, value, args| Ok(compare(state, "<=", value, argument(args)?)?.is_le())),
+    ("ge >=", |state, value, args| Ok(compare(state, ">=", value, argument(args)?)?.is_ge())),
 ];
 
 pub(super) fn install(env: &mut Environment<'static>) {
-    for (name, test) in TESTS {
-        add(env, name, *test);
-    }
-    for name in EQUAL {
-        add(env, name, equal);
-    }
-    for name in NOT_EQUAL {
-        add(env, name, |state, value, args| equal(state, value, args).map(|same| !same));
-    }
-    for (names, op, holds) in ORDERS {
-        for name in names {
-            add(env, name, move |state, value, args| {
-                let other = argument(args)?;
-                budget::spend(state, compare::weight(value).min(compare::weight(other)))?;
-                compare::order(op, value, other).map(holds)
+    for &(names, test) in TESTS {
+        for name in names.split(' ') {
+            env.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+                let args = Args::new(args.into_values()).no_names(name)?;
+                let (subject, rest) = args.split_first().ok_or_else(|| type_error("a test needs a value"))?;
+                test(state, subject, rest)
             });
         }
     }
 }
 
-fn add<F>(env: &mut Environment<'static>, name: &'static str, test: F)
-where
-    F: Fn(&mut State, &Value, &[Value]) -> Result<bool> + Send + Sync + 'static,
-{
-    env.add_test(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-        let args = Args::new(args.into_values()).no_names(name)?;
-        let (subject, rest) = args.split_first().ok_or_else(|| type_error("a test needs a value"))?;
-        test(state, subject, rest)
-    });
-}
-
 fn argument(args: &[Value]) -> Result<&Value> {
     args.first().ok_or_else(|| type_error("the test needs an argument"))
-}
-
-fn equal(state: &mut State, value: &Value, args: &[Value]) -> Result<bool> {
-    let other = argument(args)?;
-    budget::spend(state, compare::weight(value).min(compare::weight(other)))?;
-    Ok(object::equal(value, other))
 }
 
 /// Has a length and an index; in Python that holds for strings and mappings too, and for Jinja's undefined.

@@ -33,6 +33,7 @@ pub use coerce::resolve as resolve_reference;
 pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
 use json_text::Malformed;
+pub(super) use json_text::push_escaped;
 pub(super) use spec::{Messages, ToolCallSpec};
 
 /// The member of a string's schema that holds the grammar of its text, as it stands `in_json` and `between_tags`: items of a Lark
