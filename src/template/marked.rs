@@ -206,7 +206,7 @@ impl Marked {
     // -- Calls inside reasoning.
 
     fn begin_early(&mut self, opener: &'static str) {
-        let Some(reader) = self.calls.and_then(|calls| (calls.reader)(opener)) else { return };
+        let Some(reader) = self.calls.map(|calls| (calls.reader)(calls, opener)) else { return };
         let space = std::mem::take(&mut self.space);
         // Space that begins the reasoning is the markup's.
         if !self.is_fresh || !self.early.is_empty() {
@@ -294,7 +294,7 @@ impl Marked {
     // -- Calls.
 
     fn begin_call(&mut self, opener: &'static str, raw: &mut String) {
-        let Some(reader) = self.calls.and_then(|calls| (calls.reader)(opener)) else { return };
+        let Some(reader) = self.calls.map(|calls| (calls.reader)(calls, opener)) else { return };
         *raw = std::mem::take(&mut self.space);
         raw.push_str(opener);
         self.state = MarkedState::Call(reader);

@@ -26,6 +26,7 @@ const MAX_PARTS: usize = 1 << 16;
 pub const OTHER_NAME: &str = "[A-Za-z_][A-Za-z0-9_.\\-]{0,63}";
 
 /// The texts around the parts of a call in tags. White space between tags is free.
+#[derive(Debug, Clone, Copy)]
 pub struct Tagging {
     pub behind_name: &'static str,
     pub before_key: &'static str,
@@ -175,7 +176,7 @@ impl Writer<'_> {
         let head = self.rule(&heads.join(" | "));
         let nexts = [tagging.before_key, tagging.end];
         let [before_more, last] = nexts.map(|next| {
-            let ending = ValueEnd { close: tagging.behind_value.trim(), next, nexts: &nexts, has_lines };
+            let ending = ValueEnd { close: tagging.behind_value, next, nexts: &nexts, has_lines };
             let value = self.tagged_value(schema, ending);
             self.rule(&format!("{head} {value}"))
         });

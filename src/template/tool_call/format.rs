@@ -8,7 +8,7 @@ formats! {
     /// The markup of tool calls.
     ToolCallFormat, "tool-call format", ToolCallSpec, [
         /// As `Glm`, every tag with the suffix `:opensource` (Hy3)
-        Hy3 => f::hy3::HY3,
+        Hy3 => f::glm::HY3,
         /// `<tool_call>NAME` with `<arg_key>` and `<arg_value>` (GLM 4.5 on)
         Glm => f::glm::GLM,
         /// As `QwenXml`, in `<seed:tool_call>`
@@ -18,31 +18,31 @@ formats! {
         /// `<function name="NAME"><param name="K">` value `</param></function>` (MiniCPM5)
         MiniCpm5 => f::parameter_tags::MINICPM5,
         /// `]<]minimax[>[<tool_call>` with a tag for each parameter (MiniMax M3)
-        MiniMaxM3 => f::minimax_m3::MINIMAX_M3,
+        MiniMaxM3 => f::parameter_tags::MINIMAX_M3,
         /// `<minimax:tool_call><invoke name="NAME"><parameter name="K">` value (MiniMax M2)
-        MiniMaxM2 => f::minimax_m2::MINIMAX_M2,
+        MiniMaxM2 => f::parameter_tags::MINIMAX_M2,
         /// `<｜DSML｜tool_calls><｜DSML｜invoke name="NAME">` (DeepSeek V4)
-        DeepSeekV4 => f::deepseek_v4::DEEPSEEK_V4,
+        DeepSeekV4 => f::parameter_tags::DEEPSEEK_V4,
         /// `<｜DSML｜function_calls><｜DSML｜invoke name="NAME">` (DeepSeek V3.2)
-        DeepSeekV32 => f::deepseek_v32::DEEPSEEK_V32,
+        DeepSeekV32 => f::parameter_tags::DEEPSEEK_V32,
         /// ` to=NAME<|message|><atem:function_calls>` (Muse Glimmer)
-        MuseGlimmer => f::muse_glimmer::MUSE_GLIMMER,
+        MuseGlimmer => f::headed::MUSE_GLIMMER,
         /// `<|open|>tools<|sep|><|open|>call tool="NAME"` (Kimi K3)
-        KimiK3 => f::kimi_k3::KIMI_K3,
+        KimiK3 => f::parameter_tags::KIMI_K3,
         /// `<|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}` (Solar Open)
-        SolarOpen => f::solar_open::SOLAR_OPEN,
+        SolarOpen => f::named_json::SOLAR_OPEN,
         /// `<|tool_call>call:NAME{key:value}<tool_call|>`, strings between `<|"|>` (Gemma 4)
-        Gemma => f::gemma::GEMMA,
+        Gemma => f::plain::GEMMA,
         /// `[TOOL_CALLS]NAME[ARGS]{...}`, perhaps with `[CALL_ID]` (Mistral v11 on)
         MistralArgs => f::plain::MISTRAL_ARGS,
         /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral v2 to v7)
         Mistral => f::plain::MISTRAL,
         /// ``<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`` and a JSON code block (DeepSeek V3, R1)
-        DeepSeekV3 => f::deepseek_v3::DEEPSEEK_V3,
+        DeepSeekV3 => f::named_json::DEEPSEEK_V3,
         /// ``<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`` (DeepSeek V3.1)
-        DeepSeekV31 => f::deepseek_v31::DEEPSEEK_V31,
+        DeepSeekV31 => f::named_json::DEEPSEEK_V31,
         /// `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` (Kimi K2)
-        Kimi => f::kimi::KIMI,
+        Kimi => f::named_json::KIMI,
         /// `<|START_ACTION|>[{"tool_name": ..., "parameters": {...}}]<|END_ACTION|>` (Command A)
         CommandAction => f::plain::COMMAND_ACTION,
         /// `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` (LFM2)
@@ -50,7 +50,7 @@ formats! {
         /// `<|tool_call|>[{"name": ..., "arguments": {...}}]` (Granite 3)
         Granite => f::plain::GRANITE,
         /// `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
-        Harmony => f::harmony::HARMONY,
+        Harmony => f::headed::HARMONY,
         /// `<|tools_prefix|>[{NAME: {...}}]<|tools_suffix|>` (Apertus)
         Apertus => f::plain::APERTUS,
         /// `<|function_call|>{"name": ..., "arguments": {...}}` (GigaChat 3.1)
@@ -64,7 +64,7 @@ formats! {
         /// `Action:` and a code block with a list of calls (Command R+)
         CommandR => f::plain::COMMAND_R,
         /// `<tool_calls>` with an object a line (MiniMax M1)
-        MiniMaxM1 => f::minimax_m1::MINIMAX_M1,
+        MiniMaxM1 => f::plain::MINIMAX_M1,
         /// `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>` (Jamba, Apriel)
         ToolCallsTag => f::plain::TOOL_CALLS_TAG,
         /// `functools[{"name": ..., "arguments": {...}}]` (Firefunction)
@@ -72,13 +72,13 @@ formats! {
         /// `<tool_call>` `{"name": ..., "arguments": {...}}` `</tool_call>` (Qwen 2.5 and 3, Hermes)
         Hermes => f::plain::HERMES,
         /// `<function=NAME>{...}</function>` (Functionary 3.1)
-        FunctionTag => f::plain::FUNCTION_TAG,
+        FunctionTag => f::named_json::FUNCTION_TAG,
         /// `[f(a=1), g()]` as the whole answer (Llama 4, LFM2)
         Pythonic => f::plain::PYTHONIC,
         /// The whole answer is `{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>` (Llama 3.1 on)
         Llama3 => f::plain::LLAMA3,
         /// As `Hermes`, asked for by a system prompt of llmctl's own: for templates that show no tools or no calls
-        Generic => f::generic::GENERIC,
+        Generic => f::plain::GENERIC,
     ]
 }
 

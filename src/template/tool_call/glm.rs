@@ -3,6 +3,7 @@
 //! Strings stand as they are, everything else as JSON. A value ends at a close tag that another key or the end of the call
 //! follows.
 
+use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
 use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 
@@ -13,13 +14,11 @@ pub struct GlmMarks {
     pub call: Option<&'static str>,
     /// Ends the name, where a line break does not.
     pub separator: Option<&'static str>,
-    pub key: &'static str,
     pub key_end: &'static str,
     pub value: &'static str,
-    pub value_end: &'static str,
-    /// Ends a call.
-    pub close: &'static str,
     pub section_end: Option<&'static str>,
+    /// A key, the end of a value and the end of a call.
+    pub tagging: Tagging,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,12 +93,14 @@ impl GlmCall {
 
     fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
-        if held == self.marks.close {
+        if held == self.marks.tagging.end {
             return Ok(self.end_call(sink));
         }
-        if held == self.marks.key {
+        if held == self.marks.tagging.before_key {
             self.enter(GlmState::Key);
-        } else if !self.marks.key.starts_with(held) && !self.marks.close.starts_with(held) {
+        } else if !self.marks.tagging.before_key.starts_with(held)
+            && !self.marks.tagging.end.starts_with(held)
+        {
             return Err(CallError::Malformed);
         }
         Ok(ParserStep::More)
@@ -115,11 +116,11 @@ impl GlmCall {
     }
 
     fn take_value(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
-        for (mark, is_end) in [(self.marks.key, false), (self.marks.close, true)] {
+        for (mark, is_end) in [(self.marks.tagging.before_key, false), (self.marks.tagging.end, true)] {
             let before = self
                 .held
                 .strip_suffix(mark)
-                .and_then(|text| text.trim_end().strip_suffix(self.marks.value_end));
+                .and_then(|text| text.trim_end().strip_suffix(self.marks.tagging.behind_value));
             let Some(value) = before else { continue };
             let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
             let value = coerced(value, ArgumentSchema::new(parameters).property(&self.key));
@@ -178,8 +179,8 @@ impl CallParser for GlmCall {
                 Ok(())
             }
             GlmState::Between if *sink.num_calls > 0 => Ok(()),
-            GlmState::Value if self.held.trim_end().ends_with(self.marks.value_end) => {
-                self.held = format!("{}{}", self.held.trim_end(), self.marks.close);
+            GlmState::Value if self.held.trim_end().ends_with(self.marks.tagging.behind_value) => {
+                self.held = format!("{}{}", self.held.trim_end(), self.marks.tagging.end);
                 self.take_value(sink).map(drop)
             }
             _ => Err(CallError::Malformed),

@@ -9,6 +9,7 @@
 //! talking to itself: reasoning. Harmony's calls are complete at their closing brace, because `<|call|>` ends the turn
 //! and is usually not seen.
 
+use super::arguments::Tagging;
 use super::json_text::{JsonScan, JsonScanner};
 use super::named_json::take_arguments;
 use super::xml::{Tags, XmlCalls};
@@ -39,17 +40,17 @@ impl Protocol {
 /// Begins the calls of an ATEM message.
 pub const ATEM_CALLS: &str = "<atem:function_calls>";
 
-const ATEM_TAGS: Tags = Tags {
+pub const ATEM_TAGS: Tags = Tags {
     call: "<atem:invoke name=\"",
-    call_end: "</atem:invoke>",
-    parameter: "<atem:parameter name=\"",
-    parameter_end: "</atem:parameter>",
-    head_end: ">",
     section_end: "</atem:function_calls>",
     is_many: true,
-    has_line_breaks: false,
-    has_cdata: false,
-    text_attribute: None,
+    tagging: Tagging {
+        before_key: "<atem:parameter name=\"",
+        behind_value: "</atem:parameter>",
+        end: "</atem:invoke>",
+        ..Tags::PLAIN.tagging
+    },
+    ..Tags::PLAIN
 };
 
 /// Every marker, for tokenizers that have them as special tokens.

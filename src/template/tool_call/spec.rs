@@ -2,6 +2,8 @@
 //! grammar.
 
 use super::harmony::Protocol;
+use super::json_object::JsonCalls;
+use super::json_text::quoted;
 use super::writer::Writer;
 use super::{CallParser, ToolDefinition};
 
@@ -34,9 +36,9 @@ pub struct ToolCallSpec {
     pub frame: Frame,
     /// One call as a grammar writes it; the text stands in front of the tool's name.
     pub call: fn(&mut Writer<'_>, &ToolDefinition, &str) -> String,
-    /// The reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Harmony has
-    /// none: its messages are read by [`super::Harmony`].
-    pub reader: fn(&'static str) -> Option<Box<dyn CallParser>>,
+    /// The reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Never asked of
+    /// formats with a protocol: their messages are read by [`super::Harmony`].
+    pub reader: fn(&'static Self, &'static str) -> Box<dyn CallParser>,
 }
 
 /// The texts between and around the calls of a format.
@@ -53,7 +55,7 @@ pub struct Frame {
 }
 
 impl ToolCallSpec {
-    /// Most formats leave these fields empty.
+    /// Most formats leave these fields empty, and write calls as `{"name": NAME, "arguments": {...}}`.
     pub const PLAIN: Self = Self {
         name: "",
         signs: &[],
@@ -68,8 +70,11 @@ impl ToolCallSpec {
         bare: None,
         bare_call: None,
         frame: Frame::PLAIN,
-        call: |_, _, _| String::new(),
-        reader: |_| None,
+        call: |writer, tool, _| {
+            let head = format!("{{\"name\": {}, \"arguments\": ", quoted(&tool.name));
+            writer.json_call(&head, tool, "}")
+        },
+        reader: |spec, _| Box::new(JsonCalls::new(Some(spec.end).filter(|end| !end.is_empty()))),
     };
 }
 

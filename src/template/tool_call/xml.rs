@@ -4,6 +4,7 @@
 //! follows, and nowhere else; a parameter that is never closed breaks the call, so that no argument is silently lost. Each
 //! argument goes out when it is complete.
 
+use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::{quoted, whole_value};
 use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
@@ -14,10 +15,6 @@ use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
 pub struct Tags {
     /// Begins a call; its head follows.
     pub call: &'static str,
-    pub call_end: &'static str,
-    /// Begins a parameter; its head follows.
-    pub parameter: &'static str,
-    pub parameter_end: &'static str,
     pub head_end: &'static str,
     /// Ends a section; empty where calls stand alone.
     pub section_end: &'static str,
@@ -29,6 +26,28 @@ pub struct Tags {
     pub has_cdata: bool,
     /// The attribute of parameters that are text; without one, the tool's schema tells.
     pub text_attribute: Option<&'static str>,
+    /// The beginning and the end of a parameter, and the end of a call.
+    pub tagging: Tagging,
+}
+
+impl Tags {
+    /// Most formats have these, and names between quotes.
+    pub const PLAIN: Self = Self {
+        call: "",
+        head_end: ">",
+        section_end: "",
+        is_many: false,
+        has_line_breaks: false,
+        has_cdata: false,
+        text_attribute: None,
+        tagging: Tagging {
+            behind_name: "\">",
+            before_key: "",
+            behind_key: |_| &["\">"],
+            behind_value: "",
+            end: "",
+        },
+    };
 }
 
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
@@ -117,12 +136,12 @@ impl XmlCalls {
 
     fn take_body(&mut self) -> Result<ParserStep, CallError> {
         let held = self.held.trim_start();
-        if held == self.tags.call_end {
+        if held == self.tags.tagging.end {
             self.held.clear();
             self.place = XmlState::Closing;
             return Ok(ParserStep::More);
         }
-        if let Some(head) = held.strip_prefix(self.tags.parameter) {
+        if let Some(head) = held.strip_prefix(self.tags.tagging.before_key) {
             let is_too_long = head.len() > MAX_KEY;
             if let Some(head) = head.strip_suffix(self.tags.head_end) {
                 let (key, attributes) = split_head(head);
@@ -133,7 +152,8 @@ impl XmlCalls {
             }
             return if is_too_long { Err(CallError::Malformed) } else { Ok(ParserStep::More) };
         }
-        let is_tag = self.tags.call_end.starts_with(held) || self.tags.parameter.starts_with(held);
+        let is_tag =
+            self.tags.tagging.end.starts_with(held) || self.tags.tagging.before_key.starts_with(held);
         if is_tag { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
@@ -173,7 +193,7 @@ impl XmlCalls {
 
     /// The text in front of a value's close tag, which the given text ends with.
     fn value_before<'a>(&self, text: &'a str) -> Option<&'a str> {
-        let value = text.trim_end().strip_suffix(self.tags.parameter_end)?;
+        let value = text.trim_end().strip_suffix(self.tags.tagging.behind_value)?;
         let is_open = self.tags.has_cdata && value.starts_with(CDATA.0) && !value.ends_with(CDATA.1);
         (!is_open).then_some(value)
     }
@@ -182,7 +202,7 @@ impl XmlCalls {
     /// not come yet.
     fn next_parameter(&self) -> Option<(usize, XmlNext)> {
         let before_head = self.held.strip_suffix(self.tags.head_end)?;
-        let parameter = self.tags.parameter;
+        let parameter = self.tags.tagging.before_key;
         let tail = floor_tail(before_head, parameter.len() + MAX_KEY);
         let tag = before_head.len() - tail.len() + tail.rfind(parameter)?;
         let (key, attributes) = split_head(&before_head[tag + parameter.len()..]);
@@ -195,7 +215,7 @@ impl XmlCalls {
 
     /// The value's length, when the text ends with all that ends a call.
     fn end_of_call(&self, with_wrapper: bool) -> Option<(usize, XmlNext)> {
-        let Tags { call, call_end, section_end, is_many, .. } = self.tags;
+        let Tags { call, section_end, is_many, tagging, .. } = self.tags;
         let text = self.held.trim_end();
         let (text, next) = match with_wrapper {
             false => (text, XmlNext::Section),
@@ -205,7 +225,7 @@ impl XmlCalls {
                 None => return None,
             },
         };
-        let value = self.value_before(text.trim_end().strip_suffix(call_end)?)?;
+        let value = self.value_before(text.trim_end().strip_suffix(tagging.end)?)?;
         Some((value.len(), next))
     }
 
@@ -240,8 +260,8 @@ impl XmlCalls {
 
     /// Returns whether the value swallowed a parameter of this tool because a close tag is missing.
     fn hides_a_parameter(&self, text: &str, parameters: &serde_json::Value) -> bool {
-        let Tags { parameter, parameter_end, .. } = self.tags;
-        if text.matches(parameter).count() <= text.matches(parameter_end).count() {
+        let Tagging { before_key: parameter, behind_value, .. } = self.tags.tagging;
+        if text.matches(parameter).count() <= text.matches(behind_value).count() {
             return false;
         }
         let properties = parameters.get("properties").and_then(serde_json::Value::as_object);

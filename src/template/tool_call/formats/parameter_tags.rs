@@ -2,6 +2,8 @@
 
 use super::{Frame, ToolCallSpec};
 use crate::tool_call::arguments::Tagging;
+use crate::tool_call::minimax_m3::{M3Calls, TOKEN};
+use crate::tool_call::spec::Messages;
 use crate::tool_call::xml::{Tags, XmlCalls};
 
 /// `<function=NAME><parameter=K>` value `</parameter></function>`, usually in `<tool_call>` (Qwen3-Coder, Qwen 3.5)
@@ -12,30 +14,23 @@ pub const QWEN_XML: ToolCallSpec = ToolCallSpec {
     marks: &["</tool_call>"],
     end: "</tool_call>",
     frame: Frame { open: "\n<function=", close: "\n</tool_call>", between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &TAGGING),
-    reader: |opener| Some(Box::new(XmlCalls::new(&TAGS, opener))),
+    call: |writer, tool, _| writer.tagged(tool, &QWEN_TAGS.tagging),
+    reader: |_, opener| Box::new(XmlCalls::new(&QWEN_TAGS, opener)),
     ..ToolCallSpec::PLAIN
 };
 
-const TAGGING: Tagging = Tagging {
-    behind_name: ">\n",
-    before_key: "<parameter=",
-    behind_key: |_| &[">\n"],
-    behind_value: "\n</parameter>\n",
-    end: "</function>",
-};
-
-const TAGS: Tags = Tags {
+const QWEN_TAGS: Tags = Tags {
     call: "<function=",
-    call_end: "</function>",
-    parameter: "<parameter=",
-    parameter_end: "</parameter>",
-    head_end: ">",
     section_end: "</tool_call>",
-    is_many: false,
     has_line_breaks: true,
-    has_cdata: false,
-    text_attribute: None,
+    tagging: Tagging {
+        behind_name: ">",
+        before_key: "<parameter=",
+        behind_key: |_| &[">\n"],
+        behind_value: "</parameter>",
+        end: "</function>",
+    },
+    ..Tags::PLAIN
 };
 
 /// As `qwen_xml`, in `<seed:tool_call>` and with values on the lines of their tags (Seed-OSS)
@@ -46,14 +41,17 @@ pub const SEED_XML: ToolCallSpec = ToolCallSpec {
     marks: &["</seed:tool_call>"],
     end: "</seed:tool_call>",
     frame: Frame { open: "\n<function=", close: "\n</seed:tool_call>", between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &SEED_TAGGING),
-    reader: |opener| Some(Box::new(XmlCalls::new(&SEED_TAGS, opener))),
+    call: |writer, tool, _| writer.tagged(tool, &SEED_TAGS.tagging),
+    reader: |_, opener| Box::new(XmlCalls::new(&SEED_TAGS, opener)),
     ..ToolCallSpec::PLAIN
 };
 
-const SEED_TAGGING: Tagging = Tagging { behind_key: |_| &[">"], behind_value: "</parameter>\n", ..TAGGING };
-
-const SEED_TAGS: Tags = Tags { section_end: "</seed:tool_call>", has_line_breaks: false, ..TAGS };
+const SEED_TAGS: Tags = Tags {
+    section_end: "</seed:tool_call>",
+    has_line_breaks: false,
+    tagging: Tagging { behind_key: |_| &[">"], ..QWEN_TAGS.tagging },
+    ..QWEN_TAGS
+};
 
 /// `<function name="NAME"><param name="K">` value `</param></function>`, values with markup in CDATA (MiniCPM5)
 pub const MINICPM5: ToolCallSpec = ToolCallSpec {
@@ -63,28 +61,180 @@ pub const MINICPM5: ToolCallSpec = ToolCallSpec {
     marks: &["</function>", "<param", "</param>"],
     end: "</function>",
     frame: Frame { between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &MINICPM_TAGGING),
-    reader: |opener| Some(Box::new(XmlCalls::new(&MINICPM_TAGS, opener))),
+    call: |writer, tool, _| writer.tagged(tool, &MINICPM_TAGS.tagging),
+    reader: |_, opener| Box::new(XmlCalls::new(&MINICPM_TAGS, opener)),
     ..ToolCallSpec::PLAIN
-};
-
-const MINICPM_TAGGING: Tagging = Tagging {
-    behind_name: "\">",
-    before_key: "<param name=\"",
-    behind_key: |_| &["\">"],
-    behind_value: "</param>",
-    end: "</function>",
 };
 
 const MINICPM_TAGS: Tags = Tags {
     call: "<function name=\"",
-    call_end: "</function>",
-    parameter: "<param name=\"",
-    parameter_end: "</param>",
-    head_end: ">",
-    section_end: "",
-    is_many: false,
-    has_line_breaks: false,
     has_cdata: true,
-    text_attribute: None,
+    tagging: Tagging {
+        before_key: "<param name=\"",
+        behind_value: "</param>",
+        end: "</function>",
+        ..Tags::PLAIN.tagging
+    },
+    ..Tags::PLAIN
+};
+
+/// `<minimax:tool_call><invoke name="NAME"><parameter name="K">` value `</parameter></invoke></minimax:tool_call>` (MiniMax M2)
+pub const MINIMAX_M2: ToolCallSpec = ToolCallSpec {
+    name: "minimax-m2",
+    signs: &[&["<minimax:tool_call>", "<invoke name="]],
+    openers: &["<minimax:tool_call>"],
+    marks: &["</minimax:tool_call>"],
+    end: "</minimax:tool_call>",
+    frame: Frame {
+        open: "\n<invoke name=\"",
+        separator: Some("\n<invoke name=\""),
+        close: "\n</minimax:tool_call>",
+        ..Frame::PLAIN
+    },
+    call: |writer, tool, _| writer.tagged(tool, &MINIMAX_TAGS.tagging),
+    reader: |_, opener| Box::new(XmlCalls::new(&MINIMAX_TAGS, opener)),
+    ..ToolCallSpec::PLAIN
+};
+
+const MINIMAX_TAGS: Tags = Tags {
+    call: "<invoke name=\"",
+    section_end: "</minimax:tool_call>",
+    is_many: true,
+    tagging: Tagging {
+        before_key: "<parameter name=\"",
+        behind_value: "</parameter>",
+        end: "</invoke>",
+        ..Tags::PLAIN.tagging
+    },
+    ..Tags::PLAIN
+};
+
+/// `<｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="K" string="true">` value (DeepSeek V3.2)
+pub const DEEPSEEK_V32: ToolCallSpec = ToolCallSpec {
+    name: "deepseek-v3.2",
+    signs: &[&["｜DSML｜", "function_calls>"]],
+    openers: &["<｜DSML｜function_calls>"],
+    marks: &["｜DSML｜"],
+    end: "</｜DSML｜function_calls>",
+    frame: Frame {
+        open: "\n<｜DSML｜invoke name=\"",
+        separator: Some("\n<｜DSML｜invoke name=\""),
+        close: "\n</｜DSML｜function_calls>",
+        ..Frame::PLAIN
+    },
+    call: |writer, tool, _| writer.tagged(tool, &DSML_TAGS.tagging),
+    reader: |_, opener| Box::new(XmlCalls::new(&DSML_TAGS, opener)),
+    ..ToolCallSpec::PLAIN
+};
+
+const DSML_TAGS: Tags = Tags {
+    call: "<｜DSML｜invoke name=\"",
+    section_end: "</｜DSML｜function_calls>",
+    is_many: true,
+    text_attribute: Some("string=\"true\""),
+    tagging: Tagging {
+        before_key: "<｜DSML｜parameter name=\"",
+        behind_key: |types| {
+            if types.is_text() { &["\" string=\"true\">"] } else { &["\" string=\"false\">"] }
+        },
+        behind_value: "</｜DSML｜parameter>",
+        end: "</｜DSML｜invoke>",
+        ..Tags::PLAIN.tagging
+    },
+    ..Tags::PLAIN
+};
+
+/// As `deepseek_v32`, in `<｜DSML｜tool_calls>` (DeepSeek V4)
+pub const DEEPSEEK_V4: ToolCallSpec = ToolCallSpec {
+    name: "deepseek-v4",
+    signs: &[&["｜DSML｜", "tool_calls>"]],
+    openers: &["<｜DSML｜tool_calls>"],
+    end: "</｜DSML｜tool_calls>",
+    frame: Frame { close: "\n</｜DSML｜tool_calls>", ..DEEPSEEK_V32.frame },
+    reader: |_, opener| Box::new(XmlCalls::new(&V4_TAGS, opener)),
+    ..DEEPSEEK_V32
+};
+
+const V4_TAGS: Tags = Tags { section_end: "</｜DSML｜tool_calls>", ..DSML_TAGS };
+
+/// `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="K" type="string"<|sep|>` value `<|close|>argument<|sep|>` in
+/// `<|open|>tools<|sep|>` (Kimi K3)
+pub const KIMI_K3: ToolCallSpec = ToolCallSpec {
+    name: "kimi-k3",
+    signs: &[&["<|open|>", "<|close|>", "<|sep|>"]],
+    openers: &["<|open|>tools<|sep|>"],
+    marks: &["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
+    end: "<|close|>tools<|sep|>",
+    messages: Some(Messages {
+        texts: &[
+            ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+            ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        ],
+        end: "<|close|>message<|sep|>",
+        calls_end: "<|close|>message<|sep|>",
+    }),
+    frame: Frame {
+        open: "<|open|>tools<|sep|><|open|>call tool=\"",
+        separator: Some("<|open|>call tool=\""),
+        close: "<|close|>tools<|sep|>",
+        ..Frame::PLAIN
+    },
+    call: |writer, tool, _| {
+        let number = writer.terminal("/[1-9][0-9]{0,3}/");
+        let head = writer.literal(&format!("{}\" index=\"", tool.name));
+        let body = writer.tagged_body(tool, &KIMI_TAGS.tagging);
+        format!("{head} {number} {} {body}", writer.literal("\"<|sep|>"))
+    },
+    reader: |_, opener| Box::new(XmlCalls::new(&KIMI_TAGS, opener)),
+    ..ToolCallSpec::PLAIN
+};
+
+const KIMI_TAGS: Tags = Tags {
+    call: "<|open|>call tool=\"",
+    head_end: "<|sep|>",
+    section_end: "<|close|>tools<|sep|>",
+    is_many: true,
+    text_attribute: Some("type=\"string\""),
+    tagging: Tagging {
+        behind_name: "",
+        before_key: "<|open|>argument key=\"",
+        behind_key: |types| {
+            if types.is_text() {
+                return &["\" type=\"string\"<|sep|>"];
+            }
+            &[
+                "\" type=\"number\"<|sep|>",
+                "\" type=\"boolean\"<|sep|>",
+                "\" type=\"object\"<|sep|>",
+                "\" type=\"array\"<|sep|>",
+                "\" type=\"null\"<|sep|>",
+            ]
+        },
+        behind_value: "<|close|>argument<|sep|>",
+        end: "<|close|>call<|sep|>",
+    },
+    ..Tags::PLAIN
+};
+
+/// `<tool_call><invoke name="NAME"><K>` value `</K></invoke></tool_call>`, the token `]<]minimax[>[` in front of every tag
+/// (MiniMax M3)
+pub const MINIMAX_M3: ToolCallSpec = ToolCallSpec {
+    name: "minimax-m3",
+    signs: &[&[TOKEN, "<invoke name="]],
+    openers: &["]<]minimax[>[<tool_call>"],
+    marks: &[TOKEN],
+    end: "]<]minimax[>[</tool_call>",
+    frame: Frame {
+        open: "\n]<]minimax[>[<invoke name=\"",
+        separator: Some("\n]<]minimax[>[<invoke name=\""),
+        close: "\n]<]minimax[>[</tool_call>",
+        ..Frame::PLAIN
+    },
+    call: |writer, tool, _| {
+        let head = writer.literal(&format!("{}\">", tool.name));
+        let members = writer.elements(&tool.parameters, TOKEN);
+        format!("{head} {members} {}", writer.literal("]<]minimax[>[</invoke>"))
+    },
+    reader: |_, _| Box::new(M3Calls::new()),
+    ..ToolCallSpec::PLAIN
 };

@@ -1,8 +1,11 @@
 //! Formats whose calls are one value: a JSON object, a list of them, or a name with its arguments.
 
-use super::{Frame, JsonCalls, ToolCallSpec, named_object, objects};
+use super::named_json::DEEPSEEK_V31;
+use super::{Frame, ToolCallSpec};
+use crate::tool_call::gemma::GemmaCall;
+use crate::tool_call::json_object::JsonCalls;
 use crate::tool_call::json_text::quoted;
-use crate::tool_call::named_json::{MistralCalls, NamedJson, NamedJsonMarks};
+use crate::tool_call::named_json::MistralCalls;
 use crate::tool_call::pythonic::{PythonTag, PythonicCalls};
 use crate::tool_call::recipient::Recipient;
 use crate::tool_call::spec::Messages;
@@ -16,9 +19,21 @@ pub const HERMES: ToolCallSpec = ToolCallSpec {
     marks: &["</tool_call>"],
     end: "</tool_call>",
     frame: Frame { open: "\n", close: "\n</tool_call>", between: "\n", ..Frame::PLAIN },
-    call: named_object,
-    reader: |_| objects(Some("</tool_call>")),
     ..ToolCallSpec::PLAIN
+};
+
+/// `<tool_call>` `{"name": ..., "arguments": {...}}` `</tool_call>`, as asked for by a system prompt: for templates that show
+/// models no tools, or no way to call them. No template is known by it. DeepSeek's models often write their own calls all the same.
+pub const GENERIC: ToolCallSpec = ToolCallSpec {
+    name: "generic",
+    signs: &[],
+    unwritten_openers: DEEPSEEK_V31.openers,
+    marks: &["</tool_call>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"],
+    reader: |spec, opener| match HERMES.openers.contains(&opener) {
+        true => (HERMES.reader)(spec, opener),
+        false => (DEEPSEEK_V31.reader)(&DEEPSEEK_V31, opener),
+    },
+    ..HERMES
 };
 
 /// `<|tool_call|>[{"name": ..., "arguments": {...}}]` (Granite 3)
@@ -27,8 +42,6 @@ pub const GRANITE: ToolCallSpec = ToolCallSpec {
     signs: &[&["<|tool_call|>"]],
     openers: &["<|tool_call|>"],
     frame: Frame { open: "[", separator: Some(", "), close: "]", ..Frame::PLAIN },
-    call: named_object,
-    reader: |_| objects(None),
     ..ToolCallSpec::PLAIN
 };
 
@@ -41,7 +54,7 @@ pub const APERTUS: ToolCallSpec = ToolCallSpec {
     end: "<|tools_suffix|>",
     frame: Frame { open: "[", separator: Some(", "), close: "]<|tools_suffix|>", ..Frame::PLAIN },
     call: |writer, tool, _| writer.json_call(&format!("{{{}: ", quoted(&tool.name)), tool, "}"),
-    reader: |_| Some(Box::new(JsonCalls::keyed(Some("<|tools_suffix|>")))),
+    reader: |_, _| Box::new(JsonCalls::keyed(Some("<|tools_suffix|>"))),
     ..ToolCallSpec::PLAIN
 };
 
@@ -51,8 +64,7 @@ pub const FUNCTOOLS: ToolCallSpec = ToolCallSpec {
     signs: &[&["functools["]],
     openers: &["functools["],
     frame: Frame { separator: Some(", "), close: "]", ..Frame::PLAIN },
-    call: named_object,
-    reader: |_| Some(Box::new(JsonCalls::in_list(None))),
+    reader: |_, _| Box::new(JsonCalls::in_list(None)),
     ..ToolCallSpec::PLAIN
 };
 
@@ -68,7 +80,6 @@ pub const COMMAND_ACTION: ToolCallSpec = ToolCallSpec {
         let between = format!("\", \"tool_name\": {}, \"parameters\": ", quoted(&tool.name));
         writer.numbered("{\"tool_call_id\": \"", &between, "}", tool)
     },
-    reader: |_| objects(Some("<|END_ACTION|>")),
     ..ToolCallSpec::PLAIN
 };
 
@@ -84,7 +95,6 @@ pub const COMMAND_R: ToolCallSpec = ToolCallSpec {
         let head = format!("    {{\n        \"tool_name\": {name},\n        \"parameters\": ");
         writer.json_call(&head, tool, "\n    }")
     },
-    reader: |_| objects(Some("```")),
     ..ToolCallSpec::PLAIN
 };
 
@@ -95,9 +105,6 @@ pub const GIGACHAT3: ToolCallSpec = ToolCallSpec {
     openers: &["<|message_sep|>\n\nfunction call<|role_sep|>\n"],
     marks: &["<|role_sep|>"],
     dropped: &["<|message_sep|>"],
-    call: named_object,
-    reader: |_| objects(None),
-    frame: Frame::PLAIN,
     ..ToolCallSpec::PLAIN
 };
 
@@ -107,8 +114,6 @@ pub const GIGACHAT31: ToolCallSpec = ToolCallSpec {
     signs: &[&["<|function_call|>"]],
     openers: &["<|function_call|>"],
     dropped: &["<|message_sep|>"],
-    call: named_object,
-    reader: |_| objects(None),
     ..ToolCallSpec::PLAIN
 };
 
@@ -125,9 +130,9 @@ pub const LLAMA3: ToolCallSpec = ToolCallSpec {
     call: |writer, tool, _| {
         writer.json_call(&format!("{{\"name\": {}, \"parameters\": ", quoted(&tool.name)), tool, "}")
     },
-    reader: |opener| match opener {
-        "" => Some(Box::new(JsonCalls::bare())),
-        _ => Some(Box::new(PythonTag::default())),
+    reader: |_, opener| match opener {
+        "" => Box::new(JsonCalls::bare()),
+        _ => Box::new(PythonTag::default()),
     },
     ..ToolCallSpec::PLAIN
 };
@@ -138,8 +143,7 @@ pub const MISTRAL: ToolCallSpec = ToolCallSpec {
     signs: &[&["[TOOL_CALLS]"]],
     openers: &["[TOOL_CALLS]"],
     frame: Frame { open: " [", separator: Some(", "), close: "]", ..Frame::PLAIN },
-    call: named_object,
-    reader: |_| Some(Box::new(MistralCalls::new())),
+    reader: |_, _| Box::new(MistralCalls::new()),
     ..ToolCallSpec::PLAIN
 };
 
@@ -155,7 +159,7 @@ pub const MISTRAL_ARGS: ToolCallSpec = ToolCallSpec {
         let arguments = writer.json_arguments(tool);
         format!("{} {id} {} {arguments}", writer.literal(&tool.name), writer.literal("[ARGS]"))
     },
-    reader: |_| Some(Box::new(MistralCalls::new())),
+    reader: |_, _| Box::new(MistralCalls::new()),
     ..ToolCallSpec::PLAIN
 };
 
@@ -167,9 +171,15 @@ pub const TOOL_CALLS_TAG: ToolCallSpec = ToolCallSpec {
     marks: &["</tool_calls>"],
     end: "</tool_calls>",
     frame: Frame { open: "[", separator: Some(", "), close: "]</tool_calls>", ..Frame::PLAIN },
-    call: named_object,
-    reader: |_| objects(Some("</tool_calls>")),
     ..ToolCallSpec::PLAIN
+};
+
+/// `<tool_calls>`, a line `{"name": ..., "arguments": {...}}` for each call, `</tool_calls>` (MiniMax M1)
+pub const MINIMAX_M1: ToolCallSpec = ToolCallSpec {
+    name: "minimax-m1",
+    signs: &[&["<tool_calls>\n{", "</tool_calls>"], &["<tool_calls>\\n{", "</tool_calls>"]],
+    frame: Frame { open: "\n", separator: Some("\n"), close: "\n</tool_calls>", ..Frame::PLAIN },
+    ..TOOL_CALLS_TAG
 };
 
 /// `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>` (Nemotron Nano v2)
@@ -180,28 +190,7 @@ pub const TOOLCALL_TAG: ToolCallSpec = ToolCallSpec {
     marks: &["</TOOLCALL>"],
     end: "</TOOLCALL>",
     frame: Frame { open: "[", separator: Some(", "), close: "]</TOOLCALL>", ..Frame::PLAIN },
-    reader: |_| objects(Some("</TOOLCALL>")),
     ..TOOL_CALLS_TAG
-};
-
-/// `<function=NAME>{...}</function>` (Functionary 3.1)
-pub const FUNCTION_TAG: ToolCallSpec = ToolCallSpec {
-    name: "function-tag",
-    signs: &[&["<function=", "</function>"]],
-    openers: &["<function="],
-    end: "</function>",
-    frame: Frame { close: "</function>", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.json_call(&format!("{}>", tool.name), tool, ""),
-    reader: |opener| Some(Box::new(NamedJson::new(&FUNCTION_MARKS, opener))),
-    ..ToolCallSpec::PLAIN
-};
-
-const FUNCTION_MARKS: NamedJsonMarks = NamedJsonMarks {
-    begin: "",
-    separator: ">",
-    end: "</function>",
-    section_end: None,
-    name: |head| Some(head.trim()),
 };
 
 /// `>>>NAME`, a line break and `{...}`; text stands behind `>>>all` (Functionary 3.2). The prompt ends with `>>>`.
@@ -213,7 +202,7 @@ pub const FUNCTIONARY32: ToolCallSpec = ToolCallSpec {
     messages: Some(Messages { texts: &[("all\n", ">>>")], end: "", calls_end: "" }),
     frame: Frame { separator: Some(">>>"), ..Frame::PLAIN },
     call: |writer, tool, _| writer.json_call(&format!("{}\n", tool.name), tool, ""),
-    reader: |_| Some(Box::new(Recipient::new())),
+    reader: |_, _| Box::new(Recipient::new()),
     ..ToolCallSpec::PLAIN
 };
 
@@ -230,9 +219,9 @@ pub const PYTHONIC: ToolCallSpec = ToolCallSpec {
     bare_call: Some("\\s*\\[\\s*[A-Za-z_][A-Za-z0-9_.\\-]*\\s*\\((?s:.*)"),
     frame: Frame { lead: "[", separator: Some(", "), close: "]", ..Frame::PLAIN },
     call: |writer, tool, lead| writer.object_call(tool, ValueStyle::Python, lead, ("(", ")")),
-    reader: |opener| match opener {
-        "" => Some(Box::new(PythonicCalls::new(None, true))),
-        _ => Some(Box::new(PythonicCalls::new(Some("<|python_end|>"), false))),
+    reader: |_, opener| match opener {
+        "" => Box::new(PythonicCalls::new(None, true)),
+        _ => Box::new(PythonicCalls::new(Some("<|python_end|>"), false)),
     },
     ..ToolCallSpec::PLAIN
 };
@@ -248,9 +237,22 @@ pub const LFM2: ToolCallSpec = ToolCallSpec {
     end: "<|tool_call_end|>",
     bare_call: None,
     frame: Frame { open: "[", separator: Some(", "), close: "]<|tool_call_end|>", ..Frame::PLAIN },
-    reader: |opener| match opener {
-        "" => Some(Box::new(PythonicCalls::new(None, true))),
-        _ => Some(Box::new(PythonicCalls::new(Some("<|tool_call_end|>"), false))),
+    reader: |_, opener| match opener {
+        "" => Box::new(PythonicCalls::new(None, true)),
+        _ => Box::new(PythonicCalls::new(Some("<|tool_call_end|>"), false)),
     },
     ..PYTHONIC
+};
+
+/// `<|tool_call>call:NAME{key:value}<tool_call|>`, strings between `<|"|>` (Gemma 4)
+pub const GEMMA: ToolCallSpec = ToolCallSpec {
+    name: "gemma",
+    signs: &[&["<|tool_call>", "<tool_call|>"]],
+    openers: &["<|tool_call>"],
+    marks: &["<tool_call|>", "<|\"|>"],
+    end: "<tool_call|>",
+    frame: Frame { open: "call:", close: "<tool_call|>", ..Frame::PLAIN },
+    call: |writer, tool, lead| writer.object_call(tool, ValueStyle::Gemma, lead, ("{", "}")),
+    reader: |_, _| Box::new(GemmaCall::new()),
+    ..ToolCallSpec::PLAIN
 };

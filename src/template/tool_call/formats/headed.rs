@@ -1,0 +1,50 @@
+//! Formats whose calls are messages with headers.
+
+use super::ToolCallSpec;
+use crate::tool_call::harmony::{ATEM_CALLS, ATEM_TAGS, MARKUP, Protocol};
+use crate::tool_call::spec::{Frame, Messages};
+
+/// `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
+pub const HARMONY: ToolCallSpec = ToolCallSpec {
+    name: "harmony",
+    signs: &[&["functions.", "<|channel|>commentary"]],
+    marks: MARKUP,
+    protocol: Some(Protocol::Harmony),
+    call: |writer, tool, _| {
+        let name = &tool.name;
+        let json = format!("({} | {})?", writer.literal(" <|constrain|>json"), writer.literal(" json"));
+        let to = format!(
+            "({} | {})",
+            writer.literal(&format!("<|channel|>commentary to=functions.{name}")),
+            writer.literal(&format!(" to=functions.{name}<|channel|>commentary")),
+        );
+        let arguments = writer.json_arguments(tool);
+        let end = writer.literal("<|call|>");
+        format!("{to} {json} {} {arguments} ({end})?", writer.literal("<|message|>"))
+    },
+    ..ToolCallSpec::PLAIN
+};
+
+/// ` to=NAME<|message|><atem:function_calls><atem:invoke name="NAME"><atem:parameter name="K">` value (Muse Glimmer)
+pub const MUSE_GLIMMER: ToolCallSpec = ToolCallSpec {
+    name: "muse-glimmer",
+    signs: &[&[ATEM_CALLS]],
+    marks: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
+    protocol: Some(Protocol::Atem),
+    messages: Some(Messages {
+        texts: &[
+            (" to=self<|message|>", "<|eom|><|start|>assistant"),
+            (" to=user<|message|>", "<|eom|><|start|>assistant"),
+        ],
+        end: "<|eot|>",
+        calls_end: "<|eot|>",
+    }),
+    frame: Frame { separator: Some("<|eom|><|start|>assistant"), ..Frame::PLAIN },
+    call: |writer, tool, _| {
+        let name = &tool.name;
+        let head = format!(" to={name}<|message|>{ATEM_CALLS}\n<atem:invoke name=\"{name}");
+        let body = writer.tagged_body(tool, &ATEM_TAGS.tagging);
+        format!("{} {body} {}", writer.literal(&head), writer.markup("\n</atem:function_calls>"))
+    },
+    ..ToolCallSpec::PLAIN
+};
