@@ -24,21 +24,8 @@ impl Default for DateTime {
     }
 }
 
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const MONTHS: &str = "January February March April May June July August September October November December";
+const WEEKDAYS: &str = "Sunday Monday Tuesday Wednesday Thursday Friday Saturday";
 
 impl DateTime {
     /// The system clock's time in UTC.
@@ -96,10 +83,9 @@ impl DateTime {
                 continue;
             }
             let mut ahead = rest.clone();
-            let mut unpadded = false;
             let mut directive = ahead.next();
-            if directive == Some('-') {
-                unpadded = true;
+            let unpadded = directive == Some('-');
+            if unpadded {
                 directive = ahead.next();
             }
             match directive.and_then(|directive| self.field(directive, unpadded)) {
@@ -119,6 +105,8 @@ impl DateTime {
             true => value.to_string(),
             false => format!("{value:0width$}"),
         };
+        let month = MONTHS.split(' ').nth(usize::from(self.month).wrapping_sub(1)).unwrap_or("???");
+        let weekday = WEEKDAYS.split(' ').nth(self.weekday()).unwrap_or("???");
         Some(match directive {
             'Y' => self.year.to_string(),
             'y' => number(self.year.rem_euclid(100), 2),
@@ -137,10 +125,10 @@ impl DateTime {
             'u' => ((self.weekday() + 6) % 7 + 1).to_string(),
             'U' => number((self.yearday() + 6 - self.weekday() as i64) / 7, 2),
             'W' => number((self.yearday() + 6 - (self.weekday() as i64 + 6) % 7) / 7, 2),
-            'B' => MONTHS.get(usize::from(self.month).wrapping_sub(1))?.to_string(),
-            'b' | 'h' => MONTHS.get(usize::from(self.month).wrapping_sub(1))?[..3].to_owned(),
-            'A' => WEEKDAYS[self.weekday()].to_owned(),
-            'a' => WEEKDAYS[self.weekday()][..3].to_owned(),
+            'B' => month.to_owned(),
+            'b' | 'h' => month[..3].to_owned(),
+            'A' => weekday.to_owned(),
+            'a' => weekday[..3].to_owned(),
             'p' => if self.hour < 12 { "AM" } else { "PM" }.to_owned(),
             'Z' | 'z' => String::new(),
             'F' => self.strftime("%Y-%m-%d"),

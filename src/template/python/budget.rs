@@ -14,8 +14,8 @@ use super::super::clock::DateTime;
 /// Name of the root variable that carries [`Inputs`]; not an identifier, so no template can spell it.
 pub(crate) const INPUTS: &str = " render inputs";
 
-/// The bounds of one rendering, passed in the root context.
-#[derive(Debug)]
+/// The bounds of one rendering, passed in the root context; then what is left of them.
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Inputs {
     pub bytes: u64,
     pub now: DateTime,
@@ -37,34 +37,21 @@ pub(crate) struct Exhausted(pub String);
 #[error("{0}")]
 pub(crate) struct Raised(pub String);
 
-struct Left {
-    bytes: u64,
-    now: DateTime,
-}
-
-fn left<'s>(state: &'s mut State) -> &'s mut Left {
-    if state.get_extension::<Left>().is_none() {
+fn left<'s>(state: &'s mut State) -> &'s mut Inputs {
+    if state.get_extension::<Inputs>().is_none() {
         let inputs = state.lookup(INPUTS);
         let inputs = inputs.as_ref().and_then(|value| value.downcast_object_ref::<Inputs>());
-        let left = inputs.map_or(Left { bytes: 0, now: DateTime::default() }, |inputs| Left {
-            bytes: inputs.bytes,
-            now: inputs.now,
-        });
-        state.get_or_insert_extension(left);
+        state.get_or_insert_extension(inputs.copied().unwrap_or_default());
     }
-    state.get_or_insert_extension(Left { bytes: 0, now: DateTime::default() })
+    state.get_or_insert_extension(Inputs::default())
 }
 
 /// Pays for `bytes` of text or items before they are made.
 pub(super) fn spend(state: &mut State, bytes: usize) -> Result<(), Error> {
     let left = left(state);
-    match left.bytes.checked_sub(bytes as u64) {
-        Some(rest) => {
-            left.bytes = rest;
-            Ok(())
-        }
-        None => Err(exhausted("it produces too much text")),
-    }
+    left.bytes =
+        left.bytes.checked_sub(bytes as u64).ok_or_else(|| exhausted("it produces too much text"))?;
+    Ok(())
 }
 
 pub(super) fn now(state: &mut State) -> DateTime {

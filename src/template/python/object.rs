@@ -297,41 +297,25 @@ impl Method {
 /// JSON as Python's `json.loads` would give it.
 ///
 /// # Errors
-/// When the value nests deeper than [`MAX_DEPTH`].
+/// When the value nests deeper than [`MAX_DEPTH`] or is too large.
 pub(crate) fn from_json(json: &serde_json::Value) -> Result<Value> {
-    from_json_at(json, 0)
-}
-
-fn from_json_at(json: &serde_json::Value, depth: u32) -> Result<Value> {
-    if depth > MAX_DEPTH {
-        return Err(budget::exhausted("the conversation nests too deeply"));
-    }
     Ok(match json {
         serde_json::Value::Null => Value::from(()),
         serde_json::Value::Bool(flag) => Value::from(*flag),
-        serde_json::Value::Number(number) => json_number(number),
+        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(int), _) => Value::from(int),
+            (_, Some(int)) => Value::from(int),
+            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => {
-            let items = items.iter().map(|item| from_json_at(item, depth + 1)).collect::<Result<_>>()?;
-            Seq::value(SeqKind::List, items)?
+            Seq::value(SeqKind::List, items.iter().map(from_json).collect::<Result<_>>()?)?
         }
         serde_json::Value::Object(members) => {
-            let pairs = members
-                .iter()
-                .map(|(key, value)| Ok((Value::from(key.as_str()), from_json_at(value, depth + 1)?)));
-            Dict::value(pairs.collect::<Result<_>>()?)?
+            let pair = |(key, value): (&String, _)| Ok((Value::from(key.as_str()), from_json(value)?));
+            Dict::value(members.iter().map(pair).collect::<Result<_>>()?)?
         }
     })
-}
-
-fn json_number(number: &serde_json::Number) -> Value {
-    if let Some(int) = number.as_i64() {
-        Value::from(int)
-    } else if let Some(int) = number.as_u64() {
-        Value::from(int)
-    } else {
-        Value::from(number.as_f64().unwrap_or(f64::NAN))
-    }
 }
 
 /// A constant that minijinja folded into its own containers, as ours.

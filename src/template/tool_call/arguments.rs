@@ -91,17 +91,36 @@ impl Writer<'_> {
         if !shapes.iter().all(is_known) || schema.root().to_string().len() * num_copies > MAX_PARTS {
             return None;
         }
-        let mut bodies = Vec::new();
-        for shape in shapes {
-            let item = |(name, part): &(String, Value)| {
-                let (key, colon) = (self.literal(&json_text::quoted(name)), self.markup(": "));
-                let value = self.json_part(schema.at(Some(part)));
-                self.separated(&format!("{key} {colon} {value}"))
-            };
-            let items: Vec<MemberForms> = shape.members.iter().map(item).collect();
-            bodies.push(self.any_order(&shape, &items, None));
-        }
-        Some(self.rule(&bodies.join(" | ")))
+        Some(self.object(shapes, |writer, shape| {
+            writer.members_of(schema, shape, |writer, name, part| {
+                let key = writer.literal(&json_text::quoted(name.unwrap_or_default()));
+                let (colon, value) = (writer.markup(": "), writer.json_part(part));
+                writer.separated(&format!("{key} {colon} {value}"))
+            })
+        }))
+    }
+
+    /// An object as one of its shapes, each by a body.
+    pub fn object(
+        &mut self,
+        shapes: Vec<Shape>,
+        mut body: impl FnMut(&mut Self, &Shape) -> String,
+    ) -> String {
+        let bodies: Vec<String> = shapes.iter().map(|shape| body(self, shape)).collect();
+        self.rule(&bodies.join(" | "))
+    }
+
+    /// The members of a shape in any order. `member` writes one by its name and schema, and one of another name where there is none.
+    pub fn members_of(
+        &mut self,
+        schema: ArgumentSchema<'_>,
+        shape: &Shape,
+        mut member: impl FnMut(&mut Self, Option<&str>, ArgumentSchema<'_>) -> MemberForms,
+    ) -> String {
+        let items = shape.members.iter().map(|(name, part)| member(self, Some(name), schema.at(Some(part))));
+        let items: Vec<MemberForms> = items.collect();
+        let other = shape.others.as_ref().map(|part| member(self, None, schema.at(Some(part))));
+        self.any_order(shape, &items, other.as_ref())
     }
 
     /// A member that a comma parts from the next one.
@@ -143,27 +162,20 @@ impl Writer<'_> {
         let root = ArgumentSchema::new(&tool.parameters);
         let (head, end) = (self.markup(&format!("{} ", tagging.behind_name)), self.literal(tagging.end));
         let first = self.literal(tagging.before_key);
-        let mut bodies = Vec::new();
-        for shape in self.shapes(root) {
-            let tag = |(key, part): &(String, Value)| {
-                let key = self.literal(key);
-                self.tag(&key, root.at(Some(part)), tagging)
-            };
-            let items: Vec<MemberForms> = shape.members.iter().map(tag).collect();
-            let other = shape.others.as_ref().map(|part| {
-                let key = self.other_name(&shape, OTHER_NAME);
-                self.tag(&key, root.at(Some(part)), tagging)
+        let shapes = self.shapes(root);
+        let body = self.object(shapes, |writer, shape| {
+            let members = writer.members_of(root, shape, |writer, name, part| {
+                let key = name.map(|name| writer.literal(name));
+                let key = key.unwrap_or_else(|| writer.other_name(shape, OTHER_NAME));
+                writer.tag(&key, part, tagging)
             });
             // The last member ends the call, too.
-            bodies.push(match self.any_order(&shape, &items, other.as_ref()) {
-                members if members == NOTHING => end.clone(),
-                members if members.ends_with('?') => {
-                    format!("{first} {} | {end}", members.trim_end_matches('?'))
-                }
-                members => format!("{first} {members}"),
-            });
-        }
-        let body = self.rule(&bodies.join(" | "));
+            match members.strip_suffix('?') {
+                _ if members == NOTHING => end.clone(),
+                Some(members) => format!("{first} {members} | {end}"),
+                None => format!("{first} {members}"),
+            }
+        });
         format!("{head} {body}")
     }
 
@@ -230,9 +242,11 @@ impl Writer<'_> {
             let line = line.trim_end_matches('?');
             return format!("{line} {} {line} {end}", self.text_grammar(grammar, close));
         }
-        let (min, max, pattern) = restrictions(schema);
-        let is_free = min == 0 && max.is_empty() && pattern.is_empty();
-        let mut text = self.terminal(&format!("/(?s:.{{{min},{max}}})/{pattern}"));
+        let range = schema.range("minLength", "maxLength");
+        let pattern = schema.node().and_then(|node| node.get("pattern")).and_then(Value::as_str);
+        let pattern = pattern.map_or_else(String::new, |pattern| format!(" & /{}/", unanchored(pattern)));
+        let is_free = range == "0," && pattern.is_empty();
+        let mut text = self.terminal(&format!("/(?s:.{{{range}}})/{pattern}"));
         if has_lines && !is_free {
             // The reader takes one line break off either end, so that only a text with both or with none is as long as it seems.
             let bare = format!("{text} & ~/[\\r\\n](?s:.*)/ & ~/(?s:.*)[\\r\\n]/");
@@ -242,7 +256,10 @@ impl Writer<'_> {
             None => self.text_before(&text, ending),
             Some("") => {
                 let text = self.terminal(&format!("{text} & /(?s:.+)/"));
-                format!("{text}{} {end}", if min == 0 && pattern.is_empty() { "?" } else { "" })
+                format!(
+                    "{text}{} {end}",
+                    if range.starts_with("0,") && pattern.is_empty() { "?" } else { "" }
+                )
             }
             Some(before) => {
                 // A lexeme is as long as it can be, so what stands in front of the token is part of the text's.
@@ -290,20 +307,19 @@ impl Writer<'_> {
     }
 
     fn element_members(&mut self, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
-        let mut bodies = Vec::new();
-        for shape in self.shapes(schema) {
+        let mut shapes = self.shapes(schema);
+        for shape in &mut shapes {
             // An end tag repeats the name of its element, which no grammar can demand of a name that it does not know.
-            if shape.others.as_ref().is_some_and(|others| *others != json!({})) {
+            if shape.others.take().is_some_and(|others| others != json!({})) {
                 self.refused.get_or_insert_with(|| "additionalProperties".to_owned());
             }
-            let item = |(key, part): &(String, Value)| {
-                let element = self.element(key, schema.at(Some(part)), token, depth);
-                MemberForms { before_more: format!("{element} {}", self.space()), last: element }
-            };
-            let items: Vec<MemberForms> = shape.members.iter().map(item).collect();
-            bodies.push(self.any_order(&shape, &items, None));
         }
-        self.rule(&bodies.join(" | "))
+        self.object(shapes, |writer, shape| {
+            writer.members_of(schema, shape, |writer, name, part| {
+                let element = writer.element(name.unwrap_or_default(), part, token, depth);
+                MemberForms { before_more: format!("{element} {}", writer.space()), last: element }
+            })
+        })
     }
 
     fn element(&mut self, tag: &str, schema: ArgumentSchema<'_>, token: &str, depth: usize) -> String {
@@ -315,9 +331,7 @@ impl Writer<'_> {
             _ if types.is_text() || depth > MAX_DEPTH => self.tagged_value(schema, ending),
             Types { array: true, .. } => {
                 let item = self.element("item", schema.items(), token, depth + 1);
-                let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
-                let max = bound("maxItems").map_or_else(String::new, |max| max.to_string());
-                format!("{item}{{{},{max}}} {}", bound("minItems").unwrap_or(0), self.literal(&close))
+                format!("{item}{{{}}} {}", schema.range("minItems", "maxItems"), self.literal(&close))
             }
             Types { object: true, .. } => {
                 format!("{} {}", self.element_members(schema, token, depth + 1), self.literal(&close))
@@ -326,16 +340,6 @@ impl Writer<'_> {
         };
         self.rule(&format!("{open} {inside}"))
     }
-}
-
-/// Returns the least and the greatest length of a text, and its pattern as a condition of a terminal.
-fn restrictions(schema: ArgumentSchema<'_>) -> (u64, String, String) {
-    let node = schema.node();
-    let length = |key: &str| node.and_then(|node| node.get(key)).and_then(Value::as_u64);
-    let max = length("maxLength").map_or_else(String::new, |max| max.to_string());
-    let pattern = node.and_then(|node| node.get("pattern")).and_then(Value::as_str);
-    let pattern = pattern.map_or_else(String::new, |pattern| format!(" & /{}/", unanchored(pattern)));
-    (length("minLength").unwrap_or(0), max, pattern)
 }
 
 fn has_references(value: &Value) -> bool {

@@ -110,12 +110,28 @@ impl<'a> ArgumentSchema<'a> {
 
     /// The schema itself, behind its references.
     pub fn node(self) -> Option<&'a Value> {
-        self.resolved()
+        let mut node = self.node?;
+        for _ in 0..MAX_REFERENCES {
+            let Some(reference) = node.get("$ref").and_then(Value::as_str) else { return Some(node) };
+            node = resolve(self.root, reference)?;
+        }
+        None
+    }
+
+    /// The number that a keyword gives.
+    pub fn number(self, keyword: &str) -> Option<u64> {
+        self.node()?.get(keyword)?.as_u64()
+    }
+
+    /// The least and the greatest number that two keywords give, as in a regular expression's repetition.
+    pub fn range(self, least: &str, greatest: &str) -> String {
+        let greatest = self.number(greatest).map_or_else(String::new, |number| number.to_string());
+        format!("{},{greatest}", self.number(least).unwrap_or(0))
     }
 
     /// The strings that an `enum` or `const` allows.
     pub fn strings(self) -> Option<Vec<String>> {
-        let node = self.resolved()?;
+        let node = self.node()?;
         let values: Vec<&Value> = match node.get("const") {
             Some(value) => vec![value],
             None => node.get("enum")?.as_array()?.iter().collect(),
@@ -125,16 +141,7 @@ impl<'a> ArgumentSchema<'a> {
 
     /// The grammar of a string's text, of one kind.
     pub fn text_grammar(self, kind: &str) -> Option<&'a str> {
-        self.resolved()?.get(TEXT_GRAMMAR)?.get(kind)?.as_str()
-    }
-
-    fn resolved(self) -> Option<&'a Value> {
-        let mut node = self.node?;
-        for _ in 0..MAX_REFERENCES {
-            let Some(reference) = node.get("$ref").and_then(Value::as_str) else { return Some(node) };
-            node = resolve(self.root, reference)?;
-        }
-        None
+        self.node()?.get(TEXT_GRAMMAR)?.get(kind)?.as_str()
     }
 
     /// Returns the schema and those that it refers to or combines, each once.
@@ -142,11 +149,10 @@ impl<'a> ArgumentSchema<'a> {
         let mut nodes: Vec<&Value> = self.node.into_iter().collect();
         let mut at = 0;
         while let Some(node) = nodes.get(at).copied().filter(|_| at < MAX_SCHEMAS) {
-            let target = node.get("$ref").and_then(Value::as_str);
+            let target =
+                node.get("$ref").and_then(Value::as_str).and_then(|target| resolve(self.root, target));
             let options = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| node.get(key)?.as_array());
-            for next in
-                target.and_then(|target| resolve(self.root, target)).into_iter().chain(options.flatten())
-            {
+            for next in target.into_iter().chain(options.flatten()) {
                 if !nodes.iter().any(|known| std::ptr::eq(*known, next)) {
                     nodes.push(next);
                 }

@@ -4,23 +4,24 @@
 //! depth; without a type they are JSON when they can be.
 
 use super::coerce::{ArgumentSchema, typed};
-use super::json_text::{quoted, whole_value};
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
+use super::json_text::{members, quoted, whole_value};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
 
 const QUOTE: &str = "<|\"|>";
 const CLOSE: &str = "<tool_call|>";
 const MAX_DEPTH: usize = 100;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum GemmaState {
     /// `call:NAME` before the brace.
+    #[default]
     Head,
     Members,
     Closing,
 }
 
 /// Reads one call.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GemmaCall {
     place: GemmaState,
     held: String,
@@ -31,18 +32,7 @@ pub struct GemmaCall {
 }
 
 impl GemmaCall {
-    pub fn new() -> Self {
-        Self {
-            place: GemmaState::Head,
-            held: String::new(),
-            name: String::new(),
-            is_quoted: false,
-            depth: 0,
-            writer: ObjectWriter::default(),
-        }
-    }
-
-    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if c != '{' {
             self.held.push(c);
             let head = self.held.trim_start();
@@ -58,7 +48,7 @@ impl GemmaCall {
         Ok(ParserStep::More)
     }
 
-    fn take_member(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_member(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if !self.is_quoted && self.depth == 0 && matches!(c, ',' | '}') {
             let member = std::mem::take(&mut self.held);
             if !member.trim().is_empty() {
@@ -93,18 +83,17 @@ impl GemmaCall {
 }
 
 impl CallParser for GemmaCall {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         match self.place {
             GemmaState::Head => self.take_head(c, sink),
             GemmaState::Members => self.take_member(c, sink),
             GemmaState::Closing => {
                 self.held.push(c);
-                let held = self.held.trim_start();
-                if held == CLOSE {
-                    std::mem::take(&mut self.writer).end(sink);
-                    return Ok(ParserStep::Done(String::new()));
+                if met(&self.held, &[CLOSE])?.is_none() {
+                    return Ok(ParserStep::More);
                 }
-                if CLOSE.starts_with(held) { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
+                self.writer.end(sink);
+                Ok(ParserStep::Done(String::new()))
             }
         }
     }
@@ -113,7 +102,7 @@ impl CallParser for GemmaCall {
         if is_cut || self.place != GemmaState::Closing {
             return Err(CallError::Malformed);
         }
-        std::mem::take(&mut self.writer).end(sink);
+        self.writer.end(sink);
         Ok(())
     }
 }
@@ -153,23 +142,6 @@ fn value<'a>(text: &'a str, schema: ArgumentSchema<'_>, depth: usize) -> Option<
     }
     let end = text.find([',', '}', ']']).unwrap_or(text.len());
     Some((bare(text[..end].trim(), schema), &text[end..]))
-}
-
-fn members<'a>(
-    text: &'a str,
-    close: char,
-    mut member: impl FnMut(&'a str) -> Option<(String, &'a str)>,
-) -> Option<(String, &'a str)> {
-    let (mut all, mut rest) = (Vec::new(), text.trim_start());
-    loop {
-        if let Some(rest) = rest.strip_prefix(close) {
-            return Some((all.join(", "), rest));
-        }
-        let (one, after) = member(rest)?;
-        all.push(one);
-        let after = after.trim_start();
-        rest = if after.starts_with(close) { after } else { after.strip_prefix(',')?.trim_start() };
-    }
 }
 
 /// A word without quotes: what the schema says it is, and else what it looks like.

@@ -5,18 +5,19 @@
 
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
 
 /// The markers of one format.
 #[derive(Debug)]
 pub struct GlmMarks {
-    /// Begins a call inside a section; none where each call has an opener of its own.
-    pub call: Option<&'static str>,
+    /// Begins a call inside a section; empty where each call has an opener of its own.
+    pub call: &'static str,
     /// Ends the name, where a line break does not.
     pub separator: Option<&'static str>,
     pub key_end: &'static str,
     pub value: &'static str,
-    pub section_end: Option<&'static str>,
+    /// Empty without sections.
+    pub section_end: &'static str,
     /// A key, the end of a value and the end of a call.
     pub tagging: Tagging,
 }
@@ -48,7 +49,7 @@ pub struct GlmCall {
 
 impl GlmCall {
     pub fn new(marks: &'static GlmMarks, opener: &str) -> Self {
-        let is_section = marks.call.is_some_and(|call| call != opener);
+        let is_section = !marks.call.is_empty() && marks.call != opener;
         Self {
             marks,
             is_section,
@@ -60,22 +61,16 @@ impl GlmCall {
         }
     }
 
-    fn take_between(&mut self) -> Result<ParserStep, CallError> {
-        let held = self.held.trim_start();
-        if self.marks.section_end == Some(held) {
-            return Ok(ParserStep::Done(String::new()));
-        }
-        let goes_on = |mark: &str| mark.starts_with(held);
-        let is_mark = self.marks.call.is_some_and(goes_on) || self.marks.section_end.is_some_and(goes_on);
-        if self.marks.call == Some(held) {
-            self.enter(GlmState::Name);
-        } else if !is_mark {
-            return Err(CallError::Malformed);
+    fn take_between(&mut self) -> Step {
+        match met(&self.held, &[self.marks.section_end, self.marks.call])? {
+            Some(0) => return Ok(ParserStep::Done(String::new())),
+            Some(_) => self.enter(GlmState::Name),
+            None => {}
         }
         Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         let head = match self.marks.separator {
             Some(separator) => self.held.strip_suffix(separator),
             None => self.held.strip_suffix(['\n', '<']).filter(|head| !head.trim().is_empty()),
@@ -91,23 +86,17 @@ impl GlmCall {
         self.take_body(sink)
     }
 
-    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
-        let held = self.held.trim_start();
-        if held == self.marks.tagging.end {
-            return Ok(self.end_call(sink));
-        }
-        if held == self.marks.tagging.before_key {
-            self.enter(GlmState::Key);
-        } else if !self.marks.tagging.before_key.starts_with(held)
-            && !self.marks.tagging.end.starts_with(held)
-        {
-            return Err(CallError::Malformed);
+    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Step {
+        match met(&self.held, &[self.marks.tagging.end, self.marks.tagging.before_key])? {
+            Some(0) => return Ok(self.end_call(sink)),
+            Some(_) => self.enter(GlmState::Key),
+            None => {}
         }
         Ok(ParserStep::More)
     }
 
     fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserStep {
-        std::mem::take(&mut self.writer).end(sink);
+        self.writer.end(sink);
         if !self.is_section {
             return ParserStep::Done(String::new());
         }
@@ -115,14 +104,14 @@ impl GlmCall {
         ParserStep::More
     }
 
-    fn take_value(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_value(&mut self, sink: &mut PieceSink<'_>) -> Step {
         for (mark, is_end) in [(self.marks.tagging.before_key, false), (self.marks.tagging.end, true)] {
             let before = self
                 .held
                 .strip_suffix(mark)
                 .and_then(|text| text.trim_end().strip_suffix(self.marks.tagging.behind_value));
             let Some(value) = before else { continue };
-            let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
+            let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
             let value = coerced(value, ArgumentSchema::new(parameters).property(&self.key));
             self.writer.member(&self.key, &value, sink);
             if is_end {
@@ -141,7 +130,7 @@ impl GlmCall {
 }
 
 impl CallParser for GlmCall {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         self.held.push(c);
         match self.place {
             GlmState::Between => self.take_between(),
@@ -155,11 +144,8 @@ impl CallParser for GlmCall {
                 Ok(ParserStep::More)
             }
             GlmState::BeforeValue => {
-                let held = self.held.trim_start();
-                if held == self.marks.value {
+                if met(&self.held, &[self.marks.value])?.is_some() {
                     self.enter(GlmState::Value);
-                } else if !self.marks.value.starts_with(held) {
-                    return Err(CallError::Malformed);
                 }
                 Ok(ParserStep::More)
             }
@@ -175,7 +161,7 @@ impl CallParser for GlmCall {
         // The model ended its turn before the close marker, with every argument whole.
         match self.place {
             GlmState::Body if self.held.trim().is_empty() => {
-                std::mem::take(&mut self.writer).end(sink);
+                self.writer.end(sink);
                 Ok(())
             }
             GlmState::Between if *sink.num_calls > 0 => Ok(()),

@@ -146,7 +146,7 @@ impl Harmony {
     /// The tool that a message calls.
     fn called<'a>(&self, header: &'a str, sink: &PieceSink<'_>) -> Option<&'a str> {
         let to = recipient(header).filter(|_| !sink.tools.is_empty())?;
-        match (sink.tool(to), self.protocol) {
+        match (sink.tools.get(to), self.protocol) {
             (Some(_), _) => Some(to),
             (None, Protocol::Harmony) => to.strip_prefix("functions."),
             (None, Protocol::Atem) => None,
@@ -158,7 +158,7 @@ impl Harmony {
         self.body = match (self.called(header, sink), self.protocol) {
             (Some(name), Protocol::Harmony) => {
                 sink.any_name(name);
-                Body::Call(Some(JsonScanner::new()))
+                Body::Call(Some(JsonScanner::default()))
             }
             (Some(_), Protocol::Atem) => {
                 Body::Tagged(String::new(), Some(Box::new(XmlCalls::new(&ATEM_TAGS, ATEM_CALLS))))

@@ -7,7 +7,7 @@
 //! tool and has arguments; everything else is text.
 
 use super::json_text::{JsonScan, JsonScanner, Malformed};
-use super::{CallError, CallParser, ParserStep, PieceSink};
+use super::{CallError, CallParser, ParserStep, PieceSink, Step};
 
 /// One call object.
 #[derive(Debug, Default)]
@@ -125,9 +125,9 @@ impl CallObject {
                 self.has_arguments = true;
                 self.commit(sink)?;
                 if c == '"' {
-                    return Ok(ObjectState::Encoded(StringDecoder::default(), Some(JsonScanner::new())));
+                    return Ok(ObjectState::Encoded(StringDecoder::default(), Some(JsonScanner::default())));
                 }
-                let mut scanner = JsonScanner::new();
+                let mut scanner = JsonScanner::default();
                 self.scan_arguments(&mut scanner, c, sink)?;
                 Ok(ObjectState::Arguments(scanner))
             }
@@ -215,7 +215,7 @@ impl CallObject {
 }
 
 fn begun(c: char) -> Result<(JsonScanner, String), Malformed> {
-    let (mut scanner, mut text) = (JsonScanner::new(), String::new());
+    let (mut scanner, mut text) = (JsonScanner::default(), String::new());
     scanner.take(c, &mut text)?;
     Ok((scanner, text))
 }
@@ -311,10 +311,8 @@ impl JsonCalls {
         Self { is_list: true, ..Self::new(close) }
     }
 
-    fn begin(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
-        if *sink.is_open {
-            sink.end();
-        }
+    fn begin(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+        sink.end_open();
         self.closing.clear();
         let mut object = CallObject::new(self.is_bare, self.is_keyed);
         object.take(c, sink)?;
@@ -323,7 +321,7 @@ impl JsonCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_inside(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_inside(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         let object = self.object.as_mut().ok_or(CallError::Malformed)?;
         object.take(c, sink).map_err(|broken| match broken {
             CallError::Malformed if self.is_bare && !*sink.is_open => CallError::NotACall,
@@ -339,7 +337,7 @@ impl JsonCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_behind(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_behind(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         match c {
             '{' if !self.is_list && (self.close.is_none() || self.closing.is_empty()) => self.begin(c, sink),
             ',' if self.is_list => {
@@ -355,7 +353,7 @@ impl JsonCalls {
         }
     }
 
-    fn take_closing(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_closing(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         let Some(close) = self.close else {
             // The text between calls is content if no call follows.
             self.closing.push(c);
@@ -376,15 +374,13 @@ impl JsonCalls {
         if close != self.closing {
             return Ok(ParserStep::More);
         }
-        if *sink.is_open {
-            sink.end();
-        }
+        sink.end_open();
         Ok(ParserStep::Done(String::new()))
     }
 }
 
 impl CallParser for JsonCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         match (self.place, c) {
             (ListState::Before, _) if c.is_ascii_whitespace() => Ok(ParserStep::More),
             (ListState::Before, '[') if !self.is_list && !self.is_bare => {
@@ -415,9 +411,7 @@ impl CallParser for JsonCalls {
                 Err(CallError::Malformed)
             }
             ListState::Behind | ListState::Closing => {
-                if *sink.is_open {
-                    sink.end();
-                }
+                sink.end_open();
                 Ok(())
             }
         }

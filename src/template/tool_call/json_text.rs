@@ -24,8 +24,9 @@ const MAX_DEPTH: usize = 100;
 /// A bare literal longer than this is none.
 const MAX_LITERAL: usize = 400;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Expect {
+    #[default]
     Value,
     ValueOrEnd,
     Key,
@@ -44,7 +45,7 @@ enum Text {
 }
 
 /// A scanner for one value of any kind.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct JsonScanner {
     /// Open containers: true for an object.
     stack: Vec<bool>,
@@ -56,10 +57,6 @@ pub struct JsonScanner {
 }
 
 impl JsonScanner {
-    pub fn new() -> Self {
-        Self { stack: Vec::new(), expect: Expect::Value, text: None, surrogate: None, literal: String::new() }
-    }
-
     /// Takes one character; what is certain goes to `out`.
     pub fn take(&mut self, c: char, out: &mut String) -> Result<JsonScan, Malformed> {
         if let Some(text) = self.text.take() {
@@ -243,6 +240,24 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
+/// What `member` makes of texts with commas between them up to `close`, joined, and what follows.
+pub fn members<'a>(
+    text: &'a str,
+    close: char,
+    mut member: impl FnMut(&'a str) -> Option<(String, &'a str)>,
+) -> Option<(String, &'a str)> {
+    let (mut all, mut rest) = (Vec::new(), text.trim_start());
+    loop {
+        if let Some(rest) = rest.strip_prefix(close) {
+            return Some((all.join(", "), rest));
+        }
+        let (one, after) = member(rest)?;
+        all.push(one);
+        let after = after.trim_start();
+        rest = if after.starts_with(close) { after } else { after.strip_prefix(',')?.trim_start() };
+    }
+}
+
 /// A bare literal as JSON text.
 fn literal(text: &str) -> Result<String, Malformed> {
     match text {
@@ -282,7 +297,7 @@ pub fn is_json_number(text: &str) -> bool {
 
 /// One value that must fill the whole text.
 pub fn whole_value(text: &str) -> Result<String, Malformed> {
-    let mut scanner = JsonScanner::new();
+    let mut scanner = JsonScanner::default();
     let mut out = String::new();
     let text = text.trim();
     let mut chars = text.chars();

@@ -8,7 +8,7 @@ use super::ToolDefinition;
 use super::arguments::{MAX_DEPTH, OTHER_NAME};
 use super::coerce::ArgumentSchema;
 use super::json_text;
-use super::writer::{MemberForms, ValueStyle, Writer, quoted};
+use super::writer::{ValueStyle, Writer, quoted};
 
 impl Writer<'_> {
     pub fn object_call(
@@ -25,36 +25,24 @@ impl Writer<'_> {
 
     /// The members of an object without its braces.
     fn members(&mut self, schema: ArgumentSchema<'_>, is_keywords: bool, depth: usize) -> String {
-        let mut bodies = Vec::new();
-        for shape in self.shapes(schema) {
-            let in_quotes = self.style == ValueStyle::Python && !is_keywords;
-            let member = |(key, part): &(String, Value)| {
-                let key = if in_quotes { json_text::quoted(key) } else { key.clone() };
-                let key = self.literal(&key);
-                self.member(&key, schema.at(Some(part)), is_keywords, depth)
-            };
-            let items: Vec<MemberForms> = shape.members.iter().map(member).collect();
-            let other = shape.others.as_ref().map(|part| {
-                let name = self.other_name(&shape, OTHER_NAME);
-                let key = if in_quotes { format!("\"\\\"\" {name} \"\\\"\"") } else { name };
-                self.member(&key, schema.at(Some(part)), is_keywords, depth)
-            });
-            bodies.push(self.any_order(&shape, &items, other.as_ref()));
-        }
-        self.rule(&bodies.join(" | "))
-    }
-
-    fn member(
-        &mut self,
-        key: &str,
-        schema: ArgumentSchema<'_>,
-        is_keywords: bool,
-        depth: usize,
-    ) -> MemberForms {
-        let value = self.value(schema, depth + 1);
-        let mark = if self.style == ValueStyle::Python && is_keywords { "=" } else { ": " };
-        let member = format!("{key} {} {value}", self.markup(mark));
-        self.separated(&member)
+        let shapes = self.shapes(schema);
+        self.object(shapes, |writer, shape| {
+            let in_quotes = writer.style == ValueStyle::Python && !is_keywords;
+            writer.members_of(schema, shape, |writer, name, part| {
+                let key = match name {
+                    Some(name) if in_quotes => writer.literal(&json_text::quoted(name)),
+                    Some(name) => writer.literal(name),
+                    None => {
+                        let name = writer.other_name(shape, OTHER_NAME);
+                        if in_quotes { format!("\"\\\"\" {name} \"\\\"\"") } else { name }
+                    }
+                };
+                let value = writer.value(part, depth + 1);
+                let mark = if writer.style == ValueStyle::Python && is_keywords { "=" } else { ": " };
+                let member = format!("{key} {} {value}", writer.markup(mark));
+                writer.separated(&member)
+            })
+        })
     }
 
     fn value(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
@@ -62,7 +50,7 @@ impl Writer<'_> {
         if types.is_unknown() || depth > MAX_DEPTH {
             return self.any_value();
         }
-        let mut choices = Vec::new();
+        let (is_python, mut choices) = (self.style == ValueStyle::Python, Vec::new());
         if types.string {
             choices.push(self.string(schema));
         }
@@ -72,15 +60,11 @@ impl Writer<'_> {
             choices.push(self.json(&bounds.unwrap_or_else(|| json!({"type": kind}))));
         }
         if types.boolean {
-            let words = if self.style == ValueStyle::Python {
-                "(\"True\" | \"False\")"
-            } else {
-                "(\"true\" | \"false\")"
-            };
-            choices.push(words.to_owned());
+            choices
+                .push(if is_python { "(\"True\" | \"False\")" } else { "(\"true\" | \"false\")" }.to_owned());
         }
         if types.null {
-            choices.push(if self.style == ValueStyle::Python { "\"None\"" } else { "\"null\"" }.to_owned());
+            choices.push(if is_python { "\"None\"" } else { "\"null\"" }.to_owned());
         }
         if types.array {
             choices.push(self.array(schema, depth));
@@ -94,8 +78,7 @@ impl Writer<'_> {
 
     fn array(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
         let item = self.value(schema.items(), depth + 1);
-        let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
-        let (min, max) = (bound("minItems").unwrap_or(0), bound("maxItems"));
+        let (min, max) = (schema.number("minItems").unwrap_or(0), schema.number("maxItems"));
         if max == Some(0) {
             return "\"[\" \"]\"".to_owned();
         }
@@ -115,11 +98,9 @@ impl Writer<'_> {
             return format!("({})", choices.join(" | "));
         }
         self.text_in_json(schema).unwrap_or_else(|| {
-            let bound = |key: &str| schema.node().and_then(|node| node.get(key)).and_then(Value::as_u64);
-            let min = bound("minLength").unwrap_or(0);
-            let max = bound("maxLength").map_or_else(String::new, |max| max.to_string());
+            let range = schema.range("minLength", "maxLength");
             let of = |quote: char| {
-                format!("{quote}([^{quote}\\\\\\x00-\\x1f]|\\\\[\\\\nrt\"']){{{min},{max}}}{quote}")
+                format!("{quote}([^{quote}\\\\\\x00-\\x1f]|\\\\[\\\\nrt\"']){{{range}}}{quote}")
             };
             self.terminal(&format!("/{}/ | /{}/", of('"'), of('\'')))
         })

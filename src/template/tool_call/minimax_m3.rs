@@ -5,7 +5,7 @@
 
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::quoted;
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
 
 /// Stands in front of every tag.
 pub const TOKEN: &str = "]<]minimax[>[";
@@ -15,15 +15,16 @@ const SECTION_END: &str = "]<]minimax[>[</tool_call>";
 const MAX_DEPTH: usize = 50;
 const MAX_NAME: usize = 256;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum MiniMaxState {
+    #[default]
     Between,
     Name,
     Body,
 }
 
 /// Reads one section.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct M3Calls {
     place: MiniMaxState,
     held: String,
@@ -31,25 +32,19 @@ pub struct M3Calls {
 }
 
 impl M3Calls {
-    pub fn new() -> Self {
-        Self { place: MiniMaxState::Between, held: String::new(), name: String::new() }
+    fn take_between(&mut self) -> Step {
+        match met(&self.held, &[SECTION_END, CALL])? {
+            Some(0) => return Ok(ParserStep::Done(String::new())),
+            Some(_) => {
+                self.held.clear();
+                self.place = MiniMaxState::Name;
+            }
+            None => {}
+        }
+        Ok(ParserStep::More)
     }
 
-    fn take_between(&mut self) -> Result<ParserStep, CallError> {
-        let held = self.held.trim_start();
-        if held == SECTION_END {
-            return Ok(ParserStep::Done(String::new()));
-        }
-        if held == CALL {
-            self.held.clear();
-            self.place = MiniMaxState::Name;
-            return Ok(ParserStep::More);
-        }
-        let is_tag = CALL.starts_with(held) || SECTION_END.starts_with(held);
-        if is_tag { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
-    }
-
-    fn take_name(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_name(&mut self, sink: &mut PieceSink<'_>) -> Step {
         if let Some(name) = self.held.strip_suffix("\">") {
             self.name = name.trim().to_owned();
             sink.name(&self.name)?;
@@ -59,9 +54,9 @@ impl M3Calls {
         if self.held.len() > MAX_NAME { Err(CallError::Malformed) } else { Ok(ParserStep::More) }
     }
 
-    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Step {
         let Some(body) = self.held.strip_suffix(CALL_END) else { return Ok(ParserStep::More) };
-        let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
+        let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
         let elements = elements(body).ok_or(CallError::Malformed)?;
         let schema = ArgumentSchema::new(parameters);
         let values = elements.iter().map(|(key, text)| Some((*key, value(text, schema.property(key), 0)?)));
@@ -78,7 +73,7 @@ impl M3Calls {
 }
 
 impl CallParser for M3Calls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         self.held.push(c);
         match self.place {
             MiniMaxState::Between => self.take_between(),

@@ -19,7 +19,6 @@ mod minimax_m3;
 mod named_json;
 mod python_literal;
 mod pythonic;
-mod recipient;
 mod shape;
 mod spec;
 pub(super) mod writer;
@@ -171,18 +170,31 @@ impl PieceSink<'_> {
         *self.is_open = false;
     }
 
-    /// The schema of one argument of a tool.
-    pub fn tool(&self, name: &str) -> Option<&ToolDefinition> {
-        self.tools.get(name)
+    /// As [`Self::end`], if a call is open.
+    pub fn end_open(&mut self) {
+        if *self.is_open {
+            self.end();
+        }
     }
 }
 
+/// What became of one character.
+type Step = Result<ParserStep, CallError>;
+
 /// Parses the calls of one span.
 pub(super) trait CallParser: std::fmt::Debug + Send {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError>;
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step;
 
     /// The answer ends here; `is_cut` when a limit ended it. `Ok` means that no call is left open.
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError>;
+}
+
+/// Returns which of these markers a text is, the white space in front of it aside; `None` while it may become one.
+fn met(held: &str, markers: &[&str]) -> Result<Option<usize>, CallError> {
+    let held = held.trim_start();
+    let is_begun = markers.iter().any(|marker| marker.starts_with(held));
+    let met = markers.iter().position(|marker| *marker == held && !held.is_empty());
+    if is_begun { Ok(met) } else { Err(CallError::Malformed) }
 }
 
 /// Arguments written as an object, one complete member after the other.
@@ -200,7 +212,7 @@ impl ObjectWriter {
     }
 
     pub fn end(&mut self, sink: &mut PieceSink<'_>) {
-        sink.arguments(if self.has_members { "}" } else { "{}" });
+        sink.arguments(if std::mem::take(&mut self.has_members) { "}" } else { "{}" });
         sink.end();
     }
 }

@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, ParserStep, PieceSink};
+use super::{CallError, CallParser, ParserStep, PieceSink, Step, met};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -16,8 +16,8 @@ pub struct NamedJsonMarks {
     pub separator: &'static str,
     /// Ends one call.
     pub end: &'static str,
-    /// Ends the section; `None` where calls come without one.
-    pub section_end: Option<&'static str>,
+    /// Ends the section; empty where calls come without one.
+    pub section_end: &'static str,
     /// The name in what stands before the separator, and whether the separator found there is the right one.
     pub name: fn(&str) -> Option<&str>,
 }
@@ -49,28 +49,25 @@ impl NamedJson {
         }
     }
 
-    fn take_between(&mut self) -> Result<ParserStep, CallError> {
-        let held = self.held.trim_start();
-        if held == self.marks.begin {
-            self.held.clear();
-            self.place = NamedJsonState::Head;
-            return Ok(ParserStep::More);
+    fn take_between(&mut self) -> Step {
+        match met(&self.held, &[self.marks.section_end, self.marks.begin])? {
+            Some(0) => return Ok(ParserStep::Done(String::new())),
+            Some(_) => {
+                self.held.clear();
+                self.place = NamedJsonState::Head;
+            }
+            None => {}
         }
-        if self.marks.section_end == Some(held) {
-            return Ok(ParserStep::Done(String::new()));
-        }
-        let goes_on = |mark: &str| mark.starts_with(held);
-        let is_mark = goes_on(self.marks.begin) || self.marks.section_end.is_some_and(goes_on);
-        if is_mark { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
+        Ok(ParserStep::More)
     }
 
-    fn take_head(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_head(&mut self, sink: &mut PieceSink<'_>) -> Step {
         let Some(head) = self.held.strip_suffix(self.marks.separator) else {
             return Ok(ParserStep::More);
         };
         let name = (self.marks.name)(head).ok_or(CallError::Malformed)?;
         sink.name(name)?;
-        let mut scanner = JsonScanner::new();
+        let mut scanner = JsonScanner::default();
         if self.marks.separator == "{" {
             let mut text = String::new();
             scanner.take('{', &mut text)?;
@@ -81,7 +78,7 @@ impl NamedJson {
         Ok(ParserStep::More)
     }
 
-    fn take_end(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_end(&mut self, sink: &mut PieceSink<'_>) -> Step {
         // DeepSeek closes its code block first.
         let held = self.held.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
@@ -101,7 +98,7 @@ impl NamedJson {
 }
 
 impl CallParser for NamedJson {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         match &mut self.place {
             NamedJsonState::Arguments(scanner) => {
                 if take_arguments(scanner, c, sink)? != JsonScan::More {
@@ -150,11 +147,7 @@ pub fn take_arguments(
 }
 
 /// As [`take_arguments`], for a call that ends with its arguments and ends the section.
-pub fn take_last_arguments(
-    scanner: &mut JsonScanner,
-    c: char,
-    sink: &mut PieceSink<'_>,
-) -> Result<ParserStep, CallError> {
+pub fn take_last_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'_>) -> Step {
     if take_arguments(scanner, c, sink)? == JsonScan::More {
         return Ok(ParserStep::More);
     }
@@ -164,21 +157,15 @@ pub fn take_last_arguments(
 
 /// Mistral's calls behind `[TOOL_CALLS]`: a JSON list (v2 to v7), or `NAME[ARGS]{...}` with an optional `[CALL_ID]`
 /// (v11 on).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct MistralCalls {
     list: Option<JsonCalls>,
     head: String,
     arguments: Option<JsonScanner>,
 }
 
-impl MistralCalls {
-    pub fn new() -> Self {
-        Self { list: None, head: String::new(), arguments: None }
-    }
-}
-
 impl CallParser for MistralCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if let Some(list) = &mut self.list {
             return list.take(c, sink);
         }
@@ -194,7 +181,7 @@ impl CallParser for MistralCalls {
             let is_id = |id: &&str| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric());
             let id = Some(id.trim()).filter(is_id).map(str::to_owned);
             sink.name_with_id(name.trim(), id)?;
-            self.arguments = Some(JsonScanner::new());
+            self.arguments = Some(JsonScanner::default());
         }
         Ok(ParserStep::More)
     }
@@ -203,6 +190,49 @@ impl CallParser for MistralCalls {
         match &mut self.list {
             Some(list) => list.finish(is_cut, sink),
             None => Err(CallError::Malformed),
+        }
+    }
+}
+
+/// A longer recipient is none.
+const MAX_NAME: usize = 256;
+
+/// Functionary 3.2: `>>>NAME`, a line break and the arguments as JSON; `>>>all` begins text. The prompt may end with `>>>`.
+/// Python's prompt looks the same: what no given tool's name follows is text.
+#[derive(Debug, Default)]
+pub struct Recipient {
+    head: String,
+    arguments: Option<JsonScanner>,
+}
+
+impl Recipient {
+    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+        if c != '\n' {
+            self.head.push(c);
+            return if self.head.len() > MAX_NAME { Err(CallError::NotACall) } else { Ok(ParserStep::More) };
+        }
+        match self.head.trim() {
+            "all" => Ok(ParserStep::Done(String::new())),
+            name if sink.tools.get(name).is_some() => {
+                sink.name(name)?;
+                self.arguments = Some(JsonScanner::default());
+                Ok(ParserStep::More)
+            }
+            _ => Err(CallError::NotACall),
+        }
+    }
+}
+
+impl CallParser for Recipient {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+        let Some(scanner) = &mut self.arguments else { return self.take_head(c, sink) };
+        take_last_arguments(scanner, c, sink)
+    }
+
+    fn finish(&mut self, is_cut: bool, _sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+        match self.arguments {
+            None if !is_cut => Err(CallError::NotACall),
+            _ => Err(CallError::Malformed),
         }
     }
 }

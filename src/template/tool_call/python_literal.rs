@@ -3,7 +3,7 @@
 //! Templates print strings between quotes without escaping what is inside, so a quote ends a string only when what follows
 //! can follow a value (`,`, a closing bracket, `:` or the end); any other quote is part of the string.
 
-use super::json_text::{is_json_number, quoted};
+use super::json_text::{is_json_number, members, quoted};
 
 const MAX_DEPTH: usize = 100;
 
@@ -107,35 +107,18 @@ fn hex(chars: &mut std::str::Chars<'_>, num_digits: usize) -> Option<u32> {
 }
 
 fn list(text: &str, close: char, depth: usize) -> Option<(String, &str)> {
-    let (mut items, mut rest) = (Vec::new(), text.trim_start());
-    loop {
-        if let Some(rest) = rest.strip_prefix(close) {
-            return Some((format!("[{}]", items.join(", ")), rest));
-        }
-        let (item, after) = value(rest, depth + 1)?;
-        items.push(item);
-        rest = separated(after, close)?;
-    }
+    let (inner, rest) = members(text, close, |rest| value(rest, depth + 1))?;
+    Some((format!("[{inner}]"), rest))
 }
 
 fn dictionary(text: &str, depth: usize) -> Option<(String, &str)> {
-    let (mut members, mut rest) = (Vec::new(), text.trim_start());
-    loop {
-        if let Some(rest) = rest.strip_prefix('}') {
-            return Some((format!("{{{}}}", members.join(", ")), rest));
-        }
+    let (inner, rest) = members(text, '}', |rest| {
         let (key, after) = value(rest, depth + 1)?;
         let key = if key.starts_with('"') { key } else { quoted(&key) };
         let (value, after) = value(after.trim_start().strip_prefix(':')?, depth + 1)?;
-        members.push(format!("{key}: {value}"));
-        rest = separated(after, '}')?;
-    }
-}
-
-/// Behind an item: a comma, or the closing bracket, which stays.
-fn separated(text: &str, close: char) -> Option<&str> {
-    let text = text.trim_start();
-    if text.starts_with(close) { Some(text) } else { text.strip_prefix(',').map(str::trim_start) }
+        Some((format!("{key}: {value}"), after))
+    })?;
+    Some((format!("{{{inner}}}"), rest))
 }
 
 #[cfg(test)]

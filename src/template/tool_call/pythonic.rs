@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::python_literal;
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PythonicState {
@@ -39,7 +39,7 @@ impl PythonicCalls {
         Self { close, is_bare, ..Self::default() }
     }
 
-    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if c == '(' {
             let name = self.held.trim();
             let name = if self.is_single { name.strip_suffix(".call").unwrap_or(name) } else { name };
@@ -61,7 +61,7 @@ impl PythonicCalls {
         if is_name { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_argument(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_argument(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if !self.argument.ends_before(c) {
             self.held.push(c);
             return Ok(ParserStep::More);
@@ -74,7 +74,7 @@ impl PythonicCalls {
             self.writer.member(key.trim(), &value, sink);
         }
         if c == ')' {
-            std::mem::take(&mut self.writer).end(sink);
+            self.writer.end(sink);
             self.place = PythonicState::Behind;
             if self.is_single {
                 return Ok(ParserStep::Done(String::new()));
@@ -83,19 +83,16 @@ impl PythonicCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_closing(&mut self, c: char) -> Result<ParserStep, CallError> {
+    fn take_closing(&mut self, c: char) -> Step {
         let Some(close) = self.close else { return Ok(ParserStep::Done(c.to_string())) };
         self.held.push(c);
-        let held = self.held.trim_start();
-        if held == close {
-            return Ok(ParserStep::Done(String::new()));
-        }
-        if close.starts_with(held) { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
+        let is_met = met(&self.held, &[close])?.is_some();
+        Ok(if is_met { ParserStep::Done(String::new()) } else { ParserStep::More })
     }
 }
 
 impl CallParser for PythonicCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if let Some(json) = &mut self.json {
             return json.take(c, sink);
         }
@@ -186,7 +183,7 @@ pub struct PythonTag {
 }
 
 impl CallParser for PythonTag {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if self.inner.is_none() {
             if c.is_ascii_whitespace() {
                 return Ok(ParserStep::More);

@@ -7,7 +7,7 @@
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::{quoted, whole_value};
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink};
+use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
 
 /// The tags of one format. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
 /// attributes.
@@ -108,18 +108,15 @@ impl XmlCalls {
         }
     }
 
-    fn take_open(&mut self) -> Result<ParserStep, CallError> {
-        let held = self.held.trim_start();
-        if held == self.tags.call {
+    fn take_open(&mut self) -> Step {
+        if met(&self.held, &[self.tags.call])?.is_some() {
             self.held.clear();
             self.place = XmlState::Name;
-        } else if !self.tags.call.starts_with(held) {
-            return Err(CallError::Malformed);
         }
         Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         let Some(head) = self.held.strip_suffix(self.tags.head_end) else {
             return if self.held.len() > MAX_KEY || c == '\n' {
                 Err(CallError::Malformed)
@@ -134,7 +131,7 @@ impl XmlCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_body(&mut self) -> Result<ParserStep, CallError> {
+    fn take_body(&mut self) -> Step {
         let held = self.held.trim_start();
         if held == self.tags.tagging.end {
             self.held.clear();
@@ -157,7 +154,7 @@ impl XmlCalls {
         if is_tag { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_value(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take_value(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         if !matches!(c, '>' | '"') {
             return Ok(ParserStep::More);
         }
@@ -171,11 +168,11 @@ impl XmlCalls {
                 self.attributes = attributes;
             }
             XmlNext::Call => {
-                self.writer_end(sink);
+                self.writer.end(sink);
                 self.begin_next();
             }
             XmlNext::Section => {
-                self.writer_end(sink);
+                self.writer.end(sink);
                 self.place = XmlState::Closing;
                 if self.is_wrapped {
                     return Ok(ParserStep::Done(String::new()));
@@ -233,7 +230,7 @@ impl XmlCalls {
         let mut text = std::mem::take(&mut self.held);
         text.truncate(len);
         let key = self.keys.last().ok_or(CallError::Malformed)?;
-        let parameters = &sink.tool(&self.name).ok_or(CallError::Malformed)?.parameters;
+        let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
         if self.hides_a_parameter(&text, parameters) {
             return Err(CallError::Malformed);
         }
@@ -272,38 +269,34 @@ impl XmlCalls {
         unseen.map(String::as_str).any(|key| heads.contains(&key))
     }
 
-    fn writer_end(&mut self, sink: &mut PieceSink<'_>) {
-        std::mem::take(&mut self.writer).end(sink);
+    fn take_closing(&mut self, sink: &mut PieceSink<'_>) -> Step {
+        let Tags { call, section_end, is_many, .. } = self.tags;
+        let next_call = if *is_many && self.is_wrapped { call } else { "" };
+        match met(&self.held, &[section_end, next_call]) {
+            Ok(Some(0)) => {
+                self.end_open(sink);
+                Ok(ParserStep::Done(String::new()))
+            }
+            Ok(Some(_)) => {
+                self.end_open(sink);
+                self.begin_next();
+                Ok(ParserStep::More)
+            }
+            Ok(None) if !section_end.is_empty() => Ok(ParserStep::More),
+            _ if self.is_wrapped => Err(CallError::Malformed),
+            _ => Ok(ParserStep::Done(std::mem::take(&mut self.held))),
+        }
     }
 
-    fn take_closing(&mut self, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
-        let Tags { call, section_end, is_many, .. } = self.tags;
-        let held = self.held.trim_start();
-        if !held.is_empty() && held == *section_end {
-            if *sink.is_open {
-                self.writer_end(sink);
-            }
-            return Ok(ParserStep::Done(String::new()));
-        }
-        if *is_many && self.is_wrapped && held == *call {
-            if *sink.is_open {
-                self.writer_end(sink);
-            }
-            self.begin_next();
-            return Ok(ParserStep::More);
-        }
-        let goes_on =
-            section_end.starts_with(held) || (*is_many && self.is_wrapped && call.starts_with(held));
-        match goes_on && !section_end.is_empty() {
-            true => Ok(ParserStep::More),
-            false if self.is_wrapped => Err(CallError::Malformed),
-            false => Ok(ParserStep::Done(std::mem::take(&mut self.held))),
+    fn end_open(&mut self, sink: &mut PieceSink<'_>) {
+        if *sink.is_open {
+            self.writer.end(sink);
         }
     }
 }
 
 impl CallParser for XmlCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Result<ParserStep, CallError> {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         self.held.push(c);
         match self.place {
             XmlState::Open => self.take_open(),
@@ -311,7 +304,7 @@ impl CallParser for XmlCalls {
             XmlState::Body => {
                 let step = self.take_body();
                 if self.place == XmlState::Closing && !self.is_wrapped {
-                    self.writer_end(sink);
+                    self.writer.end(sink);
                 }
                 step
             }
@@ -335,9 +328,7 @@ impl CallParser for XmlCalls {
         if !is_whole || (is_cut && *sink.is_open) {
             return Err(CallError::Malformed);
         }
-        if *sink.is_open {
-            self.writer_end(sink);
-        }
+        self.end_open(sink);
         Ok(())
     }
 }

@@ -18,11 +18,11 @@ pub const GLM: ToolCallSpec = ToolCallSpec {
 };
 
 const MARKS: GlmMarks = GlmMarks {
-    call: None,
+    call: "",
     separator: None,
     key_end: "</arg_key>",
     value: "<arg_value>",
-    section_end: None,
+    section_end: "",
     tagging: Tagging {
         behind_name: "",
         before_key: "<arg_key>",
@@ -61,11 +61,11 @@ pub const HY3: ToolCallSpec = ToolCallSpec {
 };
 
 const HY3_MARKS: GlmMarks = GlmMarks {
-    call: Some("<tool_call:opensource>"),
+    call: "<tool_call:opensource>",
     separator: Some("<tool_sep:opensource>"),
     key_end: "</arg_key:opensource>",
     value: "<arg_value:opensource>",
-    section_end: Some("</tool_calls:opensource>"),
+    section_end: "</tool_calls:opensource>",
     tagging: Tagging {
         behind_name: "<tool_sep:opensource>",
         before_key: "<arg_key:opensource>",

@@ -25,7 +25,7 @@ const DEEPSEEK_MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<｜tool▁call▁begin｜>",
     separator: "{",
     end: "<｜tool▁call▁end｜>",
-    section_end: Some("<｜tool▁calls▁end｜>"),
+    section_end: "<｜tool▁calls▁end｜>",
     name: |head| {
         let (before, after) = head.split_once("<｜tool▁sep｜>")?;
         let name = match after.trim() {
@@ -68,7 +68,7 @@ const KIMI_MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<|tool_call_begin|>",
     separator: "<|tool_call_argument_begin|>",
     end: "<|tool_call_end|>",
-    section_end: Some("<|tool_calls_section_end|>"),
+    section_end: "<|tool_calls_section_end|>",
     name: |head| {
         let head = head.trim();
         let name = head.strip_prefix("functions.").unwrap_or(head);
@@ -114,7 +114,7 @@ const SOLAR_MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "<|tool_call:begin|>",
     separator: "<|tool_call:args|>",
     end: "<|tool_call:end|>",
-    section_end: Some("<|calls|>"),
+    section_end: "<|calls|>",
     name: |head| Some(head.split_once("<|tool_call:name|>")?.1.trim()),
 };
 
@@ -134,6 +134,6 @@ const FUNCTION_MARKS: NamedJsonMarks = NamedJsonMarks {
     begin: "",
     separator: ">",
     end: "</function>",
-    section_end: None,
+    section_end: "",
     name: |head| Some(head.trim()),
 };

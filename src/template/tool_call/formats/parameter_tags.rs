@@ -235,6 +235,6 @@ pub const MINIMAX_M3: ToolCallSpec = ToolCallSpec {
         let members = writer.elements(&tool.parameters, TOKEN);
         format!("{head} {members} {}", writer.literal("]<]minimax[>[</invoke>"))
     },
-    reader: |_, _| Box::new(M3Calls::new()),
+    reader: |_, _| Box::new(M3Calls::default()),
     ..ToolCallSpec::PLAIN
 };

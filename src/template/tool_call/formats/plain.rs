@@ -5,9 +5,8 @@ use super::{Frame, ToolCallSpec};
 use crate::tool_call::gemma::GemmaCall;
 use crate::tool_call::json_object::JsonCalls;
 use crate::tool_call::json_text::quoted;
-use crate::tool_call::named_json::MistralCalls;
+use crate::tool_call::named_json::{MistralCalls, Recipient};
 use crate::tool_call::pythonic::{PythonTag, PythonicCalls};
-use crate::tool_call::recipient::Recipient;
 use crate::tool_call::spec::Messages;
 use crate::tool_call::writer::ValueStyle;
 
@@ -143,7 +142,7 @@ pub const MISTRAL: ToolCallSpec = ToolCallSpec {
     signs: &[&["[TOOL_CALLS]"]],
     openers: &["[TOOL_CALLS]"],
     frame: Frame { open: " [", separator: Some(", "), close: "]", ..Frame::PLAIN },
-    reader: |_, _| Box::new(MistralCalls::new()),
+    reader: |_, _| Box::new(MistralCalls::default()),
     ..ToolCallSpec::PLAIN
 };
 
@@ -159,7 +158,7 @@ pub const MISTRAL_ARGS: ToolCallSpec = ToolCallSpec {
         let arguments = writer.json_arguments(tool);
         format!("{} {id} {} {arguments}", writer.literal(&tool.name), writer.literal("[ARGS]"))
     },
-    reader: |_, _| Box::new(MistralCalls::new()),
+    reader: |_, _| Box::new(MistralCalls::default()),
     ..ToolCallSpec::PLAIN
 };
 
@@ -202,7 +201,7 @@ pub const FUNCTIONARY32: ToolCallSpec = ToolCallSpec {
     messages: Some(Messages { texts: &[("all\n", ">>>")], end: "", calls_end: "" }),
     frame: Frame { separator: Some(">>>"), ..Frame::PLAIN },
     call: |writer, tool, _| writer.json_call(&format!("{}\n", tool.name), tool, ""),
-    reader: |_, _| Box::new(Recipient::new()),
+    reader: |_, _| Box::new(Recipient::default()),
     ..ToolCallSpec::PLAIN
 };
 
@@ -253,6 +252,6 @@ pub const GEMMA: ToolCallSpec = ToolCallSpec {
     end: "<tool_call|>",
     frame: Frame { open: "call:", close: "<tool_call|>", ..Frame::PLAIN },
     call: |writer, tool, lead| writer.object_call(tool, ValueStyle::Gemma, lead, ("{", "}")),
-    reader: |_, _| Box::new(GemmaCall::new()),
+    reader: |_, _| Box::new(GemmaCall::default()),
     ..ToolCallSpec::PLAIN
 };
