@@ -97,16 +97,16 @@ fn spell_tools(conversation: &mut Conversation) {
     for mut message in std::mem::take(&mut conversation.messages) {
         let is_result = message.role == Role::Tool;
         if is_result {
-            let text = text_of(message.content.as_ref());
+            let text = text_of(&message);
             message = Message::user(format!("<tool_response>\n{text}\n</tool_response>"));
         } else if !message.tool_calls.is_empty() {
             let calls = std::mem::take(&mut message.tool_calls);
-            message.content = Some(Content::Text(with_calls(&text_of(message.content.as_ref()), &calls)));
+            message.content = Some(Content::Text(with_calls(&text_of(&message), &calls)));
         }
         // Roles take turns: results and the question behind them are one message.
         match messages.last_mut() {
             Some(last) if is_behind_result && message.role == Role::User => {
-                add(last, format!("\n{}", text_of(message.content.as_ref())), false);
+                add(last, format!("\n{}", text_of(&message)), false);
             }
             _ => messages.push(message),
         }
@@ -154,7 +154,7 @@ fn merge_developer(messages: &mut Vec<Message>) {
     for message in std::mem::take(messages) {
         match (&message.role, merged.last_mut()) {
             (Role::Developer, Some(last)) if last.role == Role::System => {
-                add(last, format!("\n\n{}", text_of(message.content.as_ref())), false);
+                add(last, format!("\n\n{}", text_of(&message)), false);
             }
             (Role::Developer, _) => merged.push(Message { role: Role::System, ..message }),
             _ => merged.push(message),
@@ -172,7 +172,7 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
     for (index, mut message) in std::mem::take(messages).into_iter().enumerate() {
         let is_input = matches!(message.role, Role::User | Role::Tool);
         if message.role == Role::System && index >= first {
-            let text = text_of(message.content.as_ref());
+            let text = text_of(&message);
             match merged.last_mut().filter(|last| waiting.is_empty() && last.role != Role::Assistant) {
                 Some(last) => add(last, format!("\n\n{text}"), false),
                 None => waiting.push(text),
@@ -185,7 +185,7 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
         if let Some(last) = merged.last_mut().filter(|last| {
             follows_moved && waiting.is_empty() && last.role == Role::User && message.role == Role::User
         }) {
-            add(last, format!("\n\n{}", text_of(message.content.as_ref())), false);
+            add(last, format!("\n\n{}", text_of(&message)), false);
             continue;
         }
         if is_input && !waiting.is_empty() {
@@ -203,20 +203,17 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
 
 /// Adds a text behind, or in front of (`is_first`), what a message says.
 fn add(message: &mut Message, text: String, is_first: bool) {
-    message.content = Some(match message.content.take() {
-        Some(Content::Parts(mut parts)) => {
-            let at = if is_first { 0 } else { parts.len() };
-            parts.insert(at, json!({"type": "text", "text": text}));
-            Content::Parts(parts)
-        }
-        content if is_first => Content::Text(text + &text_of(content.as_ref())),
-        content => Content::Text(text_of(content.as_ref()) + &text),
-    });
+    if let Some(Content::Parts(parts)) = &mut message.content {
+        let at = if is_first { 0 } else { parts.len() };
+        return parts.insert(at, json!({"type": "text", "text": text}));
+    }
+    let said = text_of(message);
+    message.content = Some(Content::Text(if is_first { text + &said } else { said + &text }));
 }
 
 /// Returns the text of a message, its parts joined.
-fn text_of(content: Option<&Content>) -> String {
-    match content {
+fn text_of(message: &Message) -> String {
+    match &message.content {
         None => String::new(),
         Some(Content::Text(text)) => text.clone(),
         Some(Content::Parts(parts)) => {
@@ -237,7 +234,7 @@ mod tests {
         let conversation = Conversation { messages, tools, ..Conversation::default() };
         let shown = accommodation.apply(&conversation);
         assert!(shown.tools.is_empty() || !accommodation.spells_tools);
-        let text = |message: &Message| (message.role.as_str().to_owned(), text_of(message.content.as_ref()));
+        let text = |message: &Message| (message.role.as_str().to_owned(), text_of(message));
         shown.messages.iter().map(text).collect()
     }
 

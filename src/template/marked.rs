@@ -6,10 +6,10 @@
 use super::output_markup::OutputMarkup;
 use super::piece::{Piece, push_text};
 use super::reasoning::ReasoningFormat;
-use super::tool_call::{CallError, CallParser, ParserStep, PieceSink, ToolCallSpec};
+use super::tool_call::{CallCount, CallError, CallParser, ParserStep, PieceSink, ToolCallSpec};
 
 /// Answers whose reasoning and calls stand between markers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Marked {
     reasoning: Option<ReasoningFormat>,
     calls: Option<&'static ToolCallSpec>,
@@ -29,8 +29,9 @@ pub struct Marked {
     early: Early,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum MarkedState {
+    #[default]
     Text,
     Reasoning,
     Call(Box<dyn CallParser>),
@@ -44,9 +45,8 @@ struct Early {
     /// As it was written, with the space in front.
     raw: String,
     pieces: Vec<Piece>,
-    num_calls: usize,
-    is_open: bool,
-    /// Of `raw`, `pieces` and `num_calls`, what belongs to complete calls.
+    calls: CallCount,
+    /// Of `raw`, `pieces` and the number of calls, what belongs to complete calls.
     done: (usize, usize, usize),
     /// The reasoning has been closed behind them.
     is_closed: bool,
@@ -59,25 +59,17 @@ impl Early {
 }
 
 impl Marked {
-    pub fn new(
-        output_markup: &OutputMarkup,
-        calls: Option<&'static ToolCallSpec>,
-        prompt_tail: &str,
-    ) -> Self {
-        let is_reasoning = output_markup.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
+    pub fn new(markup: &OutputMarkup, calls: Option<&'static ToolCallSpec>, prompt_tail: &str) -> Self {
+        let is_reasoning = markup.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
         let ends_with = |mark: &str| prompt_tail.trim_end().ends_with(mark);
-        let lead = output_markup.reasoning.and_then(|format| format.marks().lead);
+        let lead = markup.reasoning.and_then(|format| format.marks().lead);
         let mut marked = Self {
-            reasoning: output_markup.reasoning,
+            reasoning: markup.reasoning,
             calls,
             state: if is_reasoning { MarkedState::Reasoning } else { MarkedState::Text },
-            held: String::new(),
-            space: String::new(),
             is_fresh: true,
-            has_content: false,
-            has_markup: false,
             lead: lead.filter(|(tail, _)| ends_with(tail)).map(|(_, lead)| lead),
-            early: Early::default(),
+            ..Self::default()
         };
         // The prompt has begun what may be a call.
         if let Some(opener) = calls.and_then(|calls| calls.prompt_opener).filter(|opener| ends_with(opener)) {
@@ -93,28 +85,25 @@ impl Marked {
 
     /// Returns the markers that count in this state.
     fn markers(&self) -> impl Iterator<Item = &'static str> {
-        let in_reasoning = matches!(self.state, MarkedState::Reasoning);
-        let is_fresh = self.is_fresh;
+        let (in_reasoning, is_fresh) = (matches!(self.state, MarkedState::Reasoning), self.is_fresh);
         // An answer may end reasoning that nothing has opened, and open it twice.
         let is_end = in_reasoning || !self.has_content && is_fresh;
         let close = Some(self.close_marker()).filter(|close| is_end && !close.is_empty());
-        let followers =
-            self.reasoning.filter(|_| in_reasoning).map_or(&[][..], |format| format.marks().followers);
-        let text = self.reasoning.filter(|_| !in_reasoning);
-        let opens = self.reasoning.filter(|format| is_fresh || !in_reasoning && format.marks().is_anywhere);
-        let dropped = text.map_or(&[][..], |format| format.marks().dropped);
+        let lead = self.lead.filter(|_| !in_reasoning && is_fresh && !self.has_markup);
+        let marks = self.reasoning.map(ReasoningFormat::marks);
+        let opens = marks.filter(|marks| is_fresh || !in_reasoning && marks.is_anywhere);
+        let of_reasoning = marks.map(|marks| if in_reasoning { marks.followers } else { marks.dropped });
         // Inside reasoning, only calls whose end is marked.
         let calls = self.calls.filter(|calls| !in_reasoning || !calls.end.is_empty());
-        let unwritten = calls.map_or(&[][..], |calls| calls.unwritten_openers);
-        let lead = self.lead.filter(|_| !in_reasoning && is_fresh && !self.has_markup);
-        close
-            .into_iter()
-            .chain(lead)
-            .chain(followers.iter().chain(unwritten).copied())
-            .chain(opens.map_or(&[][..], |format| format.marks().opens).iter().copied())
-            .chain(dropped.iter().copied())
-            .chain(calls.map_or(&[][..], |calls| calls.openers).iter().copied())
-            .chain(calls.filter(|_| !in_reasoning).map_or(&[][..], |calls| calls.dropped).iter().copied())
+        let dropped = calls.filter(|_| !in_reasoning).map(|calls| calls.dropped);
+        let sets = [
+            of_reasoning,
+            opens.map(|marks| marks.opens),
+            calls.map(|calls| calls.unwritten_openers),
+            calls.map(|calls| calls.openers),
+            dropped,
+        ];
+        close.into_iter().chain(lead).chain(sets.into_iter().flatten().flatten().copied())
     }
 
     pub fn take(
@@ -218,9 +207,9 @@ impl Marked {
 
     fn take_early(&mut self, c: char, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
         let MarkedState::EarlyCall(reader) = &mut self.state else { return };
-        let Early { raw, pieces, num_calls, is_open, .. } = &mut self.early;
+        let Early { raw, pieces, calls, .. } = &mut self.early;
         raw.push(c);
-        let mut trial = PieceSink { tools: sink.tools, pieces, num_calls, is_open };
+        let mut trial = PieceSink { tools: sink.tools, pieces, calls };
         match reader.take(c, &mut trial) {
             Ok(ParserStep::More) => {
                 let close = self.close_marker();
@@ -232,7 +221,7 @@ impl Marked {
                 let len = self.early.raw.len() - rest.len();
                 self.early.raw.truncate(len);
                 todo.extend(rest.chars().rev());
-                self.early.done = (len, self.early.pieces.len(), self.early.num_calls);
+                self.early.done = (len, self.early.pieces.len(), self.early.calls.num);
                 self.state = MarkedState::Reasoning;
             }
             Err(_) => self.drop_early_call(true, todo, sink),
@@ -276,7 +265,7 @@ impl Marked {
     /// Emits the calls inside reasoning as calls, because the answer has ended behind them.
     fn take_early_calls(&mut self, sink: &mut PieceSink<'_>) {
         let (_, num_pieces, num_calls) = self.early.done;
-        let first = *sink.num_calls;
+        let first = sink.calls.num;
         for piece in self.early.pieces.drain(..num_pieces) {
             sink.pieces.push(match piece {
                 Piece::CallName { index, name, id } => Piece::CallName { index: index + first, name, id },
@@ -287,7 +276,7 @@ impl Marked {
                 text => text,
             });
         }
-        *sink.num_calls += num_calls;
+        sink.calls.num += num_calls;
         self.early = Early::default();
     }
 
@@ -308,10 +297,10 @@ impl Marked {
         sink: &mut PieceSink<'_>,
     ) -> Result<(), CallError> {
         let MarkedState::Call(reader) = &mut self.state else { return Ok(()) };
-        let num_calls = *sink.num_calls;
+        let num_calls = sink.calls.num;
         raw.push(c);
         let step = reader.take(c, sink);
-        if *sink.is_open || *sink.num_calls > num_calls {
+        if sink.calls.is_open || sink.calls.num > num_calls {
             raw.clear();
         }
         match step {
@@ -395,10 +384,10 @@ impl Marked {
     /// Ends an open call inside reasoning; it counts if it is complete.
     fn finish_early_call(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) {
         let MarkedState::EarlyCall(reader) = &mut self.state else { return };
-        let Early { raw, pieces, num_calls, is_open, done, .. } = &mut self.early;
-        let mut trial = PieceSink { tools: sink.tools, pieces, num_calls, is_open };
+        let Early { raw, pieces, calls, done, .. } = &mut self.early;
+        let mut trial = PieceSink { tools: sink.tools, pieces, calls };
         if reader.finish(is_cut, &mut trial).is_ok() {
-            *done = (raw.len(), pieces.len(), *num_calls);
+            *done = (raw.len(), pieces.len(), calls.num);
             self.state = MarkedState::Reasoning;
             return;
         }

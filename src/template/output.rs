@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::marked::Marked;
 use super::output_markup::OutputMarkup;
 use super::piece::{Piece, push_text};
-use super::tool_call::{CallError, Harmony, PieceSink, ToolCallFormat, ToolDefinitions};
+use super::tool_call::{CallCount, CallError, Harmony, PieceSink, ToolCallFormat, ToolDefinitions};
 
 /// A complete call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,8 +47,7 @@ pub struct OutputParser {
     machine: Machine,
     tools: ToolDefinitions,
     mode: Mode,
-    num_calls: usize,
-    is_open: bool,
+    calls: CallCount,
     /// The text of a call whose tool is not known yet, with the space before it.
     raw: String,
 }
@@ -76,15 +75,11 @@ impl OutputParser {
         let machine = match output_markup.protocol() {
             Some(protocol) => Machine::Harmony(Harmony::new(protocol, prompt_tail)),
             None => {
-                let calls = output_markup.tool_calls.filter(|_| !tools.is_empty());
-                Machine::Marked(Box::new(Marked::new(
-                    output_markup,
-                    calls.map(ToolCallFormat::row),
-                    prompt_tail,
-                )))
+                let calls = output_markup.tool_calls.filter(|_| !tools.is_empty()).map(ToolCallFormat::row);
+                Machine::Marked(Box::new(Marked::new(output_markup, calls, prompt_tail)))
             }
         };
-        Self { machine, tools, mode: Mode::Parsing, num_calls: 0, is_open: false, raw: String::new() }
+        Self { machine, tools, mode: Mode::Parsing, calls: CallCount::default(), raw: String::new() }
     }
 
     /// Takes the next text, split anywhere.
@@ -103,12 +98,7 @@ impl OutputParser {
             Mode::Verbatim => return push_text(pieces, false, c.encode_utf8(&mut [0; 4])),
             Mode::Discarding => return,
         }
-        let mut sink = PieceSink {
-            tools: &self.tools,
-            pieces,
-            num_calls: &mut self.num_calls,
-            is_open: &mut self.is_open,
-        };
+        let mut sink = PieceSink { tools: &self.tools, pieces, calls: &mut self.calls };
         let taken = match &mut self.machine {
             Machine::Marked(marked) => marked.take(c, &mut self.raw, todo, &mut sink),
             Machine::Harmony(harmony) => harmony.take(c, &mut sink),
@@ -138,12 +128,7 @@ impl OutputParser {
         if self.mode != Mode::Parsing {
             return pieces;
         }
-        let mut sink = PieceSink {
-            tools: &self.tools,
-            pieces: &mut pieces,
-            num_calls: &mut self.num_calls,
-            is_open: &mut self.is_open,
-        };
+        let mut sink = PieceSink { tools: &self.tools, pieces: &mut pieces, calls: &mut self.calls };
         let finished = match &mut self.machine {
             Machine::Marked(marked) => marked.finish(is_cut, &mut sink),
             Machine::Harmony(harmony) => harmony.finish(is_cut, &mut sink),
@@ -167,7 +152,7 @@ pub fn parse_answer(
     let mut parser = OutputParser::new(output_markup, tools, prompt_tail);
     let mut pieces = parser.push(text);
     pieces.extend(parser.finish_in_place(is_cut));
-    if parser.mode == Mode::Verbatim && parser.num_calls > 0 {
+    if parser.mode == Mode::Verbatim && parser.calls.num > 0 {
         return parse_answer(output_markup, &[], prompt_tail, text, is_cut);
     }
     let mut answer = collected(&pieces);

@@ -31,11 +31,7 @@ pub fn reasoning_names(source: &str) -> &'static [&'static str] {
     let reads =
         |name: &str| [".", "'", "\""].iter().any(|before| source.contains(&format!("{before}{name}")));
     let is_other = !reads("reasoning_content") && !reads("thinking") && reads("reasoning");
-    if is_other {
-        &["reasoning_content", "thinking", "reasoning"]
-    } else {
-        &["reasoning_content", "thinking"]
-    }
+    &["reasoning_content", "thinking", "reasoning"][..if is_other { 3 } else { 2 }]
 }
 
 fn message_json(message: &Message, reasoning_names: &[&str]) -> Json {
@@ -141,11 +137,7 @@ fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map
 /// reasoning and refuses both.
 pub fn move_content_to_reasoning(variables: &mut Map<String, Json>) -> bool {
     let mut changed = false;
-    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
-        let Some(members) = message.as_object_mut().filter(|members| members.contains_key("tool_calls"))
-        else {
-            continue;
-        };
+    for members in messages(variables).filter(|members| members.contains_key("tool_calls")) {
         let text = |name: &str| members.get(name).and_then(Json::as_str).filter(|text| !text.is_empty());
         if let (Some(thought), Some(content)) = (text("thinking"), text("content")) {
             let whole = json!(format!("{thought}\n\n{content}"));
@@ -156,6 +148,11 @@ pub fn move_content_to_reasoning(variables: &mut Map<String, Json>) -> bool {
         }
     }
     changed
+}
+
+fn messages(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map<String, Json>> {
+    let messages = variables.get_mut("messages").and_then(Json::as_array_mut);
+    messages.into_iter().flatten().filter_map(Json::as_object_mut)
 }
 
 /// Sets absent content to `None`, as in OpenAI's answers with calls. Some templates (DeepSeek R1's Llama distillations) test
@@ -170,21 +167,15 @@ fn set_empty_content(variables: &mut Map<String, Json>) -> bool {
 }
 
 fn fill_contents(variables: &mut Map<String, Json>, content: &Json) -> bool {
-    let mut changed = false;
-    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
-        if let Some(members) = message.as_object_mut().filter(|members| !members.contains_key("content")) {
-            members.insert("content".to_owned(), content.clone());
-            changed = true;
-        }
-    }
-    changed
+    let empty = messages(variables).filter(|members| !members.contains_key("content"));
+    empty.map(|members| members.insert("content".to_owned(), content.clone())).count() > 0
 }
 
 /// Turns the arguments of tool calls into JSON text, the form of OpenAI's wire format. Some templates (DeepSeek's,
 /// Functionary's) append them to a string and fail on the mapping that transformers asks for. Returns whether it changed any.
 pub fn spell_arguments_out(variables: &mut Map<String, Json>) -> bool {
     let mut changed = false;
-    for message in variables.get_mut("messages").and_then(Json::as_array_mut).into_iter().flatten() {
+    for message in messages(variables) {
         for call in message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten() {
             if let Some(arguments) = call.pointer_mut("/function/arguments").filter(|value| value.is_object())
                 && let Ok(text) = python::dumps(arguments)

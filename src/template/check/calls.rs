@@ -36,14 +36,9 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> CheckResult {
     let empty = Some(Content::Text(String::new()));
     let [absent, empty] = [None, empty].map(|content| {
         let message = Message { content, ..calls(wanted.iter().cloned()) };
-        printed_turn(subject, message).map(|turn| compared(subject, wanted, &turn))
+        let finding = printed_turn(subject, message).map(|turn| compared(subject, wanted, &turn));
+        finding.unwrap_or_else(Finding::from)
     });
-    let finding = |turn: Result<Result<(), String>, CheckError>| match turn {
-        Ok(Ok(())) => Finding::ok("the same calls come back"),
-        Ok(Err(why)) => Finding::fail(why),
-        Err(trouble) => Finding::from(trouble),
-    };
-    let (absent, empty) = (finding(absent), finding(empty));
     let one_is_ok = absent.verdict == CheckVerdict::Ok || empty.verdict == CheckVerdict::Ok;
     Ok(match (absent.verdict > empty.verdict, one_is_ok) {
         (_, true) if absent.verdict == empty.verdict => absent,
@@ -59,7 +54,7 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> CheckResult {
 }
 
 /// Compares the calls parsed from a turn with those expected.
-fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Result<(), String> {
+fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Finding {
     let PrintedTurn { tail, turn } = turn;
     let answer = parse_answer(&subject.output_markup, &tools(), tail, turn, false);
     let found: Vec<(String, Value)> = answer
@@ -70,10 +65,10 @@ fn compared(subject: &Subject, wanted: &[ToolCall], turn: &PrintedTurn) -> Resul
     let wanted: Vec<(String, Value)> =
         wanted.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect();
     if found == wanted {
-        return Ok(());
+        return Finding::ok("the same calls come back");
     }
     let names = wanted.iter().filter(|(name, _)| turn.contains(name.as_str())).count();
-    Err(match found.is_empty() {
+    Finding::fail(match found.is_empty() {
         _ if names == 0 => "the calls of an earlier answer are not printed".to_owned(),
         true => format!("no call is found in {}", quoted(turn)),
         false => format!("{} come back as {}", shown(&wanted), shown(&found)),

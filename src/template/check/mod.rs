@@ -90,12 +90,7 @@ pub enum CheckVerdict {
 
 impl CheckVerdict {
     pub fn word(self) -> &'static str {
-        match self {
-            CheckVerdict::Skipped => "skipped",
-            CheckVerdict::Ok => "ok",
-            CheckVerdict::Warning => "warning",
-            CheckVerdict::Fail => "fail",
-        }
+        ["skipped", "ok", "warning", "fail"][self as usize]
     }
 }
 
@@ -137,6 +132,10 @@ impl Finding {
 
     fn skipped(reason: impl Into<String>) -> Self {
         Self::new(CheckVerdict::Skipped, reason)
+    }
+
+    fn with(self, detail: Value) -> Self {
+        Self { detail, ..self }
     }
 }
 
@@ -204,20 +203,13 @@ const CHECKS: [(&str, Judge); 25] = [
 
 /// Checks a template, be it one that does not compile: then that is the only finding.
 pub fn check(subject: Result<&Subject, &TemplateError>) -> Vec<Check> {
-    let named = |name, finding: Finding| {
-        let Finding { verdict, reason, detail } = finding;
-        Check { name, verdict, reason, detail }
+    let named = |name, Finding { verdict, reason, detail }| Check { name, verdict, reason, detail };
+    let subject = match subject {
+        Err(error) => return vec![named("syntax", Finding::fail(error.to_string()))],
+        Ok(subject) => subject,
     };
-    match subject {
-        Err(error) => vec![named("syntax", Finding::fail(error.to_string()))],
-        Ok(subject) => {
-            let run = |(name, judge): (_, Judge)| named(name, judge(subject).unwrap_or_else(Finding::from));
-            [named("syntax", Finding::ok("compiles"))]
-                .into_iter()
-                .chain(CHECKS.into_iter().map(run))
-                .collect()
-        }
-    }
+    let run = |(name, judge): (_, Judge)| named(name, judge(subject).unwrap_or_else(Finding::from));
+    [named("syntax", Finding::ok("compiles"))].into_iter().chain(CHECKS.into_iter().map(run)).collect()
 }
 
 /// The time that templates see, unless a check is about it.
@@ -254,14 +246,10 @@ impl Subject {
             },
             ..shown.accommodation()
         };
-        let shown_calls = if accommodation.spells_tools {
-            Some(ToolCallFormat::Generic)
-        } else {
-            shown.output_markup.tool_calls
-        };
+        let generic = accommodation.spells_tools.then_some(ToolCallFormat::Generic);
         let output_markup = OutputMarkup {
             reasoning: output_markup.reasoning.or(shown.output_markup.reasoning),
-            tool_calls: output_markup.tool_calls.or(shown_calls),
+            tool_calls: output_markup.tool_calls.or(generic).or(shown.output_markup.tool_calls),
         };
         Ok(Self { template, shown, output_markup, accommodation, tokenizer, session, end_of_generation, bos })
     }
@@ -297,20 +285,13 @@ impl Subject {
     /// # Errors
     /// [`CheckError::Skipped`] without a format.
     fn calls(&self) -> Result<ToolCallFormat, CheckError> {
-        let none = CheckError::Skipped("the template shows no format for calls");
-        self.output_markup.tool_calls.ok_or(none)
+        self.output_markup.tool_calls.ok_or(CheckError::Skipped("the template shows no format for calls"))
     }
 
     /// # Errors
     /// [`CheckError::Skipped`] without a format.
     fn reasoning(&self) -> Result<ReasoningFormat, CheckError> {
-        let none = CheckError::Skipped("the template shows no markup for reasoning");
-        self.output_markup.reasoning.ok_or(none)
-    }
-
-    /// Returns the ids of a whole prompt.
-    fn ids(&self, text: &str) -> Result<Vec<u32>, CheckError> {
-        self.encode(text, true)
+        self.output_markup.reasoning.ok_or(CheckError::Skipped("the template shows no markup for reasoning"))
     }
 
     /// Returns the text of ids for messages.
@@ -325,7 +306,7 @@ impl Subject {
         quoted(&text)
     }
 
-    /// Returns the name of the units of [`Self::ids`].
+    /// Returns the name of the units of [`Self::encode`].
     fn unit(&self) -> &'static str {
         if self.tokenizer.is_some() { "token" } else { "character" }
     }

@@ -20,14 +20,16 @@ const AROUND: usize = 8;
 
 /// Three turns of text. The reasoning of the answers, if any, is not sent back.
 pub fn plain(subject: &Subject) -> CheckResult {
-    let turns = || [question(0), answer(0), question(1), answer(1), question(2)];
-    in_all_modes(subject, &talk(turns()), &talk([Message::system(SYSTEM)].into_iter().chain(turns())))
+    with_and_without_system(subject, || [question(0), answer(0), question(1), answer(1), question(2)])
 }
 
 /// Three turns whose answers come back with their reasoning.
 pub fn with_reasoning(subject: &Subject) -> CheckResult {
     subject.reasoning()?;
-    let turns = || [question(0), thoughtful(0), question(1), thoughtful(1), question(2)];
+    with_and_without_system(subject, || [question(0), thoughtful(0), question(1), thoughtful(1), question(2)])
+}
+
+fn with_and_without_system(subject: &Subject, turns: fn() -> [Message; 5]) -> CheckResult {
     in_all_modes(subject, &talk(turns()), &talk([Message::system(SYSTEM)].into_iter().chain(turns())))
 }
 
@@ -35,19 +37,15 @@ pub fn with_reasoning(subject: &Subject) -> CheckResult {
 pub fn after_tools(subject: &Subject) -> CheckResult {
     subject.calls()?;
     let called = |city: &str| calls([call(0, TOOL, json!({"city": city}))]);
-    let turns = |calls: [Message; 2]| {
-        let [first, second] = calls;
-        let results = [result(0, TOOL, RESULT), result(0, TOOL, "a calm")];
-        let [one, two] = results;
+    let turns = |[first, second]: [Message; 2]| {
+        let [one, two] = [RESULT, "a calm"].map(|text| result(0, TOOL, text));
         talk_with_tools([question(0), first, one, second, two, answer(0), question(1)])
     };
     let thought = |call: Message| Message { reasoning: Some("Look it up".to_owned()), ..call };
     let silent = turns([called("Bergen"), called("Bodø")]);
     let thinking = turns([thought(called("Bergen")), thought(called("Bodø"))]);
-    match subject.output_markup.reasoning {
-        None => in_all_modes(subject, &silent, &silent),
-        Some(_) => in_all_modes(subject, &silent, &thinking),
-    }
+    let second = if subject.output_markup.reasoning.is_some() { &thinking } else { &silent };
+    in_all_modes(subject, &silent, second)
 }
 
 /// The worst finding of two conversations in every mode of thinking. One that the template refuses to hold a system prompt is
@@ -112,7 +110,7 @@ fn resumed(subject: &Subject, conversation: &Conversation) -> CheckResult {
     for (n, &end) in ends.iter().enumerate() {
         let messages = conversation.messages[..end].to_vec();
         let asked = Conversation { messages, ..conversation.clone() };
-        let as_text = subject.ids(&subject.prompt(&asked)?)?;
+        let as_text = subject.encode(&subject.prompt(&asked)?, true)?;
         in_text = in_text.or_else(|| Break::find(subject, n + 1, &text, &as_text));
         text = as_text;
         let arranged = subject.accommodation.arrange(&asked);
@@ -129,17 +127,12 @@ fn resumed(subject: &Subject, conversation: &Conversation) -> CheckResult {
     Ok(judged(subject, ends.len(), in_text, in_session))
 }
 
-fn judged(
-    subject: &Subject,
-    num_prompts: usize,
-    in_text: Option<Break>,
-    in_session: Option<Break>,
-) -> Finding {
+fn judged(subject: &Subject, num_prompts: usize, text: Option<Break>, session: Option<Break>) -> Finding {
     let detail = json!({
-        "text": in_text.as_ref().map(|found| found.json(subject)),
-        "session": in_session.as_ref().map(|found| found.json(subject)),
+        "text": text.as_ref().map(|found| found.json(subject)),
+        "session": session.as_ref().map(|found| found.json(subject)),
     });
-    let finding = match (in_text, in_session) {
+    let finding = match (text, session) {
         (None, None) => {
             Finding::ok(format!("each of {num_prompts} prompts begins with the one before it and its answer"))
         }
@@ -153,5 +146,5 @@ fn judged(
         )),
         (Some(found), Some(_)) => Finding::fail(format!("{}, in sessions too", found.said(subject))),
     };
-    Finding { detail, ..finding }
+    finding.with(detail)
 }

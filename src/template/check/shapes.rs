@@ -1,6 +1,6 @@
 //! Checks which kinds of messages a template prints, refuses, or silently leaves out.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::matrix::{
     ANSWERS, DESCRIPTION, QUESTIONS, RESULT, SYSTEM, THOUGHTS, TOOL, answer, call, calls, in_parts, question,
@@ -28,8 +28,8 @@ fn seen(format: &str, sign: Sign, more: &str) -> Finding {
         0 => "in what the template prints".to_owned(),
         line => format!("in template line {line}"),
     };
-    let finding = Finding::ok(format!("{format}: {} {place}{more}", quoted(sign.text)));
-    Finding { detail: json!({"format": format, "sign": sign.text, "line": sign.line}), ..finding }
+    let detail = json!({"format": format, "sign": sign.text, "line": sign.line});
+    Finding::ok(format!("{format}: {} {place}{more}", quoted(sign.text))).with(detail)
 }
 
 /// Reports the tool-call format that the template shows and the evidence, or the one that llmctl asks for instead.
@@ -43,23 +43,18 @@ pub fn tool_format(subject: &Subject) -> CheckResult {
                 (false, Some(_)) => "the template shows calls, and no tools",
                 (true, _) => "the template shows tools, and no calls in a format that llmctl knows",
             };
-            let finding =
-                Finding::ok(format!("generic: {why}; llmctl describes tools and asks for calls in JSON"));
-            Finding { detail: json!({"format": format.name()}), ..finding }
+            let reason = format!("generic: {why}; llmctl describes tools and asks for calls in JSON");
+            Finding::ok(reason).with(json!({"format": format.name()}))
         }
         (_, None) => Finding::ok(format!("{format}, as asked for")),
         (_, Some(CallEvidence { sign, is_printed })) => {
             let more =
                 if is_printed { ", and a call that it prints reads back" } else { "; it prints no calls" };
-            let finding = seen(format.name(), sign, more);
-            Finding { detail: with(finding.detail, "prints_calls", is_printed), ..finding }
+            let mut finding = seen(format.name(), sign, more);
+            finding.detail["prints_calls"] = is_printed.into();
+            finding
         }
     })
-}
-
-fn with(mut detail: Value, name: &str, value: bool) -> Value {
-    detail[name] = value.into();
-    detail
 }
 
 /// The prompt of a conversation holds all these words.
@@ -179,17 +174,14 @@ pub fn reasoning_in_history(subject: &Subject) -> CheckResult {
     let text = subject.prompt(&talk([question(0), inline, question(1)]))?;
     let last = subject.history(&talk([question(0), thoughtful(0)]))?.contains(THOUGHTS[0]);
     let reason = format!("reasoning of earlier turns is {}{within}", word(earlier));
-    if !earlier && !last && in_loop != Some(true) {
-        let detail = json!({"format": format.name(), "earlier_turns": false, "between_calls": in_loop});
-        let finding = Finding::warning("no reasoning that comes with a message is shown, of no turn");
-        return Ok(Finding { detail, ..finding });
-    }
-    let detail = json!({"format": format.name(), "earlier_turns": earlier, "between_calls": in_loop});
-    // Clients that do not know of reasoning send it back as part of the content.
-    let finding = if !open.is_empty() && text.contains(THOUGHTS[0]) && !earlier {
+    let is_inline = !open.is_empty() && text.contains(THOUGHTS[0]) && !earlier;
+    let finding = if !earlier && !last && in_loop != Some(true) {
+        Finding::warning("no reasoning that comes with a message is shown, of no turn")
+    } else if is_inline {
+        // Clients that do not know of reasoning send it back as part of the content.
         Finding::ok(format!("{reason}; what a client sends back inside the content stays"))
     } else {
         Finding::ok(reason)
     };
-    Ok(Finding { detail, ..finding })
+    Ok(finding.with(json!({"format": format.name(), "earlier_turns": earlier, "between_calls": in_loop})))
 }

@@ -13,14 +13,11 @@ use crate::{Conversation, DateTime};
 pub fn plain_question(subject: &Subject) -> CheckResult {
     match subject.prompt(&talk([question(0)])) {
         Ok(text) if text.contains(QUESTIONS[0]) => {
-            let ids = subject.ids(&text)?;
+            let ids = subject.encode(&text, true)?;
             Ok(Finding::ok(format!("{} {}s: {}", ids.len(), subject.unit(), quoted(&text))))
         }
         Ok(text) => Ok(Finding::fail(format!("the question is not in the prompt: {}", quoted(&text)))),
-        Err(trouble) => {
-            let finding = Finding::from(trouble);
-            Ok(Finding { verdict: CheckVerdict::Fail, ..finding })
-        }
+        Err(trouble) => Ok(Finding { verdict: CheckVerdict::Fail, ..Finding::from(trouble) }),
     }
 }
 
@@ -39,7 +36,7 @@ pub fn bos(subject: &Subject) -> CheckResult {
             (false, false) => Finding::ok("the template writes none; the tokenizer decides"),
         });
     };
-    let ids = subject.ids(&text)?;
+    let ids = subject.encode(&text, true)?;
     let count = ids.iter().take_while(|&&id| Some(id) == tokenizer.bos()).count();
     let by = match (writes, tokenizer.adds_bos()) {
         (true, true) => "written by the template and asked for by the tokenizer, and put in front once",
@@ -56,7 +53,7 @@ pub fn bos(subject: &Subject) -> CheckResult {
         0 | 1 => Finding::ok(format!("{}: {by}", quoted(bos))),
         _ => Finding::fail(format!("{} stands {count} times in front of the prompt", quoted(bos))),
     };
-    Ok(Finding { detail, ..finding })
+    Ok(finding.with(detail))
 }
 
 /// The prompt ends where history has the answer.
@@ -93,7 +90,7 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> CheckResult {
     if asked_for == printed {
         return Ok(Finding::ok(format!("add_generation_prompt adds {added}")));
     }
-    let finding = match printed.strip_prefix(asked_for) {
+    Ok(match printed.strip_prefix(asked_for) {
         Some(missing) if has_effect || is_markup(subject, missing) => Finding::ok(format!(
             "add_generation_prompt adds {added}; the model writes {} itself",
             quoted(missing)
@@ -107,8 +104,7 @@ fn place_of_answer(subject: &Subject, asked: &Conversation) -> CheckResult {
             quoted(tail(asked_for)),
             quoted(tail(printed))
         )),
-    };
-    Ok(finding)
+    })
 }
 
 /// Returns whether a text consists of the format's markers alone.
@@ -157,15 +153,12 @@ fn ends_with_token(subject: &Subject, what: &str, places: &[(&str, Option<String
         if let Some(&id) = ids.iter().find(|id| subject.end_of_generation.contains(id)) {
             let name = tokenizer.name(id).unwrap_or_default();
             let finding = Finding::ok(format!("{} ({id}) ends {what}{note}", quoted(name)));
-            return Ok(Finding { detail: json!({"id": id, "token": name}), ..finding });
+            return Ok(finding.with(json!({"id": id, "token": name})));
         }
         printed.get_or_insert_with(|| text.clone());
     }
-    let ends: Vec<String> = subject
-        .end_of_generation
-        .iter()
-        .map(|&id| format!("{} ({id})", tokenizer.name(id).unwrap_or("no token")))
-        .collect();
+    let named = |&id| format!("{} ({id})", tokenizer.name(id).unwrap_or("no token"));
+    let ends: Vec<String> = subject.end_of_generation.iter().map(named).collect();
     let ends = if ends.is_empty() { "nothing".to_owned() } else { ends.join(", ") };
     Ok(match printed {
         None => Finding::fail(format!("{what} is not in the history")),
@@ -182,16 +175,13 @@ pub fn clock(subject: &Subject) -> CheckResult {
     let now = at(NOW)?;
     let (later, tomorrow) =
         (at(DateTime { hour: NOW.hour + 1, ..NOW })?, at(DateTime { day: NOW.day + 1, ..NOW })?);
-    let verdict = match (now == later, now == tomorrow) {
-        (false, _) => (
-            CheckVerdict::Warning,
+    Ok(match (now == later, now == tomorrow) {
+        (false, _) => Finding::warning(
             "prints the time of day: prompts of different conversations share nothing behind it; one conversation keeps its own",
         ),
-        (true, false) => (
-            CheckVerdict::Ok,
+        (true, false) => Finding::ok(
             "prints the date: prompts of different days share nothing behind it; one conversation keeps its own",
         ),
-        (true, true) => (CheckVerdict::Ok, "prompts do not depend on the time"),
-    };
-    Ok(Finding::new(verdict.0, verdict.1))
+        (true, true) => Finding::ok("prompts do not depend on the time"),
+    })
 }

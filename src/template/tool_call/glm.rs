@@ -164,7 +164,7 @@ impl CallParser for GlmCall {
                 self.writer.end(sink);
                 Ok(())
             }
-            GlmState::Between if *sink.num_calls > 0 => Ok(()),
+            GlmState::Between if sink.calls.num > 0 => Ok(()),
             GlmState::Value if self.held.trim_end().ends_with(self.marks.tagging.behind_value) => {
                 self.held = format!("{}{}", self.held.trim_end(), self.marks.tagging.end);
                 self.take_value(sink).map(drop)

@@ -21,8 +21,9 @@ const CHANNEL: &str = "<|channel|>";
 const START: &str = "<|start|>";
 
 /// The two ways of writing messages with headers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Protocol {
+    #[default]
     Harmony,
     Atem,
 }
@@ -56,8 +57,9 @@ pub const ATEM_TAGS: Tags = Tags {
 /// Every marker, for tokenizers that have them as special tokens.
 pub const MARKUP: &[&str] = &[START, CHANNEL, MESSAGE, "<|end|>", "<|return|>", "<|call|>", "<|constrain|>"];
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Body {
+    #[default]
     Content,
     Reasoning,
     /// Arguments; no scanner when they are complete.
@@ -67,7 +69,7 @@ enum Body {
 }
 
 /// Takes the messages of one answer apart.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Harmony {
     protocol: Protocol,
     /// The header so far, when inside one.
@@ -85,16 +87,7 @@ pub struct Harmony {
 
 impl Harmony {
     pub fn new(protocol: Protocol, prompt_tail: &str) -> Self {
-        let mut harmony = Self {
-            protocol,
-            header: None,
-            body: Body::Content,
-            held: String::new(),
-            space: String::new(),
-            is_fresh: false,
-            has_content: false,
-            has_reasoning: false,
-        };
+        let mut harmony = Self { protocol, ..Self::default() };
         if let Some((_, open)) = prompt_tail.rsplit_once(START) {
             match open.split_once(MESSAGE) {
                 None => harmony.header = Some(open.to_owned()),

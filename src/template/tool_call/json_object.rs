@@ -324,7 +324,7 @@ impl JsonCalls {
     fn take_inside(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
         let object = self.object.as_mut().ok_or(CallError::Malformed)?;
         object.take(c, sink).map_err(|broken| match broken {
-            CallError::Malformed if self.is_bare && !*sink.is_open => CallError::NotACall,
+            CallError::Malformed if self.is_bare && !sink.calls.is_open => CallError::NotACall,
             broken => broken,
         })?;
         if object.is_closed() {
@@ -397,7 +397,7 @@ impl CallParser for JsonCalls {
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         match self.place {
-            ListState::Inside if self.is_bare && !*sink.is_open => {
+            ListState::Inside if self.is_bare && !sink.calls.is_open => {
                 let name = self.object.as_ref().and_then(|object| object.name.as_deref());
                 Err(if name.is_some_and(|name| sink.tools.get(name).is_some()) {
                     CallError::Malformed

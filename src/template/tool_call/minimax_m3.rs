@@ -83,7 +83,7 @@ impl CallParser for M3Calls {
     }
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        let is_whole = self.place == MiniMaxState::Between && *sink.num_calls > 0 && !is_cut;
+        let is_whole = self.place == MiniMaxState::Between && sink.calls.num > 0 && !is_cut;
         if is_whole { Ok(()) } else { Err(CallError::Malformed) }
     }
 }

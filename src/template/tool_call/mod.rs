@@ -118,10 +118,16 @@ pub(super) enum ParserStep {
 pub(super) struct PieceSink<'a> {
     pub tools: &'a ToolDefinitions,
     pub pieces: &'a mut Vec<Piece>,
-    /// Calls named so far in this answer.
-    pub num_calls: &'a mut usize,
-    /// A call is named and not ended.
-    pub is_open: &'a mut bool,
+    pub calls: &'a mut CallCount,
+}
+
+/// The calls of an answer so far.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CallCount {
+    /// Calls that are named.
+    pub num: usize,
+    /// The last one is not ended.
+    pub is_open: bool,
 }
 
 impl PieceSink<'_> {
@@ -144,9 +150,9 @@ impl PieceSink<'_> {
 
     /// Begins a call of a tool that may not have been given.
     pub fn any_name(&mut self, name: &str) {
-        self.pieces.push(Piece::CallName { index: *self.num_calls, name: name.to_owned(), id: None });
-        *self.num_calls += 1;
-        *self.is_open = true;
+        self.pieces.push(Piece::CallName { index: self.calls.num, name: name.to_owned(), id: None });
+        self.calls.num += 1;
+        self.calls.is_open = true;
     }
 
     /// Passes on JSON text of the call's arguments.
@@ -154,7 +160,7 @@ impl PieceSink<'_> {
         if fragment.is_empty() {
             return;
         }
-        let index = *self.num_calls - 1;
+        let index = self.calls.num - 1;
         if let Some(Piece::CallArguments { index: last, fragment: text }) = self.pieces.last_mut()
             && *last == index
         {
@@ -166,13 +172,13 @@ impl PieceSink<'_> {
 
     /// The call is complete.
     pub fn end(&mut self) {
-        self.pieces.push(Piece::CallEnd { index: *self.num_calls - 1 });
-        *self.is_open = false;
+        self.pieces.push(Piece::CallEnd { index: self.calls.num - 1 });
+        self.calls.is_open = false;
     }
 
     /// As [`Self::end`], if a call is open.
     pub fn end_open(&mut self) {
-        if *self.is_open {
+        if self.calls.is_open {
             self.end();
         }
     }

@@ -124,7 +124,7 @@ impl CallParser for NamedJson {
                 sink.end();
                 Ok(())
             }
-            NamedJsonState::Between if *sink.num_calls > 0 => Ok(()),
+            NamedJsonState::Between if sink.calls.num > 0 => Ok(()),
             _ => Err(CallError::Malformed),
         }
     }

@@ -289,7 +289,7 @@ impl XmlCalls {
     }
 
     fn end_open(&mut self, sink: &mut PieceSink<'_>) {
-        if *sink.is_open {
+        if sink.calls.is_open {
             self.writer.end(sink);
         }
     }
@@ -325,7 +325,7 @@ impl CallParser for XmlCalls {
             },
             _ => false,
         };
-        if !is_whole || (is_cut && *sink.is_open) {
+        if !is_whole || (is_cut && sink.calls.is_open) {
             return Err(CallError::Malformed);
         }
         self.end_open(sink);
