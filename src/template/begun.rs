@@ -18,7 +18,7 @@ impl OutputMarkup {
 
     fn begun_text(&self, prompt_tail: &str, reasoning: &str, content: &str) -> String {
         let Some(format) = self.reasoning else { return content.to_owned() };
-        let marks = format.marks();
+        let marks = format.row();
         let closing = marks.closing.unwrap_or(marks.close);
         let lead = marks.lead.filter(|(end, _)| prompt_tail.ends_with(end)).map_or("", |(_, text)| text);
         let opening = match self.may_reason(prompt_tail) {

@@ -46,11 +46,12 @@ pub struct RenderOptions {
 }
 
 /// A compiled chat template. Cloning shares it.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct ChatTemplate {
     inner: Arc<CompiledTemplate>,
 }
 
+#[derive(Debug)]
 struct CompiledTemplate {
     env: Environment<'static>,
     specials: Map<String, Json>,
@@ -59,19 +60,13 @@ struct CompiledTemplate {
     reasoning_names: &'static [&'static str],
 }
 
-impl std::fmt::Debug for ChatTemplate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ChatTemplate").field("source_bytes", &self.inner.source.len()).finish_non_exhaustive()
-    }
-}
-
 impl ChatTemplate {
     /// Compiles a template.
     ///
     /// # Errors
     /// `Syntax` with the line at fault, `TooExpensive` when the source itself is beyond a bound.
     pub fn new(source: &str, specials: SpecialTokens) -> Result<Self, TemplateError> {
-        let env = compile(source, source::chat_syntax()?, UndefinedBehavior::Lenient)?;
+        let env = compile(source, source::syntax(true)?, UndefinedBehavior::Lenient)?;
         let inner = CompiledTemplate {
             env,
             specials: special_variables(specials),

@@ -62,7 +62,7 @@ impl Marked {
     pub fn new(markup: &OutputMarkup, calls: Option<&'static ToolCallSpec>, prompt_tail: &str) -> Self {
         let is_reasoning = markup.reasoning.is_some_and(|format| format.is_open_in(prompt_tail));
         let ends_with = |mark: &str| prompt_tail.trim_end().ends_with(mark);
-        let lead = markup.reasoning.and_then(|format| format.marks().lead);
+        let lead = markup.reasoning.and_then(|format| format.row().lead);
         let mut marked = Self {
             reasoning: markup.reasoning,
             calls,
@@ -80,7 +80,7 @@ impl Marked {
 
     /// Returns what closes the reasoning; empty without reasoning.
     fn close_marker(&self) -> &'static str {
-        self.reasoning.map_or("", |format| format.marks().close)
+        self.reasoning.map_or("", |format| format.row().close)
     }
 
     /// Returns the markers that count in this state.
@@ -90,7 +90,7 @@ impl Marked {
         let is_end = in_reasoning || !self.has_content && is_fresh;
         let close = Some(self.close_marker()).filter(|close| is_end && !close.is_empty());
         let lead = self.lead.filter(|_| !in_reasoning && is_fresh && !self.has_markup);
-        let marks = self.reasoning.map(ReasoningFormat::marks);
+        let marks = self.reasoning.map(ReasoningFormat::row);
         let opens = marks.filter(|marks| is_fresh || !in_reasoning && marks.is_anywhere);
         let of_reasoning = marks.map(|marks| if in_reasoning { marks.followers } else { marks.dropped });
         // Inside reasoning, only calls whose end is marked.
@@ -160,7 +160,7 @@ impl Marked {
         let is_call = self.calls.is_some_and(|calls| {
             calls.openers.contains(&marker) || calls.unwritten_openers.contains(&marker)
         });
-        let is_open = self.reasoning.is_some_and(|format| format.marks().opens.contains(&marker));
+        let is_open = self.reasoning.is_some_and(|format| format.row().opens.contains(&marker));
         if matches!(self.state, MarkedState::Reasoning) {
             match (is_call, is_open) {
                 (true, _) => self.begin_early(marker),

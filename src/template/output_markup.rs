@@ -39,13 +39,13 @@ impl OutputMarkup {
     /// Returns the marker that will close the reasoning that the end of a prompt has opened. `None` if it has opened none.
     pub fn open_reasoning(&self, prompt_tail: &str) -> Option<&'static str> {
         let format = self.reasoning.filter(|format| format.is_open_in(prompt_tail))?;
-        Some(format.marks().close)
+        Some(format.row().close)
     }
 
     /// Returns what opens and closes the reasoning that an answer may begin with, if the prompt has neither opened nor closed it
     /// already. `None` for messages with headers.
     pub fn may_reason(&self, prompt_tail: &str) -> Option<(&'static str, &'static str)> {
-        let marks = self.reasoning.filter(|format| !format.is_open_in(prompt_tail))?.marks();
+        let marks = self.reasoning.filter(|format| !format.is_open_in(prompt_tail))?.row();
         let open = *marks.opens.first().filter(|_| marks.protocol.is_none())?;
         (!prompt_tail.trim_end().ends_with(marks.close)).then_some((open, marks.close))
     }
@@ -55,7 +55,7 @@ impl OutputMarkup {
     pub fn markers(&self) -> Vec<&'static str> {
         let mut markup = Vec::new();
         if let Some(format) = self.reasoning {
-            let marks = format.marks();
+            let marks = format.row();
             // A channel's name is no part of its token.
             markup.extend(marks.opens.iter().filter(|open| open.ends_with(['>', ']'])));
             markup.extend([marks.close].into_iter().filter(|close| !close.is_empty()));

@@ -236,8 +236,13 @@ fn system_messages(template: &ChatTemplate) -> SystemMessages {
     let mut takes =
         with_tools.filter(|&tools| rendered(template, &conversation([question()], tools), true).is_ok());
     let Some(has_tools) = takes.next() else { return SystemMessages::Printed };
-    match rendered(template, &conversation([Message::system(SYSTEM), question()], has_tools), true) {
-        Ok(text) if text.contains(SYSTEM) => SystemMessages::Printed,
+    shows(template, &conversation([Message::system(SYSTEM), question()], has_tools), SYSTEM)
+}
+
+/// What a template does with the system message of this text in a conversation.
+fn shows(template: &ChatTemplate, asked: &Conversation, system: &str) -> SystemMessages {
+    match rendered(template, asked, true) {
+        Ok(text) if text.contains(system) => SystemMessages::Printed,
         Ok(_) => SystemMessages::Dropped,
         Err(_) => SystemMessages::Refused,
     }
@@ -263,11 +268,7 @@ fn later_system_messages(template: &ChatTemplate) -> SystemMessages {
     let tried = [2, 3, 4].map(|at| {
         let mut messages = asked.clone();
         messages.insert(at, Message::system(LATER_SYSTEM));
-        match rendered(template, &conversation(messages, false), true) {
-            Ok(text) if text.contains(LATER_SYSTEM) => SystemMessages::Printed,
-            Ok(_) => SystemMessages::Dropped,
-            Err(_) => SystemMessages::Refused,
-        }
+        shows(template, &conversation(messages, false), LATER_SYSTEM)
     });
     tried.into_iter().rfind(|system| *system != SystemMessages::Printed).unwrap_or_default()
 }

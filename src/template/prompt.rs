@@ -12,6 +12,7 @@ use super::clock::DateTime;
 use super::{TemplateError, environment, source};
 
 /// A compiled prompt file.
+#[derive(Debug)]
 pub struct PromptTemplate {
     env: Environment<'static>,
     variables: BTreeSet<String>,
@@ -25,19 +26,13 @@ pub struct RenderedPrompt {
     pub unused: Vec<String>,
 }
 
-impl std::fmt::Debug for PromptTemplate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PromptTemplate").field("variables", &self.variables).finish_non_exhaustive()
-    }
-}
-
 impl PromptTemplate {
     /// Compiles a prompt file's text. Text without tags is a template too, and renders to itself.
     ///
     /// # Errors
     /// `Syntax` with the line at fault, `TooExpensive` when the text itself is beyond a bound.
     pub fn new(text: &str) -> Result<Self, TemplateError> {
-        let env = environment::compile(text, source::prompt_syntax()?, UndefinedBehavior::Strict)?;
+        let env = environment::compile(text, source::syntax(false)?, UndefinedBehavior::Strict)?;
         let mut variables: BTreeSet<String> = BTreeSet::new();
         for (_, template) in env.templates() {
             variables.extend(template.undeclared_variables(false));

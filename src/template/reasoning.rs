@@ -224,10 +224,6 @@ const ALL_LINE: Markers = Markers {
 const TURN_MARKS: [&str; 8] = ["<|", "|>", "<｜", "｜>", "[/", "_of_turn>", "<turn|>", "<seed:"];
 
 impl ReasoningFormat {
-    pub(super) fn marks(self) -> &'static Markers {
-        self.row()
-    }
-
     /// Returns the text that makes a model stop thinking. `None` if the markup needs more than an end.
     pub fn closing(self) -> Option<&'static str> {
         self.row().closing
@@ -236,7 +232,7 @@ impl ReasoningFormat {
     /// Returns whether the end of a prompt has opened reasoning and not closed it. A turn header behind the opening means that
     /// the opening is part of an earlier message.
     pub(super) fn is_open_in(self, prompt_tail: &str) -> bool {
-        let marks = self.marks();
+        let marks = self.row();
         let opened = marks.opens.iter().filter_map(|open| Some(prompt_tail.rfind(open)? + open.len())).max();
         let Some(inside) = opened.and_then(|at| prompt_tail.get(at..)) else { return false };
         !inside.contains(marks.close) && !TURN_MARKS.iter().any(|mark| inside.contains(mark))

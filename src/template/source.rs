@@ -21,17 +21,9 @@ const MAX_ELIFS: usize = 400;
 /// Bytes that one constant expression may fold to.
 const MAX_FOLDED_BYTES: u64 = 1 << 20;
 
-/// Returns the syntax of chat templates: block tags eat the newline after them and the blanks before them.
-pub(super) fn chat_syntax() -> Result<SyntaxConfig, TemplateError> {
-    syntax(true)
-}
-
-/// Prompt files keep all of their text.
-pub(super) fn prompt_syntax() -> Result<SyntaxConfig, TemplateError> {
-    syntax(false)
-}
-
-fn syntax(chat: bool) -> Result<SyntaxConfig, TemplateError> {
+/// Returns the syntax of chat templates, whose block tags eat the newline after them and the blanks before them, or of prompt
+/// files, which keep all of their text.
+pub(super) fn syntax(chat: bool) -> Result<SyntaxConfig, TemplateError> {
     let config =
         SyntaxConfig::builder().trim_blocks(chat).lstrip_blocks(chat).keep_trailing_newline(!chat).build();
     config.map_err(|error| TemplateError::Syntax { line: 1, message: error.to_string() })
@@ -44,7 +36,10 @@ fn syntax(chat: bool) -> Result<SyntaxConfig, TemplateError> {
 /// `TooExpensive` beyond a bound, `Syntax` when the source has no tokens.
 pub(super) fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, TemplateError> {
     if source.len() > MAX_SOURCE_BYTES {
-        return Err(too_long(format!("its source has {} bytes, more than {MAX_SOURCE_BYTES}", source.len())));
+        return Err(TemplateError::TooExpensive(format!(
+            "its source has {} bytes, more than {MAX_SOURCE_BYTES}",
+            source.len()
+        )));
     }
     let source = match source.contains('\r') {
         true => Cow::Owned(source.replace("\r\n", "\n").replace('\r', "\n")),
@@ -65,10 +60,6 @@ pub(super) fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<String, Tem
 pub(super) fn syntax_error(error: &minijinja::Error) -> TemplateError {
     let message = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     TemplateError::Syntax { line: error.line().unwrap_or(1), message }
-}
-
-fn too_long(reason: String) -> TemplateError {
-    TemplateError::TooExpensive(reason)
 }
 
 /// The part of the current tag read so far.
@@ -114,7 +105,9 @@ impl SourceScan {
             _ => self.tag_tokens += 1,
         }
         if self.tag_tokens > MAX_TAG_TOKENS {
-            return Err(too_long(format!("a tag in line {line} has more than {MAX_TAG_TOKENS} tokens")));
+            return Err(TemplateError::TooExpensive(format!(
+                "a tag in line {line} has more than {MAX_TAG_TOKENS} tokens"
+            )));
         }
         if self.tag_tokens == 1 {
             self.see_keyword(token, range.clone())?;
@@ -128,7 +121,7 @@ impl SourceScan {
         self.after_operand = ends_operand(token);
         self.tag.see(token);
         if self.tag.is_too_large() {
-            return Err(too_long(format!("a constant in line {line} is too large")));
+            return Err(TemplateError::TooExpensive(format!("a constant in line {line} is too large")));
         }
         Ok(())
     }
@@ -141,7 +134,7 @@ impl SourceScan {
             _ => {}
         }
         match self.elifs > MAX_ELIFS {
-            true => Err(too_long(format!("it has more than {MAX_ELIFS} elif branches"))),
+            true => Err(TemplateError::TooExpensive(format!("it has more than {MAX_ELIFS} elif branches"))),
             false => Ok(()),
         }
     }
@@ -231,7 +224,7 @@ mod tests {
     use super::*;
 
     fn prepared(source: &str) -> Result<String, TemplateError> {
-        prepare(source, &chat_syntax()?)
+        prepare(source, &syntax(true)?)
     }
 
     #[test]

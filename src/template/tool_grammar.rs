@@ -77,7 +77,7 @@ impl AnswerGrammar<'_> {
 
     /// The reasoning block, or the rest of one that the prompt has opened, with the space behind it.
     fn reasoning(&mut self) -> Option<String> {
-        let marks = self.request.reasoning?.marks();
+        let marks = self.request.reasoning?.row();
         let opening = *marks.opens.first().filter(|_| marks.closing.is_some())?;
         let open = if self.is_reasoning_open() { String::new() } else { self.writer.literal(opening) };
         let inside = match self.writer.before_special(marks.close) {
@@ -94,7 +94,7 @@ impl AnswerGrammar<'_> {
 
     /// Reasoning that calls end before it is closed, as the reader takes it: what they say is not enforced.
     fn calls_in_reasoning(&mut self) -> Option<String> {
-        let marks = self.request.reasoning?.marks();
+        let marks = self.request.reasoning?.row();
         let ToolCallSpec { end, openers, .. } = self.format();
         let (opening, call) = (*marks.opens.first()?, *openers.first()?);
         let may_call = self.request.is_optional && !self.request.is_none;
@@ -194,7 +194,7 @@ impl AnswerGrammar<'_> {
 
     /// Excludes text that begins with reasoning, which has a rule of its own.
     fn not_reasoning(&self) -> String {
-        let marks = self.request.reasoning.map(ReasoningFormat::marks);
+        let marks = self.request.reasoning.map(ReasoningFormat::row);
         let open = marks.and_then(|marks| marks.opens.first()).filter(|open| !self.writer.is_special(open));
         open.map_or_else(String::new, |open| format!(" & ~/\\s*{}(?s:.*)/", escaped(open)))
     }

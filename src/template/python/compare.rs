@@ -4,9 +4,8 @@ use std::cmp::Ordering;
 
 use minijinja::{State, Value};
 
-use super::number::{Num, num};
 use super::object::equal;
-use super::{Py, Result, budget, items_of, py, type_error, type_name, undefined_error};
+use super::{Py, Result, budget, items_of, num, py, type_error, type_name, undefined_error};
 
 /// Bytes that a look at the whole value costs.
 pub(super) fn weight(value: &Value) -> usize {
@@ -21,9 +20,9 @@ pub(super) fn weight(value: &Value) -> usize {
 /// Python's ordering: numbers among numbers, strings by code point, sequences item by item.
 fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
     if let (Some(a), Some(b)) = (num(left), num(right)) {
-        return Ok(match (a, b) {
-            (Num::Int(a), Num::Int(b)) => a.cmp(&b),
-            (a, b) => a.float().partial_cmp(&b.float()).unwrap_or(Ordering::Equal),
+        return Ok(match (a.0, b.0) {
+            (Some(a), Some(b)) => a.cmp(&b),
+            _ => a.1.partial_cmp(&b.1).unwrap_or(Ordering::Equal),
         });
     }
     match (py(left), py(right)) {

@@ -6,8 +6,8 @@ use super::members;
 use super::methods::{self, is_space};
 use super::object::{Generator, equal};
 use super::{
-    Args, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, py, str_arg,
-    string, text, truthy, type_error, type_name, undefined_error,
+    Args, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, num, py,
+    str_arg, string, text, type_error, type_name, undefined_error,
 };
 
 /// A filter: the value left of the `|`, and the arguments.
@@ -181,14 +181,11 @@ fn indent(state: &mut State, input: &Value, args: Args) -> Result<Value> {
 fn int(_state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [fallback] = args.bind("int", ["default"])?;
     let parsed = match py(input) {
-        Py::Int(int) => Some(int),
-        Py::Bool(flag) => Some(flag.into()),
-        Py::Float(float) => float_to_int(float),
         Py::Str(text) => {
             let text = text.trim_matches(is_space).replace('_', "");
             text.parse().ok().or_else(|| text.parse().ok().and_then(float_to_int))
         }
-        _ => None,
+        _ => num(input).and_then(|(int, float)| int.or_else(|| float_to_int(float))),
     };
     Ok(parsed.map_or_else(|| fallback.unwrap_or(Value::from(0)), int_value))
 }
@@ -201,21 +198,17 @@ fn float_to_int(float: f64) -> Option<i128> {
 fn float(_state: &mut State, input: &Value, args: Args) -> Result<Value> {
     let [fallback] = args.bind("float", ["default"])?;
     let parsed = match py(input) {
-        Py::Int(int) => Some(int as f64),
-        Py::Bool(flag) => Some(flag.into()),
-        Py::Float(float) => Some(float),
         Py::Str(text) => text.trim_matches(is_space).replace('_', "").parse().ok(),
-        _ => None,
+        _ => num(input).map(|(_, float)| float),
     };
     Ok(parsed.map_or_else(|| fallback.unwrap_or(Value::from(0.0)), Value::from))
 }
 
 fn abs(_state: &mut State, input: &Value, _: Args) -> Result<Value> {
-    match py(input) {
-        Py::Int(int) => Ok(int_value(int.saturating_abs())),
-        Py::Bool(flag) => Ok(Value::from(i64::from(flag))),
-        Py::Float(float) => Ok(Value::from(float.abs())),
-        _ => Err(type_error(format!("bad operand type for abs(): '{}'", type_name(input)))),
+    match num(input) {
+        Some((Some(int), _)) => Ok(int_value(int.saturating_abs())),
+        Some((None, float)) => Ok(Value::from(float.abs())),
+        None => Err(type_error(format!("bad operand type for abs(): '{}'", type_name(input)))),
     }
 }
 
@@ -369,7 +362,7 @@ fn map(state: &mut State, input: &Value, mut args: Args) -> Result<Value> {
 
 /// `map` and `select` take anything false, also None, for empty.
 fn items_unless_false(state: &mut State, input: &Value) -> Result<Vec<Value>> {
-    if truthy(input) { items_of(state, input) } else { Ok(Vec::new()) }
+    if input.is_true() { items_of(state, input) } else { Ok(Vec::new()) }
 }
 
 /// Adds the name to the error for an unknown filter or test, as Jinja2 words it.
@@ -405,7 +398,7 @@ fn select(
     for item in items_unless_false(state, input)? {
         let subject = looked_at(&item, attribute)?;
         let passes = match &test {
-            None => truthy(&subject),
+            None => subject.is_true(),
             Some(test) => {
                 let call: Vec<Value> = [subject].into_iter().chain(args.positional.iter().cloned()).collect();
                 state.perform_test(test, &call).map_err(|error| named("test", test, error))?
@@ -418,8 +411,8 @@ fn select(
     Generator::build(state, kept)
 }
 
-/// `a if truthy(a) else b`, for filters that take a fallback.
+/// `a if a.is_true() else b`, for filters that take a fallback.
 fn or_else(value: Value, fallback: Value, falsy_too: bool) -> Value {
-    let missing = value.is_undefined() || (falsy_too && !truthy(&value));
+    let missing = value.is_undefined() || (falsy_too && !value.is_true());
     if missing { fallback } else { value }
 }

@@ -95,10 +95,7 @@ fn write_members(
 fn write_key(out: &mut String, key: &Value, layout: &Layout) -> Result<()> {
     let text = match py(key) {
         Py::Str(text) => text.to_owned(),
-        Py::None => "null".to_owned(),
-        Py::Bool(flag) => flag.to_string(),
-        Py::Int(int) => int.to_string(),
-        Py::Float(float) => float_json(float),
+        Py::None | Py::Bool(_) | Py::Int(_) | Py::Float(_) => dumps(key, layout)?,
         _ => {
             let kind = type_name(key);
             return Err(type_error(format!("keys must be str, int, float, bool or None, not {kind}")));

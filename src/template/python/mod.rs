@@ -14,7 +14,6 @@ mod json;
 mod markup;
 mod members;
 mod methods;
-mod number;
 mod object;
 mod ops;
 mod percent;
@@ -179,6 +178,16 @@ fn object(value: &Value) -> Py<'_> {
     }
 }
 
+/// A number for arithmetic: as an integer, where it is one (bool counts as 0 or 1), and as a float.
+fn num(value: &Value) -> Option<(Option<i128>, f64)> {
+    match py(value) {
+        Py::Int(int) => Some((Some(int), int as f64)),
+        Py::Bool(flag) => Some((Some(flag.into()), flag.into())),
+        Py::Float(float) => Some((None, float)),
+        _ => None,
+    }
+}
+
 /// The name that Python's error messages give to a value's type.
 fn type_name(value: &Value) -> &'static str {
     match py(value) {
@@ -197,14 +206,9 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Python's truth: empty, zero, None and undefined are false.
-fn truthy(value: &Value) -> bool {
-    value.is_true()
-}
-
 /// Returns whether an optional argument is given and true.
 fn flag(value: Option<Value>) -> bool {
-    value.is_some_and(|value| truthy(&value))
+    value.is_some_and(|value| value.is_true())
 }
 
 fn type_error(message: impl Into<String>) -> Error {

@@ -8,8 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use minijinja::value::ValueKind;
 use minijinja::{State, Value};
 
-use super::number::{Num, num};
-use super::{MAX_DEPTH, MAX_WEIGHT, Py, Result, budget, py, type_error};
+use super::{MAX_DEPTH, MAX_WEIGHT, Py, Result, budget, num, py, type_error};
 
 /// Nesting below a value and the bytes that printing it takes, counted with repetition.
 #[derive(Debug, Clone, Copy, Default)]
@@ -343,10 +342,7 @@ pub(crate) fn adopt(value: &Value) -> Result<Value> {
 /// Python's `==`.
 pub(super) fn equal(left: &Value, right: &Value) -> bool {
     if let (Some(a), Some(b)) = (num(left), num(right)) {
-        return match (a, b) {
-            (Num::Int(a), Num::Int(b)) => a == b,
-            (a, b) => a.float() == b.float(),
-        };
+        return if let (Some(a), Some(b)) = (a.0, b.0) { a == b } else { a.1 == b.1 };
     }
     match (py(left), py(right)) {
         (Py::Undefined, Py::Undefined) | (Py::None, Py::None) => true,

@@ -7,11 +7,10 @@ use minijinja::{Environment, State, Value};
 
 use super::compare::{compare, contains, paid_equal, weight};
 use super::members::{attribute, item};
-use super::number::{Num, num};
 use super::object::{Dict, Seq, SeqKind};
 use super::{
-    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, percent, py, string,
-    text, type_error, type_name, undefined_error,
+    Args, Py, Result, add_filter, budget, int_of, int_value, items_of, list, markup, num, percent, py,
+    string, text, type_error, type_name, undefined_error,
 };
 
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -96,11 +95,11 @@ fn add(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
 }
 
 fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
-    let (repeated, times) = match (py(left), py(right)) {
-        (Py::Str(_) | Py::Seq(_), Py::Int(times)) => (left, times),
-        (Py::Str(_) | Py::Seq(_), Py::Bool(times)) => (left, times.into()),
-        (Py::Int(times), Py::Str(_) | Py::Seq(_)) => (right, times),
-        (Py::Bool(times), Py::Str(_) | Py::Seq(_)) => (right, times.into()),
+    let is_repeated = |value: &Value| matches!(py(value), Py::Str(_) | Py::Seq(_));
+    let int = |value: &Value| num(value).and_then(|number| number.0);
+    let (repeated, times) = match (int(left), int(right)) {
+        (_, Some(times)) if is_repeated(left) => (left, times),
+        (Some(times), _) if is_repeated(right) => (right, times),
         _ => return arithmetic("*", left, right),
     };
     let times = usize::try_from(times.max(0)).unwrap_or(usize::MAX);
@@ -148,14 +147,14 @@ fn arithmetic(op: &str, left: &Value, right: &Value) -> Result<Value> {
     let (Some(a), Some(b)) = (num(left), num(right)) else {
         return Err(unsupported(op, left, right));
     };
-    if matches!(op, "/" | "//" | "%") && b.float() == 0.0 {
+    if matches!(op, "/" | "//" | "%") && b.1 == 0.0 {
         return Err(type_error("division by zero"));
     }
-    match (&a, &b) {
-        (Num::Int(a), Num::Int(b)) if op != "/" && !(op == "**" && *b < 0) => {
-            int_arithmetic(op, *a, *b).map(int_value).ok_or_else(|| type_error("an integer is too large"))
+    match (a.0, b.0) {
+        (Some(a), Some(b)) if op != "/" && !(op == "**" && b < 0) => {
+            int_arithmetic(op, a, b).map(int_value).ok_or_else(|| type_error("an integer is too large"))
         }
-        _ => Ok(Value::from(float_arithmetic(op, a.float(), b.float()))),
+        _ => Ok(Value::from(float_arithmetic(op, a.1, b.1))),
     }
 }
 
@@ -194,10 +193,10 @@ fn float_arithmetic(op: &str, a: f64, b: f64) -> f64 {
 
 fn negate(value: &Value) -> Result<Value> {
     match num(value) {
-        Some(Num::Int(int)) => {
-            Ok(int_value(int.checked_neg().ok_or_else(|| type_error("an integer is too large"))?))
+        Some((Some(int), _)) => {
+            int.checked_neg().map(int_value).ok_or_else(|| type_error("an integer is too large"))
         }
-        Some(Num::Float(float)) => Ok(Value::from(-float)),
+        Some((None, float)) => Ok(Value::from(-float)),
         None if value.is_undefined() => Err(undefined_error("the operand of `-` is undefined")),
         None => Err(type_error(format!("bad operand type for unary -: '{}'", type_name(value)))),
     }

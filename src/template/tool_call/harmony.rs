@@ -107,7 +107,7 @@ impl Harmony {
             header.push(c);
             if header.ends_with(MESSAGE) {
                 let header = self.header.take().unwrap_or_default();
-                self.begin_message(header.trim_end_matches(MESSAGE), sink)?;
+                self.begin_message(header.trim_end_matches(MESSAGE), sink);
             }
             return Ok(());
         }
@@ -146,7 +146,7 @@ impl Harmony {
         }
     }
 
-    fn begin_message(&mut self, header: &str, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+    fn begin_message(&mut self, header: &str, sink: &mut PieceSink<'_>) {
         self.is_fresh = true;
         self.body = match (self.called(header, sink), self.protocol) {
             (Some(name), Protocol::Harmony) => {
@@ -159,7 +159,6 @@ impl Harmony {
             _ if self.is_reasoning(header) => Body::Reasoning,
             _ => Body::Content,
         };
-        Ok(())
     }
 
     fn end_message(&mut self, end: &str) -> Result<(), CallError> {

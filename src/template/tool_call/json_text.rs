@@ -274,25 +274,8 @@ fn literal(text: &str) -> Result<String, Malformed> {
 
 /// The number grammar of RFC 8259, section 6.
 pub fn is_json_number(text: &str) -> bool {
-    let digits = |s: &str| s.len() - s.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let mut rest = text.strip_prefix('-').unwrap_or(text);
-    let whole = digits(rest);
-    if whole == 0 || (whole > 1 && rest.starts_with('0')) {
-        return false;
-    }
-    rest = &rest[whole..];
-    if let Some(fraction) = rest.strip_prefix('.') {
-        let n = digits(fraction);
-        if n == 0 {
-            return false;
-        }
-        rest = &fraction[n..];
-    }
-    if let Some(exponent) = rest.strip_prefix(['e', 'E']) {
-        let exponent = exponent.strip_prefix(['+', '-']).unwrap_or(exponent);
-        return !exponent.is_empty() && digits(exponent) == exponent.len();
-    }
-    rest.is_empty()
+    let is_number = text.starts_with(|c: char| c == '-' || c.is_ascii_digit());
+    is_number && serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 /// One value that must fill the whole text.

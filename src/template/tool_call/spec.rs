@@ -8,6 +8,7 @@ use super::writer::Writer;
 use super::{CallParser, ToolDefinition};
 
 /// One tool-call format.
+#[derive(Debug)]
 pub struct ToolCallSpec {
     /// The word for flags and reports.
     pub name: &'static str,
@@ -42,6 +43,7 @@ pub struct ToolCallSpec {
 }
 
 /// The texts between and around the calls of a format.
+#[derive(Debug)]
 pub struct Frame {
     /// Between the marker and the first call.
     pub open: &'static str,
@@ -80,12 +82,6 @@ impl ToolCallSpec {
 
 impl Frame {
     pub const PLAIN: Self = Self { open: "", lead: "", separator: None, close: "", between: "" };
-}
-
-impl std::fmt::Debug for ToolCallSpec {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ToolCallSpec").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 /// The markup around calls in answers whose text has markers too.
