@@ -10,19 +10,17 @@ mod model;
 mod script;
 mod server;
 
-use std::collections::BTreeSet;
-
-use serde_json::json;
-
 use client::{Case, Desk, finish, interrupt, until};
 use script::LONG;
 use server::Turn;
+
+use crate::common::prelude::*;
 
 /// Tokens that the end of a turn takes back at most: its last one was sampled, but is not computed yet.
 const UNCOMPUTED: usize = 1;
 
 /// Tokens of a page of KV.
-const PAGE: usize = llmctl_models::kv::PAGE_TOKENS;
+const PAGE: usize = PAGE_TOKENS;
 
 const PI: Case = Case {
     agent: "pi",

@@ -1,33 +1,18 @@
 //! Gemma 4's assistant: its logits are those of transformers (`tests/parity/make.py`), from a folder and from GGUF, it fits its
 //! model alone, and its drafts change no answer.
 
-use std::path::{Path, PathBuf};
-
-use llmctl_base::{LoadError, Sampling};
-use llmctl_engine::{DraftModelUsage, DraftStop, Engine, EngineConfig, ModelDrafter, Request, Speculation};
-use llmctl_hub::{ModelSource, Resolved};
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::{KvKind, PageTable};
-use llmctl_models::load::safetensors::Safetensors;
-use llmctl_models::load::tokenizer::from_folder;
-use llmctl_models::load::{LoadOptions, LoadedModel, PredictionUse, load_with_draft};
+use llmctl_engine::{DraftStop, ModelDrafter};
+use llmctl_models::load::{PredictionUse, load_with_draft};
 use llmctl_models::model::weights::to_f32;
-use llmctl_models::model::{Batch, Model, Row};
-use llmctl_models::tensor::TensorSource;
 use safetensors::SafeTensors;
 
 use crate::cli::llmctl;
 use crate::common::convert::{Tensor, Written, with_named_tokens, write};
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{
-    checkpoint, exact, feed, golden_prompts, largest_difference, load_model, page_pool, top_two,
-};
-use crate::common::named;
+use crate::common::golden::{checkpoint, feed};
+use crate::common::prelude::*;
 use crate::common::telling::{
     Telling, Texts, ToyAssisted, VOCAB, check_together, check_turns, greedy, toy_config,
 };
-use crate::common::toy::{Answer, ToyVocabulary, limited, run_all, run_one, seeded};
-use crate::common::watched::Watched;
 
 /// Models and their assistants.
 const PAIRS: [(&str, &str); 2] = [("gemma4", "gemma4-assistant"), ("gemma4-e", "gemma4-e-assistant")];
@@ -140,11 +125,11 @@ struct Golden {
 
 fn goldens(folder: &Path) -> Vec<Golden> {
     let json = std::fs::read(folder.join("golden.json")).expect("golden.json");
-    let json: serde_json::Value = serde_json::from_slice(&json).expect("golden.json");
+    let json: Value = serde_json::from_slice(&json).expect("golden.json");
     let bytes = std::fs::read(folder.join("golden.safetensors")).expect("golden.safetensors");
     let tensors = SafeTensors::deserialize(&bytes).expect("golden.safetensors");
-    let ids = |ids: &serde_json::Value| serde_json::from_value::<Vec<u32>>(ids.clone()).expect("ids");
-    let prompt = |(name, stored): (&String, &serde_json::Value)| {
+    let ids = |ids: &Value| serde_json::from_value::<Vec<u32>>(ids.clone()).expect("ids");
+    let prompt = |(name, stored): (&String, &Value)| {
         let floats = |part: &str| -> Vec<f32> {
             let tensor = tensors.tensor(&format!("{name}.{part}")).expect("golden tensor");
             tensor

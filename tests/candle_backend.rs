@@ -2,30 +2,23 @@
 //! models against the reference's logits. Run on candle's CPU device, which shares all of our code with its GPUs.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use candle_core::Device;
-use llmctl_kernel::Dtype;
 use llmctl_kernel::attention::ScoreRule;
 use llmctl_models::backend::candle::{Candle, DeviceKind};
 use llmctl_models::backend::cpu::Cpu;
 use llmctl_models::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, Product, RowSpan, Store,
-    StoreShape,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvValues, Product, RowSpan, Store, StoreShape,
 };
-use llmctl_models::kv::PageTable;
 use llmctl_models::load;
-use llmctl_models::load::LoadOptions;
 use llmctl_models::load::quantize::convert;
-use llmctl_models::model::{Batch, Model, Row};
 use llmctl_models::tensor::HostTensor;
 
 use crate::common;
 use crate::common::golden::{
-    Fed, GoldenPrompt, checkpoint, exact, families, feed, golden_prompts, is_latent, is_recurrent,
-    largest_difference, last_logits, load_model, page_pool, parity_folder, parity_gguf, without_states,
-    worst_difference,
+    GoldenPrompt, checkpoint, feed, is_latent, is_recurrent, last_logits, without_states,
 };
+use crate::common::prelude::*;
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
 const FLOAT: f32 = 2e-6;

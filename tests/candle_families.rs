@@ -5,26 +5,13 @@
 mod checkpoints;
 mod formulas;
 
-use std::path::Path;
-
-use llmctl_base::{Error, LoadError, Notice, Sampling};
-use llmctl_engine::{Request, ReuseReason};
-use llmctl_hub::ModelSource;
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl_models::kv::{KvKind, PAGE_TOKENS, PagePool, PageRef, PageTable};
-use llmctl_models::load::{CpuOptions, Device, DeviceKind, LoadOptions, model_facts};
-use llmctl_models::model::{Batch, Model, Row};
-use serde_json::{Value, json};
-use tempfile::TempDir;
+use llmctl_base::Notice;
+use llmctl_models::load::{DeviceKind, model_facts};
 
 use crate::cli::llmctl;
-use crate::common::gguf::{F32, GgufBuilder};
-use crate::common::golden::{Fed, exact, largest_difference, load_model, page_pool};
-use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
-use crate::common::watched::{Watched, bits};
-use crate::common::{cpu, named};
+use crate::common::gguf::F32;
+use crate::common::prelude::*;
+use crate::common::watched::bits;
 use checkpoints::{Checkpoint, FAMILIES, LAYERS, RECURRENT, VOCAB, checkpoint};
 
 /// Tokens that look like no pattern.
@@ -298,7 +285,7 @@ fn rewinding_forking_and_the_disk_are_refused_or_left_alone() {
         .expect("a store"),
     );
     run_one(&mut engine, within("a", &request(&tokens(100, 41), 1)));
-    assert!(engine.flush_disk(std::time::Duration::from_secs(5)) && engine.take_notices().is_empty());
+    assert!(engine.flush_disk(Duration::from_secs(5)) && engine.take_notices().is_empty());
     assert_eq!(num_files_named(disk.path(), "page"), 0);
     assert!(matches!(engine.fork_session(&named("a"), &named("b")), Err(Error::NotSupported(_))));
     let session = engine.create_session().expect("room");

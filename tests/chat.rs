@@ -6,14 +6,10 @@
 
 #![cfg(unix)]
 
-use std::process::{Command, Stdio};
-use std::time::Duration;
-
 use expectrl::Expect;
 use rustix::process::Signal;
-use serde_json::Value;
 
-use crate::cli::{Place, Ran, finish};
+use crate::common::prelude::*;
 use crate::common::scripted::{self, CODE, ENDLESS, NUM_THOUGHTS, PLAIN, THOUGHT};
 use crate::common::terminal;
 

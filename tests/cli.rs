@@ -13,11 +13,9 @@ mod prompt;
 mod run;
 mod session;
 
-use std::io::{Read, Write};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::io::Write;
 
-use crate::common::fixtures;
+use crate::common::prelude::*;
 
 /// Exit code and output of a command.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ impl Ran {
 
 /// A place to run commands in.
 pub struct Place {
-    pub folder: tempfile::TempDir,
+    pub folder: TempDir,
 }
 
 impl Place {

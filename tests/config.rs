@@ -1,14 +1,13 @@
 //! Promise: configuration files and helper subcommands behave in the built program as `llmctl config --help` says.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
-use serde_json::Value;
+use crate::common::prelude::*;
 
 /// A user with a home and a project folder of their own; nothing of the real environment shows through.
 struct User {
-    dir: tempfile::TempDir,
+    dir: TempDir,
 }
 
 impl User {

@@ -2,26 +2,16 @@
 //! tokenizers that models bring, on an engine that counts, a prompt computes nothing that the session held already; and what
 //! a conversation reports as finished is on disk, in one piece.
 
-use std::collections::{HashMap, VecDeque};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::collections::VecDeque;
 
-use llmctl_base::{Error, GivenSampling, Sampling};
-use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore};
 use llmctl_engine::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, SessionChat};
-use llmctl_engine::{
-    ChatTokenizer, Engine, EngineConfig, Event, Finish, Outcome, Request, ReuseReason, Started, Timings,
-    Usage,
-};
-use llmctl_models::load::tokenizer::{from_folder, hf_settings};
+use llmctl_engine::{Started, Timings};
+use llmctl_models::load::tokenizer::hf_settings;
 use llmctl_models::load::{ChatTemplates, ModelTexts};
-use llmctl_models::text::{HfSettings, Tokenizer};
-use llmctl_template::{Content, Conversation, Message, ToolCall};
 use serde_json::Value as Json;
 
-use crate::common::golden::parity_folder;
-use crate::common::toy::{Rule, ToyModel, drain, one_hot};
-use crate::common::{fixtures, named};
+use crate::common::prelude::*;
+use crate::common::toy::{drain, one_hot};
 use crate::session_transcript::{GEMMA3, GEMMA4, LLAMA31, QWEN3, bfcl_call, result, spoken, tools, user};
 
 const SESSION: &str = "s";
@@ -315,7 +305,7 @@ fn take_turn(session_chat: &mut SessionChat, chat_tokenizer: &ChatTokenizer, que
     assert_eq!(finished, Finished::Kept);
 }
 
-fn store() -> (tempfile::TempDir, SessionStore, SessionName) {
+fn store() -> (TempDir, SessionStore, SessionName) {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SessionStore::new(folder.path().join("sessions"));
     (folder, store, SessionName::new("a").expect("a name"))
@@ -501,7 +491,7 @@ fn a_template_that_prints_the_date_prints_that_of_the_first_turn() {
     take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno");
     let text = prompt(&session_chat, &chat_tokenizer, "two?").text(&chat_tokenizer);
     drop(session_chat);
-    std::thread::sleep(std::time::Duration::from_millis(1100)); // the clock moves on to another second
+    std::thread::sleep(Duration::from_millis(1100)); // the clock moves on to another second
     let session_chat = dialogue_of(&store, &name, model("1"));
     assert_eq!(prompt(&session_chat, &chat_tokenizer, "two?").text(&chat_tokenizer), text);
     let known = session_chat.saved().tokens();
@@ -522,7 +512,7 @@ fn text_behind_ids_is_encoded_as_in_the_middle_of_a_text() {
     }
     for name in ["llama-spm", "phi-3"] {
         let path = root.join(format!("tokenizers/gguf-vocab/ggml-vocab-{name}.gguf"));
-        let gguf = llmctl_models::load::gguf::Gguf::open(&path).expect("a GGUF");
+        let gguf = Gguf::open(&path).expect("a GGUF");
         let tokenizer = llmctl_models::load::tokenizer::from_gguf(gguf.metadata()).expect("a tokenizer");
         tokenizers.push((name, tokenizer));
     }

@@ -2,14 +2,10 @@
 //! llama.cpp's converter writes them: one KV head, widths of the absorbed form, keys transposed by head; in older files keys
 //! and values of all heads are in one tensor.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use llmctl_models::load::{LoadOptions, PredictionUse};
+use llmctl_models::load::PredictionUse;
 
 use crate::common::convert::{Tensor, Written, checkpoint, stack_experts, with_tokens, worst, write};
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{exact, load_model, next_folder};
+use crate::common::prelude::*;
 
 const HEADS: usize = 4;
 const PLAIN: usize = 16;

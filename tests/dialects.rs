@@ -1,24 +1,16 @@
 //! Dialects: every published template is recognised by its own text, answers come apart the same however they are split,
 //! grammars let through only calls that parse, and calls rendered into history parse back.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
-use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use llmctl_engine::grammar::{closed, simplified};
-use llmctl_template::{
-    ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, ParsedAnswer, Piece,
-    ReasoningFormat, RenderOptions, SpecialTokens, TemplateError, ToolCall, ToolCallFormat, ToolChoice,
-    parse_answer,
-};
+use llmctl_template::{OutputParser, ParsedAnswer, Piece, TemplateError, ToolChoice, parse_answer};
 use proptest::prelude::*;
-use serde_json::{Value, json};
 
-use crate::common::fixtures;
+use crate::common::prelude::*;
 
 /// The source of a template file: as it is, or the `chat_template` member of a JSON file.
 fn template_source(path: &Path) -> Option<String> {

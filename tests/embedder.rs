@@ -3,23 +3,15 @@
 //! The reference checkpoints are tiny and random: folders of the shared fixtures with texts, token ids and vectors of
 //! transformers in float32.
 
-use std::path::{Path, PathBuf};
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use llmctl_base::LoadError;
 use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, LongText};
-use llmctl_hub::{ModelSource, Resolved};
-use llmctl_models::load::safetensors::Safetensors;
-use llmctl_models::load::{AskedTask, LoadOptions, LoadedEmbedder, Pooling, load_embedder};
+use llmctl_models::load::{AskedTask, LoadedEmbedder, Pooling, load_embedder};
 use llmctl_models::model::weights::to_f32;
-use llmctl_models::tensor::TensorSource;
-use safetensors::tensor::TensorView;
-use serde_json::{Value, json};
 
-use crate::cli::{Place, finish};
-use crate::common::gguf::{F32, GgufBuilder};
-use crate::common::{fixtures, golden};
+use crate::common::gguf::F32;
+use crate::common::golden;
+use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::{ask, get};
 
@@ -48,7 +40,7 @@ fn load(path: &Path, asked: Option<AskedTask>, options: &LoadOptions) -> Result<
 }
 
 fn client(path: &Path) -> EmbedClient {
-    let loaded = load(path, None, &golden::exact());
+    let loaded = load(path, None, &exact());
     EmbedClient::spawn(loaded.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
         .expect("a thread")
 }
@@ -117,7 +109,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 #[test]
 fn long_texts_are_refused_or_cut_and_dimensions_are_the_first() {
     let Some(folder) = encoder("bert-mean") else { return };
-    let options = LoadOptions { context: Some(12), ..golden::exact() };
+    let options = LoadOptions { context: Some(12), ..exact() };
     let client = EmbedClient::spawn(load(&folder, None, &options).expect("a model")).expect("a thread");
     let texts = client.texts();
     let long = "one two three four five six seven eight nine ten one two three";
@@ -138,7 +130,7 @@ fn long_texts_are_refused_or_cut_and_dimensions_are_the_first() {
 }
 
 /// A tiny encoder as a folder whose files a test may change.
-fn copy(name: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+fn copy(name: &str) -> Option<(TempDir, PathBuf)> {
     let from = encoder(name)?;
     let place = tempfile::tempdir().expect("a folder");
     let folder = place.path().join(name);
@@ -159,8 +151,7 @@ fn models_that_are_not_computed_are_refused_by_name() {
         let path = folder.join(file);
         let before = std::fs::read(&path).ok();
         std::fs::write(&path, content).expect("a file");
-        let error =
-            load(&folder, None, &golden::exact()).err().unwrap_or_else(|| panic!("{expected}")).to_string();
+        let error = load(&folder, None, &exact()).err().unwrap_or_else(|| panic!("{expected}")).to_string();
         assert!(error.contains(expected), "{error}");
         match before {
             Some(before) => std::fs::write(&path, before).expect("a file"),
@@ -186,15 +177,15 @@ fn models_that_are_not_computed_are_refused_by_name() {
     refused("config.json", &config.replace("\"hidden_size\": 32", "\"hidden_size\": 30"), "heads");
     refused("config.json", &config.replace("\"vocab_size\": 400", "\"vocab_size\": 401"), "word_embeddings");
     refused("sentence_bert_config.json", r#"{"max_seq_length": 0}"#, "max_seq_length");
-    let asked = |task| load(&folder, Some(task), &golden::exact()).err().expect("refused").to_string();
+    let asked = |task| load(&folder, Some(task), &exact()).err().expect("refused").to_string();
     let error = asked(AskedTask::Rerank);
     assert!(error.contains("--task rerank") && error.contains("classification head"), "{error}");
-    let Some(parity) = Some(golden::parity_folder().join("llama")).filter(|path| path.is_dir()) else {
+    let Some(parity) = Some(parity_folder().join("llama")).filter(|path| path.is_dir()) else {
         return;
     };
-    let error = load(&parity, None, &golden::exact()).err().expect("a model that writes text").to_string();
+    let error = load(&parity, None, &exact()).err().expect("a model that writes text").to_string();
     assert!(error.contains("--pooling"), "{error}");
-    assert!(load(&parity, Some(AskedTask::Pooling(Pooling::Last)), &golden::exact()).is_ok());
+    assert!(load(&parity, Some(AskedTask::Pooling(Pooling::Last)), &exact()).is_ok());
 }
 
 #[test]
@@ -202,7 +193,7 @@ fn an_encoder_without_modules_is_pooled_by_the_mean_with_a_notice() {
     let Some((_place, folder)) = copy("bert-mean") else { return };
     let said = client(&folder);
     std::fs::remove_file(folder.join("modules.json")).expect("a file");
-    let loaded = load(&folder, None, &golden::exact()).expect("a model");
+    let loaded = load(&folder, None, &exact()).expect("a model");
     assert!(loaded.notices.iter().any(|notice| notice.to_string().contains("mean")), "{:?}", loaded.notices);
     let assumed = EmbedClient::spawn(loaded).expect("a thread");
     let [said, assumed] = [said, assumed].map(|client| {
@@ -224,7 +215,7 @@ fn a_decoder_of_vectors_needs_no_output_matrix_and_shards_beside_its_file_are_na
     let index =
         json!({"metadata": {}, "weight_map": {"embed_tokens.weight": "model-00001-of-00002.safetensors"}});
     std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).expect("a file");
-    let loaded = load(&folder, None, &golden::exact()).expect("a model");
+    let loaded = load(&folder, None, &exact()).expect("a model");
     let notices: Vec<String> = loaded.notices.iter().map(ToString::to_string).collect();
     assert!(
         notices.iter().any(|notice| notice.starts_with("model.safetensors is used, not the shards")),
@@ -418,8 +409,7 @@ fn a_server_of_an_embedder_refuses_flags_that_it_cannot_honour() {
     place.run(&chat).check(2, "--pooling");
     let (serving, _) = start_as_told(Place::new(), &["--model", &model, "--pooling", "cls"]);
     let asked = Some(AskedTask::Pooling(Pooling::Cls));
-    let pooled =
-        EmbedClient::spawn(load(&folder, asked, &golden::exact()).expect("a model")).expect("a thread");
+    let pooled = EmbedClient::spawn(load(&folder, asked, &exact()).expect("a model")).expect("a thread");
     let input = pooled.texts().encode("", "A feline", LongText::Refuse).expect("a text");
     let expected = vectors(&pooled, vec![input], None).remove(0);
     let reply = post(&serving, "/v1/embeddings", &json!({"input": "A feline"})).json();
@@ -448,7 +438,7 @@ fn an_embedder_needs_no_tools_of_the_users_configuration() {
 fn a_context_is_as_long_as_the_rows_of_a_text_fit_into_memory() {
     let Some(folder) = encoder("bert-mean") else { return };
     let context = |available_memory: Option<u64>| {
-        let loaded = load(&folder, None, &LoadOptions { available_memory, ..golden::exact() });
+        let loaded = load(&folder, None, &LoadOptions { available_memory, ..exact() });
         loaded.map(|loaded| (loaded.model.spec().context_length, loaded.notices))
     };
     let whole = context(None).expect("a model").0;
@@ -728,10 +718,10 @@ fn a_cross_encoder_scores_a_pair_by_its_first_token() {
     assert!(cut.is_cut() && !pair.is_cut());
     let error = reranker.texts().pairs(None, &long).err().expect("a query is not cut").to_string();
     assert!(error.contains("query") && error.contains("no room"), "{error}");
-    let error = load(&folder, Some(AskedTask::Embed), &golden::exact()).err().expect("no embeddings");
+    let error = load(&folder, Some(AskedTask::Embed), &exact()).err().expect("no embeddings");
     assert!(error.to_string().contains("--task embed"), "{error}");
     rewrite(&folder, &classifier, &[("id2label", json!({"0": "no", "1": "yes"}))]);
-    let error = load(&folder, None, &golden::exact()).err().expect("refused").to_string();
+    let error = load(&folder, None, &exact()).err().expect("refused").to_string();
     assert!(error.contains("2 classes"), "{error}");
 }
 
@@ -751,7 +741,7 @@ fn a_language_model_scores_a_pair_by_yes_and_no() {
     std::fs::write(&path, tokenizer.to_string()).expect("a file");
     rewrite(&folder, &[], &[("max_position_embeddings", json!(2048))]);
     let vectors_client = client(&folder);
-    let reranker = load(&folder, Some(AskedTask::Rerank), &golden::exact()).expect("a model");
+    let reranker = load(&folder, Some(AskedTask::Rerank), &exact()).expect("a model");
     let reranker = EmbedClient::spawn(reranker).expect("a thread");
     let pairs = reranker.texts().pairs(None, "What is a cat?").expect("a query");
     let pair = |document: &str| pairs.with(document, LongText::Refuse).expect("a text");

@@ -5,13 +5,10 @@ mod choice;
 pub mod fake;
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
-
-use serde_json::{Value, json};
 
 use self::fake::{Deed, FakeServer, behind_tls, end, part, saying};
-use crate::cli::{Place, Ran, finish};
+
+use crate::common::prelude::*;
 
 const KEY: &str = "sk-very-secret-7f3a";
 
@@ -382,8 +379,8 @@ fn finished_turns_survive_a_kill_and_the_server_notices() {
     let waiting = Deed::Wait(vec![part(json!({"content": "begun"}))]);
     let (place, fake) = (Place::new(), FakeServer::start([saying(&["one"]), waiting, saying(&["two"])]));
     let mut command = place.command(&["chat", "--endpoint", &fake.url, "--session", "s"]);
-    let place_of = |name: &str| fs::File::create(place.path(name)).expect("a file");
-    command.stdin(std::process::Stdio::piped()).stdout(place_of("out")).stderr(place_of("err"));
+    let place_of = |name: &str| File::create(place.path(name)).expect("a file");
+    command.stdin(Stdio::piped()).stdout(place_of("out")).stderr(place_of("err"));
     let mut child = command.spawn().expect("llmctl starts");
     let mut input = child.stdin.take().expect("a pipe");
     std::io::Write::write_all(&mut input, b"first\nsecond\n").expect("it reads");

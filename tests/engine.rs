@@ -1,20 +1,12 @@
 //! Promise: a request to the engine gets exactly the tokens that its prompt, parameters and seed determine, whatever runs
 //! beside it, and always an orderly end; refusals cost nothing and no page is ever lost.
 
-use std::collections::{BTreeMap, HashMap};
-
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{
-    Engine, EngineConfig, Event, Finish, Limits, Logprob, MAX_LOGPROBS, Overflow, Request, ReuseReason,
-};
-use llmctl_models::kv::PAGE_TOKENS;
+use llmctl_engine::{Logprob, MAX_LOGPROBS, Overflow};
 use llmctl_models::model::Logits;
 use proptest::prelude::*;
 
-use crate::common::toy::{
-    Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, drain, fed_tokens, hashed_logits, hashing,
-    limited, num_forwards, one_hot, pages, request, run_all, run_one, seeded, step,
-};
+use crate::common::prelude::*;
+use crate::common::toy::{drain, hashed_logits, one_hot, pages, request, step};
 
 #[track_caller]
 fn check_all_free(engine: &Engine) {
@@ -411,7 +403,7 @@ fn requests_together_answer_as_they_do_alone() {
         assert_eq!(alone.text(), together.text());
     }
     let log = log.lock().expect("unpoisoned");
-    let sequences = |rows: &Vec<_>| rows.iter().map(|row: &llmctl_models::model::Row| row.sequence).max();
+    let sequences = |rows: &Vec<_>| rows.iter().map(|row: &Row| row.sequence).max();
     assert!(log.iter().any(|rows| sequences(rows) == Some(3)), "four at once in one forward pass");
     check_all_free(&engine);
 }

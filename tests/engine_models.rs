@@ -2,17 +2,11 @@
 //! gets the same tokens with the same log-probabilities to the last bit as alone, beyond the sliding window too; a session
 //! driven by hand agrees; and a turn that finds rows computed before, in whatever way, agrees with one that computes all.
 
-use crate::common::named;
-use std::path::Path;
+use llmctl_engine::DecodeOutcome;
+use llmctl_models::kv::KvGroup;
 
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{DecodeOutcome, Engine, EngineConfig, Request};
-use llmctl_models::kv::{KvGroup, KvKind, PAGE_TOKENS};
-
-use crate::common::golden::{
-    checkpoint, exact, families, golden_prompts, is_recurrent, load_model, reference_checkpoint,
-};
-use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
+use crate::common::golden::{checkpoint, is_recurrent, reference_checkpoint};
+use crate::common::prelude::*;
 
 const NEW_TOKENS: usize = 24;
 

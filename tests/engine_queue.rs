@@ -2,22 +2,12 @@
 //! at their deadline; those that run share every step so that nobody starves; idle sessions give their memory back after
 //! a time. Time is a number here: no test waits for it.
 
-use crate::common::named;
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
-
-use llmctl_base::Error;
 use llmctl_engine::engine::MAX_BYPASSES;
-use llmctl_engine::{
-    Engine, EngineConfig, Event, Finish, Request, RequestId, Reuse, ReuseReason, SessionState,
-};
-use llmctl_models::kv::PAGE_TOKENS;
+use llmctl_engine::{RequestId, SessionState};
 use proptest::prelude::*;
 
-use crate::common::toy::{
-    Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, drain, fed_tokens, hashing, limited,
-    num_forwards, pages, run_all, run_one, seeded, step,
-};
+use crate::common::prelude::*;
+use crate::common::toy::{drain, pages, step};
 
 type Answers = HashMap<RequestId, Answer>;
 

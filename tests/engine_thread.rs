@@ -1,20 +1,14 @@
 //! Promise: the engine behind its thread answers many callers at once, stops working for those who have gone, is not held
 //! up by slow readers, and says so when it is gone. No test here depends on time: models wait at gates.
 
-use crate::common::named;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{Engine, EngineClient, EngineConfig, Event, EventStream, Finish, NotYet, Request};
+use llmctl_engine::{EventStream, NotYet};
 
-use crate::common::toy::{
-    Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited, num_forwards,
-    request, run_one, seeded,
-};
+use crate::common::prelude::*;
+use crate::common::toy::request;
 
 fn spawn(setup: Setup, rule: Rule) -> (EngineClient, Log) {
     spawn_model(setup, ToyModel::new(64, rule))

@@ -3,18 +3,13 @@
 //!
 //! A new endpoint is one entry of `TABLES`; with INSTA_UPDATE=always the page is written.
 
-use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use axum::http::StatusCode;
 use llmctl_serve::wire::hints::{HINTS, inert_settings};
-use serde_json::{Map, Value, json};
 
-use crate::common::golden::parity_folder;
-use crate::common::server::{Build, MODEL, Reply, Server};
+use crate::common::prelude::*;
+use crate::common::server::{MODEL, Reply};
 
 mod anthropic;
 mod examples;

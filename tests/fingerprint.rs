@@ -1,21 +1,13 @@
 //! A model's fingerprint is the same wherever its files lie, and another as soon as anything differs that changes bits.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File, FileTimes};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::fs::{self, FileTimes};
 
-use llmctl_hub::ModelSource;
-use llmctl_kernel::Dtype;
-use llmctl_models::load::{
-    CpuOptions, Device, DeviceKind, Fingerprint, KvType, LoadOptions, ModelFiles, fingerprint,
-};
+use llmctl_models::load::{DeviceKind, Fingerprint, KvType, fingerprint};
 use llmctl_models::model::arch::parse_config;
 use llmctl_models::model::config::DecoderConfig;
-use tempfile::TempDir;
 
-use crate::common::gguf::{F32, GgufBuilder};
-use crate::common::golden::{exact, parity_folder};
+use crate::common::gguf::F32;
+use crate::common::prelude::*;
 
 /// The decoder's description is not what these tests vary.
 fn config() -> DecoderConfig {

@@ -3,14 +3,9 @@
 
 use std::fmt::Write as _;
 
-use llmctl_template::{
-    ChatTemplate, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat, RenderOptions,
-    Role, Shown, SpecialTokens, SystemMessages, ToolCall, ToolCallFormat, ToolChoice, parse_answer,
-};
-use serde_json::{Value, json};
+use llmctl_template::{OutputParser, Piece, Shown, SystemMessages, ToolChoice, parse_answer};
 
-use crate::cli::Place;
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 use crate::dialects::{joined, output_markup, taken, templates, tools, values};
 
 /// Reasoning, content and calls of an answer, the same as a whole and character by character.

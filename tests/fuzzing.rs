@@ -6,10 +6,9 @@ mod seeds;
 #[path = "fuzz/targets.rs"]
 mod targets;
 
-use std::path::{Path, PathBuf};
-
-use llmctl_template::ToolCallFormat;
 use targets::TARGETS;
+
+use crate::common::prelude::*;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz")

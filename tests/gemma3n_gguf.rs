@@ -1,11 +1,8 @@
 //! Gemma 3n as GGUF, which no fixture has. The file is written here from the checkpoint as llama.cpp's converter writes it: its
 //! names, the projections of the residual streams in one tensor, cut-offs instead of parts of the gates.
 
-use std::path::Path;
-
 use crate::common::convert::{Tensor, Written, checkpoint, with_tokens, worst, write};
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{exact, load_model, next_folder};
+use crate::common::prelude::*;
 
 const LAYERS: u32 = 10;
 const STREAMS: usize = 4;

@@ -2,18 +2,10 @@
 //! bytes, and GGUF with MXFP4 blocks. No fixture has the last two: they are written here from the checkpoint, whose experts are
 //! first rounded to what MXFP4 can hold, under the names of the published files.
 
-use std::path::Path;
-
 use half::bf16;
-use llmctl_models::load::LoadOptions;
-use llmctl_models::load::safetensors::Safetensors;
-use llmctl_models::tensor::TensorSource;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
-use tempfile::TempDir;
 
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder};
+use crate::common::prelude::*;
 
 const F32: u32 = 0;
 const MXFP4: u32 = 39;

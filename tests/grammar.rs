@@ -3,21 +3,13 @@
 //!
 //! Samples: the JSON Schema Test Suite, jsonschemabench's maskbench, llama.cpp's converter tests and llguidance's own.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use llmctl_base::{Error, GrammarError};
+use llmctl_base::GrammarError;
 use llmctl_engine::grammar::{GrammarState, TokenMask};
-use llmctl_engine::{Engine, EngineConfig, Event, Finish, Grammar, GrammarCompiler, GrammarSource, Request};
-use llmctl_models::text::{HfSettings, Tokenizer};
-use serde_json::{Value, json};
+use llmctl_engine::{Grammar, GrammarCompiler, GrammarSource};
 
-use crate::common::fixtures;
-use crate::common::golden::{exact, load_model};
-use crate::common::toy::{Answer, limited, run_all, run_one, seeded};
+use crate::common::prelude::*;
 
 /// A trained model with its compiler.
 struct Writer {

@@ -2,19 +2,12 @@
 //! counted one by one, limits and stop strings hold within them, ends come where the grammar is complete, sessions keep
 //! the exact ids, and a grammar that fails takes its own request with it.
 
-use crate::common::named;
-use std::sync::Arc;
+use llmctl_base::GrammarError;
+use llmctl_engine::{Grammar, GrammarCompiler, GrammarSource, Overflow};
+use llmctl_models::text::{TokenKind, VocabSpec};
 
-use llmctl_base::{Error, GrammarError, Sampling};
-use llmctl_engine::{
-    Engine, Event, Finish, Grammar, GrammarCompiler, GrammarSource, Overflow, Request, ReuseReason,
-};
-use llmctl_models::kv::{KvKind, PAGE_TOKENS};
-use llmctl_models::text::{TokenKind, Tokenizer, VocabSpec};
-
-use crate::common::toy::{
-    Log, Rule, Setup, ToyModel, hashing, limited, one_hot, request, run_all, run_one, seeded,
-};
+use crate::common::prelude::*;
+use crate::common::toy::{one_hot, request};
 
 const END: u32 = 2;
 const CALL: u32 = 3;

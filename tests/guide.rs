@@ -1,12 +1,7 @@
 //! Promise: with nothing downloaded and nothing configured, llmctl does its main job, and says which model does it. guide answers
 //! what it was made for, on every processor alike, and is served as OpenAI's clients expect.
 
-use std::collections::BTreeSet;
-
-use serde_json::{Value, json};
-
-use crate::cli::Place;
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::{Reply, ask, get};
 

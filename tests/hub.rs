@@ -1,17 +1,17 @@
 //! Promise: a model reference means what conventions say, on a Hugging Face cache as other tools lay it out.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
-use llmctl_base::LoadError;
-use llmctl_hub::{Aliases, HubPaths, ModelKind, ModelRef, ModelSource, Resolved, list, resolve};
+use llmctl_hub::{Aliases, HubPaths, ModelKind, ModelRef, list, resolve};
+
+use crate::common::prelude::*;
 
 const COMMIT_A: &str = "0123456789abcdef0123456789abcdef01234567";
 const COMMIT_B: &str = "fedcba9876543210fedcba9876543210fedcba98";
 
 /// A home with a cache and a few folders of models, laid out as huggingface_hub does.
 struct Home {
-    dir: tempfile::TempDir,
+    dir: TempDir,
     aliases: Aliases,
 }
 

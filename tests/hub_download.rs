@@ -1,11 +1,9 @@
 //! Promise: a model named by its repository is downloaded, checked and linked as other tools expect, once.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::cli::{Place, Ran, finish};
 use crate::common::fake_hub::{Access, FakeHub, Faults, TOKEN, sha256};
+use crate::common::prelude::*;
 #[cfg(unix)]
 use crate::common::terminal;
 
@@ -290,7 +288,7 @@ fn events_are_one_json_object_per_line() {
     let weights = content(200_000, 1);
     user.hub.publish("o/m", Access::Open, &[("m-Q8_0.gguf", &weights)]);
     let ran = user.run(&["pull", "o/m", "--output", "jsonl"]);
-    let events: Vec<serde_json::Value> =
+    let events: Vec<Value> =
         ran.check(0, "").stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let names: Vec<_> = events.iter().map(|event| event["event"].as_str().expect("a name")).collect();
     assert_eq!(
@@ -355,7 +353,7 @@ fn on_a_terminal_the_user_is_asked_and_the_size_is_shown() {
     user.hub.publish("org/guide", Access::Open, &[("guide.gguf", &guide)]);
     let start = |args: &[&str]| {
         let mut session = terminal::spawn(user.command(args), 200).expect("a terminal");
-        session.set_expect_timeout(Some(std::time::Duration::from_secs(60)));
+        session.set_expect_timeout(Some(Duration::from_secs(60)));
         session
     };
     let mut declined = start(&["chat", "--model", "org/guide"]);

@@ -3,13 +3,9 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
-use std::process::Stdio;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::cli::finish;
 use crate::common::fake_hub::{Access, FakeHub, Faults, sha256};
+use crate::common::prelude::*;
 use crate::hub_download::{Downloader, content};
 use llmctl_hub::{
     HubClient, HubError, HubPaths, HubSettings, ModelRef, PullEvent, PullObserver, PullPlan, RetrySettings,
@@ -72,7 +68,7 @@ fn pull(hub: &FakeHub, cache: &Path, observer: &Quiet) -> Result<PullPlan, HubEr
 /// A hub with one model of this size, and an empty cache.
 struct Case {
     hub: FakeHub,
-    cache: tempfile::TempDir,
+    cache: TempDir,
     weights: Vec<u8>,
     observer: Quiet,
 }
@@ -258,15 +254,15 @@ fn a_full_disk_is_seen_before_the_download() {
 
 /// A file system of 4 MiB, or `None` (said on stderr) where this user may not mount one.
 #[cfg(target_os = "linux")]
-fn small_disk() -> Option<(tempfile::TempDir, impl Drop)> {
-    struct Mounted(std::path::PathBuf);
+fn small_disk() -> Option<(TempDir, impl Drop)> {
+    struct Mounted(PathBuf);
     impl Drop for Mounted {
         fn drop(&mut self) {
-            let _ = std::process::Command::new("umount").arg(&self.0).status();
+            let _ = Command::new("umount").arg(&self.0).status();
         }
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let mount = std::process::Command::new("mount")
+    let mount = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=4m", "llmctl-test"])
         .arg(folder.path())
         .stderr(Stdio::null())
@@ -328,7 +324,7 @@ fn a_process_that_waits_for_another_says_so() {
     user.hub.publish("org/m", Access::Open, &[("m-Q8_0.gguf", &weights)]);
     let locks = user.cache().join(".locks/models--org--m");
     fs::create_dir_all(&locks).expect("mkdir");
-    let lock = fs::File::create(locks.join(format!("{}.lock", sha256(&weights)))).expect("a lock file");
+    let lock = File::create(locks.join(format!("{}.lock", sha256(&weights)))).expect("a lock file");
     lock.lock().expect("free");
     let mut command = user.command(&["pull", "org/m"]);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("llmctl starts");
@@ -419,12 +415,12 @@ fn an_interrupt_keeps_the_partial_file_and_says_how_to_go_on() {
 }
 
 /// A proxy that opens tunnels (RFC 9110, CONNECT) and counts them.
-fn proxy() -> (String, std::sync::Arc<AtomicUsize>) {
+fn proxy() -> (String, Arc<AtomicUsize>) {
     use std::io::{BufRead, BufReader};
     use std::net::{TcpListener, TcpStream};
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("http://user:secret@{}", listener.local_addr().expect("bound"));
-    let count = std::sync::Arc::new(AtomicUsize::new(0));
+    let count = Arc::new(AtomicUsize::new(0));
     let tunnels = count.clone();
     let tunnel = move |client: TcpStream| -> std::io::Result<()> {
         let mut reader = BufReader::new(client.try_clone()?);

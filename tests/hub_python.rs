@@ -2,10 +2,9 @@
 //! LLMCTL_TEST_PYTHON; without one the tests are skipped aloud.
 
 use std::fs;
-use std::process::Command;
 
-use crate::cli::{Ran, finish};
 use crate::common::fake_hub::Access;
+use crate::common::prelude::*;
 use crate::hub_download::{Downloader, borrowed, content, tiny_checkpoint};
 
 /// Runs a Python program with the cache and the hub of `user`; `None` (said on stderr) without huggingface_hub.
@@ -22,7 +21,7 @@ fn python(user: &Downloader, program: &str) -> Option<Ran> {
         return skip("the interpreter of LLMCTL_TEST_PYTHON has no huggingface_hub");
     }
     let mut command = Command::new(interpreter);
-    command.args(["-c", program]).stdin(std::process::Stdio::null());
+    command.args(["-c", program]).stdin(Stdio::null());
     command
         .env("HF_ENDPOINT", &user.hub.url)
         .env("HF_HUB_CACHE", user.cache())

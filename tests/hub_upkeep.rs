@@ -3,19 +3,15 @@
 
 #![cfg(unix)]
 
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::time::{Duration, SystemTime};
+use std::fs;
+use std::process::Output;
+use std::time::SystemTime;
 
-use llmctl_base::Sampling;
-use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
-use llmctl_engine::{Finish, Usage};
-use llmctl_template::Message;
-use serde_json::{Value, json};
+use llmctl_engine::session::store::StoredTurn;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use crate::common::prelude::*;
 use crate::common::terminal;
 
 const OLD: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -27,7 +23,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// A home with a cache as huggingface_hub writes it.
 struct Home {
-    dir: tempfile::TempDir,
+    dir: TempDir,
 }
 
 impl Home {
@@ -232,7 +228,7 @@ fn a_model_in_use_is_not_erased() {
     // Not by closing it: a process that another test is starting may have the file open as well.
     held.unlock().expect("unlocked");
     if cfg!(target_os = "linux") {
-        let map = llmctl_models::tensor::SharedBytes::map_file(&blobs[0]).expect("mapped");
+        let map = SharedBytes::map_file(&blobs[0]).expect("mapped");
         let (_, stderr) = home.check(&["rm", "o/m", "--yes"], 75);
         assert!(stderr.contains(&format!("({})", std::process::id())), "{stderr}");
         drop(map);

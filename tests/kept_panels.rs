@@ -1,18 +1,16 @@
 //! Packed weights kept on disk: the same logits with and without them, and no file is ever computed with that is not whole.
 
-use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::fs;
+use std::io::{Seek, SeekFrom, Write};
+use std::time::SystemTime;
 
-use llmctl_hub::ModelSource;
 use llmctl_kernel::gemm::fixed;
 use llmctl_kernel::isa;
 use llmctl_models::load::export::{Export, ExportOptions, MIXES, WriteEnd};
 use llmctl_models::load::fingerprint::panel_key;
-use llmctl_models::load::{LoadOptions, LoadedModel, ModelFiles, PanelPlace, kept_panels};
+use llmctl_models::load::{PanelPlace, kept_panels};
 
-use crate::common::golden::{Fed, exact, load_model, parity_folder};
+use crate::common::prelude::*;
 
 /// Room for everything.
 const ALL: u64 = u64::MAX;

@@ -1,21 +1,14 @@
 //! KV pages on disk: what comes back is what was saved, or a reason. Killed processes, damaged, cut and missing files, full
 //! and read-only disks and other processes cost warmth, never a wrong byte, and nothing panics.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File, FileTimes};
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, SystemTime};
+use std::fs::{self, FileTimes};
+use std::io::Write;
+use std::time::SystemTime;
 
-use llmctl_base::Error;
-use llmctl_models::kv::disk::{
-    DiskConfig, DiskEvent, DiskPageKey, DiskStore, MissingReason, PageLabel, PageName, PageUse, Saving,
-};
-use serde_json::json;
-use tempfile::TempDir;
+use llmctl_models::kv::disk::{DiskEvent, DiskPageKey, MissingReason, PageLabel, PageName, PageUse, Saving};
 
 #[cfg(unix)]
+use crate::common::prelude::*;
 use crate::common::unprivileged;
 
 /// Far longer than anything here takes.
@@ -210,7 +203,7 @@ fn the_folder_says_what_it_is() {
     let (_folder, root) = scratch();
     saved(&root, 0..2, 100);
     let path = root.join("f00d/manifest.json");
-    let manifest: serde_json::Value = serde_json::from_slice(&fs::read(path).expect("there")).expect("JSON");
+    let manifest: Value = serde_json::from_slice(&fs::read(path).expect("there")).expect("JSON");
     assert_eq!(manifest["schema"], "llmctl.kv.v1");
     assert_eq!(manifest["fingerprint"], "f00d");
     assert_eq!(manifest["made_of"], json!({"weights": "toy", "kv_type": "f16"}));

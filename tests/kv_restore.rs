@@ -1,20 +1,12 @@
 //! Promise: what a session computed is warm again in another process, with the same answers as if it had never left memory; and
 //! whatever has become of the files, answers are right and nothing panics.
 
-use crate::common::named;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::SystemTime;
 
-use llmctl_base::{Error, Notice};
-use llmctl_engine::{Engine, Event, Finish, Request, Reuse, ReuseReason};
-use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl_models::kv::{KvKind, PAGE_TOKENS};
-use serde_json::json;
+use llmctl_base::Notice;
 
-use crate::common::toy::{
-    Answer, Setup, ToyModel, ToyVocabulary, hashing, limited, run_all, run_one, seeded,
-};
+use crate::common::prelude::*;
 
 const KINDS: [&[KvKind]; 4] = [
     &[KvKind::Full],
@@ -300,7 +292,7 @@ fn a_turn_counts_as_a_use_of_all_that_the_session_has_on_disk() {
     assert!(engine.flush_disk(PLENTY));
     let old = SystemTime::now() - Duration::from_secs(24 * 3600);
     for file in page_files(root.path()) {
-        let file = fs::File::options().write(true).open(file).expect("ours");
+        let file = File::options().write(true).open(file).expect("ours");
         file.set_modified(old).expect("a time");
     }
     let next = [&prompt(150)[..], &answer.ids(), &[1]].concat();

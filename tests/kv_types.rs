@@ -1,14 +1,10 @@
 //! Error of each KV type: rounded keys and values stay close to exact ones. In every type, chunks, company, copied pages and
 //! exported and imported pages change no bit.
 
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
-use llmctl_models::load::LoadOptions;
-use llmctl_models::model::{Batch, Model, Row};
+use llmctl_models::kv::NO_PAGE;
 
-use crate::common::golden::{
-    FAMILIES, Fed, checkpoint, exact, feed, golden_prompts, has_experts, load_model, page_pool, parity_folder,
-};
+use crate::common::golden::{FAMILIES, checkpoint, feed, has_experts};
+use crate::common::prelude::*;
 
 /// Root mean square of the difference, relative to that of the logits with f32 KV, of one prompt. Set after measuring. With
 /// rows of 8 to 32 random values these models are harder on rounding than trained ones.

@@ -1,21 +1,12 @@
 //! Loading beyond reading files: conversion, context and memory, multimodal nesting, real configurations.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use llmctl_base::LoadError;
-use llmctl_hub::ModelSource;
-use llmctl_kernel::Dtype;
-use llmctl_models::kv::PAGE_TOKENS;
-use llmctl_models::load::{CpuOptions, Device, Isa, LoadOptions, LoadedModel, ModelFiles, load_texts};
+use llmctl_models::load::{Isa, load_texts};
 use llmctl_models::model::arch::{ConfigReader, FAMILIES, parse_config};
 use safetensors::SafeTensors;
-use serde_json::{Value, json};
 
-use crate::common::fixtures;
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, worst_difference};
+use crate::common::prelude::*;
 
-fn checkpoint(name: &str) -> std::path::PathBuf {
+fn checkpoint(name: &str) -> PathBuf {
     parity_folder().join(name)
 }
 
@@ -218,7 +209,7 @@ fn real_configurations_are_described_or_refused_by_name() {
 }
 
 /// A checkpoint with one key of its config.json changed.
-fn with_config(name: &str, key: &str, value: Value) -> tempfile::TempDir {
+fn with_config(name: &str, key: &str, value: Value) -> TempDir {
     let (folder, changed) = (checkpoint(name), tempfile::tempdir().expect("tempdir"));
     for entry in std::fs::read_dir(&folder).expect("folder") {
         let entry = entry.expect("entry");

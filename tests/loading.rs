@@ -1,19 +1,15 @@
 //! Promise: real files load exactly, and a damaged or lying file is an error that names what is wrong, never a panic
 //! and never a large allocation.
 
-use std::path::{Path, PathBuf};
-
-use llmctl_base::{LoadError, TopK};
-use llmctl_kernel::{Dtype, dequantize_row};
-use llmctl_models::load::gguf::Gguf;
+use llmctl_base::TopK;
+use llmctl_kernel::dequantize_row;
 use llmctl_models::load::hf;
-use llmctl_models::load::safetensors::Safetensors;
-use llmctl_models::tensor::{HostTensor, TensorSource};
+use llmctl_models::tensor::HostTensor;
 use proptest::prelude::*;
 
 use crate::common::alloc::largest_allocation;
-use crate::common::fixtures;
-use crate::common::gguf::{F16, F32, GgufBuilder, Q4_0, text_bytes};
+use crate::common::gguf::{F16, F32, Q4_0, text_bytes};
+use crate::common::prelude::*;
 
 /// A parser may need some times the bytes it reads, but not more.
 fn allocation_bound(file_bytes: usize) -> usize {
@@ -59,7 +55,7 @@ fn every_gguf_fixture_reads_as_candle_reads_it() {
     assert!(files.len() > 40, "only {} files", files.len());
     for path in files {
         let gguf = Gguf::open(&path).unwrap_or_else(|error| panic!("{error}"));
-        let mut file = std::fs::File::open(&path).unwrap();
+        let mut file = File::open(&path).unwrap();
         let content = Content::read(&mut file).unwrap();
         assert_eq!(gguf.metadata().keys().count(), content.metadata.len(), "{}", path.display());
         assert_eq!(gguf.names().len(), content.tensor_infos.len(), "{}", path.display());
@@ -324,7 +320,7 @@ fn gguf_lies_are_named() {
     }
 }
 
-fn split_folder(shards: &[(&str, GgufBuilder)]) -> tempfile::TempDir {
+fn split_folder(shards: &[(&str, GgufBuilder)]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, builder) in shards {
         std::fs::write(folder.path().join(name), builder.build()).unwrap();
@@ -688,7 +684,7 @@ fn odd_files_are_refused_by_name() {
     std::fs::write(&empty, "").unwrap();
     assert_names(&Gguf::open(&empty).unwrap_err(), &["empty.gguf", "header"]);
     let long = folder.path().join("config.json");
-    let file = std::fs::File::create(&long).unwrap();
+    let file = File::create(&long).unwrap();
     file.set_len(hf::MAX_FILE_BYTES + 1).unwrap();
     assert_names(&hf::config(folder.path()).unwrap_err(), &["config.json", "longer than"]);
 }

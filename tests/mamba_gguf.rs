@@ -2,12 +2,8 @@
 //! llama.cpp's converter writes them: `-exp(A_log)`, vectors of a mixer as matrices, rows of q and k with rotary pairs
 //! side by side (not Falcon-H1), and Falcon-H1's multipliers within the matrices.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
 use crate::common::convert::{Tensor, Written, checkpoint, paired, with_tokens, worst, write};
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, next_folder};
+use crate::common::prelude::*;
 
 const INNER: usize = 64;
 const STATE: usize = 16;

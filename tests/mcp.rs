@@ -7,13 +7,10 @@
 
 mod serve;
 
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
-
-use serde_json::{Value, json};
+use std::process::ChildStdout;
 
 use crate::chat::Term;
-use crate::cli::{Place, Ran, finish};
+use crate::common::prelude::*;
 use crate::common::scripted::{self, PLAIN};
 use crate::endpoint::fake::{Deed, FakeServer, end, part, saying};
 
@@ -50,7 +47,7 @@ fn write_servers(place: &Place, servers: &[(&str, &[&str])]) {
         let args = [&[SERVER, "--log", &log], *own].concat();
         ((*name).to_owned(), json!({"command": "python3", "args": args, "env": {"OWN": "${HOME}"}}))
     };
-    let servers: serde_json::Map<String, Value> = servers.iter().map(server).collect();
+    let servers: Map<String, Value> = servers.iter().map(server).collect();
     place.write("mcp.json", json!({"mcpServers": servers}).to_string());
 }
 
@@ -418,7 +415,7 @@ impl HttpServer {
         let mut child = command.spawn().expect("Python starts");
         let mut stdout = child.stdout.take().expect("a pipe");
         let mut port = String::new();
-        std::io::BufReader::new(&mut stdout).read_line(&mut port).expect("a port");
+        BufReader::new(&mut stdout).read_line(&mut port).expect("a port");
         Self { child, url: format!("http://127.0.0.1:{}/mcp?x=1", port.trim()), _stdout: stdout }
     }
 }

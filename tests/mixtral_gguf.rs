@@ -1,10 +1,8 @@
 //! Mixtral as GGUF files of before April 2024, in which each expert has tensors of its own: no fixture has one. The file is
 //! written here from the checkpoint as llama.cpp's converter wrote it then.
 
-use std::path::Path;
-
 use crate::common::convert::{Tensor, Written, checkpoint, paired, with_tokens, worst, write};
-use crate::common::golden::next_folder;
+use crate::common::prelude::*;
 
 const COUNTS: [(&str, u32); 9] = [
     ("context_length", 2048),

@@ -4,21 +4,12 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Read;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 
-use llmctl_engine::ChatTokenizer;
-use llmctl_hub::ModelSource;
-use llmctl_models::load::{ModelFiles, ModelTexts, load_texts, model_facts};
-use llmctl_template::{
-    ChatTemplate, Conversation, DateTime, Message, OutputMarkup, RenderOptions, Role, SpecialTokens, ToolCall,
-};
-use serde_json::{Map, Value, json};
+use llmctl_models::load::{ModelTexts, load_texts, model_facts};
+use llmctl_template::DateTime;
 
-use crate::cli::{Place, read_line};
-use crate::common::fixtures;
+use crate::cli::read_line;
+use crate::common::prelude::*;
 use crate::serve_ops::client::{ask, get};
 
 /// A model: the weights of a parity checkpoint, a vocabulary that has the family's special tokens, the published template.

@@ -4,11 +4,8 @@
 
 use std::fmt::Write;
 
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
-use llmctl_models::load::LoadOptions;
-
-use crate::common::golden::{Fed, GoldenPrompt, checkpoint, exact, golden_prompts, load_model};
+use crate::common::golden::{GoldenPrompt, checkpoint};
+use crate::common::prelude::*;
 
 /// The checkpoints of the page's table.
 const DENSE: [&str; 4] = ["llama", "qwen3", "gemma3", "granite"];

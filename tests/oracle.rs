@@ -3,20 +3,14 @@
 //! Where they disagree, the stored logits of transformers decide, and the table below says why candle-transformers is off.
 //! A disagreement that disappears fails the test too, so that the table stays true.
 
-use std::collections::HashMap;
-use std::path::Path;
-
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_transformers::models;
 use llmctl_models::load::hf;
-use llmctl_models::model::Model;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
 
-use crate::common::golden::{
-    FAMILIES, Fed, GoldenPrompt, exact, golden_prompts, largest_difference, load_model, parity_folder,
-};
+use crate::common::golden::{FAMILIES, GoldenPrompt};
+use crate::common::prelude::*;
 
 /// Largest absolute difference of a logit where both are right.
 const TOLERANCE: f32 = 1e-4;

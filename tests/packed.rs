@@ -3,15 +3,10 @@
 //! `packed/make.py` wrote a tiny Llama in every form, with the values that each packed matrix stands for. Integers are
 //! kept in a block type that holds them exactly; with `--dtype f32` the logits are those of the dequantised weights.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use llmctl_hub::ModelSource;
-use llmctl_kernel::{Dtype, dequantize_row};
-use llmctl_models::load::{LoadOptions, ModelFiles};
+use llmctl_kernel::dequantize_row;
 use safetensors::SafeTensors;
 
-use crate::common::golden::{Fed, exact, load_model, parity_folder};
+use crate::common::prelude::*;
 
 /// The type that each form becomes; floats of 8 and 4 bits are f32 until they are loaded.
 const FORMS: [(&str, Dtype); 17] = [
@@ -39,7 +34,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 /// Puts a model folder together: a form's file of matrices, the other tensors and a tokenizer.
-fn folder(form: &str, weights: &str, config: &str) -> tempfile::TempDir {
+fn folder(form: &str, weights: &str, config: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name);
     std::fs::write(path("config.json"), config).expect("a file");
@@ -64,13 +59,13 @@ fn config(form: &str) -> String {
     std::fs::read_to_string(data(form).join("config.json")).expect("config.json")
 }
 
-fn packed(form: &str) -> tempfile::TempDir {
+fn packed(form: &str) -> TempDir {
     folder(form, "model.safetensors", &config(form))
 }
 
 /// The same model with plain weights.
-fn plain(form: &str) -> tempfile::TempDir {
-    let mut config: serde_json::Value = serde_json::from_str(&config(form)).expect("JSON");
+fn plain(form: &str) -> TempDir {
+    let mut config: Value = serde_json::from_str(&config(form)).expect("JSON");
     for key in ["quantization_config", "quantization"] {
         config.as_object_mut().expect("an object").remove(key);
     }

@@ -1,10 +1,8 @@
 //! The parity table: every family reproduces the logits of its reference implementation (transformers 5.23, float32, eager
 //! attention), however its prompt is cut, and the same weights as GGUF give the same logits.
 
-use crate::common::golden::{
-    Fed, checkpoint, exact, families, golden_prompts, load_model, next_folder, parity_folder, parity_gguf,
-    reference_checkpoint, top_two, worst_difference,
-};
+use crate::common::golden::{checkpoint, reference_checkpoint};
+use crate::common::prelude::*;
 
 /// Largest absolute difference of a logit.
 const TOLERANCE: f32 = 1e-4;

@@ -1,22 +1,12 @@
 //! Phi-3 as GGUF, which no fixture has: q, k, v in one matrix, gate and up in another, LongRoPE's divisors as tensors.
 //! The file is written here from the checkpoint, under the names that llama.cpp's converter gives.
 
-use std::path::Path;
-
-use llmctl_hub::ModelSource;
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
 use llmctl_models::backend::cpu::Cpu;
-use llmctl_models::load::ModelFiles;
 use llmctl_models::load::quantize::convert;
-use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::model::arch::{Description, parse_config};
 use llmctl_models::model::decoder::{Decoder, DecoderParts};
-use llmctl_models::tensor::TensorSource;
-use serde_json::{Value, json};
 
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{Fed, golden_prompts, parity_folder, worst_difference};
+use crate::common::prelude::*;
 
 const F32: u32 = 0;
 const BF16: u32 = 30;

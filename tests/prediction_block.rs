@@ -1,27 +1,15 @@
 //! The block behind a Qwen 3.5 that predicts further tokens: its logits are those of a plain computation, and its drafts change
 //! no answer. No published checkpoint is small enough; the block's weights are drawn here, behind the tiny checkpoints.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use llmctl_base::Sampling;
-use llmctl_engine::{DraftModelUsage, Engine, EngineConfig, ModelDrafter, Request, Speculation};
-use llmctl_models::kv::{KvKind, PageTable};
-use llmctl_models::load::safetensors::Safetensors;
-use llmctl_models::load::{LoadOptions, PredictionUse};
+use llmctl_engine::ModelDrafter;
+use llmctl_models::load::PredictionUse;
 use llmctl_models::model::weights::to_f32;
-use llmctl_models::model::{Batch, Model, Row};
-use llmctl_models::tensor::TensorSource;
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
 
 use crate::cli::llmctl;
 use crate::common::convert::{Tensor, Written, write};
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, page_pool, parity_folder};
-use crate::common::named;
+use crate::common::prelude::*;
 use crate::common::telling::{Telling, Texts, ToyBlock, VOCAB, check_together, check_turns};
-use crate::common::toy::{Answer, ToyVocabulary, limited, run_all, run_one, seeded};
-use crate::common::watched::Watched;
 use crate::qwen3_5_gguf;
 
 const HIDDEN: usize = 32;
@@ -74,7 +62,7 @@ fn block_tensors(has_experts: bool) -> BTreeMap<String, Tensor> {
 }
 
 /// A copy of the checkpoint `name` with the block.
-fn folder_with_block(name: &str) -> tempfile::TempDir {
+fn folder_with_block(name: &str) -> TempDir {
     let (from, into) = (parity_folder().join(name), tempfile::tempdir().expect("tempdir"));
     for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         std::fs::write(into.path().join(file), std::fs::read(from.join(file)).expect(file)).expect("a copy");

@@ -4,17 +4,12 @@
 //! The files in the repository have one layer of random weights. `LLMCTL_QUANT_TYPES` names a folder of larger ones, made from
 //! the trained models of the shared fixtures.
 
-use std::path::{Path, PathBuf};
-
-use llmctl_base::LoadError;
 use llmctl_base::notice::Notice;
 use llmctl_kernel::dequantize_row;
-use llmctl_models::load::gguf::Gguf;
-use llmctl_models::load::{Device, DeviceKind, LoadOptions};
-use llmctl_models::tensor::TensorSource;
+use llmctl_models::load::DeviceKind;
 
-use crate::common::gguf::{F32, GgufBuilder};
-use crate::common::golden::{Fed, exact, largest_difference, load_model, top_two};
+use crate::common::gguf::F32;
+use crate::common::prelude::*;
 
 /// Largest KL divergence of the next token's distribution, in nats, as a mean over the positions of a text.
 const MAX_KL: f64 = 1e-3;

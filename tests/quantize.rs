@@ -4,24 +4,13 @@
 //! `mixes.json` holds llama.cpp's choice for each tensor of models that differ where the rules do (recorded by
 //! `llama_cpp_mixes.py`). Quantised files stay within bounds of the divergence, and an importance matrix lowers it.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use llmctl_base::LoadError;
-use llmctl_hub::ModelSource;
 use llmctl_models::load::divergence::{Divergence, Predictions};
 use llmctl_models::load::export::{Export, ExportOptions, Imatrix, MIXES, QuantMix, WriteEnd};
-use llmctl_models::load::gguf::Gguf;
-use llmctl_models::load::{LoadOptions, ModelFiles};
-use llmctl_models::tensor::TensorSource;
 use llmctl_models::text::Encode;
-use serde_json::{Value, json};
 
-use crate::cli::{Place, finish};
-use crate::common::fixtures;
-use crate::common::gguf::{F32, GgufBuilder};
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf};
+use crate::common::gguf::F32;
 use crate::common::k_quants::write_k_quants;
+use crate::common::prelude::*;
 #[cfg(unix)]
 use crate::common::terminal;
 
@@ -177,7 +166,7 @@ fn a_folder_written_in_f32_has_the_same_logits_to_the_bit() {
             assert!(same_bits(&from_folder, &from_gguf), "{name} {}", prompt.name);
         }
         let text = "I'LL say: na\u{ef}ve \u{6f22}\u{5b57} 12345 <|im_end|>\n\t  x";
-        let encode = |loaded: &llmctl_models::load::LoadedModel| {
+        let encode = |loaded: &LoadedModel| {
             let options = Encode { add_special: true, parse_special: true };
             loaded.texts.tokenizer.encode(text, options).expect("encodes")
         };
@@ -365,7 +354,7 @@ fn ctrl_c_ends_the_command_and_leaves_nothing() {
     let before = count();
     let command = place.command(&["quantize", "./in.gguf", "out.gguf", "--type", "Q4_K_M"]);
     let mut session = terminal::spawn(command, 200).expect("a terminal");
-    session.set_expect_timeout(Some(std::time::Duration::from_secs(60)));
+    session.set_expect_timeout(Some(Duration::from_secs(60)));
     session.expect("writing out.gguf").expect("progress");
     session.send("\x03").expect("typed");
     session.expect("interrupted; out.gguf is not written").expect("the end");
@@ -436,7 +425,7 @@ fn llama_cpp_opens_what_is_written() {
     };
     let place = Place::new();
     let run = |arguments: &[&str]| {
-        let mut command = std::process::Command::new(&python);
+        let mut command = Command::new(&python);
         command.current_dir(place.folder.path()).args(arguments);
         finish(command, "")
     };

@@ -1,9 +1,7 @@
 //! Error of integer products: models with quantised matrices as stored, where activations are rounded to 8 bits, against the
 //! same matrices widened to f32 on load. Chunks and batches give the same bits.
 
-use llmctl_models::load::LoadOptions;
-
-use crate::common::golden::{Fed, exact, golden_prompts, load_model, parity_folder, parity_gguf, top_two};
+use crate::common::prelude::*;
 
 /// Root mean square of the difference, relative to that of the exact logits, of one model's prompt. Set after measuring:
 /// 2% to 6% (Llama's long prompt). Whether the products themselves are right is for the kernels' own tests.

@@ -2,14 +2,8 @@
 //! heads of values in turns over the heads of keys, `-exp(A_log)`, norms with their 1, vectors for matrices of one row, and a
 //! block behind the others that predicts further tokens.
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use llmctl_base::LoadError;
-
 use crate::common::convert::{Tensor, checkpoint, stack_experts, with_tokens, worst, write};
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::{exact, load_model, parity_folder};
+use crate::common::prelude::*;
 
 const KEY_HEADS: usize = 2;
 const VALUE_HEADS: usize = 4;

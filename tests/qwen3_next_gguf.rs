@@ -1,11 +1,8 @@
 //! Qwen 3 Next as GGUF, which no fixture has. The file is written here from the checkpoint as llama.cpp's converter writes it:
 //! its names, the fused projections of the delta nets split (and, in older files, left fused), norms with their 1.
 
-use std::path::Path;
-
 use crate::common::convert::{Tensor, Written, checkpoint, stack_experts, with_tokens, worst, write};
-use crate::common::gguf::GgufBuilder;
-use crate::common::golden::next_folder;
+use crate::common::prelude::*;
 
 const KEY_HEADS: usize = 2;
 const VALUE_HEADS: usize = 4;

@@ -3,14 +3,7 @@
 
 mod smollm2;
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use llmctl_models::load::LoadOptions;
-use serde_json::Value;
-
-use crate::common::fixtures;
-use crate::common::golden::{Fed, exact, load_model, top_two};
+use crate::common::prelude::*;
 
 const MODELS: [&str; 2] = ["stories260K", "babyllama-361"];
 

@@ -6,25 +6,16 @@ mod own;
 mod sglang;
 mod vllm;
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-use llmctl_base::{Error, Sampling};
 use llmctl_engine::grammar::{Grammar, GrammarSource};
 use llmctl_engine::http_engine::{
     EngineUrl, HttpEngine, HttpEngineSettings, ServerSettings, WhenLost, rendezvous_order,
 };
-use llmctl_engine::{
-    EngineClient, EngineTransport, Event, Finish, Limits, Outcome, Overflow, Request, ReuseReason, Started,
-    Token,
-};
-use llmctl_hub::ModelSource;
+use llmctl_engine::{EngineTransport, Overflow, Started};
 use llmctl_models::load::TextsAlone;
-use serde_json::json;
 
 use self::fake::{Deed, FakeEngine, JSON, LENGTH, LOGPROBS, REGEX, STOP};
-use crate::cli::Place;
-use crate::common::named;
+
+use crate::common::prelude::*;
 
 /// The folder whose texts the recorded model had.
 fn texts() -> PathBuf {
@@ -408,7 +399,7 @@ fn run_answers_from_an_engine_elsewhere_without_weights_here() {
         ["run", "--engine", &url, "--model", "./tiny", "--max-tokens", "8", "--output", "json", "Hello"];
     let run = place.run(&args);
     run.check(0, "answers come from vLLM 0.32.0 at http://127.0.0.1:");
-    let said: serde_json::Value = serde_json::from_str(&run.stdout).expect("JSON");
+    let said: Value = serde_json::from_str(&run.stdout).expect("JSON");
     assert_eq!(said["usage"]["completion_tokens"], 8);
     assert_eq!(said["reuse"]["reason"], "remote_engine");
     assert_eq!(said["usage"]["engine"]["same_bits"], false);

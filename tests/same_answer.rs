@@ -3,26 +3,14 @@
 //! Real models, the logits behind every token compared bit by bit: each family of the parity table as its file stores it, and
 //! what files store otherwise, with each type of KV.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use llmctl_engine::{DecodeOutcome, RequestId, SessionId};
+use llmctl_models::load::Isa;
 
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{DecodeOutcome, Engine, Request, RequestId, SessionId};
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::{KvKind, PAGE_TOKENS, PageTable};
-use llmctl_models::load::{CpuOptions, Device, Isa, LoadOptions};
-use tempfile::TempDir;
-
-use crate::common::cpu;
-use crate::common::golden::{
-    Fed, checkpoint, exact, families, golden_prompts, last_logits, load_model, page_pool, parity_gguf,
-};
+use crate::common::golden::{checkpoint, last_logits};
 use crate::common::k_quants::{VOCAB, write_k_quants};
-use crate::common::named;
-use crate::common::toy::{Answer, drain, limited, run_all, run_one, seeded, step};
-use crate::common::watched::{Truth, Watched, bits};
+use crate::common::prelude::*;
+use crate::common::toy::{drain, step};
+use crate::common::watched::{Truth, bits};
 
 const NEW_TOKENS: usize = 6;
 /// Three pages and more than two windows.

@@ -5,15 +5,11 @@
 //! A change that means to change last bits records them again (`INSTA_UPDATE=always`).
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
-use llmctl_models::load::LoadOptions;
 use sha2::{Digest, Sha256};
 
-use crate::common::golden::{Fed, exact, load_model};
 use crate::common::k_quants::write_k_quants;
+use crate::common::prelude::*;
 
 /// Tokens that are fed together, more than a window of most checkpoints; those after them are fed one by one.
 const TOGETHER: usize = 96;

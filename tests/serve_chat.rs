@@ -1,11 +1,7 @@
 //! Promise: `POST /v1/chat/completions` has OpenAI's shapes, streamed or not, and every parameter is honoured or refused.
 
-use axum::http::{Method, StatusCode};
-use llmctl_base::GivenSampling;
-use llmctl_serve::ServeSettings;
-use serde_json::{Value, json};
-
-use crate::common::server::{Build, CHATML, FREE, MODEL, QWENISH, ask, both_kinds, lines, redacted};
+use crate::common::prelude::*;
+use crate::common::server::{MODEL, ask, both_kinds, lines, redacted};
 
 const UNICODE: &str = "Grüße, 世界 \u{1F600}\u{1F468}\u{200D}\u{1F469}!";
 
@@ -171,7 +167,7 @@ async fn the_way_tokens_are_chosen_is_honoured() {
     assert_ne!(drawn(json!({})).await, greedy);
     assert_eq!(drawn(json!({})).await, drawn(json!({})).await, "the seed repeats it");
     assert_eq!(drawn(json!({"top_k": 0})).await, drawn(json!({})).await, "0 keeps all");
-    let distinct = |text: &str| text.chars().collect::<std::collections::BTreeSet<_>>().len();
+    let distinct = |text: &str| text.chars().collect::<BTreeSet<_>>().len();
     let bias: Value = ["a", "b", "c"]
         .iter()
         .map(|letter| {

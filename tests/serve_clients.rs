@@ -5,13 +5,9 @@
 //! `node_modules` has `openai` and `@anthropic-ai/sdk`. `.ci/run` installs them where there is a network; without them the tests say that they are skipped.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
 
-use crate::cli::Place;
+use crate::common::prelude::*;
 
 const KEY: &str = "the-clients-key";
 const START_TIME: Duration = Duration::from_secs(120);

@@ -1,10 +1,8 @@
 //! Promise: drafts change no response but its counts, at every API; a predicted output is a source of drafts, and one that
 //! cannot be read is a hint without effect.
 
-use llmctl_engine::Speculation;
-use serde_json::{Value, json};
-
-use crate::common::server::{Build, Reply, Server, both_kinds};
+use crate::common::prelude::*;
+use crate::common::server::{Reply, both_kinds};
 
 const TEXT: &str = "one two three four five six seven eight nine ten";
 const REFRAIN: &str = "la la la la la la la la la la la la";

@@ -1,9 +1,7 @@
 //! Promise: each field of a request is honoured, accepted as a hint that is reported, or refused by name; what clients send back of answers is no reason to refuse their next turn.
 
-use axum::http::StatusCode;
-use serde_json::{Map, Value, json};
-
-use crate::common::server::{Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds};
+use crate::common::prelude::*;
+use crate::common::server::{Reply, ask, both_kinds};
 
 fn server() -> Server {
     Build::answers(&[("hi", "Hello there."), ("Roses are", " red.")]).start()

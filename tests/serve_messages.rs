@@ -1,12 +1,10 @@
 //! Promise: `/v1/messages` takes Anthropic's requests and answers in Anthropic's form, streamed and whole alike, with the bits
 //! of a chat completion; what it leaves out or moves is reported, what it cannot honour is refused by its place.
 
-use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
-use llmctl_base::Error;
-use serde_json::{Map, Value, json};
 
-use crate::common::server::{Build, CHATML, FREE, MODEL, NOISE, QWENISH, Reply, both_kinds, pieces, request};
+use crate::common::prelude::*;
+use crate::common::server::{MODEL, NOISE, Reply, both_kinds, pieces, request};
 
 const PATH: &str = "/v1/messages";
 const CALL: &str =

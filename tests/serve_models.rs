@@ -2,14 +2,8 @@
 //! holds, sessions come back warm, and the end of one model's engine is nothing to the others.
 
 use std::fs;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 
-use serde_json::{Value, json};
-
-use crate::cli::Place;
-use crate::common::fixtures;
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, post, signal, start_as_told};
 use crate::serve_ops::client::{Reply, ask, get};
 
@@ -68,7 +62,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
         if is_so() {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     panic!("not within a minute: {what}");
 }

@@ -1,13 +1,10 @@
 //! Promise: /openapi.json is true of the server: its routes are those of docs/http.md, the fields of its bodies those of
 //! docs/http-fields.md, and real answers are as its schemas say.
 
-use std::collections::BTreeSet;
 use std::fs;
 
-use axum::http::{Method, StatusCode};
-use serde_json::{Map, Value, json};
-
-use crate::common::server::{Build, Reply, Server, ask, both_kinds};
+use crate::common::prelude::*;
+use crate::common::server::{Reply, ask, both_kinds};
 
 fn server() -> Server {
     let special_tokens = &["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];

@@ -13,18 +13,16 @@ mod page;
 mod workers;
 
 use std::io::Write;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use llmctl_serve::gate::owner::KeyLine;
 use llmctl_serve::gate::policy::{ApiKeys, Hosts, Policy};
 use llmctl_serve::net::connection::ConnectionLimits;
 use llmctl_serve::telemetry::access_log::AccessLog;
-use serde_json::Value;
 
 use app::{Options, Site, address, app, counting_engine, gated_engine, loading};
 use client::{ask, connect, get};
-use llmctl_serve::engines::engine::EngineSlot;
+
+use crate::common::prelude::*;
 
 fn with_policy(policy: Policy) -> Site {
     Site::new(Options { policy, ..Options::default() })

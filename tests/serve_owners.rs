@@ -1,13 +1,10 @@
 //! Promise: a session is its owner's: nobody else sees, continues, forks or removes it, or learns that it is there; and what a
 //! client's routing header names is warm and never a conversation that is kept, nor a reason to refuse anything.
 
-use axum::http::{Method, StatusCode};
-use llmctl_engine::session::store::{SessionName, SessionStore};
-use llmctl_serve::ServeSettings;
 use llmctl_serve::gate::owner::{KeyLine, Owner};
-use serde_json::{Value, json};
 
-use crate::common::server::{Build, FREE, Reply, Server, ask, both_kinds, request, whole};
+use crate::common::prelude::*;
+use crate::common::server::{Reply, ask, both_kinds, request, whole};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -17,7 +14,7 @@ fn build(store: Option<SessionStore>) -> Build {
 }
 
 /// A store and none.
-fn stores() -> [(Option<tempfile::TempDir>, Option<SessionStore>); 2] {
+fn stores() -> [(Option<TempDir>, Option<SessionStore>); 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SessionStore::new(folder.path().join("sessions"));
     [(Some(folder), Some(store)), (None, None)]

@@ -2,14 +2,10 @@
 //! response is a point of a stored session, which can be continued, forked, read and deleted, also by another server; the
 //! text of a custom tool follows its grammar.
 
-use axum::http::Method;
-use llmctl_engine::session::store::{SessionName, SessionStore};
-use llmctl_serve::ServeSettings;
 use llmctl_serve::gate::owner::KeyLine;
-use llmctl_template::ToolCallFormat;
-use serde_json::{Value, json};
 
-use crate::common::server::{Build, NOISE, QWENISH, Reply, Server, ask, both_kinds, request, whole};
+use crate::common::prelude::*;
+use crate::common::server::{NOISE, Reply, ask, both_kinds, request, whole};
 
 const PATH: &str = "/v1/responses";
 
@@ -37,7 +33,7 @@ fn build(store: Option<SessionStore>) -> Build {
     Build { template: Some(QWENISH.to_owned()), store, settings, ..Build::answers(&answers) }
 }
 
-fn on_disk() -> (tempfile::TempDir, SessionStore, Server) {
+fn on_disk() -> (TempDir, SessionStore, Server) {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SessionStore::new(folder.path().join("sessions"));
     let server = build(Some(store.clone())).start();

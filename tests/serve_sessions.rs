@@ -1,21 +1,13 @@
 //! Promise: a session over HTTP is a conversation in the store that the terminal uses: it goes on there and back, each turn
 //! is on disk before its answer is complete, and what is in memory is used as far as it goes and explained where not.
 
-use std::time::Duration;
-
-use axum::http::{Method, StatusCode};
 use futures_util::StreamExt;
-use llmctl_base::Sampling;
-use llmctl_engine::session::store::{SessionName, SessionStore};
+use llmctl_engine::Timings;
 use llmctl_engine::turn::session_chat::{RecordedAnswer, SessionChat};
-use llmctl_engine::{Finish, Outcome, Timings, Usage};
-use llmctl_serve::ServeSettings;
-use llmctl_template::{Content, Message};
-use serde_json::{Value, json};
 
+use crate::common::prelude::*;
 use crate::common::server::{
-    Build, CHATML, FREE, QWENISH, Reply, Server, ask, both_kinds, chat_tokenizer, model_fingerprint, pieces,
-    request, whole,
+    Reply, ask, both_kinds, chat_tokenizer, model_fingerprint, pieces, request, whole,
 };
 
 const PATH: &str = "/v1/chat/completions";
@@ -28,13 +20,13 @@ fn build(store: Option<SessionStore>) -> Build {
 }
 
 /// Servers over a folder and over nothing: a session is one on both.
-fn both() -> [(Option<tempfile::TempDir>, Server); 2] {
+fn both() -> [(Option<TempDir>, Server); 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SessionStore::new(folder.path().join("sessions"));
     [(Some(folder), build(Some(store)).start()), (None, build(None).start())]
 }
 
-fn on_disk() -> (tempfile::TempDir, SessionStore, Server) {
+fn on_disk() -> (TempDir, SessionStore, Server) {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SessionStore::new(folder.path().join("sessions"));
     let server = build(Some(store.clone())).start();
@@ -401,7 +393,7 @@ async fn slots_are_no_limit_for_names() {
 }
 
 /// A store and none.
-fn stores() -> [(Option<tempfile::TempDir>, Option<SessionStore>); 2] {
+fn stores() -> [(Option<TempDir>, Option<SessionStore>); 2] {
     let folder = tempfile::tempdir().expect("a folder");
     let store = SessionStore::new(folder.path().join("sessions"));
     [(Some(folder), Some(store)), (None, None)]
@@ -479,7 +471,7 @@ async fn a_failed_turn_leaves_the_conversation_as_it_was() {
     for (_folder, server) in both() {
         let mut client = Client::new(&server, "s");
         client.says("one?").await;
-        server.gate.fail_after(1, llmctl_base::Error::Backend("gone".to_owned()));
+        server.gate.fail_after(1, Error::Backend("gone".to_owned()));
         let reply = server.chat("two?", json!({"session_id": "s"})).await;
         assert_eq!(reply.error().0, 500);
         let session = server.get("/v1/sessions/s?messages=true").await.ok();

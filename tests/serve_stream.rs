@@ -1,15 +1,10 @@
 //! Promise: a client that leaves costs one more step; what is refused is refused before the first byte; what fails later
 //! says so within the stream, and a stream that has nothing to say yet tells that it lives.
 
-use std::time::Duration;
-
-use axum::http::Method;
 use futures_util::StreamExt;
-use llmctl_base::Error;
-use serde_json::json;
 
-use crate::common::server::{Build, FREE, Server, ask, both_kinds, pieces, request};
-use crate::common::toy::num_forwards;
+use crate::common::prelude::*;
+use crate::common::server::{ask, both_kinds, pieces, request};
 
 const PATH: &str = "/v1/chat/completions";
 

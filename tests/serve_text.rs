@@ -1,14 +1,10 @@
 //! Promise: `/v1/completions`, `/v1/models` and the endpoints of the text side have the shapes that clients know, and no
 //! parameter is passed over.
 
-use axum::http::StatusCode;
 use llmctl_engine::turn::InfillPrompt;
-use llmctl_serve::ServeSettings;
-use serde_json::{Value, json};
 
-use crate::common::server::{
-    Build, CHATML, FREE, MODEL, Server, both_kinds, chat_tokenizer_with, lines, redacted,
-};
+use crate::common::prelude::*;
+use crate::common::server::{MODEL, both_kinds, chat_tokenizer_with, lines, redacted};
 
 fn server() -> Server {
     Build::answers(&[("Once upon", " a time, there was."), ("Roses are", " red.")]).start()

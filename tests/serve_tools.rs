@@ -1,11 +1,8 @@
 //! Promise: tool calls and reasoning come in OpenAI's shapes, streamed as they are made; what an answer must look like is
 //! what it looks like.
 
-use axum::http::StatusCode;
-use llmctl_template::ToolCallFormat;
-use serde_json::{Value, json};
-
-use crate::common::server::{Build, CHATML, NOISE, QWENISH, Server, both_kinds, lines};
+use crate::common::prelude::*;
+use crate::common::server::{NOISE, both_kinds, lines};
 
 const CALL: &str =
     "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";

@@ -1,17 +1,12 @@
 //! Promise: a session behaves as the contract says, call by call: positions, stops, ends of generation, rewinds, the edge of
 //! the context, what is refused and what poisons; and sessions do not touch each other.
 
-use std::collections::BTreeMap;
-
-use llmctl_base::{Error, Result, Sampling};
-use llmctl_engine::{DecodeOutcome, Engine, EngineConfig, SessionId};
-use llmctl_models::kv::PAGE_TOKENS;
+use llmctl_base::Result;
+use llmctl_engine::{DecodeOutcome, SessionId};
 use proptest::prelude::*;
 
-use crate::common::toy::{
-    Log, Rule, Setup, TOY_PAGE_BYTES, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited,
-    num_forwards, pages, request, run_one, seeded,
-};
+use crate::common::prelude::*;
+use crate::common::toy::{TOY_PAGE_BYTES, pages, request};
 
 fn greedy() -> Sampling {
     Sampling::default()

@@ -1,16 +1,11 @@
 //! An undo, edit, restore or rename keeps removed turns as a branch, and files of the first schema still open.
 
 use std::fs;
-use std::path::PathBuf;
 
-use llmctl_base::{Error, Sampling, StoreError};
-use llmctl_engine::session::store::{
-    BranchReason, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
-};
-use llmctl_engine::{Finish, Usage};
-use llmctl_template::Message;
-use serde_json::Value;
-use tempfile::TempDir;
+use llmctl_base::StoreError;
+use llmctl_engine::session::store::{BranchReason, SessionWriter, StoredTurn};
+
+use crate::common::prelude::*;
 
 fn name(name: &str) -> SessionName {
     SessionName::new(name).expect("a valid name")
@@ -120,7 +115,7 @@ impl Place {
 
 fn texts(turns: &[StoredTurn]) -> Vec<String> {
     let text = |turn: &StoredTurn| match &turn.messages[0].content {
-        Some(llmctl_template::Content::Text(text)) => text.clone(),
+        Some(Content::Text(text)) => text.clone(),
         other => panic!("no text: {other:?}"),
     };
     turns.iter().map(text).collect()
@@ -272,7 +267,7 @@ fn branches_of_long_names_and_of_names_that_look_like_branches_are_free() {
         let names: Vec<String> = (0..12)
             .map(|_| writer.branch(None, BranchReason::Retry).expect("branched").name().to_string())
             .collect();
-        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 12, "{names:?}");
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 12, "{names:?}");
         assert_eq!(place.branches(&long), names);
     }
 }

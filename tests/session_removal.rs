@@ -1,22 +1,15 @@
 //! Removing a session takes what only it used, in files and in KV: what others begin with stays warm, and no deleted text
 //! stays in clear.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use llmctl_base::Sampling;
-use llmctl_engine::session::store::{
-    BranchReason, Forgotten, ModelFingerprint, SessionName, SessionStore, SessionWriter, StoredTurn,
-};
-use llmctl_engine::{Finish, Usage};
-use llmctl_models::kv::disk::{DiskConfig, DiskPageKey, DiskStore, PageLabel, Saving, names};
-use llmctl_template::Message;
-use tempfile::TempDir;
+use llmctl_engine::session::store::{BranchReason, Forgotten, SessionWriter, StoredTurn};
+use llmctl_models::kv::disk::{DiskPageKey, PageLabel, Saving, names};
+
+use crate::common::prelude::*;
 
 /// Tokens per page of KV.
-const PAGE: usize = llmctl_models::kv::PAGE_TOKENS;
+const PAGE: usize = PAGE_TOKENS;
 
 fn name(name: &str) -> SessionName {
     SessionName::new(name).expect("a valid name")

@@ -2,18 +2,14 @@
 //! cannot be written, a second process. Nothing that was reported as saved is lost, and nothing panics.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::io::Write;
 
-use llmctl_base::{Error, Sampling, StoreError};
-use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore, StoredTurn};
+use llmctl_base::StoreError;
+use llmctl_engine::session::store::StoredTurn;
 use llmctl_engine::session::transcript::{SplicedSegment, Transcript};
-use llmctl_engine::{Finish, Usage};
-use llmctl_template::{Conversation, Message};
-use tempfile::TempDir;
 
 #[cfg(unix)]
+use crate::common::prelude::*;
 use crate::common::unprivileged;
 
 fn name(name: &str) -> SessionName {
@@ -108,8 +104,7 @@ fn a_session_comes_back_with_all_it_had() {
     assert_eq!((summary.last_used_ms >= turn(4).finished_ms, &summary.model), (true, &model("other")));
     assert_eq!(summary.num_bytes, fs::metadata(transcript_path(&folder, "work")).expect("there").len());
     let first = fs::read_to_string(transcript_path(&folder, "work")).expect("text");
-    let header: serde_json::Value =
-        serde_json::from_str(first.lines().next().expect("a line")).expect("JSON");
+    let header: Value = serde_json::from_str(first.lines().next().expect("a line")).expect("JSON");
     assert_eq!(header["record"]["schema"], "llmctl.session.v2");
 }
 
@@ -447,7 +442,7 @@ fn answers_from_disk_go_back_into_prompts_of_the_same_model_only() {
     let (_folder, store) = store();
     let render = |c: &Conversation| {
         let line = |m: &Message| match &m.content {
-            Some(llmctl_template::Content::Text(text)) => format!("<{}>{text}", m.role.as_str()),
+            Some(Content::Text(text)) => format!("<{}>{text}", m.role.as_str()),
             _ => String::new(),
         };
         Ok::<_, ()>(c.messages.iter().map(line).collect::<String>() + "<assistant>")

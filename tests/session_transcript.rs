@@ -2,12 +2,9 @@
 //! whatever a template does to history, the next prompt begins with all that is resident, answers included.
 
 use llmctl_engine::session::transcript::{SplicedPrompt, Transcript};
-use llmctl_template::{
-    ChatTemplate, Content, Conversation, Message, RenderOptions, Role, SpecialTokens, ToolCall,
-};
-use serde_json::{Value as Json, json};
+use serde_json::Value as Json;
 
-use crate::common::fixtures;
+use crate::common::prelude::*;
 
 /// Ids of generated text, unlike those of the same text encoded: only a splice brings them back.
 const GENERATED: u32 = 10_000;

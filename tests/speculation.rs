@@ -1,29 +1,15 @@
 //! Promise: speculation changes the speed of an answer and nothing else. With drafts of every length, right and wrong,
 //! tokens, log-probabilities, logits, ends, sessions and pages are bit by bit those of an engine that drafts nothing.
 
-use std::sync::Arc;
-
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{
-    DraftModelUsage, DraftStop, Engine, EngineConfig, Event, Finish, GrammarSource, Request, Speculation,
-    Usage,
-};
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::KvKind;
-use llmctl_models::load::LoadOptions;
-use llmctl_models::model::Model;
-use llmctl_models::text::{TokenKind, Tokenizer, VocabSpec};
+use llmctl_engine::{DraftStop, GrammarSource};
+use llmctl_models::text::{TokenKind, VocabSpec};
 use proptest::prelude::*;
 
 use crate::cli::llmctl;
-use crate::common::golden::{checkpoint, exact, families, golden_prompts, load_model};
-use crate::common::named;
-use crate::common::toy::{
-    Answer, Setup, ToyModel, ToyVocabulary, counting, hashing, limited, pages, request, run_all, run_one,
-    seeded,
-};
-use crate::common::watched::{Truth, Watched};
+use crate::common::golden::checkpoint;
+use crate::common::prelude::*;
+use crate::common::toy::{pages, request};
+use crate::common::watched::Truth;
 
 const NEW_TOKENS: usize = 20;
 const DRAFTS: [usize; 3] = [1, 3, 7];
@@ -549,7 +535,7 @@ fn stats_count_drafts_over_recurrent_states_too() {
     }
 }
 
-fn complete(family: &str, flags: &[&str]) -> crate::cli::Ran {
+fn complete(family: &str, flags: &[&str]) -> Ran {
     let model = checkpoint(family);
     let model = model.to_str().expect("a path of text");
     llmctl(&[&["run", "--model", model, "--raw", "a", "--max-tokens", "20", "--stats"], flags].concat())

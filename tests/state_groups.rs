@@ -1,11 +1,8 @@
 //! Promise: what only a window sees is kept only so long, and recurrent layers resume and rewind warm from the states that
 //! turns leave behind; the answers are those of an engine that computes everything.
 
-use crate::common::named;
-use llmctl_engine::{Engine, Request, Reuse, ReuseReason};
-use llmctl_models::kv::{KvKind, PAGE_TOKENS};
-
-use crate::common::toy::{Answer, Setup, TOY_PAGE_BYTES, ToyModel, ToyVocabulary, hashing, limited, run_one};
+use crate::common::prelude::*;
+use crate::common::toy::TOY_PAGE_BYTES;
 
 const RECURRENT: &[KvKind] = &[KvKind::Recurrent, KvKind::Full];
 

@@ -1,13 +1,7 @@
 //! Promise: once a model is warm, a decode step asks the allocator for nothing.
 
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::{PAGE_TOKENS, PageTable};
-use llmctl_models::load::{Device, LoadOptions};
-use llmctl_models::model::{Batch, Model, Row};
-
 use crate::common::alloc::allocations;
-use crate::common::cpu;
-use crate::common::golden::{exact, load_model, page_pool, parity_folder, parity_gguf};
+use crate::common::prelude::*;
 
 /// One step of two sequences: `count` tokens of the first, one of the second.
 fn step(model: &mut dyn Model, tables: &mut [PageTable; 2], count: usize) -> usize {

@@ -1,20 +1,13 @@
 //! `llmctl template check`: what it finds in every published template, with real tokenizers, and as a command.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use llmctl_engine::template_check::subject;
-use llmctl_hub::ModelSource;
 use llmctl_models::load::TextFiles;
-use llmctl_template::OutputMarkup;
 use llmctl_template::check::{Check, CheckVerdict, check};
-use serde_json::Value;
 
-use crate::cli::Place;
-use crate::common::fixtures;
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 use crate::dialects::templates;
 
 fn sign(verdict: CheckVerdict) -> char {
@@ -73,7 +66,7 @@ fn settings(name: &str) -> Option<&'static str> {
     (name == "llama3.2").then_some("llama3/tokenizer_config.llama-3.2-1b-instruct.json")
 }
 
-fn model_folder(name: &str) -> Option<tempfile::TempDir> {
+fn model_folder(name: &str) -> Option<TempDir> {
     let root = fixtures()?;
     let (_, tokenizer, folder, template) = *MODELS.iter().find(|(known, ..)| *known == name)?;
     let (tokenizers, place) = (root.join("tokenizers"), tempfile::tempdir().expect("a folder"));

@@ -1,16 +1,10 @@
 //! Chat templates render as Python's Jinja2 renders them: every stored reference, and every published template over a
 //! matrix of conversations.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use llmctl_template::{DateTime, TemplateError};
+use serde_json::Value as Json;
 
-use llmctl_template::{
-    ChatTemplate, Content, Conversation, DateTime, Message, RenderOptions, Role, SpecialTokens,
-    TemplateError, ToolCall,
-};
-use serde_json::{Map, Value as Json, json};
-
-use crate::common::fixtures;
+use crate::common::prelude::*;
 
 /// 2025-07-10 12:00:00, the clock of every stored reference.
 fn pinned() -> DateTime {

@@ -6,15 +6,12 @@
 //! places, so that all of this stays below a minute and a half on one core.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use llmctl_models::load::gguf::Gguf;
-use llmctl_models::load::tokenizer::{from_folder, from_gguf, hf_settings};
-use llmctl_models::text::{Encode, HfSettings, TokenKind, Tokenizer, Utf8Stream, VocabSpec};
-use serde_json::Value;
+use llmctl_models::load::tokenizer::{from_gguf, hf_settings};
+use llmctl_models::text::{Encode, TokenKind, Utf8Stream, VocabSpec};
 
-use crate::common::fixtures;
+use crate::common::prelude::*;
 
 const PLAIN: Encode = Encode { add_special: false, parse_special: false };
 const FULL: Encode = Encode { add_special: true, parse_special: true };

@@ -5,11 +5,7 @@
 
 #![cfg(unix)]
 
-use std::net::SocketAddr;
-
-use serde_json::{Value, json};
-
-use crate::cli::{Place, finish};
+use crate::common::prelude::*;
 use crate::common::scripted::{self, NUM_THOUGHTS, PLAIN, THOUGHT};
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::ask;

@@ -1,23 +1,12 @@
 //! Promise: what of a prompt is computed already is not computed again, for sessions and between strangers; what is reused is
 //! counted and explained; it changes no answer; and sessions are refused, kept, cut, evicted and closed as promised.
 
-use crate::common::named;
-use std::collections::HashMap;
-use std::time::Duration;
-
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{
-    Engine, EngineConfig, EngineSessionName, Finish, Request, ReuseReason, SessionState, Speculation,
-};
-use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl_models::kv::{KvKind, PAGE_TOKENS};
+use llmctl_engine::{EngineSessionName, SessionState};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::common::toy::{
-    Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, drain, fed_tokens, hashed_logits, hashing,
-    limited, num_forwards, pages, run_all, run_one, seeded, step,
-};
+use crate::common::prelude::*;
+use crate::common::toy::{drain, hashed_logits, pages, step};
 
 fn within(session: &str, request: Request) -> Request {
     Request { session: Some(named(session)), ..request }
@@ -547,7 +536,7 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl_engine::
     }
 }
 
-fn toy_store(root: &std::path::Path) -> DiskStore {
+fn toy_store(root: &Path) -> DiskStore {
     DiskStore::open(DiskConfig {
         root: root.to_owned(),
         limit_bytes: u64::MAX,

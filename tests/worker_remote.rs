@@ -1,22 +1,13 @@
 //! Promise: an engine at the other end of two pipes answers as one in this process does; and whatever the other end does wrong, it
 //! is given up at once, whoever waits for it learns of it, and nobody waits for ever.
 
-use crate::common::named;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
 
-use llmctl_base::Error;
 use llmctl_engine::worker::remote::{StartError, Timeouts};
-use llmctl_engine::{
-    EngineClient, EngineSpec, Event, EventStream, Finish, Logprob, Request, SessionState, Token,
-};
+use llmctl_engine::{EngineSpec, EventStream, Logprob, SessionState};
 
-use serde_json::Value;
-
+use crate::common::prelude::*;
 use crate::common::remote::{Other, PATIENT, Script, behind_pipes, connect, pong, scripted, tokenizer};
-use crate::common::toy::{Setup, counting, hashing, limited, seeded};
 
 fn hashing_engine() -> EngineClient {
     let setup = Setup { end_of_generation: vec![], ..Setup::default() };

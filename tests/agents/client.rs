@@ -1,14 +1,13 @@
 //! An agent's process: its settings from `llmctl launch`, a scratch folder, a bounded time, and nothing of the user's.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Output;
 
 use llmctl::cli::launch::agents::{Agent, LaunchTarget};
 
 use super::model::{CONTEXT_TOKENS, write_checkpoint};
 use super::script::{self, Calls};
 use super::server::{AgentServer, MODEL};
+use crate::common::prelude::*;
 
 /// Longest run of an agent.
 const TASK_TIME: Duration = Duration::from_secs(180);
@@ -36,7 +35,7 @@ pub struct Desk {
     calls: Calls,
     is_proxied: bool,
     program: PathBuf,
-    folder: tempfile::TempDir,
+    folder: TempDir,
 }
 
 impl Desk {
@@ -147,7 +146,7 @@ pub fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-fn reader(mut from: impl std::io::Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
+fn reader(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).expect("a pipe");

@@ -5,21 +5,11 @@
 //! lost, mixed up or restored wrongly changes the answer. Its checkpoint has one small layer, so that tens of thousands of
 //! tokens take seconds, and the tokenizer and chat template of Qwen 3.
 
-use std::collections::HashMap;
-use std::path::Path;
-use std::sync::Arc;
+use llmctl_models::load::load;
+use llmctl_models::model::Logits;
+use safetensors::tensor::Dtype;
 
-use llmctl_base::Error;
-use llmctl_hub::{ModelSource, Resolved};
-use llmctl_models::kv::{PAGE_TOKENS, PageRef, PageTable};
-use llmctl_models::load::{Device, LoadOptions, LoadedModel, load};
-use llmctl_models::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl_models::tensor::SharedBytes;
-use llmctl_models::text::Tokenizer;
-use safetensors::tensor::{Dtype, TensorView};
-use serde_json::{Value, json};
-
-use crate::common::{cpu, fixtures};
+use crate::common::prelude::*;
 
 pub const CONTEXT_TOKENS: usize = 65_536;
 
@@ -111,7 +101,7 @@ pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
         dtype: None,
         quantize: None,
         context: None,
-        kv_type: llmctl_models::load::KvType::default(),
+        kv_type: KvType::default(),
         kv_memory: None,
         available_memory: None,
         packed: None,

@@ -3,11 +3,8 @@
 //! The question names a task as `TASK-WORD`, and the number of tool results after it says how far the task is. Tool results
 //! must not hold such a name.
 
-use std::sync::Arc;
-
-use serde_json::Value;
-
 use super::model::Script;
+use crate::common::prelude::*;
 
 /// The three calls of a task: the tools' names and arguments.
 pub type Calls = fn(&str) -> [(&'static str, Value); 3];

@@ -2,26 +2,20 @@
 //! a folder that outlives it, so that a second server is the first one restarted.
 
 use std::io::Write;
-use std::path::Path;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use llmctl::cli::model::load::{open_kv_folder, start_engine};
-use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
-use llmctl_engine::{ChatTokenizer, EngineClient, EngineConfig};
 use llmctl_models::hints::Frontend;
 use llmctl_models::load::with_template;
-use llmctl_serve::engines::engine::EngineSlot;
 use llmctl_serve::front::lifecycle::Lifecycle;
 use llmctl_serve::front::listen::{Address, Listener, Server};
 use llmctl_serve::gate::policy::Policy;
 use llmctl_serve::net::connection::ConnectionLimits;
 use llmctl_serve::telemetry::access_log::AccessLog;
 use llmctl_serve::telemetry::observe::Observer;
-use llmctl_serve::{App, ServeSettings, ServedModel};
-use serde_json::Value;
+use llmctl_serve::{App, ServedModel};
 
 use super::model::{CONTEXT_TOKENS, Script, load_scripted};
+use crate::common::prelude::*;
 
 pub const MODEL: &str = "scripted";
 

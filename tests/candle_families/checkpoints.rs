@@ -1,13 +1,8 @@
 //! Tiny random checkpoints of every family that runs through candle-transformers, as Hugging Face's files are.
 
-use std::collections::BTreeMap;
-
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
-use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 
 /// As many as the tokenizer of the parity fixtures has.
 pub const VOCAB: usize = 384;

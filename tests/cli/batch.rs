@@ -1,11 +1,7 @@
 //! `llmctl run --batch` on a real trained model: results, refusals, kills and resumption.
 
-use std::path::Path;
-use std::process::Stdio;
-
-use serde_json::{Value, json};
-
-use super::{Place, Ran, finish, stories};
+use super::stories;
+use crate::common::prelude::*;
 
 /// Rows that take a moment each.
 fn input(rows: usize) -> String {
@@ -197,7 +193,7 @@ fn one_out_has_one_writer() {
     let Some(model) = stories() else { return };
     let place = Place::new();
     place.write("in.jsonl", input(1));
-    let held = std::fs::File::create(place.path("out.jsonl")).expect("a file");
+    let held = File::create(place.path("out.jsonl")).expect("a file");
     held.lock().expect("a lock");
     batch(&place, &model, &[]).check(75, "in use by another batch");
 }

@@ -1,10 +1,7 @@
 //! `llmctl bench` on a real trained model: forms of output, files, signals, refusals. No figure is judged.
 
-use std::process::Stdio;
-
-use serde_json::Value;
-
-use super::{Place, Ran, llmctl, read_line, stories};
+use super::{llmctl, read_line, stories};
+use crate::common::prelude::*;
 
 const QUICK: [&str; 6] = ["--no-probe", "-p", "8", "-n", "4", "--quiet"];
 
@@ -156,7 +153,7 @@ fn an_interruption_prints_and_saves_what_was_measured() {
     // SAFETY: plain system call on a child that has not been waited for.
     unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
     let mut rest = String::new();
-    std::io::Read::read_to_string(&mut stdout, &mut rest).expect("UTF-8");
+    Read::read_to_string(&mut stdout, &mut rest).expect("UTF-8");
     assert_eq!(child.wait().expect("ends").code(), Some(130));
     let last = parsed(rest.lines().last().expect("lines"));
     assert_eq!((&last["event"], &last["complete"]), (&"done".into(), &false.into()));

@@ -1,13 +1,10 @@
 //! `llmctl bench serve` against a server of this test, which says what it is told, and against llmctl's own. No figure is judged.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io::Write;
+use std::net::TcpListener;
 
-use serde_json::Value;
-
-use super::{Place, llmctl, stories};
+use super::{llmctl, stories};
+use crate::common::prelude::*;
 
 /// Answers the completion with this number, from 0.
 type Script = fn(usize, &Value) -> String;
@@ -72,7 +69,7 @@ fn stream(request: &Value) -> String {
     )
 }
 
-fn measured(script: Script, args: &[&str]) -> (super::Ran, Value) {
+fn measured(script: Script, args: &[&str]) -> (Ran, Value) {
     let url = server(script);
     let ran =
         llmctl(&[&["bench", "serve", "--endpoint", &url, "--output", "json", "--quiet"], args].concat());

@@ -1,11 +1,8 @@
 //! The first minutes after an installation: a quiet stderr, examples that work, errors that name the source of a value, and
 //! help for names that other tools use.
 
-use std::process::Stdio;
-
-use serde_json::Value;
-
-use super::{Place, Ran, finish, llmctl, stories};
+use super::{llmctl, stories};
+use crate::common::prelude::*;
 
 const GUIDE: &str =
     "using guide, the built-in demo model (knows only llmctl). Use your own with --model FILE.gguf\n";
@@ -144,7 +141,7 @@ fn files_without_end_are_refused_and_pipes_are_read() {
     #[cfg(unix)]
     {
         let place = Place::new();
-        let mut shell = std::process::Command::new("bash");
+        let mut shell = Command::new("bash");
         let llmctl = env!("CARGO_BIN_EXE_llmctl");
         let script = format!("{llmctl} --config <(echo 'temperature = 9') run -m guide hi");
         shell.args(["-c", &script]).current_dir(place.folder.path()).env("HOME", place.folder.path());
@@ -160,14 +157,14 @@ fn a_closed_stdout_is_an_error() {
     let place = Place::new();
     for args in ["run -q hello", "models", "run -q -m guide --output json hi"] {
         let script = format!("{} {args} >&-", env!("CARGO_BIN_EXE_llmctl"));
-        let mut shell = std::process::Command::new("sh");
+        let mut shell = Command::new("sh");
         shell.args(["-c", &script]).current_dir(place.folder.path()).env("HOME", place.folder.path());
         let output = shell.stdin(Stdio::null()).output().expect("sh");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(74), "{args}: {said}");
         assert!(said.contains("writing to standard output: it is closed"), "{args}: {said}");
     }
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("/dev/null");
+    let null = File::options().read(true).write(true).open("/dev/null").expect("/dev/null");
     let status = place.command(&["run", "-q", "hello"]).stdout(null).status().expect("runs");
     assert_eq!(status.code(), Some(0), "who wants no answer gets none");
 }
@@ -179,7 +176,7 @@ fn the_rest_of_a_list_that_a_loop_reads_is_pointed_out() {
     place.write("list", "one\ntwo\nthree\n");
     let run = |script: &str| {
         let script = script.replace("llmctl", env!("CARGO_BIN_EXE_llmctl"));
-        let mut shell = std::process::Command::new("bash");
+        let mut shell = Command::new("bash");
         shell.args(["-c", &script]).current_dir(place.folder.path()).env("HOME", place.folder.path());
         String::from_utf8_lossy(&shell.output().expect("bash").stderr).into_owned()
     };
@@ -205,14 +202,14 @@ fn a_dash_is_stdin_and_f_is_a_file() {
 /// Whether the program of util-linux is there that starts another with fewer capabilities.
 #[cfg(unix)]
 fn has_setpriv() -> bool {
-    std::process::Command::new("setpriv").arg("--version").output().is_ok_and(|ran| ran.status.success())
+    Command::new("setpriv").arg("--version").output().is_ok_and(|ran| ran.status.success())
 }
 
 #[cfg(unix)]
 impl Place {
     /// Returns a command of root's that may read only what the mode of a file allows.
-    fn without_rights_of_root(&self, args: &[&str]) -> std::process::Command {
-        let mut command = std::process::Command::new("setpriv");
+    fn without_rights_of_root(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("setpriv");
         command.args(["--bounding-set=-dac_override,-dac_read_search", env!("CARGO_BIN_EXE_llmctl")]);
         command.args(args).current_dir(self.folder.path()).env("HOME", self.folder.path());
         command.stdin(Stdio::null());
@@ -351,7 +348,7 @@ fn every_example_runs_as_it_stands_or_names_a_model() {
         let script = script.replace("llmctl ", &format!("{} ", env!("CARGO_BIN_EXE_llmctl")));
         // There is no terminal to ask on.
         let script = script.replace("sessions remove ", "sessions remove --yes ");
-        let mut shell = std::process::Command::new("sh");
+        let mut shell = Command::new("sh");
         shell.args(["-c", &script]).current_dir(place.folder.path()).env("HOME", place.folder.path());
         shell.env_remove("XDG_DATA_HOME").stdin(Stdio::null());
         let output = shell.output().expect("sh");
@@ -370,10 +367,10 @@ fn completion_scripts_offer_names() {
     place.write("llmctl.toml", "[aliases]\nsmall = \"org/repo:Q4_K_M\"\n\"big:one\" = \"guide\"\n");
     std::fs::create_dir(place.path("folder")).expect("a folder");
     place.write("folder/model.gguf", "");
-    let bin = std::path::Path::new(env!("CARGO_BIN_EXE_llmctl")).parent().expect("a folder");
+    let bin = Path::new(env!("CARGO_BIN_EXE_llmctl")).parent().expect("a folder");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
     let ask = |shell: &str, script: &str| {
-        let mut command = std::process::Command::new(shell);
+        let mut command = Command::new(shell);
         command.args(["-c", script]).current_dir(place.folder.path()).env("HOME", place.folder.path());
         command.env("PATH", &path).stdin(Stdio::null());
         let output = command.output().expect(shell);
@@ -406,9 +403,7 @@ fn completion_scripts_offer_names() {
     assert!(bash("llmctl run --temp", "--temp").contains(&"--temperature".to_owned()));
     assert_eq!(bash("llmctl run --output jsonl", "jsonl"), ["jsonl"]);
 
-    let has = |shell: &str| {
-        std::process::Command::new(shell).arg("--version").stdout(Stdio::null()).status().is_ok()
-    };
+    let has = |shell: &str| Command::new(shell).arg("--version").stdout(Stdio::null()).status().is_ok();
     if has("fish") {
         let fish =
             |line: &str| ask("fish", &format!("llmctl completions fish | source; complete -C '{line}'"));

@@ -1,9 +1,7 @@
 //! Help, versions, typos, colours, variables: what needs neither prompt nor model.
 
-use std::io::Read;
-use std::process::Stdio;
-
-use super::{Place, finish, llmctl};
+use super::llmctl;
+use crate::common::prelude::*;
 
 #[test]
 fn help_is_as_written() {
@@ -150,7 +148,7 @@ fn a_variable_is_for_the_subcommands_whose_flag_takes_its_value() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_stderr_that_cannot_be_written_to_is_no_error() {
-    let full = || std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+    let full = || File::options().write(true).open("/dev/full").expect("/dev/full");
     let run = |args: &[&str]| {
         Place::new().command(args).stdout(Stdio::null()).stderr(full()).status().expect("runs").code()
     };
@@ -174,7 +172,7 @@ fn devices_that_are_not_built_in_are_refused() {
 fn colours_are_for_terminals_and_those_who_ask() {
     let place = Place::new();
     let args = ["run", "--prompt", "none"];
-    let plain = |ran: &super::Ran| !ran.stderr.contains('\x1b') && !ran.stdout.contains('\x1b');
+    let plain = |ran: &Ran| !ran.stderr.contains('\x1b') && !ran.stdout.contains('\x1b');
     assert!(plain(&place.run(&args)));
     assert!(plain(&place.run(&["run", "--none"])));
     assert!(plain(&place.run(&["--help"])));
@@ -203,7 +201,7 @@ fn a_reader_of_help_that_leaves_is_no_failure() {
 #[test]
 fn a_full_disk_is_an_error_also_for_help_and_lists() {
     for args in [&["--help"][..], &["run", "--list-prompts"]] {
-        let full = std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+        let full = File::options().write(true).open("/dev/full").expect("/dev/full");
         let output = Place::new().command(args).stdout(full).output().expect("runs");
         assert_eq!(output.status.code(), Some(74), "{args:?}");
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();

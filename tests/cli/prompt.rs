@@ -1,8 +1,7 @@
 //! Where a prompt comes from, seen through `--dry-run`, which prints what the model would get.
 
-use std::process::Stdio;
-
-use super::{Place, Ran, finish, llmctl, stories};
+use super::{llmctl, stories};
+use crate::common::prelude::*;
 
 /// The rendered prompt, without a chat template, for these arguments and this stdin.
 fn rendered(place: &Place, args: &[&str], stdin: &str) -> Option<Ran> {
@@ -16,12 +15,12 @@ fn prompts_are_listed_and_usable_by_name() {
     let list = llmctl(&["run", "--list-prompts"]);
     insta::assert_snapshot!("list_prompts", list.check(0, "").stdout);
     let json = llmctl(&["run", "--list-prompts", "--output", "json"]);
-    let json: serde_json::Value = serde_json::from_str(&json.check(0, "").stdout).expect("JSON");
+    let json: Value = serde_json::from_str(&json.check(0, "").stdout).expect("JSON");
     assert_eq!(json["prompts"].as_array().expect("prompts").len(), list.stdout.lines().count());
 
     let lines = llmctl(&["run", "--list-prompts", "--output", "jsonl"]);
     for line in lines.check(0, "").stdout.lines() {
-        let line: serde_json::Value = serde_json::from_str(line).expect("JSON per line");
+        let line: Value = serde_json::from_str(line).expect("JSON per line");
         assert!(line["schema"] == "llmctl.prompts.v1" && line["name"].is_string(), "{line}");
     }
 

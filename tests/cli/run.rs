@@ -1,11 +1,7 @@
 //! `llmctl run` on a real trained model: text, JSON, pipes, disks, signals, damaged files.
 
-use std::io::Read;
-use std::process::Stdio;
-
-use serde_json::Value;
-
-use super::{Place, Ran, finish, llmctl, read_line, stories};
+use super::{llmctl, read_line, stories};
+use crate::common::prelude::*;
 
 const ONCE: &str = "Once upon a time";
 
@@ -160,7 +156,7 @@ fn a_reader_that_leaves_ends_the_run_quietly() {
 fn a_full_disk_is_an_input_output_error() {
     let Some(model) = stories() else { return };
     for format in ["text", "json", "jsonl"] {
-        let full = std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+        let full = File::options().write(true).open("/dev/full").expect("/dev/full");
         let place = Place::new();
         let mut command =
             place.command(&["run", "--model", &model, "--raw", ONCE, "-n", "4", "--output", format]);
@@ -185,7 +181,7 @@ fn signalled(signals: &[i32], reads_on: bool) -> Option<(Option<i32>, String)> {
     for (index, signal) in signals.iter().enumerate() {
         if index > 0 {
             // Longer than two signals may be one wish.
-            std::thread::sleep(std::time::Duration::from_millis(300));
+            std::thread::sleep(Duration::from_millis(300));
         }
         // SAFETY: plain system call on a child that has not been waited for.
         unsafe { libc::kill(child.id() as libc::pid_t, *signal) };
@@ -220,7 +216,7 @@ fn models_that_are_missing_or_damaged_are_told_apart() {
     place.run(&["run", "hi", "--model", "./none.gguf"]).check(66, "none.gguf");
     place.write("text.gguf", "this is no model");
     place.run(&["run", "hi", "--model", "./text.gguf"]).check(65, "text.gguf");
-    let Some(folder) = crate::common::fixtures() else { return };
+    let Some(folder) = fixtures() else { return };
     let whole = std::fs::read(folder.join("models/stories260K/gguf/stories260K-f32.gguf"))
         .or_else(|_| std::fs::read(folder.join("models/llama-2-tiny-random.gguf")));
     let Ok(whole) = whole else { return };

@@ -1,12 +1,9 @@
 //! `llmctl run --session` and `llmctl sessions`: conversations that survive their process, whatever ends it.
 
-use std::io::Read;
-use std::process::{Child, Stdio};
+use llmctl_engine::session::store::BranchReason;
 
-use llmctl_engine::session::store::{BranchReason, ModelFingerprint, SessionName, SessionStore};
-use serde_json::Value;
-
-use super::{Place, Ran, finish, llmctl, read_line, stories};
+use super::{llmctl, read_line, stories};
+use crate::common::prelude::*;
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]";
 
@@ -45,7 +42,7 @@ impl Chat {
         self.shown(session)["turns"].as_array().expect("turns").len()
     }
 
-    fn transcript(&self, session: &str) -> std::path::PathBuf {
+    fn transcript(&self, session: &str) -> PathBuf {
         self.place.path(".local/share/llmctl/sessions").join(session).join("transcript.jsonl")
     }
 
@@ -313,7 +310,7 @@ fn a_session_says_what_reopens_its_model() {
     let absolute = std::fs::canonicalize(&chat.model).expect("there");
     let reference = chat.shown("a")["model_reference"].as_str().expect("a text").to_owned();
     assert_eq!(std::fs::canonicalize(&reference).expect("there"), absolute);
-    assert!(std::path::Path::new(&reference).is_absolute(), "{reference}");
+    assert!(Path::new(&reference).is_absolute(), "{reference}");
     let list = chat.json(&["sessions"]);
     assert_eq!(list["sessions"][0]["model_reference"], reference.as_str());
     assert!(list["sessions"][0]["owner"].is_null() && list["sessions"][0]["fork_of"].is_null());

@@ -1,15 +1,10 @@
 //! Writes checkpoints of tests as GGUF files, as llama.cpp's converter does: what all families share. The names and the
 //! rearrangements of a family are in its test.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::model::weights::to_f32;
-use llmctl_models::tensor::TensorSource;
 
-use super::gguf::{F32, GgufBuilder};
-use super::golden::{Fed, exact, golden_prompts, load_model, worst_difference};
+use super::gguf::F32;
+use crate::common::prelude::*;
 
 /// Shape and values.
 pub type Tensor = (Vec<usize>, Vec<f32>);
@@ -78,7 +73,7 @@ pub fn with_named_tokens(arch: &str, tokens: &[String]) -> GgufBuilder {
 
 /// A written file in a folder of its own.
 pub struct Written {
-    _folder: tempfile::TempDir,
+    _folder: TempDir,
     pub path: PathBuf,
 }
 

@@ -1,19 +1,10 @@
 //! The parity fixtures: tiny checkpoints with logits of their reference implementation, and how to run them.
 
-use std::path::{Path, PathBuf};
-
-use llmctl_base::{LoadError, Result};
-use llmctl_hub::{ModelSource, Resolved};
-use llmctl_kernel::Dtype;
-use llmctl_models::backend::KvType;
-use llmctl_models::kv::{PagePool, PageTable};
+use llmctl_base::Result;
 use llmctl_models::load;
-use llmctl_models::load::{Device, LoadOptions, LoadedModel};
-use llmctl_models::model::{Batch, Model, Row};
 use safetensors::SafeTensors;
-use safetensors::tensor::TensorView;
 
-use super::cpu;
+use crate::common::prelude::*;
 
 /// The checkpoints in the repository whose families run natively, by folder.
 pub const FAMILIES: [&str; 24] = [
@@ -147,7 +138,7 @@ pub struct GoldenPrompt {
 
 /// The folder of checkpoints: the shared fixtures, else the copy in the repository.
 pub fn parity_folder() -> PathBuf {
-    match crate::common::fixtures() {
+    match fixtures() {
         Some(fixtures) => fixtures.join("parity"),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity"),
     }
@@ -167,7 +158,7 @@ const OF_REFERENCE: [(&str, &str, [Option<f32>; 2]); 1] =
     [("nemotron-h", "time_step_limit", [Some(0.001), None])];
 
 /// Returns a checkpoint as its reference computed it, with the folder that holds a changed copy.
-pub fn reference_checkpoint(family: &str) -> (PathBuf, Option<tempfile::TempDir>) {
+pub fn reference_checkpoint(family: &str) -> (PathBuf, Option<TempDir>) {
     let original = checkpoint(family);
     let Some((_, key, value)) = OF_REFERENCE.iter().find(|(name, ..)| *name == family) else {
         return (original, None);
@@ -178,7 +169,7 @@ pub fn reference_checkpoint(family: &str) -> (PathBuf, Option<tempfile::TempDir>
         std::fs::copy(&path, copy.path().join(path.file_name().expect("name"))).expect("copied");
     }
     let json = std::fs::read(original.join("config.json")).expect("config.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&json).expect("config.json");
+    let mut config: Value = serde_json::from_slice(&json).expect("config.json");
     config[*key] = serde_json::json!(value);
     let path = copy.path().join("config.json");
     std::fs::remove_file(&path).expect("a copy of a read-only file");
@@ -188,12 +179,12 @@ pub fn reference_checkpoint(family: &str) -> (PathBuf, Option<tempfile::TempDir>
 
 /// Returns the folder of the checkpoints that are not in the repository; `None` (with a note) without shared fixtures.
 pub fn next_folder() -> Option<PathBuf> {
-    crate::common::fixtures().map(|fixtures| fixtures.join("parity-next")).filter(|folder| folder.is_dir())
+    fixtures().map(|fixtures| fixtures.join("parity-next")).filter(|folder| folder.is_dir())
 }
 
 /// The GGUF form of a checkpoint, where there is one: in the shared fixtures, or the copy in the repository.
 pub fn parity_gguf(file: &str) -> Option<PathBuf> {
-    let shared = crate::common::fixtures().map(|fixtures| fixtures.join("parity-gguf").join(file));
+    let shared = fixtures().map(|fixtures| fixtures.join("parity-gguf").join(file));
     let copied = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity-gguf").join(file);
     shared.into_iter().chain([copied]).find(|path| path.exists())
 }
@@ -203,7 +194,7 @@ pub fn golden_prompts(folder: &Path) -> Vec<GoldenPrompt> {
     let bytes = std::fs::read(folder.join("golden.safetensors")).expect("golden.safetensors");
     let tensors = SafeTensors::deserialize(&bytes).expect("golden.safetensors");
     let json = std::fs::read(folder.join("golden.json")).expect("golden.json");
-    let json: serde_json::Value = serde_json::from_slice(&json).expect("golden.json");
+    let json: Value = serde_json::from_slice(&json).expect("golden.json");
     let tensor = |name: &str, part: &str| tensors.tensor(&format!("{name}.{part}")).expect("golden tensor");
     let prompt = |name: &'static str| GoldenPrompt {
         name,

@@ -1,13 +1,11 @@
 //! A small Llama as GGUF with random weights in K-quants, whose blocks of 256 values no checkpoint of the parity table has room
 //! for: Q4_K with Q6_K where llama.cpp's Q4_K_M has it, packed by the crate's own quantiser.
 
-use std::path::Path;
-
-use llmctl_kernel::Dtype;
 use llmctl_models::load::quantize::convert;
-use llmctl_models::tensor::{HostTensor, SharedBytes};
+use llmctl_models::tensor::HostTensor;
 
-use super::gguf::{F32, GgufBuilder};
+use super::gguf::F32;
+use crate::common::prelude::*;
 
 const Q4_K: u32 = 12;
 const Q6_K: u32 = 14;

@@ -7,6 +7,7 @@ pub mod fake_hub;
 pub mod gguf;
 pub mod golden;
 pub mod k_quants;
+pub mod prelude;
 pub mod remote;
 pub mod scripted;
 pub mod server;

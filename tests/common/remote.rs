@@ -1,19 +1,15 @@
 //! An engine at the other end of two pipes, in this process: the worker's own loop, or a script that misbehaves.
 
-use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
-use std::sync::{Arc, Condvar, Mutex};
+use std::io::{PipeReader, PipeWriter, Write};
+use std::sync::Condvar;
 use std::thread;
-use std::time::Duration;
 
+use llmctl_engine::EngineSpec;
 use llmctl_engine::worker::protocol::{ModelId, OPS, Ready, Reply, ReplyBody, VERSION, Yes};
 use llmctl_engine::worker::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
 use llmctl_engine::worker::service::{CallInbox, WorkerContext};
-use llmctl_engine::{EngineClient, EngineSpec};
-use llmctl_models::load::tokenizer::from_folder;
-use llmctl_models::text::Tokenizer;
-use serde_json::Value;
 
-use super::golden::parity_folder;
+use crate::common::prelude::*;
 
 /// No working machine takes so long.
 pub const PATIENT: Timeouts = Timeouts { start: Duration::from_secs(60), answer: Duration::from_secs(60) };

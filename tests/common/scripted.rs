@@ -5,11 +5,9 @@
 //! template ends the prompt with a token that begins a chain, chosen by a word in the last message: `tool`, `think`,
 //! `opened` (reasoning that the prompt begins), `stubborn` (reasoning that no switch turns off), `code` or `endless`; any other message, a tool's result too, is answered with [`PLAIN`].
 
-use std::collections::HashMap;
-use std::path::Path;
+use safetensors::tensor::Dtype;
 
-use safetensors::tensor::{Dtype, TensorView};
-use serde_json::{Value, json};
+use crate::common::prelude::*;
 
 pub const PLAIN: &str = "A plain answer.";
 pub const THOUGHT: &str = "A considered answer.";

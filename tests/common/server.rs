@@ -6,32 +6,23 @@
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::Condvar;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderMap, Method, Request, StatusCode};
+use axum::http::{HeaderMap, Request};
 use axum::response::Response;
 use futures_util::StreamExt;
-use llmctl_base::{Error, GivenSampling};
-use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
-use llmctl_engine::{ChatTokenizer, Engine, EngineClient, EngineConfig, Speculation};
-use llmctl_hub::ModelSource;
-use llmctl_models::load::tokenizer::from_folder;
 use llmctl_models::load::{ChatTemplates, ModelTexts, model_facts};
-use llmctl_models::text::{Tokenizer, Vocabulary};
-use llmctl_serve::engines::engine::{EngineSlot, Recovery};
+use llmctl_models::text::Vocabulary;
+use llmctl_serve::engines::engine::Recovery;
 use llmctl_serve::telemetry::observe::Observer;
-use llmctl_serve::{App, ServeSettings, ServedModel, api};
-use serde_json::{Value, json};
+use llmctl_serve::{App, ServedModel, api};
 use tower::ServiceExt;
 
-use super::golden::parity_folder;
 use super::remote::behind_pipes;
-use super::toy::{Log, Rule, ToyModel, hashed_logits, one_hot};
+use super::toy::{hashed_logits, one_hot};
+use crate::common::prelude::*;
 
 /// ChatML, with a switch for thinking and a place for tools.
 pub const CHATML: &str = "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}\

@@ -1,16 +1,13 @@
 //! Toy models that keep hidden states, each of which stands for a text, and toys that draft from them: a prediction block and an
 //! assistant. If rows and hidden states were out of step, their drafts would be wrong throughout.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{DraftModelUsage, Engine, EngineConfig, ModelDrafter, Request, Speculation};
-use llmctl_models::kv::{KvKind, PageRef};
-use llmctl_models::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl_models::tensor::SharedBytes;
+use llmctl_engine::ModelDrafter;
+use llmctl_models::model::Logits;
 
-use super::named;
-use super::toy::{Answer, Setup, ToyModel, hashed_logits, hashing, limited, run_all, run_one};
+use super::toy::hashed_logits;
+use crate::common::prelude::*;
 
 pub const VOCAB: usize = 259;
 

@@ -3,15 +3,13 @@
 //! that lands in the wrong place, or a page shared by mistake, changes the answer.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
 
-use llmctl_base::{Error, Sampling};
-use llmctl_engine::{Engine, EngineConfig, Event, Finish, Outcome, Request, RequestId, Reuse, Token};
-use llmctl_models::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef, PageTable};
-use llmctl_models::model::{Batch, Logits, Model, ModelSpec, Row};
-use llmctl_models::tensor::SharedBytes;
+use llmctl_engine::RequestId;
+use llmctl_models::kv::KvGroup;
+use llmctl_models::model::Logits;
 use llmctl_models::text::Vocabulary;
+
+use crate::common::prelude::*;
 
 /// The logits after a history.
 pub type Rule = Box<dyn FnMut(&[u32]) -> Result<Vec<f32>, Error> + Send>;

@@ -1,20 +1,12 @@
 //! A loaded model under watch: whatever engine drives it, the logits of every row that wanted them are kept, to the bit. What an
 //! engine reports is ids and log-probabilities; the promise is about logits.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::MutexGuard;
 
 use llmctl_base::Result;
-use llmctl_engine::{Engine, EngineConfig, Request, Token};
-use llmctl_models::kv::PageRef;
-use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
-use llmctl_models::load::{LoadOptions, LoadedModel};
-use llmctl_models::model::{Batch, Logits, Model, ModelSpec};
-use llmctl_models::tensor::SharedBytes;
-use llmctl_models::text::Tokenizer;
+use llmctl_models::model::Logits;
 
-use super::golden::load_model;
-use super::toy::{Answer, run_one};
+use crate::common::prelude::*;
 
 /// Logits of one row, with where it stood.
 struct Seen {

@@ -1,14 +1,11 @@
 //! A server that takes messages, for tests: answers what it is told to, in the forms of real servers, and records what it is asked.
 
 use std::collections::VecDeque;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
-
-use serde_json::{Value, json};
+use std::io::Write;
+use std::sync::Condvar;
 
 use crate::common::fake_http::{FakeRequest, listen, read_request, write_chunk, write_events, write_plain};
+use crate::common::prelude::*;
 
 /// A request for an answer.
 #[derive(Debug, Clone)]

@@ -1,11 +1,7 @@
 //! Sound inputs for every target: where fuzzing begins, and what a target has to accept.
 
-use std::path::Path;
-
-use llmctl_template::{ReasoningFormat, ToolCallFormat};
-use serde_json::json;
-
-use crate::common::gguf::{F32, GgufBuilder};
+use crate::common::gguf::F32;
+use crate::common::prelude::*;
 
 /// The sound inputs of a target.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {

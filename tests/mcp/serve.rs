@@ -1,13 +1,8 @@
 //! Promise: `llmctl serve --mcp-config` lists the tools of MCP servers and calls them for clients that may come in, for no page of
 //! another origin and for no stranger; a call ends with its client, and a server that fails takes none of the others with it.
 
-use std::net::TcpStream;
-
-use serde_json::{Value, json};
-
 use super::{HttpServer, calls, has_python, log, place, wait_for, wait_for_end, write_servers};
-use crate::cli::Place;
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, model, signal, start, start_as_told};
 use crate::serve_ops::client::{Client, Reply, ask, connect, get};
 

@@ -4,19 +4,12 @@
 //! `smollm2.json` has what other programs computed from the same file: token ids of Hugging Face's tokenizers, prompts of Python's
 //! Jinja2, and the perplexity of a forward pass in NumPy with f32 throughout.
 
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
-
-use llmctl_engine::{EngineConfig, Request, Speculation};
-use llmctl_models::load::LoadOptions;
 use llmctl_models::text::Encode;
-use llmctl_template::{ChatTemplate, DateTime, SpecialTokens};
-use serde_json::{Value, json};
+use llmctl_template::DateTime;
 
 use super::{exact, ids, load_model, perplexity};
-use crate::cli::{Place, finish, read_line};
-use crate::common::toy::{limited, run_one};
-use crate::common::watched::Watched;
+use crate::cli::read_line;
+use crate::common::prelude::*;
 
 fn smollm2() -> Option<PathBuf> {
     let path = std::env::var_os("LLMCTL_TEST_SMOLLM2").map(PathBuf::from);

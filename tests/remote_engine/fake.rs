@@ -4,15 +4,12 @@
 //! waits where a test wants it to.
 
 use std::collections::VecDeque;
-use std::io::Read;
-use std::net::TcpStream;
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::sync::Condvar;
 
 use llmctl_engine::http_engine::EngineUrl;
-use serde_json::Value;
 
 use crate::common::fake_http::{FakeRequest, listen, read_request, write_chunk, write_events, write_plain};
+use crate::common::prelude::*;
 
 const MODELS: &str = include_str!("vllm-0.32.0/models.json");
 const VERSION: &str = include_str!("vllm-0.32.0/version.json");

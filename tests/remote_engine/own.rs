@@ -1,13 +1,11 @@
 //! llmctl as the engine of another llmctl: `run`, `chat`, `serve` and `bench` compute on a `serve` elsewhere.
 
-use serde_json::{Value, json};
-
 use super::texts;
-use crate::cli::{Place, finish};
+use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, signal, start_as_told};
 use crate::serve_ops::client::ask;
 
-fn chat(at: std::net::SocketAddr, text: &str) -> Value {
+fn chat(at: SocketAddr, text: &str) -> Value {
     let messages = json!([{"role": "user", "content": text}]);
     let body = json!({"messages": messages, "session_id": "trip", "session_append": true, "max_tokens": 6, "temperature": 0});
     let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";

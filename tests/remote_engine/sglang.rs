@@ -1,15 +1,11 @@
 //! SGLang as the engine, after recorded answers of the real one (`fake.rs`).
 
-use std::time::Duration;
-
-use llmctl_base::{Error, Sampling};
 use llmctl_engine::grammar::GrammarSource;
-use llmctl_engine::{Event, Finish, Limits, Request};
-use serde_json::json;
 
 use super::fake::sglang::{JSON, LENGTH, LOGPROBS, REFUSED, STOP};
 use super::fake::{Deed, FakeEngine};
 use super::{ask, connect, grammar, request};
+use crate::common::prelude::*;
 
 /// The tokens of the recorded greedy answer to [5, 6, 7].
 const GREEDY: [u32; 8] = [210, 344, 344, 24, 367, 212, 344, 56];

@@ -1,19 +1,14 @@
 //! The real vLLM, where LLMCTL_TEST_VLLM names a virtual environment with one (`.ci/run` installs none): the same greedy text as
 //! here, sessions with cached tokens, constraints, and a chat that survives a kill of vLLM and of llmctl.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use safetensors::Dtype;
-use safetensors::tensor::TensorView;
-use serde_json::{Value, json};
 
 use super::texts;
-use crate::cli::Place;
+use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, signal, start_as_told};
 use crate::serve_ops::client::{Reply, ask, get};
 
@@ -89,7 +84,7 @@ struct Vllm {
 impl Vllm {
     /// Starts vLLM and waits until it is healthy.
     fn start(environment: &Path, place: &Place, address: SocketAddr) -> Self {
-        let log = std::fs::File::create(place.path("vllm.log")).expect("a file");
+        let log = File::create(place.path("vllm.log")).expect("a file");
         let port = address.port().to_string();
         let child = Command::new(environment.join("bin/vllm"))
             .args(["serve", "./tiny", "--host", "127.0.0.1", "--port", &port, "--served-model-name", "tiny"])

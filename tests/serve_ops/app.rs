@@ -1,24 +1,15 @@
 //! A server around a toy engine, with endpoints that do what a test needs.
 
-use crate::common::named;
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Json, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
-use llmctl_base::{Error, GivenSampling};
-use llmctl_engine::session::store::ModelFingerprint;
-use llmctl_engine::{ChatTokenizer, EngineClient, Event, Request};
-use llmctl_hub::ModelSource;
-use llmctl_models::load::{ModelFiles, load_texts};
+use llmctl_models::load::load_texts;
 use llmctl_serve::engines::Engines;
-use llmctl_serve::engines::engine::EngineSlot;
 use llmctl_serve::error::ApiError;
 use llmctl_serve::front::lifecycle::Lifecycle;
 use llmctl_serve::front::listen::{Address, Listener, Server};
@@ -28,12 +19,10 @@ use llmctl_serve::net::connection::ConnectionLimits;
 use llmctl_serve::telemetry::access_log::AccessLog;
 use llmctl_serve::telemetry::metrics::FinishedTurn;
 use llmctl_serve::telemetry::observe::Observer;
-use llmctl_serve::{App, ServeSettings, ServedModel};
-use serde_json::Value;
+use llmctl_serve::{App, ServedModel};
 use tokio::sync::mpsc::unbounded_channel;
 
-use crate::common::golden::parity_folder;
-use crate::common::toy::{Setup, ToyModel, ToyVocabulary, counting, limited};
+use crate::common::prelude::*;
 
 /// A server on a port of its own.
 pub struct Site {

@@ -1,15 +1,12 @@
 //! `llmctl serve` as a process: what it says, its signals and its exit codes.
 
-use std::io::Read;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, ExitStatus, Stdio};
-
-use serde_json::json;
+use std::net::TcpListener;
+use std::process::ExitStatus;
 
 use super::app::{eventually, metric};
 use super::client::{Reply, ask, connect, get};
-use crate::cli::{Place, Ran, read_line};
-use crate::common::golden::parity_folder;
+use crate::cli::read_line;
+use crate::common::prelude::*;
 
 /// A server with a tiny model, that has said where it is.
 pub struct Serving {
@@ -167,7 +164,7 @@ fn a_socket_in_the_file_system_instead_of_a_port() {
 fn kv_of_text_that_is_deleted_or_not_to_be_stored_is_not_on_disk() {
     let serving = start(Place::new(), &[]);
     let (at, long) = (serving.address, "Once upon a time there was a little dog. ".repeat(12));
-    let respond = |head: &str, more: serde_json::Value| {
+    let respond = |head: &str, more: Value| {
         let mut body = json!({"input": long, "max_output_tokens": 8});
         body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
         let head =
@@ -195,7 +192,7 @@ fn kv_of_text_that_is_deleted_or_not_to_be_stored_is_not_on_disk() {
 }
 
 /// Counts the files of an extension below a folder.
-fn files_below(folder: &std::path::Path, extension: &str) -> usize {
+fn files_below(folder: &Path, extension: &str) -> usize {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let count = |entry: std::fs::DirEntry| match entry.path() {
         path if path.is_dir() => files_below(&path, extension),
@@ -244,7 +241,7 @@ fn health_is_answered_while_the_model_loads() {
     // A model that takes its time: its chat template is a pipe that nobody writes to.
     let place = Place::new();
     let pipe = place.path("template");
-    assert!(std::process::Command::new("mkfifo").arg(pipe).status().expect("mkfifo runs").success());
+    assert!(Command::new("mkfifo").arg(pipe).status().expect("mkfifo runs").success());
     let free = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = free.local_addr().expect("an address");
     drop(free);
@@ -261,7 +258,7 @@ fn health_is_answered_while_the_model_loads() {
     assert_eq!(child.wait().expect("it ends").code(), Some(143), "nothing was under way");
 }
 
-pub fn post(address: SocketAddr, path: &str, body: &serde_json::Value) -> Reply {
+pub fn post(address: SocketAddr, path: &str, body: &Value) -> Reply {
     let head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json");
     ask(address, &head, &body.to_string())
 }
@@ -304,7 +301,7 @@ fn a_conversation_goes_on_warm_after_a_restart() {
     let first = start(place, &["--chat-template", "t.jinja"]);
     let question =
         json!({"role": "user", "content": "Tell me about the sea and the ships that sail on it. ".repeat(3)});
-    let turn = |at: SocketAddr, messages: serde_json::Value| {
+    let turn = |at: SocketAddr, messages: Value| {
         let body = json!({"messages": messages, "session_id": "trip", "max_tokens": 8});
         let reply = post(at, "/v1/chat/completions", &body);
         assert_eq!(reply.status, 200, "{reply:?}");
@@ -348,7 +345,7 @@ fn deleting_a_session_leaves_no_text_of_it_and_takes_no_page_of_another() {
 }
 
 #[cfg(unix)]
-fn num_pages(folder: &std::path::Path) -> usize {
+fn num_pages(folder: &Path) -> usize {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let pages = entries.map(|entry| match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
         true => num_pages(&entry.path()),

@@ -1,11 +1,8 @@
 //! A client of few words: bytes in, a response out, so that tests decide what is sent and when.
 
-use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::io::Write;
 
-use serde_json::Value;
+use crate::common::prelude::*;
 
 /// No test waits longer for a byte.
 const PATIENCE: Duration = Duration::from_secs(60);

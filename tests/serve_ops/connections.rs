@@ -1,13 +1,10 @@
 //! Clients that are slow, silent, many or gone.
 
-use std::net::TcpStream;
-use std::time::Duration;
-
-use llmctl_serve::engines::engine::EngineSlot;
 use llmctl_serve::net::connection::ConnectionLimits;
 
 use super::app::{Options, Site, eventually, gated_engine};
 use super::client::{Client, connect, get};
+use crate::common::prelude::*;
 
 fn with_limits(limits: ConnectionLimits) -> Site {
     Site::new(Options { limits, ..Options::default() })

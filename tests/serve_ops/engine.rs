@@ -1,22 +1,16 @@
 //! The engine's loss and return, and the server's end.
 
-use crate::common::named;
 use std::borrow::Cow;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::mpsc;
 
-use llmctl_engine::{Engine, EngineClient, Request, ReuseReason};
-use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl_models::text::Vocabulary;
 use llmctl_serve::engines::Engines;
-use llmctl_serve::engines::engine::{EngineSlot, Recovery};
-use serde_json::json;
+use llmctl_serve::engines::engine::Recovery;
 
 use super::app::{Options, Site, app, counting_engine, eventually, gated_engine, loading, metric};
 use super::client::{ask, connect, get};
-use crate::common::toy::{Setup, ToyModel, counting, limited};
+use crate::common::prelude::*;
 
 /// The text of this token ends the engine's thread: a bug outside of what a step guards.
 const FATAL: u32 = 40;
@@ -106,7 +100,7 @@ fn a_lost_engine_comes_back_and_finds_its_sessions_on_disk() {
     engine.restore_session(&named("trip"), tokens.clone()).expect("nobody knows it yet");
     let next = [&tokens[..], &[1, 2]].concat();
     let started = engine.submit(within(&next)).expect("valid").find_map(|event| match event {
-        llmctl_engine::Event::Started(started) => Some(started),
+        Event::Started(started) => Some(started),
         _ => None,
     });
     let reuse = started.expect("it started").reuse;
@@ -196,7 +190,7 @@ fn one_of_several_engines_is_enough() {
     let engines = [counting_engine(), counting_engine(), counting_engine()];
     let slots = engines.each_ref().map(|engine| EngineSlot::new(engine.clone()));
     let server = loading(Options::default());
-    let settings = llmctl_serve::ServeSettings { isolated: true, ..Default::default() };
+    let settings = ServeSettings { isolated: true, ..Default::default() };
     let app =
         super::app::app_with(Engines::new(slots.into()), server.lifecycle().observer().clone(), settings);
     server.open_with(app.clone(), axum::Router::new());
@@ -286,7 +280,7 @@ fn streams_come_to_their_end_before_the_server_does() {
     assert!(running.is_closed());
     assert_eq!(draining.join().expect("no panic").num_cancelled, 0);
     drop(silent);
-    assert!(std::net::TcpStream::connect(at).is_err(), "nothing listens any more");
+    assert!(TcpStream::connect(at).is_err(), "nothing listens any more");
     assert!(app.engine().is_ok(), "the engine is there to save what sessions hold");
 }
 

@@ -1,14 +1,13 @@
 //! The page for browsers: who gets it, and what its headers keep away. `tests/page/browser.py` looks at it in a browser.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
 use llmctl_serve::gate::policy::{Hosts, Policy};
 
 use super::app::{Options, Site, address, loading};
 use super::client::{Reply, ask, connect};
 use super::{keys_of, with_policy};
+use crate::common::prelude::*;
 
 const BROWSER: &str = "Accept: text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
 

@@ -1,21 +1,13 @@
 //! `serve --isolate` and `--workers` as processes: workers are killed, stopped and exchanged for liars, and no client ever gets a
 //! wrong answer, or none.
 
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
-use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::Duration;
-
-use serde_json::{Value, json};
 
 use super::app::{eventually, metric};
 use super::binary::{Serving, model, post, signal, start};
 use super::client::{Reply, connect, get};
-use crate::cli::{Place, finish};
+use crate::common::prelude::*;
 
 /// A server with workers, whose standard error is read.
 struct Isolated {
@@ -108,7 +100,7 @@ fn children(parent: u32) -> Vec<u32> {
 /// Whether a thread of it is an engine.
 fn has_engine(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
-    let name = |path: std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+    let name = |path: PathBuf| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
     threads.filter_map(Result::ok).any(|thread| name(thread.path()) == "engine\n")
 }
 
@@ -421,7 +413,7 @@ fn nobody_outlives_a_server_that_is_killed() {
 }
 
 /// `serve --isolate` with this script in the place of its worker.
-fn with_program(script: &str, args: &[&str]) -> crate::cli::Ran {
+fn with_program(script: &str, args: &[&str]) -> Ran {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let path = place.write("worker.sh", format!("#!/bin/sh\n{script}\n"));

@@ -1,16 +1,11 @@
 //! The other end of a worker: sends lines, and takes those that come apart by id. Each line is held against the schema.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::Write;
+use std::process::ChildStdout;
 use std::sync::OnceLock;
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
 
-use serde_json::{Value, json};
-
-use crate::cli::Place;
-use crate::common::golden::parity_folder;
+use crate::common::prelude::*;
 
 /// Far beyond what anything here takes: a worker that says nothing for so long hangs.
 pub const PATIENCE: Duration = Duration::from_secs(120);

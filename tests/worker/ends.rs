@@ -1,12 +1,7 @@
 //! However a worker ends, it ends soon, in good order, and with what it has computed saved.
 
-use std::io::{BufRead, BufReader};
-use std::process::Stdio;
-
-use serde_json::{Value, json};
-
 use super::client::{Process, command, generation, some_ids, spawn};
-use crate::cli::{Place, finish};
+use crate::common::prelude::*;
 
 #[test]
 fn the_end_of_input_ends_it_at_any_moment() {

@@ -1,8 +1,7 @@
 //! Lines that are no requests are answered with what is wrong, and survived.
 
-use serde_json::{Value, json};
-
 use super::client::Process;
+use crate::common::prelude::*;
 
 /// Sends bytes, and takes the one line that answers them.
 #[track_caller]

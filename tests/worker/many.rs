@@ -1,8 +1,7 @@
 //! Calls with ids run together, and each is told what it asked for.
 
-use serde_json::{Value, json};
-
 use super::client::{Process, generation, some_ids};
+use crate::common::prelude::*;
 
 const NUM_STREAMS: usize = 8;
 

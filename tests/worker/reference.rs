@@ -1,8 +1,7 @@
 //! A client written for the reference server's worker: one request at a time, no ids, its fields and lines and no others.
 
-use serde_json::{Value, json};
-
 use super::client::{Process, ReplyBody, check, some_ids, validator};
+use crate::common::prelude::*;
 
 /// Fails on any line that the reference server's worker would not write.
 struct Strict {

@@ -1,9 +1,8 @@
 //! The same question gets the same answer as from `llmctl run`.
 
-use serde_json::{Value, json};
-
 use super::client::{Process, ReplyBody, model};
 use crate::cli::llmctl;
+use crate::common::prelude::*;
 
 const PROMPT: &str = "Once upon a time";
 

@@ -2,23 +2,18 @@
 
 use std::io::{PipeReader, PipeWriter, Write};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
-use llmctl_base::{Error, Notice};
+use llmctl_base::Notice;
 use llmctl_engine::worker::protocol::ModelId;
 use llmctl_engine::worker::service::{CallInbox, ShutdownCause, Stopper, WorkerContext, WorkerExit};
 use llmctl_engine::{
-    EndGuard, EngineClient, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, Request,
-    SessionDetail, SessionInfo, Sink, StopHandle,
+    EndGuard, EngineLoad, EngineSessionName, EngineSpec, EngineTransport, SessionDetail, SessionInfo, Sink,
+    StopHandle,
 };
-use llmctl_models::load::tokenizer::from_folder;
-use serde_json::{Value, json};
 
 use super::client::Client;
-use crate::common::golden::parity_folder;
-use crate::common::toy::{Rule, Setup, ToyModel, ToyVocabulary, counting};
+use crate::common::prelude::*;
 
 /// A worker on a thread.
 struct Desk {
