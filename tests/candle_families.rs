@@ -370,35 +370,7 @@ fn what_would_be_ignored_is_refused() {
 
 #[test]
 fn a_file_that_would_be_computed_wrongly_is_refused_and_names_what_is_wrong() {
-    for (family, key, value, named) in [
-        ("phi", "qk_layernorm", json!(true), "qk_layernorm"),
-        ("phi", "rope_scaling", json!({"type": "linear", "factor": 2.0}), "scaled"),
-        ("phi", "partial_rotary_factor", json!(1.5), "partial_rotary_factor"),
-        ("phi", "hidden_act", json!("spiral"), "spiral"),
-        ("phi", "num_attention_heads", json!(0), "num_attention_heads"),
-        ("phi", "num_attention_heads", json!(6), "num_attention_heads"),
-        ("phi", "num_key_value_heads", json!(3), "num_key_value_heads"),
-        ("phi", "max_position_embeddings", json!(1), "max_position_embeddings"),
-        ("phi", "vocab_size", json!(383), "embed_tokens"),
-        ("phi", "num_hidden_layers", json!(3), "layers.2."),
-        ("phi", "num_hidden_layers", json!(1), "layers.1."),
-        ("falcon", "alibi", json!(true), "alibi"),
-        ("falcon", "new_decoder_architecture", json!(true), "new_decoder_architecture"),
-        ("falcon", "multi_query", json!(false), "multi_query"),
-        ("falcon", "rope_theta", json!(5e5), "10000"),
-        ("falcon", "tie_word_embeddings", json!(false), "lm_head"),
-        ("gemma", "tie_word_embeddings", json!(false), "tie_word_embeddings"),
-        ("stablelm", "use_parallel_residual", json!(true), "use_parallel_residual"),
-        ("stablelm", "use_qkv_bias", json!(false), "bias"),
-        ("starcoder2", "sliding_window", json!(1), "sliding_window"),
-        ("qwen2_moe", "num_experts_per_tok", json!(5), "num_experts_per_tok"),
-        ("qwen2_moe", "mlp_only_layers", json!([0]), "mlp_only_layers"),
-        ("mamba", "state_size", json!(32), "state_size"),
-        ("mamba", "conv_kernel", json!(3), "conv_kernel"),
-        ("mamba2", "head_dim", json!(24), "head_dim"),
-        ("rwkv5", "head_size", json!(5), "head_size"),
-        ("rwkv6", "head_size", json!(16), "time_"),
-    ] {
+    for (family, key, value, named) in listed::<(&str, &str, Value, &str)>("candle_families", "refused") {
         let error = refused(&with(checkpoint(family), key, value.clone()), &exact()).to_string();
         assert!(error.contains(named), "{family}: {key} = {value}: {error}");
     }

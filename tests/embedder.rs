@@ -10,7 +10,6 @@ use llmctl_models::load::{AskedTask, LoadedEmbedder, Pooling, load_embedder};
 use llmctl_models::model::weights::to_f32;
 
 use crate::common::gguf::F32;
-use crate::common::golden;
 use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::{ask, get};

@@ -1,50 +1,55 @@
 //! Promise: docs/http-fields.md says for each field of each endpoint whether it is honoured, a hint or refused. The tables are
 //! made from what the server answers to each field; no name that the readers of requests know is missing.
 //!
-//! A new endpoint is one entry of `TABLES`; with INSTA_UPDATE=always the page is written.
+//! Examples of all fields, which are what clients send, lie in field_table/tables.json in the order of the page. A new endpoint is
+//! one entry there; with INSTA_UPDATE=always the page is written.
 
 use std::fmt::Write;
 use std::fs;
 
 use llmctl_serve::wire::hints::{HINTS, inert_settings};
+use serde::Deserialize;
 
 use crate::common::prelude::*;
 use crate::common::server::{MODEL, Reply};
 
-mod anthropic;
-mod examples;
-mod responses;
-
 /// Endpoints whose bodies have most fields in common: one table with a column for each.
-pub struct Table {
-    title: &'static str,
-    endpoints: &'static [Endpoint],
-    /// In groups, some of which several tables share.
-    examples: &'static [&'static [Example]],
+#[derive(Deserialize)]
+struct Table {
+    title: String,
+    endpoints: Vec<Endpoint>,
+    /// Rows, and the names of rows that several tables share.
+    examples: Vec<Value>,
     /// Notes on hints and on settings that ask for nothing, whose names and values are the program's.
-    notes: &'static [(&'static str, &'static str)],
+    notes: BTreeMap<String, String>,
 }
 
-/// Name of a field, example as JSON, note.
-pub type Example = (&'static str, &'static str, &'static str);
+/// Name of a field, example, note.
+type Example = (String, Value, String);
 
-impl Table {
-    fn examples(&self) -> impl Iterator<Item = &'static Example> {
-        self.examples.iter().copied().flatten()
-    }
-}
-
-pub struct Endpoint {
-    column: &'static str,
-    path: &'static str,
+#[derive(Deserialize)]
+struct Endpoint {
+    column: String,
+    path: String,
     /// The least body that the endpoint accepts.
-    body: &'static str,
+    body: Map<String, Value>,
 }
 
 /// The endpoint whose bodies rows of `run --batch` have too.
 const BATCH_PATH: &str = "/v1/chat/completions";
 
-const TABLES: [&Table; 3] = [&examples::OPENAI, &responses::RESPONSES, &anthropic::ANTHROPIC];
+/// Reads the tables, each with its examples.
+fn tables() -> Vec<(Table, Vec<Example>)> {
+    let mut file: Value = serde_json::from_str(include_str!("field_table/tables.json")).expect("tables");
+    let tables: Vec<Table> = serde_json::from_value(file["tables"].take()).expect("tables");
+    let rows = |part: &Value| match part.as_str() {
+        Some(shared) => file[shared].as_array().expect("rows that tables share").clone(),
+        None => vec![part.clone()],
+    };
+    let examples = |table: &Table| table.examples.iter().flat_map(rows).collect();
+    let read = |table| (serde_json::from_value(examples(&table)).expect("examples"), table);
+    tables.into_iter().map(read).map(|(examples, table)| (table, examples)).collect()
+}
 
 /// A server whose model has fill-in-the-middle tokens and answers the examples.
 fn server() -> Server {
@@ -83,7 +88,7 @@ fn ignored(reply: &Reply) -> String {
 
 /// Returns the endpoint's least body with one more field.
 fn body(endpoint: &Endpoint, name: &str, value: &Value) -> Value {
-    let mut body: Map<String, Value> = serde_json::from_str(endpoint.body).expect("a body");
+    let mut body = endpoint.body.clone();
     body.insert(name.to_owned(), value.clone());
     if name == "top_logprobs" {
         body.insert("logprobs".to_owned(), true.into());
@@ -92,7 +97,7 @@ fn body(endpoint: &Endpoint, name: &str, value: &Value) -> Value {
 }
 
 async fn send(server: &Server, endpoint: &Endpoint, name: &str, value: &Value) -> Reply {
-    server.post(endpoint.path, body(endpoint, name, value)).await
+    server.post(&endpoint.path, body(endpoint, name, value)).await
 }
 
 /// Whether the endpoint has no place for the field, whatever it says.
@@ -122,31 +127,30 @@ async fn treatment(server: &Server, endpoint: &Endpoint, name: &str, value: &Val
 }
 
 /// The rows of a table: those with an example, then hints and inert settings as the program lists them.
-fn rows(table: &Table) -> Vec<(&'static str, Value, &'static str)> {
-    let note = |name: &str| table.notes.iter().find(|(noted, _)| *noted == name).map_or("", |(_, note)| note);
-    let parse = |text: &str| serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
-    let with_example = table.examples().map(|&(name, example, note)| (name, parse(example), note));
-    let mut rows: Vec<_> = with_example.collect();
-    let has = |name: &str| table.examples().any(|(known, ..)| *known == name);
-    rows.extend(HINTS.into_iter().filter(|name| !has(name)).map(|name| (name, json!("any"), note(name))));
-    let inert = inert_settings().into_iter();
-    rows.extend(inert.map(|(name, values)| (name, values[0].clone(), note(name))));
+fn rows((table, examples): &(Table, Vec<Example>)) -> Vec<Example> {
+    let row = |name: &str, value: Value| {
+        (name.to_owned(), value, table.notes.get(name).cloned().unwrap_or_default())
+    };
+    let mut rows = examples.clone();
+    let is_new = |name: &&str| examples.iter().all(|(known, ..)| known != name);
+    rows.extend(HINTS.into_iter().filter(is_new).map(|name| row(name, json!("any"))));
+    rows.extend(inert_settings().into_iter().map(|(name, values)| row(name, values[0].clone())));
     rows
 }
 
 /// Writes a table. The last column of endpoints is that of batch rows, if they have the same fields.
-async fn written(server: &Server, table: &Table) -> String {
-    let rows = rows(table);
+async fn written(server: &Server, table: &(Table, Vec<Example>)) -> String {
+    let (rows, table) = (rows(table), &table.0);
     let chat = table.endpoints.iter().find(|endpoint| endpoint.path == BATCH_PATH);
     let batch = chat.map(|chat| in_batch(chat, &rows));
-    let mut columns: Vec<&str> = table.endpoints.iter().map(|endpoint| endpoint.column).collect();
+    let mut columns: Vec<&str> = table.endpoints.iter().map(|endpoint| endpoint.column.as_str()).collect();
     columns.extend(batch.as_ref().map(|_| "batch"));
     let mut text = format!("### {}\n\n| field | example | {} | note |\n", table.title, columns.join(" | "));
     writeln!(text, "|---|---|{}---|", "---|".repeat(columns.len())).expect("memory");
     for (index, (name, value, note)) in rows.iter().enumerate() {
         let example = value.to_string().replace('|', "\\|");
         write!(text, "| `{name}` | `{example}` |").expect("memory");
-        for endpoint in table.endpoints {
+        for endpoint in &table.endpoints {
             let treatment = treatment(server, endpoint, name, value).await;
             write!(text, " {} |", treatment.name()).expect("memory");
         }
@@ -157,7 +161,7 @@ async fn written(server: &Server, table: &Table) -> String {
 }
 
 /// Runs a batch that has each field twice: with its example, and with a value that no field accepts.
-fn in_batch(endpoint: &Endpoint, rows: &[(&str, Value, &str)]) -> Vec<Treatment> {
+fn in_batch(endpoint: &Endpoint, rows: &[Example]) -> Vec<Treatment> {
     let folder = tempfile::tempdir().expect("a folder");
     let line = |id: String, name: &str, value: &Value| {
         let body = body(endpoint, name, value);
@@ -208,8 +212,8 @@ const END: &str = "<!-- The end of the tables. -->\n";
 async fn the_page_says_what_the_server_does_with_each_field() {
     let server = server();
     let mut tables = Vec::new();
-    for table in TABLES {
-        tables.push(written(&server, table).await);
+    for table in self::tables() {
+        tables.push(written(&server, &table).await);
     }
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/http-fields.md");
     let page = fs::read_to_string(&path).expect("the page");
@@ -263,10 +267,11 @@ async fn no_field_that_the_readers_know_is_missing() {
     let words: BTreeSet<&str> = sources.iter().flat_map(|source| words(source)).collect();
     assert!(words.contains("temperature") && words.contains("cache_prompt"), "{words:?}");
     let mut missing = Vec::new();
-    for table in TABLES {
-        let known: BTreeSet<&str> = rows(table).into_iter().map(|(name, ..)| name).collect();
+    for table in tables() {
+        let rows = rows(&table);
+        let known: BTreeSet<&str> = rows.iter().map(|(name, ..)| name.as_str()).collect();
         for word in words.difference(&known) {
-            for endpoint in table.endpoints {
+            for endpoint in &table.0.endpoints {
                 let reply = send(&server, endpoint, word, &odd()).await;
                 if !is_unknown(&reply, word) {
                     missing.push(format!("{} knows {word}: {}", endpoint.column, reply.text));
@@ -279,8 +284,7 @@ async fn no_field_that_the_readers_know_is_missing() {
 
 #[test]
 fn the_model_of_the_examples_is_the_one_that_is_served() {
-    let served = json!(MODEL).to_string();
-    for table in TABLES {
-        assert!(table.examples().any(|(name, example, _)| *name == "model" && *example == served));
+    for (_, examples) in tables() {
+        assert!(examples.iter().any(|(name, example, _)| name == "model" && example == MODEL));
     }
 }

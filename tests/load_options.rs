@@ -224,22 +224,10 @@ fn with_config(name: &str, key: &str, value: Value) -> TempDir {
 
 #[test]
 fn a_configuration_that_lies_is_refused_and_names_what_is_wrong() {
-    for (key, value, named) in [
-        ("num_hidden_layers", json!(3), "model.layers.3."),
-        ("num_hidden_layers", json!(5), "model.layers.4."),
-        ("vocab_size", json!(383), "embed_tokens"),
-        ("rope_theta", json!(0), "rope_theta"),
-        ("rope_scaling", json!({"rope_type": "linear", "factor": 0}), "factor"),
-        ("rope_scaling", json!(5), "rope_scaling"),
-        (
-            "rope_scaling",
-            json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0],
-            "original_max_position_embeddings": 128}),
-            "rotary pairs",
-        ),
-        ("rms_norm_eps", json!(-1.0), "rms_norm_eps"),
-        ("max_position_embeddings", json!(1), "max_position_embeddings"),
-    ] {
+    for (key, value, named) in listed::<(&str, Value, &str)>(
+        "load_options",
+        "a_configuration_that_lies_is_refused_and_names_what_is_wrong",
+    ) {
         let folder = with_config("llama-untied", key, value.clone());
         let error = load_model(folder.path(), &exact()).err();
         let error = error.unwrap_or_else(|| panic!("{key} = {value} loads")).to_string();

@@ -260,19 +260,9 @@ fn each_mix_stays_within_its_divergence_and_importance_lowers_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("out.gguf");
     let before = predictions(&model);
-    for (name, bound) in [
-        ("F32", 1e-9),
-        ("F16", 1e-5),
-        ("BF16", 1e-3),
-        ("Q8_0", 1e-3),
-        ("Q6_K", 1e-3),
-        ("Q5_K_M", 0.02),
-        ("Q5_0", 0.02),
-        ("Q4_K_M", 0.05),
-        ("Q4_0", 0.08),
-        ("Q3_K_M", 0.08),
-        ("Q2_K", 0.12),
-    ] {
+    for (name, bound) in
+        listed::<(&str, f64)>("quantize", "each_mix_stays_within_its_divergence_and_importance_lowers_it")
+    {
         write(&model, &path, name, None).expect(name);
         let found = divergence(&before, &path);
         eprintln!("{name:7} {found:?}");

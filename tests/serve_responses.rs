@@ -208,40 +208,7 @@ async fn a_response_has_all_members() {
     let server = build(None).start();
     let response =
         respond(&server, "hi", json!({"tools": [weather()], "reasoning": {"summary": "auto"}})).await;
-    for name in [
-        "id",
-        "object",
-        "created_at",
-        "completed_at",
-        "status",
-        "incomplete_details",
-        "model",
-        "previous_response_id",
-        "instructions",
-        "output",
-        "error",
-        "tools",
-        "tool_choice",
-        "truncation",
-        "parallel_tool_calls",
-        "text",
-        "top_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "top_logprobs",
-        "temperature",
-        "reasoning",
-        "user",
-        "usage",
-        "max_output_tokens",
-        "max_tool_calls",
-        "store",
-        "background",
-        "service_tier",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",
-    ] {
+    for name in listed::<&str>("serve_responses", "a_response_has_all_members") {
         assert!(response.get(name).is_some(), "{name}: {response}");
     }
     assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));

@@ -52,6 +52,7 @@ pub use super::{
     },
     named,
     server::{Build, CHATML, FREE, QWENISH, Server},
+    tables::listed,
     toy::{
         Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited,
         num_forwards, run_all, run_one, seeded,

@@ -34,19 +34,7 @@ fn write_model(folder: &Path) {
         ("model.norm.weight".to_owned(), vec![64]),
     ];
     for layer in 0..2 {
-        for (name, shape) in [
-            ("self_attn.q_proj", vec![128, 64]),
-            ("self_attn.k_proj", vec![64, 64]),
-            ("self_attn.v_proj", vec![64, 64]),
-            ("self_attn.o_proj", vec![64, 128]),
-            ("self_attn.q_norm", vec![32]),
-            ("self_attn.k_norm", vec![32]),
-            ("mlp.gate_proj", vec![96, 64]),
-            ("mlp.up_proj", vec![96, 64]),
-            ("mlp.down_proj", vec![64, 96]),
-            ("input_layernorm", vec![64]),
-            ("post_attention_layernorm", vec![64]),
-        ] {
+        for (name, shape) in listed::<(&str, Vec<_>)>("remote_engine_vllm", "write_model") {
             shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
         }
     }

@@ -39,27 +39,9 @@ fn whatever_comes_is_answered_and_survived() {
     ] {
         refuse(at, bytes, "invalid_request", part);
     }
-    for (line, code, part) in [
-        (json!({"op": "chat"}), "unknown_op", "unknown op \"chat\" (known: generate, open"),
-        (json!({"prompt": "x", "top_k": -1}), "invalid_request", "top_k: invalid value"),
-        (json!({"prompt": "x", "temperature": 3}), "invalid_value", "temperature: 3 is not in [0, 2]"),
-        (json!({"prompt": "x", "top_p": 0}), "invalid_value", "top_p"),
-        (json!({"prompt": "x", "logprobs": 21}), "invalid_value", "logprobs: at most 20"),
-        (json!({"prompt": "x", "logit_bias": {"384": 1}}), "invalid_value", "384 is not in the vocabulary"),
-        (json!({"prompt": "x", "logit_bias": {"a": 1}}), "invalid_request", "logit_bias: invalid value"),
-        (json!({"prompt": "x", "prompt_segments": []}), "invalid_value", "exclude each other"),
-        (json!({}), "invalid_value", "neither prompt nor prompt_segments"),
-        (json!({"prompt_segments": [{}]}), "invalid_value", "neither text nor ids"),
-        (json!({"prompt": "x", "deadline_ms": -1}), "invalid_value", "deadline_ms: -1 is not a time"),
-        (json!({"prompt": "x", "grammar": {"type": "regex", "value": "("}}), "grammar", "unclosed group"),
-        (
-            json!({"prompt": "x", "max_new_tokens": 5000, "overflow": "refuse"}),
-            "context_length_exceeded",
-            "up to 5000 are to be generated",
-        ),
-        (json!({"op": "inspect", "session_id": "none"}), "session_not_found", "none"),
-        (json!({"op": "fork", "session_id": "none", "to": "b"}), "session_not_found", "none"),
-    ] {
+    for (line, code, part) in
+        listed::<(Value, &str, &str)>("worker_lines", "whatever_comes_is_answered_and_survived")
+    {
         refuse(at, format!("{line}\n").as_bytes(), code, part);
         let mut named = line.clone();
         named["id"] = "n".into();
