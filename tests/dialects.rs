@@ -57,40 +57,7 @@ fn templates_are_recognised_by_their_own_text() {
 
 /// Tools whose schemas have every kind of argument.
 pub fn tools() -> Vec<Value> {
-    vec![
-        json!({"type": "function", "function": {"name": "get_weather", "description": "Weather", "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string"},
-                "days": {"type": "integer"},
-                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-                "exact": {"type": "boolean"},
-                "note": {"type": ["string", "null"]},
-            },
-            "required": ["city"],
-        }}}),
-        json!({"type": "function", "function": {"name": "write_file", "description": "Write", "parameters": {
-            "type": "object",
-            "properties": {
-                "path": {"type": "string"},
-                "content": {"type": "string"},
-                "mode": {"type": "number"},
-                "tags": {"type": "array", "items": {"type": "string"}},
-                "options": {"type": "object", "properties": {"code": {"type": "string"}, "depth": {"type": "integer"}}},
-            },
-            "required": ["path", "content"],
-        }}}),
-        json!({"type": "function", "function": {"name": "now", "description": "Time",
-            "parameters": {"type": "object", "properties": {}}}}),
-    ]
-}
-
-/// One answer and what it comes apart into.
-struct Case<'a> {
-    format: ToolCallFormat,
-    text: &'a str,
-    content: &'a str,
-    calls: &'a [(&'a str, Value)],
+    listed("dialects", "tools")
 }
 
 pub fn output_markup(format: ToolCallFormat) -> OutputMarkup {
@@ -134,126 +101,24 @@ pub fn values(answer: &ParsedAnswer) -> Vec<(String, Value)> {
     answer.calls.iter().map(|call| (call.name.clone(), value(&call.arguments))).collect()
 }
 
-#[track_caller]
-fn check(case: &Case<'_>) {
-    let Case { format, text, content, calls } = case;
-    let answer = parse_answer(&output_markup(*format), &tools(), tail(*format), text, false);
-    let calls: Vec<_> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-    assert_eq!(values(&answer), calls, "{format}: {text}");
-    assert_eq!(answer.content, *content, "{format}: {text}");
-}
-
 /// Checks that a text gives these calls and this content.
 #[track_caller]
 fn gives(format: ToolCallFormat, text: &str, content: &str, calls: &[(&str, Value)]) {
-    check(&Case { format, text, content, calls });
+    let answer = parse_answer(&output_markup(format), &tools(), tail(format), text, false);
+    let calls: Vec<_> = calls.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    assert_eq!(values(&answer), calls, "{format}: {text}");
+    assert_eq!(answer.content, content, "{format}: {text}");
+}
+
+/// Returns a table of formats and texts.
+pub fn texts(table: &str) -> Vec<(ToolCallFormat, &'static str)> {
+    let rows = listed::<(&str, &str)>("dialects", table).into_iter();
+    rows.map(|(format, text)| (format.parse().expect("a format"), text)).collect()
 }
 
 /// A text of each format with the call `get_weather(city="Köln </tool_call>", days=3)`, with a word before it.
 fn well_formed() -> Vec<(ToolCallFormat, String)> {
-    use ToolCallFormat as F;
-    let json = r#"{"city": "Köln </tool_call>", "days": 3}"#;
-    let named = format!(r#"{{"name": "get_weather", "arguments": {json}}}"#);
-    let xml = "<function=get_weather>\n<parameter=city>\nKöln </tool_call>\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>";
-    let seed = "<function=get_weather>\n<parameter=city>Köln </tool_call></parameter>\n<parameter=days>3</parameter>\n</function>";
-    let dsml = "<｜DSML｜invoke name=\"get_weather\">\n<｜DSML｜parameter name=\"city\" string=\"true\">Köln </tool_call></｜DSML｜parameter>\n<｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>";
-    let python = r"get_weather(city='Köln </tool_call>', days=3)";
-    let glm = "get_weather\n<arg_key>city</arg_key>\n<arg_value>Köln </tool_call></arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n";
-    vec![
-        (F::Hermes, format!("Hm.\n<tool_call>\n{named}\n</tool_call>")),
-        (F::QwenXml, format!("Hm.\n\n<tool_call>\n{xml}\n</tool_call>")),
-        (F::SeedXml, format!("Hm.\n<seed:tool_call>\n{seed}\n</seed:tool_call>")),
-        (
-            F::Gemma,
-            "Hm.<|tool_call>call:get_weather{city:<|\"|>Köln </tool_call><|\"|>,days:3}<tool_call|>"
-                .to_owned(),
-        ),
-        (F::Llama3, format!(r#"Hm.<|python_tag|>{{"name": "get_weather", "parameters": {json}}}"#)),
-        (F::Mistral, format!("Hm.[TOOL_CALLS] [{named}]")),
-        (F::MistralArgs, format!("Hm.[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{json}")),
-        (F::Pythonic, format!("Hm.<|python_start|>[{python}]<|python_end|>")),
-        (F::Lfm2, format!("Hm.<|tool_call_start|>[{python}]<|tool_call_end|>")),
-        (F::Glm, format!("Hm.\n<tool_call>{glm}</tool_call>")),
-        (F::Granite, format!("Hm. <|tool_call|>[{named}]")),
-        (F::Generic, format!("Hm.\n<tool_call>\n{named}\n</tool_call>")),
-        (F::Apertus, format!("Hm.<|tools_prefix|>[{{\"get_weather\": {json}}}]<|tools_suffix|>")),
-        (F::ToolcallTag, format!("Hm.\n<TOOLCALL>[{named}]</TOOLCALL>")),
-        (F::MiniMaxM1, format!("Hm.\n<tool_calls>\n{named}\n</tool_calls>")),
-        (F::GigaChat3, format!("Hm.<|message_sep|>\n\nfunction call<|role_sep|>\n{named}")),
-        (F::GigaChat31, format!("Hm.<|function_call|>{named}")),
-        (
-            F::SolarOpen,
-            format!(
-                "<|content|>Hm.<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>0<|tool_call:name|>get_weather<|tool_call:args|>{json}<|tool_call:end|>"
-            ),
-        ),
-        (F::Functionary32, format!("all\nHm.>>>get_weather\n{json}")),
-        (
-            F::CommandR,
-            format!(
-                "Hm.\nAction:\n```json\n[\n    {{\n        \"tool_name\": \"get_weather\",\n        \"parameters\": {json}\n    }}\n]```"
-            ),
-        ),
-        (
-            F::MiniMaxM2,
-            "Hm.\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Köln </tool_call></parameter>\n<parameter name=\"days\">3</parameter>\n</invoke>\n</minimax:tool_call>".to_owned(),
-        ),
-        (
-            F::MiniMaxM3,
-            "Hm.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"get_weather\">]<]minimax[>[<city>Köln </tool_call>]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>".to_owned(),
-        ),
-        (F::DeepSeekV32, format!("Hm.\n\n<｜DSML｜function_calls>\n{dsml}\n</｜DSML｜function_calls>")),
-        (F::DeepSeekV4, format!("Hm.\n\n<｜DSML｜tool_calls>\n{dsml}\n</｜DSML｜tool_calls>")),
-        (
-            F::MiniCpm5,
-            "Hm.\n<function name=\"get_weather\"><param name=\"city\">Köln </tool_call></param><param name=\"days\">3</param></function>".to_owned(),
-        ),
-        (
-            F::Hy3,
-            "Hm.\n<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Köln </tool_call></arg_value:opensource>\n<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n</tool_calls:opensource>".to_owned(),
-        ),
-        (
-            F::KimiK3,
-            "<|open|>response<|sep|>Hm.<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool=\"get_weather\" index=\"1\"<|sep|><|open|>argument key=\"city\" type=\"string\"<|sep|>Köln </tool_call><|close|>argument<|sep|><|open|>argument key=\"days\" type=\"number\"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>".to_owned(),
-        ),
-        (
-            F::MuseGlimmer,
-            " to=user<|message|>Hm.<|eom|><|start|>assistant to=get_weather<|message|><atem:function_calls>\n<atem:invoke name=\"get_weather\">\n<atem:parameter name=\"city\">Köln </tool_call></atem:parameter>\n<atem:parameter name=\"days\">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>".to_owned(),
-        ),
-        (
-            F::DeepSeekV3,
-            format!(
-                "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{json}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-            ),
-        ),
-        (
-            F::DeepSeekV31,
-            format!(
-                "Hm.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{json}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-            ),
-        ),
-        (
-            F::Kimi,
-            format!(
-                "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{json}<|tool_call_end|><|tool_calls_section_end|>"
-            ),
-        ),
-        (F::FunctionTag, format!("Hm.<function=get_weather>{json}</function>")),
-        (F::ToolCallsTag, format!("Hm.\n<tool_calls>[{named}]</tool_calls>")),
-        (
-            F::CommandAction,
-            format!(
-                "Hm.<|START_ACTION|>[\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"get_weather\", \"parameters\": {json}}}\n]<|END_ACTION|>"
-            ),
-        ),
-        (F::Functools, format!("Hm. functools[{named}]")),
-        (
-            F::Harmony,
-            format!(
-                "<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{json}<|call|>"
-            ),
-        ),
-    ]
+    texts("well_formed").into_iter().map(|(format, text)| (format, text.to_owned())).collect()
 }
 
 #[test]
@@ -326,276 +191,41 @@ fn a_cut_call_leaves_the_leading_text() {
 
 #[test]
 fn malformed_calls_leave_the_leading_text() {
-    use ToolCallFormat as F;
-    for (format, text) in [
-        (F::Hermes, "Hm.<tool_call>\n{\"name\": \"now\", \"arguments\": {]}\n</tool_call> rest"),
-        (F::Hermes, "Hm.<tool_call>no JSON</tool_call>"),
-        (F::Hermes, "Hm.<tool_call>{\"name\": \"now\", \"arguments\": {}} garbage</tool_call>"),
-        (F::Hermes, "Hm.<tool_call>{\"arguments\": {}}</tool_call>"),
-        (F::Hermes, "Hm.<tool_call>{\"name\": \"now\", \"arguments\": [1]}</tool_call>"),
-        (F::QwenXml, "Hm.<tool_call>\n<function=now>\nvalue\n</function>\n</tool_call>"),
-        (F::Gemma, "Hm.<|tool_call>now{}<tool_call|>"),
-        (F::Gemma, "Hm.<|tool_call>call:now{a}<tool_call|>"),
-        (F::Mistral, "Hm.[TOOL_CALLS][]"),
-        (F::MistralArgs, "Hm.[TOOL_CALLS]now[ARGS][]"),
-        (F::Lfm2, "Hm.<|tool_call_start|>[now(1)]<|tool_call_end|>"),
-        (F::Lfm2, "Hm.<|tool_call_start|>[now(a=b)]<|tool_call_end|>"),
-        (F::Glm, "Hm.<tool_call>now\n<arg_value>1</arg_value></tool_call>"),
-        (F::DeepSeekV31, "Hm.<｜tool▁calls▁begin｜>now"),
-        (
-            F::Kimi,
-            "Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>x<|tool_call_end|>",
-        ),
-        (
-            F::Harmony,
-            "<|channel|>commentary<|message|>Hm.<|end|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>print()<|call|>",
-        ),
-    ] {
+    for (format, text) in texts("malformed") {
         gives(format, text, "Hm.", &[]);
     }
 }
 
+/// Each row has a text, its content and its calls, and says what is told by it.
 #[test]
-fn hermes() {
-    use ToolCallFormat::Hermes;
-    let call = |body: &str| format!("<tool_call>\n{body}\n</tool_call>");
-    // A number that JSON cannot hold stays readable and the arguments stay JSON.
-    gives(
-        Hermes,
-        &call(r#"{"name": "write_file", "arguments": {"mode": NaN}}"#),
-        "",
-        &[("write_file", json!({"mode": "NaN"}))],
-    );
-    // Arguments as JSON text in a string are an object all the same.
-    gives(
-        Hermes,
-        &call(r#"{"name": "get_weather", "arguments": "{\"city\": \"K\\u00f6ln \\\"x\\\"\", \"days\": 3}"}"#),
-        "",
-        &[("get_weather", json!({"city": "Köln \"x\"", "days": 3}))],
-    );
-    gives(Hermes, &call(r#"{"name": "now", "arguments": ""}"#), "", &[("now", json!({}))]);
-    gives(
-        Hermes,
-        &call(r#"{"type": "function", "function": {"name": "get_weather", "arguments": {"city": "a"}}}"#),
-        "",
-        &[("get_weather", json!({"city": "a"}))],
-    );
-    // `parameters` counts when `arguments` is absent or null; neither is no arguments.
-    gives(
-        Hermes,
-        &call(r#"{"name": "get_weather", "parameters": {"city": "a"}}"#),
-        "",
-        &[("get_weather", json!({"city": "a"}))],
-    );
-    gives(
-        Hermes,
-        &call(r#"{"name": "get_weather", "arguments": null, "parameters": {"city": "a"}}"#),
-        "",
-        &[("get_weather", json!({"city": "a"}))],
-    );
-    gives(Hermes, &call(r#"{"name": "now"}"#), "", &[("now", json!({}))]);
-    gives(
-        Hermes,
-        &call(r#"{"arguments": {"city": "a"}, "name": "get_weather", "id": 7}"#),
-        "",
-        &[("get_weather", json!({"city": "a"}))],
-    );
-    // Several calls, in one pair of markers or in several; the text between and behind stays.
-    let two: &[(&str, Value)] = &[("now", json!({})), ("get_weather", json!({"city": "a"}))];
-    let (a, b) =
-        (r#"{"name": "now", "arguments": {}}"#, r#"{"name": "get_weather", "arguments": {"city": "a"}}"#);
-    gives(Hermes, &format!("One.\n{}\nTwo.\n{}\nThree.", call(a), call(b)), "One.\nTwo.\nThree.", two);
-    gives(Hermes, &call(&format!("[{a}, {b}]")), "", two);
-    gives(Hermes, &call(&format!("{a}\n{b}")), "", two);
-    // The model ended its turn behind a whole call; cut there, it is not sure that it was whole.
-    let open = format!("<tool_call>\n{a}");
-    gives(Hermes, &open, "", &[("now", json!({}))]);
-    assert_eq!(parse_answer(&output_markup(Hermes), &tools(), "", &open, true), ParsedAnswer::default());
-    // One undefined tool among defined ones: no partial set.
-    let mixed = format!("{}\n{}", call(a), call(&b.replace("get_weather", "rm")));
-    gives(Hermes, &mixed, &mixed, &[]);
-}
-
-#[test]
-fn qwen_xml() {
-    use ToolCallFormat::QwenXml;
-    let call = |body: &str| format!("<tool_call>\n<function=write_file>\n{body}</function>\n</tool_call>");
-    let parameter = |key: &str, value: &str| format!("<parameter={key}>\n{value}\n</parameter>\n");
-    // The space of a string is the string's.
-    let code = "    if x:\n\t\treturn 1\n  \n";
-    gives(QwenXml, &call(&parameter("content", code)), "", &[("write_file", json!({"content": code}))]);
-    // Values may hold the markup itself.
-    let markup = "<function=now>\n<parameter=x>\n1\n</parameter> and </parameter>\n</function>\n <tool_call>";
-    gives(
-        QwenXml,
-        &call(&(parameter("content", markup) + &parameter("path", "p"))),
-        "",
-        &[("write_file", json!({"content": markup, "path": "p"}))],
-    );
-    // A complete call followed by a truncated one is no partial set.
-    let truncated = format!(
-        "Hm.\n{}\n<tool_call>\n<function=write_file>\n<parameter=path>\n/tmp",
-        call(&parameter("path", "p"))
-    );
-    gives(QwenXml, &truncated, "Hm.", &[]);
-    // Without the wrapper, the prose behind a call stays.
-    gives(
-        QwenXml,
-        "<function=write_file>\n<parameter=path>\np\n</parameter>\n</function>\nDone it.",
-        "Done it.",
-        &[("write_file", json!({"path": "p"}))],
-    );
-    gives(QwenXml, "<function=now>\n</function>\n</tool_call>", "", &[("now", json!({}))]);
-    // A parameter that is not closed is never lost silently.
-    gives(
-        QwenXml,
-        "Hm.<tool_call>\n<function=write_file>\n<parameter=path>\np\n</function>\n</tool_call>",
-        "Hm.",
-        &[],
-    );
-    gives(
-        QwenXml,
-        "Hm.<tool_call>\n<function=write_file>\n<parameter=path>\np\n<parameter=content>\nc\n</parameter>\n</function>\n</tool_call>",
-        "Hm.",
-        &[],
-    );
-    // Types by the schema; what does not fit stays text.
-    let weather = |key: &str, value: &str| {
-        format!(
-            "<tool_call>\n<function=get_weather>\n<parameter={key}>\n{value}\n</parameter>\n</function>\n</tool_call>"
-        )
-    };
-    for (key, value, expected) in [
-        ("note", "12", json!("12")),
-        ("note", "null", json!(null)),
-        ("city", "true", json!("true")),
-        ("days", "12", json!(12)),
-        ("days", "10.0", json!("10.0")),
-        ("days", "1_000", json!("1_000")),
-        ("exact", "TRUE", json!(true)),
-        ("exact", "1", json!("1")),
-        ("other", "{\"a\": [1]}", json!({"a": [1]})),
-        ("other", "NaN", json!("NaN")),
-    ] {
-        gives(QwenXml, &weather(key, value), "", &[("get_weather", json!({key: expected}))]);
+fn answers_of_each_format_come_apart() {
+    for (format, text, content, calls, why) in
+        listed::<(&str, &str, &str, Vec<(&str, Value)>, &str)>("dialects", "answers")
+    {
+        eprintln!("{format}: {why}");
+        gives(format.parse().expect("a format"), text, content, &calls);
     }
-    for value in ["NaN", "Infinity", "-inf", "1e999"] {
-        gives(QwenXml, &call(&parameter("mode", value)), "", &[("write_file", json!({"mode": value}))]);
-    }
-}
-
-#[test]
-fn gemma() {
-    use ToolCallFormat::Gemma;
-    // A close marker inside quotes is text, and so is everything else there.
-    gives(
-        Gemma,
-        "<|tool_call>call:write_file{content:<|\"|>a<tool_call|>b,{c:1}]<|\"|>,path:<|\"|>p<|\"|>}<tool_call|>",
-        "",
-        &[("write_file", json!({"content": "a<tool_call|>b,{c:1}]", "path": "p"}))],
-    );
-    gives(Gemma, "<|tool_call>call: now {}<tool_call|>", "", &[("now", json!({}))]);
-    // Bare words are typed by the schema, at every depth.
-    gives(
-        Gemma,
-        "<|tool_call>call:write_file{mode:1.5,options:{code:007,depth:007,x:1},tags:[a,<|\"|>b<|\"|>,3]}<tool_call|>",
-        "",
-        &[(
-            "write_file",
-            json!({"mode": 1.5, "options": {"code": "007", "depth": 7, "x": 1}, "tags": ["a", "b", "3"]}),
-        )],
-    );
-    gives(
-        Gemma,
-        "<|tool_call>call:get_weather{days:<|\"|>3<|\"|>,exact:true,note:null,x:false,y:null,z:2.5,w:word}<tool_call|>",
-        "",
-        &[(
-            "get_weather",
-            json!({"days": "3", "exact": true, "note": null, "x": false, "y": null, "z": 2.5, "w": "word"}),
-        )],
-    );
-    // Thoughts go to the reasoning, stray markers nowhere.
+    // Ended by the model, a whole call counts; cut there, it is not sure that it was whole.
+    let open = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}";
+    let cut = parse_answer(&output_markup(ToolCallFormat::Hermes), &tools(), "", open, true);
+    assert_eq!(cut, ParsedAnswer::default());
+    // Gemma's thoughts go to the reasoning, stray markers nowhere.
     let text = "<|channel>thought\nLet me <|tool_call>call:now{}<tool_call|> see.\n<channel|>Hi<channel|>.<|tool_call>call:now{}<tool_call|>";
-    let answer = parse_answer(&output_markup(Gemma), &tools(), "", text, false);
+    let answer = parse_answer(&output_markup(ToolCallFormat::Gemma), &tools(), "", text, false);
     assert_eq!(answer.reasoning, "Let me <|tool_call>call:now{}<tool_call|> see.");
     assert_eq!((answer.content.as_str(), answer.calls.len()), ("Hi.", 1));
 }
 
 #[test]
-fn llama3() {
-    use ToolCallFormat::Llama3;
-    let call = r#"{"name": "get_weather", "parameters": {"city": "a"}}"#;
-    let calls: &[(&str, Value)] = &[("get_weather", json!({"city": "a"}))];
-    gives(Llama3, call, "", calls);
-    gives(Llama3, &format!("\n{call} Done."), "Done.", calls);
-    gives(Llama3, &format!("{call}; {call}"), "", &[calls[0].clone(), calls[0].clone()]);
-    gives(Llama3, r#"<|python_tag|>get_weather.call(city="a")"#, "", calls);
-    // JSON that is no call is the answer.
-    for text in [
-        r#"{"result": [1, 2], "name": 3}"#,
-        r#"{"name": "get_weather"}"#,
-        r#"{"name": "get_weather", "age": 3}"#,
-        r#"{"name": "nobody", "parameters": {}}"#,
-        "{ not JSON",
-        "{",
-        r#"Text {"name": "now", "parameters": {}}"#,
-    ] {
-        gives(Llama3, text, text, &[]);
-    }
-}
-
-#[test]
-fn mistral_and_pythonic() {
-    use ToolCallFormat::{Lfm2, Mistral, MistralArgs, Pythonic};
-    let two: &[(&str, Value)] = &[("now", json!({})), ("get_weather", json!({"city": "[ARGS]"}))];
-    gives(
-        Mistral,
-        r#"[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "123456789"}, {"name": "get_weather", "arguments": {"city": "[ARGS]"}}]"#,
-        "",
-        two,
-    );
-    gives(MistralArgs, r#"[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{"city": "[ARGS]"}"#, "", two);
-    gives(Pythonic, "[now(), get_weather(city=\"[ARGS]\")]", "", two);
-    gives(Lfm2, "[now(), get_weather(city=\"[ARGS]\")]", "", two);
-    gives(
-        Lfm2,
-        "<|tool_call_start|>[write_file(path='it's', mode=-1.5, tags=['a, b)', \"]\"], options={'code': None})]<|tool_call_end|>Done.",
-        "Done.",
-        &[(
-            "write_file",
-            json!({"path": "it's", "mode": -1.5, "tags": ["a, b)", "]"], "options": {"code": null}}),
-        )],
-    );
-    for text in ["[1, 2]", "[note] A list.", "[see now(x)]", "[now", "["] {
-        gives(Pythonic, text, text, &[]);
-    }
-}
-
-#[test]
 fn reasoning_is_no_call_and_no_content() {
     let think = output_markup(ToolCallFormat::Hermes);
-    let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
-    for (tail, text, reasoning, content, num_calls) in [
-        ("", format!("<think>\nIs {call} it?\n</think>\n\nYes."), format!("Is {call} it?"), "Yes.", 0),
-        (
-            "<|im_start|>assistant\n<think>\n",
-            format!("Hm {call}.\n</think>\n\n{call}"),
-            format!("Hm {call}."),
-            "",
-            1,
-        ),
-        ("<think>\n\n</think>\n\n", " Hi".to_owned(), String::new(), " Hi", 0),
-        ("", "<think>\n\n</think>\n\nHi".to_owned(), String::new(), "Hi", 0),
-        ("", "The tag <think> opens.".to_owned(), String::new(), "The tag <think> opens.", 0),
-        ("", format!("<think>never ends {call} here"), format!("never ends {call} here"), "", 0),
-        ("<|im_start|>user\n<think>", "x".to_owned(), "x".to_owned(), "", 0),
-        ("<think>?<|im_end|>\n<|im_start|>assistant\n", "x".to_owned(), String::new(), "x", 0),
-        ("<|im_start|>assistant\n<think>\nOkay, ", "so.</think>x".to_owned(), "so.".to_owned(), "x", 0),
-    ] {
-        let answer = parse_answer(&think, &tools(), tail, &text, false);
+    for (tail, text, reasoning, content, num_calls) in
+        listed::<(&str, &str, &str, &str, usize)>("dialects", "reasoning")
+    {
+        let answer = parse_answer(&think, &tools(), tail, text, false);
         assert_eq!(
             (answer.reasoning.as_str(), answer.content.as_str(), answer.calls.len()),
-            (reasoning.as_str(), content, num_calls),
+            (reasoning, content, num_calls),
             "{tail:?} {text:?}"
         );
     }
@@ -680,44 +310,7 @@ fn dangerous() -> impl Strategy<Value = String> {
     for format in ToolCallFormat::ALL {
         parts.extend(output_markup(*format).markers().into_iter().map(str::to_owned));
     }
-    parts.extend(
-        [
-            "<",
-            "{",
-            "}",
-            "[",
-            "]",
-            "\"",
-            "'",
-            "\\",
-            ",",
-            ":",
-            "(",
-            ")",
-            "=",
-            "\n",
-            " ",
-            "name",
-            "now",
-            "arguments",
-            "é😀",
-            "{\"name\": \"now\", \"arguments\": {}}",
-            "[now()]",
-            "call:now{",
-            "<parameter=a>",
-            "</parameter>",
-            "</function>",
-            "<function=now>",
-            "null",
-            "\\u",
-            "d83d",
-            "NaN",
-            "<think>",
-            "</think>",
-            "text",
-        ]
-        .map(str::to_owned),
-    );
+    parts.extend(listed::<String>("dialects", "dangerous"));
     proptest::collection::vec(proptest::sample::select(parts), 0..12).prop_map(|parts| parts.concat())
 }
 
@@ -981,35 +574,7 @@ impl Random {
 
 /// Walks a grammar by bytes that it allows, ending open text now and then; `None` when the walk does not come to an end.
 fn walk(lark: &str, random: &mut Random) -> Option<String> {
-    const CLOSERS: [&str; 27] = [
-        "\n</parameter>\n</function>",
-        "\n</parameter>\n<parameter=",
-        "</parameter>\n</function>",
-        "</parameter>\n</invoke>",
-        "</parameter>\n<parameter name=\"",
-        "</arg_value>\n<arg_key>",
-        "</arg_value>\n</tool_call>",
-        "<|\"|>",
-        "\"",
-        "'",
-        "</think>\n",
-        "<channel|>",
-        "]",
-        "</｜DSML｜parameter>\n</｜DSML｜invoke>",
-        "</｜DSML｜parameter>\n<｜DSML｜parameter name=\"",
-        "</atem:parameter>\n</atem:invoke>",
-        "</atem:parameter>\n<atem:parameter name=\"",
-        "</param></function>",
-        "</param><param name=\"",
-        "</arg_value:opensource>\n</tool_call:opensource>",
-        "</arg_value:opensource>\n<arg_key:opensource>",
-        "<|close|>argument<|sep|><|close|>call<|sep|>",
-        "<|close|>argument<|sep|><|open|>argument key=\"",
-        "<|close|>think<|sep|>",
-        "<|close|>response<|sep|>",
-        "<|eom|><|start|>assistant",
-        "<|end|><|begin|>assistant",
-    ];
+    let closers = listed::<&str>("dialects", "closers");
     let mut matcher = byte_matcher(lark);
     let mut bytes = Vec::new();
     for _ in 0..1200 {
@@ -1017,7 +582,7 @@ fn walk(lark: &str, random: &mut Random) -> Option<String> {
             return String::from_utf8(bytes).ok();
         }
         if random.below(6) == 0 {
-            let closers = CLOSERS.iter().map(|closer| tokens(closer));
+            let closers = closers.iter().map(|closer| tokens(closer));
             let mut fits =
                 |closer: &Vec<u32>| matcher.validate_tokens(closer).is_ok_and(|n| n == closer.len());
             let mut closers: Vec<Vec<u32>> = closers.filter(|closer| fits(closer)).collect();
@@ -1095,28 +660,10 @@ fn what_a_grammar_lets_through_parses_back() {
     }
 }
 
-/// Parameters that are no plain list of properties: all, some or one of several schemas, references, and members of any name.
-fn combined() -> Vec<Value> {
-    let member = |name: &str, kind: &str| json!({"type": "object", "properties": {name: {"type": kind}}, "required": [name], "additionalProperties": false});
-    let flag = json!({"properties": {"flag": {"type": "boolean"}}, "required": ["flag"]});
-    vec![
-        json!({"type": "object", "allOf": [flag]}),
-        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "allOf": [flag]}),
-        json!({"type": "object", "oneOf": [member("flag", "boolean"), member("n", "integer")]}),
-        json!({"type": "object", "properties": {"n": {"type": "integer"}}, "anyOf": [flag, {"required": ["n"]}]}),
-        json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1}),
-        json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1, "maxProperties": 2}),
-        json!({"type": "object", "properties": {}, "additionalProperties": true, "minProperties": 1}),
-        json!({"type": "object", "properties": {"flag": {"type": "boolean"}, "n": {"type": "integer"}}, "minProperties": 1, "maxProperties": 1, "additionalProperties": false}),
-        json!({"$ref": "#/$defs/a~1b~01", "$defs": {"a/b~1": flag, "x": {}}}),
-        json!({"type": "object", "properties": {"next": {"$ref": "#/$defs/n"}}, "required": ["next"], "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}}}),
-    ]
-}
-
 #[test]
 fn calls_follow_schemas_that_are_no_list_of_properties() {
     for format in ToolCallFormat::ALL.iter().copied() {
-        for parameters in combined() {
+        for parameters in listed::<Value>("dialects", "schemas") {
             let plain = closed(&simplified(&parameters)); // as requests are planned
             let tool = json!({"type": "function", "function": {"name": "f", "parameters": plain}});
             let tools = std::slice::from_ref(&tool);
@@ -1156,23 +703,16 @@ fn takes(format: ToolCallFormat, text: &str, calls: &[(&str, Value)]) {
 
 #[test]
 fn arguments_come_in_any_order() {
-    use ToolCallFormat as F;
     let weather = |value: Value| [("get_weather", value)];
     let turned = weather(json!({"exact": true, "city": "a", "days": 3}));
-    let json = r#"{"exact": true, "city": "a", "days": 3}"#;
-    for (format, text) in [
-        (F::Hermes, format!("<tool_call>\n{{\"name\": \"get_weather\", \"arguments\": {json}}}\n</tool_call>")),
-        (F::Llama3, format!("{{\"name\": \"get_weather\", \"parameters\": {json}}}")),
-        (F::QwenXml, "<tool_call>\n<function=get_weather>\n<parameter=exact>\ntrue\n</parameter>\n<parameter=city>\na\n</parameter>\n<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>".to_owned()),
-        (F::Glm, "<tool_call>get_weather<arg_key>exact</arg_key><arg_value>true</arg_value><arg_key>city</arg_key><arg_value>a</arg_value><arg_key>days</arg_key><arg_value>3</arg_value></tool_call>".to_owned()),
-        (F::Gemma, "<|tool_call>call:get_weather{exact:true,city:<|\"|>a<|\"|>,days:3}<tool_call|>".to_owned()),
-        (F::Pythonic, "[get_weather(exact=True, city=\"a\", days=3)]".to_owned()),
-        (F::MiniMaxM3, "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=\"get_weather\">]<]minimax[>[<exact>true]<]minimax[>[</exact>]<]minimax[>[<city>a]<]minimax[>[</city>]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>".to_owned()),
-    ] {
-        takes(format, &text, &turned);
+    for (format, text) in texts("any_order") {
+        takes(format, text, &turned);
         let lark = grammar(format, &ToolChoice::Required, true, "");
         // Neither twice nor without a required one.
-        for broken in [text.replace("exact", "days").replace("true", "3").replace("True", "3"), text.replace("city", "note")] {
+        for broken in [
+            text.replace("exact", "days").replace("true", "3").replace("True", "3"),
+            text.replace("city", "note"),
+        ] {
             assert!(!taken(&lark, &broken).1, "{format}: {broken}");
         }
     }
@@ -1180,17 +720,7 @@ fn arguments_come_in_any_order() {
 
 #[test]
 fn a_value_holds_its_closing_tag_unless_the_call_goes_on_behind_it() {
-    use ToolCallFormat as F;
-    for (format, close) in [
-        (F::QwenXml, "</parameter>"),
-        (F::SeedXml, "</parameter>"),
-        (F::MiniMaxM2, "</parameter>"),
-        (F::Glm, "</arg_value>"),
-        (F::Hy3, "</arg_value:opensource>"),
-        (F::MiniCpm5, "</param>"),
-        (F::DeepSeekV32, "</｜DSML｜parameter>"),
-        (F::MuseGlimmer, "</atem:parameter>"),
-    ] {
+    for (format, close) in texts("closing_tags") {
         let (_, _, call) =
             constrained().into_iter().find(|case| case.0 == format).expect("every format has a case");
         let city = format!("A block ends with {close} here,\n{close}\nand {close}");
@@ -1201,42 +731,8 @@ fn a_value_holds_its_closing_tag_unless_the_call_goes_on_behind_it() {
 
 #[test]
 fn white_space_between_markup_is_free() {
-    use ToolCallFormat as F;
     let calls = [("get_weather", json!({"city": "a b", "days": 3}))];
-    for (format, text) in [
-        (
-            F::Hermes,
-            "<tool_call>{\"name\":\"get_weather\",\"arguments\":{\"city\":\"a b\",\"days\":3}}</tool_call>",
-        ),
-        (
-            F::QwenXml,
-            "<tool_call><function=get_weather><parameter=city>a b</parameter><parameter=days>3</parameter></function></tool_call>",
-        ),
-        (
-            F::QwenXml,
-            "<tool_call>\n  <function=get_weather>\n    <parameter=city>\na b\n</parameter>\n    <parameter=days> 3 </parameter>\n  </function>\n</tool_call>",
-        ),
-        (
-            F::Glm,
-            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>a b</arg_value>\n<arg_key>days</arg_key><arg_value>3</arg_value>\n</tool_call>",
-        ),
-        (
-            F::SeedXml,
-            "<seed:tool_call><function=get_weather><parameter=city>a b</parameter><parameter=days>3</parameter></function></seed:tool_call>",
-        ),
-        (
-            F::MiniMaxM2,
-            "<minimax:tool_call><invoke name=\"get_weather\"><parameter name=\"city\">a b</parameter><parameter name=\"days\">3</parameter></invoke></minimax:tool_call>",
-        ),
-        (F::Lfm2, "<|tool_call_start|>[get_weather(city=\"a b\",days=3)]<|tool_call_end|>"),
-        (F::Gemma, "<|tool_call>call:get_weather{city: <|\"|>a b<|\"|>, days: 3}<tool_call|>"),
-        (F::Apertus, "<|tools_prefix|>[{\"get_weather\":{\"city\":\"a b\",\"days\":3}}]<|tools_suffix|>"),
-        (F::Mistral, "[TOOL_CALLS] [{\"name\":\"get_weather\",\"arguments\":{\"city\":\"a b\",\"days\":3}}]"),
-        (
-            F::Harmony,
-            "<|channel|>commentary to=functions.get_weather<|message|>{\"city\":\"a b\",\"days\":3}<|call|>",
-        ),
-    ] {
+    for (format, text) in texts("white_space") {
         takes(format, text, &calls);
     }
 }
@@ -1293,25 +789,11 @@ fn printed_turns(
     .collect()
 }
 
-/// Templates that cannot print the calls of an earlier answer, and why.
-const PRINTS_NO_CALLS: &[(&str, &str)] = &[
-    ("llama.cpp/Kimi-K2-Instruct.jinja", "appends to a list, which the sandbox refuses as Python's does"),
-    ("llama.cpp/Kimi-K2-Thinking.jinja", "appends to a list, which the sandbox refuses as Python's does"),
-    ("llama.cpp/LFM2-8B-A1B.jinja", "prints content only"),
-    ("llama.cpp/LFM2.5-Instruct.jinja", "prints content only"),
-    ("llama.cpp/ibm-granite-granite-3.3-2B-Instruct.jinja", "prints content only"),
-    ("llama.cpp/MiroThinker.jinja", "reads a loop variable inside a macro, an error in Python too"),
-    ("llama.cpp/fireworks-ai-llama-3-firefunction-v2.jinja", "needs variables that no conversation has"),
-    ("llama.cpp/llama-cpp-deepseek-r1.jinja", "prints a generator as JSON, an error in Python too"),
-    ("axolotl/command_a.jinja", "prints content only when there are no documents"),
-    ("axolotl/falcon_h1.jinja", "prints content only"),
-    ("mistral.rs/smollm3.jinja", "prints content only"),
-    ("trl/lfm2.jinja", "prints content only"),
-];
-
 #[test]
 fn calls_in_history_parse_back() {
     let Some(templates) = templates() else { return };
+    // Of some templates, which cannot print the calls of an earlier answer, the table says why.
+    let prints_none: BTreeMap<&str, &str> = listed("dialects", "prints_no_calls").into_iter().collect();
     let call = |name: &str, arguments: Value| ToolCall {
         id: Some("abcdefghi".to_owned()),
         name: name.to_owned(),
@@ -1334,7 +816,7 @@ fn calls_in_history_parse_back() {
     let (mut num_equal, mut failures) = (0, BTreeMap::new());
     for (name, source) in &templates {
         let output_markup = OutputMarkup::detect(source);
-        if output_markup.tool_calls.is_none() || PRINTS_NO_CALLS.iter().any(|(known, _)| known == name) {
+        if output_markup.tool_calls.is_none() || prints_none.contains_key(name.as_str()) {
             continue;
         }
         let template = ChatTemplate::new(source, specials.clone()).expect("a published template compiles");

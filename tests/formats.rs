@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use llmctl_template::{OutputParser, Piece, Shown, SystemMessages, ToolChoice, parse_answer};
 
 use crate::common::prelude::*;
-use crate::dialects::{joined, output_markup, taken, templates, tools, values};
+use crate::dialects::{joined, output_markup, taken, templates, texts, tools, values};
 
 /// Reasoning, content and calls of an answer, the same as a whole and character by character.
 #[track_caller]
@@ -28,19 +28,13 @@ fn now() -> Vec<(String, Value)> {
 }
 
 /// A call of `now` in formats whose models were seen to call before they close their reasoning.
-const EARLY: [(ToolCallFormat, &str); 4] = [
-    (ToolCallFormat::Hermes, "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>"),
-    (ToolCallFormat::QwenXml, "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
-    (ToolCallFormat::Glm, "<tool_call>now</tool_call>"),
-    (
-        ToolCallFormat::Kimi,
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-    ),
-];
+fn early() -> Vec<(ToolCallFormat, &'static str)> {
+    texts("early")
+}
 
 #[test]
 fn a_call_that_ends_the_reasoning_is_a_call() {
-    for (format, call) in EARLY {
+    for (format, call) in early() {
         let think = output_markup(format);
         let check =
             |tail: &str, text: String, reasoning: &str, content: &str, calls: Vec<(String, Value)>| {
@@ -74,7 +68,7 @@ fn a_call_that_ends_the_reasoning_is_a_call() {
 
 #[test]
 fn grammars_let_a_call_end_the_reasoning_where_calls_are_optional() {
-    for (format, call) in EARLY {
+    for (format, call) in early() {
         let lark = |choice| {
             let grammar = output_markup(format).tool_grammar(&tools(), &choice, true, "<think>\n", &|_| None);
             grammar.expect("a grammar")
@@ -181,54 +175,12 @@ fn values_of_the_new_notations() {
     assert_eq!(parts(&output_markup(ToolCallFormat::CommandR), "", command).2, now());
 }
 
-/// Templates in the notation of published ones that are not among the fixtures: how a call is printed, and what stands in
-/// front of the answer.
-const PRINTED: [(ToolCallFormat, &str, &str); 8] = [
-    (
-        ToolCallFormat::MiniMaxM1,
-        "<tool_calls>\n{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n{% endfor %}</tool_calls>",
-        "",
-    ),
-    (
-        ToolCallFormat::MiniMaxM2,
-        "<minimax:tool_call>\n{% for c in m.tool_calls %}<invoke name=\"{{ c.function.name }}\">\n{% for k, v in c.function.arguments.items() %}<parameter name=\"{{ k }}\">{{ v if v is string else v | tojson }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}</minimax:tool_call>",
-        "<think>\n",
-    ),
-    (
-        ToolCallFormat::MiniMaxM3,
-        "{% set n = ']<]minimax[>[' %}{{ n }}<tool_call>\n{% for c in m.tool_calls %}{{ n }}<invoke name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}{{ n }}<{{ k }}>{{ v }}{{ n }}</{{ k }}>{% endfor %}{{ n }}</invoke>\n{% endfor %}{{ n }}</tool_call>",
-        "<mm:think>\n",
-    ),
-    (
-        ToolCallFormat::ToolcallTag,
-        "<TOOLCALL>[{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]</TOOLCALL>",
-        "<think>\n\n",
-    ),
-    (
-        ToolCallFormat::MiniCpm5,
-        "{% for c in m.tool_calls %}<function name=\"{{ c.function.name }}\">{% for k, v in c.function.arguments.items() %}<param name=\"{{ k }}\">{{ v }}</param>{% endfor %}</function>{% endfor %}",
-        "",
-    ),
-    (
-        ToolCallFormat::Hy3,
-        "{% set s = ':opensource' %}{{ '<tool_calls{}>'.format(s) }}\n{% for c in m.tool_calls %}{{ '<tool_call{}>'.format(s) + c.function.name + '<tool_sep{}>'.format(s) }}\n{% for k, v in c.function.arguments.items() %}{{ '<arg_key{}>'.format(s) + k + '</arg_key{}>'.format(s) }}\n{{ '<arg_value{}>'.format(s) ~ v ~ '</arg_value{}>'.format(s) }}\n{% endfor %}{{ '</tool_call{}>'.format(s) }}\n{% endfor %}{{ '</tool_calls{}>'.format(s) }}",
-        "",
-    ),
-    (
-        ToolCallFormat::KimiK3,
-        "<|open|>tools<|sep|>{% for c in m.tool_calls %}<|open|>call tool=\"{{ c.function.name }}\" index=\"{{ loop.index }}\"<|sep|>{% for k, v in c.function.arguments.items() %}<|open|>argument key=\"{{ k }}\" type=\"{{ 'string' if v is string else 'number' }}\"<|sep|>{{ v }}<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>{% endfor %}<|close|>tools<|sep|>",
-        "",
-    ),
-    (
-        ToolCallFormat::SolarOpen,
-        "<|tool_calls|>{% for c in m.tool_calls %}<|tool_call:begin|>{{ c.id }}<|tool_call:name|>{{ c.function.name }}<|tool_call:args|>{{ c.function.arguments | tojson }}<|tool_call:end|>{% endfor %}<|calls|>",
-        "",
-    ),
-];
-
+/// The table has templates in the notation of published ones that are not among the fixtures: how a call is printed, and what
+/// stands in front of the answer.
 #[test]
 fn templates_in_notations_without_a_fixture_are_known_by_their_calls() {
-    for (format, call, tail) in PRINTED {
+    for (format, call, tail) in listed::<(&str, &str, &str)>("dialects", "printed") {
+        let format: ToolCallFormat = format.parse().expect("a format");
         let source = format!(
             "{{% for t in tools or [] %}}{{{{ t | tojson }}}}\n{{% endfor %}}{{% for m in messages %}}[{{{{ m.role }}}}]\n{{{{ m.content or '' }}}}\
              {{% if m.tool_calls %}}{call}{{% endif %}}[end]\n{{% endfor %}}{{% if add_generation_prompt %}}[assistant]\n{tail}{{% endif %}}"

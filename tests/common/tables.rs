@@ -4,13 +4,20 @@ use serde::Deserialize;
 
 use super::prelude::*;
 
-/// Returns the rows of a table. They stay in memory, so that a row can be of texts that are borrowed.
+/// Returns the rows of a table. Files stay in memory, so that a row can be of texts that are borrowed.
 #[track_caller]
-pub fn listed<T: Deserialize<'static>>(file: &str, name: &str) -> Vec<T> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/tables/{file}.json"));
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let mut tables: BTreeMap<String, Value> =
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let table = tables.remove(name).unwrap_or_else(|| panic!("{}: no table {name}", path.display()));
-    Vec::deserialize(&*Box::leak(Box::new(table))).unwrap_or_else(|error| panic!("{file}, {name}: {error}"))
+pub fn listed<T: Deserialize<'static>>(file: &str, table: &str) -> Vec<T> {
+    let rows = tables(file).get(table).unwrap_or_else(|| panic!("{file} has no table {table}"));
+    Vec::deserialize(rows).unwrap_or_else(|error| panic!("{file}, {table}: {error}"))
+}
+
+fn tables(file: &str) -> &'static Value {
+    static READ: Mutex<BTreeMap<String, &Value>> = Mutex::new(BTreeMap::new());
+    let read = || {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/tables/{file}.json"));
+        let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let tables = serde_json::from_slice(&text);
+        &*Box::leak(Box::new(tables.unwrap_or_else(|error| panic!("{}: {error}", path.display()))))
+    };
+    READ.lock().expect("a file that was read").entry(file.to_owned()).or_insert_with(read)
 }
