@@ -3,19 +3,28 @@
 //! A target may not panic, hang or take memory beyond its input's size, and holds what it reads to the promises of its module.
 //! `fuzz/` runs these with coverage as the guide; `tests/fuzzing.rs` replays what was found. No model is needed.
 
-use llmctl_base::StoreError;
+use std::path::{Path, PathBuf};
+
+use llmctl_base::{Error, GivenSampling, StoreError};
+use llmctl_engine::Limits;
+use llmctl_engine::session::store::{SessionName, SessionStore};
 use llmctl_engine::worker::protocol::{Op, Reply, WorkerCall};
 use llmctl_models::kv::disk::page;
 use llmctl_models::kv::disk::{DiskPageKey, PageLabel, PageName};
+use llmctl_models::load::gguf::Gguf;
 use llmctl_models::load::hf;
+use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::load::tokenizer;
 use llmctl_models::model::arch::ConfigReader;
 use llmctl_models::model::recognise::{Recognised, recognise};
-use llmctl_models::text::Encode;
+use llmctl_models::tensor::TensorSource;
+use llmctl_models::text::{Encode, HfSettings, Tokenizer};
 use llmctl_serve::wire::{Fields, Problems, message, params, shape, switches, tools};
-use llmctl_template::{OutputParser, Piece, TemplateVariables, parse_answer};
-
-use crate::common::prelude::*;
+use llmctl_template::{
+    ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
+    RenderOptions, Role, SpecialTokens, TemplateVariables, ToolCall, ToolCallFormat, parse_answer,
+};
+use serde_json::{Map, Value, json};
 
 /// A target: its name, which is also that of its corpus, and the function, which says whether the input was accepted.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
@@ -298,8 +307,8 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new() -> Self {
-        static COUNT: AtomicUsize = AtomicUsize::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        static COUNT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+        let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let memory = Path::new("/dev/shm");
         let root = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let path = root.join(format!("llmctl-fuzz-{}-{count}", std::process::id()));
