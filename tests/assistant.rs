@@ -7,7 +7,7 @@ use llmctl_models::model::weights::to_f32;
 use safetensors::SafeTensors;
 
 use crate::cli::llmctl;
-use crate::common::convert::{Tensor, Written, with_named_tokens, write};
+use crate::common::convert::{POST_NORM, Tensor, Written, facts_after, renamed, with_named_tokens, write};
 use crate::common::golden::{checkpoint, feed};
 use crate::common::prelude::*;
 use crate::common::telling::{
@@ -16,9 +16,6 @@ use crate::common::telling::{
 
 /// Models and their assistants.
 const PAIRS: [(&str, &str); 2] = [("gemma4", "gemma4-assistant"), ("gemma4-e", "gemma4-e-assistant")];
-
-/// The type of an array's items in GGUF: a boolean.
-const BOOL: u32 = 7;
 
 fn assistant_folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity-assistants").join(name)
@@ -42,76 +39,22 @@ fn gguf(folder: &Path, others: &[(&str, u32)]) -> Written {
 }
 
 fn facts(others: &[(&str, u32)]) -> GgufBuilder {
-    let counts = [
-        ("context_length", 2048),
-        ("embedding_length", 16),
-        ("embedding_length_out", 32),
-        ("block_count", 4),
-        ("nextn_predict_layers", 4),
-        ("feed_forward_length", 32),
-        ("attention.head_count", 4),
-        ("attention.head_count_kv", 1),
-        ("attention.key_length", 32),
-        ("attention.value_length", 32),
-        ("attention.key_length_swa", 16),
-        ("attention.value_length_swa", 16),
-        ("attention.sliding_window", 32),
-        ("attention.shared_kv_layers", 4),
-        ("embedding_length_per_layer_input", 0),
-        ("rope.dimension_count", 32),
-        ("rope.dimension_count_swa", 16),
-    ];
     let tokenizer = from_folder(&checkpoint("gemma4")).expect("a tokenizer");
     let tokens: Vec<String> =
         (0..384).map(|id| tokenizer.id_to_token(id).expect("a token").to_owned()).collect();
-    let facts = with_named_tokens("gemma4-assistant", &tokens)
-        .f32("gemma4-assistant.attention.layer_norm_rms_epsilon", 1e-6)
-        .f32("gemma4-assistant.rope.freq_base", 1e6)
-        .f32("gemma4-assistant.rope.freq_base_swa", 1e4)
-        .array("gemma4-assistant.attention.sliding_window_pattern", BOOL, 4, &[1, 1, 1, 0]);
-    let replaced = |key: &str| others.iter().any(|(other, _)| *other == key);
-    let counts = counts.iter().filter(|(key, _)| !replaced(key)).chain(others);
-    counts.fold(facts, |file, (key, count)| file.u32(&format!("gemma4-assistant.{key}"), *count))
+    facts_after(|arch| with_named_tokens(arch, &tokens), "gemma4-assistant", others)
 }
 
 fn gguf_tensors(folder: &Path) -> Vec<(String, Tensor)> {
     let file = Safetensors::open(folder).expect("opens");
     let tensors = file.names().into_iter().filter(|name| !name.starts_with("masked_embedding")).map(|name| {
         let tensor = file.tensor(&name).expect("reads").expect("is there");
-        (gguf_name(&name), (tensor.shape.clone(), to_f32(&tensor)))
+        (name.trim_start_matches("model.").to_owned(), (tensor.shape.clone(), to_f32(&tensor)))
     });
     // A quarter of a global head's pairs are rotated.
     let divisors = [vec![1.0; 4], vec![1e30; 12]].concat();
+    let tensors = renamed(tensors.collect(), &POST_NORM, |_, _| None).into_iter();
     tensors.chain([("rope_freqs.weight".to_owned(), (vec![16], divisors))]).collect()
-}
-
-fn gguf_name(name: &str) -> String {
-    let layer = name.strip_prefix("model.layers.").and_then(|name| name.split_once('.'));
-    let Some((layer, part)) = layer else {
-        let name = match name {
-            "model.embed_tokens.weight" => "token_embd.weight",
-            "model.norm.weight" => "output_norm.weight",
-            "pre_projection.weight" => "nextn.pre_projection.weight",
-            "post_projection.weight" => "nextn.post_projection.weight",
-            other => panic!("{other} has no name in GGUF"),
-        };
-        return name.to_owned();
-    };
-    let part = match part {
-        "input_layernorm.weight" => "attn_norm.weight",
-        "post_attention_layernorm.weight" => "post_attention_norm.weight",
-        "pre_feedforward_layernorm.weight" => "ffn_norm.weight",
-        "post_feedforward_layernorm.weight" => "post_ffw_norm.weight",
-        "self_attn.q_proj.weight" => "attn_q.weight",
-        "self_attn.o_proj.weight" => "attn_output.weight",
-        "self_attn.q_norm.weight" => "attn_q_norm.weight",
-        "mlp.gate_proj.weight" => "ffn_gate.weight",
-        "mlp.up_proj.weight" => "ffn_up.weight",
-        "mlp.down_proj.weight" => "ffn_down.weight",
-        "layer_scalar" => "layer_output_scale.weight",
-        other => panic!("{other} has no name in GGUF"),
-    };
-    format!("blk.{layer}.{part}")
 }
 
 /// A draft after a prompt as transformers made it: tokens, of which the first is the model's, logits and hidden states of each

@@ -5,6 +5,7 @@
 use half::bf16;
 use safetensors::Dtype;
 
+use crate::common::convert::facts;
 use crate::common::prelude::*;
 
 const F32: u32 = 0;
@@ -14,7 +15,6 @@ const LAYERS: usize = 4;
 const EXPERTS: usize = 4;
 const HIDDEN: usize = 32;
 const INNER: usize = 96;
-const VOCAB: usize = 384;
 
 /// Values of 4-bit floats by code.
 const VALUES: [f32; 16] =
@@ -142,34 +142,6 @@ fn folder(checkpoint: &Path, as_bytes: bool) -> TempDir {
     copy
 }
 
-fn header() -> GgufBuilder {
-    let names: Vec<String> = (0..VOCAB).map(|id| format!("<{id}>")).collect();
-    GgufBuilder::new()
-        .text("general.architecture", "gpt-oss")
-        .u32("gpt-oss.context_length", 2048)
-        .u32("gpt-oss.embedding_length", HIDDEN as u32)
-        .u32("gpt-oss.block_count", LAYERS as u32)
-        .u32("gpt-oss.feed_forward_length", INNER as u32)
-        .u32("gpt-oss.attention.head_count", 4)
-        .u32("gpt-oss.attention.head_count_kv", 2)
-        .u32("gpt-oss.attention.key_length", 16)
-        .u32("gpt-oss.attention.value_length", 16)
-        .u32("gpt-oss.attention.sliding_window", 32)
-        .f32("gpt-oss.attention.layer_norm_rms_epsilon", 1e-5)
-        .u32("gpt-oss.expert_count", EXPERTS as u32)
-        .u32("gpt-oss.expert_used_count", 2)
-        .u32("gpt-oss.expert_feed_forward_length", INNER as u32)
-        .f32("gpt-oss.rope.freq_base", 150_000.0)
-        .text("gpt-oss.rope.scaling.type", "yarn")
-        .f32("gpt-oss.rope.scaling.factor", 32.0)
-        .u32("gpt-oss.rope.scaling.original_context_length", 4096)
-        .text("tokenizer.ggml.model", "llama")
-        .texts("tokenizer.ggml.tokens", &names)
-        .f32s("tokenizer.ggml.scores", &[0.0; VOCAB])
-        .u32("tokenizer.ggml.unknown_token_id", 0)
-        .u32("tokenizer.ggml.eos_token_id", 1)
-}
-
 fn write_gguf(checkpoint: &Path, path: &Path) {
     let source = Safetensors::open(checkpoint).expect("opens");
     let copied = |file: GgufBuilder, from: &str, to: &str| {
@@ -177,7 +149,7 @@ fn write_gguf(checkpoint: &Path, path: &Path) {
         let bytes: Vec<u8> = floats(&source, from).iter().flat_map(|value| value.to_le_bytes()).collect();
         file.tensor(to, &shape, F32, &bytes)
     };
-    let mut file = header();
+    let mut file = facts("gpt-oss", &[]);
     for (from, to) in
         [("model.embed_tokens", "token_embd"), ("model.norm", "output_norm"), ("lm_head", "output")]
     {

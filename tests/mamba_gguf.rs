@@ -2,100 +2,68 @@
 //! llama.cpp's converter writes them: `-exp(A_log)`, vectors of a mixer as matrices, rows of q and k with rotary pairs
 //! side by side (not Falcon-H1), and Falcon-H1's multipliers within the matrices.
 
-use crate::common::convert::{Tensor, Written, checkpoint, paired, with_tokens, worst, write};
+use crate::common::convert::{
+    Tensor, Written, assert_same_bits, checkpoint, facts, pair_heads, renamed, worst, write,
+};
 use crate::common::prelude::*;
 
 const INNER: usize = 64;
 const STATE: usize = 16;
 const EXPERTS: usize = 8;
 
-/// Metadata that the converter writes for all checkpoints.
-const COUNTS: [(&str, u32); 10] = [
-    ("block_count", 4),
-    ("context_length", 2048),
-    ("embedding_length", 32),
-    ("attention.head_count", 4),
-    ("vocab_size", 384),
-    ("ssm.conv_kernel", 4),
-    ("ssm.state_size", STATE as u32),
-    ("ssm.group_count", 1),
-    ("ssm.inner_size", INNER as u32),
-    ("ssm.time_step_rank", 4),
-];
-
-fn facts(arch: &str, counts: &[(&str, u32)], numbers: &[(&str, f32)]) -> GgufBuilder {
-    let name = |key: &str| format!("{arch}.{key}");
-    let counts = COUNTS.iter().chain(counts);
-    let file = counts.fold(with_tokens(arch), |file, (key, count)| file.u32(&name(key), *count));
-    numbers.iter().fold(file, |file, (key, number)| file.f32(&name(key), *number))
-}
-
 fn granite(folder: &Path, counts: &[(&str, u32)]) -> Written {
-    let numbers = [
-        ("attention.layer_norm_rms_epsilon", 1e-6),
-        ("rope.freq_base", 10_000.0),
-        ("attention.scale", 0.25),
-        ("embedding_scale", 3.0),
-        ("residual_scale", 0.6),
-        ("logit_scale", 0.25),
-    ];
-    let file = facts("granitehybrid", counts, &numbers)
-        .u32s("granitehybrid.attention.head_count_kv", &[0, 2, 0, 2])
-        .bool("granitehybrid.rope.scaling.finetuned", false);
-    write(file, &tensors(folder, |part, tensor| granite_layer(part, tensor, counts.len() > 3)))
+    let mut tensors = checkpoint(folder);
+    pair_heads(&mut tensors, 8);
+    let tensors = renamed(tensors, &[], |part, tensor| granite_part(part, tensor, counts.len() > 3));
+    write(facts("granite4", counts), &tensors)
 }
 
 fn nemotron(folder: &Path) -> Written {
-    let counts = [("attention.key_length", 16), ("attention.value_length", 16)];
-    let file = facts("nemotron_h", &counts, &[("attention.layer_norm_rms_epsilon", 1e-5)])
-        .u32s("nemotron_h.attention.head_count_kv", &[0, 0, 2, 0])
-        .u32s("nemotron_h.feed_forward_length", &[0, 96, 0, 96]);
-    write(file, &tensors(folder, nemotron_layer))
+    let mut tensors = checkpoint(folder);
+    pair_heads(&mut tensors, 16);
+    let tensors = renamed(tensors, &[], |part, tensor| match part {
+        "norm.weight" => Some(vec![("attn_norm.weight".to_owned(), tensor.clone())]),
+        part => mixer(part.strip_prefix("mixer.")?, tensor.clone()),
+    });
+    write(facts("nemotron-h", &[]), &tensors)
 }
+
+/// Multipliers of Falcon-H1's config.json by the end of a tensor's name; keys have two.
+const MULTIPLIERS: [(&str, f32); 11] = [
+    ("embed_tokens.weight", 5.0),
+    ("lm_head.weight", 0.5),
+    ("feed_forward.gate_proj.weight", 0.9),
+    ("feed_forward.down_proj.weight", 1.1),
+    ("self_attn.k_proj.weight", 0.8),
+    ("self_attn.k_proj.weight", 1.1),
+    ("self_attn.o_proj.weight", 0.9),
+    ("self_attn.q_proj.weight", 1.1),
+    ("self_attn.v_proj.weight", 1.1),
+    ("mamba.out_proj.weight", 0.7),
+    ("mamba.in_proj.weight", 0.8),
+];
 
 fn falcon(folder: &Path) -> Written {
-    let counts = [
-        ("attention.head_count_kv", 2),
-        ("feed_forward_length", 96),
-        ("attention.key_length", 16),
-        ("attention.value_length", 16),
-    ];
-    let numbers = [("attention.layer_norm_rms_epsilon", 1e-5), ("rope.freq_base", 10_000.0)];
-    write(facts("falcon-h1", &counts, &numbers), &tensors(folder, falcon_layer))
-}
-
-/// Returns the checkpoint's tensors under their names in GGUF; `of_layer` converts those of a layer.
-fn tensors(folder: &Path, of_layer: impl Fn(&str, Tensor) -> Vec<(String, Tensor)>) -> Vec<(String, Tensor)> {
-    let all: BTreeMap<String, Tensor> = checkpoint(folder);
-    // Only Falcon-H1 has multipliers here, and a norm of this name.
-    let [embedding, head] = if all.contains_key("final_layernorm.weight") { [5.0, 0.5] } else { [1.0; 2] };
-    let mut found = Vec::new();
-    for (name, tensor) in all {
-        match name.as_str() {
-            "embed_tokens.weight" | "embeddings.weight" => {
-                found.push(("token_embd.weight".to_owned(), scaled(tensor, embedding)));
-            }
-            "lm_head.weight" => found.push(("output.weight".to_owned(), scaled(tensor, head))),
-            "norm.weight" | "norm_f.weight" | "final_layernorm.weight" => {
-                found.push(("output_norm.weight".to_owned(), tensor));
-            }
-            _ => {
-                let within = name.strip_prefix("layers.").expect("a layer's tensor");
-                let (layer, part) = within.split_once('.').expect("a layer's tensor");
-                let converted = of_layer(part, tensor).into_iter();
-                found.extend(converted.map(|(part, tensor)| (format!("blk.{layer}.{part}"), tensor)));
-            }
+    let mut tensors = checkpoint(folder);
+    for (name, (shape, values)) in &mut tensors {
+        for (_, factor) in MULTIPLIERS.iter().filter(|(end, _)| name.ends_with(end)) {
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
+        if name.ends_with("mamba.in_proj.weight") {
+            let parts = [(INNER, 0.5), (INNER, 0.6), (STATE, 0.7), (STATE, 0.8), (4, 0.9)];
+            let factors = parts.map(|(rows, factor)| vec![factor; rows * shape[1]]).concat();
+            values.iter_mut().zip(factors).for_each(|(value, factor): (&mut f32, f32)| *value *= factor);
         }
     }
-    found
-}
-
-fn scaled((shape, values): Tensor, factor: f32) -> Tensor {
-    (shape, values.into_iter().map(|value| value * factor).collect())
+    let tensors = renamed(tensors, &[], |part, tensor| match part {
+        "pre_ff_layernorm.weight" => Some(vec![("ffn_norm".to_owned(), tensor.clone())]),
+        part => mixer(part.strip_prefix("mamba.")?, tensor.clone()),
+    });
+    write(facts("falcon-h1", &[]), &tensors)
 }
 
 /// Converts a tensor of a Mamba-2 mixer.
-fn mixer(part: &str, (shape, values): Tensor) -> Vec<(String, Tensor)> {
+fn mixer(part: &str, (shape, values): Tensor) -> Option<Vec<(String, Tensor)>> {
     let heads = vec![shape[0], 1];
     let (name, tensor) = match part {
         "A_log" => ("ssm_a", (heads, values.iter().map(|log| -(f64::from(*log).exp() as f32)).collect())),
@@ -106,9 +74,9 @@ fn mixer(part: &str, (shape, values): Tensor) -> Vec<(String, Tensor)> {
         "in_proj.weight" => ("ssm_in.weight", (shape, values)),
         "out_proj.weight" => ("ssm_out.weight", (shape, values)),
         "norm.weight" => ("ssm_norm.weight", (vec![1, shape[0]], values)),
-        other => panic!("{other} has no name in GGUF"),
+        _ => return None,
     };
-    vec![(name.to_owned(), tensor)]
+    Some(vec![(name.to_owned(), tensor)])
 }
 
 /// Cuts rows, or rows within each expert, into gate and up.
@@ -126,94 +94,17 @@ fn halves((shape, values): &Tensor) -> [Tensor; 2] {
     })
 }
 
-fn granite_layer(part: &str, tensor: Tensor, has_experts: bool) -> Vec<(String, Tensor)> {
+fn granite_part(part: &str, tensor: &Tensor, has_experts: bool) -> Option<Vec<(String, Tensor)>> {
     let shared = if has_experts { "_shexp" } else { "" };
-    let gate_and_up = |ending: &str, tensor: &Tensor| {
-        let [gate, up] = halves(tensor);
-        vec![(format!("ffn_gate{ending}.weight"), gate), (format!("ffn_up{ending}.weight"), up)]
-    };
-    if let Some(part) = part.strip_prefix("mamba.") {
-        return mixer(part, tensor);
-    }
-    let (name, tensor) = match part {
-        "block_sparse_moe.input_linear.weight" => return gate_and_up("_exps", &tensor),
-        "shared_mlp.input_linear.weight" => return gate_and_up(shared, &tensor),
-        "block_sparse_moe.output_linear.weight" => ("ffn_down_exps.weight".to_owned(), tensor),
-        "block_sparse_moe.router.layer.weight" => ("ffn_gate_inp.weight".to_owned(), tensor),
-        "shared_mlp.output_linear.weight" => (format!("ffn_down{shared}.weight"), tensor),
-        "input_layernorm.weight" => ("attn_norm.weight".to_owned(), tensor),
-        "post_attention_layernorm.weight" => ("ffn_norm.weight".to_owned(), tensor),
-        part => attention(part.strip_prefix("self_attn.").expect("attention"), tensor, Some(8)),
-    };
-    vec![(name, tensor)]
-}
-
-/// Converts a tensor of attention; `paired_dim` is the size of heads whose rows are paired.
-fn attention(part: &str, tensor: Tensor, paired_dim: Option<usize>) -> (String, Tensor) {
-    let rows = |tensor: Tensor| match paired_dim {
-        Some(head_dim) => paired(tensor, head_dim),
-        None => tensor,
-    };
-    let (name, tensor) = match part {
-        "q_proj.weight" => ("attn_q.weight", rows(tensor)),
-        "k_proj.weight" => ("attn_k.weight", rows(tensor)),
-        "v_proj.weight" => ("attn_v.weight", tensor),
-        "o_proj.weight" => ("attn_output.weight", tensor),
-        other => panic!("{other} has no name in GGUF"),
-    };
-    (name.to_owned(), tensor)
-}
-
-fn nemotron_layer(part: &str, tensor: Tensor) -> Vec<(String, Tensor)> {
-    let Some(part) = part.strip_prefix("mixer.") else {
-        return vec![("attn_norm.weight".to_owned(), tensor)];
+    let gate_and_up = |ending: &str| {
+        let names = ["gate", "up"].map(|part| format!("ffn_{part}{ending}.weight"));
+        Some(names.into_iter().zip(halves(tensor)).collect())
     };
     match part {
-        "up_proj.weight" => vec![("ffn_up.weight".to_owned(), tensor)],
-        "down_proj.weight" => vec![("ffn_down.weight".to_owned(), tensor)],
-        part if part.ends_with("_proj.weight") && !part.starts_with(['i', 'o'])
-            || part == "o_proj.weight" =>
-        {
-            vec![attention(part, tensor, Some(16))]
-        }
-        part => mixer(part, tensor),
-    }
-}
-
-/// Converts a tensor, with the multipliers of the checkpoint's config.json.
-fn falcon_layer(part: &str, tensor: Tensor) -> Vec<(String, Tensor)> {
-    let name = |name: &str| name.to_owned();
-    vec![match part {
-        "input_layernorm.weight" => (name("attn_norm.weight"), tensor),
-        "pre_ff_layernorm.weight" => (name("ffn_norm"), tensor),
-        "feed_forward.gate_proj.weight" => (name("ffn_gate.weight"), scaled(tensor, 0.9)),
-        "feed_forward.up_proj.weight" => (name("ffn_up.weight"), tensor),
-        "feed_forward.down_proj.weight" => (name("ffn_down.weight"), scaled(tensor, 1.1)),
-        "self_attn.k_proj.weight" => attention("k_proj.weight", scaled(scaled(tensor, 0.8), 1.1), None),
-        "self_attn.o_proj.weight" => attention("o_proj.weight", scaled(tensor, 0.9), None),
-        "self_attn.q_proj.weight" => attention("q_proj.weight", scaled(tensor, 1.1), None),
-        "self_attn.v_proj.weight" => attention("v_proj.weight", scaled(tensor, 1.1), None),
-        "mamba.out_proj.weight" => return mixer("out_proj.weight", scaled(tensor, 0.7)),
-        "mamba.in_proj.weight" => {
-            let (shape, mut values) = scaled(tensor, 0.8);
-            let row = shape[1];
-            let parts = [(INNER, 0.5), (INNER, 0.6), (STATE, 0.7), (STATE, 0.8), (4, 0.9)];
-            let factors = parts.iter().flat_map(|(rows, factor)| std::iter::repeat_n(*factor, rows * row));
-            values.iter_mut().zip(factors).for_each(|(value, factor): (&mut f32, f32)| *value *= factor);
-            return mixer("in_proj.weight", (shape, values));
-        }
-        part => return mixer(part.strip_prefix("mamba.").expect("a mixer"), tensor),
-    }]
-}
-
-/// Asserts that a file gives the bits of the folder's logits.
-fn assert_same_bits(folder: &Path, file: &Written) {
-    let load = |path: &Path| load_model(path, &exact()).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-    let (mut from_folder, mut from_file) = (load(folder), load(&file.path));
-    for prompt in golden_prompts(folder) {
-        let [expected, got] = [&mut from_folder, &mut from_file]
-            .map(|loaded| Fed::new(&mut *loaded.model).feed(&prompt.tokens, 16));
-        assert!(expected == got, "{folder:?} {}", prompt.name);
+        "block_sparse_moe.input_linear.weight" => gate_and_up("_exps"),
+        "shared_mlp.input_linear.weight" => gate_and_up(shared),
+        "shared_mlp.output_linear.weight" => Some(vec![(format!("ffn_down{shared}.weight"), tensor.clone())]),
+        part => mixer(part.strip_prefix("mamba.")?, tensor.clone()),
     }
 }
 

@@ -7,7 +7,7 @@ use llmctl_models::model::weights::to_f32;
 use safetensors::Dtype;
 
 use crate::cli::llmctl;
-use crate::common::convert::{Tensor, Written, write};
+use crate::common::convert::{POST_NORM, Tensor, Written, add_ones, facts, renamed, write};
 use crate::common::prelude::*;
 use crate::common::telling::{Telling, Texts, ToyBlock, VOCAB, check_together, check_turns};
 use crate::qwen3_5_gguf;
@@ -94,21 +94,18 @@ fn folder_with_block(name: &str) -> TempDir {
 fn gguf_with_block() -> Written {
     let mut tensors = qwen3_5_gguf::tensors(&parity_folder().join("qwen3.5"), false);
     tensors.retain(|(name, _)| !name.contains("nextn"));
-    for (name, tensor) in block_tensors(false) {
-        let plus_one = || (tensor.0.clone(), tensor.1.iter().map(|value| value + 1.0).collect());
-        let (name, tensor) = match name.strip_prefix("layers.0.") {
-            Some(part) => qwen3_5_gguf::converted(part, &tensor),
-            None => match name.as_str() {
-                "fc.weight" => ("nextn.eh_proj.weight", tensor),
-                "pre_fc_norm_embedding.weight" => ("nextn.enorm.weight", plus_one()),
-                "pre_fc_norm_hidden.weight" => ("nextn.hnorm.weight", plus_one()),
-                "norm.weight" => ("nextn.shared_head_norm.weight", plus_one()),
-                other => panic!("{other} has no name in GGUF"),
-            },
-        };
-        tensors.push((format!("blk.4.{name}"), tensor));
+    let place = |(name, tensor): (String, Tensor)| {
+        (format!("layers.4.{}", name.trim_start_matches("layers.0.")), tensor)
+    };
+    let mut block = block_tensors(false).into_iter().map(place).collect();
+    add_ones(&mut block);
+    let pre_norm = |norm: &str| format!("layers.4.pre_fc_norm_{norm}.weight");
+    for norm in ["embedding", "hidden"] {
+        block.get_mut(&pre_norm(norm)).expect("a norm").1.iter_mut().for_each(|value| *value += 1.0);
     }
-    write(qwen3_5_gguf::dense(), &tensors)
+    let names = [POST_NORM[0], ("norm", "nextn.shared_head_norm")];
+    tensors.extend(renamed(block, &names, qwen3_5_gguf::converted));
+    write(facts("qwen3.5", &[]), &tensors)
 }
 
 fn asking(prediction: PredictionUse) -> LoadOptions {
@@ -333,7 +330,7 @@ fn a_block_with_a_tensor_missing_is_refused_by_name() {
         "blk.4.nextn.eh_proj.weight".to_owned(),
         (vec![HIDDEN, 2 * HIDDEN], vec![0.0; 2 * HIDDEN * HIDDEN]),
     ));
-    let file = write(qwen3_5_gguf::dense(), &tensors);
+    let file = write(facts("qwen3.5", &[]), &tensors);
     assert!(load_model(&file.path, &asking(PredictionUse::Never)).is_ok());
     let error = load_model(&file.path, &asking(PredictionUse::IfPresent)).err().expect("refused").to_string();
     assert!(error.contains("blk.4."), "{error}");

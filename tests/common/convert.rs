@@ -3,7 +3,7 @@
 
 use llmctl_models::model::weights::to_f32;
 
-use super::gguf::F32;
+use super::gguf::{F32, KIND_BOOL};
 use crate::common::prelude::*;
 
 /// Shape and values.
@@ -53,6 +53,83 @@ pub fn paired((shape, values): Tensor, head_dim: usize) -> Tensor {
     });
     let rows = order.flat_map(|source| values[source * row..(source + 1) * row].to_vec());
     (shape.clone(), rows.collect())
+}
+
+/// As [`paired`], of all queries and keys.
+pub fn pair_heads(tensors: &mut BTreeMap<String, Tensor>, head_dim: usize) {
+    for (name, tensor) in tensors {
+        if name.ends_with(".q_proj.weight") || name.ends_with(".k_proj.weight") {
+            *tensor = paired(std::mem::take(tensor), head_dim);
+        }
+    }
+}
+
+/// Gives norms the 1 that Qwen's checkpoints leave out, but not those of delta nets, which have it.
+pub fn add_ones(tensors: &mut BTreeMap<String, Tensor>) {
+    let is_norm = |name: &str| name.ends_with("norm.weight") && !name.contains("linear_attn");
+    let norms = tensors.iter_mut().filter(|(name, _)| is_norm(name));
+    norms.flat_map(|(_, (_, values))| values).for_each(|value| *value += 1.0);
+}
+
+/// Where a layer norms what attention gives, and not only what it takes.
+pub const POST_NORM: [(&str, &str); 1] = [("post_attention_layernorm", "post_attention_norm")];
+
+/// Returns tensors of a checkpoint under their names in GGUF: those of the table, or of `others`. `convert` makes the parts of a
+/// layer, or of what is outside of layers, that are more than renamed.
+pub fn renamed(
+    tensors: BTreeMap<String, Tensor>,
+    others: &[(&'static str, &'static str)],
+    convert: impl Fn(&str, &Tensor) -> Option<Vec<(String, Tensor)>>,
+) -> Vec<(String, Tensor)> {
+    let mut names: BTreeMap<&str, &str> = listed("gguf", "names").into_iter().collect();
+    names.extend(others.iter().copied());
+    let name = |part: &str| {
+        let (stem, ending) = part.strip_suffix(".weight").map_or((part, ""), |stem| (stem, ".weight"));
+        let name = names.get(stem).unwrap_or_else(|| panic!("{part} has no name in GGUF"));
+        format!("{name}{ending}")
+    };
+    let parts = |(whole, tensor): (String, Tensor)| {
+        let layer = whole.strip_prefix("layers.").and_then(|within| within.split_once('.'));
+        let (place, part) =
+            layer.map_or((String::new(), &*whole), |(layer, part)| (format!("blk.{layer}."), part));
+        let parts = convert(part, &tensor).unwrap_or_else(|| vec![(name(part), tensor)]);
+        parts.into_iter().map(move |(name, tensor)| (format!("{place}{name}"), tensor)).collect::<Vec<_>>()
+    };
+    tensors.into_iter().flat_map(parts).collect()
+}
+
+/// Begins a file with what the table says of a checkpoint; `others` come on top or instead.
+pub fn facts(checkpoint: &str, others: &[(&str, u32)]) -> GgufBuilder {
+    facts_after(with_tokens, checkpoint, others)
+}
+
+/// As [`facts`], behind what `begin` writes of an architecture.
+pub fn facts_after(
+    begin: impl Fn(&str) -> GgufBuilder,
+    checkpoint: &str,
+    others: &[(&str, u32)],
+) -> GgufBuilder {
+    let mut facts: BTreeMap<&str, Value> = listed("gguf", checkpoint).into_iter().collect();
+    facts.extend(others.iter().map(|(key, count)| (*key, json!(count))));
+    let arch = facts.remove("architecture").expect("an architecture");
+    let arch = arch.as_str().expect("a name");
+    facts.iter().fold(begin(arch), |file, (key, fact)| {
+        let key = format!("{arch}.{key}");
+        match fact {
+            Value::Bool(fact) => file.bool(&key, *fact),
+            Value::String(fact) => file.text(&key, fact),
+            Value::Array(facts) if facts.iter().all(Value::is_boolean) => {
+                let bytes: Vec<u8> = facts.iter().map(|fact| u8::from(fact == true)).collect();
+                file.array(&key, KIND_BOOL, facts.len() as u64, &bytes)
+            }
+            Value::Array(facts) => {
+                let count = |fact: &Value| fact.as_u64().expect("a count") as u32;
+                file.u32s(&key, &facts.iter().map(count).collect::<Vec<_>>())
+            }
+            fact if fact.is_f64() => file.f32(&key, fact.as_f64().expect("a number") as f32),
+            fact => file.u32(&key, fact.as_u64().expect("a count") as u32),
+        }
+    })
 }
 
 /// Begins a file of an architecture with the 384 tokens of the tiny checkpoints.
@@ -106,4 +183,22 @@ pub fn worst(folder: &Path, model: impl AsRef<Path>) -> f32 {
         worst = worst.max(worst_difference(&prompt, &whole));
     }
     worst
+}
+
+/// Asserts that a file gives the bits of the folder's logits.
+pub fn assert_same_bits(folder: &Path, file: impl AsRef<Path>) {
+    let load = |path: &Path| load_model(path, &exact()).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    let (mut from_folder, mut from_file) = (load(folder), load(file.as_ref()));
+    for prompt in golden_prompts(folder) {
+        let [expected, got] = [&mut from_folder, &mut from_file]
+            .map(|loaded| Fed::new(&mut *loaded.model).feed(&prompt.tokens, 16));
+        assert!(expected == got, "{folder:?} {}", prompt.name);
+    }
+}
+
+/// Asserts that a file is refused with a word.
+#[track_caller]
+pub fn assert_refused(facts: GgufBuilder, tensors: &[(String, Tensor)], word: &str) {
+    let error = load_model(&write(facts, tensors).path, &exact()).err().expect(word).to_string();
+    assert!(error.contains(word), "{error} names {word}");
 }

@@ -10,7 +10,7 @@ pub const Q4_0: u32 = 2;
 
 const KIND_U32: u32 = 4;
 const KIND_F32: u32 = 6;
-const KIND_BOOL: u32 = 7;
+pub const KIND_BOOL: u32 = 7;
 const KIND_TEXT: u32 = 8;
 const KIND_ARRAY: u32 = 9;
 
