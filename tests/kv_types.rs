@@ -3,7 +3,7 @@
 
 use llmctl_models::kv::NO_PAGE;
 
-use crate::common::golden::{FAMILIES, checkpoint, feed, has_experts};
+use crate::common::golden::{checkpoint, feed, has_experts, in_repository};
 use crate::common::prelude::*;
 
 /// Root mean square of the difference, relative to that of the logits with f32 KV, of one prompt. Set after measuring. With
@@ -33,7 +33,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 
 #[test]
 fn rounded_kv_stays_close_to_exact() {
-    for family in FAMILIES {
+    for family in in_repository() {
         let folder = checkpoint(family);
         let mut exact = load_model(&folder, &with(KvType::F32)).expect("loads").model;
         let tolerance = match family {

@@ -9,7 +9,7 @@ use candle_transformers::models;
 use llmctl_models::load::hf;
 use serde::de::DeserializeOwned;
 
-use crate::common::golden::{FAMILIES, GoldenPrompt};
+use crate::common::golden::{GoldenPrompt, in_repository};
 use crate::common::prelude::*;
 
 /// Largest absolute difference of a logit where both are right.
@@ -68,7 +68,7 @@ const WITHOUT: [&str; 13] = [
 ];
 
 fn families() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().filter(|family| !WITHOUT.contains(family))
+    in_repository().filter(|family| !WITHOUT.contains(family))
 }
 
 /// Families whose fault can be made good from outside.

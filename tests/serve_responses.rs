@@ -558,24 +558,14 @@ async fn what_is_not_done_is_refused_by_name() {
     assert_eq!(server.post(PATH, turned_off).await.error().2, "input", "messages are not input");
 }
 
-both_kinds!(
-    a_stream_ends_with_the_whole_response,
-    an_answer_is_that_of_a_chat_completion,
-    events_come_in_the_order_that_clients_need,
-    a_response_has_all_members,
-    a_response_is_a_point_in_a_session,
-    instructions_hold_for_one_response,
-    deleting_a_response_erases_no_other,
-    a_deleted_response_is_not_on_disk,
-    what_is_not_stored_is_nowhere,
-    unknown_responses_are_not_found,
-    a_response_is_its_owners,
-    calls_and_their_results_come_back,
-    reasoning_comes_back_as_text_or_sealed,
-    the_text_of_a_custom_tool_follows_its_grammar,
-    text_has_the_format_that_is_asked_for,
-    what_is_cut_is_incomplete_and_what_is_too_long_fails,
-    input_tokens_are_those_of_the_prompt,
-    what_is_not_known_is_left_out_and_reported,
+both_kinds! {
+    a_stream_ends_with_the_whole_response, an_answer_is_that_of_a_chat_completion,
+    events_come_in_the_order_that_clients_need, a_response_has_all_members,
+    a_response_is_a_point_in_a_session, instructions_hold_for_one_response,
+    deleting_a_response_erases_no_other, a_deleted_response_is_not_on_disk, what_is_not_stored_is_nowhere,
+    unknown_responses_are_not_found, a_response_is_its_owners, calls_and_their_results_come_back,
+    reasoning_comes_back_as_text_or_sealed, the_text_of_a_custom_tool_follows_its_grammar,
+    text_has_the_format_that_is_asked_for, what_is_cut_is_incomplete_and_what_is_too_long_fails,
+    input_tokens_are_those_of_the_prompt, what_is_not_known_is_left_out_and_reported,
     what_is_not_done_is_refused_by_name,
-);
+}

@@ -6,118 +6,43 @@ use safetensors::SafeTensors;
 
 use crate::common::prelude::*;
 
-/// The checkpoints in the repository whose families run natively, by folder.
-pub const FAMILIES: [&str; 24] = [
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4-e",
-    "gemma4-moe",
-    "gemma4-unified",
-    "gpt-oss",
-    "granite",
-    "lfm2",
-    "llama",
-    "llama-untied",
-    "mistral",
-    "nemotron-h-moe",
-    "olmo2",
-    "phi3",
-    "phi4-mini",
-    "qwen2",
-    "qwen3",
-    "qwen3-moe",
-    "qwen3-vl",
-    "qwen3-vl-moe",
-    "qwen3.5",
-    "qwen3.5-moe",
-    "smollm3",
-];
-
-/// Further checkpoints whose families run natively, by folder in `parity-next` of the shared fixtures only.
-pub const NEXT: &[&str] = &[
-    "apertus",
-    "arcee",
-    "deepseek2-lite",
-    "deepseek3",
-    "ernie4.5",
-    "ernie4.5-moe",
-    "exaone4",
-    "falcon-h1",
-    "gemma3n",
-    "glm4",
-    "glm4-moe",
-    "glm4-moe-lite",
-    "granite4-h",
-    "granite4-h-dense",
-    "hunyuan-dense",
-    "lfm2-moe",
-    "minimax-m2",
-    "ministral3",
-    "mixtral",
-    "nemotron-h",
-    "olmo3",
-    "olmoe",
-    "qwen3-next",
-    "seed-oss",
-];
-
-/// Checkpoints with layers that keep a state: for the CPU only, and sequences go back only to where a state was left.
-const RECURRENT: &[&str] = &[
-    "falcon-h1",
-    "granite4-h",
-    "granite4-h-dense",
-    "lfm2",
-    "lfm2-moe",
-    "nemotron-h",
-    "nemotron-h-moe",
-    "qwen3-next",
-    "qwen3.5",
-    "qwen3.5-moe",
-];
-
-/// Checkpoints with experts. Where a router is undecided, a rounding sends a token to another expert.
-const WITH_EXPERTS: &[&str] = &[
-    "deepseek2-lite",
-    "deepseek3",
-    "ernie4.5-moe",
-    "gemma4-moe",
-    "glm4-moe",
-    "glm4-moe-lite",
-    "gpt-oss",
-    "granite4-h",
-    "lfm2-moe",
-    "minimax-m2",
-    "mixtral",
-    "nemotron-h-moe",
-    "olmoe",
-    "qwen3-moe",
-    "qwen3-next",
-    "qwen3-vl-moe",
-    "qwen3.5-moe",
-];
-
-/// Checkpoints with latent attention: for the CPU only.
-const LATENT: &[&str] = &["deepseek2-lite", "deepseek3", "glm4-moe-lite"];
-
-/// Iterates over the checkpoints of native families that this machine has.
+/// Iterates over the checkpoints of native families that this machine has: those of the repository, and those of `parity-next` of
+/// the shared fixtures.
 pub fn families() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().chain(NEXT.iter().copied().filter(|family| checkpoint(family).is_dir()))
+    let others = natives().into_iter().filter(|(_, place, _)| *place == "fixtures");
+    in_repository().chain(others.map(|(family, ..)| family).filter(|family| checkpoint(family).is_dir()))
+}
+
+/// Checkpoints whose families run natively, where they are, and what is special: `recurrent` layers keep a state (for the CPU only, and
+/// sequences go back only to where a state was left); `experts`: where a router is undecided, a rounding sends a token to
+/// another; `latent` attention is for the CPU only.
+fn natives() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
+    listed("checkpoints", "native")
+}
+
+/// Iterates over those that are in the repository.
+pub fn in_repository() -> impl Iterator<Item = &'static str> {
+    let ours = natives().into_iter().filter(|(_, place, _)| *place == "repository");
+    ours.map(|(family, ..)| family)
+}
+
+fn has(family: &str, feature: &str) -> bool {
+    natives().iter().any(|(name, _, features)| *name == family && features.contains(&feature))
 }
 
 /// Returns whether a checkpoint is one of those with recurrent layers.
 pub fn is_recurrent(family: &str) -> bool {
-    RECURRENT.contains(&family)
+    has(family, "recurrent")
 }
 
 /// Returns whether a checkpoint is one of those with experts.
 pub fn has_experts(family: &str) -> bool {
-    WITH_EXPERTS.contains(&family)
+    has(family, "experts")
 }
 
 /// Returns whether a checkpoint is one of those with latent attention.
 pub fn is_latent(family: &str) -> bool {
-    LATENT.contains(&family)
+    has(family, "latent")
 }
 
 /// Iterates over the checkpoints that candle's devices run.
