@@ -6,6 +6,8 @@
 
 #![cfg(unix)]
 
+mod transcripts;
+
 use expectrl::Expect;
 use rustix::process::Signal;
 
@@ -54,7 +56,11 @@ impl Term {
     }
 
     pub fn expect(&mut self, text: &str) -> String {
-        match self.session.expect(text) {
+        self.find(text, text)
+    }
+
+    fn find(&mut self, needle: impl expectrl::Needle, text: &str) -> String {
+        match self.session.expect(needle) {
             Ok(found) => {
                 let bytes = [found.before(), found.get(0).unwrap_or_default()].concat();
                 let shown = String::from_utf8_lossy(&bytes).into_owned();
@@ -72,7 +78,7 @@ impl Term {
 
     /// Waits for the prompt with its meter.
     pub fn prompt(&mut self) -> String {
-        self.expect("/2,048 > ")
+        self.find(expectrl::Regex(r"/[\d,]+ > "), "a prompt")
     }
 
     pub fn send(&mut self, text: &str) {
@@ -147,50 +153,50 @@ fn piped(place: &Place, more: &[&str], stdin: &str) -> Ran {
 
 const SHORT: [&str; 4] = ["--session", "s", "-n", "6"];
 
-#[test]
-fn a_saved_conversation_whose_kv_is_gone_is_not_called_unknown() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &["-n", "24", "--session", "trip"]);
-    term.say("Tell me of Oslo, its harbour, its hills and its winters");
-    term.leave();
-    std::fs::remove_dir_all(place.path(".cache/llmctl/kv")).expect("there was KV");
-    let mut term = Term::start(&place, &["-n", "6", "--session", "trip"]);
-    term.line("/why", "evicted: its KV is no longer in memory or on disk");
-    term.leave();
+/// Tests of their names in chat/transcripts.txt.
+macro_rules! transcripts {
+    ($($name:ident)*) => {
+        $(#[test]
+        fn $name() {
+            transcripts::play(stringify!($name));
+        })*
+    };
 }
 
-#[test]
-fn a_conversation_is_saved_and_goes_on_warm() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &["-n", "24", "--session", "trip", "--system", "Be brief."]);
-    assert!(
-        term.seen.contains("qwen3 \u{b7} context 2,048 \u{b7} session trip, new \u{b7} /help"),
-        "{}",
-        term.seen
-    );
-    term.say("Tell me of Oslo, its harbour, its hills and its winters");
-    term.say("And of Bergen");
-    term.leave();
-    assert_eq!(turns(&place, "trip").len(), 2);
-
-    let mut term = Term::start(&place, &["-n", "6", "-c"]);
-    assert!(term.seen.contains("session trip, 2 turns \u{b7} resumed "), "{}", term.seen);
-    term.line("/why", "of them from disk");
-    term.say("And of Narvik");
-    term.line("/why", "prefix_cache");
-    term.line("/stats", "decode       6 tokens");
-    term.say("And of Hammerfest");
-    term.line("/why", "exact_prefix: the prompt continues the conversation");
-    term.leave();
-    assert_eq!(
-        questions(&place, "trip"),
-        [
-            "Tell me of Oslo, its harbour, its hills and its winters",
-            "And of Bergen",
-            "And of Narvik",
-            "And of Hammerfest"
-        ]
-    );
+transcripts! {
+    a_saved_conversation_whose_kv_is_gone_is_not_called_unknown
+    a_conversation_is_saved_and_goes_on_warm
+    help_and_typos
+    turns_are_taken_back_answered_again_and_edited
+    an_answer_that_was_cut_goes_on_as_if_it_had_not_been
+    sessions_are_named_copied_switched_and_removed
+    a_reset_asks_first_and_undo_brings_everything_back
+    what_is_undone_retried_or_edited_stays_as_a_branch_and_comes_back
+    settings_are_shown_and_changed
+    tools_are_declared_and_listed
+    a_tool_that_cannot_start_says_so
+    tools_that_come_late_are_in_the_next_prompt
+    another_model_goes_on_with_the_text
+    a_model_that_is_missing_is_named_and_never_replaced
+    a_loaded_session_brings_its_model_unless_one_was_named
+    an_interrupted_answer_is_kept_and_marked
+    interrupts_at_the_prompt_clear_the_line_and_two_leave
+    fences_and_line_breaks_make_one_message
+    an_editor_takes_the_line_and_gives_it_back
+    a_message_that_fits_no_context_is_not_asked_about_and_stays_on_the_line
+    a_conversation_far_beyond_a_smaller_context_can_drop_turns
+    an_answer_that_never_ends_leaves_room_for_the_next_message
+    an_answer_that_goes_round_in_circles_is_stopped_with_a_reason
+    words_that_mean_to_leave_are_explained
+    the_first_message_may_be_an_argument_and_a_file_may_be_quoted
+    tab_completes_commands_and_sessions
+    a_kill_loses_nothing_that_was_finished
+    a_second_terminal_on_a_session_is_refused
+    a_termination_puts_the_terminal_back
+    colours_are_for_those_who_want_them
+    an_opening_message_comes_from_a_file
+    run_and_chat_share_a_session
+    a_suspended_chat_goes_on
 }
 
 #[test]
@@ -206,110 +212,6 @@ fn looking_in_leaves_nothing_and_the_first_message_a_session_named_after_the_tim
     assert!(names[0].starts_with("20") && names[0].len() == "2026-11-21-2124".len(), "{names:?}");
     piped(&place, &["--ephemeral", "-n", "3"], "hi\n").check(0, "not saved");
     assert_eq!(json(&place, &["sessions"])["sessions"].as_array().map(Vec::len), Some(1));
-}
-
-#[test]
-fn help_and_typos() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &[]);
-    term.line("/help", "Ctrl-C stops an answer");
-    term.line("/help undo", "/undo [N]");
-    term.line("/hlep", "did you mean /help?");
-    term.line("/stats now", "/stats: unexpected argument");
-    term.line("/stats", "there is no answer yet");
-    term.line("/why", "there is no prompt yet");
-    term.send("/quit\r");
-    term.end();
-}
-
-#[test]
-fn turns_are_taken_back_answered_again_and_edited() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.say("first question");
-    term.say("second question");
-    term.line("/undo", "taken back: \u{201c}second question\u{201d}");
-    assert_eq!(questions(&place, "s"), ["first question"]);
-    term.line("/undo 2", "there is only 1 turn");
-    term.line("/undo 0", "/undo: expected a number from 1, got \"0\"");
-    term.say("third question");
-    term.line("/why", "partial_prefix");
-    term.line("/retry", "temperature is 0");
-    term.line("/why", "partial_prefix");
-    term.line("/retry seed=7", "");
-    term.line("/stats", "seed         7");
-    assert_eq!(questions(&place, "s"), ["first question", "third question"]);
-
-    // The message comes back on the line, and what replaces it drops what came after.
-    term.send("/edit 1\r");
-    term.expect("(Enter replaces turns 1 and 2; Ctrl-C changes nothing)");
-    term.expect("> first question");
-    term.send(" indeed\r");
-    term.expect("\r\n");
-    term.prompt();
-    assert_eq!(questions(&place, "s"), ["first question indeed"]);
-    term.line("/edit 1 another one", "");
-    assert_eq!(questions(&place, "s"), ["another one"]);
-    term.send("/edit\r");
-    term.expect("> another one");
-    term.send("\x03");
-    term.prompt();
-    assert_eq!(questions(&place, "s"), ["another one"], "an edit that is given up changes nothing");
-    term.line("/edit 9", "there is only turn 1");
-    term.leave();
-}
-
-#[test]
-fn an_answer_that_was_cut_goes_on_as_if_it_had_not_been() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.line("Once upon a time", "(cut at max-tokens; /continue resumes it)");
-    term.line("/continue", "(cut at max-tokens; /continue resumes it)");
-    term.line("/why", "exact_prefix");
-    term.leave();
-    let whole = piped(&place, &["--session", "whole", "-n", "12"], "Once upon a time\n");
-    whole.check(0, "");
-    let answer = |session| turns(&place, session)[0]["messages"][1]["content"].clone();
-    assert_eq!(answer("s"), answer("whole"));
-    assert_eq!(turns(&place, "s").len(), 1);
-}
-
-#[test]
-fn sessions_are_named_copied_switched_and_removed() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &["-n", "4"]);
-    term.line("/rename x", "this conversation is not saved yet");
-    term.say("hi");
-    term.line("/save trip", "is now trip");
-    term.line("/save copy", "copied to session copy; this is still session trip");
-    term.line("/fork side", "this is now session side, with 1 turn of trip");
-    term.say("only here");
-    term.say("and here");
-    term.line("/why", "exact_prefix");
-    term.line("/branches", "* ");
-    term.line("/sessions", "NAME");
-    term.line("/load trip", "session trip: 1 turn");
-    term.line("/load trip", "this is session trip already");
-    term.line("/load trop", "did you mean trip?");
-    term.line("/rename side branch", "session side is now branch");
-    term.line("/rename journey", "session trip is now journey");
-    term.say("on the journey");
-    assert_eq!(names_sorted(&place), ["branch", "copy", "journey"]);
-    assert_eq!(questions(&place, "branch"), ["hi", "only here", "and here"]);
-    assert_eq!(questions(&place, "journey"), ["hi", "on the journey"]);
-
-    term.send("/delete copy\r");
-    term.expect("remove session copy with 1 turn?");
-    term.send("n\r");
-    term.expect("nothing was removed");
-    term.prompt();
-    term.send("/delete\r");
-    term.expect("remove session journey with 2 turns?");
-    term.send("y\r");
-    term.expect("session journey is removed, with ");
-    term.prompt();
-    assert_eq!(names_sorted(&place), ["branch", "copy"]);
-    term.leave();
 }
 
 fn names_sorted(place: &Place) -> Vec<String> {
@@ -340,108 +242,6 @@ fn a_new_conversation_leaves_the_old_one_and_a_system_prompt_begins_anew() {
     assert!(["one", "two", "three"].iter().all(|text| said.contains(&(*text).to_owned())), "{said:?}");
     let refused = piped(&place, &["--session", "s", "--system", "Other"], "");
     refused.check(2, "was started with another system prompt");
-}
-
-#[test]
-fn a_reset_asks_first_and_undo_brings_everything_back() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.line("/undo", "there is no turn to take back");
-    term.say("one");
-    term.say("two");
-    term.send("/reset\r");
-    term.expect("empty session s with 2 turns? /undo would bring it back.");
-    term.send("n\r");
-    term.expect("nothing was changed");
-    term.prompt();
-    assert_eq!(questions(&place, "s"), ["one", "two"]);
-    term.send("/reset\r");
-    term.expect("/undo would bring it back.");
-    term.send("y\r");
-    term.expect("the conversation is empty; 2 turns kept as s~1, /undo returns to it");
-    term.prompt();
-    assert_eq!(questions(&place, "s"), [""; 0]);
-    term.line("/undo", "brought back: the conversation has 2 turns");
-    assert_eq!(questions(&place, "s"), ["one", "two"]);
-    term.say("three");
-    term.leave();
-    assert_eq!(questions(&place, "s"), ["one", "two", "three"]);
-
-    // In a pipe it does what it is told, and the next process can take it back.
-    piped(&place, &SHORT, "/reset\n").check(0, "kept as s~1");
-    assert_eq!(questions(&place, "s"), [""; 0]);
-    piped(&place, &SHORT, "/undo\n").check(0, "brought back: the conversation has 3 turns");
-    assert_eq!(questions(&place, "s"), ["one", "two", "three"]);
-}
-
-#[test]
-fn what_is_undone_retried_or_edited_stays_as_a_branch_and_comes_back() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.say("one");
-    term.say("two");
-    term.say("three");
-    term.line("/redo", "there is nothing to bring back");
-    term.line("/undo 2", "(/redo brings it back)");
-    assert_eq!(questions(&place, "s"), ["one"]);
-    assert_eq!(questions(&place, "s~1"), ["one", "two", "three"]);
-    term.line("/redo", "brought back: the conversation has 3 turns");
-    assert_eq!(questions(&place, "s"), ["one", "two", "three"]);
-    assert_eq!(names(&place), ["s"], "nothing is kept twice");
-    let shown = term.line("/edit 2 other", "(this replaces turns 2 and 3)");
-    assert!(shown.contains("(what this replaced is kept as s~1; /redo brings it back)"), "{shown:?}");
-    assert_eq!(questions(&place, "s"), ["one", "other"]);
-    let answer = turns(&place, "s")[1]["messages"][1].clone();
-    term.line("/set temperature 1", "temperature: 1");
-    term.line("/retry seed=7", "is kept as s~2");
-    assert_eq!(turns(&place, "s~2")[1]["messages"][1], answer, "the answer that was replaced");
-    let shown = term.line("/branches", "s~2");
-    assert!(shown.contains("before /edit") && shown.contains("before /retry"), "{shown:?}");
-    term.line("/redo", "(what stood instead is kept as s~");
-    assert_eq!(turns(&place, "s")[1]["messages"][1], answer);
-    term.line("/load s~1", "session s~1: 3 turns");
-    term.leave();
-    assert_eq!(questions(&place, "s~1"), ["one", "two", "three"]);
-    // The last session is never a branch.
-    let term = Term::start(&place, &["-c", "-n", "2"]);
-    assert!(term.seen.contains("session s, 2 turns"), "{}", term.seen);
-    term.leave();
-
-    let mut term = Term::start(&place, &["--ephemeral", "-n", "3"]);
-    term.say("one");
-    term.say("two");
-    term.line("/undo 2", "(/redo brings it back)");
-    term.line("/redo", "brought back: the conversation has 2 turns");
-    term.line("/show", "[user] two");
-    term.leave();
-}
-
-#[test]
-fn settings_are_shown_and_changed() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.line("/set max-tokens 3", "max-tokens: 3");
-    term.say("hi");
-    term.line("/stats", "decode       3 tokens");
-    term.line("/set temperature 9", "/set temperature: 9 is not in [0, 2]");
-    term.line("/set tmperature 1", "did you mean temperature?");
-    term.line("/set", "repetition-penalty");
-    term.line("/show config", "sessions in");
-    term.line("/show model", "2,048 tokens");
-    term.line("/show template", "add_generation_prompt");
-    term.line("/show prompt", "<|im_start|>user");
-    term.line("/show thinking", "has no thinking");
-    term.line("/show modle", "did you mean model?");
-    term.line("/context", "turn 1");
-    term.line("/think", "this model's template has no thinking");
-    for wish in ["on", "off", "hide", "show", "budget 10"] {
-        term.line(&format!("/think {wish}"), "error: /think: this model's template has no thinking");
-    }
-    term.line(
-        "/think maybe",
-        "/think: unknown value \"maybe\" (on, off, hide, show, or a budget in tokens: 500)",
-    );
-    term.leave();
 }
 
 #[test]
@@ -501,21 +301,6 @@ fn answers_are_held_to_a_schema() {
     term.leave();
     let answer = turns(&place, "j")[0]["messages"][1]["content"].as_str().expect("a text").to_owned();
     assert_eq!(serde_json::from_str::<Value>(&answer).expect("JSON"), serde_json::json!({"n": 7}));
-}
-
-#[test]
-fn tools_are_declared_and_listed() {
-    let place = Place::new();
-    place.write("tools.toml", "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"date\"]\n");
-    place.write("bad.toml", "[[tool]]\nname = \"now\"\n");
-    let mut term = Term::start(&place, &SHORT);
-    term.line("/tools", "no tools; /tools FILE declares some");
-    term.line("/tools bad.toml", "missing field");
-    term.line("/tools tools.toml", "tools: now; each asks before it runs");
-    term.line("/tools", "asks before it runs");
-    term.line("/tools off", "tools: off");
-    term.line("/mcp", "no MCP servers; --mcp-config FILE names some");
-    term.leave();
 }
 
 /// A chat with the model that says what it is told to.
@@ -639,27 +424,6 @@ fn the_tools_of_the_help_can_be_copied() {
 }
 
 #[test]
-fn a_tool_that_cannot_start_says_so() {
-    let place = Place::new();
-    place.write(
-        "tools.toml",
-        "[[tool]]\nname = \"now\"\ndescription = \"The time\"\nargv = [\"nosuchprog\", \"{zone}\"]\n\
-         [tool.parameters]\nrequired = [\"zone\"]\nproperties = { zone = { enum = [\"UTC\"] } }\n",
-    );
-    let mut term = Term::of(scripted(&place, &["--tools", "tools.toml"]), 100);
-    term.send("use the tool\r");
-    term.expect("run it?");
-    term.send("y\r");
-    term.expect("now failed: cannot start nosuchprog (no such file)");
-    term.prompt();
-    term.leave();
-    let result = turns(&place, "t")[1]["messages"][0]["content"].clone();
-    assert_eq!(result, "error: cannot start nosuchprog (no such file)");
-    place.write("bad.toml", "[[tool]]\nname = \"now\"\ndescription = \"d\"\nargv = [\"x\", \"{town}\"]\n");
-    piped(&place, &["--tools", "bad.toml"], "").check(65, "argv has {town}, but the tool has no parameters");
-}
-
-#[test]
 fn tools_without_a_command_ask_for_their_result_and_run_takes_both_forms() {
     let place = Place::new();
     place.write(
@@ -685,33 +449,6 @@ fn tools_without_a_command_ask_for_their_result_and_run_takes_both_forms() {
         let written: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
         assert_eq!(written["tool_calls"][0]["function"]["name"], "now", "{written}");
     }
-}
-
-#[test]
-fn tools_that_come_late_are_in_the_next_prompt() {
-    let place = Place::new();
-    place.write(
-        "tools.toml",
-        "[[tool]]\nname = \"now\"\ndescription = \"The time of day\"\nargv = [\"date\"]\n",
-    );
-    let mut command = place.command(&["chat", "--session", "g", "-n", "8"]);
-    command.env("NO_COLOR", "1").env_remove("COLUMNS");
-    let mut term = Term::open(command, 100);
-    term.expect("/4,096 > ");
-    for line in ["what is llmctl?\r", "what is a session?\r"] {
-        term.send(line);
-        term.expect("/4,096 > ");
-    }
-    term.send("/tools tools.toml\r");
-    term.expect("(this template puts tools before the conversation: its ");
-    term.expect("/4,096 > ");
-    term.send("and now?\r");
-    term.expect("/4,096 > ");
-    term.send("/show prompt\r");
-    term.expect("The time of day");
-    term.expect("what is llmctl?");
-    term.expect("/4,096 > ");
-    term.leave();
 }
 
 #[test]
@@ -763,24 +500,6 @@ fn markdown_and_code_are_coloured_and_copied_as_they_are() {
 }
 
 #[test]
-fn another_model_goes_on_with_the_text() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.say("hi");
-    term.line("/model", "qwen3, context 2,048");
-    term.line("/model /no/such/model", "/no/such/model");
-    term.say("still here");
-    let other = model().replace("qwen3", "llama");
-    term.line(&format!("/model {other}"), "this session was started with");
-    let again = term.say("/retry");
-    assert!(!again.contains("will be the same"), "another model answers: {again}");
-    term.say("and now");
-    term.leave();
-    assert_eq!(questions(&place, "s"), ["hi", "still here", "and now"]);
-    assert_eq!(turns(&place, "s")[2]["model"], "llama");
-}
-
-#[test]
 fn a_session_goes_on_with_its_own_model_unless_another_is_named() {
     let place = Place::new();
     let (own, other) = (model(), model().replace("qwen3", "llama"));
@@ -811,59 +530,6 @@ fn a_session_goes_on_with_its_own_model_unless_another_is_named() {
     variable.env("LLMCTL_MODEL", &own);
     finish(variable, "by a variable\n").check(0, "qwen3");
     assert_eq!(models()[5..], ["llama", "qwen3"]);
-}
-
-#[test]
-fn a_model_that_is_missing_is_named_and_never_replaced() {
-    let place = Place::new();
-    scripted::write(&place.path("model"));
-    let folder = place.path("model").display().to_string();
-    piped_with(&place, &["--model", "model", "--session", "t"], "plain\n").check(0, PLAIN_NOTE);
-    std::fs::rename(place.path("model"), place.path("gone")).expect("renamed");
-    for args in [&["-c"][..], &["--session", "t"]] {
-        let refused = piped_with(&place, args, "hi\n");
-        refused.check(66, &format!("session t was started with model, which is missing: {folder}"));
-        refused.check(66, "--model REF");
-        assert_eq!(refused.stdout, "");
-    }
-    place.run(&["run", "--session", "t", "hi"]).check(66, "which is missing");
-    assert_eq!(turns(&place, "t").len(), 1);
-    let mut term = Term::open(place.command(&["chat", "--session", "other"]), 100);
-    term.expect("/4,096 > ");
-    term.send("/load t\r");
-    term.expect("which is missing");
-    term.expect("/model REF");
-    term.expect("/4,096 > ");
-    term.send("/exit\r");
-    term.end();
-    piped_with(&place, &["--session", "t", "--model", "gone"], "plain\n").check(0, "1 turn");
-    assert_eq!(turns(&place, "t").len(), 2);
-}
-
-const PLAIN_NOTE: &str = "session t, new";
-
-fn piped_with(place: &Place, more: &[&str], stdin: &str) -> Ran {
-    finish(place.command(&[&["chat"], more].concat()), stdin)
-}
-
-#[test]
-fn a_loaded_session_brings_its_model_unless_one_was_named() {
-    let place = Place::new();
-    piped(&place, &["--session", "lit", "-n", "3"], "hello\n").check(0, "");
-    let mut command = place.command(&["chat", "--session", "g", "-n", "3"]);
-    command.env("NO_COLOR", "1").env_remove("COLUMNS");
-    let mut term = Term::open(command, 100);
-    term.expect("/4,096 > ");
-    term.send("/load lit\r");
-    term.expect("model qwen3, context 2,048, as session lit was started with");
-    term.prompt();
-    term.leave();
-    let other = model().replace("qwen3", "llama");
-    let mut command = place.command(&["chat", "--model", &other, "--session", "l"]);
-    command.env("NO_COLOR", "1").env_remove("COLUMNS");
-    let mut named = Term::of(command, 100);
-    named.line("/load lit", "continues it with its own model)");
-    named.leave();
 }
 
 #[test]
@@ -957,19 +623,6 @@ fn what_is_typed_during_an_answer_waits_unsent_and_never_stands_before_ctrl_c() 
 }
 
 #[test]
-fn an_interrupted_answer_is_kept_and_marked() {
-    let place = Place::new();
-    let mut term = endless(&place);
-    term.send("\x03");
-    term.expect("(stopped; the answer so far is kept, /continue resumes it)");
-    term.expect("/131,072 > ");
-    let turn = turns(&place, "t").remove(0);
-    assert_eq!(turn["finish_reason"], "cancelled");
-    assert!(turn["usage"]["completion_tokens"].as_u64() < Some(130_000), "{turn}");
-    term.leave();
-}
-
-#[test]
 fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
     let place = Place::new();
     let mut term = Term::start(&place, &["--session", "p"]);
@@ -992,27 +645,6 @@ fn an_interrupt_while_the_prompt_is_computed_leaves_the_chat_as_it_was() {
 }
 
 #[test]
-fn interrupts_at_the_prompt_clear_the_line_and_two_leave() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.send("half a thou\x03");
-    term.prompt();
-    term.send("\x03");
-    term.expect("(Ctrl-C again or Ctrl-D leaves)");
-    term.prompt();
-    term.say("a message between");
-    term.send("\x03");
-    term.expect("(Ctrl-C again or Ctrl-D leaves)");
-    term.prompt();
-    term.send("\x03");
-    term.end();
-    assert_eq!(questions(&place, "s"), ["a message between"]);
-    let mut term = Term::start(&place, &SHORT);
-    term.send("\x04");
-    term.end();
-}
-
-#[test]
 fn a_paste_of_200_lines_is_one_message() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
@@ -1024,36 +656,6 @@ fn a_paste_of_200_lines_is_one_message() {
     term.prompt();
     term.leave();
     assert_eq!(questions(&place, "s"), [pasted.join("\n")]);
-}
-
-#[test]
-fn fences_and_line_breaks_make_one_message() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.send("\"\"\"\ra\r\rb\r\"\"\"\r");
-    term.expect("(cut at max-tokens");
-    term.prompt();
-    term.send("x\x1b\ry\nz\r");
-    term.expect("(cut at max-tokens");
-    term.prompt();
-    term.leave();
-    assert_eq!(questions(&place, "s"), ["a\n\nb", "x\ny\nz"]);
-}
-
-#[test]
-fn an_editor_takes_the_line_and_gives_it_back() {
-    let place = Place::new();
-    place.write("editor.sh", "#!/bin/sh\nprintf ' and more\\nlines\\n' >> \"$1\"\n");
-    let mut command = command(&place, &SHORT);
-    command.env("EDITOR", format!("sh {}", place.path("editor.sh").display())).env_remove("VISUAL");
-    let mut term = Term::of(command, 100);
-    term.send("begun\x18\x05");
-    term.expect("lines");
-    term.send("\r");
-    term.expect("(cut at max-tokens");
-    term.prompt();
-    term.leave();
-    assert_eq!(questions(&place, "s"), ["begun and more\nlines"]);
 }
 
 #[test]
@@ -1129,70 +731,6 @@ fn what_is_not_utf_8_does_not_end_the_chat() {
 }
 
 #[test]
-fn a_message_that_fits_no_context_is_not_asked_about_and_stays_on_the_line() {
-    let place = Place::new();
-    let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "256"]), 100);
-    term.expect("/256 > ");
-    term.send("hi\r");
-    term.expect("(cut at max-tokens");
-    term.expect("/256 > ");
-    let long = "word ".repeat(400);
-    term.send(&format!("\x1b[200~{long}\x1b[201~\r"));
-    let shown = term.expect("the message needs at least ");
-    assert!(!shown.contains("drop the oldest"), "{shown:?}");
-    term.expect("/256 > word word");
-    term.send("\x03");
-    term.expect("/256 > ");
-    term.leave();
-    assert_eq!(questions(&place, "f"), ["hi"]);
-}
-
-/// The size in bytes alone refuses the prompt of the whole conversation: no token of guide's vocabulary has so many bytes.
-#[test]
-fn a_conversation_far_beyond_a_smaller_context_can_drop_turns() {
-    let place = Place::new();
-    let line = format!("{}\n", "how do I save a conversation ".repeat(12));
-    finish(command(&place, &["--session", "f", "-n", "1"]), &line.repeat(5)).check(0, "");
-    assert_eq!(questions(&place, "f").len(), 5);
-    let mut term = Term::open(command(&place, &["--session", "f", "-n", "4", "--ctx", "96"]), 100);
-    term.expect("/96 > ");
-    term.send("and now?\r");
-    term.expect("drop the oldest");
-    term.expect("d, c or s?");
-    term.send("s\r");
-    term.expect("(not sent)");
-    term.expect("/96 > and now?");
-    term.send("\x03");
-    term.expect("/96 > ");
-    term.leave();
-    assert_eq!(questions(&place, "f").len(), 5);
-}
-
-#[test]
-fn an_answer_that_never_ends_leaves_room_for_the_next_message() {
-    let place = Place::new();
-    let ran = finish(scripted(&place, &["--ctx", "512"]), "endless\nplain\n");
-    ran.check(0, "the answer was cut to leave room for your next message");
-    assert!(ran.stdout.starts_with(ENDLESS) && ran.stdout.ends_with(&format!("{PLAIN}\n")), "{ran:?}");
-    assert_eq!(questions(&place, "t"), ["endless", "plain"]);
-}
-
-#[test]
-fn an_answer_that_goes_round_in_circles_is_stopped_with_a_reason() {
-    let place = Place::new();
-    let ran = finish(long(&place, &[]), "endless\nplain\n");
-    ran.check(
-        0,
-        "warning: stopped: the last 1,000 tokens are the same text over and over; /retry answers again",
-    );
-    assert!(ran.stdout.starts_with(ENDLESS) && ran.stdout.ends_with(&format!("{PLAIN}\n")), "{ran:?}");
-    let turn = turns(&place, "t").remove(0);
-    assert_eq!(turn["finish_reason"], "cancelled");
-    let tokens = turn["usage"]["completion_tokens"].as_u64().expect("a count");
-    assert!((1000..100_000).contains(&tokens), "{tokens}");
-}
-
-#[test]
 fn a_resize_draws_the_typed_line_from_where_it_began() {
     let place = Place::new();
     let mut term = Term::start(&place, &SHORT);
@@ -1205,27 +743,6 @@ fn a_resize_draws_the_typed_line_from_where_it_began() {
     term.send("\x03");
     term.prompt();
     term.leave();
-}
-
-#[test]
-fn words_that_mean_to_leave_are_explained() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    for word in ["exit", "quit"] {
-        term.line(word, "(/exit or Ctrl-D leaves the chat;");
-    }
-    term.say(" exit");
-    term.leave();
-    assert_eq!(questions(&place, "s"), [" exit"]);
-}
-
-#[test]
-fn the_first_message_may_be_an_argument_and_a_file_may_be_quoted() {
-    let place = Place::new();
-    place.write("my notes.md", "the notes\n");
-    let script = "/file 'my notes.md'\nnext\n";
-    piped(&place, &["--session", "o", "-n", "3", "the opening"], script).check(0, "my notes.md (");
-    assert_eq!(questions(&place, "o"), ["the opening", "my notes.md:\n```\nthe notes\n```\n\nnext"]);
 }
 
 #[test]
@@ -1245,56 +762,6 @@ fn a_place_that_cannot_be_written_is_said_before_the_greeting() {
     let mut homeless = command(&place, &["-n", "3"]);
     homeless.env_remove("HOME").env_remove("XDG_DATA_HOME");
     finish(homeless, "hi\n").check(78, "or use --ephemeral");
-}
-
-#[test]
-fn tab_completes_commands_and_sessions() {
-    let place = Place::new();
-    piped(&place, &["--session", "voyage", "-n", "2"], "hi\n").check(0, "");
-    let mut term = Term::start(&place, &SHORT);
-    term.send("/bran\t\r");
-    term.expect("* s");
-    term.prompt();
-    term.send("/load voy\t\r");
-    term.expect("session voyage: 1 turn");
-    term.prompt();
-    term.leave();
-}
-
-#[test]
-fn a_kill_loses_nothing_that_was_finished() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &["--session", "k", "-n", "5"]);
-    term.say("one");
-    term.say("two");
-    term.signal(Signal::KILL);
-    let _ = term.session.get_process_mut().child.wait();
-    let term = Term::start(&place, &["-c", "-n", "5"]);
-    assert!(term.seen.contains("session k, 2 turns"), "{}", term.seen);
-    term.leave();
-    assert_eq!(questions(&place, "k"), ["one", "two"]);
-}
-
-#[test]
-fn a_second_terminal_on_a_session_is_refused() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.say("hi");
-    piped(&place, &SHORT, "hi\n").check(75, "is open in another llmctl process");
-    piped(&place, &["-c"], "hi\n").check(75, "is open in another llmctl process");
-    term.say("still mine");
-    term.leave();
-    assert_eq!(questions(&place, "s"), ["hi", "still mine"]);
-}
-
-#[test]
-fn a_termination_puts_the_terminal_back() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.say("hi");
-    term.signal(Signal::TERM);
-    term.ended(143);
-    assert!(term.seen.contains("\x1b[?2004l"), "bracketed paste is off: {}", term.seen);
 }
 
 #[test]
@@ -1395,21 +862,6 @@ fn a_resize_in_the_middle_of_an_answer_changes_nothing_of_it() {
 }
 
 #[test]
-fn colours_are_for_those_who_want_them() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.line("/unknown", "unknown command");
-    assert!(!term.seen.contains("\x1b[1;3"), "NO_COLOR: {:?}", term.seen);
-    term.leave();
-    let mut colored = command(&place, &SHORT);
-    colored.env_remove("NO_COLOR");
-    let mut term = Term::of(colored, 100);
-    term.line("/unknown", "unknown command");
-    assert!(term.seen.contains("\x1b[1;31merror:"), "{:?}", term.seen);
-    term.leave();
-}
-
-#[test]
 fn a_pipe_gets_answers_and_nothing_else() {
     let place = Place::new();
     let first = piped(&place, &["--session", "a", "-n", "8"], "One\n\n/stats\nTwo\n/exit\nnever said\n");
@@ -1435,25 +887,6 @@ fn a_pipe_gets_answers_and_nothing_else() {
 }
 
 #[test]
-fn an_opening_message_comes_from_a_file() {
-    let place = Place::new();
-    place.write("open.txt", "the opening\n");
-    piped(&place, &["--session", "o", "-n", "3", "--prompt-file", "open.txt"], "next\n").check(0, "");
-    assert_eq!(questions(&place, "o"), ["the opening", "next"]);
-}
-
-#[test]
-fn run_and_chat_share_a_session() {
-    let place = Place::new();
-    piped(&place, &["--session", "both", "-n", "4"], "in chat\n").check(0, "");
-    let model = model();
-    let args = ["run", "--model", &model, "--session", "both", "-n", "4", "in run"];
-    place.run(&args).check(0, "continuing session both (1 turn, ");
-    piped(&place, &["--session", "both", "-n", "4"], "again\n").check(0, "session both, 2 turns");
-    assert_eq!(questions(&place, "both"), ["in chat", "in run", "again"]);
-}
-
-#[test]
 fn a_reader_that_leaves_ends_the_chat_quietly() {
     let place = Place::new();
     let mut command = command(&place, &["--session", "q", "--prompt-file", "open.txt"]);
@@ -1461,18 +894,6 @@ fn a_reader_that_leaves_ends_the_chat_quietly() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("llmctl starts");
     drop(child.stdout.take());
     assert_eq!(child.wait().expect("an end").code(), Some(0));
-}
-
-#[test]
-fn a_suspended_chat_goes_on() {
-    let place = Place::new();
-    let mut term = Term::start(&place, &SHORT);
-    term.signal(Signal::STOP);
-    std::thread::sleep(Duration::from_millis(50));
-    term.signal(Signal::CONT);
-    term.say("after the pause");
-    term.leave();
-    assert_eq!(questions(&place, "s"), ["after the pause"]);
 }
 
 #[test]
