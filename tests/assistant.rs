@@ -178,10 +178,6 @@ fn an_assistant_changes_neither_fingerprint_nor_spec_and_has_no_kv() {
     assert!(without.model.hidden().is_empty() && without.model.hidden_width().is_none());
 }
 
-fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(named(session)), ..request }
-}
-
 fn by_assistant(answer: &Answer) -> DraftModelUsage {
     let usage = answer.outcome().usage.draft_model.expect("the assistant was asked");
     assert_eq!(usage.drafter, ModelDrafter::Assistant);

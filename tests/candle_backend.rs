@@ -206,14 +206,6 @@ fn candle_reads_gguf_as_the_cpu_backend_does() {
     assert!(["f32", "q8_0", "q4_0"].iter().all(|dtype| seen.contains(dtype)), "{seen:?}");
 }
 
-/// Root mean square of the difference, relative to that of what was expected.
-fn relative_distance(got: &[f32], expected: &[f32]) -> f32 {
-    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
-    assert_eq!(got.len(), expected.len());
-    let difference = squares(&mut got.iter().zip(expected).map(|(got, expected)| got - expected));
-    (difference / squares(&mut expected.iter().copied())).sqrt()
-}
-
 /// The result of one operation.
 struct Output {
     what: String,

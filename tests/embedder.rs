@@ -101,10 +101,6 @@ fn vectors_and_ids_are_those_of_transformers_and_the_same_bits_alone_and_togethe
     }
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
-
 #[test]
 fn long_texts_are_refused_or_cut_and_dimensions_are_the_first() {
     let Some(folder) = encoder("bert-mean") else { return };

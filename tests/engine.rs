@@ -630,23 +630,6 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(prop_oneof![2 => submit, 1 => cancel, 6 => Just(Action::Step)], 1..60)
 }
 
-/// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
-fn recomputed(request: &Request, vocab_size: usize, end: u32) -> Vec<u32> {
-    use llmctl_engine::sample::{Sampler, Turn};
-    let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
-    for _ in 0..request.limits.max_tokens.expect("limited") {
-        let seed = request.sampling.seed.expect("seeded");
-        let turn = Turn { tokens: &history, generated_from, seed, logprobs: None, mask: None };
-        let logits = hashed_logits(&history, vocab_size);
-        let token = Sampler::default().sample(&logits, &request.sampling, &turn).expect("finite logits");
-        if token.id == end {
-            break;
-        }
-        history.push(token.id);
-    }
-    history.split_off(generated_from)
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 

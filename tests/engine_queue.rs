@@ -23,10 +23,6 @@ fn one_at_a_time(max_waiting: usize) -> EngineConfig {
     EngineConfig { max_waiting, ..setup.config() }
 }
 
-fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(named(session)), ..request }
-}
-
 fn due_after(seconds: u64, mut request: Request) -> Request {
     request.limits.deadline = Some(Duration::from_secs(seconds));
     request

@@ -219,11 +219,3 @@ fn floats_bytes_and_gguf_are_one_model() {
         assert!(distance > 0.0 && distance < 0.1, "{name}: {distance}");
     }
 }
-
-/// Root mean square of the difference, relative to that of what was expected.
-fn relative_distance(got: &[f32], expected: &[f32]) -> f32 {
-    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
-    assert_eq!(got.len(), expected.len());
-    let difference = squares(&mut got.iter().zip(expected).map(|(got, expected)| got - expected));
-    (difference / squares(&mut expected.iter().copied())).sqrt()
-}

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 
 use llmctl_models::kv::disk::{DiskEvent, DiskPageKey, MissingReason, PageLabel, PageName, PageUse, Saving};
 
-#[cfg(unix)]
 use crate::common::prelude::*;
+#[cfg(unix)]
 use crate::common::unprivileged;
 
 /// Far longer than anything here takes.

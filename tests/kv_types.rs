@@ -27,10 +27,6 @@ fn relative_distance(got: &[f32], exact: &[f32]) -> f64 {
     (difference / squares(&mut exact.iter().map(|value| f64::from(*value)))).sqrt()
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
-
 #[test]
 fn rounded_kv_stays_close_to_exact() {
     for family in in_repository() {

@@ -91,7 +91,3 @@ fn the_same_weights_as_gguf_give_the_same_logits() {
         }
     }
 }
-
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}

@@ -336,10 +336,6 @@ fn a_block_with_a_tensor_missing_is_refused_by_name() {
     assert!(error.contains("blk.4."), "{error}");
 }
 
-fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(named(session)), ..request }
-}
-
 fn by_block(answer: &Answer) -> DraftModelUsage {
     let usage = answer.outcome().usage.draft_model.expect("a block was asked");
     assert_eq!(usage.drafter, ModelDrafter::PredictionBlock);

@@ -148,10 +148,6 @@ fn importance_of(folder: &Path, tensors: &[(String, Vec<usize>)]) -> Imatrix {
     Imatrix::open(&path).expect("an importance matrix")
 }
 
-fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
-}
-
 #[test]
 fn a_folder_written_in_f32_has_the_same_logits_to_the_bit() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -11,10 +11,6 @@ fn server(speculation: Speculation) -> Server {
     Build { speculation, ..Build::answers(&[("count", TEXT), ("sing", REFRAIN)]) }.start()
 }
 
-fn content(reply: &Value) -> &str {
-    reply["choices"][0]["message"]["content"].as_str().expect("text")
-}
-
 fn ignored(reply: &Reply) -> Option<&str> {
     reply.headers.get("x-llmctl-ignored").map(|value| value.to_str().expect("ASCII"))
 }

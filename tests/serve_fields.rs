@@ -1,14 +1,10 @@
 //! Promise: each field of a request is honoured, accepted as a hint that is reported, or refused by name; what clients send back of answers is no reason to refuse their next turn.
 
 use crate::common::prelude::*;
-use crate::common::server::{Reply, ask, both_kinds};
+use crate::common::server::{ask, both_kinds};
 
 fn server() -> Server {
     Build::answers(&[("hi", "Hello there."), ("Roses are", " red.")]).start()
-}
-
-fn ignored(reply: &Reply) -> &str {
-    reply.headers.get("x-llmctl-ignored").map_or("", |value| value.to_str().expect("ASCII"))
 }
 
 async fn what_had_no_effect_is_reported_in_streams_and_completions_too() {

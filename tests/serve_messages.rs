@@ -133,10 +133,6 @@ fn kinds(message: &Value) -> Vec<&str> {
     blocks.map(|block| block["type"].as_str().expect("a type")).collect()
 }
 
-fn ignored(reply: &Reply) -> &str {
-    reply.headers.get("x-llmctl-ignored").map_or("", |value| value.to_str().expect("ASCII"))
-}
-
 async fn a_stream_says_what_the_whole_answer_says() {
     let server = build().start();
     for (question, more, expected, reason) in [

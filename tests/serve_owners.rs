@@ -13,13 +13,6 @@ fn build(store: Option<SessionStore>) -> Build {
     Build { store, ..Build::answers(&answers) }
 }
 
-/// A store and none.
-fn stores() -> [(Option<TempDir>, Option<SessionStore>); 2] {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store = SessionStore::new(folder.path().join("sessions"));
-    [(Some(folder), Some(store)), (None, None)]
-}
-
 fn owner(name: &str) -> Owner {
     KeyLine::parse(&format!("key-of-{name} owner={name}")).expect("a line").expect("a key").owner
 }
@@ -29,14 +22,6 @@ async fn by(owner: &Owner, server: &Server, method: Method, path: &str, body: Op
     let mut request = request(method, path, &[], body);
     request.extensions_mut().insert(owner.clone());
     whole(server.send(request).await).await
-}
-
-fn content(reply: &Value) -> &str {
-    reply["choices"][0]["message"]["content"].as_str().expect("text")
-}
-
-fn reason(reply: &Value) -> &str {
-    reply["timings"]["resume_reason"].as_str().expect("a reason")
 }
 
 fn ids(list: &Value) -> Vec<&str> {

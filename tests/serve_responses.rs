@@ -33,13 +33,6 @@ fn build(store: Option<SessionStore>) -> Build {
     Build { template: Some(QWENISH.to_owned()), store, settings, ..Build::answers(&answers) }
 }
 
-fn on_disk() -> (TempDir, SessionStore, Server) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store = SessionStore::new(folder.path().join("sessions"));
-    let server = build(Some(store.clone())).start();
-    (folder, store, server)
-}
-
 fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
     body
@@ -217,7 +210,7 @@ async fn a_response_has_all_members() {
 }
 
 async fn a_response_is_a_point_in_a_session() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let first = respond(&server, "one?", json!({})).await;
     assert_eq!(text(&first), "uno");
     let previous = json!({"previous_response_id": first["id"]});
@@ -257,7 +250,7 @@ async fn a_response_is_a_point_in_a_session() {
 }
 
 async fn instructions_hold_for_one_response() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let first = respond(&server, "one?", json!({"instructions": "Be brief."})).await;
     let next = |instructions: Value| {
         let body = json!({"instructions": instructions, "previous_response_id": first["id"]});
@@ -278,7 +271,7 @@ async fn instructions_hold_for_one_response() {
 }
 
 async fn deleting_a_response_erases_no_other() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let first = respond(&server, "one?", json!({})).await;
     let second = respond(&server, "two?", json!({"previous_response_id": first["id"]})).await;
     let fork = respond(&server, "three?", json!({"previous_response_id": first["id"]})).await;
@@ -306,7 +299,7 @@ async fn deleting_a_response_erases_no_other() {
 }
 
 async fn a_deleted_response_is_not_on_disk() {
-    let (folder, _store, server) = on_disk();
+    let (folder, _store, server) = on_disk(build);
     let first = respond(&server, "one?", json!({})).await;
     let second = respond(&server, "a secret", json!({"previous_response_id": first["id"]})).await;
     delete(&server, second["id"].as_str().expect("an id")).await.ok();
@@ -317,7 +310,7 @@ async fn a_deleted_response_is_not_on_disk() {
 }
 
 async fn what_is_not_stored_is_nowhere() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let body = json!({"input": "one?", "store": false, "prompt_cache_key": "codex-1"});
     let first = server.post(PATH, body).await.ok();
     assert_eq!((&first["store"], &first["prompt_cache_key"]), (&json!(false), &json!("codex-1")));
@@ -336,7 +329,7 @@ async fn what_is_not_stored_is_nowhere() {
 }
 
 async fn unknown_responses_are_not_found() {
-    let (_folder, _store, server) = on_disk();
+    let (_folder, _store, server) = on_disk(build);
     for id in ["resp_1", "resp_68af2b4ddc5c8199b6d1f0e2_a3c4d5e6a3c4d5e6", "../x"] {
         let body = json!({"input": "hi", "previous_response_id": id});
         let expected = (404, "previous_response_not_found".to_owned(), "previous_response_id".to_owned());
@@ -378,7 +371,7 @@ async fn a_response_is_its_owners() {
 }
 
 async fn calls_and_their_results_come_back() {
-    let (_folder, _store, server) = on_disk();
+    let (_folder, _store, server) = on_disk(build);
     for (question, tools, kind) in [
         ("weather", json!([weather()]), "function_call"),
         ("spawn", json!([agents()]), "function_call"),
@@ -518,7 +511,7 @@ async fn input_tokens_are_those_of_the_prompt() {
 }
 
 async fn what_is_not_known_is_left_out_and_reported() {
-    let (_folder, _store, server) = on_disk();
+    let (_folder, _store, server) = on_disk(build);
     let input = json!([{"type": "web_search_call", "id": "ws_1"}, {"role": "user", "content": "hi"}]);
     let tools = json!([weather(), {"type": "web_search"}, {"type": "mcp", "server_label": "x"}]);
     let body = json!({"input": input, "tools": tools, "truncation": "auto", "session_id": "s"});

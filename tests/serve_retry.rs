@@ -4,17 +4,13 @@
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
-use crate::common::server::{Build, Reply, Server, ask, both_kinds, pieces, request};
+use crate::common::server::{Build, Reply, Server, ask, both_kinds, content, pieces, request};
 
 const ANSWER: &str = "one, two, three, four, five, six, seven, eight, nine, ten";
 
 fn server() -> Server {
     let build = Build::answers(&[("count", ANSWER), ("hi", "Hello there.")]);
     Build { recovers: true, ..build }.start()
-}
-
-fn content(reply: &Value) -> &str {
-    reply["choices"][0]["message"]["content"].as_str().expect("text")
 }
 
 /// The text of a stream, and its error.

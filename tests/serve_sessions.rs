@@ -26,17 +26,6 @@ fn both() -> [(Option<TempDir>, Server); 2] {
     [(Some(folder), build(Some(store)).start()), (None, build(None).start())]
 }
 
-fn on_disk() -> (TempDir, SessionStore, Server) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store = SessionStore::new(folder.path().join("sessions"));
-    let server = build(Some(store.clone())).start();
-    (folder, store, server)
-}
-
-fn name(name: &str) -> SessionName {
-    SessionName::new(name).expect("a name")
-}
-
 /// A conversation as its client holds it.
 #[derive(Clone)]
 struct Client<'a> {
@@ -57,14 +46,6 @@ impl<'a> Client<'a> {
         self.messages.push(reply["choices"][0]["message"].clone());
         reply
     }
-}
-
-fn content(reply: &Value) -> &str {
-    reply["choices"][0]["message"]["content"].as_str().expect("text")
-}
-
-fn reason(reply: &Value) -> &str {
-    reply["timings"]["resume_reason"].as_str().expect("a reason")
 }
 
 async fn delete(server: &Server, session: &str) -> Reply {
@@ -107,7 +88,7 @@ async fn each_turn_computes_only_what_is_new() {
 }
 
 async fn headers_name_a_session_too() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     for header in ["x-session-id", "X-ExecuTorch-Session-ID", "session_id"] {
         let session = format!("by-{}", header.to_lowercase());
         let reply =
@@ -136,7 +117,7 @@ async fn headers_name_a_session_too() {
 }
 
 async fn without_a_session_nothing_is_kept() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     server.chat("one?", json!({})).await.ok();
     assert!(store.list().expect("a list").is_empty());
     let list = server.get("/v1/sessions").await.ok();
@@ -161,7 +142,7 @@ fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str
 }
 
 async fn a_conversation_goes_on_between_terminal_and_http() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     terminal_turn(&store, "trip", "hello", "Hei!");
     // The client sends only what is new.
     let body = ask("one?", json!({"session_id": "trip", "session_append": true}));
@@ -190,7 +171,7 @@ async fn a_conversation_goes_on_between_terminal_and_http() {
 }
 
 async fn another_server_goes_on_where_this_one_ended() {
-    let (folder, store, server) = on_disk();
+    let (folder, store, server) = on_disk(build);
     let mut client = Client::new(&server, "s");
     client.says("one?").await;
     let messages = client.messages.clone();
@@ -223,7 +204,7 @@ async fn an_edit_is_resumed_as_far_as_it_goes_and_explained() {
         let kept = server.get("/v1/sessions/s?messages=true").await.ok();
         assert_eq!((&kept["turns"], &kept["messages"][2]["content"]), (&json!(2), &json!("two?")));
     }
-    let (_folder, _, server) = on_disk();
+    let (_folder, _, server) = on_disk(build);
     assert_eq!(
         server.get("/v1/sessions/none/explain").await.error(),
         (404, "session_not_found".to_owned(), String::new())
@@ -354,7 +335,7 @@ async fn retried(server: &Server, session: &str) -> Value {
 }
 
 async fn what_the_terminal_has_open_is_busy() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let writer = store.open_or_create(&name("s"), &model_fingerprint()).expect("opened");
     for reply in [
         server.chat("one?", json!({"session_id": "s"})).await,
@@ -392,13 +373,6 @@ async fn slots_are_no_limit_for_names() {
     }
 }
 
-/// A store and none.
-fn stores() -> [(Option<TempDir>, Option<SessionStore>); 2] {
-    let folder = tempfile::tempdir().expect("a folder");
-    let store = SessionStore::new(folder.path().join("sessions"));
-    [(Some(folder), Some(store)), (None, None)]
-}
-
 async fn a_session_finds_no_slot_while_all_have_requests_in_them() {
     let server = Build { max_sessions: 1, ..build(None) }.start();
     server.gate.close();
@@ -421,7 +395,7 @@ async fn a_session_finds_no_slot_while_all_have_requests_in_them() {
 }
 
 async fn a_turn_is_on_disk_before_its_answer_is_complete() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let body = ask("one?", json!({"session_id": "s", "stream": true}));
     let response = server.send(request(Method::POST, PATH, &[], Some(body))).await;
     let mut body = pieces(response);
@@ -437,7 +411,7 @@ async fn a_turn_is_on_disk_before_its_answer_is_complete() {
 }
 
 async fn what_was_heard_of_a_cancelled_answer_is_kept() {
-    let (_folder, store, server) = on_disk();
+    let (_folder, store, server) = on_disk(build);
     let body = ask(FREE, json!({"session_id": "s", "stream": true, "max_tokens": 3900}));
     let response = server.send(request(Method::POST, PATH, &[], Some(body))).await;
     let mut body = pieces(response);
@@ -482,7 +456,7 @@ async fn a_failed_turn_leaves_the_conversation_as_it_was() {
 
 async fn what_the_servers_end_cuts_leaves_what_its_reader_got() {
     for is_streamed in [false, true] {
-        let (_folder, store, server) = on_disk();
+        let (_folder, store, server) = on_disk(build);
         Client::new(&server, "s").says("one?").await;
         server.gate.close_after(20);
         let body = ask(FREE, json!({"session_id": "s", "session_append": true, "stream": is_streamed}));
@@ -501,7 +475,7 @@ async fn what_the_servers_end_cuts_leaves_what_its_reader_got() {
 }
 
 async fn one_answer_per_turn() {
-    let (_folder, _, server) = on_disk();
+    let (_folder, _, server) = on_disk(build);
     let reply = server.chat("one?", json!({"session_id": "s", "n": 2})).await;
     assert_eq!(reply.error(), (400, "unsupported_parameter".to_owned(), "n".to_owned()));
 }

@@ -7,10 +7,6 @@ use llmctl_engine::session::store::{BranchReason, SessionWriter, StoredTurn};
 
 use crate::common::prelude::*;
 
-fn name(name: &str) -> SessionName {
-    SessionName::new(name).expect("a valid name")
-}
-
 fn model() -> ModelFingerprint {
     ModelFingerprint {
         name: "m".to_owned(),
@@ -25,18 +21,7 @@ fn model_v1() -> ModelFingerprint {
 }
 
 fn turn(text: &str) -> StoredTurn {
-    StoredTurn {
-        messages: vec![Message::user(text), Message::assistant("yes")],
-        kept_tokens: 0,
-        prompt_tail: vec![1, 2],
-        generated: vec![3],
-        splice_after: None,
-        sampling: Sampling::default(),
-        finish: Finish::Eos(2),
-        usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 1, ..Usage::default() },
-        started_ms: 1,
-        finished_ms: 2,
-    }
+    stored_turn([text, "yes"], 0, vec![1, 2], vec![3])
 }
 
 struct Place {

@@ -11,10 +11,6 @@ use crate::common::prelude::*;
 /// Tokens per page of KV.
 const PAGE: usize = PAGE_TOKENS;
 
-fn name(name: &str) -> SessionName {
-    SessionName::new(name).expect("a valid name")
-}
-
 fn model() -> ModelFingerprint {
     ModelFingerprint { name: "m".to_owned(), fingerprint: "f".to_owned(), reference: None }
 }
@@ -26,18 +22,7 @@ fn tokens(text: u32, pages: usize) -> Vec<u32> {
 
 /// A turn whose answer ends the conversation's tokens with `added`, after the first `kept`.
 fn turn(kept: usize, added: Vec<u32>) -> StoredTurn {
-    StoredTurn {
-        messages: vec![Message::user("?"), Message::assistant("!")],
-        kept_tokens: kept,
-        prompt_tail: added,
-        generated: vec![],
-        splice_after: None,
-        sampling: Sampling::default(),
-        finish: Finish::Eos(2),
-        usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 0, ..Usage::default() },
-        started_ms: 1,
-        finished_ms: 2,
-    }
+    stored_turn(["?", "!"], kept, added, vec![])
 }
 
 struct Place {

@@ -8,13 +8,9 @@ use llmctl_base::StoreError;
 use llmctl_engine::session::store::StoredTurn;
 use llmctl_engine::session::transcript::{SplicedSegment, Transcript};
 
-#[cfg(unix)]
 use crate::common::prelude::*;
+#[cfg(unix)]
 use crate::common::unprivileged;
-
-fn name(name: &str) -> SessionName {
-    SessionName::new(name).expect("a valid name")
-}
 
 fn model(name: &str) -> ModelFingerprint {
     ModelFingerprint { name: name.to_owned(), fingerprint: format!("{name}-1"), reference: None }

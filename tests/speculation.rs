@@ -29,10 +29,6 @@ fn drafting(config: &mut EngineConfig, len: usize) {
     config.speculation = Speculation::Always(len);
 }
 
-fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(named(session)), ..request }
-}
-
 /// Counts of drafted and accepted tokens.
 fn drafted(answer: &Answer) -> (usize, usize) {
     let Usage { drafted_tokens, accepted_tokens, .. } = answer.outcome().usage;
@@ -303,11 +299,6 @@ fn check_draft_models(asked: &Request, kinds: &[KvKind], len: usize) -> Answer {
         last = answer;
     }
     last
-}
-
-/// A request for the likeliest tokens, with a seed that its report names.
-fn greedy(prompt: &[u32], max_tokens: usize) -> Request {
-    Request { sampling: Sampling { seed: Some(1), ..Sampling::default() }, ..limited(prompt, max_tokens) }
 }
 
 fn by_draft_model(answer: &Answer) -> DraftModelUsage {

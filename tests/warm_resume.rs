@@ -6,11 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::common::prelude::*;
-use crate::common::toy::{drain, hashed_logits, pages, step};
-
-fn within(session: &str, request: Request) -> Request {
-    Request { session: Some(named(session)), ..request }
-}
+use crate::common::toy::{drain, pages, step};
 
 #[track_caller]
 fn check_reuse(answer: &Answer, cached: usize, reason: ReuseReason, first_difference: Option<usize>) {
@@ -479,23 +475,6 @@ const KINDS: [&[KvKind]; 4] = [
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
-fn recomputed(request: &Request) -> Vec<u32> {
-    use llmctl_engine::sample::{Sampler, Turn};
-    let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
-    for _ in 0..request.limits.max_tokens.expect("limited") {
-        let seed = request.sampling.seed.expect("seeded");
-        let turn = Turn { tokens: &history, generated_from, seed, logprobs: None, mask: None };
-        let logits = hashed_logits(&history, 64);
-        let token = Sampler::default().sample(&logits, &request.sampling, &turn).expect("finite logits");
-        if token.id == 63 {
-            break;
-        }
-        history.push(token.id);
-    }
-    history.split_off(generated_from)
-}
-
 fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl_engine::RequestId, Request)>) {
     match action {
         Action::Submit { session, keep, more, max_tokens, seed } => {
@@ -511,7 +490,7 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl_engine::
                 ..limited(&prompt, max_tokens.min(127 - prompt.len().min(126)))
             };
             // Drafts are mostly right.
-            request.prediction = recomputed(&request);
+            request.prediction = recomputed(&request, 64, 63);
             request.prediction.iter_mut().step_by(4).for_each(|id| *id = (*id + 1) % 63);
             match engine.submit(request.clone()) {
                 Ok(id) => submitted.push((id, request)),
@@ -534,17 +513,6 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl_engine::
         Action::Reset(which) => drop(engine.reset_session(&named(NAMES[which]))),
         Action::Close(which) => drop(engine.close_session(&named(NAMES[which]))),
     }
-}
-
-fn toy_store(root: &Path) -> DiskStore {
-    DiskStore::open(DiskConfig {
-        root: root.to_owned(),
-        limit_bytes: u64::MAX,
-        fingerprint: "toy".to_owned(),
-        description: serde_json::json!("toy"),
-        queue_bytes: DEFAULT_QUEUE_BYTES,
-    })
-    .expect("a store")
 }
 
 /// Another engine with the sessions of one whose process has ended.
@@ -578,7 +546,7 @@ proptest! {
         let start = || {
             let model = Box::new(ToyModel::new(64, hashing(64)).with_groups(KINDS[kind]));
             let mut engine = Engine::new(model, ToyVocabulary::numbers(64), config.clone()).expect("valid");
-            engine.set_disk(toy_store(root.path()));
+            engine.set_disk(kv_store(root.path(), "toy"));
             engine
         };
         let mut engine = start();
@@ -603,7 +571,7 @@ proptest! {
             for (id, request) in submitted {
                 let answer = &answers[id];
                 answer.check_order();
-                let expected = recomputed(request);
+                let expected = recomputed(request, 64, 63);
                 match &answer.outcome().finish {
                     Finish::Cancelled => prop_assert!(expected.starts_with(&answer.ids())),
                     _ => prop_assert_eq!(answer.ids(), expected),

@@ -246,3 +246,16 @@ pub fn top_two(logits: &[f32]) -> (u32, f32) {
     order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]));
     (order[0] as u32, logits[order[0]] - logits[order[1]])
 }
+
+/// Whether numbers are the same, bit by bit.
+pub fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Root mean square of the difference, relative to that of what was expected.
+pub fn relative_distance(got: &[f32], expected: &[f32]) -> f32 {
+    let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>();
+    assert_eq!(got.len(), expected.len());
+    let difference = squares(&mut got.iter().zip(expected).map(|(got, expected)| got - expected));
+    (difference / squares(&mut expected.iter().copied())).sqrt()
+}

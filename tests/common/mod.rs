@@ -19,11 +19,48 @@ pub mod toy;
 pub mod watched;
 
 use llmctl_engine::EngineSessionName;
-use llmctl_models::load::{CpuOptions, Isa};
+use llmctl_engine::session::store::StoredTurn;
+use llmctl_models::load::Isa;
+
+use prelude::*;
 
 /// Returns `name` as the name of a session in an engine.
 pub fn named(name: &str) -> EngineSessionName {
     EngineSessionName::parse(name).expect("not empty")
+}
+
+/// Returns the name of a stored session.
+pub fn name(name: &str) -> SessionName {
+    SessionName::new(name).expect("a valid name")
+}
+
+/// A turn of a session, of which only its messages and its tokens matter: it keeps `kept` of those before.
+pub fn stored_turn(messages: [&str; 2], kept: usize, tail: Vec<u32>, generated: Vec<u32>) -> StoredTurn {
+    let [question, answer] = messages;
+    StoredTurn {
+        messages: vec![Message::user(question), Message::assistant(answer)],
+        kept_tokens: kept,
+        usage: Usage { prompt_tokens: 2, completion_tokens: generated.len(), ..Usage::default() },
+        prompt_tail: tail,
+        generated,
+        splice_after: None,
+        sampling: Sampling::default(),
+        finish: Finish::Eos(2),
+        started_ms: 1,
+        finished_ms: 2,
+    }
+}
+
+/// Opens a store of KV with room for everything.
+pub fn kv_store(root: &Path, fingerprint: &str) -> DiskStore {
+    DiskStore::open(DiskConfig {
+        root: root.to_owned(),
+        limit_bytes: u64::MAX,
+        fingerprint: fingerprint.to_owned(),
+        description: json!({ "model": fingerprint }),
+        queue_bytes: DEFAULT_QUEUE_BYTES,
+    })
+    .expect("a store")
 }
 
 /// The variable that chooses the instruction set for the whole suite: in this process, and in the commands that it starts.
@@ -81,11 +118,9 @@ pub fn seed() -> u64 {
 }
 
 /// The folder of shared test data, or `None` (with a note) where it is absent.
-pub fn fixtures() -> Option<std::path::PathBuf> {
-    let folder = std::env::var_os("LLMCTL_FIXTURES").map_or_else(
-        || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures"),
-        std::path::PathBuf::from,
-    );
+pub fn fixtures() -> Option<PathBuf> {
+    let folder = std::env::var_os("LLMCTL_FIXTURES")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/fixtures"), PathBuf::from);
     if folder.is_dir() {
         return Some(folder);
     }

@@ -48,14 +48,16 @@ pub use super::{
     gguf::GgufBuilder,
     golden::{
         Fed, exact, families, golden_prompts, largest_difference, load_model, next_folder, page_pool,
-        parity_folder, parity_gguf, top_two, worst_difference,
+        parity_folder, parity_gguf, relative_distance, same_bits, top_two, worst_difference,
     },
-    named,
-    server::{Build, CHATML, FREE, QWENISH, Server},
+    kv_store, name, named,
+    server::{Build, CHATML, FREE, QWENISH, Server, content, ignored, on_disk, reason, stores},
+    stored_turn,
     tables::listed,
+    telling::greedy,
     toy::{
         Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited,
-        num_forwards, run_all, run_one, seeded,
+        num_forwards, recomputed, run_all, run_one, seeded, within,
     },
     watched::Watched,
 };

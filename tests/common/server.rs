@@ -569,3 +569,33 @@ pub fn lines(events: &[Value]) -> String {
         .map(|event| format!("{event}\n"))
         .collect()
 }
+
+/// The text of a chat completion.
+pub fn content(reply: &Value) -> &str {
+    reply["choices"][0]["message"]["content"].as_str().expect("text")
+}
+
+/// Why a prompt resumed as it did.
+pub fn reason(reply: &Value) -> &str {
+    reply["timings"]["resume_reason"].as_str().expect("a reason")
+}
+
+/// Fields that were ignored.
+pub fn ignored(reply: &Reply) -> &str {
+    reply.headers.get("x-llmctl-ignored").map_or("", |value| value.to_str().expect("ASCII"))
+}
+
+/// A store and none.
+pub fn stores() -> [(Option<TempDir>, Option<SessionStore>); 2] {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = SessionStore::new(folder.path().join("sessions"));
+    [(Some(folder), Some(store)), (None, None)]
+}
+
+/// A server over a folder, with its store.
+pub fn on_disk(build: fn(Option<SessionStore>) -> Build) -> (TempDir, SessionStore, Server) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = SessionStore::new(folder.path().join("sessions"));
+    let server = build(Some(store.clone())).start();
+    (folder, store, server)
+}

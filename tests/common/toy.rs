@@ -453,3 +453,25 @@ pub fn fed_tokens(log: &Log) -> Vec<u32> {
 pub fn num_forwards(log: &Log) -> usize {
     log.lock().expect("no test panics with it").len()
 }
+
+/// Returns the request as one of a session.
+pub fn within(session: &str, request: Request) -> Request {
+    Request { session: Some(named(session)), ..request }
+}
+
+/// The ids that a seeded request must generate, by recomputing everything from its whole history each time.
+pub fn recomputed(request: &Request, vocab_size: usize, end: u32) -> Vec<u32> {
+    use llmctl_engine::sample::{Sampler, Turn};
+    let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
+    for _ in 0..request.limits.max_tokens.expect("limited") {
+        let seed = request.sampling.seed.expect("seeded");
+        let turn = Turn { tokens: &history, generated_from, seed, logprobs: None, mask: None };
+        let logits = hashed_logits(&history, vocab_size);
+        let token = Sampler::default().sample(&logits, &request.sampling, &turn).expect("finite logits");
+        if token.id == end {
+            break;
+        }
+        history.push(token.id);
+    }
+    history.split_off(generated_from)
+}

@@ -172,14 +172,7 @@ impl Watched {
 
     /// KV below `root` as a process keeps it that has loaded this model.
     pub fn disk(&self, root: &Path) -> DiskStore {
-        DiskStore::open(DiskConfig {
-            root: root.to_owned(),
-            limit_bytes: u64::MAX,
-            fingerprint: self.fingerprint.clone(),
-            description: serde_json::json!({}),
-            queue_bytes: DEFAULT_QUEUE_BYTES,
-        })
-        .expect("a store")
+        kv_store(root, &self.fingerprint)
     }
 
     /// The answer of an engine that reuses nothing and computes every prompt in one step.
