@@ -4,9 +4,11 @@
 //! kept in a block type that holds them exactly; with `--dtype f32` the logits are those of the dequantised weights.
 
 use llmctl_kernel::dequantize_row;
+use llmctl_models::load::model_facts;
 use safetensors::SafeTensors;
 
 use crate::common::prelude::*;
+use crate::common::stored_tensors::{StoredTensor, StoredTensors};
 
 /// The type that each form becomes; floats of 8 and 4 bits are f32 until they are loaded.
 const FORMS: [(&str, Dtype); 17] = [
@@ -148,5 +150,93 @@ fn damaged_and_unknown_forms_are_refused_by_name() {
         &config("awq").replace("\"group_size\": 32", "\"group_size\": 64"),
     );
     let error = load_model(awq.path(), &exact()).err().expect("awq").to_string();
-    assert!(error.contains("model.layers.0.") && error.contains("groups instead of"), "{error}");
+    assert!(error.contains("model.layers.0.") && error.contains("scales for"), "{error}");
+}
+
+/// A damage to the numbers of config.json or to the tensors whose names end so.
+enum Damage {
+    Group(u64),
+    Type(&'static str, &'static str),
+    Shape(&'static str, &'static [u64]),
+    Bytes(&'static str, u8),
+    Gone(&'static str),
+}
+
+use Damage::{Bytes, Gone, Group, Shape, Type};
+
+/// What ended the process once, and its relatives, with words of the refusal. All but those of `Bytes` show in the headers.
+const DAMAGES: [(&str, &[Damage], &str); 22] = [
+    ("mlx-4bit", &[Group(0)], "groups of 0"),
+    ("mlx-4bit", &[Group(48)], "groups of 48"),
+    ("mlx-4bit", &[Group(u64::MAX)], "groups of"),
+    ("mlx-4bit", &[Type(".biases", "I32")], "minimums of type I32"),
+    ("awq", &[Group(0), Gone(".qzeros")], "groups of 0"),
+    ("awq", &[Type(".qweight", "U8")], "words of type U8"),
+    ("awq", &[Type(".qzeros", "I8")], "words of zero points of type I8"),
+    ("awq", &[Shape(".scales", &[0])], "has 0 scales"),
+    ("awq", &[Shape(".qweight", &[64, 0]), Shape(".scales", &[0])], "impossible shapes"),
+    ("fp8-channel", &[Shape(".weight_scale", &[0])], "has 0 scales"),
+    ("fp8-tensor", &[Shape(".weight_scale", &[0])], "has 0 scales"),
+    ("fp8-block", &[Shape(".weight_scale_inv", &[0])], "has 0 scales"),
+    ("int8", &[Shape(".weight_scale", &[0])], "has 0 scales"),
+    ("int8", &[Type(".weight_scale", "I8")], "scales of type I8"),
+    ("int4", &[Type(".weight_packed", "U8")], "words of type U8"),
+    ("int4-zeros", &[Type(".weight_zero_point", "I8")], "words of zero points of type I8"),
+    ("gptq", &[Type(".qweight", "U8")], "words of type U8"),
+    ("gptq", &[Shape(".qweight", &[8, 0])], "impossible shapes"),
+    ("gptq-order", &[Type(".g_idx", "F32")], "groups of columns of type F32"),
+    ("gptq-order", &[Bytes(".g_idx", 7)], "has no group"),
+    ("nvfp4", &[Type(".weight_packed", "F4")], "codes of type F4"),
+    ("nvfp4", &[Shape(".weight_global_scale", &[0])], "no global scale"),
+];
+
+fn damaged(form: &str, damages: &[Damage]) -> tempfile::TempDir {
+    let folder = packed(form);
+    let file = folder.path().join("a.safetensors");
+    let mut tensors = StoredTensors::from_bytes(&std::fs::read(&file).expect("weights"));
+    for damage in damages {
+        let damages = |tensor: &&mut StoredTensor, end: &str| tensor.name.ends_with(end);
+        let tensors = &mut tensors.0;
+        match *damage {
+            Group(size) => {
+                let config = config(form).replace("\"group_size\": 32", &format!("\"group_size\": {size}"));
+                std::fs::write(folder.path().join("config.json"), config).expect("a file");
+            }
+            Type(end, dtype) => {
+                tensors.iter_mut().filter(|it| damages(it, end)).for_each(|it| it.dtype = dtype.to_owned())
+            }
+            Shape(end, shape) => {
+                tensors.iter_mut().filter(|it| damages(it, end)).for_each(|it| it.shape = shape.to_owned())
+            }
+            Bytes(end, byte) => {
+                tensors.iter_mut().filter(|it| damages(it, end)).for_each(|it| it.bytes.fill(byte))
+            }
+            Gone(end) => tensors.retain(|tensor| !tensor.name.ends_with(end)),
+        }
+    }
+    tensors.0.iter_mut().for_each(StoredTensor::refit);
+    std::fs::write(&file, tensors.to_bytes()).expect("a file");
+    let index = folder.path().join("model.safetensors.index.json");
+    let mut map: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&index).expect("an index")).expect("JSON");
+    let gone = |name: &str| damages.iter().any(|damage| matches!(damage, Gone(end) if name.ends_with(end)));
+    map["weight_map"].as_object_mut().expect("an object").retain(|name, _| !gone(name));
+    std::fs::write(&index, map.to_string()).expect("a file");
+    folder
+}
+
+#[test]
+fn damaged_parts_are_refused_with_the_tensors_name() {
+    for (form, damages, words) in DAMAGES {
+        let folder = damaged(form, damages);
+        let error = load_model(folder.path(), &exact()).err().unwrap_or_else(|| panic!("{form}: {words}"));
+        assert!(matches!(error, LoadError::Tensor { .. }), "{form}: {error:?}");
+        let message = error.to_string();
+        assert!(message.contains("model.layers.0.") && message.contains(words), "{form}: {message}");
+        let shows = matches!(damages, [Bytes(..)]);
+        let facts = model_facts(&ModelSource::Folder(folder.path().into())).expect(form);
+        assert_eq!(facts.decoder.is_ok(), shows, "{form}, {words}: {:?}", facts.decoder);
+    }
+    let sound = model_facts(&ModelSource::Folder(packed("awq").path().into())).expect("awq");
+    assert!(sound.decoder.is_ok(), "{:?}", sound.decoder);
 }

@@ -7,10 +7,12 @@ pub mod targets;
 
 #[path = "../../tests/common/gguf.rs"]
 pub mod gguf;
+#[path = "../../tests/common/stored_tensors.rs"]
+pub mod stored_tensors;
 
-/// What the seeds take from the tests, where they look for it.
+/// What the seeds and targets take from the tests, where they look for it.
 mod common {
-    pub use super::gguf;
+    pub use super::{gguf, stored_tensors};
 }
 
 pub use libfuzzer_sys;

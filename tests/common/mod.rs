@@ -11,6 +11,7 @@ pub mod prelude;
 pub mod remote;
 pub mod scripted;
 pub mod server;
+pub mod stored_tensors;
 pub mod tables;
 pub mod telling;
 #[cfg(unix)]

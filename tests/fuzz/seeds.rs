@@ -6,6 +6,7 @@ use std::path::Path;
 use llmctl_template::{ReasoningFormat, ToolCallFormat};
 use serde_json::json;
 
+use super::targets::{PACKED_FORMS, UNCHANGED};
 use crate::common::gguf::{F32, GgufBuilder};
 
 /// The sound inputs of a target.
@@ -13,6 +14,9 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     match target {
         "gguf" => vec![gguf("llama"), gguf("gpt2")],
         "safetensors" => vec![safetensors()],
+        "packed" => {
+            (0..PACKED_FORMS.len() as u8).map(|form| [&[form][..], &[UNCHANGED; 16]].concat()).collect()
+        }
         "config_json" => parity("config.json"),
         "tokenizer_json" => {
             let whole = parity("tokenizer.json").into_iter().take(1);

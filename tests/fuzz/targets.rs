@@ -13,6 +13,7 @@ use llmctl_models::kv::disk::page;
 use llmctl_models::kv::disk::{DiskPageKey, PageLabel, PageName};
 use llmctl_models::load::gguf::Gguf;
 use llmctl_models::load::hf;
+use llmctl_models::load::packed::PackedTensors;
 use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::load::tokenizer;
 use llmctl_models::model::arch::ConfigReader;
@@ -26,12 +27,15 @@ use llmctl_template::{
 };
 use serde_json::{Map, Value, json};
 
+use crate::common::stored_tensors::{StoredTensor, StoredTensors};
+
 /// A target: its name, which is also that of its corpus, and the function, which says whether the input was accepted.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
 pub const TARGETS: &[Target] = &[
     ("gguf", gguf),
     ("safetensors", safetensors),
+    ("packed", packed),
     ("config_json", config_json),
     ("tokenizer_json", tokenizer_json),
     ("chat_template", chat_template),
@@ -74,6 +78,127 @@ fn tensors(source: &dyn TensorSource, num_bytes: usize) {
         let (shape, dtype) = described.expect("what is read can be described");
         assert_eq!((&tensor.shape, tensor.dtype), (&shape, dtype), "{name}");
         assert!(tensor.bytes.len() <= num_bytes, "{name} is larger than its file");
+    }
+}
+
+/// The folders of tests/packed.
+pub const PACKED_FORMS: [&str; 17] = [
+    "awq",
+    "fp8-block",
+    "fp8-channel",
+    "fp8-tensor",
+    "gptq",
+    "gptq-3bit",
+    "gptq-8bit",
+    "gptq-order",
+    "gptq-symmetric",
+    "int4",
+    "int4-zeros",
+    "int8",
+    "mlx-3bit",
+    "mlx-4bit",
+    "mlx-6bit",
+    "mlx-8bit",
+    "nvfp4",
+];
+
+/// A byte that changes nothing in an input of [`packed`].
+pub const UNCHANGED: u8 = 0xff;
+
+/// A quantised folder: the first byte chooses a form of tests/packed, each four that follow change its config.json, or the type,
+/// shape or bytes of a tensor.
+pub fn packed(data: &[u8]) -> bool {
+    let Some((form, changes)) = data.split_first() else { return false };
+    let (mut config, mut tensors) = packed_form(PACKED_FORMS[usize::from(*form) % PACKED_FORMS.len()]);
+    changes.as_chunks::<4>().0.iter().for_each(|change| change_packed(*change, &mut config, &mut tensors));
+    let Ok(files) = Safetensors::from_bytes("fuzz.safetensors", tensors.to_bytes()) else { return false };
+    let Ok(Ok(packed)) = PackedTensors::of(Path::new("fuzz/config.json"), &config, files) else {
+        return false;
+    };
+    packed.facts();
+    let is_ruled_out = packed.check().is_err();
+    let mut is_read = true;
+    for name in packed.names() {
+        match packed.tensor(&name) {
+            Ok(tensor) => {
+                let found = tensor.map(|tensor| tensor.shape);
+                assert_eq!(found, packed.describe(&name).map(|(shape, _)| shape), "{name}");
+                is_read &= found.is_some();
+            }
+            Err(error) => {
+                assert!(error.to_string().contains(&*name), "{error}");
+                is_read = false;
+            }
+        }
+    }
+    assert!(!(is_ruled_out && is_read), "what the headers rule out is not read");
+    is_read
+}
+
+/// The config.json of a form and the tensors of one of its matrices.
+fn packed_form(form: &str) -> (Value, StoredTensors) {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let roots = [here.join("tests/packed"), here.join("../tests/packed")]; // fuzz/ is a package of its own
+    let read = |file: &str| roots.iter().find_map(|root| std::fs::read(root.join(form).join(file)).ok());
+    let config = serde_json::from_slice(&read("config.json").expect("a form")).expect("JSON");
+    let mut tensors = StoredTensors::from_bytes(&read("model.safetensors").expect("a form"));
+    tensors.0.retain(|tensor| tensor.name.contains("k_proj"));
+    (config, tensors)
+}
+
+fn change_packed([kind, which, place, value]: [u8; 4], config: &mut Value, tensors: &mut StoredTensors) {
+    const TYPES: [&str; 12] =
+        ["I32", "U32", "U8", "I8", "I64", "F32", "F16", "BF16", "F8_E4M3", "F4", "F64", "BOOL"];
+    const SIZES: [u64; 12] = [0, 1, 2, 3, 4, 7, 8, 31, 32, 64, 1 << 40, u64::MAX];
+    let numbers = [
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(4),
+        json!(8),
+        json!(64),
+        json!(-1),
+        json!(u64::MAX),
+        json!(1e300),
+        json!(null),
+    ];
+    let (which, place, value) = (usize::from(which), usize::from(place), usize::from(value));
+    let count = tensors.0.len().max(1);
+    let Some(StoredTensor { dtype, shape, bytes, .. }) = tensors.0.get_mut(which % count) else { return };
+    match kind >> 5 {
+        0 => *dtype = TYPES[value % TYPES.len()].to_owned(),
+        1 if place % 8 == 7 => shape.truncate(value % 3),
+        1 if shape.is_empty() => shape.push(SIZES[value % SIZES.len()]),
+        1 => {
+            let rank = shape.len();
+            shape[place % rank] = SIZES[value % SIZES.len()];
+        }
+        2 | 3 => {
+            for key in ["quantization_config", "quantization"] {
+                let mut found = config.get_mut(key).map(numbers_in).unwrap_or_default();
+                let num_found = found.len().max(1);
+                if let Some(number) = found.get_mut(place % num_found) {
+                    **number = numbers[value % numbers.len()].clone();
+                }
+            }
+        }
+        4 => bytes.fill(value as u8),
+        5 if !bytes.is_empty() => {
+            let len = bytes.len();
+            bytes[place % len] = value as u8;
+        }
+        6 => drop(tensors.0.remove(which % count)),
+        _ => {}
+    }
+    tensors.0.iter_mut().for_each(StoredTensor::refit);
+}
+
+fn numbers_in(value: &mut Value) -> Vec<&mut Value> {
+    match value {
+        Value::Object(map) => map.values_mut().flat_map(numbers_in).collect(),
+        Value::Array(list) => list.iter_mut().flat_map(numbers_in).collect(),
+        Value::Number(_) => vec![value],
+        _ => vec![],
     }
 }
 

@@ -103,6 +103,17 @@ impl ModelFiles {
         }
     }
 
+    /// Checks a folder's packed matrices, from the headers alone.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensor`] naming the first that cannot be read.
+    pub fn check_packed(&self) -> Result<(), LoadError> {
+        match &self.files {
+            Files::Folder { tensors: FolderTensors::Packed(packed), .. } => packed.check(),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the GGUF file; `None` for a folder.
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.files {

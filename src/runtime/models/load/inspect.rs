@@ -62,6 +62,10 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
     }
     let most = values.iter().max_by_key(|(_, count)| **count).map(|(name, _)| (*name).to_owned());
     let summary = summary(source);
+    let decoder = recognise(files.config_reader()).and_then(|recognised| {
+        files.check_packed()?;
+        Ok(decoder_facts(&recognised))
+    });
     Ok(ModelFacts {
         kind: summary.kind,
         architecture: files.config_reader().architecture().ok(),
@@ -69,7 +73,7 @@ pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
         bytes: summary.bytes,
         quantization: summary.quantization.or(most),
         text_task: embedder::describe(&files),
-        decoder: recognise(files.config_reader()).map(|recognised| decoder_facts(&recognised)),
+        decoder,
         has_chat_template: files.chat_templates()?.default.is_some(),
     })
 }

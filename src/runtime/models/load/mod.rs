@@ -20,7 +20,7 @@ mod gguf_types;
 pub mod hf;
 pub mod inspect;
 pub mod metadata;
-mod packed;
+pub mod packed;
 mod prediction;
 pub mod quantize;
 pub mod safetensors;
