@@ -4,6 +4,7 @@
 use llmctl_base::TopK;
 use llmctl_kernel::dequantize_row;
 use llmctl_models::load::hf;
+use llmctl_models::load::tokenizer;
 use llmctl_models::tensor::HostTensor;
 use proptest::prelude::*;
 
@@ -186,9 +187,7 @@ fn metadata_getters_convert_widths_and_name_the_key_when_they_cannot() {
     assert_eq!(metadata.get::<Vec<f32>>("tokenizer.ggml.scores").unwrap(), Some(vec![0.0, -1.5]));
     assert_eq!(metadata.get::<Vec<&[u8]>>("broken.texts").unwrap(), Some(vec![&b"ok"[..], &[0xff]]));
     assert_eq!(metadata.get::<u32>("absent").unwrap(), None);
-    assert_eq!(metadata.per_layer::<u32>("llama.block_count", 3).unwrap(), Some(vec![2, 2, 2]));
-    assert_eq!(metadata.per_layer::<u32>("llama.attention.head_count_kv", 2).unwrap(), Some(vec![4, 2]));
-    assert_eq!(metadata.per_layer::<u32>("absent", 2).unwrap(), None);
+    assert_eq!(metadata.get::<Vec<u32>>("llama.attention.head_count_kv").unwrap(), Some(vec![4, 2]));
     for (error, words) in [
         (
             metadata.get::<u32>("general.architecture").map(drop),
@@ -199,14 +198,6 @@ fn metadata_getters_convert_widths_and_name_the_key_when_they_cannot() {
         (metadata.get::<bool>("wide.integer").map(drop), ["wide.integer", "not a bool"]),
         (metadata.get::<Vec<&str>>("broken.texts").map(drop), ["broken.texts", "element 1"]),
         (metadata.require::<u32>("absent").map(drop), ["absent", "missing"]),
-        (
-            metadata.per_layer::<u32>("llama.block_count", 1 << 31).map(drop),
-            ["llama.block_count", "2147483648 layers"],
-        ),
-        (
-            metadata.per_layer::<u32>("llama.attention.head_count_kv", 3).map(drop),
-            ["llama.attention.head_count_kv", "2 values for 3 layers"],
-        ),
     ] {
         assert_names(&error.unwrap_err(), &words);
     }
@@ -569,7 +560,7 @@ fn every_hugging_face_fixture_reads() {
         let config = hf::tokenizer_config(folder).unwrap();
         let templates = hf::chat_templates(folder, config.as_ref()).unwrap();
         with_template += usize::from(templates.default.is_some());
-        hf::special_tokens_map(folder).unwrap();
+        tokenizer::hf_settings(folder).unwrap();
         hf::generation_config(folder).unwrap();
     }
     assert!(with_template >= 15, "{with_template} templates");

@@ -16,6 +16,10 @@ pub use llmctl_kernel::gemm::WeightedRows;
 pub use llmctl_kernel::math::Activation;
 pub use llmctl_kernel::texts::{Reach, TextHeads};
 
+/// Refusals of backends that keep rows of keys and values only.
+const NO_STATES: &str = "models with recurrent layers run on the CPU only";
+const NO_LATENT: &str = "models with latent attention run on the CPU only";
+
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
 
@@ -261,7 +265,7 @@ pub fn add_feed_forward_in_steps<B: Backend + ?Sized>(
     backend.add_rows(out, result, to.rows, to.weights)
 }
 
-/// Operations on `[rows, width]` activations.
+/// Operations on `[rows, width]` activations. A backend need not have those for recurrent layers, latent attention and texts.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
     type Buffer: Default + Send;
@@ -331,12 +335,14 @@ pub trait Backend: Send + 'static {
     /// Normalises each of `groups` equal runs of a row by its root mean square, then multiplies the row by `weight`.
     fn rms_norm_groups(
         &self,
-        x: &Self::Buffer,
-        weight: &Self::Vector,
-        groups: usize,
-        eps: f32,
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
+        _x: &Self::Buffer,
+        _weight: &Self::Vector,
+        _groups: usize,
+        _eps: f32,
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_STATES.to_owned()))
+    }
 
     /// Normalises as `rms_norm`, for rows that are inputs of products; a backend may prepare them.
     fn rms_norm_into_products(
@@ -383,10 +389,24 @@ pub trait Backend: Send + 'static {
 
     /// Computes a product of each head's part of the input with a matrix of its own: `x` is `[rows, heads * in]`, the
     /// weights `[out, in]` by head, `out` is `[rows, heads * out]`.
-    fn matmul_heads(&self, x: &Self::Buffer, weights: &[Self::Weight], out: &mut Self::Buffer) -> Result<()>;
+    fn matmul_heads(
+        &self,
+        _x: &Self::Buffer,
+        _weights: &[Self::Weight],
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_LATENT.to_owned()))
+    }
 
     /// Joins the parts of each of `num_heads` heads, the first before the second.
-    fn join_heads(&self, parts: [&Self::Buffer; 2], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
+    fn join_heads(
+        &self,
+        _parts: [&Self::Buffer; 2],
+        _num_heads: usize,
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_LATENT.to_owned()))
+    }
 
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;
@@ -420,7 +440,9 @@ pub trait Backend: Send + 'static {
 
     /// Lets the states in a page of a recurrent group take in the first `count` drafted rows of the last step. Returns an
     /// error if fewer were drafted.
-    fn keep_drafted(&self, kv: &mut Self::Kv, group: usize, page: PageId, count: usize) -> Result<()>;
+    fn keep_drafted(&self, _kv: &mut Self::Kv, _group: usize, _page: PageId, _count: usize) -> Result<()> {
+        Err(Error::Backend(NO_STATES.to_owned()))
+    }
 
     /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions. `q` is `[rows,
     /// num_heads * head_dim]`, `out` is `[rows, num_heads * value_dim]`.
@@ -436,35 +458,41 @@ pub trait Backend: Send + 'static {
     /// Computes `out = convolution(x)`, and updates the states of the sequences.
     fn convolve(
         &self,
-        kv: &mut Self::Kv,
-        spec: &ConvSpec<'_, Self::Vector>,
-        x: &Self::Buffer,
-        spans: &[RowSpan],
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
+        _kv: &mut Self::Kv,
+        _spec: &ConvSpec<'_, Self::Vector>,
+        _x: &Self::Buffer,
+        _spans: &[RowSpan],
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_STATES.to_owned()))
+    }
 
     /// Computes the gated delta rule, and updates the states of the sequences: `[qkv, rate, decay]` are
     /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`.
     /// Queries and keys are normalised first; a sigmoid is applied to the rate.
     fn delta_rule(
         &self,
-        kv: &mut Self::Kv,
-        spec: &DeltaSpec<'_, Self::Vector>,
-        inputs: [&Self::Buffer; 3],
-        spans: &[RowSpan],
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
+        _kv: &mut Self::Kv,
+        _spec: &DeltaSpec<'_, Self::Vector>,
+        _inputs: [&Self::Buffer; 3],
+        _spans: &[RowSpan],
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_STATES.to_owned()))
+    }
 
     /// Computes the recurrence of Mamba-2, and updates the states of the sequences: `[xbc, step]` are
     /// [`SsmShape::conv_width`] and `heads` wide, `out` is `[rows, heads * head_dim]`.
     fn ssm_scan(
         &self,
-        kv: &mut Self::Kv,
-        spec: &SsmSpec<'_, Self::Vector>,
-        inputs: [&Self::Buffer; 2],
-        spans: &[RowSpan],
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
+        _kv: &mut Self::Kv,
+        _spec: &SsmSpec<'_, Self::Vector>,
+        _inputs: [&Self::Buffer; 2],
+        _spans: &[RowSpan],
+        _out: &mut Self::Buffer,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_STATES.to_owned()))
+    }
 
     /// Computes `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;

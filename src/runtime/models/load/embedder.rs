@@ -67,27 +67,18 @@ impl Network {
     }
 
     fn hidden_size(&self) -> usize {
-        match self {
-            Network::Encoder(config) => config.hidden_size,
-            Network::Decoder { description, .. } => description.config.hidden_size,
-        }
+        self.sizes()[0]
     }
 
-    /// Returns the width of the widest feed-forward part.
-    fn intermediate_size(&self) -> usize {
+    /// Returns the hidden size, the width of the widest feed-forward part, and the number of positions.
+    fn sizes(&self) -> [usize; 3] {
         match self {
-            Network::Encoder(config) => config.intermediate_size,
+            Network::Encoder(config) => [config.hidden_size, config.intermediate_size, config.context_length],
             Network::Decoder { description, .. } => {
-                let widths = description.config.layers.iter().map(|layer| layer.feed_forward.width());
-                widths.max().unwrap_or(0)
+                let config = &description.config;
+                let widths = config.layers.iter().map(|layer| layer.feed_forward.width());
+                [config.hidden_size, widths.max().unwrap_or(0), config.context_length]
             }
-        }
-    }
-
-    fn context_length(&self) -> usize {
-        match self {
-            Network::Encoder(config) => config.context_length,
-            Network::Decoder { description, .. } => description.config.context_length,
         }
     }
 }
@@ -281,10 +272,10 @@ fn context(
     }
     // A step holds the rows of one long text, or TEXT_STEP_TOKENS rows of several: hidden states of the residual stream,
     // attention and result, and both sides of the feed-forward part, generously.
-    let row_bytes = 4 * (8 * network.hidden_size() as u64 + 2 * network.intermediate_size() as u64);
+    let [hidden, inner, positions] = network.sizes();
+    let row_bytes = 4 * (8 * hidden as u64 + 2 * inner as u64);
     let fixed = TEXT_STEP_TOKENS as u64 * row_bytes;
     let demand = Demand { weights, kv_per_token: row_bytes, kv_fixed: 0, fixed };
-    let positions = network.context_length();
     let most = match options.context {
         None => facts.max_tokens.map_or(positions, |trained| trained.min(positions)),
         Some(_) => positions,

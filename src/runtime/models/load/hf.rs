@@ -77,20 +77,9 @@ pub fn config(folder: &Path) -> Result<Value, LoadError> {
 /// # Errors
 /// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
 pub fn tokenizer_config(folder: &Path) -> Result<Option<Value>, LoadError> {
-    optional_object(&folder.join("tokenizer_config.json"))
-}
-
-/// Reads `special_tokens_map.json` of a model folder, if it exists; it must be an object.
-///
-/// # Errors
-/// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
-pub fn special_tokens_map(folder: &Path) -> Result<Option<Value>, LoadError> {
-    optional_object(&folder.join("special_tokens_map.json"))
-}
-
-fn optional_object(path: &Path) -> Result<Option<Value>, LoadError> {
-    let value = optional_json(path)?;
-    value.iter().try_for_each(|value| object(path, value).map(drop))?;
+    let path = folder.join("tokenizer_config.json");
+    let value = optional_json(&path)?;
+    value.iter().try_for_each(|value| object(&path, value).map(drop))?;
     Ok(value)
 }
 

@@ -15,9 +15,6 @@ use llmctl_base::error::LoadError;
 /// Nesting limit of arrays: no writer nests them deeper, and each level is a stack frame.
 const MAX_ARRAY_DEPTH: usize = 4;
 
-/// Limit on the number of layers, above that of any model; a larger count would be multiplied into memory.
-const MAX_LAYERS: usize = 16_384;
-
 /// Longest key that the specification allows, in bytes.
 const MAX_KEY_BYTES: usize = 65_535;
 
@@ -297,34 +294,6 @@ impl Metadata {
     /// [`LoadError::Malformed`] naming the key.
     pub fn require<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, LoadError> {
         self.get(key)?.ok_or_else(|| malformed_key(&self.path, key, "the key is missing".into()))
-    }
-
-    /// Returns a value per layer: an array of exactly `layers`, or one scalar for all of them.
-    ///
-    /// # Errors
-    /// [`LoadError::Malformed`] naming the key, if the type is wrong, the array has another length, or `layers`
-    /// exceeds any model's.
-    pub fn per_layer<'a, T>(&'a self, key: &str, layers: usize) -> Result<Option<Vec<T>>, LoadError>
-    where
-        T: FromValue<'a> + Clone,
-        Vec<T>: FromValue<'a>,
-    {
-        if layers > MAX_LAYERS {
-            return Err(malformed_key(
-                &self.path,
-                key,
-                format!("is needed for {layers} layers, more than {MAX_LAYERS}"),
-            ));
-        }
-        if !matches!(self.values.get(key), Some(Value::Array(_))) {
-            return Ok(self.get::<T>(key)?.map(|value| vec![value; layers]));
-        }
-        let values: Vec<T> = self.require(key)?;
-        if values.len() != layers {
-            let message = format!("has {} values for {layers} layers", values.len());
-            return Err(malformed_key(&self.path, key, message));
-        }
-        Ok(Some(values))
     }
 }
 

@@ -385,11 +385,7 @@ fn context_of(
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
-    let most = match recognised {
-        Recognised::Native(description) => description.config.context_length,
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(plan) => plan.context_length,
-    };
+    let most = inspect::decoder_facts(recognised).context_length;
     let demand = |context| demand_of(files, recognised, drafters, options, context);
     context(most, demand, options, notices)
 }

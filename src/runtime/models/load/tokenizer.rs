@@ -6,10 +6,11 @@
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-use super::hf::MAX_FILE_BYTES;
+use super::hf::{MAX_FILE_BYTES, optional_json};
 use super::metadata::Metadata;
 use super::tokenizer_files;
 use crate::text::{HfSettings, TokenKind, Tokenizer, VocabSpec, is_turn_end};
@@ -209,13 +210,9 @@ fn added_tokens(decoder: Option<Value>) -> Vec<(u32, AddedToken)> {
     entries.into_iter().filter_map(entry).collect()
 }
 
-fn parse<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, LoadError> {
-    let Some(json) = read_optional(path, MAX_FILE_BYTES)? else { return Ok(None) };
-    serde_json::from_slice(&json).map(Some).map_err(|error| LoadError::Malformed {
-        path: path.to_owned(),
-        what: "JSON".to_owned(),
-        message: error.to_string(),
-    })
+fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
+    let parsed = optional_json(path)?.map(serde_json::from_value).transpose();
+    parsed.map_err(|error| LoadError::malformed(path, "JSON", error.to_string()))
 }
 
 #[cfg(test)]

@@ -11,16 +11,10 @@ use half::f16;
 
 use super::step::StepIndex;
 use super::{KvLayout, KvShape, KvType, RowSpan};
-use crate::backend::{KvValues, PAGE_TOKENS, PageId, StoreShape};
+use crate::backend::{KvValues, NO_LATENT, NO_STATES, PAGE_TOKENS, PageId, StoreShape};
 
 /// Least growth of the storage, in pages.
 const MIN_GROWTH: usize = 8;
-
-/// Reason why a model with recurrent layers is refused.
-pub const NO_STATES: &str = "models with recurrent layers run on the CPU only";
-
-/// Reason why a model with latent attention is refused.
-pub const NO_LATENT: &str = "models with latent attention run on the CPU only";
 
 /// Keys and values of all layers, and the indices of the present step.
 #[derive(Debug)]

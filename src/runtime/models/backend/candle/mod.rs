@@ -17,10 +17,7 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 
-use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, KvLayout, KvShape, KvType, PageId, RowSpan,
-    SsmSpec,
-};
+use super::{Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, PageId, RowSpan};
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
 
@@ -108,6 +105,11 @@ impl CandleBuffer {
         self.0 = Some(tensor.map_err(backend_error)?);
         Ok(())
     }
+
+    fn change(&mut self, made: impl FnOnce(&Tensor) -> candle_core::Result<Tensor>) -> Result<()> {
+        let tensor = self.get().and_then(made);
+        self.fill(tensor)
+    }
 }
 
 /// Cosines and sines of a step, `[rows, dim / 2]` each; `None` before the first step.
@@ -183,8 +185,7 @@ impl Backend for Candle {
     }
 
     fn rope(&self, x: &mut CandleBuffer, head_dim: usize, angles: &CandleAngles) -> Result<()> {
-        let turned = angles.get().and_then(|[cos, sin]| ops::rope(x.get()?, head_dim, cos, sin));
-        x.fill(turned)
+        x.change(|x| angles.get().and_then(|[cos, sin]| ops::rope(x, head_dim, cos, sin)))
     }
 
     fn store_kv(
@@ -207,10 +208,6 @@ impl Backend for Candle {
     fn free_page(&self, _: &mut CandleKv, _: usize, _: PageId) {}
 
     /// Unreachable, as [`Self::convolve`].
-    fn keep_drafted(&self, _: &mut CandleKv, _: usize, _: PageId, _: usize) -> Result<()> {
-        Err(Error::Backend(kv::NO_STATES.to_owned()))
-    }
-
     fn export_page(&self, kv: &CandleKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
         kv.export_page(group, page, out).map_err(backend_error)
     }
@@ -231,102 +228,41 @@ impl Backend for Candle {
     }
 
     /// Unreachable: [`CandleKv::new`] refuses latent attention.
-    fn matmul_heads(&self, _: &CandleBuffer, _: &[CandleWeight], _: &mut CandleBuffer) -> Result<()> {
-        Err(Error::Backend(kv::NO_LATENT.to_owned()))
-    }
-
     /// Unreachable, as [`Self::matmul_heads`].
-    fn join_heads(&self, _: [&CandleBuffer; 2], _: usize, _: &mut CandleBuffer) -> Result<()> {
-        Err(Error::Backend(kv::NO_LATENT.to_owned()))
-    }
-
     /// Unreachable: [`CandleKv::new`] refuses models with states.
-    fn convolve(
-        &self,
-        _: &mut CandleKv,
-        _: &ConvSpec<'_, Tensor>,
-        _: &CandleBuffer,
-        _: &[RowSpan],
-        _: &mut CandleBuffer,
-    ) -> Result<()> {
-        Err(Error::Backend(kv::NO_STATES.to_owned()))
-    }
-
     /// Unreachable, as [`Self::convolve`].
-    fn delta_rule(
-        &self,
-        _: &mut CandleKv,
-        _: &DeltaSpec<'_, Tensor>,
-        _: [&CandleBuffer; 3],
-        _: &[RowSpan],
-        _: &mut CandleBuffer,
-    ) -> Result<()> {
-        Err(Error::Backend(kv::NO_STATES.to_owned()))
-    }
-
     /// Unreachable, as [`Self::convolve`].
-    fn ssm_scan(
-        &self,
-        _: &mut CandleKv,
-        _: &SsmSpec<'_, Tensor>,
-        _: [&CandleBuffer; 2],
-        _: &[RowSpan],
-        _: &mut CandleBuffer,
-    ) -> Result<()> {
-        Err(Error::Backend(kv::NO_STATES.to_owned()))
-    }
-
     /// Unreachable, as [`Self::convolve`]: only recurrent layers normalise in groups.
-    fn rms_norm_groups(
-        &self,
-        _: &CandleBuffer,
-        _: &Tensor,
-        _: usize,
-        _: f32,
-        _: &mut CandleBuffer,
-    ) -> Result<()> {
-        Err(Error::Backend(kv::NO_STATES.to_owned()))
-    }
-
     fn gated(&self, activation: Activation, gate: &mut CandleBuffer, up: &CandleBuffer) -> Result<()> {
-        let product = gate.get().and_then(|gate| ops::gated(activation, gate, up.get()?));
-        gate.fill(product)
+        gate.change(|gate| ops::gated(activation, gate, up.get()?))
     }
 
     fn activate(&self, activation: Activation, x: &mut CandleBuffer) -> Result<()> {
-        let activated = x.get().and_then(|x| ops::activated(activation, x));
-        x.fill(activated)
+        x.change(|x| ops::activated(activation, x))
     }
 
     fn add_scaled(&self, x: &mut CandleBuffer, y: &CandleBuffer, scale: f32) -> Result<()> {
-        let sum = x.get().and_then(|x| x + ops::scaled(y.get()?, scale)?);
-        x.fill(sum)
+        x.change(|x| x + ops::scaled(y.get()?, scale)?)
     }
 
     fn scale(&self, x: &mut CandleBuffer, scale: f32) -> Result<()> {
-        let scaled = x.get().and_then(|x| ops::scaled(x, scale));
-        x.fill(scaled)
+        x.change(|x| ops::scaled(x, scale))
     }
 
     fn scale_rows(&self, x: &mut CandleBuffer, factors: &[f32]) -> Result<()> {
-        let scaled =
-            x.get().and_then(|x| x.broadcast_mul(&Tensor::new(factors, &self.device)?.unsqueeze(1)?));
-        x.fill(scaled)
+        x.change(|x| x.broadcast_mul(&Tensor::new(factors, &self.device)?.unsqueeze(1)?))
     }
 
     fn multiply(&self, x: &mut CandleBuffer, vector: &Tensor) -> Result<()> {
-        let product = x.get().and_then(|x| x.broadcast_mul(vector));
-        x.fill(product)
+        x.change(|x| x.broadcast_mul(vector))
     }
 
     fn match_magnitude(&self, x: &mut CandleBuffer, reference: &CandleBuffer, least: f32) -> Result<()> {
-        let scaled = x.get().and_then(|x| ops::match_magnitude(x, reference.get()?, least));
-        x.fill(scaled)
+        x.change(|x| ops::match_magnitude(x, reference.get()?, least))
     }
 
     fn cut_off(&self, x: &mut CandleBuffer, deviations: f32) -> Result<()> {
-        let cut = x.get().and_then(|x| ops::cut_off(x, deviations));
-        x.fill(cut)
+        x.change(|x| ops::cut_off(x, deviations))
     }
 
     fn select_columns(&self, x: &CandleBuffer, columns: Range<usize>, out: &mut CandleBuffer) -> Result<()> {
@@ -349,11 +285,10 @@ impl Backend for Candle {
         rows: &[usize],
         weights: &[f32],
     ) -> Result<()> {
-        let sum = x.get().and_then(|x| {
+        x.change(|x| {
             let weights = Tensor::new(weights, &self.device)?.unsqueeze(1)?;
             x.index_add(&self.row_numbers(rows.iter().copied())?, &y.get()?.broadcast_mul(&weights)?, 0)
-        });
-        x.fill(sum)
+        })
     }
 
     fn read(&self, x: &mut CandleBuffer, out: &mut Vec<f32>) -> Result<()> {

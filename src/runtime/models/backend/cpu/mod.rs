@@ -272,6 +272,18 @@ impl Cpu {
         }
     }
 
+    /// Changes each row of `x`; `work` is that of a value.
+    fn change_rows(&self, x: &mut CpuBuffer, work: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
+        let (width, work) = (x.width(), x.values().len() * work);
+        self.for_rows(x.values_mut(), width, work, task);
+    }
+
+    /// Makes each row of `out` from that of `x`.
+    fn make_rows(&self, x: &CpuBuffer, out: &mut CpuBuffer, task: impl Fn(&[f32], &mut [f32]) + Sync) {
+        out.resize(x.num_rows(), x.width());
+        self.change_rows(out, 1, |row, out| task(x.row(row), out));
+    }
+
     /// Runs `task` on every row of `out`, as [`Self::for_chunks`] with a suitable number of rows per chunk.
     fn for_rows(&self, out: &mut [f32], width: usize, work: usize, task: impl Fn(usize, &mut [f32]) + Sync) {
         let rows = (VALUES_PER_TASK / width).max(1);
@@ -318,8 +330,7 @@ impl Cpu {
 
     fn add_bias(&self, Product { bias, out, .. }: &mut Product<'_, Self>) {
         if let Some(bias) = bias {
-            let (width, work) = (out.width(), out.values().len());
-            self.for_rows(out.values_mut(), width, work, |_, row| {
+            self.change_rows(out, 1, |_, row| {
                 row.iter_mut().zip(bias.iter()).for_each(|(value, bias)| *value += bias);
             });
         }
@@ -535,10 +546,9 @@ impl Backend for Cpu {
     }
 
     fn rms_norm(&self, x: &CpuBuffer, weight: &Vec<f32>, eps: f32, out: &mut CpuBuffer) -> Result<()> {
-        out.resize(x.num_rows(), x.width());
         let (len, isa) = (weight.len(), self.isa);
-        self.for_rows(out.values_mut(), x.width(), x.values().len(), |row, out| {
-            for (x, out) in x.row(row).chunks_exact(len).zip(out.chunks_exact_mut(len)) {
+        self.make_rows(x, out, |x, out| {
+            for (x, out) in x.chunks_exact(len).zip(out.chunks_exact_mut(len)) {
                 norm::rms_norm(isa, x, weight, eps, out);
             }
         });
@@ -552,11 +562,8 @@ impl Backend for Cpu {
         eps: f32,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        out.resize(x.num_rows(), x.width());
         let isa = self.isa;
-        self.for_rows(out.values_mut(), x.width(), x.values().len(), |row, out| {
-            norm::layer_norm(isa, x.row(row), [weight, bias], eps, out);
-        });
+        self.make_rows(x, out, |x, out| norm::layer_norm(isa, x, [weight, bias], eps, out));
         Ok(())
     }
 
@@ -580,10 +587,9 @@ impl Backend for Cpu {
         eps: f32,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        out.resize(x.num_rows(), x.width());
         let (len, isa) = (x.width() / groups, self.isa);
-        self.for_rows(out.values_mut(), x.width(), x.values().len(), |row, out| {
-            let runs = x.row(row).chunks_exact(len).zip(weight.chunks_exact(len));
+        self.make_rows(x, out, |x, out| {
+            let runs = x.chunks_exact(len).zip(weight.chunks_exact(len));
             for ((x, weight), out) in runs.zip(out.chunks_exact_mut(len)) {
                 norm::rms_norm(isa, x, weight, eps, out);
             }
@@ -671,8 +677,8 @@ impl Backend for Cpu {
     }
 
     fn rope(&self, x: &mut CpuBuffer, head_dim: usize, angles: &CpuAngles) -> Result<()> {
-        let (width, work, half, isa) = (x.width(), x.values().len(), angles.half, self.isa);
-        self.for_rows(x.values_mut(), width, work, |row, values| {
+        let (half, isa) = (angles.half, self.isa);
+        self.change_rows(x, 1, |row, values| {
             let range = row * half..(row + 1) * half;
             let (cos, sin) = (&angles.cos[range.clone()], &angles.sin[range]);
             for head in values.chunks_exact_mut(head_dim) {
@@ -764,10 +770,8 @@ impl Backend for Cpu {
     }
 
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {
-        let (width, work, isa) = (gate.width(), gate.values().len() * 8, self.isa);
-        self.for_rows(gate.values_mut(), width, work, |row, gate| {
-            math::activate(isa, activation, gate, up.row(row));
-        });
+        let isa = self.isa;
+        self.change_rows(gate, 8, |row, gate| math::activate(isa, activation, gate, up.row(row)));
         Ok(())
     }
 
@@ -801,17 +805,16 @@ impl Backend for Cpu {
     }
 
     fn multiply(&self, x: &mut CpuBuffer, vector: &Vec<f32>) -> Result<()> {
-        let (width, work) = (x.width(), x.values().len());
-        self.for_rows(x.values_mut(), width, work, |_, row| {
+        self.change_rows(x, 1, |_, row| {
             row.iter_mut().zip(vector).for_each(|(value, factor)| *value *= factor);
         });
         Ok(())
     }
 
     fn match_magnitude(&self, x: &mut CpuBuffer, reference: &CpuBuffer, least: f32) -> Result<()> {
-        let (width, work, isa) = (x.width(), x.values().len(), self.isa);
+        let isa = self.isa;
         let mean_square = |row: &[f32]| dot::dot(isa, row, row) / row.len() as f32;
-        self.for_rows(x.values_mut(), width, work, |index, row| {
+        self.change_rows(x, 1, |index, row| {
             let factor = mean_square(reference.row(index)).sqrt() / mean_square(row).max(least).sqrt();
             row.iter_mut().for_each(|value| *value *= factor);
         });
@@ -819,8 +822,8 @@ impl Backend for Cpu {
     }
 
     fn cut_off(&self, x: &mut CpuBuffer, deviations: f32) -> Result<()> {
-        let (width, work, isa) = (x.width(), x.values().len(), self.isa);
-        self.for_rows(x.values_mut(), width, work, |_, row| {
+        let isa = self.isa;
+        self.change_rows(x, 1, |_, row| {
             let mean = dot::sum(isa, row) / row.len() as f32;
             row.iter_mut().for_each(|value| *value -= mean);
             let cutoff = (dot::dot(isa, row, row) / row.len() as f32).sqrt() * deviations;

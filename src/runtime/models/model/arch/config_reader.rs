@@ -13,6 +13,9 @@ pub enum ModelFormat {
     Gguf,
 }
 
+/// Limit on the tokens of a convolution's kernel.
+const MAX_KERNEL: usize = 1 << 10;
+
 type Lookup = Box<dyn Fn(&str) -> Option<Value>>;
 
 /// Reader of one model's configuration. Keys differ between the formats; the getters and their errors do not.
@@ -129,6 +132,44 @@ impl ConfigReader {
         } else {
             Err(self.error(key, format!("{count} is not between 1 and {max}")))
         }
+    }
+
+    /// Returns a count within `1..=max`, or `default` if the file lacks the key.
+    pub fn size_or(&self, key: &str, default: usize, max: usize) -> Result<usize, LoadError> {
+        self.count(key)?.map_or(Ok(default), |_| self.size(key, max))
+    }
+
+    /// Returns the width of sliding windows.
+    pub fn window(&self) -> Result<Option<usize>, LoadError> {
+        self.count(self.pick("sliding_window", "attention.sliding_window"))
+    }
+
+    /// Returns an interval of layers.
+    pub fn interval(&self, key: &str, default: usize) -> Result<usize, LoadError> {
+        match self.count(key)? {
+            Some(0) => Err(self.error(key, "0 is not a valid interval of layers")),
+            given => Ok(given.unwrap_or(default)),
+        }
+    }
+
+    /// Returns the number of tokens of a convolution's kernel.
+    pub fn kernel(&self, key: &str, default: usize) -> Result<usize, LoadError> {
+        match self.count(key)?.unwrap_or(default) {
+            kernel if (2..=MAX_KERNEL).contains(&kernel) => Ok(kernel),
+            kernel => Err(self.error(key, format!("{kernel} is not a valid kernel length"))),
+        }
+    }
+
+    /// Returns the layers that are listed under `key`.
+    pub fn listed_layers(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        let listed = self.value(key).map(serde_json::from_value).transpose();
+        listed.map_err(|error| self.error(key, format!("is not a list of layers: {error}")))
+    }
+
+    /// Returns which layers of a GGUF have no heads for keys and values: those without attention.
+    pub fn layers_without_heads(&self, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+        let heads = self.counts("attention.head_count_kv", num_layers)?.unwrap_or_default();
+        Ok(heads.iter().map(|heads| *heads == 0).collect())
     }
 
     pub fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::dense::{ConfigDefaults, MAX_WIDTH, decoder};
-use super::experts::{ExpertKeys, experts};
+use super::experts::{ExpertKeys, experts, weight_scale, with_shared};
 use super::rope::yarn_score_factor;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
@@ -16,28 +16,21 @@ use crate::model::config::{
 use llmctl_base::error::LoadError;
 
 pub const V2_FAMILY: Family =
-    Family::new("deepseek2", &["deepseek_v2"], &["deepseek2"], |reader| parse_config(V2_FAMILY.name, reader));
+    Family { parse: parse_config, ..Family::new("deepseek2", &["deepseek_v2"], &["deepseek2"]) };
 
 pub const V3_FAMILY: Family =
-    Family::new("deepseek3", &["deepseek_v3"], &[], |reader| parse_config(V3_FAMILY.name, reader));
+    Family { parse: parse_config, ..Family::new("deepseek3", &["deepseek_v3"], &[]) };
 
 pub const GLM_FAMILY: Family =
-    Family::new("glm4-moe-lite", &["glm4_moe_lite"], &[], |reader| parse_config(GLM_FAMILY.name, reader));
+    Family { parse: parse_config, ..Family::new("glm4-moe-lite", &["glm4_moe_lite"], &[]) };
 
-const EXPERTS: ExpertKeys = ExpertKeys {
-    count: "n_routed_experts",
-    used: "num_experts_per_tok",
-    intermediate_size: "moe_intermediate_size",
-};
+const EXPERTS: ExpertKeys = ExpertKeys { count: "n_routed_experts", ..ExpertKeys::QWEN };
 
-/// Limit on shared experts, above that of any published model.
-const MAX_SHARED: usize = 1 << 10;
-
-fn parse_config(name: &'static str, reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_config(family: &Family, reader: &ConfigReader) -> Result<Description, LoadError> {
     let latent = latent(reader)?;
-    let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::default() };
+    let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::CLASS };
     let rotary_dim = latent.rotary_dim;
-    let mut description = decoder(name, reader, MixerConfig::Latent(latent), rotary_dim, defaults)?;
+    let mut description = decoder(family.name, reader, MixerConfig::Latent(latent), rotary_dim, defaults)?;
     description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
     if reader.is_gguf() && reader.number("rope.scaling.yarn_log_multiplier")?.is_some() {
         // The magnitudes of rotations and scores, which the files do not tell apart, are equal in all published models.
@@ -140,24 +133,13 @@ pub fn feed_forward(
     let weights = weights(reader)?;
     let is_sigmoid = matches!(weights, ExpertWeights::Sigmoid | ExpertWeights::SigmoidOfUsed);
     let of_one = experts(reader, &EXPERTS, &dense, weights)?;
-    let scale = reader.number(reader.pick("routed_scaling_factor", "expert_weights_scale"))?;
     let experts = ExpertsConfig {
-        // GGUF's 0 means no scaling.
-        weight_scale: scale.filter(|scale| *scale != 0.0).unwrap_or(1.0),
+        weight_scale: weight_scale(reader)?,
         has_bias: is_sigmoid,
         groups: groups(reader, of_one.count, of_one.used, is_sigmoid)?,
         ..of_one
     };
-    if shared > MAX_SHARED {
-        let key = reader.pick("n_shared_experts", "expert_shared_count");
-        return Err(reader.error(key, format!("{shared} is more than {MAX_SHARED}")));
-    }
-    let width = shared * experts.mlp.intermediate_size;
-    Ok(FeedForwardConfig {
-        dense: (width > 0).then_some(MlpConfig { intermediate_size: width, ..dense }),
-        experts: Some(experts),
-        gates_dense: false,
-    })
+    with_shared(reader, reader.pick("n_shared_experts", "expert_shared_count"), shared, experts, dense)
 }
 
 fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
@@ -168,12 +150,7 @@ fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
         true => gguf_is_sigmoid(reader)?,
         false => !is_v2,
     };
-    Ok(match (is_sigmoid, normalizes) {
-        (true, true) => ExpertWeights::SigmoidOfUsed,
-        (true, false) => ExpertWeights::Sigmoid,
-        (false, true) => ExpertWeights::OfUsed,
-        (false, false) => ExpertWeights::OfAll,
-    })
+    Ok(if is_sigmoid { ExpertWeights::sigmoid(normalizes) } else { ExpertWeights::softmax(normalizes) })
 }
 
 /// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, of

@@ -22,6 +22,8 @@ pub struct ConfigDefaults {
     pub num_heads: Option<usize>,
     pub num_kv_heads: Option<usize>,
     pub head_dim: Option<usize>,
+    /// Whether the numbers and the size of heads are defaults for GGUF, too.
+    pub hold_in_gguf: bool,
     pub vocab_size: Option<usize>,
     pub context_length: usize,
     pub rope_theta: f32,
@@ -37,22 +39,30 @@ pub struct ConfigDefaults {
     pub rotated: f32,
 }
 
-impl Default for ConfigDefaults {
-    fn default() -> Self {
-        Self {
-            num_heads: None,
-            num_kv_heads: None,
-            head_dim: None,
-            vocab_size: None,
-            context_length: 2048,
-            rope_theta: 10_000.0,
-            norm_eps: 1e-6,
-            activation: Activation::Silu,
-            tied: None,
-            experts: false,
-            intermediate_size: None,
-            num_layers: None,
-            rotated: 1.0,
+impl ConfigDefaults {
+    /// Those of most classes.
+    pub const CLASS: Self = Self {
+        num_heads: None,
+        num_kv_heads: None,
+        head_dim: None,
+        hold_in_gguf: false,
+        vocab_size: None,
+        context_length: 2048,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-6,
+        activation: Activation::Silu,
+        tied: None,
+        experts: false,
+        intermediate_size: None,
+        num_layers: None,
+        rotated: 1.0,
+    };
+
+    /// Those that hold in this format.
+    fn in_format_of(self, reader: &ConfigReader) -> Self {
+        match reader.is_gguf() && !self.hold_in_gguf {
+            true => Self { num_heads: None, num_kv_heads: None, head_dim: None, ..self },
+            false => self,
         }
     }
 }
@@ -64,6 +74,7 @@ pub fn dense(
     reader: &ConfigReader,
     defaults: ConfigDefaults,
 ) -> Result<Description, LoadError> {
+    let defaults = defaults.in_format_of(reader);
     let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader, defaults)?);
     let attention = attention(reader, hidden_size, num_layers, defaults)?;
     let rotated = rotated_dim(reader, attention.head_dim, defaults.rotated)?;
@@ -82,9 +93,9 @@ pub fn decoder(
         refuse_experts(reader)?;
     }
     let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader, defaults)?);
-    let vocab_size = match (reader.count("vocab_size")?, defaults.vocab_size) {
-        (None, Some(default)) => default,
-        _ => reader.size("vocab_size", MAX_VOCAB)?,
+    let vocab_size = match defaults.vocab_size {
+        Some(default) => reader.size_or("vocab_size", default, MAX_VOCAB)?,
+        None => reader.size("vocab_size", MAX_VOCAB)?,
     };
     let layer = layer(reader, mixer, num_layers, defaults)?;
     let config = DecoderConfig {
@@ -191,10 +202,7 @@ fn attention(
 }
 
 fn width(reader: &ConfigReader, key: &str, default: Option<usize>) -> Result<usize, LoadError> {
-    match (reader.count(key)?, default) {
-        (None, Some(default)) => Ok(default),
-        _ => reader.size(key, MAX_WIDTH),
-    }
+    default.map_or_else(|| reader.size(key, MAX_WIDTH), |default| reader.size_or(key, default, MAX_WIDTH))
 }
 
 /// Returns the largest size of any layer. GGUF has a list if layers differ; the family then sets each layer's own.
@@ -323,6 +331,12 @@ impl Description {
         for layer in &mut self.config.layers {
             (layer.pre_norms, layer.post_norms) = (false, true);
         }
+    }
+
+    /// Returns the dense networks with their layers' numbers.
+    pub fn networks_mut(&mut self) -> impl Iterator<Item = (usize, &mut MlpConfig)> {
+        let networks = self.config.layers.iter_mut().map(|layer| layer.feed_forward.dense.as_mut());
+        networks.enumerate().filter_map(|(index, network)| Some((index, network?)))
     }
 
     /// Sets the window of the layers for which `slides` returns true. A window of 0, in which a token would not see

@@ -60,11 +60,45 @@ pub fn experts(
     })
 }
 
-impl FeedForwardConfig {
-    /// Returns a part of experts alone.
-    pub fn of_experts(experts: ExpertsConfig) -> Self {
-        Self { dense: None, experts: Some(experts), gates_dense: false }
+impl ExpertWeights {
+    /// Returns softmax weights, which sum to 1 or not.
+    pub fn softmax(sum_to_one: bool) -> Self {
+        if sum_to_one { ExpertWeights::OfUsed } else { ExpertWeights::OfAll }
     }
+
+    /// Returns sigmoids, which sum to 1 or not.
+    pub fn sigmoid(sum_to_one: bool) -> Self {
+        if sum_to_one { ExpertWeights::SigmoidOfUsed } else { ExpertWeights::Sigmoid }
+    }
+}
+
+/// Returns the factor of the experts' weights. GGUF's 0 means no scaling.
+pub fn weight_scale(reader: &ConfigReader) -> Result<f32, LoadError> {
+    let scale = reader.number(reader.pick("routed_scaling_factor", "expert_weights_scale"))?;
+    Ok(scale.filter(|scale| *scale != 0.0).unwrap_or(1.0))
+}
+
+/// Returns the width of a network beside the experts; `None` if there is none.
+pub fn shared_width(reader: &ConfigReader, hugging_face: &'static str) -> Result<Option<usize>, LoadError> {
+    let key = reader.pick(hugging_face, "expert_shared_feed_forward_length");
+    let width = reader.count(key)?.filter(|width| *width > 0);
+    width.map(|_| reader.size(key, MAX_WIDTH)).transpose()
+}
+
+/// Returns experts beside `shared` of them that are one network for every token.
+pub fn with_shared(
+    reader: &ConfigReader,
+    shared_key: &str,
+    shared: usize,
+    experts: ExpertsConfig,
+    dense: MlpConfig,
+) -> Result<FeedForwardConfig, LoadError> {
+    let width = shared.saturating_mul(experts.mlp.intermediate_size);
+    if width > MAX_WIDTH {
+        return Err(reader.error(shared_key, format!("{shared} is more than a network can hold")));
+    }
+    let dense = (width > 0).then_some(MlpConfig { intermediate_size: width, ..dense });
+    Ok(FeedForwardConfig { dense, experts: Some(experts), gates_dense: false })
 }
 
 impl Description {
@@ -84,5 +118,27 @@ impl Description {
             }
         }
         Ok(())
+    }
+
+    /// Replaces the dense part of the layers for which `is_sparse` returns true by experts alone.
+    ///
+    /// # Errors
+    /// Those of [`experts`].
+    pub fn replace_by_experts(
+        &mut self,
+        reader: &ConfigReader,
+        keys: &ExpertKeys,
+        weights: ExpertWeights,
+        is_sparse: impl Fn(usize) -> bool,
+    ) -> Result<(), LoadError> {
+        self.replace_dense(is_sparse, |dense| {
+            let experts = Some(experts(reader, keys, &dense, weights)?);
+            Ok(FeedForwardConfig { experts, ..FeedForwardConfig::NONE })
+        })
+    }
+
+    pub fn experts_mut(&mut self) -> impl Iterator<Item = &mut ExpertsConfig> {
+        let layers = self.config.layers.iter_mut().chain(self.prediction.as_mut());
+        layers.filter_map(|layer| layer.feed_forward.experts.as_mut())
     }
 }

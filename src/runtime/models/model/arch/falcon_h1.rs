@@ -4,39 +4,38 @@
 
 use serde_json::Value;
 
-use super::dense::{ConfigDefaults, dense};
+use super::dense::ConfigDefaults;
 use super::ssm::{MAMBA_KEYS, inner_size, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, MixerConfig, NormNames, PartNames, SsmConfig, SsmFactors, SsmNorm};
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family = Family::new("falcon-h1", &["falcon_h1"], &["falcon-h1"], parse_config);
-
-const NORMS: NormNames = NormNames {
-    pre_mlp: ["pre_ff_layernorm", "ffn_norm"],
-    last: ["final_layernorm", "output_norm"],
-    ..NormNames::LLAMA
-};
-
-const PARTS: PartNames = PartNames {
-    mlp: [
-        ["feed_forward.gate_proj", "ffn_gate"],
-        ["feed_forward.up_proj", "ffn_up"],
-        ["feed_forward.down_proj", "ffn_down"],
-    ],
-    ..PartNames::LLAMA
-};
-
-fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let defaults = ConfigDefaults {
-        num_kv_heads: (!reader.is_gguf()).then_some(8),
+pub const FAMILY: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(8),
         context_length: 8192,
         norm_eps: 1e-5,
         tied: Some(false),
-        ..ConfigDefaults::default()
-    };
-    let mut description = dense(FAMILY.name, reader, defaults)?;
-    (description.naming.norms, description.naming.parts) = (NORMS, PARTS);
+        ..ConfigDefaults::CLASS
+    },
+    norms: NormNames {
+        pre_mlp: ["pre_ff_layernorm", "ffn_norm"],
+        last: ["final_layernorm", "output_norm"],
+        ..NormNames::LLAMA
+    },
+    parts: PartNames {
+        mlp: [
+            ["feed_forward.gate_proj", "ffn_gate"],
+            ["feed_forward.up_proj", "ffn_up"],
+            ["feed_forward.down_proj", "ffn_down"],
+        ],
+        ..PartNames::LLAMA
+    },
+    adjust,
+    ..Family::new("falcon-h1", &["falcon_h1"], &["falcon-h1"])
+};
+
+fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     let inner = inner_size(reader, Some("mamba_d_ssm"), "mamba_expand", description.config.hidden_size)?;
     let mut ssm = ssm(reader, &MAMBA_KEYS, inner)?;
     ssm.norm = norm(reader)?;
@@ -57,7 +56,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         }
         layer.residual_scales = [1.0, factors.mlp[1]];
     }
-    Ok(description)
+    Ok(())
 }
 
 /// Returns the kind of norm.

@@ -4,16 +4,27 @@
 
 use serde_json::Value;
 
-use super::dense::{ConfigDefaults, dense};
+use super::dense::ConfigDefaults;
 use super::gemma4::{per_layer_size, share_rows};
-use super::rope::rope;
+use super::rope::local_rope;
+use super::sliding_families::GEMMA_DEFAULTS;
 use super::{ConfigReader, Description, Family};
-use crate::model::config::{
-    Activation, AltUpConfig, NormNames, PerLayerInputs, QkNorm, RopeConfig, RopeScaling,
-};
+use crate::model::config::{Activation, AltUpConfig, NormNames, PerLayerInputs, QkNorm};
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family = Family::new("gemma3n", &["gemma3n", "gemma3n_text"], &["gemma3n"], parse_config);
+pub const FAMILY: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(2),
+        vocab_size: Some(262_400),
+        context_length: 32_768,
+        intermediate_size: Some(16_384),
+        ..GEMMA_DEFAULTS
+    },
+    norms: NormNames::SANDWICH,
+    qk_norm: QkNorm::PerHead,
+    adjust,
+    ..Family::new("gemma3n", &["gemma3n", "gemma3n_text"], &["gemma3n"])
+};
 
 /// Every fifth layer is global by default.
 const PATTERN: usize = 5;
@@ -25,24 +36,10 @@ const MAX_STREAMS: usize = 64;
 const SPARSE_LAYERS: usize = 10;
 const SPARSITY: f64 = 0.95;
 
-fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let defaults = ConfigDefaults {
-        num_heads: Some(8),
-        num_kv_heads: Some(2),
-        head_dim: Some(256),
-        vocab_size: Some(262_400),
-        context_length: 32_768,
-        rope_theta: 1e6,
-        activation: Activation::GeluTanh,
-        tied: Some(true),
-        intermediate_size: Some(16_384),
-        ..ConfigDefaults::default()
-    };
-    let mut description = dense("gemma3n", reader, defaults)?;
-    description.naming.norms = NormNames::SANDWICH;
+fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     let num_layers = description.config.layers.len();
     let slides = reader.sliding_pattern(num_layers, PATTERN)?;
-    let local = local_rope(reader, &description.config.ropes[0])?;
+    let local = local_rope(reader, &description.config.ropes[0], 10_000.0)?;
     let config = &mut description.config;
     config.ropes.push(local);
     config.embedding_scale = (config.hidden_size as f32).sqrt();
@@ -51,12 +48,11 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     config.layers.iter_mut().for_each(|layer| layer.post_norms = true);
     for (index, attention) in config.attentions_mut() {
         attention.scale = 1.0;
-        attention.qk_norm = QkNorm::PerHead;
         attention.value_norm = true;
         attention.rope = Some(usize::from(slides[index]));
     }
-    share_rows(&mut description, reader, &slides, 15)?;
-    set_widths(&mut description, reader)?;
+    share_rows(description, reader, &slides, 15)?;
+    set_widths(description, reader)?;
     let size = per_layer_size(reader)?;
     let vocab_size = description.config.vocab_size;
     let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(262_144).min(vocab_size);
@@ -66,19 +62,8 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
         activation: Activation::GeluTanh,
     });
     description.config.altup = Some(altup(reader, num_layers)?);
-    let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
-    description.slide(Some(window), |layer| slides[layer]);
-    Ok(description)
-}
-
-/// Parses the local layers' rotary table, which is never scaled.
-fn local_rope(reader: &ConfigReader, global: &RopeConfig) -> Result<RopeConfig, LoadError> {
-    const THETA: f32 = 10_000.0;
-    if !reader.is_gguf() && reader.value("rope_parameters").is_some() {
-        return rope(reader, "sliding_attention", global.dim, THETA);
-    }
-    let theta = reader.number(reader.pick("rope_local_base_freq", "rope.freq_base_swa"))?.unwrap_or(THETA);
-    Ok(RopeConfig { dim: global.dim, theta, scaling: RopeScaling::None })
+    description.slide(Some(reader.window()?.unwrap_or(512)), |layer| slides[layer]);
+    Ok(())
 }
 
 /// Sets each layer's feed-forward width, which a file may list.

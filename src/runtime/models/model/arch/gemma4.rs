@@ -4,9 +4,10 @@
 //! wider feed-forward parts. 26B-A4B: experts beside the dense part. Source: transformers `Gemma4TextConfig`;
 //! llama.cpp's converter for GGUF's keys.
 
-use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
+use super::dense::{ConfigDefaults, MAX_WIDTH};
 use super::experts::{ExpertKeys, experts};
 use super::rope::rope;
+use super::sliding_families::GEMMA_DEFAULTS;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
     Activation, AttentionConfig, ExpertWeights, KvSource, NormNames, PartNames, PerLayerInputs, QkNorm,
@@ -14,8 +15,24 @@ use crate::model::config::{
 };
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family =
-    Family::new("gemma4", &["gemma4", "gemma4_text", UNIFIED, UNIFIED_TEXT], &["gemma4"], parse_config);
+pub const FAMILY: Family = Family {
+    defaults: ConfigDefaults { vocab_size: Some(262_144), experts: true, ..GEMMA_DEFAULTS },
+    norms: NormNames::SANDWICH,
+    parts: PartNames {
+        router: ["router.proj", "ffn_gate_inp"],
+        experts: ["experts", "ffn"],
+        ..PartNames::LLAMA
+    },
+    parse: |family, reader| {
+        let (mut description, slides) = layers(family, reader)?;
+        let first_shared = share_rows(&mut description, reader, &slides, 0)?;
+        set_widths(&mut description, reader, first_shared)?;
+        set_experts(&mut description, reader)?;
+        set_per_layer_inputs(&mut description, reader)?;
+        Ok(description)
+    },
+    ..Family::new("gemma4", &["gemma4", "gemma4_text", UNIFIED, UNIFIED_TEXT], &["gemma4"])
+};
 
 /// Names of the 12B model, whose text part has neither experts nor per-layer inputs.
 const UNIFIED: &str = "gemma4_unified";
@@ -24,43 +41,16 @@ const UNIFIED_TEXT: &str = "gemma4_unified_text";
 /// Every sixth layer is global by default.
 const PATTERN: usize = 6;
 
-const ACTIVATION: Activation = Activation::GeluTanh;
-
 /// Indices of the rotary tables.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
 
-const PARTS: PartNames =
-    PartNames { router: ["router.proj", "ffn_gate_inp"], experts: ["experts", "ffn"], ..PartNames::LLAMA };
-
-fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let (mut description, slides) = layers("gemma4", reader)?;
-    let first_shared = share_rows(&mut description, reader, &slides, 0)?;
-    set_widths(&mut description, reader, first_shared)?;
-    set_experts(&mut description, reader)?;
-    set_per_layer_inputs(&mut description, reader, ACTIVATION)?;
-    Ok(description)
-}
-
 /// Parses what the models and their assistants share. Returns which layers are local, too.
-pub fn layers(name: &'static str, reader: &ConfigReader) -> Result<(Description, Vec<bool>), LoadError> {
-    let defaults = ConfigDefaults {
-        num_heads: Some(8),
-        num_kv_heads: Some(4),
-        head_dim: Some(256),
-        vocab_size: Some(262_144),
-        context_length: 131_072,
-        rope_theta: 1e6,
-        activation: ACTIVATION,
-        tied: Some(true),
-        experts: true,
-        ..ConfigDefaults::default()
-    };
-    let mut description = dense(name, reader, defaults)?;
+pub fn layers(family: &Family, reader: &ConfigReader) -> Result<(Description, Vec<bool>), LoadError> {
+    let mut description = family.dense(family.defaults, reader)?;
     if reader.string("use_bidirectional_attention")?.as_deref() == Some("all") {
         return Err(reader.error("use_bidirectional_attention", "attention to later tokens is not supported"));
     }
-    (description.naming.norms, description.naming.parts) = (NormNames::SANDWICH, PARTS);
     let config = &mut description.config;
     config.embedding_scale = (config.hidden_size as f32).sqrt();
     config.final_softcap = reader.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);
@@ -72,8 +62,7 @@ pub fn layers(name: &'static str, reader: &ConfigReader) -> Result<(Description,
         *last = false; // the class ignores the list here
     }
     set_heads(&mut description, reader, &slides)?;
-    let window = reader.count(reader.pick("sliding_window", "attention.sliding_window"))?.unwrap_or(512);
-    description.slide(Some(window), |layer| slides[layer]);
+    description.slide(Some(reader.window()?.unwrap_or(512)), |layer| slides[layer]);
     Ok((description, slides))
 }
 
@@ -200,11 +189,7 @@ fn set_widths(
 }
 
 fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
-    const KEYS: ExpertKeys = ExpertKeys {
-        count: "num_experts",
-        used: "top_k_experts",
-        intermediate_size: "moe_intermediate_size",
-    };
+    const KEYS: ExpertKeys = ExpertKeys { used: "top_k_experts", ..ExpertKeys::QWEN };
     let has_experts = match reader.is_gguf() {
         true => reader.count("expert_count")?.is_some_and(|count| count > 0),
         false => reader.flag("enable_moe_block")? == Some(true),
@@ -219,18 +204,14 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(
     Ok(())
 }
 
-fn set_per_layer_inputs(
-    description: &mut Description,
-    reader: &ConfigReader,
-    default: Activation,
-) -> Result<(), LoadError> {
+fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     let size = per_layer_size(reader)?;
     let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
     if size > 0 && !reader.is_gguf() && rows != description.config.vocab_size {
         return Err(reader.error("vocab_size_per_layer_input", "differs from vocab_size"));
     }
     let activation = description.config.layers.iter().find_map(|layer| layer.feed_forward.dense.as_ref());
-    let activation = activation.map_or(default, |dense| dense.activation);
+    let activation = activation.map_or(Activation::GeluTanh, |dense| dense.activation);
     let num_rows = description.config.vocab_size;
     description.config.per_layer_inputs = (size > 0).then_some(PerLayerInputs { size, num_rows, activation });
     Ok(())

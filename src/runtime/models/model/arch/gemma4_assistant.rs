@@ -4,7 +4,7 @@
 
 use super::dense::MAX_WIDTH;
 use super::gemma4;
-use super::{ConfigReader, Description};
+use super::{ConfigReader, Description, Family};
 use crate::model::config::{AttentionConfig, DecoderConfig, KvSource};
 use llmctl_base::error::LoadError;
 
@@ -33,7 +33,7 @@ pub struct ParsedAssistant {
 /// # Errors
 /// [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
 pub fn parse_assistant(reader: &ConfigReader) -> Result<ParsedAssistant, LoadError> {
-    let (mut description, slides) = gemma4::layers(NAME, reader)?;
+    let (mut description, slides) = gemma4::layers(&Family { name: NAME, ..gemma4::FAMILY }, reader)?;
     if gemma4::per_layer_size(reader)? > 0 {
         return Err(reader.error("hidden_size_per_layer_input", "an assistant has no per-layer inputs"));
     }

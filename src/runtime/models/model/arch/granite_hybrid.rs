@@ -4,19 +4,47 @@
 //! `granitehybrid` and `granitemoe`. Without recurrent layers and experts, llama.cpp's converter writes
 //! `granite`.
 
-use super::dense::{ConfigDefaults, MAX_WIDTH, dense};
-use super::dense_families::set_multipliers;
-use super::experts::{ExpertKeys, experts};
+use super::dense::ConfigDefaults;
+use super::dense_families::{GRANITE, set_multipliers};
+use super::experts::{ExpertKeys, experts, shared_width};
 use super::ssm::{MAMBA_KEYS, inner_size, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, PartNames};
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family =
-    Family::new("granite-hybrid", &["granitemoehybrid"], &["granitehybrid"], parse_config);
+pub const FAMILY: Family = Family {
+    adjust: |description, reader| {
+        (MOE_FAMILY.adjust)(description, reader)?;
+        if !has_positions(reader)? {
+            description.config.attentions_mut().for_each(|(_, attention)| attention.rope = None);
+        }
+        let is_recurrent = recurrent_layers(reader, description.config.layers.len())?;
+        if is_recurrent.contains(&true) {
+            let inner = inner_size(reader, None, "mamba_expand", description.config.hidden_size)?;
+            let mixer = MixerConfig::Ssm(ssm(reader, &MAMBA_KEYS, inner)?);
+            let layers = description.config.layers.iter_mut().zip(is_recurrent);
+            layers.filter(|(_, is)| *is).for_each(|(layer, _)| layer.mixer = mixer.clone());
+        }
+        Ok(())
+    },
+    name: "granite-hybrid",
+    model_types: &["granitemoehybrid"],
+    gguf_names: &["granitehybrid"],
+    ..MOE_FAMILY
+};
 
-pub const MOE_FAMILY: Family =
-    Family::new("granite-moe", &["granitemoe", "granitemoeshared"], &["granitemoe"], parse_moe);
+pub const MOE_FAMILY: Family = Family {
+    defaults: ConfigDefaults { experts: true, ..ConfigDefaults::CLASS },
+    parts: PARTS,
+    adjust: |description, reader| {
+        set_multipliers(description, reader)?;
+        set_feed_forward(description, reader)
+    },
+    name: "granite-moe",
+    model_types: &["granitemoe", "granitemoeshared"],
+    gguf_names: &["granitemoe"],
+    ..GRANITE
+};
 
 /// Gate and up of the part that every token passes are in one matrix.
 const PARTS: PartNames = PartNames {
@@ -37,47 +65,11 @@ const PARTS: PartNames = PartNames {
     ..PartNames::LLAMA
 };
 
-fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let mut description = parse(MOE_FAMILY.name, reader)?;
-    set_feed_forward(&mut description, reader)?;
-    Ok(description)
-}
-
-fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let mut description = parse(FAMILY.name, reader)?;
-    set_feed_forward(&mut description, reader)?;
-    if !has_positions(reader)? {
-        for (_, attention) in description.config.attentions_mut() {
-            attention.rope = None;
-        }
-    }
-    let is_recurrent = recurrent_layers(reader, description.config.layers.len())?;
-    if is_recurrent.contains(&true) {
-        let inner = inner_size(reader, None, "mamba_expand", description.config.hidden_size)?;
-        let mixer = MixerConfig::Ssm(ssm(reader, &MAMBA_KEYS, inner)?);
-        let layers = description.config.layers.iter_mut().zip(is_recurrent);
-        layers.filter(|(_, is)| *is).for_each(|(layer, _)| layer.mixer = mixer.clone());
-    }
-    Ok(description)
-}
-
-fn parse(name: &'static str, reader: &ConfigReader) -> Result<Description, LoadError> {
-    let defaults = ConfigDefaults { experts: true, ..ConfigDefaults::default() };
-    let mut description = dense(name, reader, defaults)?;
-    set_multipliers(&mut description, reader)?;
-    Ok(description)
-}
-
 /// Sets experts, if there are some, and the width of the part that every token passes.
 fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     let has_experts =
         reader.count(reader.pick(ExpertKeys::LOCAL.count, "expert_count"))?.is_some_and(|count| count > 0);
-    let shared_key = reader.pick("shared_intermediate_size", "expert_shared_feed_forward_length");
-    let shared = match reader.count(shared_key)? {
-        Some(1..) => Some(reader.size(shared_key, MAX_WIDTH)?),
-        _ => None,
-    };
-    description.naming.parts = PARTS;
+    let shared = shared_width(reader, "shared_intermediate_size")?;
     for layer in &mut description.config.layers {
         let Some(dense) = layer.feed_forward.dense.take() else { continue };
         let with_width = |intermediate_size| MlpConfig { intermediate_size, ..dense.clone() };
@@ -108,8 +100,7 @@ fn has_positions(reader: &ConfigReader) -> Result<bool, LoadError> {
 /// Returns which layers are recurrent: all unless listed; in GGUF these have no heads for keys and values.
 fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     if reader.is_gguf() {
-        let heads = reader.counts("attention.head_count_kv", num_layers)?.unwrap_or_default();
-        return Ok(heads.iter().map(|heads| *heads == 0).collect());
+        return reader.layers_without_heads(num_layers);
     }
     const KEY: &str = "layer_types";
     let key = if reader.value(KEY).is_some() { KEY } else { "layers_block_type" };

@@ -1,91 +1,106 @@
 //! LFM2: short convolutions in most layers, attention with norms of q and k per head in the others.
 //! Source: transformers `Lfm2Config`, `Lfm2MLP` for the width of the feed-forward part.
 
-use super::dense::{ConfigDefaults, dense};
+use super::dense::ConfigDefaults;
+use super::experts::{ExpertKeys, weight_scale};
 use super::{ConfigReader, Description, Family};
-use crate::model::config::{MixerConfig, NormNames, PartNames, QkNorm, ShortConvConfig};
+use crate::model::config::{ExpertWeights, MixerConfig, NormNames, PartNames, QkNorm, ShortConvConfig};
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family = Family::new("lfm2", &["lfm2"], &["lfm2"], parse_config);
-
-const NORMS: NormNames = NormNames {
-    pre_mixer: ["operator_norm", "attn_norm"],
-    pre_mlp: ["ffn_norm", "ffn_norm"],
-    qk: [["self_attn.q_layernorm", "attn_q_norm"], ["self_attn.k_layernorm", "attn_k_norm"]],
-    last: ["embedding_norm", "token_embd_norm"],
-    ..NormNames::LLAMA
-};
-
-pub const PARTS: PartNames = PartNames {
-    attention_output: ["self_attn.out_proj", "attn_output"],
-    mlp: [["feed_forward.w1", "ffn_gate"], ["feed_forward.w3", "ffn_up"], ["feed_forward.w2", "ffn_down"]],
-    ..PartNames::LLAMA
-};
-
-/// Limit on the tokens of a convolution's kernel.
-const MAX_KERNEL: usize = 1 << 10;
-
-fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
-    let mut description = convolutional("lfm2", reader, false)?;
-    if !reader.is_gguf() {
-        let width = adjusted_width(reader)?;
-        for dense in
-            description.config.layers.iter_mut().filter_map(|layer| layer.feed_forward.dense.as_mut())
-        {
-            dense.intermediate_size = width;
+pub const FAMILY: Family = Family {
+    defaults: DEFAULTS,
+    norms: NormNames {
+        pre_mixer: ["operator_norm", "attn_norm"],
+        pre_mlp: ["ffn_norm", "ffn_norm"],
+        qk: [["self_attn.q_layernorm", "attn_q_norm"], ["self_attn.k_layernorm", "attn_k_norm"]],
+        last: ["embedding_norm", "token_embd_norm"],
+        ..NormNames::LLAMA
+    },
+    parts: PartNames {
+        attention_output: ["self_attn.out_proj", "attn_output"],
+        mlp: [
+            ["feed_forward.w1", "ffn_gate"],
+            ["feed_forward.w3", "ffn_up"],
+            ["feed_forward.w2", "ffn_down"],
+        ],
+        ..PartNames::LLAMA
+    },
+    qk_norm: QkNorm::PerHead,
+    adjust: |description, reader| {
+        set_convolutions(description, reader)?;
+        if !reader.is_gguf() {
+            let width = adjusted_width(reader)?;
+            description.networks_mut().for_each(|(_, network)| network.intermediate_size = width);
         }
+        Ok(())
+    },
+    ..Family::new("lfm2", &["lfm2"], &["lfm2"])
+};
+
+const DEFAULTS: ConfigDefaults = ConfigDefaults {
+    context_length: 128_000,
+    rope_theta: 1e6,
+    norm_eps: 1e-5,
+    tied: Some(true),
+    ..ConfigDefaults::CLASS
+};
+
+/// LFM2 in which all layers but the first have experts, weighed by sigmoids with a bias for their choice.
+/// Source: transformers `Lfm2MoeConfig`; llama.cpp's `lfm2moe` for GGUF.
+pub const MOE_FAMILY: Family = Family {
+    name: "lfm2-moe",
+    model_types: &["lfm2_moe"],
+    gguf_names: &["lfm2moe"],
+    defaults: ConfigDefaults { experts: true, ..DEFAULTS },
+    parts: PartNames {
+        router: ["feed_forward.gate", "ffn_gate_inp"],
+        expert_bias: ["feed_forward.expert_bias", "exp_probs_b.bias"],
+        experts: ["feed_forward.experts", "ffn"],
+        expert_mlp: ["w1", "w3", "w2"],
+        ..FAMILY.parts
+    },
+    adjust: set_experts,
+    ..FAMILY
+};
+
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    set_convolutions(description, reader)?;
+    let num_dense = reader.count(reader.pick("num_dense_layers", "leading_dense_block_count"))?;
+    let num_dense = num_dense.unwrap_or(if reader.is_gguf() { 0 } else { 2 });
+    // llama.cpp's weights always sum to 1.
+    let sum_to_one = reader.flag("norm_topk_prob")?.unwrap_or(true) || reader.is_gguf();
+    let (weights, is_sparse) = (ExpertWeights::sigmoid(sum_to_one), |layer| layer >= num_dense);
+    description.replace_by_experts(reader, &ExpertKeys::QWEN, weights, is_sparse)?;
+    let (scale, has_bias) = (weight_scale(reader)?, reader.flag("use_expert_bias")?.unwrap_or(true));
+    for experts in description.experts_mut() {
+        (experts.weight_scale, experts.has_bias) = (scale, has_bias);
     }
-    Ok(description)
+    Ok(())
 }
 
-/// Parses a model of convolutions and attention.
-pub fn convolutional(
-    name: &'static str,
-    reader: &ConfigReader,
-    experts: bool,
-) -> Result<Description, LoadError> {
-    let defaults = ConfigDefaults {
-        context_length: 128_000,
-        rope_theta: 1e6,
-        norm_eps: 1e-5,
-        tied: Some(true),
-        experts,
-        ..ConfigDefaults::default()
-    };
-    let mut description = dense(name, reader, defaults)?;
-    (description.naming.norms, description.naming.parts) = (NORMS, PARTS);
+/// Replaces the attention of some layers by convolutions.
+fn set_convolutions(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     if !reader.is_gguf() {
-        hugging_face(&mut description, reader, defaults)?;
+        hugging_face(description, reader)?;
     }
-    let kernel_key = reader.pick("conv_L_cache", "shortconv.l_cache");
-    let kernel = match reader.count(kernel_key)? {
-        Some(kernel) if !(2..=MAX_KERNEL).contains(&kernel) => {
-            return Err(reader.error(kernel_key, format!("{kernel} is not a valid kernel length")));
-        }
-        kernel => kernel.unwrap_or(3),
-    };
-    description.normalize_qk(QkNorm::PerHead);
+    let kernel = reader.kernel(reader.pick("conv_L_cache", "shortconv.l_cache"), 3)?;
     let convolves = convolutions(reader, description.config.layers.len())?;
     for (layer, _) in description.config.layers.iter_mut().zip(convolves).filter(|(_, convolves)| *convolves)
     {
         layer.mixer = MixerConfig::ShortConv(ShortConvConfig { kernel });
     }
-    Ok(description)
+    Ok(())
 }
 
 /// Sets the values that only config.json has.
-fn hugging_face(
-    description: &mut Description,
-    reader: &ConfigReader,
-    defaults: ConfigDefaults,
-) -> Result<(), LoadError> {
+fn hugging_face(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     if reader.flag("conv_bias")? == Some(true) {
         return Err(reader.error("conv_bias", "biases of convolutions are not supported"));
     }
     // Older files use another name.
     let tied = reader.flag("tie_embedding")?.or(reader.flag("tie_word_embeddings")?);
-    description.naming.tied = tied.or(defaults.tied);
-    let eps = reader.number("norm_eps")?.unwrap_or(defaults.norm_eps);
+    description.naming.tied = tied.or(DEFAULTS.tied);
+    let eps = reader.number("norm_eps")?.unwrap_or(DEFAULTS.norm_eps);
     description.config.final_norm_eps = eps;
     description.config.layers.iter_mut().for_each(|layer| layer.norm_eps = eps);
     Ok(())
@@ -110,17 +125,11 @@ fn adjusted_width(reader: &ConfigReader) -> Result<usize, LoadError> {
 /// Returns which layers are convolutions. In GGUF these have no heads for keys and values.
 fn convolutions(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
     if reader.is_gguf() {
-        let heads = reader.counts("attention.head_count_kv", num_layers)?.unwrap_or_default();
-        return Ok(heads.iter().map(|heads| *heads == 0).collect());
+        return reader.layers_without_heads(num_layers);
     }
     if let Some(listed) = reader.layers_of_kind(num_layers, "conv")? {
         return Ok(listed);
     }
-    const ATTENTION: &str = "full_attn_idxs";
-    let attention: Vec<usize> = match reader.value(ATTENTION) {
-        None => (0..num_layers).collect(),
-        Some(value) => serde_json::from_value(value)
-            .map_err(|error| reader.error(ATTENTION, format!("is not a list of layers: {error}")))?,
-    };
+    let attention = reader.listed_layers("full_attn_idxs")?.unwrap_or_else(|| (0..num_layers).collect());
     Ok((0..num_layers).map(|layer| !attention.contains(&layer)).collect())
 }

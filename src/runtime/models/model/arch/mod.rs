@@ -1,8 +1,8 @@
 //! Model families: each parses config.json or GGUF metadata into a [`Description`] that the decoder runs.
 //!
-//! To add a family: a file here that describes it, or a few lines in [`dense_families`], and its line in
-//! [`FAMILIES`]. All start from [`dense`], which reads what all decoders share, and change the fields in
-//! which they differ; [`experts`] reads what mixtures of experts share.
+//! To add a family: a row in one of the files of families, or a file of its own, and its line in
+//! [`FAMILIES`]. A row says in which facts a family differs from a Llama, whose keys [`dense`] reads;
+//! [`experts`] reads what mixtures of experts share.
 
 mod config_reader;
 mod deepseek;
@@ -11,39 +11,25 @@ mod experts;
 pub(super) mod rope;
 mod ssm;
 
-mod apertus;
 mod dense_families;
-mod ernie4_5_moe;
-mod exaone4;
+mod expert_families;
 mod falcon_h1;
-mod gemma2;
-mod gemma3;
 mod gemma3n;
 mod gemma4;
 mod gemma4_assistant;
-mod glm4_moe;
-mod gpt_oss;
 mod granite_hybrid;
 mod lfm2;
-mod lfm2_moe;
-mod minimax_m2;
-mod ministral3;
-mod mixtral;
 mod nemotron_h;
-mod olmo3;
-mod olmoe;
 mod qwen3_5;
-mod qwen3_moe;
-mod qwen3_next;
-mod qwen3_vl;
-mod smollm3;
+mod sliding_families;
 
 pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 pub use gemma4_assistant::{is_assistant, parse_assistant};
 
-use super::config::{DecoderConfig, LayerConfig, Naming};
+use super::config::{DecoderConfig, LayerConfig, Naming, NormNames, PartNames, QkNorm};
+use dense::{ConfigDefaults, dense};
 use llmctl_base::error::LoadError;
 
 /// The model described by a file: its shape, and the names of its tensors.
@@ -55,7 +41,7 @@ pub struct Description {
     pub prediction: Option<LayerConfig>,
 }
 
-/// One family and its names in files.
+/// One family: its names in files, and the facts in which it differs from a Llama.
 pub struct Family {
     /// Name in llmctl.
     pub name: &'static str,
@@ -63,54 +49,62 @@ pub struct Family {
     pub model_types: &'static [&'static str],
     /// `general.architecture` values of GGUF.
     pub gguf_names: &'static [&'static str],
-    pub parse_config: fn(&ConfigReader) -> Result<Description, LoadError>,
+    defaults: ConfigDefaults,
+    norms: NormNames,
+    parts: PartNames,
+    qk_norm: QkNorm,
+    /// Whether rotary pairs of q and k lie side by side, in config.json's form and in GGUF's.
+    interleaved_qk: [bool; 2],
+    /// Sets the rest.
+    adjust: fn(&mut Description, &ConfigReader) -> Result<(), LoadError>,
+    parse: fn(&Family, &ConfigReader) -> Result<Description, LoadError>,
 }
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
-    apertus::FAMILY,
+    dense_families::APERTUS,
     dense_families::ARCEE,
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
     dense_families::ERNIE4_5,
-    ernie4_5_moe::FAMILY,
-    exaone4::FAMILY,
+    expert_families::ERNIE4_5_MOE,
+    sliding_families::EXAONE4,
     falcon_h1::FAMILY,
-    gemma2::FAMILY,
-    gemma3::FAMILY,
+    sliding_families::GEMMA2,
+    sliding_families::GEMMA3,
     gemma3n::FAMILY,
     gemma4::FAMILY,
     dense_families::GLM4,
-    glm4_moe::FAMILY,
-    gpt_oss::FAMILY,
+    expert_families::GLM4_MOE,
+    expert_families::GPT_OSS,
     dense_families::GRANITE,
     granite_hybrid::FAMILY,
     granite_hybrid::MOE_FAMILY,
     dense_families::HUNYUAN_DENSE,
     lfm2::FAMILY,
-    lfm2_moe::FAMILY,
+    lfm2::MOE_FAMILY,
     dense_families::LLAMA,
-    minimax_m2::FAMILY,
-    ministral3::FAMILY,
+    expert_families::MINIMAX_M2,
+    dense_families::MINISTRAL3,
     dense_families::MISTRAL,
-    mixtral::FAMILY,
+    expert_families::MIXTRAL,
     nemotron_h::FAMILY,
     nemotron_h::MOE_FAMILY,
     dense_families::OLMO2,
-    olmo3::FAMILY,
-    olmoe::FAMILY,
+    sliding_families::OLMO3,
+    expert_families::OLMOE,
     dense_families::PHI3,
     dense_families::QWEN2,
     dense_families::QWEN3,
     qwen3_5::FAMILY,
     qwen3_5::MOE_FAMILY,
-    qwen3_moe::FAMILY,
-    qwen3_next::FAMILY,
-    qwen3_vl::FAMILY,
-    qwen3_vl::MOE_FAMILY,
+    expert_families::QWEN3_MOE,
+    qwen3_5::NEXT_FAMILY,
+    dense_families::QWEN3_VL,
+    expert_families::QWEN3_VL_MOE,
     dense_families::SEED_OSS,
-    smollm3::FAMILY,
+    sliding_families::SMOLLM3,
 ];
 
 /// Parses the configuration with the model's native family; `None` if it has none.
@@ -120,17 +114,39 @@ pub const FAMILIES: &[Family] = &[
 pub fn parse_config(reader: &ConfigReader) -> Result<Option<Description>, LoadError> {
     let (name, format) = (reader.architecture()?, reader.format());
     let family = FAMILIES.iter().find(|family| family.names(format).contains(&name.as_str()));
-    family.map(|family| (family.parse_config)(reader)).transpose()
+    family.map(|family| (family.parse)(family, reader)).transpose()
 }
 
 impl Family {
+    /// A Llama under these names.
     const fn new(
         name: &'static str,
         model_types: &'static [&'static str],
         gguf_names: &'static [&'static str],
-        parse_config: fn(&ConfigReader) -> Result<Description, LoadError>,
     ) -> Self {
-        Self { name, model_types, gguf_names, parse_config }
+        Self {
+            name,
+            model_types,
+            gguf_names,
+            defaults: ConfigDefaults::CLASS,
+            norms: NormNames::LLAMA,
+            parts: PartNames::LLAMA,
+            qk_norm: QkNorm::None,
+            interleaved_qk: [false; 2],
+            adjust: |_, _| Ok(()),
+            parse: |family, reader| family.dense(family.defaults, reader),
+        }
+    }
+
+    /// Parses a Llama with the family's differences.
+    fn dense(&self, defaults: ConfigDefaults, reader: &ConfigReader) -> Result<Description, LoadError> {
+        let mut description = dense(self.name, reader, defaults)?;
+        let naming = &mut description.naming;
+        (naming.norms, naming.parts) = (self.norms, self.parts);
+        naming.interleaved_qk = self.interleaved_qk[usize::from(reader.is_gguf())];
+        description.normalize_qk(self.qk_norm);
+        (self.adjust)(&mut description, reader)?;
+        Ok(description)
     }
 
     /// Returns the names of the family in files of this format.

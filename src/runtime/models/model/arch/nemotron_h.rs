@@ -5,41 +5,50 @@
 //! request 48989); llama.cpp's `nemotron_h` and `nemotron_h_moe`.
 
 use super::deepseek;
-use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH, dense};
+use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH};
+use super::experts::shared_width;
 use super::ssm::{SsmKeys, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, FeedForwardConfig, MixerConfig, MlpConfig, NormNames, PartNames};
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family = Family::new("nemotron-h", &["nemotron_h"], &["nemotron_h"], parse_config);
+pub const FAMILY: Family = Family {
+    defaults: ConfigDefaults { norm_eps: 1e-5, tied: Some(false), experts: true, ..ConfigDefaults::CLASS },
+    norms: NormNames {
+        pre_mixer: ["norm", "attn_norm"],
+        pre_mlp: ["norm", "attn_norm"],
+        last: ["norm_f", "output_norm"],
+        ..NormNames::LLAMA
+    },
+    parts: PartNames {
+        attention_inputs: [
+            ["mixer.q_proj", "attn_q"],
+            ["mixer.k_proj", "attn_k"],
+            ["mixer.v_proj", "attn_v"],
+        ],
+        attention_output: ["mixer.o_proj", "attn_output"],
+        ssm: "mixer",
+        mlp: [["", ""], ["mixer.up_proj", "ffn_up"], ["mixer.down_proj", "ffn_down"]],
+        mlp_beside_experts: [
+            ["", ""],
+            ["mixer.shared_experts.up_proj", "ffn_up_shexp"],
+            ["mixer.shared_experts.down_proj", "ffn_down_shexp"],
+        ],
+        router: ["mixer.gate", "ffn_gate_inp"],
+        expert_bias: ["mixer.gate.e_score_correction_bias", "exp_probs_b.bias"],
+        experts: ["mixer.experts", "ffn"],
+        ..PartNames::LLAMA
+    },
+    interleaved_qk: [false, true],
+    parse: |_, reader| parse_config(reader),
+    ..Family::new("nemotron-h", &["nemotron_h"], &["nemotron_h"])
+};
 
 /// Hugging Face's form has one name for files with and without experts.
-pub const MOE_FAMILY: Family = Family::new("nemotron-h-moe", &[], &[GGUF_MOE], parse_config);
+pub const MOE_FAMILY: Family =
+    Family { name: "nemotron-h-moe", model_types: &[], gguf_names: &[GGUF_MOE], ..FAMILY };
 
 const GGUF_MOE: &str = "nemotron_h_moe";
-
-const NORMS: NormNames = NormNames {
-    pre_mixer: ["norm", "attn_norm"],
-    pre_mlp: ["norm", "attn_norm"],
-    last: ["norm_f", "output_norm"],
-    ..NormNames::LLAMA
-};
-
-const PARTS: PartNames = PartNames {
-    attention_inputs: [["mixer.q_proj", "attn_q"], ["mixer.k_proj", "attn_k"], ["mixer.v_proj", "attn_v"]],
-    attention_output: ["mixer.o_proj", "attn_output"],
-    ssm: "mixer",
-    mlp: [["", ""], ["mixer.up_proj", "ffn_up"], ["mixer.down_proj", "ffn_down"]],
-    mlp_beside_experts: [
-        ["", ""],
-        ["mixer.shared_experts.up_proj", "ffn_up_shexp"],
-        ["mixer.shared_experts.down_proj", "ffn_down_shexp"],
-    ],
-    router: ["mixer.gate", "ffn_gate_inp"],
-    expert_bias: ["mixer.gate.e_score_correction_bias", "exp_probs_b.bias"],
-    experts: ["mixer.experts", "ffn"],
-    ..PartNames::LLAMA
-};
 
 const KEYS: SsmKeys = SsmKeys {
     heads: "mamba_num_heads",
@@ -59,18 +68,11 @@ enum BlockKind {
 
 fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
     let kinds = if reader.is_gguf() { gguf_kinds(reader)? } else { hugging_face_kinds(reader)? };
-    let defaults = ConfigDefaults {
-        num_layers: Some(kinds.len()),
-        head_dim: hugging_face_head_dim(reader)?,
-        norm_eps: 1e-5,
-        tied: Some(false),
-        experts: true,
-        ..ConfigDefaults::default()
-    };
-    let mut description = dense(FAMILY.name, reader, defaults)?;
-    (description.naming.norms, description.naming.parts) = (NORMS, PARTS);
+    // Older files have a head's size under another key.
+    let head_dim = reader.count("attention_head_dim")?.or(Some(128));
+    let defaults = ConfigDefaults { num_layers: Some(kinds.len()), head_dim, ..FAMILY.defaults };
+    let mut description = FAMILY.dense(defaults, reader)?;
     description.naming.embedding = "embeddings";
-    description.naming.interleaved_qk = reader.is_gguf();
     description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
     let eps_key = reader.pick("layer_norm_epsilon", "attention.layer_norm_epsilon");
     let eps = match reader.number(eps_key)? {
@@ -112,18 +114,9 @@ fn experts(reader: &ConfigReader, mlp: MlpConfig) -> Result<FeedForwardConfig, L
             reader.error(LATENT, "experts that work in a latent space (Nemotron 3 Super) are not supported")
         );
     }
-    let shared_key = reader.pick("moe_shared_expert_intermediate_size", "expert_shared_feed_forward_length");
-    let shared = match reader.count(shared_key)? {
-        None | Some(0) => None,
-        Some(_) => Some(reader.size(shared_key, MAX_WIDTH)?),
-    };
+    let shared = shared_width(reader, "moe_shared_expert_intermediate_size")?;
     let dense = shared.map(|intermediate_size| MlpConfig { intermediate_size, ..mlp.clone() });
     Ok(FeedForwardConfig { dense, ..deepseek::feed_forward(reader, mlp, 0)? })
-}
-
-/// Returns a head's size if the file lacks the usual key, under which older files have it.
-fn hugging_face_head_dim(reader: &ConfigReader) -> Result<Option<usize>, LoadError> {
-    if reader.is_gguf() { Ok(None) } else { Ok(reader.count("attention_head_dim")?.or(Some(128))) }
 }
 
 fn inner(reader: &ConfigReader) -> Result<usize, LoadError> {

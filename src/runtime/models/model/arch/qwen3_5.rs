@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH, dense};
+use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH};
 use super::experts::{ExpertKeys, experts};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
@@ -14,10 +14,70 @@ use crate::model::config::{
 };
 use llmctl_base::error::LoadError;
 
-pub const FAMILY: Family = Family::new("qwen3.5", &["qwen3_5", "qwen3_5_text"], &["qwen35"], parse_dense);
+pub const FAMILY: Family = Family {
+    defaults: ConfigDefaults {
+        num_heads: Some(16),
+        num_kv_heads: Some(4),
+        head_dim: Some(256),
+        rotated: 0.25,
+        ..ConfigDefaults::CLASS
+    },
+    qk_norm: QkNorm::PerHead,
+    adjust,
+    parse: |family, reader| family.dense(in_format(family.defaults, reader), reader),
+    ..Family::new("qwen3.5", &["qwen3_5", "qwen3_5_text"], &["qwen35"])
+};
 
-pub const MOE_FAMILY: Family =
-    Family::new("qwen3.5-moe", &["qwen3_5_moe", "qwen3_5_moe_text"], &["qwen35moe"], parse_moe);
+pub const MOE_FAMILY: Family = Family {
+    name: "qwen3.5-moe",
+    model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
+    gguf_names: &["qwen35moe"],
+    defaults: ConfigDefaults { num_kv_heads: Some(2), experts: true, ..FAMILY.defaults },
+    parts: PartNames {
+        mlp_beside_experts: [
+            ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
+            ["mlp.shared_expert.up_proj", "ffn_up_shexp"],
+            ["mlp.shared_expert.down_proj", "ffn_down_shexp"],
+        ],
+        ..PartNames::LLAMA
+    },
+    parse: |family, reader| with_experts(family, reader, ExpertWeights::OfUsed),
+    ..FAMILY
+};
+
+/// Qwen 3 Next: Qwen 3.5 with experts, except that a delta net's projections are stored together and that GGUF keeps the
+/// checkpoint's order of value heads. Sources: transformers `Qwen3NextConfig`; llama.cpp's `qwen3next` for GGUF.
+pub const NEXT_FAMILY: Family = Family {
+    name: "qwen3-next",
+    model_types: &["qwen3_next"],
+    gguf_names: &["qwen3next"],
+    parse: |family, reader| {
+        refuse_dense_layers(reader)?;
+        // llama.cpp's weights always sum to 1.
+        let sum_to_one = reader.flag("norm_topk_prob")?.unwrap_or(true) || reader.is_gguf();
+        let mut description = with_experts(family, reader, ExpertWeights::softmax(sum_to_one))?;
+        for layer in &mut description.config.layers {
+            if let MixerConfig::DeltaNet(net) = &mut layer.mixer {
+                net.shape.tiled = false;
+            }
+        }
+        Ok(description)
+    },
+    ..MOE_FAMILY
+};
+
+/// Refuses layers without experts, which the class allows but no published model has.
+fn refuse_dense_layers(reader: &ConfigReader) -> Result<(), LoadError> {
+    const DENSE: &str = "mlp_only_layers";
+    const STEP: &str = "decoder_sparse_step";
+    if reader.value(DENSE).is_some_and(|layers| layers.as_array().is_none_or(|layers| !layers.is_empty())) {
+        return Err(reader.error(DENSE, "layers without experts are not supported"));
+    }
+    match reader.count(STEP)? {
+        None | Some(1) => Ok(()),
+        Some(step) => Err(reader.error(STEP, format!("{step} leaves layers without experts"))),
+    }
+}
 
 /// Number of blocks that predict further tokens; Qwen 3 Next has one without it.
 const PREDICTION: &str = "mtp_num_hidden_layers";
@@ -25,39 +85,23 @@ const PREDICTION: &str = "mtp_num_hidden_layers";
 /// Every fourth layer is full attention by default.
 const PATTERN: usize = 4;
 
-/// Limit on the tokens of a convolution's kernel.
-const MAX_KERNEL: usize = 1 << 10;
-
-fn parse_dense(reader: &ConfigReader) -> Result<Description, LoadError> {
-    parse_config("qwen3.5", reader, ConfigDefaults { num_kv_heads: Some(4), ..ConfigDefaults::default() })
-}
-
-fn parse_moe(reader: &ConfigReader) -> Result<Description, LoadError> {
-    with_experts(MOE_FAMILY.name, reader, ExpertWeights::OfUsed)
+/// Returns the class's defaults for Hugging Face's form, and the usual context for GGUF.
+fn in_format(defaults: ConfigDefaults, reader: &ConfigReader) -> ConfigDefaults {
+    match reader.is_gguf() {
+        true => defaults,
+        false => ConfigDefaults { context_length: 32_768, ..defaults },
+    }
 }
 
 /// Parses a model with experts in every layer.
-pub fn with_experts(
-    name: &'static str,
+fn with_experts(
+    family: &Family,
     reader: &ConfigReader,
     weights: ExpertWeights,
 ) -> Result<Description, LoadError> {
     let shared = shared_size(reader)?;
-    let defaults = ConfigDefaults {
-        num_kv_heads: Some(2),
-        experts: true,
-        intermediate_size: Some(shared),
-        ..ConfigDefaults::default()
-    };
-    let mut description = parse_config(name, reader, defaults)?;
-    description.naming.parts = PartNames {
-        mlp_beside_experts: [
-            ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
-            ["mlp.shared_expert.up_proj", "ffn_up_shexp"],
-            ["mlp.shared_expert.down_proj", "ffn_down_shexp"],
-        ],
-        ..PartNames::LLAMA
-    };
+    let defaults = ConfigDefaults { intermediate_size: Some(shared), ..family.defaults };
+    let mut description = family.dense(in_format(defaults, reader), reader)?;
     description.replace_dense(
         |_| true,
         |dense| {
@@ -84,22 +128,7 @@ fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     }
 }
 
-fn parse_config(
-    name: &'static str,
-    reader: &ConfigReader,
-    defaults: ConfigDefaults,
-) -> Result<Description, LoadError> {
-    let defaults = match reader.is_gguf() {
-        true => ConfigDefaults { num_kv_heads: None, ..defaults },
-        false => ConfigDefaults {
-            num_heads: Some(16),
-            head_dim: Some(256),
-            context_length: 32_768,
-            rotated: 0.25,
-            ..defaults
-        },
-    };
-    let mut description = dense(name, reader, defaults)?;
+fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     if reader.is_gguf() {
         // The converter has added 1 to the weights of norms.
         description.naming.norms = NormNames::POST_ATTENTION;
@@ -108,10 +137,7 @@ fn parse_config(
         description.naming.norm_offset = 1.0;
     }
     let has_output_gate = reader.flag("attn_output_gate")?.unwrap_or(true);
-    for (_, attention) in description.config.attentions_mut() {
-        attention.qk_norm = QkNorm::PerHead;
-        attention.has_output_gate = has_output_gate;
-    }
+    description.config.attentions_mut().for_each(|(_, it)| it.has_output_gate = has_output_gate);
     let blocks = reader.count(reader.pick(PREDICTION, "nextn_predict_layers"))?;
     // More blocks than one, of which each would predict one token more, are in no published model.
     description.prediction = description.config.layers.first().filter(|_| blocks.unwrap_or(1) == 1).cloned();
@@ -120,7 +146,7 @@ fn parse_config(
     for (layer, _) in description.config.layers.iter_mut().zip(is_recurrent).filter(|(_, is)| *is) {
         layer.mixer = delta_net.clone();
     }
-    Ok(description)
+    Ok(())
 }
 
 /// Returns which layers are recurrent: as listed, or all except every fourth by default.
@@ -128,11 +154,8 @@ fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool
     if let Some(listed) = listed_layers(reader, num_layers)? {
         return Ok(listed);
     }
-    const PERIOD: &str = "full_attention_interval";
-    match reader.count(PERIOD)?.unwrap_or(PATTERN) {
-        0 => Err(reader.error(PERIOD, "0 is not a valid interval of layers")),
-        period => Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect()),
-    }
+    let period = reader.interval("full_attention_interval", PATTERN)?;
+    Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect())
 }
 
 fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
@@ -161,11 +184,7 @@ fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
             format!("{} heads of values cannot share {} of keys evenly", shape.value_heads, shape.key_heads);
         return Err(reader.error(key, message));
     }
-    let key = reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel");
-    let kernel = reader.count(key)?.unwrap_or(4);
-    if !(2..=MAX_KERNEL).contains(&kernel) {
-        return Err(reader.error(key, format!("{kernel} is not a valid kernel length")));
-    }
+    let kernel = reader.kernel(reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel"), 4)?;
     Ok(DeltaNetConfig { shape, kernel })
 }
 
@@ -173,10 +192,7 @@ fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
 const MAX_SIZE: usize = MAX_WIDTH >> 6;
 
 fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
-    let size = |key, default| match reader.count(key)? {
-        None => Ok(default),
-        Some(_) => reader.size(key, MAX_SIZE),
-    };
+    let size = |key, default| reader.size_or(key, default, MAX_SIZE);
     Ok(DeltaShape {
         key_heads: size("linear_num_key_heads", 16)?,
         value_heads: size("linear_num_value_heads", 32)?,

@@ -23,6 +23,20 @@ pub fn rope(
     Ok(rope)
 }
 
+/// Reads the rotary table of local layers, which only the form of transformers 5 can scale.
+pub fn local_rope(
+    reader: &ConfigReader,
+    global: &RopeConfig,
+    default_theta: f32,
+) -> Result<RopeConfig, LoadError> {
+    if !reader.is_gguf() && reader.value("rope_parameters").is_some() {
+        return rope(reader, "sliding_attention", global.dim, default_theta);
+    }
+    let key = reader.pick("rope_local_base_freq", "rope.freq_base_swa");
+    let theta = reader.number(key)?.unwrap_or(default_theta);
+    Ok(RopeConfig { dim: global.dim, theta, scaling: RopeScaling::None })
+}
+
 /// Checks the numbers; invalid ones would only show as NaN logits.
 fn check(rope: &RopeConfig) -> Result<(), String> {
     let positive = |name: &str, value: f32| match value > 0.0 && value.is_finite() {

@@ -7,9 +7,6 @@ use super::dense::MAX_WIDTH;
 use crate::model::config::{SsmConfig, SsmFactors, SsmNorm, SsmShape};
 use llmctl_base::error::LoadError;
 
-/// Limit on the tokens of a convolution's kernel.
-const MAX_KERNEL: usize = 1 << 10;
-
 /// Hugging Face's keys, which differ between families; GGUF's do not.
 pub struct SsmKeys {
     pub heads: &'static str,
@@ -31,10 +28,7 @@ pub fn ssm(reader: &ConfigReader, keys: &SsmKeys, inner: usize) -> Result<SsmCon
     let heads_key = reader.pick(keys.heads, "ssm.time_step_rank");
     let groups_key = reader.pick(keys.groups, "ssm.group_count");
     let heads = reader.size(heads_key, MAX_WIDTH)?;
-    let groups = match reader.count(groups_key)? {
-        None => 1,
-        Some(_) => reader.size(groups_key, MAX_WIDTH)?,
-    };
+    let groups = reader.size_or(groups_key, 1, MAX_WIDTH)?;
     if !inner.is_multiple_of(heads) {
         let message = format!("{inner} values cannot be divided into {heads} heads");
         return Err(reader.error(heads_key, message));
@@ -42,11 +36,7 @@ pub fn ssm(reader: &ConfigReader, keys: &SsmKeys, inner: usize) -> Result<SsmCon
     if !heads.is_multiple_of(groups) {
         return Err(reader.error(groups_key, format!("{groups} groups cannot share {heads} heads evenly")));
     }
-    let kernel_key = reader.pick(keys.kernel, "ssm.conv_kernel");
-    let kernel = reader.count(kernel_key)?.unwrap_or(4);
-    if !(2..=MAX_KERNEL).contains(&kernel) {
-        return Err(reader.error(kernel_key, format!("{kernel} is not a valid kernel length")));
-    }
+    let kernel = reader.kernel(reader.pick(keys.kernel, "ssm.conv_kernel"), 4)?;
     let state_dim = reader.size(reader.pick(keys.state_dim, "ssm.state_size"), MAX_WIDTH)?;
     Ok(SsmConfig {
         shape: SsmShape { heads, head_dim: inner / heads, groups, state_dim },

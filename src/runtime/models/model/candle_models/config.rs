@@ -15,12 +15,13 @@ use llmctl_base::notice::Notice;
 pub struct CandleConfig<'a> {
     pub reader: &'a ConfigReader,
     pub map: Map<String, Value>,
+    /// The embedding table's name, if it is also the output matrix.
+    pub tied: Option<&'static str>,
 }
 
 /// Defaults of a family's class; without heads the model has no attention.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usual {
-    pub vocab_size: Option<usize>,
     pub num_kv_heads: Option<usize>,
     /// Head size, if it is not hidden size / heads.
     pub head_dim: Option<usize>,
@@ -28,7 +29,7 @@ pub struct Usual {
 
 impl<'a> CandleConfig<'a> {
     pub fn new(reader: &'a ConfigReader) -> Self {
-        Self { reader, map: Map::new() }
+        Self { reader, map: Map::new(), tied: None }
     }
 
     pub fn put(&mut self, key: &str, value: impl Into<Value>) {
@@ -37,9 +38,9 @@ impl<'a> CandleConfig<'a> {
 
     /// Reads a count of at least 1.
     pub fn size(&mut self, key: &'static str, usual: Option<usize>) -> Result<usize, LoadError> {
-        let size = match (self.reader.count(key)?, usual) {
-            (None, Some(usual)) => usual,
-            _ => self.reader.size(key, MAX_WIDTH)?,
+        let size = match usual {
+            Some(usual) => self.reader.size_or(key, usual, MAX_WIDTH)?,
+            None => self.reader.size(key, MAX_WIDTH)?,
         };
         self.put(key, size);
         Ok(size)
@@ -69,9 +70,16 @@ impl<'a> CandleConfig<'a> {
         Ok(())
     }
 
-    /// Refuses a file in which `key` differs from `value`; `usual` is the default.
-    pub fn only(&self, key: &'static str, value: Value, usual: Value) -> Result<(), LoadError> {
-        let found = self.reader.value(key).unwrap_or(usual);
+    /// Reads whether the embedding table, `table`, is also the output matrix.
+    pub fn ties(&mut self, usual: bool, table: &'static str) -> Result<(), LoadError> {
+        self.tied = self.flag("tie_word_embeddings", usual)?.then_some(table);
+        Ok(())
+    }
+
+    /// Refuses a file in which `key` differs from `value`, the default.
+    pub fn only(&self, key: &'static str, value: impl Into<Value>) -> Result<(), LoadError> {
+        let value = value.into();
+        let found = self.reader.value(key).unwrap_or_else(|| value.clone());
         let is_same = found == value || found.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| a == b);
         match is_same {
             true => Ok(()),
@@ -82,11 +90,8 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads vocabulary, hidden size and layers.
-    pub fn body(&mut self, usual: Usual) -> Result<Sizes, LoadError> {
-        let vocab_size = match (self.reader.count("vocab_size")?, usual.vocab_size) {
-            (None, Some(usual)) => usual,
-            _ => self.reader.size("vocab_size", MAX_VOCAB)?,
-        };
+    pub fn body(&mut self) -> Result<Sizes, LoadError> {
+        let vocab_size = self.reader.size("vocab_size", MAX_VOCAB)?;
         let num_layers = self.reader.size("num_hidden_layers", MAX_LAYERS)?;
         self.put("vocab_size", vocab_size);
         self.put("num_hidden_layers", num_layers);
@@ -104,7 +109,7 @@ impl<'a> CandleConfig<'a> {
 
     /// Reads the same, with the attention heads and the feed-forward width.
     pub fn transformer(&mut self, usual: Usual) -> Result<Sizes, LoadError> {
-        let body = self.body(usual)?;
+        let body = self.body()?;
         let num_heads = self.size("num_attention_heads", None)?;
         let num_kv_heads = self.size("num_key_value_heads", Some(usual.num_kv_heads.unwrap_or(num_heads)))?;
         if !num_heads.is_multiple_of(num_kv_heads) {

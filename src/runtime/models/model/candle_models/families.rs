@@ -24,39 +24,28 @@ pub type OpenModel = fn(Map<String, Value>, VarBuilder<'static>) -> candle_core:
 
 /// Every family that runs through candle-transformers.
 pub const FAMILIES: &[CandleFamily] = &[
-    CandleFamily {
-        name: "falcon",
-        model_types: &["falcon", "RefinedWebModel"],
-        gguf_names: &["falcon"],
-        plan: falcon,
-    },
-    CandleFamily { name: "gemma", model_types: &["gemma"], gguf_names: &["gemma"], plan: gemma },
-    CandleFamily { name: "helium", model_types: &["helium"], gguf_names: &[], plan: helium },
-    CandleFamily { name: "mamba", model_types: &["mamba"], gguf_names: &["mamba"], plan: mamba },
-    CandleFamily { name: "mamba2", model_types: &["mamba2"], gguf_names: &["mamba2"], plan: mamba2 },
-    CandleFamily { name: "olmo", model_types: &["olmo"], gguf_names: &["olmo"], plan: olmo },
-    CandleFamily { name: "phi", model_types: &["phi"], gguf_names: &["phi2"], plan: phi },
-    CandleFamily {
-        name: "qwen2-moe",
-        model_types: &["qwen2_moe"],
-        gguf_names: &["qwen2moe"],
-        plan: qwen2_moe,
-    },
-    CandleFamily { name: "rwkv5", model_types: &["rwkv5"], gguf_names: &[], plan: rwkv5 },
-    CandleFamily { name: "rwkv6", model_types: &["rwkv6"], gguf_names: &["rwkv6"], plan: rwkv6 },
-    CandleFamily {
-        name: "stablelm",
-        model_types: &["stablelm", "stablelm_epoch"],
-        gguf_names: &["stablelm"],
-        plan: stablelm,
-    },
-    CandleFamily {
-        name: "starcoder2",
-        model_types: &["starcoder2"],
-        gguf_names: &["starcoder2"],
-        plan: starcoder2,
-    },
+    family("falcon", &["falcon", "RefinedWebModel"], &["falcon"], falcon),
+    family("gemma", &["gemma"], &["gemma"], gemma),
+    family("helium", &["helium"], &[], helium),
+    family("mamba", &["mamba"], &["mamba"], mamba),
+    family("mamba2", &["mamba2"], &["mamba2"], mamba2),
+    family("olmo", &["olmo"], &["olmo"], olmo),
+    family("phi", &["phi"], &["phi2"], phi),
+    family("qwen2-moe", &["qwen2_moe"], &["qwen2moe"], qwen2_moe),
+    family("rwkv5", &["rwkv5"], &[], rwkv5),
+    family("rwkv6", &["rwkv6"], &["rwkv6"], rwkv6),
+    family("stablelm", &["stablelm", "stablelm_epoch"], &["stablelm"], stablelm),
+    family("starcoder2", &["starcoder2"], &["starcoder2"], starcoder2),
 ];
+
+const fn family(
+    name: &'static str,
+    model_types: &'static [&'static str],
+    gguf_names: &'static [&'static str],
+    plan: fn(&ConfigReader) -> Result<CandlePlan, LoadError>,
+) -> CandleFamily {
+    CandleFamily { name, model_types, gguf_names, plan }
+}
 
 /// Context of recurrent models, which have no limit; the engine's bookkeeping needs one.
 const RECURRENT_CONTEXT: usize = 1 << 15;
@@ -119,25 +108,17 @@ fn plan<C: DeserializeOwned>(
         state_bytes: None,
         notices: Vec::new(),
         config: config.map,
-        weights: WeightAdaptation::default(),
+        weights: WeightAdaptation { tied: config.tied, ..WeightAdaptation::default() },
         open,
     })
-}
-
-/// Returns the embedding table's name if it is also the output matrix.
-fn tied(
-    config: &mut CandleConfig<'_>,
-    usual: bool,
-    table: &'static str,
-) -> Result<Option<&'static str>, LoadError> {
-    Ok(config.flag("tie_word_embeddings", usual)?.then_some(table))
 }
 
 fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     // Positions in candle-transformers' rotary tables, which ignore the config.
     const POSITIONS: usize = 5000;
-    let (config, sizes) = falcon_config(reader)?;
-    let tied = reader.flag("tie_word_embeddings")?.unwrap_or(true);
+    let (mut config, sizes) = falcon_config(reader)?;
+    let is_tied = reader.flag("tie_word_embeddings")?.unwrap_or(true);
+    config.tied = is_tied.then_some("transformer.word_embeddings.weight");
     let context = config.context(2048)?.min(POSITIONS);
     let open: OpenModel = |config, weights| {
         let mut model = falcon::Falcon::load(weights.clone(), read(config)?)?;
@@ -146,11 +127,9 @@ fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
         model.clear_kv_cache();
         Ok(cloned(model, |model, tokens, _| model.forward(tokens)))
     };
-    let table = tied.then_some("transformer.word_embeddings.weight");
     Ok(CandlePlan {
         prefill: Prefill::Beginning,
         notices: vec![Notice::ApproximateGelu],
-        weights: WeightAdaptation { tied: table, ..WeightAdaptation::default() },
         ..plan::<falcon::Config>("falcon", config, sizes, context, open)?
     })
 }
@@ -160,7 +139,7 @@ fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
 fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), LoadError> {
     let mut config = CandleConfig::new(reader);
     for (key, value) in [("multi_query", true), ("alibi", false), ("new_decoder_architecture", false)] {
-        config.only(key, value.into(), value.into())?;
+        config.only(key, value)?;
         config.put(key, value);
     }
     let named = |new: &'static str, old: &'static str| if reader.is_absent(new) { old } else { new };
@@ -178,8 +157,8 @@ fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), Loa
         );
     }
     let inner = 4 * hidden_size;
-    config.only("activation", json!("gelu"), json!("gelu"))?;
-    config.only("ffn_hidden_size", inner.into(), inner.into())?;
+    config.only("activation", "gelu")?;
+    config.only("ffn_hidden_size", inner)?;
     config.positive(&["layer_norm_epsilon"], 1e-5)?;
     config.flag("bias", false)?;
     config.flag("parallel_attn", true)?;
@@ -204,14 +183,14 @@ fn gemma(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.flag("attention_bias", false)?;
     // Files say `gelu` in hidden_act and mean this one: transformers only reads hidden_activation.
     config.text("hidden_activation", "gelu_pytorch_tanh")?;
-    config.only("tie_word_embeddings", json!(true), json!(true))?;
+    config.only("tie_word_embeddings", true)?;
+    config.tied = Some(EMBEDDINGS);
     let context = config.context(8192)?;
     let open: OpenModel = |config, weights| {
         let model = gemma::Model::new(false, &read(config)?, weights)?;
         Ok(cloned(model, gemma::Model::forward))
     };
-    let weights = WeightAdaptation { tied: Some(EMBEDDINGS), ..WeightAdaptation::default() };
-    Ok(CandlePlan { weights, ..plan::<gemma::Config>("gemma", config, sizes, context, open)? })
+    plan::<gemma::Config>("gemma", config, sizes, context, open)
 }
 
 fn helium(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
@@ -220,19 +199,18 @@ fn helium(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.rope(100_000.0, sizes.head_dim)?;
     config.positive(&["rms_norm_eps"], 1e-8)?;
     config.text("hidden_act", "silu")?;
-    config.only("attention_bias", json!(false), json!(false))?;
+    config.only("attention_bias", false)?;
     config.put("attention_bias", false);
     config.flag("mlp_bias", false)?;
     config.put("bos_token_id", 0); // required but unused
     config.put("eos_token_id", 0);
-    let tied = tied(&mut config, false, EMBEDDINGS)?;
+    config.ties(false, EMBEDDINGS)?;
     let context = config.context(4096)?;
     let open: OpenModel = |config, weights| {
         let model = helium::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, helium::Model::forward))
     };
-    let weights = WeightAdaptation { tied, ..WeightAdaptation::default() };
-    Ok(CandlePlan { weights, ..plan::<helium::Config>("helium", config, sizes, context, open)? })
+    plan::<helium::Config>("helium", config, sizes, context, open)
 }
 
 /// Makes a plan for a model whose state has a constant size.
@@ -252,7 +230,7 @@ fn recurrent<C: DeserializeOwned>(
 
 fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let mut config = CandleConfig::new(reader);
-    let body = config.body(Usual::default())?;
+    let body = config.body()?;
     let inner = 2 * body.hidden_size;
     check_mamba(&config, body.hidden_size)?;
     config.put("d_model", body.hidden_size);
@@ -284,7 +262,7 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
 fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> Result<(), LoadError> {
     let rank = hidden_size.div_ceil(16);
     if config.reader.value("time_step_rank") != Some(json!("auto")) {
-        config.only("time_step_rank", json!(rank), json!(rank))?;
+        config.only("time_step_rank", rank)?;
     }
     for (key, value) in [
         ("state_size", json!(16)),
@@ -297,14 +275,14 @@ fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> Result<(), Load
         ("hidden_act", json!("silu")),
         ("tie_word_embeddings", json!(true)),
     ] {
-        config.only(key, value.clone(), value)?;
+        config.only(key, value)?;
     }
     Ok(())
 }
 
 fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     let mut config = CandleConfig::new(reader);
-    let body = config.body(Usual::default())?;
+    let body = config.body()?;
     let expand = config.size("expand", Some(2))?;
     let state = config.size("state_size", Some(128))?;
     let head_dim = config.size("head_dim", Some(64))?;
@@ -323,11 +301,11 @@ fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
         ("use_conv_bias", json!(true)),
         ("hidden_act", json!("silu")),
     ] {
-        config.only(key, value.clone(), value)?;
+        config.only(key, value)?;
     }
     // transformers' default is a separate output matrix, which candle-transformers does not read: it would be
     // reported as unused.
-    let tied = tied(&mut config, false, "embeddings.weight")?;
+    config.ties(false, "embeddings.weight")?;
     config.put("pad_vocab_size_multiple", 1); // the file counts the rows of the table
     let open: OpenModel = |config, weights| {
         let config: mamba2::Config = read(config)?;
@@ -336,7 +314,7 @@ fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
         let make = move || Ok((model.clone(), mamba2::State::new(1, &config, DType::F32, &device)?));
         Ok(made(make, |(model, state), tokens, _| model.forward(&tokens.squeeze(0)?, state)))
     };
-    let weights = WeightAdaptation { renamed: &[("backbone.", "")], tied, scaled: None };
+    let weights = WeightAdaptation { renamed: &[("backbone.", "")], tied: config.tied, scaled: None };
     let conv = inner.saturating_add(2 * groups.saturating_mul(state));
     let values = inner.saturating_mul(state).saturating_add(4 * conv);
     let sizes = Sizes { widest: inner.saturating_add(conv), ..body };
@@ -367,14 +345,13 @@ fn olmo(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     if reader.value("clip_qkv").is_some() {
         config.positive(&["clip_qkv"], 1.0)?;
     }
-    let tied = tied(&mut config, false, EMBEDDINGS)?;
+    config.ties(false, EMBEDDINGS)?;
     let context = config.context(2048)?;
     let open: OpenModel = |config, weights| {
         let model = olmo::Model::new(&read(config)?, weights)?;
         Ok(cloned(model, olmo::Model::forward))
     };
-    let weights = WeightAdaptation { tied, ..WeightAdaptation::default() };
-    Ok(CandlePlan { weights, ..plan::<olmo::Config>("olmo", config, sizes, context, open)? })
+    plan::<olmo::Config>("olmo", config, sizes, context, open)
 }
 
 fn phi(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
@@ -384,9 +361,9 @@ fn phi(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.rope(10_000.0, rotated)?;
     config.positive(&["layer_norm_eps"], 1e-5)?;
     config.text("hidden_act", "gelu_new")?;
-    config.only("qk_layernorm", json!(false), json!(false))?;
+    config.only("qk_layernorm", false)?;
     config.put("qk_layernorm", false);
-    let tied = tied(&mut config, false, EMBEDDINGS)?;
+    config.ties(false, EMBEDDINGS)?;
     let context = config.context(2048)?;
     let open: OpenModel = |config, weights| {
         let model = phi::Model::new(&read(config)?, weights)?;
@@ -394,7 +371,6 @@ fn phi(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     };
     Ok(CandlePlan {
         prefill: Prefill::Beginning,
-        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<phi::Config>("phi", config, sizes, context, open)?
     })
 }
@@ -410,9 +386,9 @@ fn qwen2_moe(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.size("shared_expert_intermediate_size", None)?;
     config.size("decoder_sparse_step", Some(1))?;
     config.flag("norm_topk_prob", false)?;
-    config.only("mlp_only_layers", json!([]), json!([]))?;
-    config.only("qkv_bias", json!(true), json!(true))?;
-    let tied = tied(&mut config, false, EMBEDDINGS)?;
+    config.only("mlp_only_layers", json!([]))?;
+    config.only("qkv_bias", true)?;
+    config.ties(false, EMBEDDINGS)?;
     let most = config.context(32_768)?;
     let is_used = reader.flag("use_sliding_window")?.unwrap_or(false);
     let (context, notice) = config.within_window(most, is_used)?;
@@ -425,7 +401,6 @@ fn qwen2_moe(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     };
     Ok(CandlePlan {
         notices: notice.into_iter().collect(),
-        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<qwen2_moe::Config>("qwen2-moe", config, sizes, context, open)?
     })
 }
@@ -452,12 +427,12 @@ fn rwkv6(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
 
 fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<CandlePlan, LoadError> {
     let mut config = CandleConfig::new(reader);
-    let body = config.body(Usual::default())?;
+    let body = config.body()?;
     let head_size = config.size("head_size", Some(64))?;
     if !body.hidden_size.is_multiple_of(head_size) {
         return Err(reader.error("head_size", "does not divide the hidden size into heads"));
     }
-    config.only("attention_hidden_size", json!(body.hidden_size), json!(body.hidden_size))?;
+    config.only("attention_hidden_size", body.hidden_size)?;
     config.put("attention_hidden_size", body.hidden_size);
     // candle-transformers divides by this "number of heads" as if it were a head size.
     config.put("num_attention_heads", head_size);
@@ -466,8 +441,7 @@ fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<Ca
     config.positive(&["layer_norm_epsilon"], 1e-5)?;
     config.put("rescale_every", 0); // only for f16
     let divisor = config.positive(&["head_size_divisor"], 8.0)?;
-    let tied = tied(&mut config, false, "rwkv.embeddings.weight")?;
-    if tied.is_some() {
+    if config.flag("tie_word_embeddings", false)? {
         return Err(reader.unsupported("candle-transformers needs a separate output matrix"));
     }
     // The published model divides the attention output by this before a norm whose epsilon matters;
@@ -487,10 +461,10 @@ fn stablelm(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.text("hidden_act", "silu")?;
     config.flag("use_qkv_bias", false)?;
     for key in ["qk_layernorm", "use_parallel_residual"] {
-        config.only(key, json!(false), json!(false))?;
+        config.only(key, false)?;
     }
     config.put("use_cache", true);
-    let tied = tied(&mut config, false, EMBEDDINGS)?;
+    config.ties(false, EMBEDDINGS)?;
     let context = config.context(4096)?;
     let open: OpenModel = |config, weights| {
         let config: stable_lm::Config = read(config)?;
@@ -500,7 +474,6 @@ fn stablelm(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     };
     Ok(CandlePlan {
         prefill: Prefill::Beginning, // its model cannot be cloned
-        weights: WeightAdaptation { tied, ..WeightAdaptation::default() },
         ..plan::<stable_lm::Config>("stablelm", config, sizes, context, open)?
     })
 }
@@ -512,7 +485,8 @@ fn starcoder2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     config.positive(&["norm_epsilon"], 1e-5)?;
     config.text("hidden_act", "gelu_pytorch_tanh")?;
     config.flag("use_bias", true)?;
-    config.only("tie_word_embeddings", json!(true), json!(true))?;
+    config.only("tie_word_embeddings", true)?;
+    config.tied = Some(EMBEDDINGS);
     let most = config.context(4096)?;
     let (context, notice) = config.within_window(most, true)?;
     let open: OpenModel = |config, weights| {
@@ -521,7 +495,6 @@ fn starcoder2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     };
     Ok(CandlePlan {
         notices: notice.into_iter().collect(),
-        weights: WeightAdaptation { tied: Some(EMBEDDINGS), ..WeightAdaptation::default() },
         ..plan::<starcoder2::Config>("starcoder2", config, sizes, context, open)?
     })
 }

@@ -6,10 +6,8 @@ use super::buffers::{LayerBuffers, Projection};
 use super::load::Loader;
 use super::per_layer::LayerInput;
 use super::stream::{AltUpStreams, Stream};
-use super::{Convert, Matrix};
 use crate::backend::Backend;
-use crate::model::config::{AltUpConfig, DecoderConfig, Names};
-use crate::model::weights::WeightFile;
+use crate::model::config::{AltUpConfig, Names};
 use llmctl_base::error::{LoadError, Result};
 
 /// Least mean square of a projected stream when it is scaled to the first one's magnitude.
@@ -27,19 +25,11 @@ pub struct AltUp<B: Backend> {
 impl<B: Backend> AltUp<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(
-        backend: &B,
-        file: &WeightFile<'_>,
-        convert: Convert<'_>,
-        config: &DecoderConfig,
-        altup: &AltUpConfig,
-    ) -> Result<Self, LoadError> {
-        let hidden = config.hidden_size;
+    pub fn load(loader: &Loader<'_, B>, altup: &AltUpConfig) -> Result<Self, LoadError> {
+        let hidden = loader.hidden;
         let matrices = |names| -> Result<Vec<B::Weight>, LoadError> {
-            let matrices = file.global_matrices(names, altup.num_streams - 1, [hidden; 2])?.into_iter();
-            let uploaded = matrices
-                .map(|linear| backend.weight(&convert(&linear.name, Matrix::Projection, linear.weight)?));
-            uploaded.collect()
+            let matrices = loader.file.global_matrices(names, altup.num_streams - 1, [hidden; 2])?;
+            matrices.into_iter().map(|linear| Ok(loader.projection(linear)?.weight)).collect()
         };
         Ok(Self {
             hidden,
@@ -113,19 +103,14 @@ impl<B: Backend> LayerAltUp<B> {
         // The router reads its normalised input divided by its width.
         let mut router_norm = file.layer_norm(layer, ["altup.router_norm", "altup_router_norm"], hidden)?;
         router_norm.iter_mut().for_each(|weight| *weight /= hidden as f32);
-        let scale =
-            || file.values(layer, ["altup.correct_output_scale", "altup_correct_scale.weight"], hidden);
-        let output_scale = config.scales_output.then(scale).transpose()?;
+        let scale = || loader.values(["altup.correct_output_scale", "altup_correct_scale.weight"], hidden);
+        let router = file.linear(layer, ["altup.modality_router", "altup_router"], [streams, hidden])?;
         Ok(Self {
             num_streams: streams,
             active: config.active,
             eps,
             router_norm: loader.backend.vector(router_norm)?,
-            router: loader.gate(file.linear(
-                layer,
-                ["altup.modality_router", "altup_router"],
-                [streams, hidden],
-            )?)?,
+            router: loader.gate(router)?,
             prediction: file.matrix_values(
                 layer,
                 ["altup.prediction_coefs.weight", "altup_predict_coef.weight"],
@@ -136,14 +121,10 @@ impl<B: Backend> LayerAltUp<B> {
                 ["altup.correction_coefs.weight", "altup_correct_coef.weight"],
                 [streams; 2],
             )?,
-            output_scale: output_scale.map(|scale| loader.backend.vector(scale)).transpose()?,
+            output_scale: config.scales_output.then(scale).transpose()?,
             laurel: [
-                loader.projection(file.linear(layer, LEFT, [rank, hidden])?)?,
-                loader.projection(file.linear(
-                    layer,
-                    ["laurel.linear_right", "laurel_r"],
-                    [hidden, rank],
-                )?)?,
+                loader.linear(LEFT, [rank, hidden])?,
+                loader.linear(["laurel.linear_right", "laurel_r"], [hidden, rank])?,
             ],
             laurel_norm: loader.norm(["laurel.post_laurel_norm", "laurel_post_norm"], hidden)?,
         })

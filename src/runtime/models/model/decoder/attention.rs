@@ -39,23 +39,20 @@ impl<B: Backend> Attention<B> {
         eps: f32,
         store: StoreIndex,
     ) -> Result<Self, LoadError> {
-        let (file, layer, norms) = (loader.file, loader.layer, &loader.naming.norms);
         let q_width = config.num_heads * config.head_dim;
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
-        let output = file.linear(layer, loader.naming.parts.attention_output, [loader.hidden, q_width])?;
-        let sinks = |_| file.values(layer, ["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
-        let sinks = config.has_sinks.then_some(()).map(sinks).transpose()?;
+        let sinks = || loader.values(["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
         Ok(Self {
             config: config.clone(),
             eps,
             store,
             q,
             output_gate,
-            q_norm: q_len.map(|len| loader.norm(norms.qk[0], len)).transpose()?,
+            q_norm: q_len.map(|len| loader.norm(loader.naming.norms.qk[0], len)).transpose()?,
             kv,
-            sinks: sinks.map(|sinks| loader.backend.vector(sinks)).transpose()?,
-            output: loader.projection(output)?,
+            sinks: config.has_sinks.then(sinks).transpose()?,
+            output: loader.linear(loader.naming.parts.attention_output, [loader.hidden, q_width])?,
         })
     }
 

@@ -42,7 +42,6 @@ impl<B: Backend> DeltaNet<B> {
         let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
         let ([qkv, gate], [rate, decay]) =
             (read_qkv_and_gate(loader, shape)?, read_rate_and_decay(loader, shape)?);
-        let values = |names, len| loader.backend.vector(file.values(layer, names, len)?);
         let conv = ["linear_attn.conv1d", "ssm_conv1d"];
         let mut fading = file.values(layer, ["linear_attn.A_log", "ssm_a"], heads)?;
         let is_log = !loader.naming.gguf;
@@ -59,13 +58,9 @@ impl<B: Backend> DeltaNet<B> {
             decay: loader.gate(decay)?,
             kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), config.kernel])?)?,
             fading: loader.backend.vector(fading)?,
-            decay_bias: values(["linear_attn.dt_bias", "ssm_dt.bias"], heads)?,
-            norm: values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
-            output: loader.projection(file.linear(
-                layer,
-                ["linear_attn.out_proj", "ssm_out"],
-                [hidden, inner],
-            )?)?,
+            decay_bias: loader.values(["linear_attn.dt_bias", "ssm_dt.bias"], heads)?,
+            norm: loader.values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
+            output: loader.linear(["linear_attn.out_proj", "ssm_out"], [hidden, inner])?,
         })
     }
 

@@ -65,8 +65,6 @@ impl<B: Backend> LatentAttention<B> {
                 matrices.into_iter().map(|linear| loader.projection(linear).map(|head| head.weight));
             weights.collect::<Result<Vec<_>, _>>()
         };
-        let output =
-            file.linear(layer, loader.naming.parts.attention_output, [hidden, num_heads * value_dim])?;
         Ok(Self {
             config: config.clone(),
             store,
@@ -78,7 +76,7 @@ impl<B: Backend> LatentAttention<B> {
             rotary_key: loader.projection(unrolled(rotary_key))?,
             absorbed_keys: heads(keys)?,
             values: heads(values)?,
-            output: loader.projection(output)?,
+            output: loader.linear(loader.naming.parts.attention_output, [hidden, num_heads * value_dim])?,
         })
     }
 
@@ -145,7 +143,7 @@ fn read_query<B: Backend>(
     match config.query_rank {
         None => Ok((None, file.linear(layer, QUERY, [width, loader.hidden])?)),
         Some(rank) => {
-            let down = loader.projection(file.linear(layer, QUERY_DOWN, [rank, loader.hidden])?)?;
+            let down = loader.linear(QUERY_DOWN, [rank, loader.hidden])?;
             let norm = loader.norm(QUERY_NORM, rank)?;
             Ok((Some((down, norm)), file.linear(layer, QUERY_UP, [width, rank])?))
         }

@@ -24,9 +24,24 @@ impl<B: Backend> Loader<'_, B> {
         self.backend.vector(self.file.layer_norm(self.layer, names, len)?)
     }
 
+    /// Reads and uploads a projection of the layer.
+    pub fn linear(&self, names: [&str; 2], shape: [usize; 2]) -> Result<Projection<B>, LoadError> {
+        self.projection(self.file.linear(self.layer, names, shape)?)
+    }
+
+    /// Reads and uploads the values of a small tensor of the layer.
+    pub fn values(&self, names: [&str; 2], len: usize) -> Result<B::Vector, LoadError> {
+        self.backend.vector(self.file.values(self.layer, names, len)?)
+    }
+
     /// Uploads a matrix and its bias.
     pub fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
         self.keep(linear, Matrix::Projection, B::weight)
+    }
+
+    /// Converts an embedding table or an output matrix.
+    pub fn vocabulary(&self, table: Linear) -> Result<HostTensor, LoadError> {
+        (self.convert)(&table.name, Matrix::Vocabulary, table.weight)
     }
 
     /// Uploads a matrix of an expert.

@@ -42,7 +42,7 @@ use super::config::{
     SsmConfig,
 };
 use super::rope::Rope;
-use super::weights::{Linear, WeightFile};
+use super::weights::WeightFile;
 use super::{Batch, Logits, Model, ModelSpec, Row};
 use crate::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Store, StoreShape};
 use crate::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
@@ -227,10 +227,9 @@ impl<B: Backend> Decoder<B> {
         };
         let (embedding, head) = load_vocabulary(&loader, config.vocab_size)?;
         let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
-        let per_layer = |inputs| PerLayer::load(&backend, &file, convert, &config, inputs);
+        let per_layer = |inputs| PerLayer::load(&loader, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
-        let altup = |altup| AltUp::load(&backend, &file, convert, &config, altup);
-        let altup = config.altup.as_ref().map(altup).transpose()?;
+        let altup = config.altup.as_ref().map(|altup| AltUp::load(&loader, altup)).transpose()?;
         let layers = load_layers(&loader, &config, &stores, progress)?;
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         let spec = spec_of(&config, context_length, kv_type);
@@ -454,10 +453,9 @@ fn load_vocabulary<B: Backend>(
     vocab: usize,
 ) -> Result<(B::Weight, Option<B::Weight>), LoadError> {
     let (backend, file, hidden) = (loader.backend, loader.file, loader.hidden);
-    let converted = |table: Linear| (loader.convert)(&table.name, Matrix::Vocabulary, table.weight);
-    let embedding = converted(file.embedding(vocab, hidden)?)?;
+    let embedding = loader.vocabulary(file.embedding(vocab, hidden)?)?;
     match file.head(vocab, hidden)? {
-        Some(head) => Ok((backend.table(&embedding)?, Some(backend.weight(&converted(head)?)?))),
+        Some(head) => Ok((backend.table(&embedding)?, Some(backend.weight(&loader.vocabulary(head)?)?))),
         None => Ok((backend.weight(&embedding)?, None)),
     }
 }

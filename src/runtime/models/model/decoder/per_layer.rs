@@ -6,10 +6,8 @@ use std::ops::Range;
 
 use super::buffers::{LayerBuffers, Projection};
 use super::load::Loader;
-use super::{Convert, Matrix};
 use crate::backend::{Activation, Backend};
 use crate::model::config::{DecoderConfig, PerLayerInputs};
-use crate::model::weights::WeightFile;
 use llmctl_base::error::{LoadError, Result};
 
 /// The inputs of all layers.
@@ -33,30 +31,22 @@ impl<B: Backend> PerLayer<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(
-        backend: &B,
-        file: &WeightFile<'_>,
-        convert: Convert<'_>,
+        loader: &Loader<'_, B>,
         config: &DecoderConfig,
         inputs: &PerLayerInputs,
     ) -> Result<Self, LoadError> {
+        let (backend, file) = (loader.backend, loader.file);
         let (width, hidden) = (config.layers.len() * inputs.size, config.hidden_size);
-        let matrix = |names, matrix, shape| -> Result<_, LoadError> {
-            let linear = file.global_linear(names, shape)?;
-            convert(&linear.name, matrix, linear.weight)
-        };
-        let table = matrix(
-            ["embed_tokens_per_layer", "per_layer_token_embd"],
-            Matrix::Vocabulary,
-            [inputs.num_rows, width],
-        )?;
+        let names = ["embed_tokens_per_layer", "per_layer_token_embd"];
+        let table = loader.vocabulary(file.global_linear(names, [inputs.num_rows, width])?)?;
         let names = ["per_layer_model_projection", "per_layer_model_proj"];
-        let projection = matrix(names, Matrix::Projection, [width, hidden])?;
+        let projection = loader.projection(file.global_linear(names, [width, hidden])?)?;
         let norm = file.global_norm(["per_layer_projection_norm", "per_layer_proj_norm"], inputs.size)?;
         Ok(Self {
             table: backend.table(&table)?,
             num_rows: inputs.num_rows,
             tokens: Vec::new(),
-            projection: backend.weight(&projection)?,
+            projection: projection.weight,
             norm: backend.vector(norm)?,
             eps: config.final_norm_eps,
             table_scale: (inputs.size as f32).sqrt(),
@@ -111,14 +101,12 @@ impl<B: Backend> LayerInput<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(loader: &Loader<'_, B>, inputs: &PerLayerInputs, eps: f32) -> Result<Self, LoadError> {
-        let (file, layer, hidden, size) = (loader.file, loader.layer, loader.hidden, inputs.size);
-        let gate = file.linear(layer, ["per_layer_input_gate", "inp_gate"], [size, hidden])?;
-        let projection = file.linear(layer, ["per_layer_projection", "proj"], [hidden, size])?;
+        let (layer, hidden, size) = (loader.layer, loader.hidden, inputs.size);
         Ok(Self {
             activation: inputs.activation,
             columns: layer * size..(layer + 1) * size,
-            gate: loader.projection(gate)?,
-            projection: loader.projection(projection)?,
+            gate: loader.linear(["per_layer_input_gate", "inp_gate"], [size, hidden])?,
+            projection: loader.linear(["per_layer_projection", "proj"], [hidden, size])?,
             norm: loader.norm(["post_per_layer_input_norm", "post_norm"], hidden)?,
             eps,
         })

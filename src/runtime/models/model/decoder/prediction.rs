@@ -18,7 +18,7 @@ use super::buffers::{JoinedRows, LayerBuffers, LayerContext, Projection};
 use super::layer::DecoderLayer;
 use super::load::Loader;
 use super::stream::Stream;
-use super::{Convert, Decoder, HiddenStates, Matrix, StepBuffers, kv_groups, kv_layout};
+use super::{Convert, Decoder, HiddenStates, StepBuffers, kv_groups, kv_layout};
 use crate::backend::{Backend, KvType};
 use crate::kv::PageRef;
 use crate::model::config::{DecoderConfig, LayerConfig, Names, Naming};
@@ -100,12 +100,10 @@ impl<B: Backend> Decoder<B> {
             false => WeightFile::new(source, &naming)?.final_norm(hidden)?,
         };
         let joined = loader.projection(file.global_linear(JOINED, [hidden, 2 * hidden])?)?;
-        let table = |names| match file.optional_global_linear(names, [config.vocab_size, hidden])? {
-            Some(table) => {
-                let table = convert(&table.name, Matrix::Vocabulary, table.weight)?;
-                Ok::<_, LoadError>(Some(Arc::new(backend.weight(&table)?)))
-            }
-            None => Ok(None),
+        let table = |names| -> Result<_, LoadError> {
+            let table = file.optional_global_linear(names, [config.vocab_size, hidden])?;
+            let weight = |table| backend.weight(&loader.vocabulary(table)?).map(Arc::new);
+            table.map(weight).transpose()
         };
         let (own_embedding, own_head) = (table(EMBEDDING)?, table(HEAD)?);
         let spec = ModelSpec {

@@ -28,12 +28,11 @@ impl<B: Backend> ShortConv<B> {
         let [b, c, x] =
             file.stacked(loader.layer, ["conv.in_proj", "shortconv.in_proj"], [hidden; 3], hidden)?;
         let kernel = file.conv(loader.layer, ["conv.conv", "shortconv.conv"], [hidden, config.kernel])?;
-        let output = file.linear(loader.layer, ["conv.out_proj", "shortconv.out_proj"], [hidden; 2])?;
         Ok(Self {
             store,
             inputs: [loader.projection(b)?, loader.projection(c)?, loader.projection(x)?],
             kernel: loader.backend.vector(kernel)?,
-            output: loader.projection(output)?,
+            output: loader.linear(["conv.out_proj", "shortconv.out_proj"], [hidden; 2])?,
         })
     }
 

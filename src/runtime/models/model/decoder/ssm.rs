@@ -54,7 +54,6 @@ impl<B: Backend> Ssm<B> {
         };
         let norm = || values("norm.weight", "ssm_norm.weight", shape.inner());
         let norm = has_norm.then(norm).transpose()?;
-        let output = file.linear(layer, [&hf("out_proj"), "ssm_out"], [loader.hidden, shape.inner()])?;
         Ok(Self {
             config: config.clone(),
             eps,
@@ -69,7 +68,7 @@ impl<B: Backend> Ssm<B> {
             step_bias: values("dt_bias", "ssm_dt.bias", shape.heads)?,
             skip: values("D", "ssm_d", shape.heads)?,
             norm,
-            output: loader.projection(output)?,
+            output: loader.linear([&hf("out_proj"), "ssm_out"], [loader.hidden, shape.inner()])?,
         })
     }
 

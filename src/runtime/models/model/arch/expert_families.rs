@@ -1,0 +1,257 @@
+//! Families with experts that differ from a Llama in few other facts, each with its source.
+
+use super::deepseek;
+use super::dense::ConfigDefaults;
+use super::dense_families::{QWEN3, slide_upper_layers};
+use super::experts::{ExpertKeys, experts, with_shared};
+use super::{ConfigReader, Description, Family};
+use crate::model::config::{
+    Activation, ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, NormNames, PartNames, QkNorm,
+    RopeScaling,
+};
+use llmctl_base::error::LoadError;
+
+/// Mixtral: a Llama with experts in every layer. As GGUF it is published as `llama` with an `expert_count`.
+/// Source: transformers `MixtralConfig`; llama.cpp for what GGUF fixes: weights that sum to 1.
+pub const MIXTRAL: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(8),
+        context_length: 131_072,
+        rope_theta: 1e6,
+        norm_eps: 1e-5,
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    adjust: |description, reader| {
+        mixtral(description, reader)?;
+        description.slide(reader.window()?, |_| true);
+        Ok(())
+    },
+    ..Family::new("mixtral", &["mixtral"], &[])
+};
+
+/// Replaces the dense part of every layer by Mixtral's experts.
+pub fn mixtral(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    description.naming.parts = PartNames::MIXTRAL;
+    description.replace_by_experts(reader, &ExpertKeys::LOCAL, ExpertWeights::OfUsed, |_| true)
+}
+
+/// OLMoE: experts in every layer, q and k normalised over all heads together.
+/// Source: transformers `OlmoeConfig`; llama.cpp for what GGUF fixes: weights that do not sum to 1.
+pub const OLMOE: Family = Family {
+    defaults: ConfigDefaults { context_length: 4096, norm_eps: 1e-5, experts: true, ..ConfigDefaults::CLASS },
+    qk_norm: QkNorm::Whole,
+    adjust: |description, reader| {
+        const CLIP: &str = "clip_qkv";
+        const KEYS: ExpertKeys = ExpertKeys { intermediate_size: "intermediate_size", ..ExpertKeys::QWEN };
+        if reader.value(CLIP).is_some() {
+            return Err(reader.error(CLIP, "limits on q, k and v are not supported"));
+        }
+        let weights = ExpertWeights::softmax(reader.flag("norm_topk_prob")? == Some(true));
+        description.replace_by_experts(reader, &KEYS, weights, |_| true)
+    },
+    ..Family::new("olmoe", &["olmoe"], &["olmoe"])
+};
+
+/// Qwen 3 with experts: Qwen 3's attention, and in most layers experts instead of the one network.
+/// Source: transformers `Qwen3MoeConfig`; llama.cpp for what GGUF fixes: experts in every layer, weights that sum to 1.
+pub const QWEN3_MOE: Family = Family {
+    name: "qwen3-moe",
+    model_types: &["qwen3_moe"],
+    gguf_names: &["qwen3moe"],
+    defaults: ConfigDefaults { experts: true, ..QWEN3.defaults },
+    adjust: qwen3_moe,
+    ..QWEN3
+};
+
+fn qwen3_moe(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    slide_upper_layers(description, reader)?;
+    let sum_to_one = reader.is_gguf() || reader.flag("norm_topk_prob")?.unwrap_or(false);
+    let step = reader.count("decoder_sparse_step")?.unwrap_or(1);
+    let dense = reader.listed_layers("mlp_only_layers")?.unwrap_or_default();
+    let is_sparse = |layer: usize| step > 0 && (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
+    description.replace_by_experts(reader, &ExpertKeys::QWEN, ExpertWeights::softmax(sum_to_one), is_sparse)
+}
+
+/// Qwen 3 VL with experts, text; see [`QWEN3_VL`](super::dense_families::QWEN3_VL). Sources: transformers
+/// `Qwen3VLMoeTextConfig`; llama.cpp's `qwen3vlmoe` for GGUF.
+pub const QWEN3_VL_MOE: Family = Family {
+    name: "qwen3-vl-moe",
+    model_types: &["qwen3_vl_moe", "qwen3_vl_moe_text"],
+    gguf_names: &["qwen3vlmoe"],
+    adjust: |description, reader| {
+        qwen3_moe(description, reader)?;
+        // The class has no `norm_topk_prob`.
+        description.experts_mut().for_each(|experts| experts.weights = ExpertWeights::OfUsed);
+        Ok(())
+    },
+    ..QWEN3_MOE
+};
+
+/// MiniMax M2: experts in every layer, weighed by sigmoids with a bias for their choice; q and k normalised over all heads
+/// together, and half-rotated. Source: transformers `MiniMaxM2Config`; llama.cpp's `minimax-m2` for GGUF.
+pub const MINIMAX_M2: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(8),
+        head_dim: Some(128),
+        context_length: 196_608,
+        rope_theta: 5e6,
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    parts: PartNames {
+        expert_bias: ["block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"],
+        ..PartNames::MIXTRAL
+    },
+    qk_norm: QkNorm::Whole,
+    adjust: |description, reader| {
+        let weights = ExpertWeights::SigmoidOfUsed;
+        description.replace_by_experts(reader, &ExpertKeys::LOCAL, weights, |_| true)?;
+        description.experts_mut().for_each(|experts| experts.has_bias = true);
+        Ok(())
+    },
+    parse: |family, reader| {
+        let rotated = rotated_fraction(reader)?;
+        family.dense(ConfigDefaults { rotated, ..family.defaults }, reader)
+    },
+    ..Family::new("minimax-m2", &["minimax_m2"], &["minimax-m2"])
+};
+
+/// Returns the rotated fraction of a head, of which published files give the values: `rotary_dim`.
+fn rotated_fraction(reader: &ConfigReader) -> Result<f32, LoadError> {
+    match (reader.count("rotary_dim")?, reader.count("head_dim")?.unwrap_or(128)) {
+        (Some(rotated), head_dim) if head_dim > 0 => Ok(rotated as f32 / head_dim as f32),
+        _ => Ok(1.0),
+    }
+}
+
+/// GLM-4.5 and 4.6: a Llama with biases on q, k and v and half-rotated heads; the first layers are dense, the others have
+/// experts as DeepSeek V3 does. Source: transformers `Glm4MoeConfig`; llama.cpp's `glm4moe` for GGUF.
+pub const GLM4_MOE: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(8),
+        context_length: 131_072,
+        norm_eps: 1e-5,
+        rotated: 0.5,
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    norms: NormNames::POST_ATTENTION,
+    adjust: |description, reader| {
+        description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
+        deepseek::set_experts(description, reader)?;
+        description.normalize_qk(if normalizes_qk(reader)? { QkNorm::PerHead } else { QkNorm::None });
+        Ok(())
+    },
+    ..Family::new("glm4-moe", &["glm4_moe"], &["glm4moe"])
+};
+
+/// Returns whether q and k are normalised. GGUF tells by its tensors.
+fn normalizes_qk(reader: &ConfigReader) -> Result<bool, LoadError> {
+    match reader.is_gguf() {
+        true => Ok(reader.value("blk.0.attn_q_norm.weight").is_some()),
+        false => Ok(reader.flag("use_qk_norm")? == Some(true)),
+    }
+}
+
+/// ERNIE 4.5 with experts: softmax weights with a bias for the choice of experts, beside a shared network; the first layers
+/// are dense. Source: transformers `Ernie4_5_MoeConfig`; llama.cpp's `ernie4_5-moe` for GGUF.
+pub const ERNIE4_5_MOE: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(4),
+        context_length: 131_072,
+        rope_theta: 500_000.0,
+        norm_eps: 1e-5,
+        tied: Some(true),
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    interleaved_qk: [true; 2],
+    parts: PartNames {
+        expert_bias: ["mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"],
+        ..PartNames::SHARED_EXPERTS
+    },
+    adjust: |description, reader| {
+        let num_layers = description.config.layers.len();
+        let is_sparse = ernie_layers(reader, num_layers)?;
+        description.replace_dense(is_sparse, |dense| ernie_part(reader, dense, num_layers - 1))
+    },
+    ..Family::new("ernie4.5-moe", &["ernie4_5_moe"], &["ernie4_5-moe"])
+};
+
+/// Parses a layer with experts. The shared ones are one network, whose width GGUF gives wrongly: it is read from the number
+/// of experts in both formats.
+fn ernie_part(
+    reader: &ConfigReader,
+    dense: MlpConfig,
+    last_layer: usize,
+) -> Result<FeedForwardConfig, LoadError> {
+    const KEYS: ExpertKeys =
+        ExpertKeys { count: "moe_num_experts", used: "moe_k", intermediate_size: "moe_intermediate_size" };
+    let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
+    // GGUF tells by its tensors.
+    let bias = format!("blk.{last_layer}.exp_probs_b.bias");
+    let has_bias = !reader.is_gguf() || reader.value(&bias).is_some();
+    let shared_key = reader.pick("moe_num_shared_experts", "expert_shared_count");
+    let shared = reader.count(shared_key)?.unwrap_or(if reader.is_gguf() { 0 } else { 2 });
+    with_shared(reader, shared_key, shared, ExpertsConfig { has_bias, ..experts }, dense)
+}
+
+/// Returns which layers have experts: every `interval`th one between a first and a last.
+fn ernie_layers(
+    reader: &ConfigReader,
+    num_layers: usize,
+) -> Result<impl Fn(usize) -> bool + use<>, LoadError> {
+    const LAST: &str = "moe_layer_end_index";
+    let interval_key = reader.pick("moe_layer_interval", "interleave_moe_layer_step");
+    let first_key = reader.pick("moe_layer_start_index", "leading_dense_block_count");
+    let interval = reader.interval(interval_key, 1)?;
+    let first = reader.count(first_key)?.unwrap_or(usize::from(!reader.is_gguf()));
+    let last = match reader.value(LAST).and_then(|last| last.as_i64()) {
+        None | Some(-1) => num_layers,
+        Some(_) => reader.count(LAST)?.unwrap_or(num_layers),
+    };
+    Ok(move |layer: usize| (layer + 1).is_multiple_of(interval) && (first..=last).contains(&layer))
+}
+
+/// gpt-oss: experts in every layer, a window on every other one, learned sinks, biases everywhere, YaRN.
+/// Source: transformers `GptOssConfig`; llama.cpp's converter for the names in GGUF.
+pub const GPT_OSS: Family = Family {
+    defaults: ConfigDefaults {
+        head_dim: Some(64),
+        hold_in_gguf: true,
+        context_length: 131_072,
+        rope_theta: 150_000.0,
+        norm_eps: 1e-5,
+        tied: Some(false),
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    norms: NormNames::POST_ATTENTION,
+    parts: PartNames { router: ["mlp.router", "ffn_gate_inp"], ..PartNames::LLAMA },
+    adjust: gpt_oss,
+    ..Family::new("gpt-oss", &["gpt_oss"], &["gpt-oss"])
+};
+
+fn gpt_oss(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+    description.naming.alternating_experts = !reader.is_gguf();
+    for rope in &mut description.config.ropes {
+        // As in the published config; GGUF lacks the key.
+        if let (RopeScaling::Yarn { truncate, .. }, true) = (&mut rope.scaling, reader.is_gguf()) {
+            *truncate = false;
+        }
+    }
+    let alpha = reader.number("swiglu_alpha")?.unwrap_or(1.702);
+    let limit = match reader.number("swiglu_limit")?.unwrap_or(7.0) {
+        limit if limit >= 0.0 => limit,
+        limit => return Err(reader.error("swiglu_limit", format!("{limit} is below 0"))),
+    };
+    description.replace_by_experts(reader, &ExpertKeys::LOCAL, ExpertWeights::OfUsed, |_| true)?;
+    let activation = Activation::ClampedSwish { alpha, limit };
+    description.experts_mut().for_each(|experts| experts.mlp.activation = activation);
+    description.config.attentions_mut().for_each(|(_, attention)| attention.has_sinks = true);
+    let listed = reader.sliding_layers(description.config.layers.len())?;
+    let slides = |layer: usize| listed.as_ref().map_or(layer.is_multiple_of(2), |listed| listed[layer]);
+    description.slide(Some(reader.window()?.unwrap_or(128)), slides);
+    Ok(())
+}
