@@ -217,8 +217,7 @@ fn damaged(form: &str, damages: &[Damage]) -> tempfile::TempDir {
     tensors.0.iter_mut().for_each(StoredTensor::refit);
     std::fs::write(&file, tensors.to_bytes()).expect("a file");
     let index = folder.path().join("model.safetensors.index.json");
-    let mut map: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(&index).expect("an index")).expect("JSON");
+    let mut map: Value = serde_json::from_slice(&std::fs::read(&index).expect("an index")).expect("JSON");
     let gone = |name: &str| damages.iter().any(|damage| matches!(damage, Gone(end) if name.ends_with(end)));
     map["weight_map"].as_object_mut().expect("an object").retain(|name, _| !gone(name));
     std::fs::write(&index, map.to_string()).expect("a file");
