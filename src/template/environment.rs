@@ -6,12 +6,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::machinery::{eval, get_compiled_template, make_string_output};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value};
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use super::clock::DateTime;
 use super::python::budget::{Exhausted, INPUTS, Inputs, Raised};
 use super::python::{self, Dict, from_json};
+use super::variables::Variables;
 use super::{TemplateError, link, source};
 
 /// Instructions that one rendering may take: a thousand times what a long conversation needs.
@@ -26,7 +28,7 @@ pub const NAME: &str = "chat template";
 /// Builds an environment that holds one template.
 pub fn compile(
     source: &str,
-    syntax: minijinja::syntax::SyntaxConfig,
+    syntax: SyntaxConfig,
     undefined: UndefinedBehavior,
 ) -> Result<Environment<'static>, TemplateError> {
     let prepared = source::prepare(source, &syntax)?;
@@ -55,7 +57,7 @@ fn link_check(env: &Environment<'static>) -> Result<(), TemplateError> {
 /// Runs the template of an environment made by [`compile`].
 pub fn run(
     env: &Environment<'static>,
-    variables: &Map<String, Json>,
+    variables: &Variables,
     now: DateTime,
 ) -> Result<String, TemplateError> {
     let root = root(variables, now)?;
@@ -80,7 +82,7 @@ pub fn run(
 }
 
 /// Names what a template reads and was not given, for the message of an error that an undefined value caused.
-fn missing_variables(env: &Environment<'static>, given: &Map<String, Json>) -> String {
+fn missing_variables(env: &Environment<'static>, given: &Variables) -> String {
     let Ok(template) = env.get_template(NAME) else { return String::new() };
     let mut missing: Vec<String> = template.undeclared_variables(false).into_iter().collect();
     missing.retain(|name| !given.contains_key(name) && !env.globals().any(|(known, _)| known == name));
@@ -89,7 +91,7 @@ fn missing_variables(env: &Environment<'static>, given: &Map<String, Json>) -> S
 }
 
 /// The variables of a rendering with its bounds among them.
-fn root(variables: &Map<String, Json>, now: DateTime) -> Result<Value, TemplateError> {
+fn root(variables: &Variables, now: DateTime) -> Result<Value, TemplateError> {
     let given: u64 = variables.iter().map(|(name, value)| name.len() as u64 + json_bytes(value)).sum();
     let bytes = BASE_BYTES.saturating_add(given.saturating_mul(BYTES_PER_INPUT_BYTE));
     let mut pairs = Vec::with_capacity(variables.len() + 1);

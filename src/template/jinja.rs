@@ -11,8 +11,8 @@ use serde_json::{Map, Value as Json};
 use super::clock::DateTime;
 use super::environment::{NAME, compile, run};
 use super::variables::{
-    ADAPTATIONS, Adaptation, add_functions, complete_tools, conversation_variables, describe_parameters,
-    list_no_tools, move_content_to_reasoning, reasoning_names, spell_arguments_out,
+    ADAPTATIONS, Adaptation, Variables, add_functions, complete_tools, conversation_variables,
+    describe_parameters, list_no_tools, move_content_to_reasoning, reasoning_names, spell_arguments_out,
 };
 use super::{Content, Conversation, Role, TemplateError, source};
 
@@ -54,7 +54,7 @@ pub struct ChatTemplate {
 #[derive(Debug)]
 struct CompiledTemplate {
     env: Environment<'static>,
-    specials: Map<String, Json>,
+    specials: Variables,
     source: String,
     /// By which names templates get the reasoning of a message.
     reasoning_names: &'static [&'static str],
@@ -126,7 +126,7 @@ impl ChatTemplate {
     }
 
     /// Renders with the conversation in the other forms that templates expect; the first that succeeds.
-    fn render_adapted(&self, variables: &Map<String, Json>, now: DateTime) -> Option<String> {
+    fn render_adapted(&self, variables: &Variables, now: DateTime) -> Option<String> {
         const OF_TOOLS: [&[Adaptation]; 5] = [
             &[],
             &[complete_tools],
@@ -144,12 +144,7 @@ impl ChatTemplate {
     }
 
     /// Renders with all of these changes, if each of them changes something: with one left out it is another form.
-    fn render_changed(
-        &self,
-        variables: &Map<String, Json>,
-        changes: &[Adaptation],
-        now: DateTime,
-    ) -> Option<String> {
+    fn render_changed(&self, variables: &Variables, changes: &[Adaptation], now: DateTime) -> Option<String> {
         let mut adapted = variables.clone();
         let num_changed = changes.iter().filter(|change| change(&mut adapted)).count();
         (num_changed == changes.len()).then(|| self.render_variables(&adapted, now).ok()).flatten()
@@ -157,7 +152,7 @@ impl ChatTemplate {
 
     /// The rendering with tool arguments as JSON text, where that has fewer quotes escaped for HTML. Mistral's own templates
     /// mark arguments as safe and add other text to them, which Jinja then escapes: no model was trained on that.
-    fn without_escapes(&self, variables: &Map<String, Json>, now: DateTime, text: &str) -> Option<String> {
+    fn without_escapes(&self, variables: &Variables, now: DateTime, text: &str) -> Option<String> {
         const QUOTE: &str = "&#34;";
         let num_escaped = text.matches(QUOTE).count();
         if num_escaped == 0 {
@@ -173,18 +168,14 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As [`Self::render`].
-    pub fn render_variables(
-        &self,
-        variables: &Map<String, Json>,
-        now: DateTime,
-    ) -> Result<String, TemplateError> {
+    pub fn render_variables(&self, variables: &Variables, now: DateTime) -> Result<String, TemplateError> {
         let mut all = self.inner.specials.clone();
         all.extend(variables.iter().map(|(name, value)| (name.clone(), value.clone())));
         run(&self.inner.env, &all, now)
     }
 }
 
-fn special_variables(specials: SpecialTokens) -> Map<String, Json> {
+fn special_variables(specials: SpecialTokens) -> Variables {
     let SpecialTokens { bos, eos, unk, pad, sep, cls, mask, extra } = specials;
     let named = [
         ("bos_token", bos),

@@ -25,6 +25,8 @@ pub struct Marked {
     has_markup: bool,
     /// Text that is dropped at the start of the answer.
     lead: Option<&'static str>,
+    /// The text of a call whose tool is not known yet, with the space before it.
+    pub raw: String,
     /// Calls inside reasoning that may count.
     early: Early,
 }
@@ -73,7 +75,8 @@ impl Marked {
         };
         // The prompt has begun what may be a call.
         if let Some(opener) = calls.and_then(|calls| calls.prompt_opener).filter(|opener| ends_with(opener)) {
-            marked.begin_call(opener, &mut String::new());
+            marked.begin_call(opener);
+            marked.raw.clear();
         }
         marked
     }
@@ -106,15 +109,9 @@ impl Marked {
         close.into_iter().chain(lead).chain(sets.into_iter().flatten().flatten().copied())
     }
 
-    pub fn take(
-        &mut self,
-        c: char,
-        raw: &mut String,
-        todo: &mut Vec<char>,
-        sink: &mut PieceSink<'_>,
-    ) -> Result<(), CallError> {
+    pub fn take(&mut self, c: char, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
         if matches!(self.state, MarkedState::Call(_)) {
-            return self.take_call(c, raw, todo, sink);
+            return self.take_call(c, todo, sink);
         }
         if matches!(self.state, MarkedState::EarlyCall(_)) {
             self.take_early(c, todo, sink);
@@ -125,8 +122,8 @@ impl Marked {
                 && matches!(self.state, MarkedState::Text)
                 && self.calls.and_then(|calls| calls.bare) == Some(c);
             if is_bare_call {
-                self.begin_call("", raw);
-                return self.take_call(c, raw, todo, sink);
+                self.begin_call("");
+                return self.take_call(c, todo, sink);
             }
             if c.is_whitespace() {
                 self.space.push(c);
@@ -146,7 +143,7 @@ impl Marked {
         match marker {
             Some(marker) => {
                 todo.extend(held[marker.len()..].chars().rev());
-                self.meet(marker, raw, sink);
+                self.meet(marker, sink);
             }
             None => {
                 self.emit_first(&held, todo, sink);
@@ -156,7 +153,7 @@ impl Marked {
     }
 
     /// Handles a marker.
-    fn meet(&mut self, marker: &'static str, raw: &mut String, sink: &mut PieceSink<'_>) {
+    fn meet(&mut self, marker: &'static str, sink: &mut PieceSink<'_>) {
         let is_call = self.calls.is_some_and(|calls| {
             calls.openers.contains(&marker) || calls.unwritten_openers.contains(&marker)
         });
@@ -169,7 +166,7 @@ impl Marked {
             }
         } else if is_call {
             self.give_early_back(sink);
-            self.begin_call(marker, raw);
+            self.begin_call(marker);
         } else if is_open {
             self.give_early_back(sink);
             self.space.clear();
@@ -282,40 +279,38 @@ impl Marked {
 
     // -- Calls.
 
-    fn begin_call(&mut self, opener: &'static str, raw: &mut String) {
+    fn begin_call(&mut self, opener: &'static str) {
         let Some(reader) = self.calls.map(|calls| (calls.reader)(calls, opener)) else { return };
-        *raw = std::mem::take(&mut self.space);
-        raw.push_str(opener);
+        self.raw = std::mem::take(&mut self.space) + opener;
         self.state = MarkedState::Call(reader);
     }
 
     fn take_call(
         &mut self,
         c: char,
-        raw: &mut String,
         todo: &mut Vec<char>,
         sink: &mut PieceSink<'_>,
     ) -> Result<(), CallError> {
         let MarkedState::Call(reader) = &mut self.state else { return Ok(()) };
         let num_calls = sink.calls.num;
-        raw.push(c);
+        self.raw.push(c);
         let step = reader.take(c, sink);
         if sink.calls.is_open || sink.calls.num > num_calls {
-            raw.clear();
+            self.raw.clear();
         }
         match step {
             Ok(ParserStep::More) => {}
             Ok(ParserStep::Done(rest)) => {
-                raw.clear();
+                self.raw.clear();
                 todo.extend(rest.chars().rev());
                 self.state = MarkedState::Text;
                 self.is_fresh = true;
                 self.has_markup = true;
             }
-            Err(CallError::NotACall) => self.take_back(&std::mem::take(raw), todo, sink),
+            Err(CallError::NotACall) => self.take_back(todo, sink),
             Err(broken) => {
                 if broken == CallError::Undefined && self.has_markup && !self.has_content {
-                    *raw = raw.trim_start().to_owned();
+                    self.raw = self.raw.trim_start().to_owned();
                 }
                 return Err(broken);
             }
@@ -324,8 +319,9 @@ impl Marked {
     }
 
     /// Treats what looked like a call as text: emits its first character and reads the rest again.
-    fn take_back(&mut self, raw: &str, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
+    fn take_back(&mut self, todo: &mut Vec<char>, sink: &mut PieceSink<'_>) {
         self.state = MarkedState::Text;
+        let raw = std::mem::take(&mut self.raw);
         let text = raw.trim_start();
         self.space = raw[..raw.len() - text.len()].to_owned();
         self.emit_first(text, todo, sink);

@@ -48,8 +48,6 @@ pub struct OutputParser {
     tools: ToolDefinitions,
     mode: Mode,
     calls: CallCount,
-    /// The text of a call whose tool is not known yet, with the space before it.
-    raw: String,
 }
 
 #[derive(Debug)]
@@ -79,7 +77,7 @@ impl OutputParser {
                 Machine::Marked(Box::new(Marked::new(output_markup, calls, prompt_tail)))
             }
         };
-        Self { machine, tools, mode: Mode::Parsing, calls: CallCount::default(), raw: String::new() }
+        Self { machine, tools, mode: Mode::Parsing, calls: CallCount::default() }
     }
 
     /// Takes the next text, split anywhere.
@@ -100,7 +98,7 @@ impl OutputParser {
         }
         let mut sink = PieceSink { tools: &self.tools, pieces, calls: &mut self.calls };
         let taken = match &mut self.machine {
-            Machine::Marked(marked) => marked.take(c, &mut self.raw, todo, &mut sink),
+            Machine::Marked(marked) => marked.take(c, todo, &mut sink),
             Machine::Harmony(harmony) => harmony.take(c, &mut sink),
         };
         if let Err(broken) = taken {
@@ -109,7 +107,10 @@ impl OutputParser {
     }
 
     fn give_up(&mut self, broken: CallError, pieces: &mut Vec<Piece>) {
-        let raw = std::mem::take(&mut self.raw);
+        let raw = match &mut self.machine {
+            Machine::Marked(marked) => std::mem::take(&mut marked.raw),
+            Machine::Harmony(_) => String::new(),
+        };
         if broken == CallError::Malformed {
             self.mode = Mode::Discarding;
         } else {

@@ -6,8 +6,11 @@ use super::clock::DateTime;
 use super::python;
 use super::{Content, Conversation, Message, ToolCall};
 
+/// The variables of a rendering by name.
+pub type Variables = Map<String, Json>;
+
 /// The variables that transformers passes: absent tools and documents are `None`, not missing.
-pub fn conversation_variables(conversation: &Conversation, reasoning_names: &[&str]) -> Map<String, Json> {
+pub fn conversation_variables(conversation: &Conversation, reasoning_names: &[&str]) -> Variables {
     let or_none = |items: &[Json]| if items.is_empty() { Json::Null } else { Json::Array(items.to_vec()) };
     let mut variables = conversation.kwargs.clone();
     let messages =
@@ -19,7 +22,7 @@ pub fn conversation_variables(conversation: &Conversation, reasoning_names: &[&s
 }
 
 /// Adds what Firefunction's template reads in place of the tools: their functions as text, and the time.
-pub fn add_functions(variables: &mut Map<String, Json>, now: DateTime) {
+pub fn add_functions(variables: &mut Variables, now: DateTime) {
     let functions: Vec<Json> = functions(variables).map(|function| Json::Object(function.clone())).collect();
     let text = python::dumps(&Json::Array(functions)).unwrap_or_default();
     variables.entry("functions").or_insert(Json::String(text));
@@ -68,7 +71,7 @@ fn tool_call_json(call: &ToolCall) -> Json {
 }
 
 /// A change of a conversation's form. Returns whether it changed anything.
-pub type Adaptation = fn(&mut Map<String, Json>) -> bool;
+pub type Adaptation = fn(&mut Variables) -> bool;
 
 /// Forms of a conversation that published templates want in place of the documented one, in the order they are tried.
 pub const ADAPTATIONS: [&[Adaptation]; 6] = [
@@ -82,14 +85,14 @@ pub const ADAPTATIONS: [&[Adaptation]; 6] = [
 ];
 
 /// Gives templates that fail without tools (Hermes 3's and Command R+'s for tools) an empty list.
-pub fn list_no_tools(variables: &mut Map<String, Json>) -> bool {
+pub fn list_no_tools(variables: &mut Variables) -> bool {
     let tools = variables.get_mut("tools").filter(|tools| tools.is_null());
     tools.map(|tools| *tools = json!([])).is_some()
 }
 
 /// Gives tools an empty description and a schema of no parameters where they have none: both are optional at OpenAI, and some
 /// templates (Hermes', gpt-oss', Command R's) read them all the same.
-pub fn complete_tools(variables: &mut Map<String, Json>) -> bool {
+pub fn complete_tools(variables: &mut Variables) -> bool {
     let completed = functions(variables).map(|function| described(function) | parametrised(function));
     completed.filter(|&is_new| is_new).count() > 0
 }
@@ -108,7 +111,7 @@ fn parametrised(function: &mut Map<String, Json>) -> bool {
 }
 
 /// Gives parameters without a description an empty one.
-pub fn describe_parameters(variables: &mut Map<String, Json>) -> bool {
+pub fn describe_parameters(variables: &mut Variables) -> bool {
     let properties = functions(variables)
         .filter_map(|function| function.get_mut("parameters")?.get_mut("properties")?.as_object_mut())
         .flat_map(|properties| properties.values_mut().filter_map(Json::as_object_mut));
@@ -125,7 +128,7 @@ fn described(members: &mut Map<String, Json>) -> bool {
 }
 
 /// Iterates over the definitions of tools, with or without their `function` wrapping.
-fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map<String, Json>> {
+fn functions(variables: &mut Variables) -> impl Iterator<Item = &mut Map<String, Json>> {
     let tools = variables.get_mut("tools").and_then(Json::as_array_mut).into_iter().flatten();
     tools.filter_map(|tool| match tool.get("function") {
         Some(_) => tool.get_mut("function")?.as_object_mut(),
@@ -135,7 +138,7 @@ fn functions(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map
 
 /// Makes one text of the reasoning and the content of answers with calls, for gpt-oss' template: it prints either as
 /// reasoning and refuses both.
-pub fn move_content_to_reasoning(variables: &mut Map<String, Json>) -> bool {
+pub fn move_content_to_reasoning(variables: &mut Variables) -> bool {
     let mut changed = false;
     for members in messages(variables).filter(|members| members.contains_key("tool_calls")) {
         let text = |name: &str| members.get(name).and_then(Json::as_str).filter(|text| !text.is_empty());
@@ -150,30 +153,30 @@ pub fn move_content_to_reasoning(variables: &mut Map<String, Json>) -> bool {
     changed
 }
 
-fn messages(variables: &mut Map<String, Json>) -> impl Iterator<Item = &mut Map<String, Json>> {
+fn messages(variables: &mut Variables) -> impl Iterator<Item = &mut Map<String, Json>> {
     let messages = variables.get_mut("messages").and_then(Json::as_array_mut);
     messages.into_iter().flatten().filter_map(Json::as_object_mut)
 }
 
 /// Sets absent content to `None`, as in OpenAI's answers with calls. Some templates (DeepSeek R1's Llama distillations) test
 /// for `None` and fail if the member is absent.
-fn set_null_content(variables: &mut Map<String, Json>) -> bool {
+fn set_null_content(variables: &mut Variables) -> bool {
     fill_contents(variables, &Json::Null)
 }
 
 /// Sets absent content to the empty string. Some templates (Qwen 3's first, Granite's, Devstral's) accept texts only.
-fn set_empty_content(variables: &mut Map<String, Json>) -> bool {
+fn set_empty_content(variables: &mut Variables) -> bool {
     fill_contents(variables, &Json::String(String::new()))
 }
 
-fn fill_contents(variables: &mut Map<String, Json>, content: &Json) -> bool {
+fn fill_contents(variables: &mut Variables, content: &Json) -> bool {
     let empty = messages(variables).filter(|members| !members.contains_key("content"));
     empty.map(|members| members.insert("content".to_owned(), content.clone())).count() > 0
 }
 
 /// Turns the arguments of tool calls into JSON text, the form of OpenAI's wire format. Some templates (DeepSeek's,
 /// Functionary's) append them to a string and fail on the mapping that transformers asks for. Returns whether it changed any.
-pub fn spell_arguments_out(variables: &mut Map<String, Json>) -> bool {
+pub fn spell_arguments_out(variables: &mut Variables) -> bool {
     let mut changed = false;
     for message in messages(variables) {
         for call in message.get_mut("tool_calls").and_then(Json::as_array_mut).into_iter().flatten() {

@@ -7,7 +7,7 @@
 //! tool and has arguments; everything else is text.
 
 use super::json_text::{JsonScan, JsonScanner, Malformed};
-use super::{CallError, CallParser, ParserStep, PieceSink, Step};
+use super::{CallError, CallParser, ParserStep, PieceSink, Scan, Step};
 
 /// One call object.
 #[derive(Debug, Default)]
@@ -43,6 +43,8 @@ enum ObjectState {
     CommaOrEnd,
     Closed,
 }
+
+type NextState = Result<ObjectState, CallError>;
 
 impl CallObject {
     fn new(is_bare: bool, is_keyed: bool) -> Self {
@@ -100,12 +102,7 @@ impl CallObject {
         Ok(())
     }
 
-    fn begin_value(
-        &mut self,
-        key: &str,
-        c: char,
-        sink: &mut PieceSink<'_>,
-    ) -> Result<ObjectState, CallError> {
+    fn begin_value(&mut self, key: &str, c: char, sink: &mut PieceSink<'_>) -> NextState {
         if self.is_keyed {
             if c != '{' || self.has_arguments {
                 return Err(CallError::Malformed);
@@ -138,7 +135,7 @@ impl CallObject {
         }
     }
 
-    fn learn_name(&mut self, name: String, sink: &mut PieceSink<'_>) -> Result<ObjectState, CallError> {
+    fn learn_name(&mut self, name: String, sink: &mut PieceSink<'_>) -> NextState {
         self.name = Some(name);
         if !self.is_bare || self.has_arguments {
             self.commit(sink)?;
@@ -156,12 +153,7 @@ impl CallObject {
         Ok(())
     }
 
-    fn scan_arguments(
-        &mut self,
-        scanner: &mut JsonScanner,
-        c: char,
-        sink: &mut PieceSink<'_>,
-    ) -> Result<JsonScan, CallError> {
+    fn scan_arguments(&mut self, scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'_>) -> Scan {
         let scan = scanner.take(c, &mut self.waiting)?;
         if self.is_named {
             sink.arguments(&self.waiting);
@@ -176,7 +168,7 @@ impl CallObject {
         mut inner: Option<JsonScanner>,
         c: char,
         sink: &mut PieceSink<'_>,
-    ) -> Result<ObjectState, CallError> {
+    ) -> NextState {
         match decoder.take(c)? {
             Decoded::Nothing => {}
             Decoded::Char(c) if c.is_whitespace() && (inner.is_none() || !decoder.has_begun) => {}
@@ -199,7 +191,7 @@ impl CallObject {
         Ok(ObjectState::Encoded(decoder, inner))
     }
 
-    fn close(&mut self, sink: &mut PieceSink<'_>) -> Result<ObjectState, CallError> {
+    fn close(&mut self, sink: &mut PieceSink<'_>) -> NextState {
         self.depth -= 1;
         if self.depth > 0 {
             return Ok(ObjectState::CommaOrEnd);

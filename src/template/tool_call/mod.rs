@@ -31,8 +31,8 @@ use super::piece::Piece;
 pub use coerce::resolve as resolve_reference;
 pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
-use json_text::Malformed;
 pub(super) use json_text::push_escaped;
+use json_text::{JsonScan, Malformed};
 pub(super) use spec::{Messages, ToolCallSpec};
 
 /// The member of a string's schema that holds the grammar of its text, as it stands `in_json` and `between_tags`: items of a Lark
@@ -186,6 +186,8 @@ impl PieceSink<'_> {
 
 /// What became of one character.
 type Step = Result<ParserStep, CallError>;
+/// What became of one character of a JSON value.
+type Scan = Result<JsonScan, CallError>;
 
 /// Parses the calls of one span.
 pub(super) trait CallParser: std::fmt::Debug + Send {

@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, ParserStep, PieceSink, Step, met};
+use super::{CallError, CallParser, ParserStep, PieceSink, Scan, Step, met};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -131,11 +131,7 @@ impl CallParser for NamedJson {
 }
 
 /// Takes a character of a call's arguments, which must be an object, and passes them on.
-pub fn take_arguments(
-    scanner: &mut JsonScanner,
-    c: char,
-    sink: &mut PieceSink<'_>,
-) -> Result<JsonScan, CallError> {
+pub fn take_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'_>) -> Scan {
     if scanner.is_before_value() && c != '{' {
         // Space in front of the object is no part of it.
         return if c.is_ascii_whitespace() { Ok(JsonScan::More) } else { Err(CallError::Malformed) };
