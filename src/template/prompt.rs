@@ -106,29 +106,25 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
+    fn filled(text: &str, pairs: &[(&str, &str)]) -> Result<String, TemplateError> {
+        render_prompt(text, &vars(pairs)).map(|prompt| prompt.text)
+    }
+
     #[test]
     fn text_is_kept_and_variables_are_filled() {
-        let rendered = render_prompt(
-            "Translate to {{ lang }}:\n  <{{ text }}>\n",
-            &vars(&[("lang", "fr"), ("text", "a & b")]),
-        );
-        assert_eq!(rendered.map(|prompt| prompt.text).as_deref(), Ok("Translate to fr:\n  <a & b>\n"));
-        assert_eq!(
-            render_prompt("plain\n\n", &vars(&[])).map(|prompt| prompt.text).as_deref(),
-            Ok("plain\n\n")
-        );
-        assert_eq!(render_prompt("", &vars(&[])).map(|prompt| prompt.text).as_deref(), Ok(""));
+        let (source, given) =
+            ("Translate to {{ lang }}:\n  <{{ text }}>\n", [("lang", "fr"), ("text", "a & b")]);
+        assert_eq!(filled(source, &given).as_deref(), Ok("Translate to fr:\n  <a & b>\n"));
+        assert_eq!(filled("plain\n\n", &[]).as_deref(), Ok("plain\n\n"));
+        assert_eq!(filled("", &[]).as_deref(), Ok(""));
     }
 
     #[test]
     fn a_missing_variable_is_named_with_what_was_given() {
         let error =
             render_prompt("{{ a }}{{ b }}", &vars(&[("b", "1"), ("c", "2")])).expect_err("a is missing");
-        let wanted = TemplateError::UndefinedVariables {
-            missing: vec!["a".to_owned()],
-            known: vec!["b".to_owned(), "c".to_owned()],
-        };
-        assert_eq!(error, wanted);
+        let (missing, known) = (vec!["a".to_owned()], vec!["b".to_owned(), "c".to_owned()]);
+        assert_eq!(error, TemplateError::UndefinedVariables { missing, known });
         assert_eq!(error.to_string(), "undefined variable `a` (given: `b`, `c`)");
     }
 
@@ -153,11 +149,7 @@ mod tests {
             assert!(render_prompt(source, &vars(&[])).is_err(), "{source}");
         }
         for source in ["{{ a | default('x') }}", "{% if a is defined %}{{ a }}{% else %}x{% endif %}"] {
-            assert_eq!(
-                render_prompt(source, &vars(&[])).map(|prompt| prompt.text).as_deref(),
-                Ok("x"),
-                "{source}"
-            );
+            assert_eq!(filled(source, &[]).as_deref(), Ok("x"), "{source}");
         }
     }
 

@@ -293,95 +293,80 @@ fn a_final_message_is_continued_without_its_turn_end() {
     assert!(template.render(&talk(&[("user", "hi")]), &options).is_err());
 }
 
+/// What a template makes of a conversation, with `<s>` for the beginning of a sequence.
+fn told(source: &str, conversation: &Conversation) -> Result<String, TemplateError> {
+    let specials = SpecialTokens { bos: Some("<s>".to_owned()), ..SpecialTokens::default() };
+    ChatTemplate::new(source, specials)?.render(conversation, &RenderOptions::default())
+}
+
+/// An answer that calls `f`.
+fn calling(content: Option<&str>, arguments: Json) -> Message {
+    let call = ToolCall { id: None, name: "f".to_owned(), arguments };
+    let content = content.map(|text| Content::Text(text.to_owned()));
+    Message { content, tool_calls: vec![call], ..Message::assistant("") }
+}
+
+fn holding(messages: Vec<Message>) -> Conversation {
+    Conversation { messages, ..Conversation::default() }
+}
+
 #[test]
 fn absent_tools_are_none_and_absent_members_are_undefined() {
     let source =
         "{{ tools is none }}{{ documents is none }}{{ messages[0].tool_calls is defined }}{{ bos_token }}";
-    let specials = SpecialTokens { bos: Some("<s>".to_owned()), ..SpecialTokens::default() };
-    let template = ChatTemplate::new(source, specials).expect("a template");
-    let text = template.render(&talk(&[("user", "hi")]), &RenderOptions::default());
-    assert_eq!(text.as_deref(), Ok("TrueTrueFalse<s>"));
-}
-
-#[test]
-fn tool_arguments_are_spelt_out_for_templates_that_want_text() {
-    let source = "{% for m in messages %}{% for c in m.tool_calls %}{{ '> ' + c.function.arguments }}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
-    let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({"a": [1, "x"]}) };
-    let mut message = Message::assistant("");
-    message.tool_calls.push(call);
-    let conversation = Conversation { messages: vec![message], ..Conversation::default() };
-    let text = template.render(&conversation, &RenderOptions::default());
-    assert_eq!(text.as_deref(), Ok(r#"> {"a": [1, "x"]}"#));
+    assert_eq!(told(source, &talk(&[("user", "hi")])).as_deref(), Ok("TrueTrueFalse<s>"));
 }
 
 #[test]
 fn reasoning_comes_by_both_of_its_names() {
     let thoughtful = Message { reasoning: Some("Hm.".to_owned()), ..Message::assistant("Yes.") };
-    let conversation = Conversation { messages: vec![thoughtful], ..Conversation::default() };
-    let check = |source: &str, expected: &str| {
-        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
-        let text = template.render(&conversation, &RenderOptions::default());
-        assert_eq!(text.as_deref(), Ok(expected), "{source}");
-    };
-    check("{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}", "Hm.|Hm.");
-    check("{{ messages[0].reasoning }}", "Hm.");
-    check("{{ messages[0].thinking }}|{{ messages[0].reasoning is defined }}", "Hm.|False");
+    let conversation = holding(vec![thoughtful]);
+    for (source, expected) in [
+        ("{{ messages[0].thinking }}|{{ messages[0].reasoning_content }}", "Hm.|Hm."),
+        ("{{ messages[0].reasoning }}", "Hm."),
+        ("{{ messages[0].thinking }}|{{ messages[0].reasoning is defined }}", "Hm.|False"),
+    ] {
+        assert_eq!(told(source, &conversation).as_deref(), Ok(expected), "{source}");
+    }
 }
 
 #[test]
 fn tools_without_a_description_get_an_empty_one_where_the_template_needs_it() {
     let source = "{% for t in tools %}{{ t.function.name + ': ' + t.function.description }};{% for n, p in \
         t.function.parameters.properties.items() %}{{ n + ' ' + p.description }}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
     let parameters = json!({"type": "object", "properties": {"x": {"type": "string"}}});
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
     let conversation = Conversation { tools: vec![tool], ..talk(&[("user", "hi")]) };
-    assert_eq!(template.render(&conversation, &RenderOptions::default()).as_deref(), Ok("f: ;x "));
+    assert_eq!(told(source, &conversation).as_deref(), Ok("f: ;x "));
     // One that does without sees nothing new.
-    let source = "{{ tools | tojson }}";
-    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
-    let text = template.render(&conversation, &RenderOptions::default()).expect("a rendering");
+    let text = told("{{ tools | tojson }}", &conversation).expect("a rendering");
     assert!(!text.contains("description"), "{text}");
 }
 
+/// Each source wants content or arguments in a form of its own.
 #[test]
-fn content_is_none_for_templates_that_test_for_it() {
-    let source = "{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name }}{% else %}\
+fn calls_and_contents_have_the_form_that_the_template_takes() {
+    let asked = |text: &str, answer: Message| holding(vec![Message::user(text), answer]);
+    let as_text = "{% for m in messages %}{% for c in m.tool_calls %}{{ '> ' + c.function.arguments }}{% endfor %}{% endfor %}";
+    let tests_for_none = "{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name }}{% else %}\
         {{ m['content'].strip() }}{% endif %};{% endfor %}";
-    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
-    let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({}) };
-    let answer = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
-    let conversation =
-        Conversation { messages: vec![Message::user(" hi "), answer], ..Conversation::default() };
-    let text = template.render(&conversation, &RenderOptions::default());
-    assert_eq!(text.as_deref(), Ok("hi;f;"));
-}
-
-#[test]
-fn content_is_empty_for_templates_that_only_know_texts() {
-    let source = "{% for m in messages %}{{ 'x' + m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %};{% endfor %}";
-    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
-    let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({}) };
-    let answer = Message { content: None, tool_calls: vec![call], ..Message::assistant("") };
-    let conversation =
-        Conversation { messages: vec![Message::user("hi"), answer], ..Conversation::default() };
-    assert_eq!(template.render(&conversation, &RenderOptions::default()).as_deref(), Ok("xhi;xf;"));
-}
-
-#[test]
-fn arguments_that_a_template_would_escape_are_spelt_out() {
-    let source = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}\
+    let knows_texts = "{% for m in messages %}{{ 'x' + m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %};{% endfor %}";
+    let would_escape = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}\
         {% set a = c.function.arguments %}{% if a is not string %}{% set a = a | tojson | safe %}{% endif %}\
         {{ '{\"name\": \"' + c.function.name + '\", \"arguments\": ' + a + '}' }}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
-    let call = ToolCall { id: None, name: "f".to_owned(), arguments: json!({"a": "<"}) };
-    let answer = Message { tool_calls: vec![call], ..Message::assistant("") };
-    // What the user wrote stays as it is.
-    let messages = vec![Message::user("&#34;"), answer];
-    let conversation = Conversation { messages, ..Conversation::default() };
-    let text = template.render(&conversation, &RenderOptions::default());
-    assert_eq!(text.as_deref(), Ok("&#34;{\"name\": \"f\", \"arguments\": {\"a\": \"<\"}}"));
+    for (source, conversation, expected) in [
+        (as_text, holding(vec![calling(Some(""), json!({"a": [1, "x"]}))]), r#"> {"a": [1, "x"]}"#),
+        (tests_for_none, asked(" hi ", calling(None, json!({}))), "hi;f;"),
+        (knows_texts, asked("hi", calling(None, json!({}))), "xhi;xf;"),
+        // What the user wrote stays as it is.
+        (
+            would_escape,
+            asked("&#34;", calling(Some(""), json!({"a": "<"}))),
+            "&#34;{\"name\": \"f\", \"arguments\": {\"a\": \"<\"}}",
+        ),
+    ] {
+        assert_eq!(told(source, &conversation).as_deref(), Ok(expected), "{source}");
+    }
 }
 
 #[test]

@@ -10,14 +10,13 @@ use super::{Py, Result, int_of, py, undefined_error};
 
 /// Returns whether Python would find a method of this name before it looks for a member.
 pub(super) fn has_method(value: &Value, name: &str) -> bool {
-    match (py(value), name) {
-        (
-            Py::Str(_),
-            "capitalize" | "count" | "endswith" | "find" | "format" | "isalnum" | "isalpha" | "isdigit"
-            | "isspace" | "join" | "lower" | "lstrip" | "removeprefix" | "removesuffix" | "replace" | "rfind"
-            | "rsplit" | "rstrip" | "split" | "splitlines" | "startswith" | "strip" | "title" | "upper",
-        ) => true,
-        (Py::Dict(_), "get" | "items" | "keys" | "values") => true,
+    match name {
+        "capitalize" | "count" | "endswith" | "find" | "format" | "isalnum" | "isalpha" | "isdigit"
+        | "isspace" | "join" | "lower" | "lstrip" | "removeprefix" | "removesuffix" | "replace" | "rfind"
+        | "rsplit" | "rstrip" | "split" | "splitlines" | "startswith" | "strip" | "title" | "upper" => {
+            matches!(py(value), Py::Str(_))
+        }
+        "get" | "items" | "keys" | "values" => matches!(py(value), Py::Dict(_)),
         _ => false,
     }
 }
