@@ -13,6 +13,9 @@ use crate::model::config::{ExpertWeights, FeedForwardConfig, MixerConfig, MlpCon
 use llmctl_base::error::LoadError;
 
 pub const FAMILY: Family = Family {
+    name: "granite-hybrid",
+    model_types: &["granitemoehybrid"],
+    gguf_names: &["granitehybrid"],
     adjust: |description, reader| {
         (MOE_FAMILY.adjust)(description, reader)?;
         if !has_positions(reader)? {
@@ -27,22 +30,19 @@ pub const FAMILY: Family = Family {
         }
         Ok(())
     },
-    name: "granite-hybrid",
-    model_types: &["granitemoehybrid"],
-    gguf_names: &["granitehybrid"],
     ..MOE_FAMILY
 };
 
 pub const MOE_FAMILY: Family = Family {
+    name: "granite-moe",
+    model_types: &["granitemoe", "granitemoeshared"],
+    gguf_names: &["granitemoe"],
     defaults: ConfigDefaults { experts: true, ..ConfigDefaults::CLASS },
     parts: PARTS,
     adjust: |description, reader| {
         set_multipliers(description, reader)?;
         set_feed_forward(description, reader)
     },
-    name: "granite-moe",
-    model_types: &["granitemoe", "granitemoeshared"],
-    gguf_names: &["granitemoe"],
     ..GRANITE
 };
 
