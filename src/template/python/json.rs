@@ -3,7 +3,6 @@
 
 use minijinja::{State, Value};
 
-use super::super::tool_call::push_escaped;
 use super::{
     Args, Py, Result, budget, compare, flag, int_of, items_of, py, str_arg, string, text, type_error,
     type_name,
@@ -110,6 +109,19 @@ fn float_json(float: f64) -> String {
         f if f.is_nan() => "NaN".to_owned(),
         f if f.is_infinite() => if f > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
         f => text::float_repr(f),
+    }
+}
+
+/// A character inside a JSON string.
+pub fn push_escaped(c: char, out: &mut String) {
+    match c {
+        '"' => out.push_str("\\\""),
+        '\\' => out.push_str("\\\\"),
+        '\n' => out.push_str("\\n"),
+        '\r' => out.push_str("\\r"),
+        '\t' => out.push_str("\\t"),
+        c if (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
+        c => out.push(c),
     }
 }
 

@@ -24,6 +24,7 @@ mod text;
 use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
+pub(super) use json::push_escaped;
 use object::Seq;
 pub(super) use object::{Dict, adopt, from_json};
 use object::{Generator, Method, Namespace, SeqKind};

@@ -5,7 +5,7 @@
 
 use super::coerce::{ArgumentSchema, typed};
 use super::json_text::{members, quoted, whole_value};
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
+use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 const QUOTE: &str = "<|\"|>";
 const CLOSE: &str = "<tool_call|>";
@@ -32,7 +32,7 @@ pub struct GemmaCall {
 }
 
 impl GemmaCall {
-    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if c != '{' {
             self.held.push(c);
             let head = self.held.trim_start();
@@ -48,7 +48,7 @@ impl GemmaCall {
         Ok(ParserStep::More)
     }
 
-    fn take_member(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_member(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if !self.is_quoted && self.depth == 0 && matches!(c, ',' | '}') {
             let member = std::mem::take(&mut self.held);
             if !member.trim().is_empty() {
@@ -83,7 +83,7 @@ impl GemmaCall {
 }
 
 impl CallParser for GemmaCall {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         match self.place {
             GemmaState::Head => self.take_head(c, sink),
             GemmaState::Members => self.take_member(c, sink),

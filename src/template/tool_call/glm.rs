@@ -5,7 +5,7 @@
 
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
+use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 /// The markers of one format.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ impl GlmCall {
         }
     }
 
-    fn take_between(&mut self) -> Step {
+    fn take_between(&mut self) -> ParserResult {
         match met(&self.held, &[self.marks.section_end, self.marks.call])? {
             Some(0) => return Ok(ParserStep::Done(String::new())),
             Some(_) => self.enter(GlmState::Name),
@@ -70,7 +70,7 @@ impl GlmCall {
         Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         let head = match self.marks.separator {
             Some(separator) => self.held.strip_suffix(separator),
             None => self.held.strip_suffix(['\n', '<']).filter(|head| !head.trim().is_empty()),
@@ -86,7 +86,7 @@ impl GlmCall {
         self.take_body(sink)
     }
 
-    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         match met(&self.held, &[self.marks.tagging.end, self.marks.tagging.before_key])? {
             Some(0) => return Ok(self.end_call(sink)),
             Some(_) => self.enter(GlmState::Key),
@@ -104,7 +104,7 @@ impl GlmCall {
         ParserStep::More
     }
 
-    fn take_value(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_value(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         for (mark, is_end) in [(self.marks.tagging.before_key, false), (self.marks.tagging.end, true)] {
             let before = self
                 .held
@@ -130,7 +130,7 @@ impl GlmCall {
 }
 
 impl CallParser for GlmCall {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         self.held.push(c);
         match self.place {
             GlmState::Between => self.take_between(),

@@ -7,7 +7,7 @@
 //! tool and has arguments; everything else is text.
 
 use super::json_text::{JsonScan, JsonScanner, Malformed};
-use super::{CallError, CallParser, ParserStep, PieceSink, Scan, Step};
+use super::{CallError, CallParser, ParserResult, ParserStep, PieceSink, Scan};
 
 /// One call object.
 #[derive(Debug, Default)]
@@ -303,7 +303,7 @@ impl JsonCalls {
         Self { is_list: true, ..Self::new(close) }
     }
 
-    fn begin(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn begin(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         sink.end_open();
         self.closing.clear();
         let mut object = CallObject::new(self.is_bare, self.is_keyed);
@@ -313,7 +313,7 @@ impl JsonCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_inside(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_inside(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         let object = self.object.as_mut().ok_or(CallError::Malformed)?;
         object.take(c, sink).map_err(|broken| match broken {
             CallError::Malformed if self.is_bare && !sink.calls.is_open => CallError::NotACall,
@@ -329,7 +329,7 @@ impl JsonCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_behind(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_behind(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         match c {
             '{' if !self.is_list && (self.close.is_none() || self.closing.is_empty()) => self.begin(c, sink),
             ',' if self.is_list => {
@@ -345,7 +345,7 @@ impl JsonCalls {
         }
     }
 
-    fn take_closing(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_closing(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         let Some(close) = self.close else {
             // The text between calls is content if no call follows.
             self.closing.push(c);
@@ -372,7 +372,7 @@ impl JsonCalls {
 }
 
 impl CallParser for JsonCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         match (self.place, c) {
             (ListState::Before, _) if c.is_ascii_whitespace() => Ok(ParserStep::More),
             (ListState::Before, '[') if !self.is_list && !self.is_bare => {

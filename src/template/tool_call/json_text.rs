@@ -4,6 +4,8 @@
 //! model's slip has one meaning it is put right (a raw line break in a string, Python's `True`); a number that JSON
 //! cannot hold (`NaN`, `Infinity`, `1e999`) goes out as a string of the same text, so that it is neither lost nor invalid.
 
+use super::super::python::push_escaped;
+
 /// The text is not JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
@@ -216,19 +218,6 @@ impl JsonScanner {
 
 fn is_delimiter(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r' | ',' | ':' | '{' | '}' | '[' | ']' | '"' | '<' | ';')
-}
-
-/// A character inside a JSON string.
-pub fn push_escaped(c: char, out: &mut String) {
-    match c {
-        '"' => out.push_str("\\\""),
-        '\\' => out.push_str("\\\\"),
-        '\n' => out.push_str("\\n"),
-        '\r' => out.push_str("\\r"),
-        '\t' => out.push_str("\\t"),
-        c if (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
-        c => out.push(c),
-    }
 }
 
 /// A JSON string.

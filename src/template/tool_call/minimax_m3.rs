@@ -5,7 +5,7 @@
 
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::quoted;
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
+use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 /// Stands in front of every tag.
 pub const TOKEN: &str = "]<]minimax[>[";
@@ -32,7 +32,7 @@ pub struct M3Calls {
 }
 
 impl M3Calls {
-    fn take_between(&mut self) -> Step {
+    fn take_between(&mut self) -> ParserResult {
         match met(&self.held, &[SECTION_END, CALL])? {
             Some(0) => return Ok(ParserStep::Done(String::new())),
             Some(_) => {
@@ -44,7 +44,7 @@ impl M3Calls {
         Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_name(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         if let Some(name) = self.held.strip_suffix("\">") {
             self.name = name.trim().to_owned();
             sink.name(&self.name)?;
@@ -54,7 +54,7 @@ impl M3Calls {
         if self.held.len() > MAX_NAME { Err(CallError::Malformed) } else { Ok(ParserStep::More) }
     }
 
-    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_body(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         let Some(body) = self.held.strip_suffix(CALL_END) else { return Ok(ParserStep::More) };
         let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
         let elements = elements(body).ok_or(CallError::Malformed)?;
@@ -73,7 +73,7 @@ impl M3Calls {
 }
 
 impl CallParser for M3Calls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         self.held.push(c);
         match self.place {
             MiniMaxState::Between => self.take_between(),

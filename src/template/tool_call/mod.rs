@@ -31,7 +31,6 @@ use super::piece::Piece;
 pub use coerce::resolve as resolve_reference;
 pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
-pub(super) use json_text::push_escaped;
 use json_text::{JsonScan, Malformed};
 pub(super) use spec::{Messages, ToolCallSpec};
 
@@ -185,13 +184,13 @@ impl PieceSink<'_> {
 }
 
 /// What became of one character.
-type Step = Result<ParserStep, CallError>;
+type ParserResult = Result<ParserStep, CallError>;
 /// What became of one character of a JSON value.
 type Scan = Result<JsonScan, CallError>;
 
 /// Parses the calls of one span.
 pub(super) trait CallParser: std::fmt::Debug + Send {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step;
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult;
 
     /// The answer ends here; `is_cut` when a limit ended it. `Ok` means that no call is left open.
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError>;

@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, ParserStep, PieceSink, Scan, Step, met};
+use super::{CallError, CallParser, ParserResult, ParserStep, PieceSink, Scan, met};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl NamedJson {
         }
     }
 
-    fn take_between(&mut self) -> Step {
+    fn take_between(&mut self) -> ParserResult {
         match met(&self.held, &[self.marks.section_end, self.marks.begin])? {
             Some(0) => return Ok(ParserStep::Done(String::new())),
             Some(_) => {
@@ -61,7 +61,7 @@ impl NamedJson {
         Ok(ParserStep::More)
     }
 
-    fn take_head(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_head(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         let Some(head) = self.held.strip_suffix(self.marks.separator) else {
             return Ok(ParserStep::More);
         };
@@ -78,7 +78,7 @@ impl NamedJson {
         Ok(ParserStep::More)
     }
 
-    fn take_end(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_end(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         // DeepSeek closes its code block first.
         let held = self.held.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
@@ -98,7 +98,7 @@ impl NamedJson {
 }
 
 impl CallParser for NamedJson {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         match &mut self.place {
             NamedJsonState::Arguments(scanner) => {
                 if take_arguments(scanner, c, sink)? != JsonScan::More {
@@ -143,7 +143,7 @@ pub fn take_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'
 }
 
 /// As [`take_arguments`], for a call that ends with its arguments and ends the section.
-pub fn take_last_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'_>) -> Step {
+pub fn take_last_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
     if take_arguments(scanner, c, sink)? == JsonScan::More {
         return Ok(ParserStep::More);
     }
@@ -161,7 +161,7 @@ pub struct MistralCalls {
 }
 
 impl CallParser for MistralCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if let Some(list) = &mut self.list {
             return list.take(c, sink);
         }
@@ -202,7 +202,7 @@ pub struct Recipient {
 }
 
 impl Recipient {
-    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if c != '\n' {
             self.head.push(c);
             return if self.head.len() > MAX_NAME { Err(CallError::NotACall) } else { Ok(ParserStep::More) };
@@ -220,7 +220,7 @@ impl Recipient {
 }
 
 impl CallParser for Recipient {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         let Some(scanner) = &mut self.arguments else { return self.take_head(c, sink) };
         take_last_arguments(scanner, c, sink)
     }

@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::python_literal;
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
+use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PythonicState {
@@ -39,7 +39,7 @@ impl PythonicCalls {
         Self { close, is_bare, ..Self::default() }
     }
 
-    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if c == '(' {
             let name = self.held.trim();
             let name = if self.is_single { name.strip_suffix(".call").unwrap_or(name) } else { name };
@@ -61,7 +61,7 @@ impl PythonicCalls {
         if is_name { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_argument(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_argument(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if !self.argument.ends_before(c) {
             self.held.push(c);
             return Ok(ParserStep::More);
@@ -83,7 +83,7 @@ impl PythonicCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_closing(&mut self, c: char) -> Step {
+    fn take_closing(&mut self, c: char) -> ParserResult {
         let Some(close) = self.close else { return Ok(ParserStep::Done(c.to_string())) };
         self.held.push(c);
         let is_met = met(&self.held, &[close])?.is_some();
@@ -92,7 +92,7 @@ impl PythonicCalls {
 }
 
 impl CallParser for PythonicCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if let Some(json) = &mut self.json {
             return json.take(c, sink);
         }
@@ -183,7 +183,7 @@ pub struct PythonTag {
 }
 
 impl CallParser for PythonTag {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if self.inner.is_none() {
             if c.is_ascii_whitespace() {
                 return Ok(ParserStep::More);

@@ -7,7 +7,7 @@
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::{quoted, whole_value};
-use super::{CallError, CallParser, ObjectWriter, ParserStep, PieceSink, Step, met};
+use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 /// The tags of one format. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
 /// attributes.
@@ -108,7 +108,7 @@ impl XmlCalls {
         }
     }
 
-    fn take_open(&mut self) -> Step {
+    fn take_open(&mut self) -> ParserResult {
         if met(&self.held, &[self.tags.call])?.is_some() {
             self.held.clear();
             self.place = XmlState::Name;
@@ -116,7 +116,7 @@ impl XmlCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         let Some(head) = self.held.strip_suffix(self.tags.head_end) else {
             return if self.held.len() > MAX_KEY || c == '\n' {
                 Err(CallError::Malformed)
@@ -131,7 +131,7 @@ impl XmlCalls {
         Ok(ParserStep::More)
     }
 
-    fn take_body(&mut self) -> Step {
+    fn take_body(&mut self) -> ParserResult {
         let held = self.held.trim_start();
         if held == self.tags.tagging.end {
             self.held.clear();
@@ -154,7 +154,7 @@ impl XmlCalls {
         if is_tag { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
-    fn take_value(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take_value(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if !matches!(c, '>' | '"') {
             return Ok(ParserStep::More);
         }
@@ -269,7 +269,7 @@ impl XmlCalls {
         unseen.map(String::as_str).any(|key| heads.contains(&key))
     }
 
-    fn take_closing(&mut self, sink: &mut PieceSink<'_>) -> Step {
+    fn take_closing(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         let Tags { call, section_end, is_many, .. } = self.tags;
         let next_call = if *is_many && self.is_wrapped { call } else { "" };
         match met(&self.held, &[section_end, next_call]) {
@@ -296,7 +296,7 @@ impl XmlCalls {
 }
 
 impl CallParser for XmlCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> Step {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         self.held.push(c);
         match self.place {
             XmlState::Open => self.take_open(),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::dense::ConfigDefaults;
 use super::rope::{gguf_long_rope, parameter, yarn_magnitude};
-use super::{ConfigReader, Description, Family, expert_families, sliding_families};
+use super::{ConfigReader, Description, Family, sliding_families};
 use crate::model::config::{Activation, AttentionTemperature, NormNames, QkNorm, RopeScaling};
 use llmctl_base::error::LoadError;
 
@@ -21,7 +21,7 @@ pub const LLAMA: Family = Family {
             return Ok(());
         }
         if reader.count("expert_count")?.is_some_and(|count| count > 0) {
-            expert_families::mixtral(description, reader)?;
+            description.replace_by_mixtral(reader)?;
         }
         description.slide(reader.window()?, |_| true);
         Ok(())

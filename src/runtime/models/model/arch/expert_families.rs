@@ -23,18 +23,12 @@ pub const MIXTRAL: Family = Family {
         ..ConfigDefaults::CLASS
     },
     adjust: |description, reader| {
-        mixtral(description, reader)?;
+        description.replace_by_mixtral(reader)?;
         description.slide(reader.window()?, |_| true);
         Ok(())
     },
     ..Family::new("mixtral", &["mixtral"], &[])
 };
-
-/// Replaces the dense part of every layer by Mixtral's experts.
-pub fn mixtral(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
-    description.naming.parts = PartNames::MIXTRAL;
-    description.replace_by_experts(reader, &ExpertKeys::LOCAL, ExpertWeights::OfUsed, |_| true)
-}
 
 /// OLMoE: experts in every layer, q and k normalised over all heads together.
 /// Source: transformers `OlmoeConfig`; llama.cpp for what GGUF fixes: weights that do not sum to 1.

@@ -3,11 +3,14 @@
 use super::Description;
 use super::config_reader::ConfigReader;
 use super::dense::MAX_WIDTH;
-use crate::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig};
+use crate::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, PartNames};
 use llmctl_base::error::LoadError;
 
 /// Limit on the number of experts, above that of any published model.
 const MAX_EXPERTS: usize = 1 << 14;
+
+/// Limit on shared experts, above that of any published model.
+const MAX_SHARED: usize = 1 << 10;
 
 /// Hugging Face's keys, which differ between families; GGUF's do not.
 pub struct ExpertKeys {
@@ -94,7 +97,7 @@ pub fn with_shared(
     dense: MlpConfig,
 ) -> Result<FeedForwardConfig, LoadError> {
     let width = shared.saturating_mul(experts.mlp.intermediate_size);
-    if width > MAX_WIDTH {
+    if shared > MAX_SHARED || width > MAX_WIDTH {
         return Err(reader.error(shared_key, format!("{shared} is more than a network can hold")));
     }
     let dense = (width > 0).then_some(MlpConfig { intermediate_size: width, ..dense });
@@ -102,6 +105,12 @@ pub fn with_shared(
 }
 
 impl Description {
+    /// Replaces the dense part of every layer by Mixtral's experts.
+    pub fn replace_by_mixtral(&mut self, reader: &ConfigReader) -> Result<(), LoadError> {
+        self.naming.parts = PartNames::MIXTRAL;
+        self.replace_by_experts(reader, &ExpertKeys::LOCAL, ExpertWeights::OfUsed, |_| true)
+    }
+
     /// Replaces the dense part of the layers for which `is_sparse` returns true by what `part` makes of it.
     ///
     /// # Errors
