@@ -270,7 +270,7 @@ impl Drop for Pool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::*;
     use crate::region::PATIENCE;
@@ -322,50 +322,6 @@ mod tests {
                 assert_eq!(calls.into_inner(), if worker < expected { 50 } else { 0 }, "{asked} {worker}");
             }
         }
-    }
-
-    /// Returns the processor time of the pool's own threads, without the caller.
-    #[cfg(target_os = "linux")]
-    fn processor_time(pool: &Pool) -> Duration {
-        use std::os::unix::thread::JoinHandleExt;
-        let time = |handle: &JoinHandle<()>| {
-            let (mut clock, mut time) = (0, libc::timespec { tv_sec: 0, tv_nsec: 0 });
-            // SAFETY: the thread has not been joined; both calls write one value.
-            unsafe {
-                assert_eq!(libc::pthread_getcpuclockid(handle.as_pthread_t(), &mut clock), 0);
-                assert_eq!(libc::clock_gettime(clock, &mut time), 0);
-            }
-            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
-        };
-        pool.handles.iter().map(time).sum()
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    #[cfg_attr(miri, ignore = "no processor clocks")]
-    fn an_idle_pool_costs_no_processor_time() {
-        let pool = Pool::new(4).unwrap();
-        pool.run(&|_| ());
-        std::thread::sleep(Duration::from_millis(100));
-        let before = processor_time(&pool);
-        std::thread::sleep(Duration::from_millis(300));
-        let idle = processor_time(&pool) - before;
-        assert!(idle < Duration::from_millis(3), "three idle workers took {idle:?} of 300 ms");
-        // Checks that the clock counts working threads.
-        pool.run(&|worker| {
-            let start = processor_clock();
-            while worker > 0 && processor_clock() - start < Duration::from_millis(5) {}
-        });
-        assert!(processor_time(&pool) - before >= Duration::from_millis(15));
-    }
-
-    /// Returns the processor time of the calling thread.
-    #[cfg(target_os = "linux")]
-    fn processor_clock() -> Duration {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: writes one value.
-        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
     #[test]

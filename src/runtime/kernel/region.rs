@@ -361,6 +361,53 @@ mod tests {
         }
     }
 
+    /// The system's threads, with counts of their waits.
+    struct CountedThreading;
+
+    static WAITS_AWAKE: AtomicUsize = AtomicUsize::new(0);
+    static SLEEPS: AtomicUsize = AtomicUsize::new(0);
+
+    impl Threading for CountedThreading {
+        type Word = AtomicUsize;
+        type Thread = Thread;
+
+        fn sleep() {
+            SLEEPS.fetch_add(1, Ordering::SeqCst);
+            SystemThreading::sleep();
+        }
+
+        fn wake(thread: &Thread) {
+            SystemThreading::wake(thread);
+        }
+
+        fn fence() {
+            SystemThreading::fence();
+        }
+
+        fn pass_time(is_crowded: bool, done: impl Fn() -> bool) -> bool {
+            WAITS_AWAKE.fetch_add(1, Ordering::SeqCst);
+            SystemThreading::pass_time(is_crowded, done)
+        }
+    }
+
+    /// So an idle pool costs no processor time, but for one bounded wait of each worker.
+    #[test]
+    fn an_idle_worker_waits_awake_once_and_then_only_sleeps() {
+        let region = Region::<CountedThreading>::new(1);
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| region.join(0));
+            for sleeps in 1..=20 {
+                while SLEEPS.load(Ordering::SeqCst) < sleeps {
+                    std::thread::yield_now();
+                }
+                worker.thread().unpark(); // without a call: it sleeps again
+            }
+            assert_eq!(WAITS_AWAKE.load(Ordering::SeqCst), 1);
+            region.stop(1, |_| worker.thread());
+            assert!(!worker.join().expect("no panic"));
+        });
+    }
+
     #[test]
     fn a_wait_is_bounded_by_a_count_if_threads_exceed_processors_and_by_time_otherwise() {
         let checks = Cell::new(0);
