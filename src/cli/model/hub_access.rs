@@ -2,11 +2,15 @@
 //!
 //! The only reader of these variables. An empty variable counts as unset.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cli::places::Places;
+use llmctl_base::read::read_optional;
 use llmctl_hub::{HubProxies, HubSettings, HubToken};
+
+/// Most bytes of a token file; a token has about forty.
+const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
 /// Returns whether `HF_HUB_OFFLINE` forbids downloading.
 pub fn is_offline() -> bool {
@@ -15,8 +19,13 @@ pub fn is_offline() -> bool {
 
 /// Returns the settings of the hub client.
 pub fn hub_settings(places: &Places) -> HubSettings {
-    let read = |path: &PathBuf| std::fs::read_to_string(path).ok();
-    settings(&|name| std::env::var(name).ok(), places.hub_token.as_ref().and_then(read))
+    let saved = places.hub_token.as_deref().and_then(saved_token);
+    settings(&|name| std::env::var(name).ok(), saved)
+}
+
+/// Returns the content of the token file; none if it cannot be read or is longer than any token.
+fn saved_token(path: &Path) -> Option<String> {
+    String::from_utf8(read_optional(path, MAX_TOKEN_BYTES).ok()??).ok()
 }
 
 /// Returns the PEM file with the certificate authorities to trust, if one is named.
@@ -78,6 +87,18 @@ mod tests {
         assert_eq!(token(&[], Some("\n")), None);
         assert_eq!(token(&[("HF_TOKEN", "a"), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")], Some("c")), None);
         assert!(!format!("{:?}", token(&[("HF_TOKEN", "secret")], None)).contains("secret"));
+    }
+
+    #[test]
+    fn a_token_file_is_read_within_a_bound() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("token");
+        std::fs::write(&path, "hf_a\n").expect("a file");
+        assert_eq!(saved_token(&path).as_deref(), Some("hf_a\n"));
+        std::fs::write(&path, vec![b'a'; MAX_TOKEN_BYTES as usize + 1]).expect("a file");
+        assert_eq!(saved_token(&path), None);
+        assert_eq!(saved_token(folder.path()), None);
+        assert_eq!(saved_token(Path::new("/dev/zero")), None);
     }
 
     #[test]

@@ -12,6 +12,9 @@ use super::observer::PullObserver;
 const MAX_PAGES: usize = 1000;
 const MAX_ENTRIES: usize = 100_000;
 
+/// Most bytes of a file, 64 TiB: the sizes of all entries can be summed.
+const MAX_FILE_BYTES: u64 = 1 << 46;
+
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteFile {
@@ -25,6 +28,23 @@ pub struct RemoteFile {
     pub(super) blob_id: String,
     /// Name in the hub's chunk store, which llmctl does not use.
     pub(super) xet_hash: Option<String>,
+}
+
+impl RemoteFile {
+    /// Reads an entry of a tree; `None` for a folder, and for names and sizes that cannot be of files of the cache.
+    pub fn of_entry(entry: &Value) -> Option<Self> {
+        let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+        if !is_file(entry) {
+            return None;
+        }
+        let lfs = entry.get("lfs").filter(|lfs| lfs.is_object());
+        let path = text(entry, "path").filter(|path| is_safe_path(path))?;
+        let hash = FileHash::parse(&lfs.map_or_else(|| text(entry, "oid"), |lfs| text(lfs, "oid"))?)?;
+        let blob_id = text(entry, "oid").filter(|oid| FileHash::parse(oid).is_some())?;
+        let xet_hash = text(entry, "xetHash").filter(|hash| FileHash::parse(hash).is_some());
+        let size = lfs.and_then(|lfs| lfs.get("size")).or_else(|| entry.get("size"))?.as_u64()?;
+        (size <= MAX_FILE_BYTES).then_some(Self { path, size, hash, blob_id, xet_hash })
+    }
 }
 
 /// The hash that names a file's content, in lower-case hexadecimal digits.
@@ -114,7 +134,7 @@ pub(super) fn list_remote(
             return Err(HubError::Unexpected { url, message });
         }
         num_entries += entries.iter().filter(|entry| is_file(entry)).count();
-        files.extend(entries.iter().filter_map(remote_file));
+        files.extend(entries.iter().filter_map(RemoteFile::of_entry));
         // Behind a mirror the address may be the hub's own, which the user cannot or must not reach.
         next = page.next.map(|link| match link.find("/api/models/") {
             Some(at) => client.address(&link[at + 1..]),
@@ -151,21 +171,6 @@ fn is_file(entry: &Value) -> bool {
     entry.get("type").and_then(Value::as_str) == Some("file")
 }
 
-/// Reads an entry of a tree; `None` for a folder, and for names that cannot be files of the cache.
-fn remote_file(entry: &Value) -> Option<RemoteFile> {
-    let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
-    if !is_file(entry) {
-        return None;
-    }
-    let lfs = entry.get("lfs").filter(|lfs| lfs.is_object());
-    let path = text(entry, "path").filter(|path| is_safe_path(path))?;
-    let hash = FileHash::parse(&lfs.map_or_else(|| text(entry, "oid"), |lfs| text(lfs, "oid"))?)?;
-    let blob_id = text(entry, "oid").filter(|oid| FileHash::parse(oid).is_some())?;
-    let xet_hash = text(entry, "xetHash").filter(|hash| FileHash::parse(hash).is_some());
-    let size = lfs.and_then(|lfs| lfs.get("size")).or_else(|| entry.get("size"))?.as_u64()?;
-    Some(RemoteFile { path, size, hash, blob_id, xet_hash })
-}
-
 /// Returns whether a path stays inside the folder that it is joined to, on every system.
 fn is_safe_path(path: &str) -> bool {
     let is_odd = |c: char| c.is_control() || matches!(c, '\\' | ':');
@@ -197,18 +202,25 @@ mod tests {
         let sha256 = "a".repeat(64);
         let large = json!({"type": "file", "path": "a/b.gguf", "size": 130, "oid": "0".repeat(40),
             "lfs": {"oid": sha256, "size": 4096, "pointerSize": 130}});
-        let file = remote_file(&large).expect("a file");
+        let file = RemoteFile::of_entry(&large).expect("a file");
         assert_eq!((file.path.as_str(), file.size, file.hash.hex()), ("a/b.gguf", 4096, sha256.as_str()));
         assert!(file.hash.is_sha256());
         let small = |path: &str, oid: &str| json!({"type": "file", "path": path, "size": 3, "oid": oid});
-        assert!(!remote_file(&small("config.json", &"1".repeat(40))).expect("a file").hash.is_sha256());
+        assert!(
+            !RemoteFile::of_entry(&small("config.json", &"1".repeat(40))).expect("a file").hash.is_sha256()
+        );
         for path in ["../x", "/etc/x", "a/../../x", "a//b", "C:/x", "a\\b", "", "a/\u{0}"] {
-            assert_eq!(remote_file(&small(path, &"1".repeat(40))), None, "{path:?}");
+            assert_eq!(RemoteFile::of_entry(&small(path, &"1".repeat(40))), None, "{path:?}");
         }
         for oid in ["../../x", "", "ABCDEF", &"g".repeat(40)] {
-            assert_eq!(remote_file(&small("x", oid)), None, "{oid:?}");
+            assert_eq!(RemoteFile::of_entry(&small("x", oid)), None, "{oid:?}");
         }
-        assert_eq!(remote_file(&json!({"type": "directory", "path": "a", "oid": "1".repeat(40)})), None);
+        let large = json!({"type": "file", "path": "x", "size": 1u64 << 63, "oid": "1".repeat(40)});
+        assert_eq!(RemoteFile::of_entry(&large), None, "two of them have no sum");
+        assert_eq!(
+            RemoteFile::of_entry(&json!({"type": "directory", "path": "a", "oid": "1".repeat(40)})),
+            None
+        );
     }
 
     #[test]

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use super::error::HubError;
 use super::listing::RemoteFile;
 use super::observer::PullObserver;
+use llmctl_base::private_files::sync_folder_of;
 
 /// Bytes that are read at a time to hash what is there already.
 const READ_BYTES: usize = 1 << 20;
@@ -146,12 +147,7 @@ impl<'a> PartialFile<'a> {
         // The content is on disk before the name says that it is complete.
         file.sync_all().map_err(failed)?;
         std::fs::rename(&path, blob).map_err(failed)?;
-        // Not every file system can sync a folder; a lost rename leaves the complete partial file.
-        let _ = blob
-            .parent()
-            .map(File::open)
-            .transpose()
-            .and_then(|folder| folder.map_or(Ok(()), |f| f.sync_all()));
+        sync_folder_of(blob); // a lost rename leaves the complete partial file
         Ok(())
     }
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use super::error::HubError;
 use super::listing::{RemoteFile, RemoteListing};
 use super::observer::{PullEvent, PullObserver, pause};
-use llmctl_base::private_files::replace_file;
+use llmctl_base::private_files::{replace_file, sync_folder_of};
 
 /// Pause between two attempts to take a lock.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
@@ -139,7 +139,9 @@ impl RepoStore {
             self.folder.join("blobs").join(format!("{}.{}.link", file.hash.hex(), std::process::id()));
         let _ = fs::remove_file(&temporary);
         make_link(Path::new(&target), &self.blob(file), &temporary).map_err(failed)?;
-        fs::rename(&temporary, &link).map_err(failed)
+        fs::rename(&temporary, &link).map_err(failed)?;
+        sync_folder_of(&link); // before a ref names its commit
+        Ok(())
     }
 
     /// Writes the name of a revision; a commit needs none.
