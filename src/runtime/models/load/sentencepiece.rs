@@ -24,9 +24,11 @@ pub(super) fn vocab_spec(folder: &Path, bytes: &[u8], settings: &HfSettings) -> 
     let model = PieceModel::parse(bytes).map_err(malformed)?;
     model.check().map_err(|message| LoadError::Tokenizer(format!("{}: {message}", path.display())))?;
     let mut spec = model.spec();
-    for (id, text, is_special) in added_tokens(folder, settings)? {
+    let added = added_tokens(folder, settings)?;
+    let most = spec.tokens.len() + added.len() + MAX_HOLES;
+    for (id, text, is_special) in added {
         let kind = if is_special { TokenKind::Control } else { TokenKind::UserDefined };
-        place(&mut spec, id, text, kind).map_err(malformed)?;
+        place(&mut spec, id, text, kind, most).map_err(malformed)?;
     }
     let id_of = |text: &Option<String>| {
         let at = spec.tokens.iter().position(|token| Some(token) == text.as_ref());
@@ -40,13 +42,13 @@ pub(super) fn vocab_spec(folder: &Path, bytes: &[u8], settings: &HfSettings) -> 
     Ok(spec)
 }
 
-/// Most ids without a token below an added one; more mean a damaged file.
+/// Most ids without a token below all added ones; more mean a damaged file.
 const MAX_HOLES: usize = 1 << 20;
 
-/// Puts an added token at its id, and holes before it.
-fn place(spec: &mut VocabSpec, id: u32, text: String, kind: TokenKind) -> Result<(), String> {
+/// Puts an added token at its id, which is below `most`, and holes before it.
+fn place(spec: &mut VocabSpec, id: u32, text: String, kind: TokenKind, most: usize) -> Result<(), String> {
     let id = id as usize;
-    if id > spec.tokens.len() + MAX_HOLES {
+    if id >= most {
         return Err(format!("has {} tokens, but one is added as {id}", spec.tokens.len()));
     }
     for hole in spec.tokens.len()..=id {
@@ -320,6 +322,9 @@ mod tests {
         let far = br#"{"<|end|>": 4000000}"#;
         let error = read(&model, Some(far));
         assert!(error.unwrap_err().to_string().contains("one is added as 4000000"));
+        let steps = br#"{"a": 1000000, "b": 2000000, "c": 3000000}"#;
+        let error = read(&model, Some(steps)).unwrap_err().to_string();
+        assert!(error.contains("one is added as 2000000"), "the holes of all together: {error}");
     }
 
     #[test]

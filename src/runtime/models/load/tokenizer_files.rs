@@ -115,13 +115,14 @@ fn tiktoken(bytes: &[u8], settings: &HfSettings) -> Result<VocabSpec, RankError>
 
 /// Reads Mistral's Tekken: special tokens first, then tokens in base64 by rank.
 fn tekken(json: &Value, settings: &HfSettings) -> Result<VocabSpec, RankError> {
-    let count = |key: &str| {
+    let count = |key: &str, most: usize| {
         let value = json["config"][key].as_u64().and_then(|count| usize::try_from(count).ok());
         value
-            .filter(|count| *count < 1 << 24)
-            .ok_or_else(|| damaged(format!("key \"config.{key}\" is not a count")))
+            .filter(|count| *count <= most)
+            .ok_or_else(|| damaged(format!("key \"config.{key}\" is not a count up to {most}")))
     };
-    let (size, num_special) = (count("default_vocab_size")?, count("default_num_special_tokens")?);
+    let size = count("default_vocab_size", 1 << 24)?;
+    let num_special = count("default_num_special_tokens", MAX_TEKKEN_SPECIAL)?;
     let listed = json["vocab"].as_array().ok_or_else(|| damaged("key \"vocab\" is not a list"))?;
     let most = size.checked_sub(num_special).ok_or_else(|| damaged("has more special tokens than tokens"))?;
     let token = |(index, entry): (usize, &Value)| {
@@ -151,6 +152,9 @@ fn tekken(json: &Value, settings: &HfSettings) -> Result<VocabSpec, RankError> {
     name_special(&mut spec, settings, "<s>", "</s>");
     Ok(spec)
 }
+
+/// Most special tokens of a file, which need not list them; Mistral's have 1,000.
+const MAX_TEKKEN_SPECIAL: usize = 1 << 16;
 
 /// Special tokens of files that do not list them (version 3 of Tekken).
 const TEKKEN_SPECIAL: [&str; 20] = [
@@ -187,11 +191,17 @@ fn name_special(spec: &mut VocabSpec, settings: &HfSettings, bos: &str, eos: &st
     (spec.add_bos, spec.add_eos) = (settings.add_bos, settings.add_eos);
 }
 
+/// Most lookups of pairs to find the merges of all tokens, about as many for each as the square of its bytes. Tekken has 10 million.
+const MAX_LOOKUPS: usize = 1 << 28;
+
 /// Returns a byte-level vocabulary with the merges that the ranks imply.
 fn ranked(tokens: &[Vec<u8>], pre: &str) -> Result<VocabSpec, RankError> {
     let ranks: HashMap<&[u8], usize> = tokens.iter().map(Vec::as_slice).zip(0..).collect();
     if ranks.len() != tokens.len() {
         return Err(damaged("a token is there twice"));
+    }
+    if tokens.iter().map(|token| token.len().saturating_pow(2)).fold(0, usize::saturating_add) > MAX_LOOKUPS {
+        return Err(damaged("has tokens longer than those of any vocabulary"));
     }
     let mut merges = Vec::with_capacity(tokens.len());
     for (rank, token) in tokens.iter().enumerate().filter(|(_, token)| token.len() > 1) {
@@ -229,5 +239,31 @@ fn last_merge<'a>(
     match cuts[..] {
         [_, middle, _] => Some(token.split_at(middle)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Returns why Tekken's file of these tokens is refused.
+    fn refusal(num_special: u64, tokens: &[&[u8]]) -> String {
+        let entry = |(rank, bytes): (usize, &&[u8])| json!({"rank": rank, "token_bytes": BASE64_STANDARD.encode(bytes)});
+        let vocab: Vec<Value> = tokens.iter().enumerate().map(entry).collect();
+        let config = json!({"default_vocab_size": 1 << 24, "default_num_special_tokens": num_special});
+        let file = json!({"config": config, "vocab": vocab});
+        match tekken(&file, &HfSettings::default()) {
+            Err(error) => error.at(Path::new("tekken.json")).to_string(),
+            Ok(spec) => panic!("{} tokens", spec.tokens.len()),
+        }
+    }
+
+    #[test]
+    fn a_small_file_cannot_ask_for_much_memory_or_time() {
+        assert!(refusal(1 << 23, &[b"a"]).contains("default_num_special_tokens"));
+        let long = vec![b'a'; 20_000];
+        assert!(refusal(2, &[b"a", b"aa", &long]).contains("longer than those of any vocabulary"));
     }
 }
