@@ -28,9 +28,16 @@ impl Imatrix {
     /// # Errors
     /// [`LoadError`] naming the file and the tensor or entry at fault.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let bytes = SharedBytes::map_file(path)?;
+        Self::from_bytes(path, SharedBytes::map_file(path)?)
+    }
+
+    /// Reads the content of a file of either form; errors name it `path`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_bytes(path: &Path, bytes: SharedBytes) -> Result<Self, LoadError> {
         let columns = match bytes.starts_with(b"GGUF") {
-            true => read_gguf(path)?,
+            true => read_gguf(path, bytes)?,
             false => {
                 read_list(&bytes).map_err(|(what, message)| LoadError::malformed(path, what, message))?
             }
@@ -81,8 +88,8 @@ impl Imatrix {
     }
 }
 
-fn read_gguf(path: &Path) -> Result<HashMap<String, Vec<f32>>, LoadError> {
-    let gguf = Gguf::open(path)?;
+fn read_gguf(path: &Path, bytes: SharedBytes) -> Result<HashMap<String, Vec<f32>>, LoadError> {
+    let gguf = Gguf::from_bytes(path, bytes)?;
     let mut columns = HashMap::new();
     for sums_name in gguf.names() {
         let Some(name) = sums_name.strip_suffix(SUMS) else { continue };
@@ -94,7 +101,7 @@ fn read_gguf(path: &Path) -> Result<HashMap<String, Vec<f32>>, LoadError> {
             return error("is missing");
         };
         let (mut sums, counts) = (to_f32(&sums), to_f32(&counts));
-        if counts.is_empty() || !sums.len().is_multiple_of(counts.len()) {
+        if counts.is_empty() || sums.is_empty() || !sums.len().is_multiple_of(counts.len()) {
             return error("does not fit the sums");
         }
         let cols = sums.len() / counts.len();
