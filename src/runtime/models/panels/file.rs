@@ -110,19 +110,11 @@ impl PanelFile {
         memory: &Arena,
         pool: &Pool,
     ) -> Result<PanelMemory, String> {
-        let (entry, bytes) = self.matrix(index, label)?;
-        let mut panels = memory.zeroed(entry.len).map_err(|error| format!("no memory for it: {error}"))?;
-        let differs = AtomicBool::new(false);
-        pool.chunks_mut(&mut panels, PIECE_BYTES, |piece, copy| {
-            copy.copy_from_slice(&bytes[piece * PIECE_BYTES..][..copy.len()]);
-            if crc32fast::hash(copy) != entry.checksums[piece] {
-                differs.store(true, Ordering::Relaxed);
-            }
-        });
-        bytes.release(0..entry.len);
-        match differs.into_inner() {
-            false => Ok(panels.into()),
-            true => Err(differing(index)),
+        let panels = self.matrix(index, label)?;
+        let mut copy = memory.zeroed(panels.len()).map_err(|error| format!("no memory for it: {error}"))?;
+        match panels.copy_to(&mut copy, pool) {
+            true => Ok(copy.into()),
+            false => Err(differing(index)),
         }
     }
 
@@ -130,29 +122,60 @@ impl PanelFile {
     ///
     /// # Errors
     /// The end of a sentence that says what is wrong with the file.
-    pub fn check(&self, index: usize, label: &PanelLabel, pool: &Pool) -> Result<SharedBytes, String> {
-        let (entry, bytes) = self.matrix(index, label)?;
+    pub fn check(&self, index: usize, label: &PanelLabel, pool: &Pool) -> Result<PanelsInFile, String> {
+        let panels = self.matrix(index, label)?;
         let differs = AtomicBool::new(false);
-        pool.for_each(entry.checksums.len(), |piece| {
-            let end = entry.len.min((piece + 1) * PIECE_BYTES);
-            if crc32fast::hash(&bytes[piece * PIECE_BYTES..end]) != entry.checksums[piece] {
+        pool.for_each(panels.checksums.len(), |piece| {
+            let end = panels.len().min((piece + 1) * PIECE_BYTES);
+            if crc32fast::hash(&panels.bytes[piece * PIECE_BYTES..end]) != panels.checksums[piece] {
                 differs.store(true, Ordering::Relaxed);
             }
         });
-        bytes.release(0..entry.len); // until they are used
+        panels.bytes.release(0..panels.len()); // until they are used
         match differs.into_inner() {
-            false => Ok(bytes),
+            false => Ok(panels),
             true => Err(differing(index)),
         }
     }
 
-    /// Returns matrix `index` and its panels, which were not checked.
-    fn matrix(&self, index: usize, label: &PanelLabel) -> Result<(&PanelEntry, SharedBytes), String> {
+    /// Returns the panels of matrix `index`, which were not checked.
+    fn matrix(&self, index: usize, label: &PanelLabel) -> Result<PanelsInFile, String> {
         let entry = self.entries.get(index).ok_or("it has fewer matrices than the model")?;
         match entry.label == *label {
-            true => Ok((entry, self.bytes.slice(entry.start, entry.len))),
+            true => {
+                let bytes = self.bytes.slice(entry.start, entry.len);
+                Ok(PanelsInFile { bytes, checksums: entry.checksums.clone() })
+            }
             false => Err(format!("matrix {index} is {:?}, not {label:?}", entry.label)),
         }
+    }
+}
+
+/// The panels of one matrix in a mapped file.
+pub struct PanelsInFile {
+    pub bytes: SharedBytes,
+    /// The CRC-32 of each [`PIECE_BYTES`].
+    pub checksums: Vec<u32>,
+}
+
+impl PanelsInFile {
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Copies the panels to memory of their length. Returns whether the copy has their checksums: the system reads what it has
+    /// dropped from memory again, and a disk or another program may have changed it since an earlier check.
+    #[must_use]
+    pub fn copy_to(&self, memory: &mut [u8], pool: &Pool) -> bool {
+        let differs = AtomicBool::new(false);
+        pool.chunks_mut(memory, PIECE_BYTES, |piece, copy| {
+            copy.copy_from_slice(&self.bytes[piece * PIECE_BYTES..][..copy.len()]);
+            if crc32fast::hash(copy) != self.checksums[piece] {
+                differs.store(true, Ordering::Relaxed);
+            }
+        });
+        self.bytes.release(0..self.len());
+        !differs.into_inner()
     }
 }
 

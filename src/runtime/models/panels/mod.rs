@@ -5,10 +5,9 @@
 //! step has needed yet. A matrix is copied from the mapped file to huge pages: decoding from the file's own 4
 //! KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing (both measured).
 //!
-//! Invariants: a matrix from a file was compared with its checksums before this process computes with it, and
-//! a file that differs is removed and written again. A file has its name only when it is whole and synced.
-//! Everything here may be deleted at any time. Knows no model format; the caller's key says what the panels
-//! are of.
+//! Invariants: the bytes that this process computes with were compared with their checksums after they were copied from a file,
+//! and a file that differs at load is removed and written again; a matrix that differs later is packed from the model's file. A file has its name only when it is whole and synced. Everything here may be deleted at any
+//! time. Knows no model format; the caller's key says what the panels are of.
 
 mod file;
 mod folder;
@@ -18,7 +17,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::tensor::SharedBytes;
+pub use file::PanelsInFile;
 use file::{PanelFile, PanelLabel};
 pub use folder::{KeptPanels, kept_panels};
 use llmctl_base::notice::Notice;
@@ -113,7 +112,7 @@ impl PanelStore {
     }
 
     /// Returns the next matrix of the load as [`Self::next`] does, but checked only, where the file has it.
-    pub fn next_in_place(&self, dtype: Dtype, shape: [usize; 2], pool: &Pool) -> Option<SharedBytes> {
+    pub fn next_in_place(&self, dtype: Dtype, shape: [usize; 2], pool: &Pool) -> Option<PanelsInFile> {
         self.next_by(dtype, shape, |file, index, label| file.check(index, label, pool))
     }
 

@@ -1,35 +1,29 @@
 //! Matrices of experts, packed or copied from packed ones on disk when a token first uses them.
 //!
-//! A short prompt uses few of a layer's experts: a load of all of them makes people wait for what they do not
-//! need yet. Invariant: the panels are those that a load would have packed. Their memory is reserved at load,
-//! so that no step fails for lack of it.
+//! A short prompt uses few of a layer's experts: a load of all of them makes people wait for what they do not need yet.
+//! Invariant: the panels are those that a load would have packed: kept ones are compared with their checksums when they are copied,
+//! and packed anew from the model's file if they differ. Their memory is reserved at load, so that no step fails for lack of it.
 
 use std::io;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::panels::PanelsInFile;
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_kernel::Dtype;
 use llmctl_kernel::gemm::{MatrixSource, Packed, packed_bytes};
 use llmctl_kernel::memory::{Arena, ArenaMemory, PanelMemory};
 use llmctl_kernel::pool::Pool;
 
-/// Bytes that a task copies.
-const COPY_BYTES: usize = 256 << 10;
-
 pub struct LatePacked {
     dtype: Dtype,
     rows_cols: (usize, usize),
-    source: LateSource,
+    /// Rows in the model's file.
+    rows: SharedBytes,
+    /// Panels that an earlier load has packed.
+    kept: Option<PanelsInFile>,
     /// Memory for the panels until they are packed; untouched, so that it takes none.
     memory: Mutex<Option<ArenaMemory>>,
     packed: OnceLock<Packed>,
-}
-
-enum LateSource {
-    /// Rows in the model's file.
-    Rows(SharedBytes),
-    /// Panels that an earlier load has packed, in a mapped file, which were compared with their checksums.
-    Panels(SharedBytes),
 }
 
 impl LatePacked {
@@ -38,7 +32,7 @@ impl LatePacked {
     /// # Errors
     /// If the system has no memory left.
     pub fn of_rows(tensor: &HostTensor, arena: &Arena) -> io::Result<Option<LatePacked>> {
-        LatePacked::new(tensor, LateSource::Rows(tensor.bytes.clone()), arena)
+        LatePacked::new(tensor, None, arena)
     }
 
     /// Reserves memory for panels that are in a file; `None` if they are not those of a matrix of this type and shape.
@@ -47,19 +41,20 @@ impl LatePacked {
     /// If the system has no memory left.
     pub fn of_panels(
         tensor: &HostTensor,
-        panels: SharedBytes,
+        panels: PanelsInFile,
         arena: &Arena,
     ) -> io::Result<Option<LatePacked>> {
         let len = panels.len();
-        let late = LatePacked::new(tensor, LateSource::Panels(panels), arena)?;
+        let late = LatePacked::new(tensor, Some(panels), arena)?;
         Ok(late.filter(|late| late.bytes() == len))
     }
 
-    fn new(tensor: &HostTensor, source: LateSource, arena: &Arena) -> io::Result<Option<LatePacked>> {
+    fn new(tensor: &HostTensor, kept: Option<PanelsInFile>, arena: &Arena) -> io::Result<Option<LatePacked>> {
         let (dtype, rows_cols) = (tensor.dtype, tensor.rows_cols());
         let Some(bytes) = packed_bytes(dtype, rows_cols.into()) else { return Ok(None) };
         let memory = Mutex::new(Some(arena.zeroed(bytes)?));
-        Ok(Some(LatePacked { dtype, rows_cols, source, memory, packed: OnceLock::new() }))
+        let rows = tensor.bytes.clone();
+        Ok(Some(LatePacked { dtype, rows_cols, rows, kept, memory, packed: OnceLock::new() }))
     }
 
     pub fn rows_cols(&self) -> (usize, usize) {
@@ -81,20 +76,16 @@ impl LatePacked {
         self.packed.get_or_init(|| {
             let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut memory = memory.expect("taken once, here");
-            match &self.source {
-                LateSource::Rows(rows) => {
-                    let release = |part| rows.release(part);
-                    let source = MatrixSource::new(self.dtype, self.rows_cols.into(), rows);
-                    Packed::pack_into(&source.telling(&release), memory, pool)
+            if let Some(kept) = &self.kept {
+                if kept.copy_to(&mut memory, pool) {
+                    let packed = Packed::of(self.dtype, self.rows_cols.into(), memory.into());
+                    return packed.expect("of this length");
                 }
-                LateSource::Panels(panels) => {
-                    pool.chunks_mut(&mut memory, COPY_BYTES, |piece, copy| {
-                        copy.copy_from_slice(&panels[piece * COPY_BYTES..][..copy.len()]);
-                    });
-                    panels.release(0..panels.len());
-                    Packed::of(self.dtype, self.rows_cols.into(), memory.into()).expect("of this length")
-                }
+                memory.fill(0);
             }
+            let release = |part| self.rows.release(part);
+            let source = MatrixSource::new(self.dtype, self.rows_cols.into(), &self.rows);
+            Packed::pack_into(&source.telling(&release), memory, pool)
         })
     }
 
@@ -131,10 +122,17 @@ mod tests {
             assert_eq!(other.join().unwrap(), panels.as_ptr() as usize, "another copy");
         }
         assert!(*panels == **expected.memory());
-        let kept =
-            |panels: Vec<u8>| LatePacked::of_panels(&tensor, panels.into(), &Arena::default()).unwrap();
-        let copied = kept(panels.to_vec()).unwrap();
-        assert!(**copied.packed(&pool).memory() == *panels);
+        let kept = |bytes: Vec<u8>| {
+            let checksums = vec![crc32fast::hash(&panels)];
+            let panels = PanelsInFile { bytes: bytes.into(), checksums };
+            LatePacked::of_panels(&tensor, panels, &Arena::default()).unwrap()
+        };
+        let mut changed = panels.to_vec();
+        changed[7] ^= 1; // since they were checked
+        for bytes in [panels.to_vec(), changed] {
+            let copied = kept(bytes).unwrap();
+            assert!(**copied.packed(&pool).memory() == *panels);
+        }
         assert!(kept(panels[1..].to_vec()).is_none(), "another length");
     }
 
