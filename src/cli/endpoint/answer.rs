@@ -18,6 +18,9 @@ const COUNTS_TIME: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
 const MAX_TEXT_BYTES: usize = 16 << 20;
 
+/// Most calls of an answer.
+const MAX_CALLS: usize = 1024;
+
 /// End of an answer's parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartsEnd {
@@ -104,8 +107,12 @@ impl EndpointAnswer {
         if !deltas.is_empty() {
             self.note_time();
         }
-        let arguments: usize = self.calls.iter().map(|call| call.arguments.len()).sum();
-        match self.content.len() + self.reasoning.len() + arguments > MAX_TEXT_BYTES {
+        if self.calls.len() > MAX_CALLS {
+            return Err(format!("its answer has more than {MAX_CALLS} calls"));
+        }
+        let bytes_of = |call: &AnsweredCall| call.id.len() + call.name.len() + call.arguments.len();
+        let calls: usize = self.calls.iter().map(bytes_of).sum();
+        match self.content.len() + self.reasoning.len() + calls > MAX_TEXT_BYTES {
             true => Err("its answer is longer than 16 MiB".to_owned()),
             false => Ok(deltas),
         }
@@ -322,6 +329,13 @@ mod tests {
         let mut answer = EndpointAnswer::begin();
         assert!(answer.take(&part).is_ok() && answer.take(&part).is_ok());
         assert!(answer.take(&part).is_err_and(|why| why.contains("longer than 16 MiB")));
+        let calls = |name: &str| delta(json!({"tool_calls": [{"function": {"name": name}}]})).to_string();
+        let taken = |part: &str| {
+            let mut answer = EndpointAnswer::begin();
+            (0..=MAX_CALLS).find_map(|_| answer.take(part).err()).expect("it has no end")
+        };
+        assert!(taken(&calls("f")).contains("more than 1024 calls"));
+        assert!(taken(&calls(&"f".repeat(1 << 20))).contains("longer than 16 MiB"), "names count, too");
     }
 
     #[test]
