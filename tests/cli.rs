@@ -121,7 +121,7 @@ pub fn llmctl(args: &[&str]) -> Ran {
 pub fn stories() -> Option<String> {
     let folder = fixtures()?.join("models/stories260K/hf");
     if !folder.is_dir() {
-        eprintln!("skipped: no model at {}", folder.display());
+        crate::common::skip(format!("no model at {}", folder.display()));
         return None;
     }
     Some(folder.to_string_lossy().into_owned())

@@ -352,7 +352,7 @@ fn a_missing_model_is_exit_66_with_the_command_that_downloads_it() {
 fn a_real_model_is_described_without_loading_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/llama");
     if !folder.is_dir() {
-        eprintln!("skipped: no copy of the parity models at {}", folder.display());
+        crate::common::skip(format!("no copy of the parity models at {}", folder.display()));
         return;
     }
     let json = User::new().json(&["models", "show", folder.to_str().expect("UTF-8"), "--output", "json"]);

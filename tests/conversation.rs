@@ -34,7 +34,9 @@ fn chat_tokenizer(tokenizer: Tokenizer, template: &str) -> ChatTokenizer {
 fn tokenizer(template: &str) -> Option<Tokenizer> {
     let from_file = |name: &str| {
         let path = fixtures()?.join("tokenizers/assembled").join(name).join("tokenizer.json");
-        let json = std::fs::read(&path).inspect_err(|_| eprintln!("skipped: no {}", path.display())).ok()?;
+        let json = std::fs::read(&path)
+            .inspect_err(|_| crate::common::skip(format!("no {}", path.display())))
+            .ok()?;
         Some(Tokenizer::from_json(&json, &HfSettings::default()).expect("a tokenizer"))
     };
     match template {
@@ -74,7 +76,7 @@ struct Counted {
 fn chat(template: &str) -> Option<Chat> {
     let path = fixtures()?.join("templates").join(template);
     let source = std::fs::read_to_string(&path)
-        .inspect_err(|_| eprintln!("skipped: no template at {}", path.display()))
+        .inspect_err(|_| crate::common::skip(format!("no template at {}", path.display())))
         .ok()?;
     Some(Chat::new(chat_tokenizer(tokenizer(template)?, &source)))
 }
@@ -215,7 +217,7 @@ fn multi_turn_tool_conversations_of_bfcl_keep_all_that_the_session_holds() {
     let (Ok(questions), Ok(answers)) =
         (read("BFCL_v4_multi_turn_base.json"), read("possible_answer/BFCL_v4_multi_turn_base.json"))
     else {
-        eprintln!("skipped: no BFCL conversations");
+        crate::common::skip("no BFCL conversations");
         return;
     };
     let parse = |line: &str| serde_json::from_str::<Json>(line).expect("a line of BFCL");

@@ -87,7 +87,7 @@ fn the_commands_of_the_pages_run() {
         let place = Place::new();
         for script in scripts {
             if script.contains("curl") && Command::new("curl").arg("--version").output().is_err() {
-                eprintln!("skipped: {page} needs curl");
+                crate::common::skip(format!("{page} needs curl"));
                 continue;
             }
             let ran =

@@ -268,7 +268,7 @@ fn small_disk() -> Option<(TempDir, impl Drop)> {
         .stderr(Stdio::null())
         .status();
     if !mount.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: this user may not mount a tmpfs");
+        crate::common::skip("this user may not mount a tmpfs");
         return None;
     }
     let mounted = Mounted(folder.path().to_path_buf());

@@ -10,7 +10,7 @@ use crate::hub_download::{Downloader, borrowed, content, tiny_checkpoint};
 /// Runs a Python program with the cache and the hub of `user`; `None` (said on stderr) without huggingface_hub.
 fn python(user: &Downloader, program: &str) -> Option<Ran> {
     let skip = |why: &str| {
-        eprintln!("skipped: {why}");
+        crate::common::skip(why);
         None
     };
     let Some(interpreter) = std::env::var_os("LLMCTL_TEST_PYTHON") else {

@@ -36,7 +36,7 @@ impl Release {
         let has_curl = Command::new("curl").arg("--version").output().is_ok();
         let is_linux = cfg!(all(target_os = "linux", target_env = "gnu"));
         if !is_linux || !has_curl {
-            eprintln!("skipped: the installer's test needs Linux with glibc, and curl");
+            crate::common::skip("the installer's test needs Linux with glibc, and curl");
             return None;
         }
         let release = Self(tempfile::tempdir().expect("a folder"));

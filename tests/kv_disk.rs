@@ -573,7 +573,7 @@ fn a_folder_that_turns_into_a_file_turns_saving_off_and_the_rest_still_loads() {
 #[test]
 fn a_read_only_folder_can_be_loaded_from() {
     if !unprivileged(load_from_a_read_only_folder) {
-        eprintln!("skipped: this user may write everywhere");
+        crate::common::skip("this user may write everywhere");
     }
 }
 

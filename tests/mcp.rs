@@ -23,7 +23,7 @@ const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mcp/server.py")
 fn has_python() -> bool {
     let runs = Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success());
     if !runs {
-        eprintln!("skipped: there is no python3");
+        crate::common::skip("there is no python3");
     }
     runs
 }

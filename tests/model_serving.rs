@@ -23,7 +23,7 @@ const QWEN_TEMPLATE: &str = "tokenizers/qwen3.5/chat_template.jinja";
 
 fn fixture_json(path: &Path) -> Option<Value> {
     let Ok(text) = fs::read(path) else {
-        eprintln!("skipped: no {}", path.display());
+        crate::common::skip(format!("no {}", path.display()));
         return None;
     };
     Some(serde_json::from_slice(&text).expect("JSON"))

@@ -153,7 +153,7 @@ fn candle_computes_types_that_it_lacks_from_halves() {
 #[test]
 fn trained_models_are_as_close_to_f32_as_in_llama_cpp() {
     let Some(folder) = std::env::var_os("LLMCTL_QUANT_TYPES") else {
-        eprintln!("skipped: LLMCTL_QUANT_TYPES names no folder of `make.py trained`");
+        crate::common::skip("LLMCTL_QUANT_TYPES names no folder of `make.py trained`");
         return;
     };
     let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());

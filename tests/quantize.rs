@@ -406,7 +406,7 @@ fn what_is_no_file_is_not_replaced_and_a_link_is_followed() {
 #[test]
 fn llama_cpp_opens_what_is_written() {
     let Some(python) = std::env::var_os("LLMCTL_TEST_PYTHON") else {
-        eprintln!("skipped: LLMCTL_TEST_PYTHON is not set");
+        crate::common::skip("LLMCTL_TEST_PYTHON is not set");
         return;
     };
     let place = Place::new();
@@ -416,7 +416,7 @@ fn llama_cpp_opens_what_is_written() {
         finish(command, "")
     };
     if run(&["-c", "import llama_cpp"]).code != Some(0) {
-        eprintln!("skipped: {} has no llama_cpp", python.display());
+        crate::common::skip(format!("{} has no llama_cpp", python.display()));
         return;
     }
     const OPEN: &str = "

@@ -71,7 +71,7 @@ fn check(client: &mut Command) {
 fn given(variable: &str) -> Option<OsString> {
     let value = std::env::var_os(variable).filter(|value| !value.is_empty());
     if value.is_none() {
-        eprintln!("skipped: {variable} is not set");
+        crate::common::skip(format!("{variable} is not set"));
     }
     value
 }

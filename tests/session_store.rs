@@ -310,7 +310,7 @@ fn folders_that_cannot_be_written_are_errors_with_a_path() {
 #[test]
 fn a_read_only_folder_can_be_read() {
     if !unprivileged(read_in_a_read_only_folder) {
-        eprintln!("skipped: this user may write everywhere");
+        crate::common::skip("this user may write everywhere");
     }
 }
 

@@ -23,7 +23,7 @@ struct Chat {
 fn chat(file: &str) -> Option<Chat> {
     let path = fixtures()?.join("templates").join(file);
     let Ok(source) = std::fs::read_to_string(&path) else {
-        eprintln!("skipped: no template at {}", path.display());
+        crate::common::skip(format!("no template at {}", path.display()));
         return None;
     };
     let bos = Some("<bos>".to_owned());
@@ -230,7 +230,7 @@ fn multi_turn_tool_conversations_of_bfcl_keep_all_that_is_resident() {
     let (Ok(questions), Ok(answers)) =
         (read("BFCL_v4_multi_turn_base.json"), read("possible_answer/BFCL_v4_multi_turn_base.json"))
     else {
-        eprintln!("skipped: no BFCL conversations");
+        crate::common::skip("no BFCL conversations");
         return;
     };
     for file in [QWEN3, LLAMA31, GEMMA4] {

@@ -73,7 +73,7 @@ fn hugging_face_ids() {
     for (file, expected) in vectors["ids"].as_object().expect("ids by file") {
         let path = root.join("tokenizers").join(file);
         if !path.exists() {
-            eprintln!("skipped: ids are recorded for {file}, which is not among the fixtures");
+            crate::common::skip(format!("ids are recorded for {file}, which is not among the fixtures"));
             continue;
         }
         let tokenizer = from_json_file(&path, &HfSettings::default());
@@ -134,8 +134,8 @@ fn llama_cpp_vectors_from_gguf() {
             "llama-bpe" => assembled.join("vocab-llama3.2.gguf"),
             "qwen2" => assembled.join("vocab-qwen2.5.gguf"),
             "command-r" => {
-                eprintln!(
-                    "skipped: llama.cpp's vectors for command-r, whose vocabulary is not among the fixtures"
+                crate::common::skip(
+                    "llama.cpp's vectors for command-r, whose vocabulary is not among the fixtures",
                 );
                 continue;
             }
@@ -443,7 +443,7 @@ fn swift_transformers_cases() {
     let mut checked = Vec::new();
     for (model, cases) in vectors.as_object().expect("cases by model") {
         let Some(tokenizer) = swift_tokenizer(&root, model) else {
-            eprintln!("skipped: the tokenizer of {model} is not among the fixtures");
+            crate::common::skip(format!("the tokenizer of {model} is not among the fixtures"));
             continue;
         };
         for case in cases.as_array().expect("cases") {

@@ -43,12 +43,12 @@ impl Desk {
     pub fn new(case: &Case) -> Option<Self> {
         let agent = Agent::find(case.agent).expect("a row");
         let Some(agents) = std::env::var_os("LLMCTL_TEST_AGENTS").filter(|folder| !folder.is_empty()) else {
-            eprintln!("skipped: LLMCTL_TEST_AGENTS is not set");
+            crate::common::skip("LLMCTL_TEST_AGENTS is not set");
             return None;
         };
         let program = Path::new(&agents).join("node_modules/.bin").join(agent.program);
         if !program.exists() {
-            eprintln!("skipped: {} is not installed in {}", agent.name, agents.display());
+            crate::common::skip(format!("{} is not installed in {}", agent.name, agents.display()));
             return None;
         }
         let folder = tempfile::tempdir().expect("a folder");

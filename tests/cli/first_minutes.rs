@@ -231,7 +231,7 @@ fn what_may_not_be_read_is_told_from_what_is_not_there() {
         true => finish(place.without_rights_of_root(args), ""),
     };
     if is_root && !has_setpriv() {
-        eprintln!("skipped: as root, and without setpriv, no file is unreadable");
+        crate::common::skip("as root, and without setpriv, no file is unreadable");
     } else {
         as_user(&["run", "-f", "denied.txt", "hi"]).check(77, "error: denied.txt: permission denied\n");
         as_user(&["run", "-m", "./denied.txt", "hi"]).check(77, "error: ./denied.txt: permission denied\n");

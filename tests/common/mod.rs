@@ -19,6 +19,10 @@ pub mod terminal;
 pub mod toy;
 pub mod watched;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
 use llmctl_engine::EngineSessionName;
 use llmctl_engine::session::store::StoredTurn;
 use llmctl_models::load::Isa;
@@ -118,6 +122,35 @@ pub fn seed() -> u64 {
     std::env::var("PROPTEST_RNG_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
+/// What this process has not tested, by the reason, with the tests that say so.
+static SKIPPED: Mutex<BTreeMap<String, BTreeSet<String>>> = Mutex::new(BTreeMap::new());
+
+/// Notes that the calling test leaves something out because of what is absent. A line at the end of the run counts and names all.
+pub fn skip(why: impl ToString) {
+    let why = why.to_string();
+    eprintln!("skipped: {why}");
+    let mut skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    if skipped.is_empty() {
+        // SAFETY: the function may be called at the end of a process: it only takes a lock and writes.
+        unsafe { libc::atexit(report_skipped) };
+    }
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    skipped.entry(why).or_default().insert(test);
+}
+
+extern "C" fn report_skipped() {
+    let Ok(skipped) = SKIPPED.try_lock() else { return };
+    let tests: BTreeSet<&String> = skipped.values().flatten().collect();
+    let reasons = skipped.iter().map(|(why, tests)| {
+        let tests: Vec<&str> = tests.iter().map(String::as_str).collect();
+        format!("{why} ({})", tests.join(", "))
+    });
+    let reasons: Vec<String> = reasons.collect();
+    // Past the harness, which keeps what tests print.
+    let line = format!("skipped, in part or whole: {} tests: {}\n", tests.len(), reasons.join("; "));
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
 /// The folder of shared test data, or `None` (with a note) where it is absent.
 pub fn fixtures() -> Option<PathBuf> {
     let folder = std::env::var_os("LLMCTL_FIXTURES")
@@ -125,6 +158,6 @@ pub fn fixtures() -> Option<PathBuf> {
     if folder.is_dir() {
         return Some(folder);
     }
-    eprintln!("skipped: no fixtures at {}", folder.display());
+    skip(format!("no fixtures at {}", folder.display()));
     None
 }

@@ -14,7 +14,7 @@ use crate::common::prelude::*;
 fn smollm2() -> Option<PathBuf> {
     let path = std::env::var_os("LLMCTL_TEST_SMOLLM2").map(PathBuf::from);
     if path.is_none() {
-        eprintln!("skipped: LLMCTL_TEST_SMOLLM2 names no file (.ci/smollm2 FOLDER fetches it)");
+        crate::common::skip("LLMCTL_TEST_SMOLLM2 names no file (.ci/smollm2 FOLDER fetches it)");
     }
     path
 }

@@ -163,7 +163,7 @@ fn serve(place: Place, url: &str) -> Serving {
 fn a_chat_survives_the_end_of_vllm_and_of_llmctl() {
     let Some(environment) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
     else {
-        eprintln!("skipped: {VARIABLE} names no virtual environment with vLLM");
+        crate::common::skip(format!("{VARIABLE} names no virtual environment with vLLM"));
         return;
     };
     let place = Place::new();
