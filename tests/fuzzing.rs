@@ -1,8 +1,14 @@
 //! Promise: what fuzzing has found stays fixed. Each file below tests/fuzz/found/TARGET is an input that once broke a target; it
 //! is replayed here on every run, and so are small changes of sound inputs, so that the targets themselves keep working.
 
+#[path = "fuzz/format_seeds.rs"]
+mod format_seeds;
+#[path = "fuzz/formats.rs"]
+mod formats;
 #[path = "fuzz/seeds.rs"]
 mod seeds;
+#[path = "fuzz/server.rs"]
+mod server;
 #[path = "fuzz/targets.rs"]
 mod targets;
 

@@ -1,9 +1,15 @@
 //! The targets of tests/fuzz/targets.rs under libFuzzer; `fuzz_targets/` has one line for each.
 
+#[path = "../../tests/fuzz/format_seeds.rs"]
+mod format_seeds;
+#[path = "../../tests/fuzz/formats.rs"]
+mod formats;
 #[path = "../../tests/fuzz/seeds.rs"]
 mod seeds;
+#[path = "../../tests/fuzz/server.rs"]
+mod server;
 #[path = "../../tests/fuzz/targets.rs"]
-pub mod targets;
+mod targets;
 
 #[path = "../../tests/common/gguf.rs"]
 pub mod gguf;
@@ -27,6 +33,13 @@ pub fn plant(target: &str) {
     }
 }
 
+/// Runs the target of this name.
+pub fn run(target: &str, data: &[u8]) {
+    let (_, function) =
+        targets::TARGETS.iter().find(|(name, _)| *name == target).expect("a target of the table");
+    function(data);
+}
+
 /// The program for one target. libFuzzer's own hook ends the process at every panic, also at one that the product catches and
 /// turns into an error (a tokenizer's): what counts is a panic that comes out of the target, which ends it too.
 #[macro_export]
@@ -39,7 +52,7 @@ macro_rules! fuzz {
                 $crate::plant(stringify!($target));
             },
             |data: &[u8]| {
-                $crate::targets::$target(data);
+                $crate::run(stringify!($target), data);
             }
         );
     };

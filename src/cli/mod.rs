@@ -7,7 +7,7 @@ pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod config;
-mod declared_tools;
+pub mod declared_tools;
 pub mod doctor;
 pub mod embed;
 pub mod endpoint;

@@ -28,7 +28,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             texts(target).into_iter().map(String::into_bytes).collect()
         }
         "tool_call" => tool_calls(),
-        other => panic!("no seeds for {other}"),
+        other => super::format_seeds::seeds(other),
     }
 }
 

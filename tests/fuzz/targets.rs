@@ -28,6 +28,7 @@ use llmctl_template::{
 use serde_json::{Map, Value, json};
 
 use crate::common::stored_tensors::{StoredTensor, StoredTensors};
+use super::formats;
 
 /// A target: its name, which is also that of its corpus, and the function, which says whether the input was accepted.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
@@ -44,6 +45,21 @@ pub const TARGETS: &[Target] = &[
     ("http_body", http_body),
     ("worker_line", worker_line),
     ("tool_call", tool_call),
+    ("imatrix", formats::imatrix),
+    ("model_folder", formats::model_folder),
+    ("tokenizer_file", formats::tokenizer_file),
+    ("gguf_split", formats::gguf_split),
+    ("kept_panels", formats::kept_panels),
+    ("hub_listing", formats::hub_listing),
+    ("ollama_manifest", formats::ollama_manifest),
+    ("config_toml", formats::config_toml),
+    ("tools_file", formats::tools_file),
+    ("mcp_config", formats::mcp_config),
+    ("mcp_answer", formats::mcp_answer),
+    ("engine_events", formats::engine_events),
+    ("endpoint_events", formats::endpoint_events),
+    ("batch_row", formats::batch_row),
+    ("http_api", formats::http_api),
 ];
 
 /// Text that tokenizers are asked for: words, numbers, line breaks, marks, emoji, an added token.
@@ -70,7 +86,7 @@ pub fn safetensors(data: &[u8]) -> bool {
     true
 }
 
-fn tensors(source: &dyn TensorSource, num_bytes: usize) {
+pub fn tensors(source: &dyn TensorSource, num_bytes: usize) {
     for name in source.names() {
         let described = source.describe(&name);
         let Ok(tensor) = source.tensor(&name) else { continue };
@@ -233,7 +249,7 @@ pub fn tokenizer_json(data: &[u8]) -> bool {
     true
 }
 
-fn encodes(tokenizer: &Tokenizer) {
+pub fn encodes(tokenizer: &Tokenizer) {
     let size = tokenizer.vocab_size();
     for options in [Encode { add_special: true, parse_special: true }, Encode::default()] {
         let Ok(ids) = tokenizer.encode(PROBE, options) else { continue };
@@ -428,10 +444,10 @@ fn framed(text: &[u8]) -> Vec<u8> {
 }
 
 /// A folder that goes when it is dropped; in memory where the system has such a place.
-struct Folder(PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub fn new() -> Self {
         static COUNT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let memory = Path::new("/dev/shm");
@@ -439,6 +455,13 @@ impl Folder {
         let path = root.join(format!("llmctl-fuzz-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&path).expect("a folder");
         Self(path)
+    }
+
+    /// Writes a file, and the folders that its path names.
+    pub fn write(&self, name: &str, content: &[u8]) {
+        let path = self.0.join(name);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder in memory");
+        std::fs::write(path, content).expect("a file in memory");
     }
 }
 

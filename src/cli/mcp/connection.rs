@@ -246,32 +246,18 @@ impl ServerConnection {
                 Some(_) => break self.about.push_str("; its list of tools has no end"),
             }
         }
-        let mut names = HashSet::new();
-        tools.retain(|tool| names.insert(tool.name.clone()));
-        tools.retain(|tool| !config.disabled_tools.iter().any(|name| *name == tool.name));
-        let offered = offered_names(&config.name, tools.iter().map(|tool| &*tool.name));
-        let described = |(tool, offered): (Tool, String)| ServerTool {
-            offered,
-            description: tool.description.or(tool.title.map(Into::into)).unwrap_or_default().into_owned(),
-            parameters: Value::Object((*tool.input_schema).clone()),
-            name: tool.name.into_owned(),
-        };
-        Ok(tools.into_iter().zip(offered).map(described).collect())
+        Ok(offered(tools, &config.name, &config.disabled_tools))
     }
 
-    /// Returns a page of the list of tools. A tool without a schema has no parameters.
+    /// Returns a page of the list of tools.
     async fn page(&self, cursor: Option<String>) -> Result<ListToolsResult, String> {
         let params = cursor.map(|cursor| PaginatedRequestParams::default().with_cursor(Some(cursor)));
         let request = ListToolsRequest { params, ..ListToolsRequest::default() };
         let answer = self.service.send_request(ClientRequest::ListToolsRequest(request)).await;
-        let mut listed = match answer.map_err(|error| error.to_string())? {
-            ServerResult::ListToolsResult(page) => return Ok(page),
-            other => serde_json::to_value(other).unwrap_or_default(),
-        };
-        for tool in listed["tools"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-            tool.entry("inputSchema").or_insert_with(|| json!({"type": "object"}));
+        match answer.map_err(|error| error.to_string())? {
+            ServerResult::ListToolsResult(page) => Ok(page),
+            other => page_of(serde_json::to_value(other).unwrap_or_default()),
         }
-        serde_json::from_value(listed).map_err(|error| format!("its answer is no list ({error})"))
     }
 
     /// Lists the tools again if the server has said that they changed. Returns whether they have.
@@ -330,6 +316,39 @@ impl ServerConnection {
             process.end().await;
         }
     }
+}
+
+/// Reads a page of a list of tools. A tool without a schema has no parameters.
+fn page_of(mut listed: Value) -> Result<ListToolsResult, String> {
+    let tools = listed.get_mut("tools").and_then(Value::as_array_mut);
+    for tool in tools.into_iter().flatten().filter_map(Value::as_object_mut) {
+        tool.entry("inputSchema").or_insert_with(|| json!({"type": "object"}));
+    }
+    serde_json::from_value(listed).map_err(|error| format!("its answer is no list ({error})"))
+}
+
+/// Returns the tools of a server of this name as models get them; of several of one name the first, and none that is disabled.
+fn offered(mut tools: Vec<Tool>, server: &str, disabled: &[String]) -> Vec<ServerTool> {
+    let mut names = HashSet::new();
+    tools.retain(|tool| names.insert(tool.name.clone()));
+    tools.retain(|tool| !disabled.iter().any(|name| *name == tool.name));
+    let offered = offered_names(server, tools.iter().map(|tool| &*tool.name));
+    let described = |(tool, offered): (Tool, String)| ServerTool {
+        offered,
+        description: tool.description.or(tool.title.map(Into::into)).unwrap_or_default().into_owned(),
+        parameters: Value::Object((*tool.input_schema).clone()),
+        name: tool.name.into_owned(),
+    };
+    tools.into_iter().zip(offered).map(described).collect()
+}
+
+/// Reads a list of tools in JSON, as models get those of a server of this name.
+///
+/// # Errors
+/// What is no list in it.
+pub fn parse_tools(server: &str, json: &[u8]) -> Result<Vec<ServerTool>, String> {
+    let listed = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    Ok(offered(page_of(listed)?.tools, server, &[]))
 }
 
 /// Makes the calls of a server's tools, any number at the same time.

@@ -29,10 +29,13 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
 
 pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
-use self::config::{McpConfig, ServerConfig, TransportConfig};
-use self::connection::{ServerConnection, ServerLoss, ServerTool};
+pub use self::config::McpConfig;
+use self::config::{ServerConfig, TransportConfig};
+use self::connection::{ServerConnection, ServerLoss};
+pub use self::connection::{ServerTool, parse_tools};
 use self::permission::Permissions;
 pub use self::permission::{AllowedTool, CallConsent};
+pub use self::result::parse_result;
 pub use self::shared::SharedToolServers;
 use super::error::{CommandError, Kind};
 use super::terminal::Terminal;

@@ -46,6 +46,14 @@ pub fn text_of(result: &CallToolResult) -> ResultText {
     ResultText { text, is_error: result.is_error == Some(true), notes }
 }
 
+/// Returns the text of a result in JSON.
+///
+/// # Errors
+/// What is no result in it.
+pub fn parse_result(json: &[u8]) -> serde_json::Result<ResultText> {
+    serde_json::from_slice(json).map(|result| text_of(&result))
+}
+
 /// Returns the text of a block, or what it is that cannot be read.
 fn readable(block: &ContentBlock) -> Result<String, String> {
     let left_out = |kind: &str, base64: &str, what: &str| {
@@ -90,7 +98,7 @@ mod tests {
     use super::*;
 
     fn text(result: Value) -> ResultText {
-        text_of(&serde_json::from_value(result).expect("a result"))
+        parse_result(result.to_string().as_bytes()).expect("a result")
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub use self::order::rendezvous_order;
 use self::sessions::RemoteSessions;
 pub use self::sse::{SseEvent, SseParser};
 pub use self::tls::TlsTrust;
-pub use self::wire::EngineKind;
+pub use self::wire::{ChunkError, ChunkReader, EngineChunk, EngineFinish, EngineKind};
 use crate::client::{EndGuard, EngineTransport, RemoteEngineFacts, Sink};
 use crate::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
 use crate::request::{Difference, EngineSessionName, Event, Finish, Request};

@@ -1,0 +1,159 @@
+//! Sound inputs of the targets in formats.rs; those that are texts are in formats.json.
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use super::formats::{BESIDE_WEIGHTS, ENDPOINTS};
+use crate::common::gguf::{F32, GgufBuilder};
+
+/// The sound inputs of a target.
+pub fn seeds(target: &str) -> Vec<Vec<u8>> {
+    match target {
+        "imatrix" => vec![imatrix_gguf(), imatrix_list()],
+        "tokenizer_file" => vec![sentencepiece(), tiktoken(), tekken()],
+        "gguf_split" => vec![gguf_split()],
+        "kept_panels" => vec![kept_panels()],
+        "model_folder" => {
+            let files = model_folder().into_iter();
+            let listed = files.filter_map(|(name, content)| {
+                let at = BESIDE_WEIGHTS.iter().position(|listed| *listed == name)?;
+                Some([&[at as u8], &content[..]].concat())
+            });
+            listed.collect()
+        }
+        "http_api" => {
+            let bodies = listed(target);
+            let of_path = |(at, (path, _)): (usize, &(&str, u16))| {
+                let bodies = bodies[*path].as_array().unwrap_or_else(|| panic!("no bodies of {path}"));
+                bodies.iter().map(|body| [&[at as u8], &bytes(body)[..]].concat()).collect::<Vec<_>>()
+            };
+            ENDPOINTS.iter().enumerate().flat_map(of_path).collect()
+        }
+        "engine_events" => {
+            let with_kind = |input: &Value| {
+                [&[input["kind"].as_u64().expect("a kind") as u8], &bytes(&input["stream"])[..]].concat()
+            };
+            listed(target).as_array().expect("a list").iter().map(with_kind).collect()
+        }
+        _ => listed(target).as_array().expect("a list").iter().map(bytes).collect(),
+    }
+}
+
+fn listed(target: &str) -> Value {
+    let mut all: Value = serde_json::from_str(include_str!("formats.json")).expect("inputs by target");
+    let found = all.as_object_mut().and_then(|all| all.remove(target));
+    found.unwrap_or_else(|| panic!("no seeds for {target}"))
+}
+
+/// A text itself, anything else as JSON.
+fn bytes(input: &Value) -> Vec<u8> {
+    input.as_str().map_or_else(|| input.to_string(), str::to_owned).into_bytes()
+}
+
+/// A folder that every reader accepts.
+pub fn model_folder() -> Vec<(&'static str, Vec<u8>)> {
+    let texts = listed("model_folder");
+    let listed = BESIDE_WEIGHTS.iter().map(|name| (*name, bytes(&texts[*name])));
+    let weights = super::seeds::seeds("safetensors").remove(0);
+    let others = [
+        ("model-00001-of-00001.safetensors", weights),
+        ("2_Dense/model.safetensors", dense()),
+        ("tokenizer.model", sentencepiece()[1..].to_vec()),
+    ];
+    listed.chain(others).collect()
+}
+
+/// A layer of two inputs and two outputs.
+fn dense() -> Vec<u8> {
+    let tensor = |shape: &[usize], offsets: [usize; 2]| json!({"dtype": "F32", "shape": shape, "data_offsets": offsets});
+    let header =
+        json!({"linear.bias": tensor(&[2], [0, 8]), "linear.weight": tensor(&[2, 2], [8, 24])}).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 24]].concat()
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+fn imatrix_gguf() -> Vec<u8> {
+    GgufBuilder::new()
+        .text("general.type", "imatrix")
+        .u32("imatrix.chunk_count", 1)
+        .tensor("a.in_sum2", &[2, 3], F32, &floats(&[1.0, 2.0, 3.0, 0.0, 5.0, 6.0]))
+        .tensor("a.counts", &[2, 1], F32, &floats(&[2.0, 0.0]))
+        .build()
+}
+
+fn imatrix_list() -> Vec<u8> {
+    let number = |number: u32| number.to_le_bytes();
+    let entry = [&number(1)[..], b"a", &number(2), &number(3), &floats(&[1.0, 2.0, 3.0])].concat();
+    [&number(1)[..], &entry, &number(1), &number(1), b"x"].concat()
+}
+
+/// A field of a protocol buffer.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2, u8::try_from(content.len()).expect("short")], content].concat()
+}
+
+/// A vocabulary of BPE with the name of its file before it.
+fn sentencepiece() -> Vec<u8> {
+    let piece = |(text, score, kind): &(&str, f32, u8)| {
+        let fields =
+            [&field(1, text.as_bytes())[..], &[2 << 3 | 5], &score.to_le_bytes(), &[3 << 3, *kind]].concat();
+        field(1, &fields)
+    };
+    let pieces = [("<unk>", 0.0, 2), ("a", -3.0, 1), ("b", -4.0, 1), ("ab", -1.0, 1), ("\u{2581}", -5.0, 1)];
+    let pieces: Vec<u8> = pieces.iter().flat_map(piece).collect();
+    [&[0][..], &pieces, &field(2, &[3 << 3, 2]), &field(3, &[3 << 3, 0])].concat()
+}
+
+fn tiktoken() -> Vec<u8> {
+    let line = |(rank, token): (usize, &&[u8])| format!("{} {rank}\n", BASE64_STANDARD.encode(token));
+    let lines: String = [&b"a"[..], b"b", b"ab", b" "].iter().enumerate().map(line).collect();
+    [&[0], lines.as_bytes()].concat()
+}
+
+fn tekken() -> Vec<u8> {
+    let bytes = (0..=255).map(|byte| vec![byte]);
+    let tokens = bytes.chain([&b"he"[..], b"ll", b"hell", b"hello", b" h"].map(<[u8]>::to_vec));
+    let entry =
+        |(rank, token): (usize, Vec<u8>)| json!({"rank": rank, "token_bytes": BASE64_STANDARD.encode(token)});
+    let vocab: Vec<Value> = tokens.enumerate().map(entry).collect();
+    let config =
+        json!({"default_vocab_size": 271, "default_num_special_tokens": 10, "pattern": "x", "version": "v3"});
+    let special = json!([{"rank": 0, "token_str": "<unk>", "is_control": true}]);
+    let file = json!({"config": config, "vocab": vocab, "special_tokens": special});
+    [&[1], file.to_string().as_bytes()].concat()
+}
+
+fn gguf_split() -> Vec<u8> {
+    let part = |number: u32, tensor: &str| {
+        let file = GgufBuilder::new()
+            .text("general.architecture", "llama")
+            .raw("split.no", 2, &(number as u16).to_le_bytes())
+            .raw("split.count", 2, &2u16.to_le_bytes())
+            .u32("split.tensors.count", 2);
+        file.tensor(tensor, &[2, 3], F32, &[0; 24]).build()
+    };
+    let (first, second) = (part(0, "a"), part(1, "b"));
+    [&(first.len() as u16).to_le_bytes()[..], &first, &second].concat()
+}
+
+/// Two matrices of Q8_0, of 4 rows of 32, whose panels the file does not look into.
+fn kept_panels() -> Vec<u8> {
+    let panels = [[1u8; 136], [2; 136]];
+    let starts = [64, 256];
+    let mut file = b"llmctl panels 1\n".to_vec();
+    let entry = |(panels, start): (&[u8; 136], usize)| json!({"dtype": "q8_0", "shape": [4, 32], "start": start, "len": 136, "checksums": [crc32fast::hash(panels)]});
+    let matrices: Vec<Value> = panels.iter().zip(starts).map(entry).collect();
+    for (panels, start) in panels.iter().zip(starts) {
+        file.resize(start, 0);
+        file.extend_from_slice(panels);
+    }
+    file.resize(448, 0);
+    let index = json!({"key": "aa", "matrices": matrices}).to_string();
+    let checksum = crc32fast::hash(index.as_bytes());
+    let end = [&448u64.to_le_bytes()[..], &checksum.to_le_bytes(), &[0; 4], b"llmctl panels 1\n"].concat();
+    [&[1], &file[..], index.as_bytes(), &end].concat()
+}

@@ -1,0 +1,366 @@
+//! Fuzz targets of the smaller formats: files beside weights, caches, configurations, answers of servers, bodies of requests.
+//!
+//! Those that are read from a folder are written into one in memory. Where an input has several forms, its first byte chooses one.
+
+use std::io::ErrorKind;
+use std::path::{Component, Path};
+use std::sync::OnceLock;
+
+use llmctl::cli::batch::row;
+use llmctl::cli::declared_tools::Toolbox;
+use llmctl::cli::endpoint::answer::EndpointAnswer;
+use llmctl::cli::mcp::{McpConfig, parse_result, parse_tools};
+use llmctl::cli::{command, config};
+use llmctl_engine::http_engine::{ChunkReader, EngineKind, SseParser};
+use llmctl_hub::{FileRequest, HubPaths, ListedFile, ModelRef, ModelSource, RemoteFile, Selector};
+use llmctl_kernel::Dtype;
+use llmctl_kernel::memory::Arena;
+use llmctl_kernel::pool::Pool;
+use llmctl_models::load::export::Imatrix;
+use llmctl_models::load::gguf::Gguf;
+use llmctl_models::load::safetensors::Safetensors;
+use llmctl_models::load::{PanelPlace, TextFiles, hf, text_task, tokenizer};
+use llmctl_models::panels::{LoadedPanels, PanelStore};
+use llmctl_template::TemplateVariables;
+use serde_json::Value;
+
+use super::server::Server;
+use super::targets::{Folder, encodes, tensors};
+
+// ---- model files
+
+/// An importance matrix of either form.
+pub fn imatrix(data: &[u8]) -> bool {
+    let Ok(imatrix) = Imatrix::from_bytes(Path::new("fuzz.imatrix"), data.to_vec().into()) else {
+        return false;
+    };
+    assert!(!imatrix.is_empty());
+    for shape in [&[2, 3][..], &[2, 0], &[2, 5, 3], &[]] {
+        let columns = imatrix.columns("a", shape);
+        let fine = |values: &[f32]| values.iter().all(|value| value.is_finite() && *value >= 0.0);
+        assert!(columns.is_err() || columns.is_ok_and(|values| values.is_none_or(fine)));
+    }
+    true
+}
+
+/// Files of a folder that lie beside its weights; each is read with sound ones around it.
+pub const BESIDE_WEIGHTS: [&str; 13] = [
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "config_sentence_transformers.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+];
+
+/// A file of [`BESIDE_WEIGHTS`], and everything that reads such files.
+pub fn model_folder(data: &[u8]) -> bool {
+    let Some((which, content)) = data.split_first() else { return false };
+    let name = BESIDE_WEIGHTS[usize::from(*which) % BESIDE_WEIGHTS.len()];
+    let folder = Folder::new();
+    let sound = super::format_seeds::model_folder();
+    let sound = sound.iter().filter(|(other, _)| *other != name).map(|(name, content)| (*name, &content[..]));
+    for (name, content) in sound.chain([(name, content)]) {
+        folder.write(name, content);
+    }
+    let path = &folder.0;
+    let texts = TextFiles::open(&ModelSource::Folder(path.clone()));
+    let generation = hf::generation_config(path);
+    if let Ok(Some(generation)) = &generation {
+        generation.defaults.sampling(false).validate(usize::MAX).expect("what is read is in range");
+    }
+    let settings = tokenizer::hf_settings(path);
+    let task = text_task::folder_task(path);
+    let weights = Safetensors::open(path.join("model.safetensors.index.json"));
+    if let Ok(weights) = &weights {
+        tensors(weights, 1 << 20);
+    }
+    let unused = llmctl_models::load::safetensors::has_unused_shards(path);
+    texts.is_ok()
+        && generation.is_ok()
+        && settings.is_ok()
+        && task.is_ok()
+        && weights.is_ok()
+        && unused.is_ok()
+}
+
+/// A vocabulary without tokenizer.json: Tekken's, or tokenizer.model of SentencePiece or tiktoken.
+pub fn tokenizer_file(data: &[u8]) -> bool {
+    let Some((which, content)) = data.split_first() else { return false };
+    let folder = Folder::new();
+    folder.write(if which % 2 == 0 { "tokenizer.model" } else { "tekken.json" }, content);
+    match tokenizer::from_folder(&folder.0) {
+        Ok(tokenizer) => {
+            encodes(&tokenizer);
+            true
+        }
+        // A vocabulary of tiktoken that is read whole, and is not the one of 128,000 tokens that llmctl runs.
+        Err(error) => error.to_string().contains("a tiktoken vocabulary of"),
+    }
+}
+
+/// A model in two GGUF files; the first two bytes are the length of the first.
+pub fn gguf_split(data: &[u8]) -> bool {
+    let Some((length, files)) = data.split_first_chunk::<2>() else { return false };
+    let (first, second) = files.split_at(files.len().min(u16::from_le_bytes(*length).into()));
+    let folder = Folder::new();
+    folder.write("m-00001-of-00002.gguf", first);
+    folder.write("m-00002-of-00002.gguf", second);
+    let [opened, from_second] =
+        ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"].map(|name| Gguf::open(folder.0.join(name)));
+    let (Ok(opened), Ok(_)) = (opened, from_second) else { return false };
+    tensors(&opened, data.len());
+    opened.paths().count() == 2
+}
+
+// ---- caches
+
+/// Kept panels of two matrices. An odd first byte makes the index's checksum right.
+pub fn kept_panels(data: &[u8]) -> bool {
+    let Some((kind, content)) = data.split_first() else { return false };
+    let mut file = content.to_vec();
+    if kind % 2 == 1
+        && let Some((content, end)) = file.split_last_chunk_mut::<32>()
+    {
+        let start = u64::from_le_bytes(*end.first_chunk().expect("32 bytes"));
+        let index = usize::try_from(start).ok().and_then(|start| content.get(start..)).unwrap_or_default();
+        end[8..12].copy_from_slice(&crc32fast::hash(index).to_le_bytes());
+    }
+    let folder = Folder::new();
+    folder.write("aa.panels", &file);
+    let place = PanelPlace { folder: folder.0.clone(), limit_bytes: 1 << 20, least_bytes: u64::MAX };
+    let open = || PanelStore::open(place.clone(), "aa".to_owned());
+    let (pool, arena, shape) = (Pool::new(1).expect("one thread"), Arena::default(), [4, 32]);
+    // As a load does, which takes note of each matrix.
+    let noted = |store: &PanelStore| {
+        store.loaded(
+            Dtype::Q8_0,
+            shape,
+            LoadedPanels::Late { len: 0, get: Box::new(|| Err(ErrorKind::Other.into())) },
+        );
+    };
+    let late = open();
+    let copied = [(); 2].map(|()| {
+        let panels = late.next_in_place(Dtype::Q8_0, shape, &pool);
+        noted(&late);
+        panels.map(|panels| {
+            let mut copy = vec![0; panels.len()];
+            assert!(panels.copy_to(&mut copy, &pool), "as it was checked");
+            copy
+        })
+    });
+    let store = open();
+    let read = [(); 2].map(|()| {
+        let panels = store.next(Dtype::Q8_0, shape, &arena, &pool);
+        noted(&store);
+        panels
+    });
+    for (read, copied) in read.iter().zip(&copied) {
+        assert_eq!(read.as_deref(), copied.as_deref(), "read and copied");
+        assert!(read.as_ref().is_none_or(|read| read.len() <= file.len()));
+    }
+    let is_whole = read.iter().all(Option::is_some);
+    store.finish();
+    is_whole
+}
+
+/// A page of a hub's list of files, and the choice of a model among them.
+pub fn hub_listing(data: &[u8]) -> bool {
+    let Ok(page) = serde_json::from_slice::<Value>(data) else { return false };
+    let entries = page.as_array().map(Vec::as_slice).unwrap_or_default();
+    let files: Vec<RemoteFile> = entries.iter().filter_map(RemoteFile::of_entry).collect();
+    for file in &files {
+        let inside = Path::new(&file.path).components().all(|part| matches!(part, Component::Normal(_)));
+        assert!(inside && !file.path.is_empty() && file.hash.hex().len() >= 40, "{file:?}");
+    }
+    let listed: Vec<ListedFile> =
+        files.iter().map(|file| ListedFile { path: file.path.clone(), bytes: file.size }).collect();
+    let quant = Selector::Quant("Q4_K_M".to_owned());
+    for selector in [None, Some(&quant)] {
+        let request =
+            FileRequest { id: "o/m", files: &listed, selector, memory: Some(1 << 30), is_cached: false };
+        if let Ok(chosen) = llmctl_hub::choose(&request) {
+            let is_listed = |path: &String| listed.iter().any(|file| file.path == *path);
+            assert!(chosen.missing.is_some() || chosen.files.iter().all(is_listed), "{:?}", chosen.files);
+        }
+    }
+    llmctl_hub::text_files(&listed);
+    let _ = files.iter().map(|file| file.size).sum::<u64>();
+    !files.is_empty()
+}
+
+/// A manifest of ollama.
+pub fn ollama_manifest(data: &[u8]) -> bool {
+    let store = Folder::new();
+    store.write("manifests/registry.ollama.ai/library/m/latest", data);
+    store.write(&format!("blobs/sha256-{}", "a".repeat(64)), b"GGUF");
+    store.write(&format!("blobs/sha256-{}", "c".repeat(64)), br#"{"file_type": "Q4_0"}"#);
+    let listed = llmctl_hub::ollama::list(std::slice::from_ref(&store.0));
+    assert_eq!(listed.len(), 1);
+    let paths = HubPaths { ollama: vec![store.0.clone()], ..HubPaths::default() };
+    let resolved =
+        ModelRef::parse("ollama:m").and_then(|name| llmctl_hub::resolve(&name, &paths, &Default::default()));
+    if let Ok(resolved) = &resolved {
+        assert!(resolved.source.path().starts_with(&store.0), "{resolved:?}");
+    }
+    resolved.is_ok()
+}
+
+// ---- configurations
+
+/// llmctl.toml.
+pub fn config_toml(data: &[u8]) -> bool {
+    static COMMAND: OnceLock<clap::Command> = OnceLock::new();
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let read = config::file::parse(Path::new("fuzz.toml"), text, COMMAND.get_or_init(command));
+    for problem in read.as_ref().err().into_iter().flatten() {
+        assert!(
+            problem.line >= 1 && problem.column >= 1 && problem.line <= text.lines().count() + 1,
+            "{problem}"
+        );
+    }
+    read.is_ok()
+}
+
+/// Tools of the user's, in TOML or JSON.
+pub fn tools_file(data: &[u8]) -> bool {
+    let folder = Folder::new();
+    folder.write("tools", data);
+    let Ok(tools) = Toolbox::read(folder.0.join("tools").to_str().expect("UTF-8")) else { return false };
+    for tool in &tools.tools {
+        let words = tool.command_line(&serde_json::json!({"a": "{b}", "b": 1}), &folder.0);
+        assert_eq!(words.len(), tool.argv.len());
+    }
+    tools.rows();
+    tools.names().count() > 0
+}
+
+/// The servers of an MCP configuration.
+pub fn mcp_config(data: &[u8]) -> bool {
+    let folder = Folder::new();
+    folder.write("mcp.json", data);
+    let lookup = |name: &str| (name == "A").then(|| "${A}".to_owned());
+    let Ok(config) = McpConfig::read(&[folder.0.join("mcp.json")], &lookup) else { return false };
+    for server in &config.servers {
+        assert!(!server.name.is_empty() && !server.name.contains("__"), "{}", server.name);
+    }
+    !config.servers.is_empty()
+}
+
+// ---- answers of servers
+
+/// What an MCP server answers: a list of tools, or the result of a call.
+pub fn mcp_answer(data: &[u8]) -> bool {
+    let tools = parse_tools("s", data);
+    let mut names = std::collections::BTreeSet::new();
+    for tool in tools.iter().flatten() {
+        assert!(tool.offered.starts_with("s__") && tool.offered.len() <= 64 && names.insert(&tool.offered));
+        tool.definition();
+    }
+    let result = parse_result(data);
+    if let Ok(result) = &result {
+        assert!(result.text.len() <= (64 << 10) + 100, "{}", result.text.len());
+    }
+    tools.is_ok_and(|tools| !tools.is_empty()) || result.is_ok()
+}
+
+/// The events of a remote engine's stream; the first byte says which, and whether log-probabilities were asked for.
+pub fn engine_events(data: &[u8]) -> bool {
+    let Some((kind, stream)) = data.split_first() else { return false };
+    let kinds = [EngineKind::Vllm, EngineKind::Sglang, EngineKind::Llmctl];
+    let logprobs = (kind & 4 != 0).then_some(2);
+    let mut reader = ChunkReader::new(kinds[usize::from(kind & 3) % 3], logprobs);
+    let (mut num_tokens, mut is_fine) = (0, true);
+    for data in events(stream) {
+        match reader.read(&data) {
+            Ok(chunk) => {
+                num_tokens += chunk.tokens.len();
+                let is_as_asked =
+                    |token: &llmctl_engine::Token| token.logprob.is_some() == logprobs.is_some();
+                assert!(chunk.tokens.iter().all(is_as_asked), "{chunk:?}");
+            }
+            Err(_) => is_fine = false,
+        }
+    }
+    is_fine && num_tokens > 0
+}
+
+/// The events of an endpoint's answer.
+pub fn endpoint_events(data: &[u8]) -> bool {
+    let mut answer = EndpointAnswer::begin();
+    let mut is_fine = true;
+    for data in events(data).iter().filter(|data| *data != "[DONE]") {
+        is_fine &= answer.take(data).is_ok();
+    }
+    let is_ended = answer.is_ended();
+    let end = answer.end();
+    let (_, answer) = answer.finish(&end, None);
+    for call in answer.tool_calls.iter().filter(|call| call.is_whole) {
+        let arguments = serde_json::from_str::<Value>(&call.arguments);
+        assert!(arguments.is_ok_and(|arguments| arguments.is_object()), "{call:?}");
+    }
+    is_fine && is_ended
+}
+
+/// The data of a stream's events, which are the same however the stream is cut.
+fn events(stream: &[u8]) -> Vec<String> {
+    let in_parts = |size: usize| {
+        let mut parser = SseParser::default();
+        stream.chunks(size).flat_map(|part| parser.push(part).expect("short events")).collect::<Vec<_>>()
+    };
+    let events = in_parts(usize::MAX);
+    assert_eq!(events, in_parts(1));
+    events.into_iter().filter_map(|event| event.data).collect()
+}
+
+// ---- requests
+
+/// A row of a batch file.
+pub fn batch_row(data: &[u8]) -> bool {
+    let template = TemplateVariables {
+        reads: &|name| name == "enable_thinking",
+        says: &|_| false,
+        ends_reasoning: true,
+    };
+    let (id, row) = row::parse(data, 1, &row::Defaults::default(), template);
+    assert!(!id.is_empty());
+    match &row {
+        Ok(row) => assert!(row.num_choices >= 1, "{row:?}"),
+        Err(error) => {
+            assert!(!error.message.is_empty() && error.message.len() < 4000 + data.len(), "{error:?}")
+        }
+    }
+    row.is_ok()
+}
+
+/// A body for an endpoint of the server, which the first byte chooses, with the status of a sound one: the model is no embedder,
+/// and its vocabulary has no tokens for text to fill in.
+pub const ENDPOINTS: [(&str, u16); 11] = [
+    ("/v1/chat/completions", 200),
+    ("/v1/completions", 200),
+    ("/v1/messages", 200),
+    ("/v1/messages/count_tokens", 200),
+    ("/v1/responses", 200),
+    ("/v1/responses/input_tokens", 200),
+    ("/v1/embeddings", 400),
+    ("/v1/rerank", 400),
+    ("/tokenize", 200),
+    ("/detokenize", 200),
+    ("/infill", 400),
+];
+
+pub fn http_api(data: &[u8]) -> bool {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let Some((which, body)) = data.split_first() else { return false };
+    let (path, expected) = ENDPOINTS[usize::from(*which) % ENDPOINTS.len()];
+    let (status, answer) = SERVER.get_or_init(Server::start).post(path, body);
+    assert!(status < 500, "{path}: {status} {answer}");
+    status == expected
+}
