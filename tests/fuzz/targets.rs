@@ -27,8 +27,8 @@ use llmctl_template::{
 };
 use serde_json::{Map, Value, json};
 
-use crate::common::stored_tensors::{StoredTensor, StoredTensors};
 use super::formats;
+use crate::common::stored_tensors::{StoredTensor, StoredTensors};
 
 /// A target: its name, which is also that of its corpus, and the function, which says whether the input was accepted.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
