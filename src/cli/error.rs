@@ -8,6 +8,8 @@ use std::io;
 use std::path::Path;
 
 use llmctl_base::{Error, GrammarError, LoadError, StoreError};
+use llmctl_bench::{BenchError, RequestFailure};
+use llmctl_engine::http_engine::HttpFailure;
 use llmctl_engine::turn::TurnError;
 use llmctl_hub::HubError;
 
@@ -282,6 +284,59 @@ impl From<LoadError> for CommandError {
     }
 }
 
+impl std::error::Error for CommandError {}
+
+/// For the parts of a measurement that the command adds.
+impl From<CommandError> for BenchError {
+    fn from(error: CommandError) -> Self {
+        BenchError::Caller(Box::new(error))
+    }
+}
+
+impl From<BenchError> for CommandError {
+    fn from(error: BenchError) -> Self {
+        match error {
+            BenchError::Usage { message, hint } => Self::usage(message).hint_if(hint),
+            BenchError::Damaged(message) => Self::bad_data(message),
+            BenchError::Read { path, error } => {
+                let kind = match error.kind() {
+                    io::ErrorKind::NotFound => Kind::NotFound,
+                    io::ErrorKind::InvalidData => Kind::BadData,
+                    _ => Kind::Io,
+                };
+                Self::new(kind, error).context(path)
+            }
+            BenchError::Write { place, error } => Self::new(Kind::Io, error).context(place),
+            BenchError::Threads(error) => Self::new(Kind::Failure, error).context("starting threads"),
+            BenchError::Engine(error) => error.into(),
+            BenchError::Case { name, error } => Self::from(*error).context(name),
+            BenchError::Caller(error) => match error.downcast::<Self>() {
+                Ok(error) => *error,
+                Err(error) => Self::new(Kind::Failure, anyhow::anyhow!(error)),
+            },
+            BenchError::Drawing(_) => Self::new(Kind::Bug, error),
+            BenchError::Temporary(_) => Self::new(Kind::Temporary, error),
+            BenchError::Request { ref failure, .. } => Self::new(request_kind(failure), error),
+        }
+    }
+}
+
+/// Returns the kind of a request to a server that everything after it needs.
+fn request_kind(failure: &RequestFailure) -> Kind {
+    match failure {
+        RequestFailure::Http(HttpFailure::Status { code, .. }) => match code {
+            401 | 403 => Kind::Auth,
+            404 => Kind::NotFound,
+            429 | 503 => Kind::Temporary,
+            _ => Kind::Failure,
+        },
+        RequestFailure::Http(HttpFailure::Malformed(_)) | RequestFailure::Server(_) => Kind::Failure,
+        RequestFailure::Http(HttpFailure::Unreachable(_) | HttpFailure::Broken(_) | HttpFailure::Timeout) => {
+            Kind::Unavailable
+        }
+    }
+}
+
 impl From<HubError> for CommandError {
     fn from(error: HubError) -> Self {
         let kind = match &error {
@@ -459,6 +514,22 @@ mod tests {
         assert_eq!((error.kind, error.to_string().as_str()), (Kind::BadData, "the model's logits hold NaN"));
         assert!(error.hint_text().is_some_and(|hint| hint.contains("damaged")));
         assert_eq!(CommandError::from(Error::Backend("x".to_owned())).kind, Kind::Failure);
+    }
+
+    #[test]
+    fn failed_requests_have_exit_codes() {
+        let status = |code| HttpFailure::Status { code, message: String::new(), retry_after: None };
+        let unreachable = HttpFailure::Unreachable("refused".to_owned());
+        for (failure, kind, message) in [
+            (unreachable, Kind::Unavailable, "cannot connect to http://h: refused"),
+            (status(401), Kind::Auth, "http://h: "),
+            (status(500), Kind::Failure, "http://h: "),
+        ] {
+            let error = BenchError::Request { url: "http://h".to_owned(), failure: failure.into() };
+            let error = CommandError::from(error);
+            assert_eq!(error.kind, kind);
+            assert!(error.to_string().starts_with(message), "{error}");
+        }
     }
 
     #[test]

@@ -1,26 +1,11 @@
 //! `llmctl bench`: how fast, by the way that users take, with how much doubt.
 //!
-//! `plan` turns sweeps into cases, `runner` measures them in turns on a [`runner::Subject`] (`engine`, or a
-//! mock in tests), `record` is what is left of it, `machine` and `cost` say what would be possible,
-//! `validity` what speaks against a result, `stats` does the sums, `report` and `plot` show it, `compare`
-//! judges one result by another, `serve` measures over HTTP.
+//! Flags, wiring and printing; what is measured, and what is made of it, is `llmctl_bench`. `engine` loads models, `compare` and
+//! `serve` are the subcommands.
 
-pub mod compare;
-pub mod cost;
-pub mod engine;
-pub mod figures;
-pub mod llama_bench;
-pub mod machine;
-pub mod plan;
-pub mod plot;
-pub mod point;
-pub mod record;
-pub mod report;
-pub mod runner;
+mod compare;
+mod engine;
 pub mod serve;
-pub mod serve_report;
-pub mod stats;
-pub mod validity;
 
 use std::collections::{BTreeSet, HashSet};
 use std::ops::ControlFlow;
@@ -33,20 +18,22 @@ use indicatif::ProgressBar;
 use super::error::{CommandError, Exit, Kind};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
-    CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg, WeightDtype,
-    count,
+    Choice, CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg,
+    WeightDtype, count, one_of,
 };
 use crate::cli::model::load;
 use crate::cli::terminal::output::{Output, OutputError};
-use crate::cli::terminal::report::print;
+use crate::cli::terminal::report::{print, stdout_width};
 use crate::cli::terminal::signal::Graceful;
-use engine::{Around, EngineSubject, Recipe};
+use engine::Recipe;
+use llmctl_bench::engine::{Around, EngineSubject};
+use llmctl_bench::plan::{self, Case, CaseSweep, SessionTest};
+use llmctl_bench::record::{BenchSetting, Build, CaseResult, Document, SCHEMA};
+use llmctl_bench::report::{self, BenchFormat};
+use llmctl_bench::runner::{self, BenchObserver, BenchSubject, Halt, Rounds};
+use llmctl_bench::{BenchError, machine, plot, validity};
 use llmctl_hub::Aliases;
 use llmctl_models::load::model_facts;
-use plan::{Case, CaseSweep, SessionTest};
-use record::{BenchSetting, CaseResult, Document, SCHEMA};
-use report::BenchFormat;
-use runner::{BenchObserver, BenchSubject, Halt, Rounds};
 
 /// Measure speed, and how far to trust the figures
 ///
@@ -82,6 +69,26 @@ pub struct BenchArgs {
     pub aliases: Aliases,
 }
 
+const SESSION_TESTS: [Choice<SessionTest>; 5] = [
+    ("warm", SessionTest::Warm, "The second turn of a session that is in memory"),
+    ("restore", SessionTest::Restore, "The second turn after a restart, from KV on disk"),
+    ("fork", SessionTest::Fork, "Sessions forked from one that is in memory, all at once"),
+    ("shared", SessionTest::Shared, "Sessions that begin with the same system prompt, all at once"),
+    (
+        "agent",
+        SessionTest::Agent,
+        "A coding agent's first question after a restart: 20,000 tokens of system prompt and tools from KV on disk",
+    ),
+];
+
+const FORMATS: [Choice<BenchFormat>; 5] = [
+    ("table", BenchFormat::Table, "For people"),
+    ("json", BenchFormat::Json, "One object with every measured value, at the end"),
+    ("jsonl", BenchFormat::Jsonl, "A line for each measurement as it comes"),
+    ("csv", BenchFormat::Csv, "A row per case"),
+    ("md", BenchFormat::Md, "A Markdown table in the form of llama-bench"),
+];
+
 /// Other actions of `bench`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
@@ -115,7 +122,7 @@ pub struct TestArgs {
     pub sequences: Vec<usize>,
 
     /// Savings by sessions: time to the first token of a turn behind -p tokens that are in memory or on disk
-    #[arg(long, value_name = "TEST", value_enum, value_delimiter = ',')]
+    #[arg(long, value_name = "TEST", value_delimiter = ',', value_parser = one_of(&SESSION_TESTS))]
     pub sessions: Vec<SessionTest>,
 
     /// New tokens of that turn
@@ -203,7 +210,7 @@ impl EngineSweepArgs {
 #[command(next_help_heading = "Output")]
 pub struct BenchOutputArgs {
     /// Format of stdout
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = one_of(&FORMATS))]
     pub output: BenchFormat,
 
     /// Write all results to this JSON file too, after every measurement
@@ -308,10 +315,16 @@ fn run_engines(args: &BenchArgs, terminal: &Terminal) -> Result<Exit, CommandErr
     terminal.status("");
     machine::forget_peak(Path::new("/"));
     let before = machine::Counters::read(Path::new("/"));
-    let around = Around { terminal, graceful: &graceful, start: Instant::now() };
+    let around = Around {
+        interrupted: &|| graceful.received(),
+        scratch: std::env::temp_dir(),
+        start: Instant::now(),
+        rounds: tests.repetitions + usize::from(!tests.no_warmup),
+        seed: tests.seed,
+    };
     let bar = terminal.bar(0, "{bar:30} {pos}/{len} {eta} left, {msg}");
-    let mut run = BenchRun { args, document: &mut document, output: &mut output, bar };
-    let ended = run.measure(recipes, &cases, &around);
+    let mut run = BenchRun { args, terminal, document: &mut document, output: &mut output, bar };
+    let ended = run.measure(&recipes, &cases, &around);
     run.bar.finish_and_clear();
     document.complete = matches!(ended, Ok(None));
     document.machine.peak_memory = machine::peak_memory(Path::new("/"));
@@ -351,17 +364,17 @@ impl<'a> Outlook<'a> {
     /// # Errors
     /// Those of reading the baseline.
     fn new(args: &'a BenchOutputArgs, terminal: &'a Terminal) -> Result<Self, CommandError> {
-        let baseline = args.baseline.as_deref().map(compare::read).transpose()?;
+        let baseline = args.baseline.as_deref().map(llmctl_bench::compare::read).transpose()?;
         Ok(Self { args, terminal, baseline })
     }
 
     /// Returns `Failure` if the baseline was better beyond noise.
     fn conclude(&self, document: &mut Document) -> Result<Exit, CommandError> {
-        finish(document);
+        validity::conclude(document);
         if let Some(path) = &self.args.save {
             document.save(path)?;
         }
-        print(&report::render(document, self.args.output))?;
+        print(&report::render(document, self.args.output, stdout_width()))?;
         if matches!(self.args.output, BenchFormat::Csv | BenchFormat::Md) {
             document.warnings.iter().for_each(|warning| self.terminal.warn(warning)); // they have no place for them
         }
@@ -380,8 +393,8 @@ impl<'a> Outlook<'a> {
     fn judge(&self, baseline: &Document, document: &Document) -> Result<Exit, CommandError> {
         let first = self.args.baseline.as_deref().unwrap_or(Path::new("")).display().to_string();
         let threshold = self.args.threshold.threshold / 100.0;
-        let compared = compare::compared(baseline, document, "this run", threshold)?;
-        let text = compare::text(&first, &compared);
+        let compared = llmctl_bench::compare::compared(baseline, document, "this run", threshold)?;
+        let text = llmctl_bench::compare::text(&first, &compared, stdout_width());
         match self.args.output {
             BenchFormat::Table | BenchFormat::Md => drop(print(&format!("\n{text}"))?),
             BenchFormat::Json | BenchFormat::Jsonl | BenchFormat::Csv => {
@@ -431,8 +444,6 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
         context,
         sequences: cases.iter().map(|case| case.sequences).max().unwrap_or(1),
         depths: depths.len(),
-        rounds: args.tests.repetitions + usize::from(!args.tests.no_warmup),
-        seed: args.tests.seed,
     };
     let sweep = &args.engine;
     let recipes = models.into_iter().map(recipe).collect();
@@ -494,11 +505,22 @@ fn probed_threads(args: &BenchArgs, recipes: &[Recipe]) -> Vec<usize> {
     threads.into_iter().collect()
 }
 
+/// Describes this program.
+fn build() -> Build {
+    Build {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        // Set by the release recipe; a plain `cargo build` does not know it.
+        commit: option_env!("LLMCTL_COMMIT").map(str::to_owned),
+        profile: if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned(),
+        target: format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+    }
+}
+
 fn new_document() -> Document {
     let started = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Document {
         schema: SCHEMA.to_owned(),
-        build: record::build(),
+        build: build(),
         command: std::env::args().skip(1).collect(),
         started: started.as_secs(),
         machine: machine::facts(Path::new("/")),
@@ -506,81 +528,47 @@ fn new_document() -> Document {
     }
 }
 
-/// Bytes that the caches of a large processor hold.
-const IN_CACHES: u64 = 64 << 20;
-
-/// Adds limits and warnings after the measurements.
-fn finish(document: &mut Document) {
-    let mut cases = std::mem::take(&mut document.cases);
-    for result in &mut cases {
-        result.limit = limit(document, result);
-    }
-    document.cases = cases;
-    document.warnings = validity::warnings(document);
-}
-
-/// Computes the limit from the mean of the probes with as many threads.
-fn limit(document: &Document, result: &CaseResult) -> Option<record::RateLimit> {
-    let model = document.models.iter().find(|model| model.setting == result.setting)?;
-    let probes = document.machine.probes.iter().filter(|probe| probe.threads == result.setting.threads);
-    let probes: Vec<_> = probes.collect();
-    let mut probe = (*probes.first()?).clone();
-    probe.read_gb_s = stats::mean(&probes.iter().map(|probe| probe.read_gb_s).collect::<Vec<_>>());
-    let step = cost::CaseStep::of(&result.case, result.setting.step_tokens)?;
-    // Weights that fit in caches are not read from memory.
-    let cost = model.cost.filter(|cost| cost.weight_bytes > IN_CACHES && !result.samples.is_empty())?;
-    cost::limit(&step, &cost, &probe, result.summary.median)
-}
-
 /// A run in progress.
 struct BenchRun<'a> {
     args: &'a BenchArgs,
+    terminal: &'a Terminal,
     document: &'a mut Document,
     output: &'a mut Output<std::io::StdoutLock<'static>>,
     bar: ProgressBar,
 }
 
 impl BenchRun<'_> {
-    /// Measures all cases on all engines. Returns the signal that ended it early, if any.
+    /// Measures all cases on all engines, in turns if they fit into memory together. Returns the signal that ended it early, if any.
     fn measure(
         &mut self,
-        recipes: Vec<Recipe>,
+        recipes: &[Recipe],
         cases: &[Case],
         around: &Around<'_>,
     ) -> Result<Option<u8>, CommandError> {
-        match open(&recipes, around) {
-            Err(Halt::Failed(error)) if error.kind == Kind::Temporary && recipes.len() > 1 => {
-                around.terminal.note(format!(
-                    "the engines do not fit into memory together ({error}): they are measured one after the other"
-                ));
-                for recipe in recipes {
-                    if let Some(signal) = self.measure_opened(open(&[recipe], around), cases)? {
-                        return Ok(Some(signal));
-                    }
-                }
-                Ok(None)
+        let error = match open(recipes, around, self.terminal) {
+            Ok(engines) => return Ok(self.take_turns(engines, cases)?),
+            Err(Halt::Interrupted(signal)) => return Ok(Some(signal)),
+            Err(Halt::Failed(error)) => CommandError::from(error),
+        };
+        if error.kind != Kind::Temporary || recipes.len() == 1 {
+            return Err(error);
+        }
+        self.terminal.note(format!(
+            "the engines do not fit into memory together ({error}): they are measured one after the other"
+        ));
+        for recipe in recipes {
+            if let Some(signal) = self.measure(std::slice::from_ref(recipe), cases, around)? {
+                return Ok(Some(signal));
             }
-            opened => self.measure_opened(opened, cases),
         }
-    }
-
-    fn measure_opened(
-        &mut self,
-        opened: Result<Vec<EngineSubject<'_>>, Halt>,
-        cases: &[Case],
-    ) -> Result<Option<u8>, CommandError> {
-        match opened {
-            Ok(engines) => self.take_turns(engines, cases),
-            Err(Halt::Interrupted(signal)) => Ok(Some(signal)),
-            Err(Halt::Failed(error)) => Err(error),
-        }
+        Ok(None)
     }
 
     fn take_turns(
         &mut self,
         mut engines: Vec<EngineSubject<'_>>,
         cases: &[Case],
-    ) -> Result<Option<u8>, CommandError> {
+    ) -> Result<Option<u8>, BenchError> {
         self.document.models.extend(engines.iter().map(|engine| engine.facts().clone()));
         if self.args.output.output == BenchFormat::Jsonl {
             let _ = self.say(&report::first_line(self.document))?; // a closed stdout is noticed at the first sample
@@ -611,26 +599,31 @@ impl BenchObserver for BenchRun<'_> {
         self.bar.set_message(format!("{} with {} threads", case.name(), setting.threads));
     }
 
-    fn measured(&mut self, results: &[CaseResult], index: usize) -> Result<ControlFlow<()>, CommandError> {
+    fn measured(&mut self, results: &[CaseResult], index: usize) -> Result<ControlFlow<()>, BenchError> {
         if let Some(path) = &self.args.output.save {
             let so_far = Document { cases: results.to_vec(), ..self.document.clone() };
             so_far.save(path)?;
         }
         match self.args.output.output {
-            BenchFormat::Jsonl => self.say(&report::sample_line(&results[index])),
+            BenchFormat::Jsonl => Ok(self.say(&report::sample_line(&results[index]))?),
             _ => Ok(ControlFlow::Continue(())),
         }
     }
 }
 
 /// Loads all models. A signal ends it between two of them.
-fn open<'a>(recipes: &[Recipe], around: &'a Around<'a>) -> Result<Vec<EngineSubject<'a>>, Halt> {
+fn open<'a>(
+    recipes: &'a [Recipe],
+    around: &'a Around<'a>,
+    terminal: &'a Terminal,
+) -> Result<Vec<EngineSubject<'a>>, Halt> {
     let mut engines = Vec::new();
     for recipe in recipes {
-        if let Some(signal) = around.graceful.received() {
+        if let Some(signal) = (around.interrupted)() {
             return Err(Halt::Interrupted(signal));
         }
-        engines.push(EngineSubject::open(recipe.clone(), around)?);
+        let start = move |disk: Option<&Path>| Ok(engine::start(recipe, disk, terminal)?);
+        engines.push(EngineSubject::open(Box::new(start), around)?);
     }
     Ok(engines)
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::builder::RangedU64ValueParser;
+use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use crate::cli::error::CommandError;
@@ -33,6 +33,20 @@ pub fn most_used(arg: Arg, ids: &[&str]) -> Arg {
         Some(place) => arg.help_heading("Most used").display_order(place),
         None => arg,
     }
+}
+
+/// A value of a flag whose type knows nothing of flags: its name, and what the help says of it.
+pub type Choice<T> = (&'static str, T, &'static str);
+
+/// Returns the parser of a flag that takes one of these values.
+pub fn one_of<T: Copy + Send + Sync>(
+    choices: &'static [Choice<T>],
+) -> impl TypedValueParser<Value = T> + use<T> {
+    let names = choices.iter().map(|(name, _, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(names).map(|name| {
+        let choice = choices.iter().find(|choice| choice.0 == name);
+        choice.expect("clap has compared it").1
+    })
 }
 
 /// Flags that every subcommand has.

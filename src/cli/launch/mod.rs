@@ -17,7 +17,6 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use uuid::Uuid;
 
-use super::bench::serve::client::{ListedModel, LoadClient, address};
 use super::error::{CommandError, Exit, Kind};
 use super::places::Places;
 use super::serve::{DEFAULT_HOST, DEFAULT_PORT, ListenArgs, RunningServer, ServeArgs, ServeLimitArgs};
@@ -30,6 +29,7 @@ use crate::cli::terminal::output::visible;
 use crate::cli::terminal::report::print;
 use crate::cli::terminal::signal::Graceful;
 use agents::{AGENTS, Agent, AgentSettings, LaunchTarget};
+use llmctl_bench::http::client::{ListedModel, LoadClient, address};
 use llmctl_serve::gate::owner::KeyLine;
 use llmctl_serve::gate::policy::ApiKeys;
 
@@ -184,7 +184,7 @@ fn ask(url: &str) -> Result<LaunchTarget, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| CommandError::new(Kind::Failure, error))?;
     let listed = runtime.block_on(client.models());
-    let (models, _) = listed.map_err(|failure| client.explained(&failure))?;
+    let (models, _) = listed.map_err(|failure| client.explained(failure))?;
     let told = models.into_iter().find_map(|ListedModel { id, context_tokens }| Some((id, context_tokens?)));
     let Some((model, context_tokens)) = told else {
         let error = anyhow::anyhow!("{url} does not list a model with its context length");

@@ -1,15 +1,15 @@
 //! Output of the helper subcommands, and what reports share with them: text for people, or one JSON object.
 //! Formats only.
 
-use std::borrow::Cow;
 use std::io::IsTerminal;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use unicode_width::UnicodeWidthStr;
 
-use super::output::{Output, OutputError, visible};
+use super::output::{Output, OutputError};
 use crate::cli::error::{CommandError, Exit, Kind};
+use llmctl_base::columns::aligned;
 pub use llmctl_base::units::bytes;
 use llmctl_engine::{DraftModelUsage, Usage};
 use llmctl_serve::wire::answer::remote_json;
@@ -90,29 +90,16 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// Formats rows in columns, two spaces apart, without trailing spaces. On a terminal a line that is too long
-/// is cut, with an ellipsis; elsewhere it is whole.
+/// Formats rows in columns. On a terminal a line that is too long is cut, with an ellipsis; elsewhere it is whole.
 pub fn columns(rows: &[Vec<String>]) -> String {
-    let on_terminal = std::io::stdout().is_terminal();
-    let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
-    let widest = if on_terminal { size().map(|(columns, _)| usize::from(columns)) } else { None };
-    aligned(rows, widest.unwrap_or(usize::MAX))
+    aligned(rows, stdout_width())
 }
 
-fn aligned(rows: &[Vec<String>], widest: usize) -> String {
-    let rows: Vec<Vec<Cow<'_, str>>> =
-        rows.iter().map(|row| row.iter().map(|cell| shortened(cell, widest)).collect()).collect();
-    let width = |n: usize| rows.iter().filter_map(|row| row.get(n)).map(|cell| cell.width()).max();
-    let widths: Vec<usize> = (0..).map_while(width).collect();
-    let line = |row: &Vec<Cow<'_, str>>| {
-        // Padded by hand, because `{cell:<width$}` panics beyond 65,535 columns.
-        let pad = |(cell, width): (&Cow<'_, str>, &usize)| {
-            format!("{cell}{}", " ".repeat(width.saturating_sub(cell.width())))
-        };
-        let cells: Vec<_> = row.iter().zip(&widths).map(pad).collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
+/// Returns the columns of stdout: all that a line needs where it is no terminal.
+pub fn stdout_width() -> usize {
+    let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
+    let size = if std::io::stdout().is_terminal() { size() } else { None };
+    size.map_or(usize::MAX, |(columns, _)| usize::from(columns))
 }
 
 /// Formats rows for a terminal: in columns if they fit, else each row as its first cell with the others below it, each after
@@ -132,22 +119,6 @@ pub fn table(rows: &[Vec<String>], width: usize) -> String {
         format!("{}\n{below}", first.trim_end())
     };
     rows[usize::from(head.is_some())..].iter().map(row).collect()
-}
-
-/// Cuts the text to at most `columns` columns.
-fn shortened(text: &str, columns: usize) -> Cow<'_, str> {
-    let text = visible(text);
-    if text.width() <= columns {
-        return text;
-    }
-    let mut width = 1; // of the ellipsis
-    let fits = |c: &char| {
-        width += c.width().unwrap_or(0);
-        width <= columns
-    };
-    let mut cut: String = text.chars().take_while(fits).collect();
-    cut.push('\u{2026}');
-    cut.into()
 }
 
 /// Returns the number as a user would write it: 0.6, not the nearest f32 in 17 digits. Infinities become null, because JSON
@@ -236,29 +207,5 @@ mod tests {
     fn numbers_agree_with_their_nouns() {
         let said = [0, 1, 2, 999, 1000, 1_234_567].map(|count| counted(count, "row"));
         assert_eq!(said, ["0 rows", "1 row", "2 rows", "999 rows", "1,000 rows", "1,234,567 rows"]);
-    }
-
-    #[test]
-    fn columns_line_up() {
-        let rows =
-            [["a", "bb", "c"], ["\u{e9}\u{e9}\u{e9}", "b", ""]].map(|row| row.map(str::to_owned).to_vec());
-        assert_eq!(columns(&rows), "a    bb  c\n\u{e9}\u{e9}\u{e9}  b\n");
-        assert_eq!(columns(&[]), "");
-        let wide = ["\u{65e5}\u{672c}", "b"].map(str::to_owned).to_vec();
-        assert_eq!(columns(&[wide, vec!["a".to_owned(), "b".to_owned()]]), "\u{65e5}\u{672c}  b\na     b\n");
-    }
-
-    #[test]
-    fn a_cell_may_be_longer_than_a_format_width() {
-        let long = "a".repeat(70_000);
-        let rows = [vec![long.clone(), "b".to_owned()], vec!["c".to_owned(), "d".to_owned()]];
-        let text = columns(&rows);
-        assert!(text.starts_with(&format!("{long}  b\nc")) && text.ends_with(" d\n"));
-        assert_eq!(aligned(&rows, 5), "aaaa\u{2026}  b\nc      d\n");
-        assert_eq!(
-            shortened("\u{65e5}\u{672c}\u{8a9e}", 4),
-            "\u{65e5}\u{2026}",
-            "half a wide character is none"
-        );
     }
 }

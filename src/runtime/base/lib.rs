@@ -1,5 +1,6 @@
 //! Errors, notices and sampling parameters in common, and facts about the machine. Knows no model, no engine and no frontend.
 
+pub mod columns;
 pub mod error;
 pub mod machine;
 pub mod notice;

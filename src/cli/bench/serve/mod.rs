@@ -1,16 +1,8 @@
 //! `llmctl bench serve`: load on an OpenAI-compatible server, and what its users would feel.
 //!
-//! `drive` sends requests as `arrivals` or a `trace` says, through `client`; `sse` reads the streams, `text`
-//! makes prompts of a length, `point` makes figures, `show` prints them, `own` starts llmctl's own server in
-//! this process for --self. Nothing here knows the engine.
+//! The load comes from `llmctl_bench::http`; `own` starts llmctl's own server in this process for --self.
 
-pub mod arrivals;
-pub mod client;
-pub mod drive;
-pub mod own;
-pub mod sse;
-pub mod text;
-pub mod trace;
+mod own;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,21 +12,23 @@ use clap::Args;
 use indicatif::ProgressBar;
 use tokio::runtime::Runtime;
 
-use super::point::{self, Loop, Point, Slo, Spacing};
-use super::record::{Document, ServerFacts};
 use super::{BenchOutputArgs, Outlook};
 use crate::cli::error::{CommandError, Exit, Kind};
-use crate::cli::flags::args::{CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan, count, endpoint_text};
+use crate::cli::flags::args::{
+    Choice, CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan, count, endpoint_text, one_of,
+};
 use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::signal::Graceful;
-use client::{LoadClient, RequestFailure, address};
-use drive::{Api, Bounds, Workload, drive};
-use llmctl_engine::http_engine::HttpFailure;
+use llmctl_bench::http::client::{LoadClient, address};
+use llmctl_bench::http::drive::{Api, Bounds, Workload, drive};
+use llmctl_bench::http::meet::meet;
+use llmctl_bench::http::trace::{self, Arrival};
+use llmctl_bench::machine::Counters;
+use llmctl_bench::point::{self, Loop, Point, Slo, Spacing};
+use llmctl_bench::record::{Document, ServerFacts};
 use llmctl_hub::Aliases;
-use text::Ruler;
-use trace::Arrival;
 
 /// Measure a server that speaks OpenAI's interface
 ///
@@ -63,6 +57,14 @@ pub struct BenchServeArgs {
     pub aliases: Aliases,
 }
 
+const APIS: [Choice<Api>; 2] =
+    [("chat", Api::Chat, "/v1/chat/completions"), ("completions", Api::Completions, "/v1/completions")];
+
+const SPACINGS: [Choice<Spacing>; 2] = [
+    ("poisson", Spacing::Poisson, "Independent of each other, as many users are"),
+    ("constant", Spacing::Constant, "Evenly"),
+];
+
 /// Flags that choose the server.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
@@ -88,7 +90,7 @@ pub struct TargetArgs {
     pub api_key_file: Option<PathBuf>,
 
     /// Endpoint to ask (default: chat; completions with --self for a model without a chat template)
-    #[arg(long, value_enum, value_name = "API")]
+    #[arg(long, value_name = "API", value_parser = one_of(&APIS))]
     pub api: Option<Api>,
 
     /// Requests that are computed at the same time, with --self (default: the most users)
@@ -125,7 +127,7 @@ pub struct LoadArgs {
     pub rate: Vec<f64>,
 
     /// Spacing of the arrivals of an open loop
-    #[arg(long, value_enum, value_name = "HOW", default_value_t)]
+    #[arg(long, value_name = "HOW", default_value = "poisson", value_parser = one_of(&SPACINGS))]
     pub spacing: Spacing,
 
     /// Replay a trace: an Azure LLM inference trace (CSV) or a Mooncake trace (JSON Lines)
@@ -249,7 +251,8 @@ pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandEr
     let client = Arc::new(LoadClient::new(endpoint.clone(), key.as_deref(), args.load.timeout.0)?);
     let has_template = own.as_ref().is_none_or(|own| own.has_chat_template());
     let api = args.target.api.unwrap_or(if has_template { Api::Chat } else { Api::Completions });
-    let (work, server) = runtime.block_on(meet(args, &plan, &client, api))?;
+    let (work, server) =
+        runtime.block_on(meet(workload(args, &plan, api), args.target.served_model.as_deref(), &client))?;
     let mut document = super::new_document();
     document.server = Some(ServerFacts { endpoint: endpoint.address().to_string(), ..server });
     let sweep = LoadSweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };
@@ -300,8 +303,8 @@ impl Plan {
             None => Vec::new(),
             Some(path) => {
                 let text = read_file(path)?;
-                trace::parse(&text, load.requests)
-                    .map_err(|error| error.context(path.display().to_string()))?
+                let trace = trace::parse(&text, load.requests);
+                trace.map_err(|error| CommandError::from(error).context(path.display().to_string()))?
             }
         };
         for arrival in &mut trace {
@@ -349,73 +352,28 @@ fn own_model(args: &BenchServeArgs) -> ModelArgs {
     }
 }
 
-fn api_key(args: &BenchServeArgs) -> Result<Option<String>, CommandError> {
-    let key = match &args.target.api_key_file {
-        Some(path) => Some(read_file(path)?),
-        None => std::env::var("OPENAI_API_KEY").ok(),
-    };
-    Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
-}
-
-/// Asks the server for its models and measures how it counts.
-async fn meet(
-    args: &BenchServeArgs,
-    plan: &Plan,
-    client: &LoadClient,
-    api: Api,
-) -> Result<(Workload, ServerFacts), CommandError> {
-    let (models, software) = match client.models().await {
-        // With a model name given, the list is not needed.
-        Err(RequestFailure::Http(HttpFailure::Status { code: 404 | 405 | 501, .. }))
-            if args.target.served_model.is_some() =>
-        {
-            (Vec::new(), None)
-        }
-        listed => listed.map_err(|failure| client.explained(&failure))?,
-    };
-    let listed = || models.first().map(|model| model.id.clone());
-    let Some(model) = args.target.served_model.clone().or_else(listed) else {
-        return Err(CommandError::usage("the server lists no model").hint("name one with --served-model"));
-    };
+fn workload(args: &BenchServeArgs, plan: &Plan, api: Api) -> Workload {
     let load = &args.workload;
-    let mut work = Workload {
+    Workload {
         api,
-        model: model.clone(),
+        model: String::new(),
         prompt_tokens: plan.prompt_tokens,
         output_tokens: plan.output_tokens,
         turns: load.turns,
         turn_tokens: load.turn,
         think: load.think_time.map_or(Duration::ZERO, |span| span.0),
         ignore_eos: load.ignore_eos || args.target.own,
-        ruler: Ruler::default(),
+        ruler: Default::default(),
         seed: load.seed,
-    };
-    let ruler = measure_words(client, &work).await?;
-    let counts_tokens = ruler.is_some();
-    work.ruler = ruler.unwrap_or_default();
-    Ok((work, ServerFacts { model, software, counts_tokens, ..ServerFacts::default() }))
+    }
 }
 
-/// Sends two unmeasured requests, which also warm the server up. Returns `None` if it does not count tokens.
-async fn measure_words(client: &LoadClient, work: &Workload) -> Result<Option<Ruler>, CommandError> {
-    const OUTPUT: usize = 4;
-    let long = (work.prompt_tokens / 2).clamp(16, 128);
-    let mut random = super::stats::SplitMix64::new(!work.seed);
-    let mut counted = Vec::new();
-    for words in [8, long] {
-        let said = [text::words(words, &mut random)];
-        let mut body = work.body(&said, OUTPUT);
-        // Some servers count tokens only without streaming.
-        body["stream"] = false.into();
-        body.as_object_mut().map(|fields| fields.remove("stream_options"));
-        let answer = client.complete(work.path(), &body).await;
-        let answer = answer.map_err(|failure| client.explained(&failure))?;
-        counted.extend(answer.usage.map(|usage| (words, usage.prompt_tokens)));
-    }
-    Ok(match counted[..] {
-        [short, long] => Ruler::of(short, long),
-        _ => None,
-    })
+fn api_key(args: &BenchServeArgs) -> Result<Option<String>, CommandError> {
+    let key = match &args.target.api_key_file {
+        Some(path) => Some(read_file(path)?),
+        None => std::env::var("OPENAI_API_KEY").ok(),
+    };
+    Ok(key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty()))
 }
 
 /// All points, and their common parts.
@@ -432,7 +390,7 @@ impl LoadSweep<'_> {
     /// Measures all points. Returns the signal that ended it early, if any.
     fn measure(&self, runtime: &Runtime, document: &mut Document) -> Result<Option<u8>, CommandError> {
         let root = Path::new("/");
-        let before = super::machine::Counters::read(root);
+        let before = Counters::read(root);
         let mut signal = None;
         for &kind in &self.plan.points {
             signal = self.point(kind, runtime, document)?;
@@ -440,7 +398,7 @@ impl LoadSweep<'_> {
                 break;
             }
         }
-        let after = super::machine::Counters::read(root);
+        let after = Counters::read(root);
         document.machine.load = before.zip(after).map(|(before, after)| before.until(&after));
         Ok(signal)
     }
