@@ -9,15 +9,13 @@ use std::path::Path;
 use clap::{Args, Command};
 use serde_json::{Value, json};
 
-use clap::ValueEnum;
-
 use super::config::Config;
 use super::error::{CommandError, Exit};
 use super::places::{KeptFiles, Places, free_bytes};
 use super::terminal::colors_wanted;
 use crate::cli::config::config_cmd;
 use crate::cli::config::variables;
-use crate::cli::flags::args::{ColorWhen, CpuSet};
+use crate::cli::flags::args::{ColorWhen, INSTRUCTION_SETS};
 use crate::cli::model::models::find;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::cli::terminal::slow_cpu::slow_kernels;
@@ -157,9 +155,11 @@ fn kernels_fact(forced: Option<&str>) -> DoctorFact {
     let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
     let list = names.join(", ");
     let best = *available.last().expect("the scalar set is always there");
-    let (isa, why, refused) = match forced.map(|name| (name, CpuSet::from_str(name, false))) {
+    let (isa, why, refused) = match forced
+        .map(|name| (name, INSTRUCTION_SETS.iter().find(|set| set.0 == name)))
+    {
         None => (best, format!("the best of {list}"), None),
-        Some((name, set)) => match set.ok().and_then(|set| set.isa().ok()) {
+        Some((name, set)) => match set.map(|set| set.1).filter(|isa| available.contains(isa)) {
             Some(isa) => (isa, format!("forced; there are {list}"), None),
             None => {
                 (best, list.clone(), Some(format!("{name} is forced, which is refused: there are {list}")))

@@ -28,8 +28,8 @@ use super::mcp::{McpServerArgs, SharedToolServers};
 use super::places::{KeptFiles, Places};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
-    ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, PoolingArg, SamplingArgs, TimeSpan, count,
-    most_used,
+    ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, POOLINGS, SamplingArgs, TimeSpan, count,
+    most_used, one_of,
 };
 use crate::cli::model::load;
 use crate::cli::model::load::{PreparedTexts, remote};
@@ -44,6 +44,7 @@ use llmctl_engine::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
 use llmctl_engine::{EngineClient, EngineTransport};
 use llmctl_models::hints::Frontend;
+use llmctl_models::load::Pooling;
 use llmctl_serve::api::shared::ServerShared;
 use llmctl_serve::engines::Engines;
 use llmctl_serve::engines::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
@@ -173,8 +174,8 @@ pub struct EmbeddingArgs {
     pub task: Option<ModelTask>,
 
     /// Pool hidden states of the embedding model in this way (default: as its files say)
-    #[arg(long, value_enum, value_name = "HOW", hide_short_help = true)]
-    pub pooling: Option<PoolingArg>,
+    #[arg(long, value_name = "HOW", value_parser = one_of(&POOLINGS), hide_short_help = true)]
+    pub pooling: Option<Pooling>,
 
     /// Flags on the command line that have no meaning with a model that writes no text; filled in after the parse.
     #[arg(skip)]

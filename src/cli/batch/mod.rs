@@ -23,7 +23,6 @@ use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::terminal::Terminal;
 use super::think::Think;
-use crate::cli::flags::args::OverflowPolicy;
 use crate::cli::model::load;
 use crate::cli::model::load::Loaded;
 use crate::cli::terminal::output::OutputError;
@@ -32,7 +31,7 @@ use crate::cli::terminal::signal::Graceful;
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use llmctl_base::GivenSampling;
 use llmctl_engine::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
-use llmctl_engine::{Finish, Outcome, Usage};
+use llmctl_engine::{Finish, Outcome, Overflow, Usage};
 use llmctl_serve::error::ApiError;
 use llmctl_serve::wire::answer as wire;
 use llmctl_serve::wire::answer::TokenBytes;
@@ -76,7 +75,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         constraint: args.constraint.constraint(),
         think: think(&llm, args)?,
         shows_tools: llm.texts().chat_tokenizer().shows_tools(),
-        strict_limits: args.limits.overflow == Some(OverflowPolicy::Refuse),
+        strict_limits: args.limits.overflow == Some(Overflow::Refuse),
         schema_open: args.constraint.schema_open,
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };

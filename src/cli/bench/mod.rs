@@ -18,8 +18,8 @@ use indicatif::ProgressBar;
 use super::error::{CommandError, Exit, Kind};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
-    Choice, CpuSet, DeviceArg, FetchArgs, KvTypeArg, ModelArgs, Quantize, RemoteArgs, SpeculateArg,
-    WeightDtype, count, one_of,
+    DEVICES, DTYPES, DeviceArg, FetchArgs, FlagValue, INSTRUCTION_SETS, KV_TYPES, ModelArgs, QUANTIZED,
+    RemoteArgs, SPECULATIONS, count, one_of,
 };
 use crate::cli::model::load;
 use crate::cli::terminal::output::{Output, OutputError};
@@ -32,8 +32,9 @@ use llmctl_bench::record::{BenchSetting, Build, CaseResult, Document, SCHEMA};
 use llmctl_bench::report::{self, BenchFormat};
 use llmctl_bench::runner::{self, BenchObserver, BenchSubject, Halt, Rounds};
 use llmctl_bench::{BenchError, machine, plot, validity};
+use llmctl_engine::Speculation;
 use llmctl_hub::Aliases;
-use llmctl_models::load::model_facts;
+use llmctl_models::load::{Dtype, Isa, KvType, model_facts};
 
 /// Measure speed, and how far to trust the figures
 ///
@@ -69,7 +70,7 @@ pub struct BenchArgs {
     pub aliases: Aliases,
 }
 
-const SESSION_TESTS: [Choice<SessionTest>; 5] = [
+const SESSION_TESTS: [FlagValue<SessionTest>; 5] = [
     ("warm", SessionTest::Warm, "The second turn of a session that is in memory"),
     ("restore", SessionTest::Restore, "The second turn after a restart, from KV on disk"),
     ("fork", SessionTest::Fork, "Sessions forked from one that is in memory, all at once"),
@@ -81,7 +82,7 @@ const SESSION_TESTS: [Choice<SessionTest>; 5] = [
     ),
 ];
 
-const FORMATS: [Choice<BenchFormat>; 5] = [
+const FORMATS: [FlagValue<BenchFormat>; 5] = [
     ("table", BenchFormat::Table, "For people"),
     ("json", BenchFormat::Json, "One object with every measured value, at the end"),
     ("jsonl", BenchFormat::Jsonl, "A line for each measurement as it comes"),
@@ -160,23 +161,23 @@ pub struct EngineSweepArgs {
     pub threads_batch: Vec<usize>,
 
     /// Type of the KV cache (default: f16)
-    #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',')]
-    pub kv_type: Vec<KvTypeArg>,
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', value_parser = one_of(&KV_TYPES))]
+    pub kv_type: Vec<KvType>,
 
     /// Quantise the weights while loading
-    #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',', conflicts_with = "dtype")]
-    pub quantize: Vec<Quantize>,
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', value_parser = one_of(&QUANTIZED), conflicts_with = "dtype")]
+    pub quantize: Vec<Dtype>,
 
     /// Type of the weights in memory (default: as they are in the file)
-    #[arg(long, value_enum, value_name = "TYPE", value_delimiter = ',', hide_short_help = true)]
-    pub dtype: Vec<WeightDtype>,
+    #[arg(long, value_name = "TYPE", value_delimiter = ',', value_parser = one_of(&DTYPES), hide_short_help = true)]
+    pub dtype: Vec<Dtype>,
 
     /// Instruction set of the CPU kernels (default: the best that the processor has)
-    #[arg(long, value_enum, value_name = "SET", value_delimiter = ',', hide_short_help = true)]
-    pub cpu: Vec<CpuSet>,
+    #[arg(long, value_name = "SET", value_delimiter = ',', value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
+    pub cpu: Vec<Isa>,
 
     /// Device to compute on (default: auto)
-    #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
+    #[arg(long, value_name = "DEVICE", value_parser = one_of(&DEVICES), hide_short_help = true)]
     pub device: Option<DeviceArg>,
 
     /// Most tokens in one step (default: as for `run`)
@@ -186,8 +187,8 @@ pub struct EngineSweepArgs {
 
     /// Speculative decoding: where draft tokens come from (default: off, because a test's text is made up; auto with
     /// --draft-model)
-    #[arg(long, value_name = "FROM", hide_short_help = true)]
-    pub speculate: Option<SpeculateArg>,
+    #[arg(long, value_name = "FROM", value_parser = one_of(&SPECULATIONS), hide_short_help = true)]
+    pub speculate: Option<Speculation>,
 
     /// Draft model for speculative decoding, with the vocabulary of each --model
     #[arg(long, value_name = "REF", hide_short_help = true)]
@@ -199,8 +200,8 @@ pub struct EngineSweepArgs {
 }
 
 impl EngineSweepArgs {
-    fn speculation(&self) -> SpeculateArg {
-        let usual = if self.draft_model.is_some() { SpeculateArg::Auto } else { SpeculateArg::Off };
+    fn speculation(&self) -> Speculation {
+        let usual = if self.draft_model.is_some() { Speculation::Auto } else { Speculation::Off };
         self.speculate.unwrap_or(usual)
     }
 }
@@ -440,7 +441,7 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
         model: ModelArgs { ctx: Some(context), device: args.engine.device, ..model },
         name,
         step_tokens: None,
-        speculation: args.engine.speculation().into(),
+        speculation: args.engine.speculation(),
         context,
         sequences: cases.iter().map(|case| case.sequences).max().unwrap_or(1),
         depths: depths.len(),

@@ -21,14 +21,14 @@ use super::config::Config;
 use super::error::{CommandError, Exit};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
-    CpuSet, FetchArgs, ModelArgs, PoolingArg, Quantize, WeightDtype, count, parse_context,
+    DTYPES, FetchArgs, INSTRUCTION_SETS, ModelArgs, POOLINGS, QUANTIZED, count, one_of, parse_context,
 };
 use crate::cli::model::load::embedder::load_embedder;
 use crate::cli::terminal::output::OutputError;
 use crate::cli::terminal::report::counted;
 use input::{EmbedRow, Rows};
 use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedJob, EmbedKind, EmbedOutput, LongText};
-use llmctl_models::load::AskedTask;
+use llmctl_models::load::{AskedTask, Dtype, Isa, Pooling};
 use output::VectorFile;
 
 /// Texts that are encoded and submitted together.
@@ -87,28 +87,28 @@ pub struct EmbedArgs {
     pub truncate: bool,
 
     /// Pool hidden states in this way (default: as the model's files say)
-    #[arg(long, value_enum, value_name = "HOW", hide_short_help = true)]
-    pub pooling: Option<PoolingArg>,
+    #[arg(long, value_name = "HOW", value_parser = one_of(&POOLINGS), hide_short_help = true)]
+    pub pooling: Option<Pooling>,
 
     /// Most tokens per text (default: as the model was trained)
     #[arg(long, value_name = "N", value_parser = parse_context, hide_short_help = true)]
     pub ctx: Option<usize>,
 
     /// Type of the weights in memory (default: as they are in the file)
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    pub dtype: Option<WeightDtype>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&DTYPES), hide_short_help = true)]
+    pub dtype: Option<Dtype>,
 
     /// Quantise the weights while loading
-    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "dtype", hide_short_help = true)]
-    pub quantize: Option<Quantize>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&QUANTIZED), conflicts_with = "dtype", hide_short_help = true)]
+    pub quantize: Option<Dtype>,
 
     /// Threads to compute with (default: one for each performance core)
     #[arg(long, value_name = "N", value_parser = count(1..=1024), hide_short_help = true)]
     pub threads: Option<usize>,
 
     /// Instruction set of the CPU kernels (default: the best that the processor has)
-    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
-    pub cpu: Option<CpuSet>,
+    #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
+    pub cpu: Option<Isa>,
 
     #[command(flatten)]
     pub fetch: FetchArgs,
@@ -223,7 +223,7 @@ fn model_args(args: &EmbedArgs, config: &Config) -> Result<ModelArgs, CommandErr
 }
 
 fn asked(args: &EmbedArgs) -> Option<AskedTask> {
-    args.pooling.map(|pooling| AskedTask::Pooling(pooling.into()))
+    args.pooling.map(AskedTask::Pooling)
 }
 
 /// Returns the number of values of a vector.

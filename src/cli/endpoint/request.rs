@@ -226,8 +226,8 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use crate::cli::flags::args::OverflowPolicy;
     use llmctl_base::SamplingNumbers;
+    use llmctl_engine::Overflow;
     use llmctl_template::ToolCall;
 
     /// Returns a request with one question and nothing else.
@@ -293,7 +293,7 @@ mod tests {
         let most = limits(MaxTokens::Most(7));
         let sent = body(EndpointKind::Other, |request| request.limits = &most).expect("sent");
         assert_eq!(sent["max_tokens"], 7);
-        let clamp = LimitArgs { overflow: Some(OverflowPolicy::Clamp), ..LimitArgs::default() };
+        let clamp = LimitArgs { overflow: Some(Overflow::Clamp), ..LimitArgs::default() };
         let refusal = body(EndpointKind::Llmctl, |request| request.limits = &clamp);
         assert!(refusal.is_err_and(|error| error.starts_with("--overflow")));
         let none = limits(MaxTokens::NoLimit);

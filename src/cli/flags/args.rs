@@ -19,7 +19,7 @@ use llmctl_base::{Error, GivenSampling, SAMPLING, SamplingNumber, SamplingNumber
 use llmctl_engine::http_engine::{EndpointUrl, EngineUrl};
 use llmctl_engine::{Limits, Overflow, Speculation};
 use llmctl_hub::Aliases;
-use llmctl_models::load::{Isa, Pooling};
+use llmctl_models::load::{Dtype, Isa, KvType, Pooling};
 
 /// Returns the parser of a flag's whole number.
 pub fn count(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
@@ -36,14 +36,17 @@ pub fn most_used(arg: Arg, ids: &[&str]) -> Arg {
 }
 
 /// A value of a flag whose type knows nothing of flags: its name, and what the help says of it.
-pub type Choice<T> = (&'static str, T, &'static str);
+pub type FlagValue<T> = (&'static str, T, &'static str);
 
 /// Returns the parser of a flag that takes one of these values.
 pub fn one_of<T: Copy + Send + Sync>(
-    choices: &'static [Choice<T>],
+    choices: &'static [FlagValue<T>],
 ) -> impl TypedValueParser<Value = T> + use<T> {
-    let names = choices.iter().map(|(name, _, help)| PossibleValue::new(*name).help(*help));
-    PossibleValuesParser::new(names).map(|name| {
+    let value = |&(name, _, help): &FlagValue<T>| match help {
+        "" => PossibleValue::new(name),
+        help => PossibleValue::new(name).help(help),
+    };
+    PossibleValuesParser::new(choices.iter().map(value)).map(|name| {
         let choice = choices.iter().find(|choice| choice.0 == name);
         choice.expect("clap has compared it").1
     })
@@ -117,12 +120,12 @@ pub struct ModelArgs {
     pub draft_model: Option<String>,
 
     /// Type of the weights in memory (default: as they are in the file)
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    pub dtype: Option<WeightDtype>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&DTYPES), hide_short_help = true)]
+    pub dtype: Option<Dtype>,
 
     /// Quantise the weights while loading
-    #[arg(long, value_enum, value_name = "TYPE", conflicts_with = "dtype", hide_short_help = true)]
-    pub quantize: Option<Quantize>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&QUANTIZED), conflicts_with = "dtype", hide_short_help = true)]
+    pub quantize: Option<Dtype>,
 
     /// Context size in tokens, prompt and answer together, e.g. 4096 or 4k (default: the model's own)
     #[arg(long, value_name = "N", value_parser = parse_context)]
@@ -141,15 +144,15 @@ pub struct ModelArgs {
     /// Instruction set of the CPU kernels (default: the best that the processor has)
     ///
     /// All give the same bits, at different speeds: for tests and comparisons. `llmctl doctor` shows what is in use.
-    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
-    pub cpu: Option<CpuSet>,
+    #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
+    pub cpu: Option<Isa>,
 
     /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    pub kv_type: Option<KvTypeArg>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&KV_TYPES), hide_short_help = true)]
+    pub kv_type: Option<KvType>,
 
     /// Device to compute on (default: auto)
-    #[arg(long, value_enum, value_name = "DEVICE", hide_short_help = true)]
+    #[arg(long, value_name = "DEVICE", value_parser = one_of(&DEVICES), hide_short_help = true)]
     pub device: Option<DeviceArg>,
 
     /// Use this Jinja chat template instead of the model's
@@ -302,106 +305,55 @@ impl FromStr for BosId {
 }
 
 /// `--dtype`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WeightDtype {
-    F32,
-    Bf16,
-    F16,
-}
+pub const DTYPES: [FlagValue<Dtype>; 3] =
+    [("f32", Dtype::F32, ""), ("bf16", Dtype::Bf16, ""), ("f16", Dtype::F16, "")];
 
 /// `--quantize`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Quantize {
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_0")]
-    Q4_0,
-    #[value(name = "q4_k")]
-    Q4K,
-    #[value(name = "q6_k")]
-    Q6K,
-}
+pub const QUANTIZED: [FlagValue<Dtype>; 4] = [
+    ("q8_0", Dtype::Q8_0, ""),
+    ("q4_0", Dtype::Q4_0, ""),
+    ("q4_k", Dtype::Q4K, ""),
+    ("q6_k", Dtype::Q6K, ""),
+];
 
 /// `--cpu`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum CpuSet {
-    /// Plain Rust, as the build targets
-    Scalar,
-    /// AVX2 with FMA and F16C, and AVX-VNNI where there is
-    Avx2,
-    /// AVX-512, and its VNNI where there is
-    Avx512,
-    /// AVX-512 with VNNI, and AMX tiles for integer products of many rows
-    Amx,
-    /// NEON of 64-bit ARM
-    Neon,
-    /// NEON with dot products of bytes
-    Dotprod,
-    /// NEON with dot products and matrix products of bytes
-    I8mm,
-}
+pub const INSTRUCTION_SETS: [FlagValue<Isa>; 7] = [
+    ("scalar", Isa::Scalar, "Plain Rust, as the build targets"),
+    ("avx2", Isa::Avx2, "AVX2 with FMA and F16C, and AVX-VNNI where there is"),
+    ("avx512", Isa::Avx512, "AVX-512, and its VNNI where there is"),
+    ("amx", Isa::Amx, "AVX-512 with VNNI, and AMX tiles for integer products of many rows"),
+    ("neon", Isa::Neon, "NEON of 64-bit ARM"),
+    ("dotprod", Isa::Dotprod, "NEON with dot products of bytes"),
+    ("i8mm", Isa::I8mm, "NEON with dot products and matrix products of bytes"),
+];
 
-impl CpuSet {
-    /// Returns the instruction set, if this processor has it.
-    ///
-    /// # Errors
-    /// A usage error that lists what there is.
-    pub fn isa(self) -> Result<Isa, CommandError> {
-        self.isa_among(&Isa::available().collect::<Vec<_>>())
+/// Checks that a processor that has `available` can compute with the instruction set of `--cpu`.
+///
+/// # Errors
+/// A usage error that lists what there is.
+pub fn check_isa(isa: Isa, available: &[Isa]) -> Result<(), CommandError> {
+    if available.contains(&isa) {
+        return Ok(());
     }
-
-    /// As [`Self::isa`], on a processor that has `available`.
-    fn isa_among(self, available: &[Isa]) -> Result<Isa, CommandError> {
-        let isa = match self {
-            CpuSet::Scalar => Isa::Scalar,
-            CpuSet::Avx2 => Isa::Avx2,
-            CpuSet::Avx512 => Isa::Avx512,
-            CpuSet::Amx => Isa::Amx,
-            CpuSet::Neon => Isa::Neon,
-            CpuSet::Dotprod => Isa::Dotprod,
-            CpuSet::I8mm => Isa::I8mm,
-        };
-        if available.contains(&isa) {
-            return Ok(isa);
-        }
-        let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
-        let hint = format!("it has {}", names.join(", "));
-        Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name()))
-            .hint(hint))
-    }
+    let names: Vec<_> = available.iter().map(|isa| isa.name()).collect();
+    let hint = format!("it has {}", names.join(", "));
+    Err(CommandError::usage(format!("--cpu (LLMCTL_CPU): this processor has no {}", isa.name())).hint(hint))
 }
 
 /// `--pooling`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PoolingArg {
-    Mean,
-    Cls,
-    Last,
-    Max,
-}
-
-impl From<PoolingArg> for Pooling {
-    fn from(arg: PoolingArg) -> Self {
-        match arg {
-            PoolingArg::Mean => Pooling::Mean,
-            PoolingArg::Cls => Pooling::Cls,
-            PoolingArg::Last => Pooling::Last,
-            PoolingArg::Max => Pooling::Max,
-        }
-    }
-}
+pub const POOLINGS: [FlagValue<Pooling>; 4] = [
+    ("mean", Pooling::Mean, ""),
+    ("cls", Pooling::Cls, ""),
+    ("last", Pooling::Last, ""),
+    ("max", Pooling::Max, ""),
+];
 
 /// `--kv-type`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KvTypeArg {
-    F32,
-    F16,
-    #[value(name = "q8_0")]
-    Q8_0,
-}
+pub const KV_TYPES: [FlagValue<KvType>; 3] =
+    [("f32", KvType::F32, ""), ("f16", KvType::F16, ""), ("q8_0", KvType::Q8_0, "")];
 
 /// `--device`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum DeviceArg {
     #[default]
     Auto,
@@ -409,6 +361,13 @@ pub enum DeviceArg {
     Cuda,
     Metal,
 }
+
+pub const DEVICES: [FlagValue<DeviceArg>; 4] = [
+    ("auto", DeviceArg::Auto, ""),
+    ("cpu", DeviceArg::Cpu, ""),
+    ("cuda", DeviceArg::Cuda, ""),
+    ("metal", DeviceArg::Metal, ""),
+];
 
 /// Flags of the engine; none changes an answer.
 #[derive(Debug, Clone, Default, Args)]
@@ -446,37 +405,18 @@ pub struct EngineArgs {
     /// Draft tokens are verified in one step, and the answer is the same, bit by bit. They come from a grammar, from the text
     /// itself and, where these have none, from --draft-model or from the block for multi-token prediction in the model's own
     /// file (Qwen 3.5). A draft is as long as pays by the times measured.
-    #[arg(long, value_name = "FROM", hide_short_help = true)]
-    pub speculate: Option<SpeculateArg>,
+    #[arg(long, value_name = "FROM", value_parser = one_of(&SPECULATIONS), hide_short_help = true)]
+    pub speculate: Option<Speculation>,
 }
 
 /// `--speculate`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum SpeculateArg {
-    /// One token in each step
-    Off,
-    /// Every source
-    #[default]
-    Auto,
-    /// The text that followed the same tokens earlier
-    Ngram,
-    /// --draft-model alone
-    Draft,
-    /// The model's own block for multi-token prediction, or its assistant, alone
-    Mtp,
-}
-
-impl From<SpeculateArg> for Speculation {
-    fn from(arg: SpeculateArg) -> Self {
-        match arg {
-            SpeculateArg::Off => Speculation::Off,
-            SpeculateArg::Auto => Speculation::Auto,
-            SpeculateArg::Ngram => Speculation::Ngram,
-            SpeculateArg::Draft => Speculation::Draft,
-            SpeculateArg::Mtp => Speculation::Mtp,
-        }
-    }
-}
+pub const SPECULATIONS: [FlagValue<Speculation>; 5] = [
+    ("off", Speculation::Off, "One token in each step"),
+    ("auto", Speculation::Auto, "Every source"),
+    ("ngram", Speculation::Ngram, "The text that followed the same tokens earlier"),
+    ("draft", Speculation::Draft, "--draft-model alone"),
+    ("mtp", Speculation::Mtp, "The model's own block for multi-token prediction, or its assistant, alone"),
+];
 
 /// Settings of the engine beside those of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -516,7 +456,7 @@ impl EngineArgs {
             kv_memory: self.kv_memory.map(|size| size.0),
             kv_disk: self.kv_disk.map(|size| size.0),
             packed_disk: self.packed_disk.map(|size| size.0),
-            speculation: self.speculate.unwrap_or_default().into(),
+            speculation: self.speculate.unwrap_or(Speculation::Auto),
         }
     }
 }
@@ -662,8 +602,8 @@ pub struct LimitArgs {
     pub max_tokens: Option<MaxTokens>,
 
     /// Policy for a prompt that exceeds the context together with --max-tokens (default: refuse)
-    #[arg(long, value_enum, value_name = "POLICY", hide_short_help = true)]
-    pub overflow: Option<OverflowPolicy>,
+    #[arg(long, value_name = "POLICY", value_parser = one_of(&OVERFLOWS), hide_short_help = true)]
+    pub overflow: Option<Overflow>,
 
     /// Stop before this text; may be repeated
     #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -711,14 +651,10 @@ impl FromStr for MaxTokens {
 }
 
 /// `--overflow`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum OverflowPolicy {
-    /// Say so and exit with 65
-    #[default]
-    Refuse,
-    /// Generate as much as fits
-    Clamp,
-}
+const OVERFLOWS: [FlagValue<Overflow>; 2] = [
+    ("refuse", Overflow::Refuse, "Say so and exit with 65"),
+    ("clamp", Overflow::Clamp, "Generate as much as fits"),
+];
 
 /// Parses `--top-k`: a number, or `all` to undo what the model's publisher recommends.
 fn parse_top_k(text: &str) -> Result<TopK, String> {
@@ -806,10 +742,7 @@ impl SamplingArgs {
 
 impl LimitArgs {
     pub fn resolve(&self) -> Limits {
-        let overflow = match self.overflow.unwrap_or_default() {
-            OverflowPolicy::Refuse => Overflow::Refuse,
-            OverflowPolicy::Clamp => Overflow::Clamp,
-        };
+        let overflow = self.overflow.unwrap_or(Overflow::Refuse);
         // No limit is as much as fits: then the end of the context is reached, not a number of tokens.
         let (max_tokens, overflow) = match self.max_tokens {
             None => (None, overflow),
@@ -848,19 +781,15 @@ mod tests {
     #[test]
     fn an_instruction_set_is_taken_where_the_processor_has_it() {
         let all = Isa::ALL;
-        let sets = CpuSet::value_variants();
-        assert_eq!(sets.len(), all.len());
-        for (asked, set) in sets.iter().enumerate() {
+        assert_eq!(INSTRUCTION_SETS.map(|(_, isa, _)| isa), all);
+        for (asked, isa) in all.into_iter().enumerate() {
             for best in 0..all.len() {
-                let found = set.isa_among(&all[..=best]);
-                if asked <= best {
-                    assert_eq!(found.expect("there"), all[asked]);
-                    continue;
-                }
-                let error = found.expect_err("not there");
+                let found = check_isa(isa, &all[..=best]);
+                assert_eq!(found.is_ok(), asked <= best);
+                let Err(error) = found else { continue };
                 let names: Vec<_> = all[..=best].iter().map(|isa| isa.name()).collect();
                 assert_eq!(error.kind, Kind::Usage);
-                assert!(error.to_string().contains(&format!("has no {}", all[asked].name())), "{error}");
+                assert!(error.to_string().contains(&format!("has no {}", isa.name())), "{error}");
                 assert!(error.hint_text().is_some_and(|hint| hint.contains(&names.join(", "))), "{error:?}");
             }
         }

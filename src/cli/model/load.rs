@@ -18,9 +18,7 @@ use super::models;
 use super::running;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args;
-use crate::cli::flags::args::{
-    BosId, EngineOptions, FetchArgs, KvTypeArg, ModelArgs, Quantize, SamplingArgs, Sharing, WeightDtype,
-};
+use crate::cli::flags::args::{BosId, EngineOptions, FetchArgs, ModelArgs, SamplingArgs, Sharing, check_isa};
 use crate::cli::places::{Places, free_bytes};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
@@ -35,7 +33,7 @@ use llmctl_hub::builtin::GUIDE;
 use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl_models::load;
 use llmctl_models::load::{
-    CpuOptions, Device, DeviceKind, Dtype, Fingerprint, LEAST_BYTES, LoadOptions, LoadedDraft, LoadedModel,
+    CpuOptions, Device, DeviceKind, Fingerprint, Isa, LEAST_BYTES, LoadOptions, LoadedDraft, LoadedModel,
     ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
 };
 use llmctl_models::memory::{LimitKind, memory_limits, tightest};
@@ -448,23 +446,10 @@ pub fn options(
     };
     Ok(LoadOptions {
         device,
-        dtype: args.dtype.map(|dtype| match dtype {
-            WeightDtype::F32 => Dtype::F32,
-            WeightDtype::Bf16 => Dtype::Bf16,
-            WeightDtype::F16 => Dtype::F16,
-        }),
-        quantize: args.quantize.map(|quantize| match quantize {
-            Quantize::Q8_0 => Dtype::Q8_0,
-            Quantize::Q4_0 => Dtype::Q4_0,
-            Quantize::Q4K => Dtype::Q4K,
-            Quantize::Q6K => Dtype::Q6K,
-        }),
+        dtype: args.dtype,
+        quantize: args.quantize,
         context: args.ctx,
-        kv_type: args.kv_type.map_or_else(load::KvType::default, |kv_type| match kv_type {
-            KvTypeArg::F32 => load::KvType::F32,
-            KvTypeArg::F16 => load::KvType::F16,
-            KvTypeArg::Q8_0 => load::KvType::Q8_0,
-        }),
+        kv_type: args.kv_type.unwrap_or_default(),
         kv_memory: asked.kv_memory,
         available_memory,
         packed: packed_place(asked, &Places::from_environment()),
@@ -505,8 +490,9 @@ fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
     options.threads_batch = args.threads_batch.unwrap_or(options.threads);
     options.nodes = Cores::here().nodes.into_iter().collect();
-    if let Some(set) = args.cpu {
-        options.isa = set.isa()?;
+    if let Some(isa) = args.cpu {
+        check_isa(isa, &Isa::available().collect::<Vec<_>>())?;
+        options.isa = isa;
     }
     Ok(options)
 }

@@ -232,8 +232,7 @@ mod tests {
             found.map(|server| (server.url, server.model)),
             Ok((record.address.clone(), "a".to_owned()))
         );
-        let other =
-            ModelArgs { kv_type: Some(crate::cli::flags::args::KvTypeArg::F32), ..ModelArgs::default() };
+        let other = ModelArgs { kv_type: Some(llmctl_models::load::KvType::F32), ..ModelArgs::default() };
         assert_eq!(why(&other), "no running server has a with these settings");
         fs::write(folder.path().join("a.gguf"), "other weights").expect("a file");
         assert_eq!(why(&args), "no running server has a with these settings", "the file has changed");

@@ -2,7 +2,7 @@
 
 use super::{EmbeddingArgs, ModelTask, ServeArgs, ServedEmbedder, settings};
 use crate::cli::error::CommandError;
-use crate::cli::flags::args::{ModelArgs, PoolingArg};
+use crate::cli::flags::args::ModelArgs;
 use crate::cli::model::load;
 use crate::cli::model::load::embedder::{embedder_texts, is_embedder, is_reranker_by_name, load_resolved};
 use crate::cli::model::models;
@@ -12,7 +12,7 @@ use llmctl_base::GivenSampling;
 use llmctl_engine::EngineClient;
 use llmctl_engine::embed::{EmbedClient, EmbedKind, no_engine};
 use llmctl_hub::Resolved;
-use llmctl_models::load::AskedTask;
+use llmctl_models::load::{AskedTask, Pooling};
 use llmctl_serve::api::shared::ServerShared;
 use llmctl_serve::engines::engine::EngineSlot;
 use llmctl_serve::{App, ServedModel};
@@ -82,13 +82,13 @@ pub fn files(args: &ServeArgs, terminal: &Terminal) -> Result<Option<Resolved>, 
 fn asked(
     resolved: &Resolved,
     task: Option<ModelTask>,
-    pooling: Option<PoolingArg>,
+    pooling: Option<Pooling>,
 ) -> Result<Option<AskedTask>, CommandError> {
     Ok(match (task, pooling) {
         (Some(ModelTask::Rerank), Some(_)) => {
             return Err(CommandError::usage("--pooling is for embeddings, not for --task rerank"));
         }
-        (_, Some(pooling)) => Some(AskedTask::Pooling(pooling.into())),
+        (_, Some(pooling)) => Some(AskedTask::Pooling(pooling)),
         (Some(ModelTask::Rerank), None) => Some(AskedTask::Rerank),
         (Some(ModelTask::Embed), None) => Some(AskedTask::Embed),
         (Some(ModelTask::Chat) | None, None) => is_reranker_by_name(resolved).then_some(AskedTask::Rerank),

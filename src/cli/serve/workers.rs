@@ -11,11 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::capacity::CapacityArgs;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::flags::args::{BosId, ByteSize, EngineArgs, ModelArgs, TimeSpan, count};
+use crate::cli::flags::args::{
+    BosId, ByteSize, DEVICES, DTYPES, EngineArgs, FlagValue, INSTRUCTION_SETS, KV_TYPES, ModelArgs,
+    QUANTIZED, SPECULATIONS, TimeSpan, count,
+};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use llmctl_base::Error;
@@ -311,15 +314,15 @@ impl Flags {
         } = model;
         self.text("--model", model.clone());
         self.text("--draft-model", draft_model.clone());
-        self.name("--dtype", *dtype);
-        self.name("--quantize", *quantize);
+        self.name("--dtype", &DTYPES, *dtype);
+        self.name("--quantize", &QUANTIZED, *quantize);
         self.text("--ctx", *ctx);
         let share = (count > 1).then(|| (default_threads() / count).max(1));
         self.text("--threads", threads.or(share));
         self.text("--threads-batch", *threads_batch);
-        self.name("--cpu", *cpu);
-        self.name("--kv-type", *kv_type);
-        self.name("--device", *device);
+        self.name("--cpu", &INSTRUCTION_SETS, *cpu);
+        self.name("--kv-type", &KV_TYPES, *kv_type);
+        self.name("--device", &DEVICES, *device);
         self.path("--chat-template", chat_template.as_deref());
         let bos_id = bos_id.map(|BosId(id)| id.map_or("none".to_owned(), |id| id.to_string()));
         self.text("--bos-id", bos_id);
@@ -334,7 +337,7 @@ impl Flags {
         self.text("--kv-memory", kv_memory.map(|size| size.0));
         self.text("--kv-disk", kv_disk.map(|size| size.0));
         self.text("--packed-disk", packed_disk.map(|size| size.0));
-        self.name("--speculate", *speculate);
+        self.name("--speculate", &SPECULATIONS, *speculate);
     }
 
     fn capacity(&mut self, capacity: &CapacityArgs) {
@@ -350,9 +353,9 @@ impl Flags {
         self.0.extend(value.map(|value| format!("{flag}={}", value.to_string()).into()));
     }
 
-    fn name(&mut self, flag: &str, value: Option<impl ValueEnum>) {
-        let name = value.as_ref().and_then(ValueEnum::to_possible_value);
-        self.text(flag, name.map(|name| name.get_name().to_owned()));
+    fn name<T: Copy + PartialEq>(&mut self, flag: &str, names: &[FlagValue<T>], value: Option<T>) {
+        let name = |value: T| names.iter().find(|name| name.1 == value).map(|name| name.0);
+        self.text(flag, value.and_then(name));
     }
 
     fn path(&mut self, flag: &str, path: Option<&Path>) {

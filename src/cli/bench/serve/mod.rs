@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 use super::{BenchOutputArgs, Outlook};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::flags::args::{
-    Choice, CpuSet, FetchArgs, KvTypeArg, ModelArgs, TimeSpan, count, endpoint_text, one_of,
+    FetchArgs, FlagValue, INSTRUCTION_SETS, KV_TYPES, ModelArgs, TimeSpan, count, endpoint_text, one_of,
 };
 use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
@@ -29,6 +29,7 @@ use llmctl_bench::machine::Counters;
 use llmctl_bench::point::{self, Loop, Point, Slo, Spacing};
 use llmctl_bench::record::{Document, ServerFacts};
 use llmctl_hub::Aliases;
+use llmctl_models::load::{Isa, KvType};
 
 /// Measure a server that speaks OpenAI's interface
 ///
@@ -57,10 +58,10 @@ pub struct BenchServeArgs {
     pub aliases: Aliases,
 }
 
-const APIS: [Choice<Api>; 2] =
+const APIS: [FlagValue<Api>; 2] =
     [("chat", Api::Chat, "/v1/chat/completions"), ("completions", Api::Completions, "/v1/completions")];
 
-const SPACINGS: [Choice<Spacing>; 2] = [
+const SPACINGS: [FlagValue<Spacing>; 2] = [
     ("poisson", Spacing::Poisson, "Independent of each other, as many users are"),
     ("constant", Spacing::Constant, "Evenly"),
 ];
@@ -106,12 +107,12 @@ pub struct TargetArgs {
     pub ctx: Option<usize>,
 
     /// Type of the KV cache, with --self
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
-    pub kv_type: Option<KvTypeArg>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&KV_TYPES), hide_short_help = true)]
+    pub kv_type: Option<KvType>,
 
     /// Instruction set of the CPU kernels, with --self
-    #[arg(long, value_enum, value_name = "SET", hide_short_help = true)]
-    pub cpu: Option<CpuSet>,
+    #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
+    pub cpu: Option<Isa>,
 }
 
 /// Flags for the arrival of requests; lists are separated by commas.
