@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::{ColorWhen, EngineOptions, ModelArgs, Sharing};
-use crate::cli::model::load;
+use crate::cli::model::load::{self, ResolvedModel};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use llmctl_bench::cost;
@@ -43,7 +43,7 @@ pub fn start(
     }
     let begun = Instant::now();
     let quiet = Terminal::new(ColorWhen::Never, 0, true);
-    let resolved = load::resolve(&recipe.model, &quiet)?;
+    let files = load::resolve(&recipe.model, &quiet)?;
     let asked = EngineOptions {
         warm_resume: true,
         keeps_sessions: disk.is_some(),
@@ -53,9 +53,9 @@ pub fn start(
         speculation: recipe.speculation,
         sharing: Sharing::default(),
     };
-    let options = load::options(&recipe.model, asked, terminal)?;
-    let draft = load::resolve_draft(&recipe.model, recipe.speculation, &quiet)?;
-    let loaded = load::load_files(&resolved, draft.as_ref(), &options, terminal)?;
+    let model =
+        ResolvedModel::new(files, &recipe.model, asked, terminal)?.with_draft(&recipe.model, &quiet)?;
+    let loaded = model.load_files(terminal)?;
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
     config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
     config.max_running = recipe.sequences;
@@ -72,7 +72,7 @@ pub fn start(
     let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
     let handle = load::start_engine(models, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
-    let mut facts = facts(recipe, &resolved, &options, handle.spec())?;
+    let mut facts = facts(recipe, &model, handle.spec())?;
     facts.setting.step_tokens = step_tokens;
     facts.fingerprint = Some(loaded.fingerprint.hex);
     facts.load_s = vec![load_s];
@@ -126,12 +126,8 @@ fn check_memory(kv_memory: usize) -> Result<(), CommandError> {
     Err(CommandError::new(Kind::Temporary, anyhow::anyhow!(message)).hint(hint))
 }
 
-fn facts(
-    recipe: &Recipe,
-    resolved: &llmctl_hub::Resolved,
-    options: &llmctl_models::load::LoadOptions,
-    spec: &EngineSpec,
-) -> Result<BenchModel, CommandError> {
+fn facts(recipe: &Recipe, model: &ResolvedModel, spec: &EngineSpec) -> Result<BenchModel, CommandError> {
+    let ResolvedModel { files: resolved, options, .. } = model;
     let about = model_facts(&resolved.source)?;
     let lasting = spec.model.groups.iter().filter(|group| group.kind == KvKind::Full);
     let kv_bytes = lasting.map(|group| group.page_bytes as u64).sum::<u64>() / PAGE_TOKENS as u64;

@@ -7,6 +7,7 @@ pub mod embedder;
 mod loaded;
 pub mod remote;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -68,45 +69,142 @@ pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Resu
         return remote::load(args, asked, terminal);
     }
     let start = Instant::now();
-    let resolved = resolve(args, terminal)?;
+    let files = resolve(args, terminal)?;
     if args.connects
-        && let Some(llm) = connected(args, &resolved, asked, terminal)
+        && let Some(llm) = connected(args, &files, asked, terminal)
     {
         return Ok(llm);
     }
-    let template = template_flag(args)?;
-    let draft = resolve_draft(args, asked.speculation, terminal)?;
-    let options = options(args, asked, terminal)?;
-    let is_on_cpu = matches!(options.device, Device::Cpu(_));
-    let mut loaded = load_files(&resolved, draft.as_ref(), &options, terminal)?;
-    set_tokens(args, &mut loaded.texts)?;
-    loaded.notices.iter().for_each(|notice| terminal.note(notice));
-    loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
-    if let ends @ [_, _, ..] = &*loaded.texts.listed_ends {
-        let ids: std::collections::BTreeSet<_> = ends.iter().collect();
+    ResolvedModel::new(files, args, asked, terminal)?.with_draft(args, terminal)?.start(start, terminal)
+}
+
+/// A model as its flags mean it on this machine, before a file of it is opened.
+pub struct ResolvedModel {
+    pub files: Resolved,
+    pub options: LoadOptions,
+    draft: Option<Resolved>,
+    text: TextFlags,
+    asked: EngineOptions,
+}
+
+/// What flags replace of a model's texts.
+struct TextFlags {
+    template: Option<String>,
+    bos: Option<BosId>,
+    ends: Vec<u32>,
+}
+
+impl TextFlags {
+    fn new(args: &ModelArgs) -> Result<Self, CommandError> {
+        let template = args.chat_template.as_deref().map(read_file).transpose()?;
+        Ok(Self { template, bos: args.bos_id, ends: args.eos_id.clone() })
+    }
+
+    fn apply(
+        &self,
+        files: &Resolved,
+        mut texts: ModelTexts,
+        context_tokens: usize,
+    ) -> Result<PreparedTexts, CommandError> {
+        if let Some(BosId(bos)) = self.bos {
+            texts.set_bos(bos)?;
+        }
+        if !self.ends.is_empty() {
+            texts.set_ends(&self.ends)?;
+        }
+        Ok(PreparedTexts::new(files, texts, self.template.as_deref(), context_tokens))
+    }
+}
+
+impl ResolvedModel {
+    /// Returns the model of these files, without a draft model.
+    ///
+    /// # Errors
+    /// Those of [`options`], and of reading the chat template of a flag.
+    pub fn new(
+        files: Resolved,
+        args: &ModelArgs,
+        asked: EngineOptions,
+        terminal: &Terminal,
+    ) -> Result<Self, CommandError> {
+        let text = TextFlags::new(args)?;
+        Ok(Self { files, options: options(args, asked, terminal)?, draft: None, text, asked })
+    }
+
+    /// Adds the model of `--draft-model`, unless no draft would be asked of it.
+    ///
+    /// # Errors
+    /// Those of [`resolve`]; a usage error if drafts of a draft model are asked for and there is none.
+    pub fn with_draft(self, args: &ModelArgs, terminal: &Terminal) -> Result<Self, CommandError> {
+        let draft = match (&args.draft_model, self.asked.speculation) {
+            (None, Speculation::Draft) => {
+                let hint = "name a small model of the same family with --draft-model";
+                return Err(CommandError::usage("--speculate draft needs a draft model").hint(hint));
+            }
+            (None, _) => None,
+            (Some(_), Speculation::Off | Speculation::Ngram) => {
+                terminal.detail("the draft model is not loaded: --speculate asks for none");
+                None
+            }
+            (Some(reference), _) => Some(find_or_download(reference, args, terminal)?),
+        };
+        Ok(Self { draft, ..self })
+    }
+
+    /// Loads the model and starts its engine. Loading began at `start`.
+    fn start(self, start: Instant, terminal: &Terminal) -> Result<Loaded, CommandError> {
+        let (asked, is_on_cpu) = (self.asked, matches!(self.options.device, Device::Cpu(_)));
+        let loaded = self.load_files(terminal)?;
+        let model = loaded.model.spec();
+        let context_tokens = model.context_length;
+        let mut texts = self.text.apply(&self.files, loaded.texts, context_tokens)?;
+        loaded.notices.iter().for_each(|notice| terminal.note(notice));
+        loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
+        texts.chat_tokenizer.set_context_tokens(context_tokens);
+        report_ends(texts.chat_tokenizer.texts(), terminal);
+        let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
+        let mut config = engine_config(asked, context_tokens, ends);
+        config.answer_tokens = self.files.source.built_in().map(|model| model.answer_tokens);
+        if asked.kv_memory.is_none() && config.max_running > 1 {
+            config.kv_memory = Some(shared_kv(model, loaded.draft.as_ref(), &config, is_on_cpu, terminal)?);
+        }
+        let kv = open_kv(asked, &loaded.fingerprint)?;
+        report_draft(model, loaded.draft.as_ref(), &config, terminal)?;
+        let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
+        let engine = start_engine(models, texts.chat_tokenizer.tokenizer(), config, kv)?;
+        texts.info.vocab_size = engine.spec().vocab_size();
+        texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
+        texts.info.load_time = start.elapsed();
+        let seconds = texts.info.load_time.as_secs_f32();
+        tracing::info!("loaded in {seconds:.2} s, context {context_tokens} tokens");
+        let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
+        Ok(Loaded { texts, engine, compiler })
+    }
+
+    /// Loads the files of the model and of its draft model, with a progress bar.
+    ///
+    /// # Errors
+    /// Those of [`load::load_with_draft`].
+    pub fn load_files(&self, terminal: &Terminal) -> Result<LoadedModel, CommandError> {
+        let Self { files, draft, options, .. } = self;
+        let bar = LoadBar::new(terminal, &files.name);
+        let mut show = |done, total| bar.show(done, total);
+        let loaded = load::load_with_draft(files, draft.as_ref(), options, &mut show);
+        bar.clear();
+        let loaded = loaded?;
+        let places = Places::from_environment();
+        std::iter::once(files).chain(draft).for_each(|files| models::record_use(files, &places));
+        Ok(loaded)
+    }
+}
+
+/// Says with `-v` which tokens end an answer, where there are several.
+fn report_ends(texts: &ModelTexts, terminal: &Terminal) {
+    if let ends @ [_, _, ..] = &*texts.listed_ends {
+        let ids: BTreeSet<_> = ends.iter().collect();
         let ids: Vec<_> = ids.into_iter().map(u32::to_string).collect();
-        terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), loaded.texts.defaults_source));
+        terminal.detail(&format!("stop tokens: {} ({})", ids.join(", "), texts.defaults_source));
     }
-    let context_tokens = loaded.model.spec().context_length;
-    let mut texts = PreparedTexts::new(&resolved, loaded.texts, template.as_deref(), context_tokens);
-    texts.chat_tokenizer.set_context_tokens(context_tokens);
-    let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
-    let mut config = engine_config(asked, context_tokens, ends);
-    config.answer_tokens = resolved.source.built_in().map(|model| model.answer_tokens);
-    if asked.kv_memory.is_none() && config.max_running > 1 {
-        config.kv_memory =
-            Some(shared_kv(loaded.model.spec(), loaded.draft.as_ref(), &config, is_on_cpu, terminal)?);
-    }
-    let kv = open_kv(asked, &loaded.fingerprint)?;
-    report_draft(loaded.model.spec(), loaded.draft.as_ref(), &config, terminal)?;
-    let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
-    let engine = start_engine(models, texts.chat_tokenizer.tokenizer(), config, kv)?;
-    texts.info.vocab_size = engine.spec().vocab_size();
-    texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
-    texts.info.load_time = start.elapsed();
-    tracing::info!("loaded in {:.2} s, context {context_tokens} tokens", texts.info.load_time.as_secs_f32());
-    let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
-    Ok(Loaded { texts, engine, compiler })
 }
 
 /// Opens the model at a running server of this user; `None`, with a notice, where no server has it or can be used.
@@ -132,33 +230,13 @@ pub fn fits_beside(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) 
     let fetch = FetchArgs { offline: true, ..args.fetch.clone() };
     let args = &ModelArgs { fetch, ..args.clone() };
     let fits = || {
-        let resolved = resolve(args, terminal)?;
-        let files = ModelFiles::open(&resolved.source)?;
+        let model = ResolvedModel::new(resolve(args, terminal)?, args, asked, terminal)?;
         let mut notices = Vec::new();
-        load::context_length(&files, &options(args, asked, terminal)?, &mut notices)?;
+        load::context_length(&ModelFiles::open(&model.files.source)?, &model.options, &mut notices)?;
         let is_limited = notices.iter().any(|notice| matches!(notice, Notice::ContextLimited { .. }));
         Ok::<_, CommandError>(!is_limited)
     };
     args.remote.engine.is_empty() && fits().unwrap_or(false)
-}
-
-/// Loads the files of a model and of its draft model, with a progress bar.
-///
-/// # Errors
-/// Those of [`load::load_with_draft`].
-pub fn load_files(
-    resolved: &Resolved,
-    draft: Option<&Resolved>,
-    options: &LoadOptions,
-    terminal: &Terminal,
-) -> Result<LoadedModel, CommandError> {
-    let bar = LoadBar::new(terminal, &resolved.name);
-    let loaded = load::load_with_draft(resolved, draft, options, &mut |done, total| bar.show(done, total));
-    bar.clear();
-    let loaded = loaded?;
-    let used = std::iter::once(resolved).chain(draft);
-    used.for_each(|resolved| models::record_use(resolved, &Places::from_environment()));
-    Ok(loaded)
 }
 
 /// Says with `-v` what memory the draft model, the assistant or the model's own block takes.
@@ -291,13 +369,11 @@ pub fn load_texts(
         return Ok(remote::open(args, asked, terminal)?.0);
     }
     let start = Instant::now();
-    let resolved = resolve(args, terminal)?;
-    let template = template_flag(args)?;
-    let options = options(args, asked, terminal)?;
-    let facts = load::model_facts(&resolved.source)?.decoder?;
-    let files = ModelFiles::open(&resolved.source)?;
+    let model = ResolvedModel::new(resolve(args, terminal)?, args, asked, terminal)?;
+    let facts = load::model_facts(&model.files.source)?.decoder?;
+    let files = ModelFiles::open(&model.files.source)?;
     let mut notices = Vec::new();
-    let context_tokens = match load::context_length(&files, &options, &mut notices) {
+    let context_tokens = match load::context_length(&files, &model.options, &mut notices) {
         Err(error @ LoadError::TooBig { .. }) => {
             terminal.warn(error.to_string());
             args.ctx.unwrap_or(facts.context_length)
@@ -305,9 +381,7 @@ pub fn load_texts(
         context => context?,
     };
     notices.iter().for_each(|notice| terminal.note(notice));
-    let mut texts = load::load_texts(&files)?;
-    set_tokens(args, &mut texts)?;
-    let mut texts = PreparedTexts::new(&resolved, texts, template.as_deref(), context_tokens);
+    let mut texts = model.text.apply(&model.files, load::load_texts(&files)?, context_tokens)?;
     texts.info.vocab_size = facts.vocab_size;
     texts.info.load_time = start.elapsed();
     Ok(texts)
@@ -322,54 +396,23 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.note(NO_MODEL);
         return Ok(Resolved::built_in(&GUIDE));
     };
-    let places = Places::from_environment();
-    let resolved = find_or_download(reference, args, &places, terminal)?;
-    note_place(reference, &resolved, terminal);
-    Ok(resolved)
-}
-
-/// Reports the files of a reference, if they are not what the user typed.
-fn note_place(reference: &str, resolved: &Resolved, terminal: &Terminal) {
+    let resolved = find_or_download(reference, args, terminal)?;
     let path = resolved.source.path();
     tracing::info!("{reference} is {}", path.display());
     // A path that the user typed needs no notice.
     if path != Path::new(reference) {
         terminal.detail(&format!("model {} ({})", resolved.name, path.display()));
     }
-}
-
-/// Resolves `--draft-model`; `None` without one, or if no draft would be asked of it.
-///
-/// # Errors
-/// Those of [`resolve`]; a usage error if drafts of a draft model are asked for and there is none.
-pub fn resolve_draft(
-    args: &ModelArgs,
-    speculation: Speculation,
-    terminal: &Terminal,
-) -> Result<Option<Resolved>, CommandError> {
-    let Some(reference) = &args.draft_model else {
-        return match speculation {
-            Speculation::Draft => {
-                let hint = "name a small model of the same family with --draft-model";
-                Err(CommandError::usage("--speculate draft needs a draft model").hint(hint))
-            }
-            _ => Ok(None),
-        };
-    };
-    if matches!(speculation, Speculation::Off | Speculation::Ngram) {
-        terminal.detail("the draft model is not loaded: --speculate asks for none");
-        return Ok(None);
-    }
-    find_or_download(reference, args, &Places::from_environment(), terminal).map(Some)
+    Ok(resolved)
 }
 
 /// Finds the files of `reference`, after downloading them if they are missing and may be downloaded.
 fn find_or_download(
     reference: &str,
     args: &ModelArgs,
-    places: &Places,
     terminal: &Terminal,
 ) -> Result<Resolved, CommandError> {
+    let places = &Places::from_environment();
     let only_texts = !args.remote.engine.is_empty();
     let look_up = if only_texts { models::look_up_texts } else { models::look_up };
     let missing = match look_up(reference, places, &args.aliases) {
@@ -407,21 +450,6 @@ pub fn means_built_in(args: &ModelArgs) -> bool {
         let found = models::find(reference, &Places::from_environment(), &args.aliases);
         found.is_ok_and(|resolved| resolved.source.built_in().is_some())
     })
-}
-
-/// Applies the flags that replace BOS and EOS tokens.
-fn set_tokens(args: &ModelArgs, texts: &mut ModelTexts) -> Result<(), CommandError> {
-    if let Some(BosId(bos)) = args.bos_id {
-        texts.set_bos(bos)?;
-    }
-    if !args.eos_id.is_empty() {
-        texts.set_ends(&args.eos_id)?;
-    }
-    Ok(())
-}
-
-fn template_flag(args: &ModelArgs) -> Result<Option<String>, CommandError> {
-    args.chat_template.as_deref().map(read_file).transpose()
 }
 
 /// Returns the options for loading a model on this machine.

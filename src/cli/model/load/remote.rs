@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::loaded::{Loaded, PreparedTexts};
-use super::{resolve, set_tokens, template_flag};
+use super::{TextFlags, resolve};
 use crate::cli::error::CommandError;
 use crate::cli::flags::args::{EngineOptions, ModelArgs, Sharing};
 use crate::cli::model::hub_access::ca_file;
@@ -32,7 +32,7 @@ const SERVER_KEY_VARIABLE: &str = "LLMCTL_API_KEY";
 /// Those of [`open`] and [`connect`].
 pub fn load(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<Loaded, CommandError> {
     let (texts, settings) = open(args, asked, terminal)?;
-    let engine = connect(HttpEngineSettings { when_lost: WhenLost::Stay, ..settings })?;
+    let engine = connect(settings)?;
     report(&engine, terminal);
     Ok(joined(texts, engine))
 }
@@ -49,8 +49,7 @@ pub fn load_connected(
 ) -> Result<Loaded, CommandError> {
     check(args, asked, terminal)?;
     let (texts, settings) = prepared(args, resolved, asked)?;
-    let engine = connect(HttpEngineSettings { when_lost: WhenLost::Stay, ..settings })?;
-    Ok(joined(texts, engine))
+    Ok(joined(texts, connect(settings)?))
 }
 
 /// Joins the texts with a connected engine, whose limits are in force.
@@ -87,12 +86,10 @@ fn prepared(
     asked: EngineOptions,
 ) -> Result<(PreparedTexts, HttpEngineSettings), CommandError> {
     let start = Instant::now();
-    let template = template_flag(args)?;
-    let TextsAlone { mut texts, architecture, vocab_size, context_length } =
-        TextsAlone::open(&resolved.source)?;
-    set_tokens(args, &mut texts)?;
+    let text = TextFlags::new(args)?;
+    let TextsAlone { texts, architecture, vocab_size, context_length } = TextsAlone::open(&resolved.source)?;
     let context_tokens = args.ctx.or(context_length).unwrap_or_default();
-    let mut prepared = PreparedTexts::new(resolved, texts, template.as_deref(), context_tokens);
+    let mut prepared = text.apply(resolved, texts, context_tokens)?;
     prepared.info.vocab_size = vocab_size;
     prepared.info.load_time = start.elapsed();
     let Sharing { max_running, max_waiting, max_sessions, .. } = asked.sharing;
