@@ -10,24 +10,17 @@ pub mod messages;
 pub mod output;
 pub mod tools;
 
-use super::Fields;
+use axum::http::HeaderMap;
 
-/// Fields on which no answer depends: labels, prices, places, and caches that are kept anyway.
-const HINTS: [&str; 11] = [
-    "anthropic_beta",
-    "anthropic_version",
-    "betas",
-    "cache_control",
-    "container",
-    "context_management",
-    "diagnostics",
-    "inference_geo",
-    "speed",
-    "user_profile_id",
-    "workspace_id",
-];
+use super::Fields;
+use super::hints::OTHER_SERVERS;
 
 /// Takes the hints at the top level of a body, beside those that every API takes.
 pub fn hints(fields: &mut Fields<'_>) {
-    HINTS.iter().for_each(|name| fields.hint(name));
+    OTHER_SERVERS.anthropic.iter().for_each(|name| fields.hint(name));
+}
+
+/// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.
+pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
+    path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version")
 }

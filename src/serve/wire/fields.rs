@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
-use super::hints::{HINTS, is_hint};
+use super::hints::hints;
 use super::record::{self, FieldType};
 use crate::error::ApiError;
 
@@ -395,12 +395,12 @@ impl<'p> Fields<'p> {
     pub fn end(self) {
         let Self { left, at, problems } = self;
         if at.is_empty() {
-            record::note_hints(&HINTS);
+            record::note_hints(hints());
         }
         let path = |name: &str| if at.is_empty() { shown(name) } else { format!("{at}.{}", shown(name)) };
         for (name, _) in left.iter().filter(|(_, value)| !value.is_null()) {
             let path = path(name);
-            match problems.is_lenient() || (at.is_empty() && is_hint(name)) {
+            match problems.is_lenient() || (at.is_empty() && hints().any(|hint| hint == name)) {
                 true => problems.ignored(&path),
                 false => {
                     problems.is_optional = true;

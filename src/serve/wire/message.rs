@@ -3,33 +3,10 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
+use super::hints::OTHER_SERVERS;
 use llmctl_engine::turn::AnswerStart;
 use llmctl_models::text::without_lone_surrogates;
 use llmctl_template::{Content, Message, Role, ToolCall};
-
-/// Members that clients keep of an answer and send back, on which nothing depends.
-const ECHOED: [&str; 16] = [
-    "provider_specific_fields",
-    "parsed",
-    "annotations",
-    "images",
-    "audio",
-    "token_ids",
-    "stop_reason",
-    "citations",
-    "metadata",
-    "cache_control",
-    "id",
-    "providerMetadata",
-    "providerOptions",
-    "provider_options",
-    "timestamp",
-    "phase",
-];
-
-/// The same in a tool call and its function.
-const ECHOED_IN_CALLS: [&str; 5] =
-    ["index", "provider_specific_fields", "parsed_arguments", "extra_content", "thought_signature"];
 
 /// The member `messages`: at least one. `knows_role` tells which other roles the template tells apart.
 pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Vec<Message> {
@@ -58,7 +35,7 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     if role != Some(Role::Assistant) {
         ["images", "audio"].iter().for_each(|name| refuse_media(&mut fields, name));
     }
-    ECHOED.iter().for_each(|name| echoed(&mut fields, name));
+    OTHER_SERVERS.echoed.iter().for_each(|name| echoed(&mut fields, name));
     fields.end();
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
@@ -255,7 +232,7 @@ fn tool_call(mut fields: Fields<'_>) -> Option<ToolCall> {
         return None;
     };
     let called = called(fields.inside("function", function));
-    ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut fields, name));
+    OTHER_SERVERS.echoed_in_calls.iter().for_each(|name| echoed_in_call(&mut fields, name));
     fields.end();
     let (name, arguments) = called?;
     Some(ToolCall { id, name, arguments })
@@ -294,7 +271,7 @@ fn called(mut function: Fields<'_>) -> Option<(String, Value)> {
         Some(Value::String(text)) => arguments_of(text),
         Some(other) => other,
     };
-    ECHOED_IN_CALLS.iter().for_each(|name| echoed_in_call(&mut function, name));
+    OTHER_SERVERS.echoed_in_calls.iter().for_each(|name| echoed_in_call(&mut function, name));
     function.end();
     Some((name?, arguments))
 }

@@ -3,29 +3,12 @@
 //! Invariants: a field of the request itself counts before the same one within `options`; settings of the
 //! machine are hints, because the server was started with its own; any other member is refused by its path.
 
+use super::hints::OTHER_SERVERS;
 use super::{Fields, params};
 use llmctl_base::GivenSampling;
 use llmctl_engine::Limits;
 
 const NAME: &str = "options";
-
-/// Settings of the context's length, devices and memory, which requests do not change here.
-const MACHINE: [&str; 14] = [
-    "num_ctx",
-    "num_keep",
-    "num_batch",
-    "num_gpu",
-    "main_gpu",
-    "num_thread",
-    "low_vram",
-    "f16_kv",
-    "logits_all",
-    "vocab_only",
-    "use_mmap",
-    "use_mlock",
-    "numa",
-    "embedding_only",
-];
 
 /// Reads how tokens are chosen and when an answer ends. The defaults count where neither the fields nor `options` say
 /// anything; `may_be_none` as in [`params::limits`].
@@ -39,9 +22,7 @@ pub fn generation(
     let mut options = fields.inside(NAME, members);
     let sampling = params::sampling(&mut options, sampling);
     let limits = params::limits(&mut options, limits, may_be_none);
-    for name in MACHINE {
-        options.hint(name);
-    }
+    OTHER_SERVERS.machine.iter().for_each(|name| options.hint(name));
     params::inert(&mut options);
     options.end();
     (params::sampling(fields, &sampling), params::limits(fields, &limits, may_be_none))

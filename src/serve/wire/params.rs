@@ -214,6 +214,6 @@ pub fn labels(fields: &mut Fields<'_>) {
 /// Takes settings of other servers that ask for nothing; with any other value they are refused.
 pub fn inert(fields: &mut Fields<'_>) {
     for (name, values) in hints::inert_settings() {
-        fields.only(name, &values);
+        fields.only(name, values);
     }
 }

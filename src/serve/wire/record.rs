@@ -72,11 +72,13 @@ pub fn note_missing(path: impl FnOnce() -> String) {
 }
 
 /// Records that a reader accepts these fields without effect.
-pub fn note_hints(names: &[&str]) {
+pub fn note_hints<'a>(names: impl Iterator<Item = &'a str>) {
     with_record(|record| {
-        let new = names.iter().filter(|name| !record.fields.iter().any(|(known, _)| known == *name));
-        let new: Vec<_> = new.map(|name| ((*name).to_owned(), FieldType::Hint)).collect();
-        record.fields.extend(new);
+        for name in names {
+            if !record.fields.iter().any(|(known, _)| known == name) {
+                record.fields.push((name.to_owned(), FieldType::Hint));
+            }
+        }
     });
 }
 
