@@ -9,7 +9,8 @@ use crate::cli::error::CommandError;
 use crate::cli::flags::args::{LimitArgs, MaxTokens, SamplingArgs};
 use crate::cli::terminal::report::decimal;
 use crate::cli::think::Think;
-use llmctl_base::{SAMPLING, TopK};
+use llmctl_base::sampling::Support;
+use llmctl_base::{SAMPLING, SamplingNumber, TopK};
 use llmctl_engine::GrammarSource;
 use llmctl_serve::wire::message::message_json;
 use llmctl_template::{Message, Role};
@@ -44,15 +45,17 @@ impl EndpointKind {
     }
 
     /// Returns the field of a sampling number, if it is honoured.
-    fn field(self, name: &'static str) -> Option<&'static str> {
-        match (name, self) {
-            ("temperature" | "top_p" | "presence_penalty" | "frequency_penalty", _) => Some(name),
-            (_, Self::Llmctl) => Some(name),
-            ("min_p" | "repetition_penalty", Self::Vllm) => Some(name),
-            ("repetition_penalty", Self::LlamaCpp) => Some("repeat_penalty"),
-            ("min_p" | "typical_p" | "top_n_sigma", Self::LlamaCpp) => Some(name),
-            _ => None,
-        }
+    fn field(self, number: &SamplingNumber) -> Option<&'static str> {
+        let is_honoured = match number.facts.support {
+            Support::Everywhere => true,
+            Support::OpenEngines => self.is_open_engine(),
+            Support::LlamaCpp => matches!(self, Self::Llmctl | Self::LlamaCpp),
+        };
+        let name = match (number.name, self) {
+            ("repetition_penalty", Self::LlamaCpp) => "repeat_penalty",
+            (name, _) => name,
+        };
+        is_honoured.then_some(name)
     }
 
     /// Returns whether fields of engines for open models are honoured: `top_k`, `ignore_eos`, template variables.
@@ -110,7 +113,7 @@ impl EndpointRequest<'_> {
     fn sampling_fields(&self, kind: EndpointKind, body: &mut Map<String, Value>) -> Result<(), CommandError> {
         for number in SAMPLING {
             let Some(value) = number.given(&self.sampling.numbers) else { continue };
-            let field = kind.field(number.name).ok_or_else(|| refused(&flag(number.name)))?;
+            let field = kind.field(number).ok_or_else(|| refused(&flag(number.name)))?;
             body.insert(field.to_owned(), decimal(value));
         }
         match self.sampling.top_k {

@@ -51,6 +51,16 @@ impl Range {
     }
 }
 
+/// The servers other than llmctl that honour a parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Support {
+    /// All with OpenAI's interface.
+    Everywhere,
+    /// vLLM, SGLang and llama.cpp.
+    OpenEngines,
+    LlamaCpp,
+}
+
 /// Facts about a parameter that do not depend on its type.
 #[derive(Debug, Clone, Copy)]
 pub struct ParameterFacts {
@@ -68,6 +78,7 @@ pub struct ParameterFacts {
     pub gguf_key: Option<&'static str>,
     /// True if records and worker lines leave it out at its default, because readers older than it refuse it.
     pub is_optional: bool,
+    pub support: Support,
 }
 
 const RARE: ParameterFacts = ParameterFacts {
@@ -79,6 +90,7 @@ const RARE: ParameterFacts = ParameterFacts {
     config_key: None,
     gguf_key: None,
     is_optional: false,
+    support: Support::Everywhere,
 };
 
 /// A sampling parameter that is a number.
@@ -151,22 +163,23 @@ numbers! {
     },
     /// Drop tokens less than P times as likely as the most likely one, 0 to 1
     min_p: ParameterFacts {
-        value_name: "P",
+        value_name: "P", support: Support::OpenEngines,
         config_key: Some("min_p"), gguf_key: Some("general.sampling.min_p"), ..RARE
     },
     /// Choose among the tokens nearest to the average surprise that together have probability P, above 0 up to 1; 1 is off
     typical_p: ParameterFacts {
         default: 1.0, range: above(0.0, 1.0), value_name: "P", spellings: &["typical_p", "typ_p"],
-        config_key: Some("typical_p"), is_optional: true, ..RARE
+        config_key: Some("typical_p"), is_optional: true, support: Support::LlamaCpp, ..RARE
     },
     /// Drop tokens whose logit is more than N standard deviations below the highest; 0 and less is off
     top_n_sigma: ParameterFacts {
-        default: -1.0, range: from(-1.0, 100.0), value_name: "N", is_optional: true, ..RARE
+        default: -1.0, range: from(-1.0, 100.0), value_name: "N", is_optional: true, support: Support::LlamaCpp, ..RARE
     },
     /// Make tokens seen before less likely, above 0 up to 2; 1 is off
     repetition_penalty: ParameterFacts {
         default: 1.0, range: above(0.0, 2.0), value_name: "R", spellings: &["repetition_penalty", "repeat_penalty"],
-        config_key: Some("repetition_penalty"), gguf_key: Some("general.sampling.penalty_repeat"), ..RARE
+        config_key: Some("repetition_penalty"), gguf_key: Some("general.sampling.penalty_repeat"),
+        support: Support::OpenEngines, ..RARE
     },
     /// Subtract from the logit of every token generated before, -2 to 2
     presence_penalty: ParameterFacts { range: from(-2.0, 2.0), ..RARE },

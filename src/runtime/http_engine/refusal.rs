@@ -52,7 +52,7 @@ fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
     }
     let plain = Sampling::default();
     let is_lacking =
-        |number: &&SamplingNumber| kind.lacks(number.name) && number.get(sampling) != number.get(&plain);
+        |number: &&SamplingNumber| kind.lacks(number) && number.get(sampling) != number.get(&plain);
     if let Some(number) = SAMPLING.iter().find(is_lacking) {
         return Some((number.name, "has no such parameter".to_owned()));
     }

@@ -9,7 +9,8 @@ use super::http::error_text;
 use crate::grammar::{GrammarSource, between_slashes, prepare_schema};
 use crate::request::{Logprob, Request, Token};
 use llmctl_base::error::GrammarError;
-use llmctl_base::{SAMPLING, Sampling};
+use llmctl_base::sampling::Support;
+use llmctl_base::{SAMPLING, Sampling, SamplingNumber};
 
 /// Log-probability that engines write for an impossible token.
 const IMPOSSIBLE: f32 = -9999.0;
@@ -50,9 +51,9 @@ impl EngineKind {
         }
     }
 
-    /// Returns whether it has no parameter for the sampling number of this name.
-    pub fn lacks(self, number: &str) -> bool {
-        self != EngineKind::Llmctl && matches!(number, "typical_p" | "top_n_sigma")
+    /// Returns whether it has no parameter for the sampling number.
+    pub fn lacks(self, number: &SamplingNumber) -> bool {
+        self != EngineKind::Llmctl && number.facts.support == Support::LlamaCpp
     }
 }
 
@@ -149,7 +150,7 @@ impl AskedGeneration<'_> {
 
 /// Returns the sampling numbers that an engine has, by name.
 fn numbers(kind: EngineKind, sampling: &Sampling) -> impl Iterator<Item = (String, Value)> {
-    let has = SAMPLING.iter().filter(move |number| !kind.lacks(number.name));
+    let has = SAMPLING.iter().filter(move |number| !kind.lacks(number));
     has.map(|number| (number.name.to_owned(), shortest(number.get(sampling))))
 }
 

@@ -37,6 +37,14 @@ pub fn object(text: &[u8], what: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
+/// Returns the members of an object that is written out.
+pub fn members(object: Value) -> Map<String, Value> {
+    match object {
+        Value::Object(members) => members,
+        _ => unreachable!("callers write an object"),
+    }
+}
+
 /// Any value, in which no object gives a name twice.
 #[derive(Clone, Copy)]
 struct Strict<'a> {

@@ -7,7 +7,9 @@ use serde_json::{Map, Value, json};
 use super::items::{ItemKind, answered_call, item_id, message, reasoning, status, text_part};
 use super::tools::ToolNames;
 use crate::wire::answer::count_drafts;
-use llmctl_base::Sampling;
+use crate::wire::json::members;
+use llmctl_base::sampling::Support;
+use llmctl_base::{SAMPLING, Sampling};
 use llmctl_engine::Finish;
 use llmctl_engine::turn::Answer;
 
@@ -140,7 +142,7 @@ pub fn repeated(body: &Map<String, Value>) -> Map<String, Value> {
     };
     let reasoning =
         |name: &str| body.get("reasoning").and_then(|value| value.get(name)).cloned().unwrap_or_default();
-    let members = json!({
+    members(json!({
         "instructions": given("instructions"),
         "max_output_tokens": given("max_output_tokens"),
         "max_tool_calls": given("max_tool_calls"),
@@ -156,11 +158,7 @@ pub fn repeated(body: &Map<String, Value>) -> Map<String, Value> {
         "top_logprobs": or("top_logprobs", 0.into()),
         "truncation": "disabled",
         "user": given("user"),
-    });
-    match members {
-        Value::Object(members) => members,
-        _ => Map::new(),
-    }
+    }))
 }
 
 /// Returns `text` with the members that a response always has.
@@ -182,13 +180,8 @@ fn text(given: Option<&Value>) -> Value {
 
 /// Returns the members that tell how tokens are sampled.
 pub fn sampling_members(sampling: &Sampling) -> Map<String, Value> {
-    let numbers = [
-        ("temperature", sampling.temperature),
-        ("top_p", sampling.top_p),
-        ("presence_penalty", sampling.presence_penalty),
-        ("frequency_penalty", sampling.frequency_penalty),
-    ];
-    numbers.into_iter().map(|(name, number)| (name.to_owned(), decimal(number))).collect()
+    let members = SAMPLING.iter().filter(|number| number.facts.support == Support::Everywhere);
+    members.map(|number| (number.name.to_owned(), decimal(number.get(sampling)))).collect()
 }
 
 /// Returns the number with the digits that were given: 0.7, not 0.699999988.
