@@ -5,16 +5,13 @@
 //! client that goes away cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns
 //! flags into what is here.
 //!
-//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections,
-//! `half_open` tells whether a client has left; `router` the endpoints and the layers around them: `access`
-//! (request id, log, envelope) and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the
-//! server's stage; `ledger` and `access_log` make the log line of a request, `request_id` its id; `page` is
-//! what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a request uses,
-//! `uploads` bounds slow bodies; `api` is the endpoints of the model, `wire` OpenAI's format as batches read
-//! it too. `engine` is the way to one engine, back up after it was lost, `engines` to all of them;
-//! `preparing` bounds what is tokenised at once; `observe` and `metrics` record finished turns, `spans` and
-//! `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the
-//! envelope.
+//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections, `half_open` tells whether a
+//! client has left; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
+//! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
+//! of a request, `request_id` its id; `page` is what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
+//! `sessions` is the directory of sessions, `shared` what all models of a server have in common; `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
+//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
+//! finished turns, `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the envelope.
 
 #[path = "serve/api/mod.rs"]
 pub mod api;
@@ -32,6 +29,10 @@ pub mod gate;
 pub mod net;
 #[path = "serve/page.rs"]
 mod page;
+#[path = "serve/sessions/mod.rs"]
+mod sessions;
+#[path = "serve/shared.rs"]
+pub mod shared;
 #[path = "serve/telemetry/mod.rs"]
 pub mod telemetry;
 #[path = "serve/tools.rs"]
@@ -45,13 +46,8 @@ use std::time::Duration;
 
 use tokio::sync::RwLock;
 
-use api::conversations::Conversations;
-use api::embeddings::EmbedPlaces;
-use api::session_queue::SessionQueues;
-use api::shared::ServerShared;
-use api::transient::Transients;
 use engines::Engines;
-use engines::preparing::Preparing;
+use engines::preparing::{EmbedPlaces, Preparing};
 use error::ApiError;
 use llmctl_base::GivenSampling;
 use llmctl_engine::embed::EmbedClient;
@@ -60,6 +56,8 @@ use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
 use llmctl_engine::{ChatTokenizer, EngineClient, EngineSessionName};
 use llmctl_models::load::ModelFacts;
 use llmctl_template::{ReasoningFormat, ToolCallFormat};
+use sessions::SessionDirectory;
+use shared::ServerShared;
 use telemetry::metrics::{KvBlocks, ModelStatus};
 use telemetry::observe::Observer;
 
@@ -162,14 +160,9 @@ impl App {
         settings: ServeSettings,
     ) -> Self {
         let engines: Engines = engines.into();
-        let max_strands = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
-        Self::with_embedder(
-            ServerShared::new(sessions, observer, max_strands),
-            model,
-            engines,
-            settings,
-            None,
-        )
+        let max_branches = engines.any().map_or(1, |engine| engine.spec().config.max_sessions);
+        let shared = ServerShared::new(sessions, observer, max_branches);
+        Self::with_embedder(shared, model, engines, settings, None)
     }
 
     /// Creates the state of a model in a server whose models have `shared` in common. The embedder serves vectors or scores too.
@@ -227,7 +220,7 @@ impl App {
         &self.state.shared
     }
 
-    pub fn sessions(&self) -> Option<&SessionStore> {
+    fn sessions(&self) -> &SessionDirectory {
         self.shared().sessions()
     }
 
@@ -255,18 +248,6 @@ impl App {
 
     pub fn embedder(&self) -> Option<&ServedEmbedder> {
         self.state.embedder.as_ref()
-    }
-
-    fn conversations(&self) -> &Conversations {
-        self.shared().conversations()
-    }
-
-    fn transients(&self) -> &Transients {
-        self.shared().transients()
-    }
-
-    fn session_queues(&self) -> &SessionQueues {
-        self.shared().session_queues()
     }
 
     /// Returns the grammar compiler, which all requests share.
@@ -317,7 +298,7 @@ impl App {
     /// As [`Self::engine`].
     pub fn engine_of(&self, session: Option<&EngineSessionName>) -> Result<EngineClient, ApiError> {
         match session {
-            Some(name) => self.engines().of(name),
+            Some(name) => self.sessions().engine_of(self.engines(), name),
             None => self.engine(),
         }
     }

@@ -85,7 +85,8 @@ const SERVE_LAYERS: &[&[&str]] = &[
     &["front"], // sockets, and the envelope around all errors
     &["fleet"],
     &["api"],
-    &["telemetry"],
+    &["shared"], // what all models of a server have in common
+    &["sessions", "telemetry"],
     &["engines", "gate", "wire"],
     &["error", "net", "page", "tools"],
 ];

@@ -45,7 +45,7 @@ use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
 use llmctl_engine::{EngineClient, EngineTransport};
 use llmctl_models::hints::Frontend;
 use llmctl_models::load::Pooling;
-use llmctl_serve::api::shared::ServerShared;
+use llmctl_serve::shared::ServerShared;
 use llmctl_serve::engines::Engines;
 use llmctl_serve::engines::engine::{EngineSlot, LONGEST_PAUSE, Recovery};
 use llmctl_serve::fleet::OnLost;

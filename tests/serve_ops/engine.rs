@@ -199,7 +199,7 @@ fn one_of_several_engines_is_enough() {
         let workers = reply.json()["workers"].as_array().expect("workers").clone();
         workers.iter().map(|worker| worker["state"].as_str().expect("text").to_owned()).collect::<Vec<_>>()
     };
-    let home = |name: &str| app.engines().of(&named(name)).expect("up");
+    let home = |name: &str| app.engine_of(Some(&named(name))).expect("up");
     let names: Vec<String> = (0..30).map(|n| format!("s{n}")).collect();
     let homes: Vec<EngineClient> = names.iter().map(|name| home(name)).collect();
     assert!(engines.iter().all(|engine| homes.iter().any(|home| home.is_same(engine))), "each has some");

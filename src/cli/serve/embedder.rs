@@ -13,8 +13,8 @@ use llmctl_engine::EngineClient;
 use llmctl_engine::embed::{EmbedClient, EmbedKind, no_engine};
 use llmctl_hub::Resolved;
 use llmctl_models::load::{AskedTask, Pooling};
-use llmctl_serve::api::shared::ServerShared;
 use llmctl_serve::engines::engine::EngineSlot;
+use llmctl_serve::shared::ServerShared;
 use llmctl_serve::{App, ServedModel};
 
 /// Flags that have no meaning with a model that writes no text.

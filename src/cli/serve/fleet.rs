@@ -21,8 +21,8 @@ use crate::cli::terminal::report::bytes;
 use llmctl_base::{LoadError, Notice};
 use llmctl_hub::Resolved;
 use llmctl_models::load::{LoadOptions, MemoryNeed, ModelFiles, memory_need, model_facts};
-use llmctl_serve::api::shared::ServerShared;
 use llmctl_serve::fleet::{Fleet, Member, OnLost};
+use llmctl_serve::shared::ServerShared;
 
 /// Memory of an embedding model beside its weights, in bytes.
 const EMBEDDER_BYTES: u64 = 64 << 20;

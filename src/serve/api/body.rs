@@ -4,19 +4,18 @@ use std::convert::Infallible;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
-use super::generate::{InSession, RequestSession};
-use super::transient::{AFFINITY_HEADER, ROUTING_HEADERS, TransientKey};
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::Caller;
 use crate::gate::request_id::HttpRequestId;
+use crate::sessions::{AFFINITY_HEADER, InSession, ROUTING_HEADERS, RequestSession, TransientKey};
 use crate::wire::json;
 use llmctl_engine::session::store::SessionName;
 
@@ -148,19 +147,6 @@ impl FromRequestParts<App> for Incoming {
     }
 }
 
-/// The session that a path names.
-pub struct InPath(pub SessionName);
-
-impl<S: Send + Sync> FromRequestParts<S> for InPath {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        let name = Path::<String>::from_request_parts(parts, state).await;
-        let Path(name) = name.map_err(|error| invalid_session(&error.to_string()))?;
-        session_name(&name).map(Self)
-    }
-}
-
 /// Headers that name a stored session, the first that is not empty counts.
 const SESSION_HEADERS: [&str; 3] = ["x-session-id", "x-executorch-session-id", "session_id"];
 
@@ -198,7 +184,7 @@ pub fn session_name(name: &str) -> Result<SessionName, ApiError> {
     })
 }
 
-fn invalid_session(message: &str) -> ApiError {
+pub fn invalid_session(message: &str) -> ApiError {
     let message = format!("session_id: {message}");
     ApiError::new(StatusCode::BAD_REQUEST, Some("invalid_session_id"), message).param("session_id")
 }

@@ -1,16 +1,17 @@
 //! `POST /v1/chat/completions`.
 
-use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
+use super::collect::Collected;
+use super::drive;
 use super::generate::{FinishedChoice, Totals};
 use super::reply::{self, AnswerHeaders, Head, RunningUsage};
-use super::request::{self, Streaming};
-use super::sse::{self, StreamFormat};
-use super::{blocking, collect, drive};
+use super::request::{self, ChatBody};
+use super::sse::{self, AnswerFormat};
 use crate::App;
 use crate::error::ApiError;
 use crate::wire::answer::message_json;
@@ -22,81 +23,34 @@ pub async fn post(
     incoming: Incoming,
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
-    let chat = blocking(&app, move |app| request::chat(app, body, incoming)).await?;
-    let request::ChatBody { request, streaming, shows_reasoning, has_functions, ignored } = chat;
-    let style = ChatStyle {
-        num_choices: request.num_choices,
-        logprobs: request.turn.logprobs.is_some(),
-        streaming,
-        shows_reasoning,
-        has_functions,
-    };
+    let asked = blocking(&app, move |app| request::chat(app, body, incoming)).await?;
+    let ChatBody { request, streaming, shows_reasoning, has_functions, ignored } = asked;
+    let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let head = Head::new(&app, "chatcmpl");
-    let mut headers = AnswerHeaders::new(&app, &request, ignored);
+    let headers = AnswerHeaders::new(&app, &request, ignored);
     let running = drive::begin(&app, request).await?;
-    headers.learn(&running);
-    let response = match streaming.is_on {
-        true => {
-            let chunks = ChatChunks::new(head, style, running.prompt_tokens());
-            sse::response(running, chunks)
-        }
-        false => {
-            let collected = collect::all(running).await?;
-            Json(completion(&head, &style, &collected)).into_response()
-        }
-    };
-    Ok(headers.on(response))
+    let usage = RunningUsage::new(streaming, running.prompt_tokens());
+    let format = ChatFormat { head, num_choices, logprobs, shows_reasoning, has_functions, usage };
+    sse::answer(running, headers, streaming.is_on, format).await
 }
 
 /// Encoding of a chat completion.
-struct ChatStyle {
+struct ChatFormat {
+    head: Head,
     num_choices: usize,
     logprobs: bool,
-    streaming: Streaming,
     shows_reasoning: bool,
     /// Calls are told in OpenAI's older form.
     has_functions: bool,
+    usage: RunningUsage,
 }
 
-impl ChatStyle {
+impl ChatFormat {
     fn finish_reason(&self, choice: &FinishedChoice) -> &'static str {
         match choice.finish_reason() {
             "tool_calls" if self.has_functions => "function_call",
             reason => reason,
         }
-    }
-}
-
-/// The whole answer.
-fn completion(head: &Head, style: &ChatStyle, collected: &collect::Collected) -> Value {
-    let choice = |(index, choice): (usize, &FinishedChoice)| {
-        json!({
-            "index": index,
-            "message": message_json(&choice.answer, style.shows_reasoning, style.has_functions),
-            "logprobs": style.logprobs.then(|| head.chat_logprobs(&choice.answer.content_tokens)),
-            "finish_reason": style.finish_reason(choice),
-        })
-    };
-    let choices = collected.choices.iter().enumerate().map(choice).collect();
-    let mut object = head.object("chat.completion", choices);
-    object.insert("usage".to_owned(), reply::usage(&collected.totals));
-    object.insert("timings".to_owned(), reply::timings(&collected.totals));
-    let first = collected.choices.first().and_then(|choice| choice.placed.as_ref());
-    object.extend(first.map(reply::placed));
-    Value::Object(object)
-}
-
-/// Writes the chunks of a stream.
-struct ChatChunks {
-    head: Head,
-    style: ChatStyle,
-    usage: RunningUsage,
-}
-
-impl ChatChunks {
-    fn new(head: Head, style: ChatStyle, prompt_tokens: usize) -> Self {
-        let usage = RunningUsage::new(style.streaming, prompt_tokens);
-        Self { usage, head, style }
     }
 
     fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
@@ -118,51 +72,58 @@ impl ChatChunks {
     }
 }
 
-impl StreamFormat for ChatChunks {
+impl AnswerFormat for ChatFormat {
+    fn whole(self, collected: &Collected) -> Result<Value, ApiError> {
+        let choice = |(index, choice): (usize, &FinishedChoice)| {
+            json!({
+                "index": index,
+                "message": message_json(&choice.answer, self.shows_reasoning, self.has_functions),
+                "logprobs": self.logprobs.then(|| self.head.chat_logprobs(&choice.answer.content_tokens)),
+                "finish_reason": self.finish_reason(choice),
+            })
+        };
+        let choices = collected.choices.iter().enumerate().map(choice).collect();
+        let mut object = self.head.whole("chat.completion", choices, &collected.totals);
+        let first = collected.choices.first().and_then(|choice| choice.placed.as_ref());
+        object.extend(first.map(reply::placed));
+        Ok(object.into())
+    }
+
     fn opening(&mut self) -> Vec<Value> {
         let role = json!({"role": "assistant", "content": "", "refusal": null});
-        (0..self.style.num_choices)
-            .map(|choice| Value::Object(self.delta(choice, role.clone(), Value::Null, None)))
+        (0..self.num_choices)
+            .map(|choice| self.delta(choice, role.clone(), Value::Null, None).into())
             .collect()
     }
 
-    fn prompt(&mut self, total: usize) {
-        self.usage.prompt(total);
-    }
-
-    fn count(&mut self, num_tokens: usize) {
-        self.usage.count(num_tokens);
+    fn usage(&mut self) -> Option<&mut RunningUsage> {
+        Some(&mut self.usage)
     }
 
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
-        let mut content = Some(tokens).filter(|tokens| self.style.logprobs && !tokens.is_empty());
+        let mut content = Some(tokens).filter(|tokens| self.logprobs && !tokens.is_empty());
         let mut chunks = Vec::new();
         for delta in deltas {
-            let is_shown = self.style.shows_reasoning || !matches!(delta, Delta::Reasoning(_));
-            let Some(json) = delta_json(&delta, self.style.has_functions).filter(|_| is_shown) else {
+            let is_shown = self.shows_reasoning || !matches!(delta, Delta::Reasoning(_));
+            let Some(json) = delta_json(&delta, self.has_functions).filter(|_| is_shown) else {
                 continue;
             };
             let tokens = if matches!(delta, Delta::Content(_)) { content.take() } else { None };
             let logprobs = tokens.map(|tokens| self.head.chat_logprobs(&tokens));
-            chunks.push(Value::Object(self.delta(choice, json, logprobs.into(), None)));
+            chunks.push(self.delta(choice, json, logprobs.into(), None).into());
         }
         chunks
     }
 
     fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value> {
-        let mut chunk = self.delta(choice, json!({}), Value::Null, Some(self.style.finish_reason(finished)));
+        let mut chunk = self.delta(choice, json!({}), Value::Null, Some(self.finish_reason(finished)));
         chunk.insert("timings".to_owned(), reply::choice_timings(&finished.answer));
         chunk.extend(finished.placed.as_ref().map(reply::placed));
-        vec![Value::Object(chunk)]
+        vec![chunk.into()]
     }
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value> {
-        if !self.style.streaming.includes_usage {
-            return Vec::new();
-        }
-        let mut chunk = self.chunk(Vec::new());
-        chunk.insert("usage".to_owned(), reply::usage(totals));
-        vec![Value::Object(chunk)]
+        self.usage.ending(self.chunk(Vec::new()), totals)
     }
 }
 

@@ -1,17 +1,17 @@
 //! `POST /v1/completions`: texts that are gone on with as they are, without a chat template.
 
-use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
-use super::collect::{self, Collected};
+use super::collect::Collected;
+use super::drive;
 use super::generate::{FinishedChoice, Sent, Totals};
 use super::reply::{self, AnswerHeaders, Echoed, Head, RunningUsage};
-use super::request::{self, Streaming};
-use super::sse::{self, StreamFormat};
-use super::{blocking, drive};
+use super::request::{self, Completion};
+use super::sse::{self, AnswerFormat};
 use crate::App;
 use crate::error::ApiError;
 use llmctl_engine::turn::Delta;
@@ -25,100 +25,50 @@ pub async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let asked = blocking(&app, move |app| request::completion(app, body, incoming)).await?;
-    let request::Completion { request, streaming, echo, returns_token_ids, ignored } = asked;
+    let Completion { request, streaming, echo, returns_token_ids, ignored } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
-    let scores_prompt = request.turn.prompt_logprobs.is_some();
+    let scores_prompt = logprobs && request.turn.prompt_logprobs.is_some();
     let head = Head::new(&app, "cmpl");
     let headers = AnswerHeaders::new(&app, &request, ignored);
     let mut running = drive::begin(&app, request).await?;
     let usage = RunningUsage::new(streaming, running.prompt_tokens());
-    let prompts = std::mem::take(&mut running.prompts);
     // The choices of one prompt stand together.
-    let echoed = prompts.into_iter().flat_map(|Sent { text, tokens, .. }| {
+    let begun = std::mem::take(&mut running.prompts).into_iter().flat_map(|Sent { text, tokens, .. }| {
         let prompt_ids = if returns_token_ids { tokens.clone() } else { Vec::new() };
-        let echoed = if echo { Echoed { text, ids: tokens, scores: Vec::new() } } else { Echoed::default() };
-        std::iter::repeat_n((echoed, prompt_ids), num_choices)
+        let echoed = echo.then(|| Echoed { text, ids: tokens, scores: Vec::new() });
+        std::iter::repeat_n(BegunText { echoed, prompt_ids, tokens: Vec::new(), offset: 0 }, num_choices)
     });
-    let (echoed, prompt_ids): (Vec<Echoed>, Vec<Vec<u32>>) = echoed.unzip();
-    let scores_prompt = logprobs && scores_prompt;
-    let style = CompletionStyle { logprobs, scores_prompt, returns_token_ids, streaming };
-    if !streaming.is_on {
-        let collected = collect::all(running).await?;
-        let whole = Json(completion(&head, style, (echoed, prompt_ids), &collected));
-        return Ok(headers.on(whole));
-    }
-    let held = prompt_ids.into_iter().map(HeldTokens::of_prompt).collect();
-    let chunks = TextChunks { head, style, usage, echoed: echoed.into_iter().map(Some).collect(), held };
-    Ok(headers.on(sse::response(running, chunks)))
+    let begun = begun.collect();
+    let format = TextFormat { head, logprobs, scores_prompt, returns_token_ids, usage, begun };
+    sse::answer(running, headers, streaming.is_on, format).await
 }
 
 /// Encoding of a text completion.
-#[derive(Clone, Copy)]
-struct CompletionStyle {
+struct TextFormat {
+    head: Head,
     logprobs: bool,
     /// Also those of the prompt.
     scores_prompt: bool,
     returns_token_ids: bool,
-    streaming: Streaming,
-}
-
-fn completion(
-    head: &Head,
-    style: CompletionStyle,
-    (echoed, prompt_ids): (Vec<Echoed>, Vec<Vec<u32>>),
-    collected: &Collected,
-) -> Value {
-    let scores = collected.scores.iter().cloned();
-    let echoed = echoed.into_iter().zip(scores).map(|(echoed, scores)| Echoed { scores, ..echoed });
-    let choice = |(index, (choice, echoed)): (usize, (&FinishedChoice, Echoed))| {
-        let tokens = &choice.answer.tokens;
-        let mut offset = if style.scores_prompt { 0 } else { echoed.text.chars().count() };
-        let told = Some(&echoed).filter(|_| style.scores_prompt);
-        let mut choice_json = json!({
-            "index": index,
-            "text": format!("{}{}", echoed.text, choice.answer.content),
-            "logprobs": style.logprobs.then(|| head.completion_logprobs(told, tokens, &mut offset)),
-            "finish_reason": choice.finish_reason(),
-        });
-        if style.returns_token_ids {
-            choice_json["token_ids"] = choice.answer.ids().into();
-            choice_json["prompt_token_ids"] = prompt_ids[index].clone().into();
-        }
-        choice_json
-    };
-    let choices = collected.choices.iter().zip(echoed).enumerate().map(choice).collect();
-    let mut object = head.object(OBJECT, choices);
-    object.insert("usage".to_owned(), reply::usage(&collected.totals));
-    object.insert("timings".to_owned(), reply::timings(&collected.totals));
-    Value::Object(object)
-}
-
-/// The texts as they come.
-struct TextChunks {
-    head: Head,
-    style: CompletionStyle,
     usage: RunningUsage,
-    /// Beginning of each choice's text, until it is sent.
-    echoed: Vec<Option<Echoed>>,
-    held: Vec<HeldTokens>,
+    /// Of each choice.
+    begun: Vec<BegunText>,
 }
 
-/// Tokens whose log-probabilities or ids wait for a chunk.
-struct HeldTokens {
-    tokens: Vec<Token>,
+/// The beginning of a choice's text, and what waits for a chunk.
+#[derive(Clone)]
+struct BegunText {
+    /// The prompt, until it is sent; `None` if it is not told.
+    echoed: Option<Echoed>,
     /// Ids of the prompt, until they are sent.
     prompt_ids: Vec<u32>,
+    /// Tokens whose log-probabilities or ids wait.
+    tokens: Vec<Token>,
     /// Characters of the text before them.
     offset: usize,
 }
 
-impl HeldTokens {
-    fn of_prompt(prompt_ids: Vec<u32>) -> Self {
-        Self { tokens: Vec::new(), prompt_ids, offset: 0 }
-    }
-}
-
-impl TextChunks {
+impl TextFormat {
     fn chunk(&self, choices: Vec<Value>) -> Map<String, Value> {
         let mut chunk = self.head.object(OBJECT, choices);
         self.usage.write(&mut chunk);
@@ -126,14 +76,14 @@ impl TextChunks {
     }
 
     fn text(&mut self, choice: usize, text: &str, finish: Option<&str>) -> Map<String, Value> {
-        let HeldTokens { tokens, prompt_ids, offset } = &mut self.held[choice];
+        let BegunText { tokens, prompt_ids, offset, .. } = &mut self.begun[choice];
         let (tokens, prompt_ids) = (std::mem::take(tokens), std::mem::take(prompt_ids));
-        let has_scores = self.style.logprobs && !tokens.is_empty();
+        let has_scores = self.logprobs && !tokens.is_empty();
         let logprobs = has_scores.then(|| self.head.completion_logprobs(None, &tokens, offset));
         let mut choice = json!({
             "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish,
         });
-        if self.style.returns_token_ids {
+        if self.returns_token_ids {
             choice["token_ids"] = tokens.iter().map(|token| token.id).collect();
             choice["prompt_token_ids"] = Some(prompt_ids).filter(|ids| !ids.is_empty()).into();
         }
@@ -142,48 +92,75 @@ impl TextChunks {
 
     /// The prompt, unless it has been told; with what was asked about its tokens.
     fn echo(&mut self, choice: usize) -> Option<Value> {
-        let echoed = self.echoed[choice].take().filter(|echoed| !echoed.ids.is_empty())?;
-        let offset = &mut self.held[choice].offset;
-        let scored = self.style.scores_prompt;
+        let BegunText { echoed, offset, .. } = &mut self.begun[choice];
+        let echoed = echoed.take().filter(|echoed| !echoed.ids.is_empty())?;
+        let scored = self.scores_prompt;
         let logprobs = scored.then(|| self.head.completion_logprobs(Some(&echoed), &[], offset));
         *offset = echoed.text.chars().count();
-        Some(Value::Object(self.chunk(vec![json!({
+        let chunk = self.chunk(vec![json!({
             "index": choice, "text": echoed.text, "logprobs": logprobs, "finish_reason": null,
-        })])))
+        })]);
+        Some(chunk.into())
     }
 }
 
-impl StreamFormat for TextChunks {
+impl AnswerFormat for TextFormat {
+    fn whole(mut self, collected: &Collected) -> Result<Value, ApiError> {
+        let begun = std::mem::take(&mut self.begun).into_iter().zip(&collected.scores);
+        let choice = |(index, (choice, (begun, scores))): (
+            usize,
+            (&FinishedChoice, (BegunText, &Vec<_>)),
+        )| {
+            let echoed = Echoed { scores: scores.clone(), ..begun.echoed.unwrap_or_default() };
+            let mut offset = if self.scores_prompt { 0 } else { echoed.text.chars().count() };
+            let told = Some(&echoed).filter(|_| self.scores_prompt);
+            let tokens = &choice.answer.tokens;
+            let mut choice_json = json!({
+                "index": index,
+                "text": format!("{}{}", echoed.text, choice.answer.content),
+                "logprobs": self.logprobs.then(|| self.head.completion_logprobs(told, tokens, &mut offset)),
+                "finish_reason": choice.finish_reason(),
+            });
+            if self.returns_token_ids {
+                choice_json["token_ids"] = choice.answer.ids().into();
+                choice_json["prompt_token_ids"] = begun.prompt_ids.into();
+            }
+            choice_json
+        };
+        let choices = collected.choices.iter().zip(begun).enumerate().map(choice).collect();
+        Ok(self.head.whole(OBJECT, choices, &collected.totals).into())
+    }
+
     fn opening(&mut self) -> Vec<Value> {
-        if self.style.scores_prompt {
+        if self.scores_prompt {
             return Vec::new(); // what is asked about the prompt is not known yet
         }
-        (0..self.echoed.len()).filter_map(|choice| self.echo(choice)).collect()
+        (0..self.begun.len()).filter_map(|choice| self.echo(choice)).collect()
     }
 
     fn scored(&mut self, choice: usize, logprobs: Vec<Logprob>) {
-        if let Some(echoed) = &mut self.echoed[choice] {
+        if let Some(echoed) = &mut self.begun[choice].echoed {
             echoed.scores.extend(logprobs);
         }
     }
 
-    fn count(&mut self, num_tokens: usize) {
-        self.usage.count(num_tokens);
+    fn usage(&mut self) -> Option<&mut RunningUsage> {
+        Some(&mut self.usage)
     }
 
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
-        if self.style.logprobs || self.style.returns_token_ids {
-            self.held[choice].tokens.extend(tokens);
+        if self.logprobs || self.returns_token_ids {
+            self.begun[choice].tokens.extend(tokens);
         }
         let echo = self.echo(choice);
         let chunk = |delta: &Delta| match delta {
-            Delta::Content(text) => Some(Value::Object(self.text(choice, text, None))),
+            Delta::Content(text) => Some(self.text(choice, text, None).into()),
             _ => None, // a text without a template has no other parts
         };
         let mut chunks: Vec<Value> = deltas.iter().filter_map(chunk).collect();
         // A token without text is sent too where ids are asked for.
-        if self.style.returns_token_ids && !self.held[choice].tokens.is_empty() {
-            chunks.push(Value::Object(self.text(choice, "", None)));
+        if self.returns_token_ids && !self.begun[choice].tokens.is_empty() {
+            chunks.push(self.text(choice, "", None).into());
         }
         echo.into_iter().chain(chunks).collect()
     }
@@ -192,15 +169,10 @@ impl StreamFormat for TextChunks {
         let echo = self.echo(choice);
         let mut chunk = self.text(choice, "", Some(finished.finish_reason()));
         chunk.insert("timings".to_owned(), reply::choice_timings(&finished.answer));
-        echo.into_iter().chain([Value::Object(chunk)]).collect()
+        echo.into_iter().chain([chunk.into()]).collect()
     }
 
     fn ending(&mut self, totals: &Totals) -> Vec<Value> {
-        if !self.style.streaming.includes_usage {
-            return Vec::new();
-        }
-        let mut chunk = self.chunk(Vec::new());
-        chunk.insert("usage".to_owned(), reply::usage(totals));
-        vec![Value::Object(chunk)]
+        self.usage.ending(self.chunk(Vec::new()), totals)
     }
 }

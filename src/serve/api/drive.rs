@@ -19,17 +19,15 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use super::conversations::{Opened, Placed};
 use super::eta::Eta;
 use super::generate::{
-    Admission, Admitted, FinishedChoice, GenerateRequest, Progress, RequestSession, Running, Sent, Totals,
-    Update,
+    Admitted, FinishedChoice, GenerateRequest, Progress, Reader, Running, Sent, Totals, Update,
 };
 use super::patience::{self, Patience};
 use super::prepare::{Assignment, Prepared, assign, prepare};
-use super::session_queue::SessionTurn;
 use crate::App;
 use crate::error::ApiError;
+use crate::sessions::{Opened, Placed, RequestSession, SessionTurn};
 use crate::telemetry::ledger::Ledger;
 use crate::telemetry::metrics::FinishedTurn;
 use llmctl_base::Error;
@@ -54,7 +52,7 @@ pub async fn begin(app: &App, request: GenerateRequest) -> Result<Running, ApiEr
     if let Some(ledger) = &ledger {
         ledger.asks(&app.model().id);
     }
-    let driving = drive(app.clone(), request, ledger, admitted, updates);
+    let driving = drive(app.clone(), request, ledger, Reader { admitted: Some(admitted), updates });
     tokio::spawn(async move {
         driving.await;
         drop(in_flight);
@@ -64,44 +62,25 @@ pub async fn begin(app: &App, request: GenerateRequest) -> Result<Running, ApiEr
     Ok(Running { prompts, placed, updates: inbox })
 }
 
-async fn drive(
-    app: App,
-    request: GenerateRequest,
-    ledger: Option<Ledger>,
-    admitted: oneshot::Sender<Admission>,
-    updates: UnboundedSender<Update>,
-) {
-    // Both receivers may be gone; then the results are dropped.
-    let mut admitted = Some(admitted);
-    let mut run = match InFlight::prepare(&app, request, &mut admitted, &updates).await {
+async fn drive(app: App, request: GenerateRequest, ledger: Option<Ledger>, mut reader: Reader) {
+    let mut run = match InFlight::prepare(&app, request, &mut reader).await {
         Ok(run) => run,
-        Err(error) => {
-            let error = retriable(&app, error);
-            return match admitted {
-                Some(admitted) => drop(admitted.send(Err(error))),
-                None => drop(updates.send(Update::Failed(error))),
-            };
-        }
+        Err(error) => return reader.refuse(retriable(&app, error)),
     };
     if let (Some(ledger), Some(placed)) = (&ledger, &run.placed) {
         ledger.is_in(placed.id.clone());
     }
     run.ledger = ledger;
-    let ended = run.run(&mut admitted, &updates).await;
-    if let Some(admitted) = admitted {
-        run.close().await;
-        let error = ended.err().unwrap_or_else(|| ApiError::internal("the request ended unadmitted"));
-        return drop(admitted.send(Err(retriable(&app, error))));
+    let ended = run.run(&mut reader).await;
+    if ended.is_err() && reader.admitted.is_none() {
+        run.flush_all(&reader);
     }
-    let last = match ended {
-        Ok(totals) => Update::Ended(totals),
-        Err(error) => {
-            run.flush_all(&updates);
-            Update::Failed(error)
-        }
-    };
     run.close().await;
-    let _ = updates.send(last);
+    match ended {
+        Ok(totals) => reader.send(Update::Ended(totals)),
+        Err(error) if reader.admitted.is_some() => reader.refuse(retriable(&app, error)),
+        Err(error) => reader.refuse(error),
+    }
 }
 
 /// Adds Retry-After to errors that a later attempt may not meet.
@@ -186,13 +165,8 @@ impl Drop for InFlight {
 }
 
 impl InFlight {
-    async fn prepare(
-        app: &App,
-        request: GenerateRequest,
-        admitted: &mut Option<oneshot::Sender<Admission>>,
-        updates: &UnboundedSender<Update>,
-    ) -> Result<Self, ApiError> {
-        let mut patience = Patience::new(app, &request, admitted, updates);
+    async fn prepare(app: &App, request: GenerateRequest, reader: &mut Reader) -> Result<Self, ApiError> {
+        let mut patience = Patience::new(app, &request, reader);
         let turn = match &request.session {
             Some(RequestSession::Stored(session)) => Some(patience::turn(app, session, &mut patience).await?),
             _ => None,
@@ -201,7 +175,7 @@ impl InFlight {
         loop {
             let place = tokio::select! {
                 place = app.preparing().enter(request.prompt.num_bytes()) => place?,
-                () = updates.closed() => return Err(ApiError::internal("the client no longer waits for the answer")),
+                () = patience.left() => return Err(ApiError::internal("the client no longer waits for the answer")),
             };
             let (prepared, back) = prepared(app, request, turn.clone()).await?;
             drop(place);
@@ -240,14 +214,10 @@ impl InFlight {
         }
     }
 
-    /// Runs to the end, with a second attempt if the engine is lost. Takes `admitted` as soon as the request is admitted.
-    async fn run(
-        &mut self,
-        admitted: &mut Option<oneshot::Sender<Admission>>,
-        updates: &UnboundedSender<Update>,
-    ) -> Result<Totals, ApiError> {
+    /// Runs to the end, with a second attempt if the engine is lost. Tells the reader as soon as the request is admitted.
+    async fn run(&mut self, reader: &mut Reader) -> Result<Totals, ApiError> {
         loop {
-            let error = match self.attempt(admitted, updates).await {
+            let error = match self.attempt(reader).await {
                 Ok(totals) => return Ok(totals),
                 Err(error) => error,
             };
@@ -258,12 +228,12 @@ impl InFlight {
                 return Err(error);
             }
             self.stop(); // other answers of this request may still be running
-            self.move_on(updates).await?;
+            self.move_on(reader).await?;
             self.has_retried = true;
             self.app.observer().metrics().engine.retries.inc();
             tracing::warn!("request {} is restarted: its engine was lost", self.request.request_id);
             if std::mem::take(&mut self.has_output) {
-                let _ = updates.send(Update::Restarted); // fails if the reader has gone
+                reader.send(Update::Restarted);
             }
         }
     }
@@ -282,7 +252,7 @@ impl InFlight {
     }
 
     /// Waits for an engine, for a while.
-    async fn move_on(&mut self, updates: &UnboundedSender<Update>) -> Result<(), ApiError> {
+    async fn move_on(&mut self, reader: &Reader) -> Result<(), ApiError> {
         let give_up_at = Instant::now() + RETRY_WITHIN;
         loop {
             let error = match self.reassign().await {
@@ -294,7 +264,7 @@ impl InFlight {
                 return Err(error);
             }
             tokio::select! {
-                () = updates.closed() => return Err(error),
+                () = reader.left() => return Err(error),
                 () = tokio::time::sleep(LOOK_EVERY) => {}
             }
         }
@@ -313,23 +283,19 @@ impl InFlight {
         Ok(())
     }
 
-    async fn attempt(
-        &mut self,
-        admitted: &mut Option<oneshot::Sender<Admission>>,
-        updates: &UnboundedSender<Update>,
-    ) -> Result<Totals, ApiError> {
+    async fn attempt(&mut self, reader: &mut Reader) -> Result<Totals, ApiError> {
         self.submit()?;
-        self.wait_for_admission(updates).await?;
-        if let Some(admitted) = admitted.take() {
+        self.wait_for_admission(reader).await?;
+        if reader.admitted.is_some() {
             let sent = |plan: &mut TurnPlan| Sent {
                 text: std::mem::take(&mut plan.text),
                 tokens: plan.tokens.clone(),
                 relaxed: std::mem::take(&mut plan.relaxed),
             };
             let prompts = self.plans.iter_mut().map(sent).collect();
-            let _ = admitted.send(Ok(Admitted { prompts, placed: self.placed.clone() }));
+            reader.admit(Admitted { prompts, placed: self.placed.clone() });
         }
-        self.deliver(updates).await
+        self.deliver(reader).await
     }
 
     /// Submits all engine requests.
@@ -412,10 +378,10 @@ impl InFlight {
     }
 
     /// The next event; a reader that goes away meanwhile stops the requests, which then come to their ends.
-    async fn next_event(&mut self, updates: &UnboundedSender<Update>) -> Result<(usize, Event), ApiError> {
+    async fn next_event(&mut self, reader: &Reader) -> Result<(usize, Event), ApiError> {
         let event = tokio::select! {
             biased;
-            () = updates.closed(), if !self.is_stopped() => {
+            () = reader.left(), if !self.is_stopped() => {
                 self.stop();
                 self.events.recv().await
             }
@@ -429,10 +395,10 @@ impl InFlight {
     }
 
     /// Waits until each request is in the queue or further.
-    async fn wait_for_admission(&mut self, updates: &UnboundedSender<Update>) -> Result<(), ApiError> {
+    async fn wait_for_admission(&mut self, reader: &Reader) -> Result<(), ApiError> {
         let mut waiting: Vec<usize> = (0..self.choices.len()).collect();
         while !waiting.is_empty() {
-            let (index, event) = self.next_event(updates).await?;
+            let (index, event) = self.next_event(reader).await?;
             if let Event::Failed(error) = event {
                 return Err(self.refused(error));
             }
@@ -443,11 +409,11 @@ impl InFlight {
     }
 
     /// Sends updates until all answers have ended.
-    async fn deliver(&mut self, updates: &UnboundedSender<Update>) -> Result<Totals, ApiError> {
+    async fn deliver(&mut self, reader: &Reader) -> Result<Totals, ApiError> {
         while self.choices.iter().any(|choice| choice.stream.is_some()) {
             let (index, event) = match self.backlog.pop_front() {
                 Some(event) => event,
-                None => self.next_event(updates).await?,
+                None => self.next_event(reader).await?,
             };
             let update = match event {
                 Event::Queued { position } => Update::Progress(Progress::Waiting { position }),
@@ -458,12 +424,12 @@ impl InFlight {
                     let (deltas, content) = self.choices[index].push(&text, &tokens);
                     Update::Deltas { choice: index, deltas, num_tokens: tokens.len(), content }
                 }
-                Event::Done(outcome) => self.finish(index, outcome, updates).await?,
+                Event::Done(outcome) => self.finish(index, outcome, reader).await?,
                 Event::Failed(error) => return Err(self.refused(error)),
             };
             self.has_output |=
                 matches!(update, Update::Scored { .. } | Update::Deltas { .. } | Update::Finished { .. });
-            let _ = updates.send(update); // fails if the reader has gone
+            reader.send(update);
         }
         Ok(std::mem::take(&mut self.totals))
     }
@@ -476,7 +442,7 @@ impl InFlight {
         }
         if let (Some(session), Some(assignment)) = (&self.session, &self.assignment) {
             let engine = self.app.engines().instance(&assignment.engine);
-            self.app.conversations().note(session, &started, engine, &self.request.notices);
+            self.app.sessions().note(session, &started, engine, &self.request.notices);
         }
         let (done, total) = (started.reuse.cached_tokens, started.prompt_tokens);
         let choice = &mut self.choices[index];
@@ -488,37 +454,28 @@ impl InFlight {
         Update::Progress(choice.progress(done, total))
     }
 
-    fn send_held_back(
-        &mut self,
-        choice: usize,
-        (deltas, content): (Vec<Delta>, Vec<Token>),
-        updates: &UnboundedSender<Update>,
-    ) {
-        if !deltas.is_empty() {
-            self.has_output = true;
-            let _ = updates.send(Update::Deltas { choice, deltas, num_tokens: 0, content });
+    /// Sends what a parser holds back; true if there was anything.
+    fn send_held_back(choice: usize, stream: &mut AnswerStream, is_cut: bool, reader: &Reader) -> bool {
+        let (deltas, content) = (stream.flush(is_cut), stream.new_content_tokens());
+        let has_output = !deltas.is_empty();
+        if has_output {
+            reader.send(Update::Deltas { choice, deltas, num_tokens: 0, content });
         }
+        has_output
     }
 
     /// Sends what the parsers hold back, before an error.
-    fn flush_all(&mut self, updates: &UnboundedSender<Update>) {
-        for index in 0..self.choices.len() {
-            if let Some(stream) = &mut self.choices[index].stream {
-                let held = (stream.flush(true), stream.new_content_tokens());
-                self.send_held_back(index, held, updates);
+    fn flush_all(&mut self, reader: &Reader) {
+        for (index, choice) in self.choices.iter_mut().enumerate() {
+            if let Some(stream) = &mut choice.stream {
+                self.has_output |= Self::send_held_back(index, stream, true, reader);
             }
         }
     }
 
-    async fn finish(
-        &mut self,
-        index: usize,
-        outcome: Outcome,
-        updates: &UnboundedSender<Update>,
-    ) -> Result<Update, ApiError> {
+    async fn finish(&mut self, index: usize, outcome: Outcome, reader: &Reader) -> Result<Update, ApiError> {
         let mut stream = self.choices[index].stream.take().unwrap_or_default();
-        let held = (stream.flush(outcome.finish.is_cut()), stream.new_content_tokens());
-        self.send_held_back(index, held, updates);
+        self.has_output |= Self::send_held_back(index, &mut stream, outcome.finish.is_cut(), reader);
         let (_, answer) = stream.finish(outcome);
         self.totals.add(&answer, index.is_multiple_of(self.request.num_choices));
         if let Some(ledger) = &self.ledger {
@@ -529,7 +486,7 @@ impl InFlight {
         }
         self.record(index, &answer);
         // Its reader is still there, so the server's own end has cancelled it.
-        let is_cut_short = answer.outcome.finish == Finish::Cancelled && !updates.is_closed();
+        let is_cut_short = answer.outcome.finish == Finish::Cancelled && !reader.updates.is_closed();
         if !is_cut_short || self.request.turn.is_streamed {
             self.save(&answer).await?;
         }
@@ -592,7 +549,7 @@ fn leave(app: &App, opened: Opened) {
         && let Ok(engine) = app.engine_of(Some(&name))
     {
         let _ = engine.close_session(&name); // it may never have begun there
-        app.conversations().forget(&name);
+        app.sessions().forget(&name);
     }
 }
 

@@ -6,7 +6,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -15,10 +14,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use serde_json::{Map, Value};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
-use super::blocking;
+use super::blocking::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{model_not_found, token_ids};
@@ -54,34 +53,8 @@ pub struct RerankBody {
     long: LongText,
 }
 
-/// Requests to an embedder that are under way: each holds one of the threads that all requests share.
-const MAX_REQUESTS: usize = 64;
 /// Texts of a request, as OpenAI bounds them.
 const MAX_TEXTS: usize = 2048;
-/// Wait that a refused client is told.
-const REFUSED_WAIT: Duration = Duration::from_secs(2);
-
-/// The places of requests to an embedder; clones share them.
-#[derive(Debug, Clone)]
-pub struct EmbedPlaces(Arc<Semaphore>);
-
-impl Default for EmbedPlaces {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(MAX_REQUESTS)))
-    }
-}
-
-impl EmbedPlaces {
-    /// Takes a place until the result is dropped.
-    ///
-    /// # Errors
-    /// 429 if all are taken.
-    fn enter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
-        let refused =
-            |_| ApiError::from(Error::QueueFull { waiting: MAX_REQUESTS }).retry_after(REFUSED_WAIT);
-        Arc::clone(&self.0).try_acquire_owned().map_err(refused)
-    }
-}
 
 /// Tells the work of a request that its client has left.
 struct LeftGuard(Arc<AtomicBool>);
@@ -159,7 +132,7 @@ pub async fn embeddings(State(app): State<App>, JsonBody(body): JsonBody) -> Res
     let (ignored, body) = blocking(&app, |app| read_fields(app, body, embedding_body)).await?;
     let num_bytes = body.inputs.iter().map(EmbeddingInput::num_bytes).sum();
     answer(&app, ignored, num_bytes, move |app, work| {
-        let served = vectors_of(app)?;
+        let served = served(app, false)?;
         let EmbeddingBody { inputs, dimensions, in_base64, prompt_name, long } = body;
         let texts = served.client.texts();
         check_dimensions(texts, dimensions)?;
@@ -174,8 +147,10 @@ pub async fn embeddings(State(app): State<App>, JsonBody(body): JsonBody) -> Res
         let inputs: Vec<EmbedInput> = inputs.into_iter().enumerate().map(encode).collect::<Result<_, _>>()?;
         drop(work.encoding);
         let usage = TextUsage::of(&inputs);
-        let outputs = compute(&served.client, inputs, dimensions, &work.has_left)?;
-        let vectors = outputs.into_iter().map(vector).collect::<Result<Vec<_>, _>>()?;
+        let vectors = compute(&served.client, inputs, dimensions, &work.has_left, |output| match output {
+            EmbedOutput::Vector(vector) => Some(vector),
+            EmbedOutput::Score(_) => None,
+        })?;
         let item = |(index, vector): (usize, Vec<f32>)| {
             let embedding = if in_base64 {
                 EmbeddingValues::Base64(base64(&vector))
@@ -195,7 +170,7 @@ pub async fn rerank(State(app): State<App>, JsonBody(body): JsonBody) -> Result<
     let documents: usize = body.documents.iter().map(String::len).sum();
     let num_bytes = documents + body.query.len();
     answer(&app, ignored, num_bytes, move |app, work| {
-        let served = scores_of(app)?;
+        let served = served(app, true)?;
         let texts = served.client.texts();
         let pairs = texts.pairs(body.instruction.as_deref(), &body.query)?;
         let encode = |(index, document): (usize, &String)| {
@@ -205,8 +180,10 @@ pub async fn rerank(State(app): State<App>, JsonBody(body): JsonBody) -> Result<
             body.documents.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
         drop(work.encoding);
         let usage = TextUsage::of(&inputs);
-        let outputs = compute(&served.client, inputs, None, &work.has_left)?;
-        let scores = outputs.into_iter().map(score).collect::<Result<Vec<_>, _>>()?;
+        let scores = compute(&served.client, inputs, None, &work.has_left, |output| match output {
+            EmbedOutput::Score(score) => Some(score),
+            EmbedOutput::Vector(_) => None,
+        })?;
         let id = format!("rerank-{}", Uuid::new_v4().simple());
         json_bytes(&Ranking { id, model: &served.id, usage, results: results(&body, &scores) })
     })
@@ -285,24 +262,15 @@ pub fn read_fields<T>(
 
 /// Reads a request for vectors.
 pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
-    let has_input = fields.has("input");
-    let inputs = inputs(fields.take("input"));
-    if !has_input {
-        fields.missing("input");
-    } else if inputs.as_ref().is_none_or(Vec::is_empty) {
-        fields.wrong("input", "is neither a string, nor a list of strings or token ids that is not empty");
-    }
-    bound(fields, "input", inputs.as_ref().map_or(0, Vec::len));
+    let what = "is neither a string, nor a list of strings or token ids that is not empty";
+    let inputs = texts(fields, "input", what, |fields| inputs(fields.take("input")));
     let format = fields.text("encoding_format");
     if format.as_deref().is_some_and(|format| !matches!(format, "float" | "base64")) {
         fields.unsupported("encoding_format", "is neither \"float\" nor \"base64\"");
     }
-    let dimensions = fields.size("dimensions");
-    if dimensions == Some(0) {
-        fields.out_of_range("dimensions", "is 0");
-    }
+    let dimensions = positive(fields, "dimensions");
     EmbeddingBody {
-        inputs: inputs.unwrap_or_default(),
+        inputs,
         dimensions,
         in_base64: format.as_deref() == Some("base64"),
         prompt_name: fields.text("prompt_name"),
@@ -310,11 +278,32 @@ pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
     }
 }
 
-/// Refuses too many texts.
-fn bound(fields: &mut Fields<'_>, name: &str, count: usize) {
-    if count > MAX_TEXTS {
-        fields.out_of_range(name, &format!("has {count} texts, more than {MAX_TEXTS}"));
+/// Reads the texts of a request; none, or too many, are refused. `what` completes "NAME ...".
+fn texts<T>(
+    fields: &mut Fields<'_>,
+    name: &str,
+    what: &str,
+    read: impl FnOnce(&mut Fields<'_>) -> Option<Vec<T>>,
+) -> Vec<T> {
+    let is_given = fields.has(name);
+    let texts = read(fields).unwrap_or_default();
+    match texts.len() {
+        0 if !is_given => fields.missing(name),
+        0 => fields.wrong(name, what),
+        count if count > MAX_TEXTS => {
+            fields.out_of_range(name, &format!("has {count} texts, more than {MAX_TEXTS}"));
+        }
+        _ => {}
     }
+    texts
+}
+
+fn positive(fields: &mut Fields<'_>, name: &str) -> Option<usize> {
+    let count = fields.size(name);
+    if count == Some(0) {
+        fields.out_of_range(name, "is 0");
+    }
+    count
 }
 
 /// Reads whether long texts are cut; by default they are refused.
@@ -348,7 +337,6 @@ pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
     fields.require("query");
     let query = fields.text("query");
     let given = fields.spelled(&["documents", "texts"]);
-    let has_documents = fields.has(given);
     let text = |document: Value| match document {
         Value::String(text) => Some(text),
         Value::Object(mut members) => match members.remove("text") {
@@ -357,23 +345,12 @@ pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
         },
         _ => None,
     };
-    let documents: Option<Vec<String>> = match fields.list(given) {
-        Some(documents) => documents.into_iter().map(text).collect(),
-        None => None,
-    };
-    if !has_documents {
-        fields.missing(given);
-    } else if documents.as_ref().is_none_or(Vec::is_empty) {
-        fields.wrong(given, "is no list of strings, or of objects with a text, that is not empty");
-    }
-    bound(fields, given, documents.as_ref().map_or(0, Vec::len));
-    let top_n = fields.size("top_n");
-    if top_n == Some(0) {
-        fields.out_of_range("top_n", "is 0");
-    }
+    let what = "is no list of strings, or of objects with a text, that is not empty";
+    let documents = texts(fields, given, what, |fields| fields.list(given)?.into_iter().map(text).collect());
+    let top_n = positive(fields, "top_n");
     RerankBody {
         query: query.unwrap_or_default(),
-        documents: documents.unwrap_or_default(),
+        documents,
         instruction: fields.text("instruction"),
         top_n,
         returns_documents: fields.flag("return_documents").unwrap_or(false),
@@ -381,29 +358,23 @@ pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
     }
 }
 
-fn vectors_of(app: &App) -> Result<&ServedEmbedder, ApiError> {
-    let message = |name: &str, what: &str| {
-        format!("{name:?} {what}: serve an embedding model with --model, or beside it with --embedding-model")
+/// Returns the embedder if it computes scores, or vectors if not `scores`.
+fn served(app: &App, scores: bool) -> Result<&ServedEmbedder, ApiError> {
+    let embedder = app.embedder();
+    let is_asked = |served: &&ServedEmbedder| (served.client.texts().kind == EmbedKind::Scores) == scores;
+    if let Some(served) = embedder.filter(is_asked) {
+        return Ok(served);
+    }
+    let name = embedder.map_or(&app.model().id, |served| &served.id);
+    let message = match (scores, embedder) {
+        (true, _) => format!("{name:?} is no reranker: serve one with --model (and --task rerank)"),
+        (false, other) => format!(
+            "{name:?} {}computes no embeddings: serve an embedding model with --model, or beside it with \
+             --embedding-model",
+            if other.is_some() { "scores pairs and " } else { "" }
+        ),
     };
-    match app.embedder() {
-        Some(served) if served.client.texts().kind == EmbedKind::Scores => Err(ApiError::unsupported(
-            "model",
-            message(&served.id, "scores pairs and computes no embeddings"),
-        )),
-        Some(served) => Ok(served),
-        None => Err(ApiError::unsupported("model", message(&app.model().id, "computes no embeddings"))),
-    }
-}
-
-fn scores_of(app: &App) -> Result<&ServedEmbedder, ApiError> {
-    match app.embedder() {
-        Some(served) if served.client.texts().kind == EmbedKind::Scores => Ok(served),
-        other => {
-            let name = other.map_or(&app.model().id, |served| &served.id);
-            let message = format!("{name:?} is no reranker: serve one with --model (and --task rerank)");
-            Err(ApiError::unsupported("model", message))
-        }
-    }
+    Err(ApiError::unsupported("model", message))
 }
 
 fn check_dimensions(texts: &EmbedTexts, dimensions: Option<usize>) -> Result<(), ApiError> {
@@ -424,37 +395,25 @@ fn at(error: Error, place: String) -> ApiError {
 }
 
 /// Waits for all results; an error as soon as the client has left.
-fn compute(
+fn compute<T>(
     client: &EmbedClient,
     inputs: Vec<EmbedInput>,
     dimensions: Option<usize>,
     has_left: &AtomicBool,
-) -> Result<Vec<EmbedOutput>, ApiError> {
+    pick: fn(EmbedOutput) -> Option<T>,
+) -> Result<Vec<T>, ApiError> {
     let count = inputs.len();
     let mut outputs = Vec::with_capacity(count);
     for output in client.submit(inputs, dimensions)? {
         if has_left.load(Ordering::Relaxed) {
             return Err(ApiError::internal("the client has left"));
         }
-        outputs.push(output?);
+        let mixed = || ApiError::internal("a score instead of a vector, or the other way round");
+        outputs.push(pick(output?).ok_or_else(mixed)?);
     }
     match outputs.len() == count {
         true => Ok(outputs),
         false => Err(ApiError::engine_down()),
-    }
-}
-
-fn vector(output: EmbedOutput) -> Result<Vec<f32>, ApiError> {
-    match output {
-        EmbedOutput::Vector(vector) => Ok(vector),
-        EmbedOutput::Score(_) => Err(ApiError::internal("a score instead of a vector")),
-    }
-}
-
-fn score(output: EmbedOutput) -> Result<f32, ApiError> {
-    match output {
-        EmbedOutput::Score(score) => Ok(score),
-        EmbedOutput::Vector(_) => Err(ApiError::internal("a vector instead of a score")),
     }
 }
 
@@ -478,17 +437,6 @@ fn results<'a>(body: &'a RerankBody, scores: &[f32]) -> Vec<RankedDocument<'a>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn requests_beyond_the_limit_are_refused_until_others_have_ended() {
-        let places = EmbedPlaces::default();
-        let mut taken: Vec<_> = (0..MAX_REQUESTS).map(|_| places.enter().expect("a place")).collect();
-        let refused = places.clone().enter().expect_err("all are taken");
-        let found = (refused.status.as_u16(), refused.code, refused.retry_after);
-        assert_eq!(found, (429, Some("queue_full"), Some(REFUSED_WAIT)));
-        taken.pop();
-        assert!(places.enter().is_ok());
-    }
 
     #[test]
     fn the_best_documents_come_first_with_the_digits_of_their_scores() {

@@ -3,18 +3,20 @@
 
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
-use super::generate::{FinishedChoice, Totals};
-use super::reply::Ignored;
-use super::sse::{self, StreamFormat};
-use super::{blocking, collect, drive, request};
+use super::collect::Collected;
+use super::generate::FinishedChoice;
+use super::reply::AnswerHeaders;
+use super::sse::{self, AnswerFormat};
+use super::{drive, request};
 use crate::App;
 use crate::error::ApiError;
+use crate::wire::json::members;
 use llmctl_engine::turn::Delta;
 use llmctl_engine::{Finish, Outcome, Token};
 
@@ -26,27 +28,18 @@ pub async fn post(
     let read = blocking(&app, move |app| request::infill(app, body, incoming)).await?;
     let request::InfillBody { request, streaming, wanted, ignored } = read;
     let running = drive::begin(&app, request).await?;
-    let chunks = InfillChunks { model: app.model().id.clone(), wanted };
-    if streaming.is_on {
-        return Ok((Ignored(ignored), sse::response(running, chunks)).into_response());
-    }
-    let collected = collect::all(running).await?;
-    let whole: Value = collected.choices.first().map_or(Value::Null, |choice| {
-        let mut members = chunks.end(choice);
-        members.insert("content".to_owned(), choice.answer.content.as_str().into());
-        chunks.wanted(members)
-    });
-    Ok((Ignored(ignored), Json(whole)).into_response())
+    let format = InfillFormat { model: app.model().id.clone(), wanted };
+    sse::answer(running, AnswerHeaders::of_ignored(ignored), streaming.is_on, format).await
 }
 
 /// Writes the text as it comes, and last the facts about it.
-struct InfillChunks {
+struct InfillFormat {
     model: String,
     /// The members of the last object that the client wants; empty for all.
     wanted: Vec<String>,
 }
 
-impl InfillChunks {
+impl InfillFormat {
     /// Returns the members behind the text: why it ended, counts and times.
     fn end(&self, finished: &FinishedChoice) -> Map<String, Value> {
         let Outcome { finish, usage, .. } = &finished.answer.outcome;
@@ -55,7 +48,7 @@ impl InfillChunks {
             Finish::Eos(_) | Finish::Complete => ("eos", ""),
             _ => ("limit", ""),
         };
-        let members = json!({
+        members(json!({
             "index": 0,
             "content": "",
             "model": self.model,
@@ -67,9 +60,7 @@ impl InfillChunks {
             "tokens_cached": usage.cached_tokens,
             "truncated": false,
             "timings": timings(&finished.answer.outcome),
-        });
-        let Value::Object(members) = members else { unreachable!("written as an object above") };
-        members
+        }))
     }
 
     /// Leaves the members that the client wants. `timings/prompt_n` is a member of a member, under its own name.
@@ -101,11 +92,15 @@ fn timings(outcome: &Outcome) -> Value {
     })
 }
 
-impl StreamFormat for InfillChunks {
+impl AnswerFormat for InfillFormat {
     const ENDS_WITH_DONE: bool = false;
 
-    fn opening(&mut self) -> Vec<Value> {
-        Vec::new()
+    fn whole(self, collected: &Collected) -> Result<Value, ApiError> {
+        Ok(collected.choices.first().map_or(Value::Null, |choice| {
+            let mut members = self.end(choice);
+            members.insert("content".to_owned(), choice.answer.content.as_str().into());
+            self.wanted(members)
+        }))
     }
 
     fn deltas(&mut self, _choice: usize, deltas: Vec<Delta>, _tokens: Vec<Token>) -> Vec<Value> {
@@ -118,9 +113,5 @@ impl StreamFormat for InfillChunks {
 
     fn finished(&mut self, _choice: usize, finished: &FinishedChoice) -> Vec<Value> {
         vec![self.wanted(self.end(finished))]
-    }
-
-    fn ending(&mut self, _totals: &Totals) -> Vec<Value> {
-        Vec::new()
     }
 }

@@ -11,14 +11,12 @@ use axum::extract::{FromRequestParts, Query, State};
 use axum::http::request::Parts;
 use serde_json::{Value, json};
 
-use super::blocking;
-use super::body::InPath;
-use super::conversations::{Resume, Resumes, SessionKey};
-use super::session_host::SessionHost;
-use super::transient::{StrandInfo, Transient};
+use super::blocking::blocking;
+use super::session_host::{AskedSession, SessionHost};
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::{Caller, Owner};
+use crate::sessions::{Resume, Resumes, SessionKey, Transient, TransientBranch};
 use crate::wire::message::message_json;
 use llmctl_base::Error;
 use llmctl_engine::session::store::{ForkOf, Listed, SavedSession, SessionName, SessionSummary};
@@ -102,18 +100,18 @@ fn entries(
     let mut entries: Vec<ListEntry> = Vec::new();
     let mut roots = HashMap::new();
     for owner in caller.owners() {
-        for listed in host.conversations().list(owner)? {
+        for listed in host.sessions().list(owner)? {
             if let Ok(summary) = &listed.summary {
                 roots.insert(summary.id.clone(), listed.name.clone());
             }
             // One's own hides another's of the same name.
             let is_own = owner == caller.owner();
-            if is_own || host.conversations().find(caller, &listed.name).owner == *owner {
+            if is_own || host.sessions().find(caller, &listed.name).owner == *owner {
                 entries.push(ListEntry::Stored(owner.clone(), listed));
             }
         }
     }
-    entries.extend(host.transients().list(caller).into_iter().map(ListEntry::Transient));
+    entries.extend(host.sessions().transients().list(caller).into_iter().map(ListEntry::Transient));
     entries.sort_by(|a, b| a.id().cmp(b.id()));
     Ok((entries, roots))
 }
@@ -159,7 +157,8 @@ fn in_engines_of(app: &App) -> Result<InEngines, ApiError> {
             Ok(infos) => {
                 for info in infos {
                     // One that has moved may have left an older state behind.
-                    if !known.contains_key(&info.name) || is_with(app, &info.name, &engine) {
+                    let is_with = |own: EngineClient| own.is_same(&engine);
+                    if !known.contains_key(&info.name) || app.engine_of(Some(&info.name)).is_ok_and(is_with) {
                         known.insert(info.name.clone(), ResidentSession::new(info, &engine));
                     }
                 }
@@ -171,15 +170,9 @@ fn in_engines_of(app: &App) -> Result<InEngines, ApiError> {
     Ok(known)
 }
 
-fn is_with(app: &App, name: &EngineSessionName, engine: &EngineClient) -> bool {
-    app.engines().of(name).is_ok_and(|own| own.is_same(engine))
-}
-
 /// `?messages=true` adds the conversation.
 pub async fn get(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(name): InPath,
+    asked: AskedSession,
     OnlyTransient(only_transient): OnlyTransient,
     Query(query): Query<HashMap<String, String>>,
 ) -> Result<Json<Value>, ApiError> {
@@ -188,14 +181,12 @@ pub async fn get(
         Some("true") => true,
         Some(_) => return Err(ApiError::invalid("messages", "messages is neither true nor false")),
     };
-    let session = blocking(&host, move |host| {
-        let key = host.conversations().find(&caller, &name);
-        if let Some(transient) = transient(host, &caller, &key, only_transient) {
-            return look_at_transient(host, &transient, with_messages);
-        }
-        look_at(host, &key, with_messages)
-    });
-    Ok(Json(session.await?))
+    let session =
+        asked.answer(move |host, caller, key| match transient(host, caller, &key, only_transient) {
+            Some(transient) => look_at_transient(host, &transient, with_messages),
+            None => look_at(host, &key, with_messages),
+        });
+    session.await
 }
 
 /// The transient session that is meant: where there is no stored one, or it is asked for.
@@ -205,14 +196,14 @@ fn transient(
     key: &SessionKey,
     only_transient: bool,
 ) -> Option<Transient> {
-    let is_stored = !only_transient && host.conversations().exists(key);
-    host.transients().get(caller, key.name.as_str()).filter(|_| !is_stored)
+    let is_stored = !only_transient && host.sessions().exists(key);
+    host.sessions().transients().get(caller, key.name.as_str()).filter(|_| !is_stored)
 }
 
 fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<Value, ApiError> {
     // Without an engine, as while a worker is brought back, nothing of it is in memory.
     let engines = host.engines_of(&key.engine_name()).unwrap_or_default();
-    let (saved, summary) = host.conversations().read(key)?;
+    let (saved, summary) = host.sessions().read(key)?;
     let mut in_engines = InEngines::new();
     for engine in engines {
         let Some(detail) = known(host, engine.inspect_session(&key.engine_name()))? else { continue };
@@ -221,12 +212,12 @@ fn look_at(host: &SessionHost, key: &SessionKey, with_messages: bool) -> Result<
     let looked = Looking { host, in_engines: &in_engines };
     let mut session = looked.stored(key, &summary);
     session["fork_of"] = fork_json(summary.fork_of.as_ref());
-    let branches = host.conversations().branches(key)?;
+    let branches = host.sessions().branches(key)?;
     let root = saved.branch().cloned();
     session["branches"] = branches.iter().filter(|_| root.is_none()).map(branch_json).collect();
     if let Some(branch) = root {
         let is_root = |listed: &Listed| listed.summary.as_ref().is_ok_and(|summary| summary.id == branch.of);
-        let of = host.conversations().list(&key.owner)?.into_iter().find(is_root);
+        let of = host.sessions().list(&key.owner)?.into_iter().find(is_root);
         let of = of.map(|listed| listed.name.to_string());
         session["branch"] = json!({"of": of, "reason": branch.reason.as_str()});
     }
@@ -244,16 +235,16 @@ fn look_at_transient(
     let in_engines = in_engines(host)?;
     let looked = Looking { host, in_engines: &in_engines };
     let mut session = looked.transient(transient);
-    let strand = |strand: &StrandInfo| {
-        let mut one = looked.resident(Some(&strand.name));
-        one["turns"] = strand.saved.turns.len().into();
-        one["tokens"] = strand.saved.num_tokens().into();
+    let conversation = |branch: &TransientBranch| {
+        let mut one = looked.resident(Some(&branch.name));
+        one["turns"] = branch.saved.turns.len().into();
+        one["tokens"] = branch.saved.num_tokens().into();
         if with_messages {
-            add_messages(&mut one, &strand.saved);
+            add_messages(&mut one, &branch.saved);
         }
         one
     };
-    session["conversations"] = transient.strands.iter().map(strand).collect();
+    session["conversations"] = transient.branches.iter().map(conversation).collect();
     Ok(session)
 }
 
@@ -334,7 +325,7 @@ impl Looking<'_> {
     }
 
     fn transient(&self, transient: &Transient) -> Value {
-        let last = transient.strands.first();
+        let last = transient.branches.first();
         let mut session = json!({
             "id": transient.id,
             "object": "session",
@@ -342,20 +333,20 @@ impl Looking<'_> {
             "branch": null,
             "created_at": transient.created_ms / 1000,
             "last_used_at": transient.last_used_ms / 1000,
-            "model": last.map(|strand| strand.saved.model.name.as_str()),
-            "num_conversations": transient.strands.len(),
-            "turns": last.map_or(0, |strand| strand.saved.turns.len()),
-            "tokens": last.map_or(0, |strand| strand.saved.num_tokens()),
+            "model": last.map(|branch| branch.saved.model.name.as_str()),
+            "num_conversations": transient.branches.len(),
+            "turns": last.map_or(0, |branch| branch.saved.turns.len()),
+            "tokens": last.map_or(0, |branch| branch.saved.num_tokens()),
             "bytes": 0,
         });
-        merge(&mut session, self.resident(last.map(|strand| &strand.name)));
+        merge(&mut session, self.resident(last.map(|branch| &branch.name)));
         session
     }
 
     /// Part of it in memory, and the start of its last prompt.
     fn resident(&self, engine_name: Option<&EngineSessionName>) -> Value {
         let resident = engine_name.and_then(|name| self.in_engines.get(name));
-        let last = engine_name.and_then(|name| self.host.conversations().resumes(name).last);
+        let last = engine_name.and_then(|name| self.host.sessions().resumes(name).last);
         let state = resident.map_or("idle", |resident| match resident.info.state {
             SessionState::Idle => "idle",
             SessionState::Waiting => "waiting",
@@ -390,31 +381,29 @@ fn resume_json(resume: &Resume) -> Value {
 /// Explains why the session's last prompt that did not continue at its end was not resumed further: where the
 /// two part, and the text there. Also the changes that were made to the last request.
 pub async fn explain(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(name): InPath,
+    asked: AskedSession,
     OnlyTransient(only_transient): OnlyTransient,
 ) -> Result<Json<Value>, ApiError> {
-    let explained = blocking(&host, move |host| {
-        let key = host.conversations().find(&caller, &name);
-        let engine_name = match transient(host, &caller, &key, only_transient) {
-            Some(transient) => transient.strands.first().map(|strand| strand.name.clone()),
+    let explained = asked.answer(move |host, caller, key| {
+        let engine_name = match transient(host, caller, &key, only_transient) {
+            Some(transient) => transient.branches.first().map(|branch| branch.name.clone()),
             None => {
-                host.conversations().read(&key)?;
+                host.sessions().read(&key)?;
                 Some(key.engine_name())
             }
         };
-        let resumes = engine_name.map(|name| host.conversations().resumes(&name));
-        let Resumes { last, last_miss, notices, engine } = resumes.unwrap_or_default();
+        let resumes = engine_name.map(|name| host.sessions().resumes(&name));
+        let Resumes { last, last_miss, notices, engines } = resumes.unwrap_or_default();
         // Tokens are text to the model that the session was with; one that is unloaded reads none.
-        let was_with = engine.and_then(|engine| host.apps().iter().find(|app| app.engines().had(engine)));
+        let was_with = engines.first();
+        let was_with = was_with.and_then(|engine| host.apps().iter().find(|app| app.engines().had(*engine)));
         let miss = last_miss.map(|(resume, difference)| miss_json(&resume, &difference, was_with));
         let last = last.map(|resume| resume_json(&resume));
         Ok(json!({
-            "session_id": name.as_str(), "last_resume": last, "last_miss": miss, "notices": notices,
+            "session_id": key.name.as_str(), "last_resume": last, "last_miss": miss, "notices": notices,
         }))
     });
-    Ok(Json(explained.await?))
+    explained.await
 }
 
 /// Returns where a prompt and its session part; the texts there are null without the model.

@@ -5,16 +5,18 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use super::blocking::blocking;
 use super::body::{Incoming, JsonBody, session_of};
+use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::reply::{AnswerHeaders, Ignored};
 use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
-use super::sse::{self, StreamFormat};
-use super::{blocking, collect, drive, text};
+use super::sse::{self, AnswerFormat};
+use super::{drive, text};
 use crate::App;
 use crate::error::ApiError;
 use crate::wire::anthropic::output::{OutputWishes, output};
@@ -23,7 +25,7 @@ use crate::wire::anthropic::{answer, error, hints, messages};
 use crate::wire::message::{begun, check_continued};
 use crate::wire::switches::fulfil;
 use crate::wire::{Fields, Problems, params, shape};
-use llmctl_engine::turn::{AnswerStart, Delta, OutputConstraint, ToolUse};
+use llmctl_engine::turn::{AnswerStart, Delta, TurnRequest};
 use llmctl_engine::{Limits, Token, Usage};
 use llmctl_template::{Conversation, Message, Role};
 
@@ -34,21 +36,20 @@ pub async fn post(
 ) -> Result<Response, ApiError> {
     let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
     let MessagesBody { request, is_streamed, shows_thinking, ignored } = asked;
-    let head = MessageHead::new(&app, &request.request_id, shows_thinking);
-    let mut headers = AnswerHeaders::new(&app, &request, ignored);
+    let (id, request_id) = (format!("msg_{}", Uuid::new_v4().simple()), request.request_id.clone());
+    let headers = AnswerHeaders::new(&app, &request, ignored);
     let running = drive::begin(&app, request).await?;
-    headers.learn(&running);
-    let response = match is_streamed {
-        true => {
-            let events = MessageEvents::new(head, running.prompt_tokens());
-            sse::response(running, events)
-        }
-        false => {
-            let collected = collect::all(running).await?;
-            Json(head.whole(&collected)).into_response()
-        }
+    let format = MessageFormat {
+        id,
+        model: app.model().id.clone(),
+        request_id,
+        shows_thinking,
+        prompt_tokens: running.prompt_tokens(),
+        open: None,
+        num_blocks: 0,
+        stop: None,
     };
-    Ok(headers.on(response))
+    sse::answer(running, headers, is_streamed, format).await
 }
 
 /// Counts the tokens of the prompt that the same body would have at [`post`].
@@ -57,7 +58,7 @@ pub async fn count_tokens(
     JsonBody(body): JsonBody,
 ) -> Result<(Ignored, Json<Value>), ApiError> {
     let (ignored, asked) = text::read(&app, body, counted_fields).await?;
-    let count = text::count_of(&app, asked.conversation, asked.answer_start).await?;
+    let count = text::count_of(&app, asked.conversation, asked.turn.answer_start).await?;
     Ok((ignored, Json(json!({"input_tokens": count}))))
 }
 
@@ -95,20 +96,10 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
         ..limits
     };
     let is_streamed = fields.flag("stream").unwrap_or(false);
-    let params = AnswerParams {
-        num_choices: 1,
-        sampling: sampling(app, &engine, &mut fields),
-        limits,
-        logprobs: None,
-        constraint: asked.constraint,
-        reasoning_budget: asked.reasoning_budget,
-        tools: asked.tools,
-        answer_start: asked.answer_start,
-        prediction: String::new(),
-        streaming: Streaming { is_on: is_streamed, ..Streaming::default() },
-    };
-    let has_constraint = params.constraint.is_some();
-    check_continued(&mut fields, "messages", &params.answer_start, has_constraint);
+    let turn = TurnRequest { sampling: sampling(app, &engine, &mut fields), limits, ..asked.turn };
+    let streaming = Streaming { is_on: is_streamed, ..Streaming::default() };
+    let params = AnswerParams { num_choices: 1, turn, streaming };
+    check_continued(&mut fields, "messages", &params.turn.answer_start, params.has_constraint());
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
@@ -122,10 +113,7 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
 /// Fields that the prompt depends on, and those that are read beside them.
 pub struct PromptFields {
     conversation: Conversation,
-    tools: ToolUse,
-    constraint: Option<OutputConstraint>,
-    reasoning_budget: Option<usize>,
-    answer_start: AnswerStart,
+    turn: TurnRequest,
     shows_thinking: bool,
 }
 
@@ -145,7 +133,8 @@ fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
     params::inert(fields);
     let conversation =
         Conversation { messages, tools: tools.definitions.clone(), kwargs, ..Conversation::default() };
-    PromptFields { conversation, tools, constraint, reasoning_budget, answer_start, shows_thinking }
+    let turn = TurnRequest { tools, constraint, reasoning_budget, answer_start, ..TurnRequest::default() };
+    PromptFields { conversation, turn, shows_thinking }
 }
 
 /// Takes a last message of the assistant as the beginning of the answer, as Anthropic's API does.
@@ -158,28 +147,6 @@ fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerS
     })
 }
 
-/// Members that all objects of one answer share.
-struct MessageHead {
-    id: String,
-    model: String,
-    request_id: String,
-    shows_thinking: bool,
-}
-
-impl MessageHead {
-    fn new(app: &App, request_id: &str, shows_thinking: bool) -> Self {
-        let id = format!("msg_{}", Uuid::new_v4().simple());
-        Self { id, model: app.model().id.clone(), request_id: request_id.to_owned(), shows_thinking }
-    }
-
-    fn whole(&self, collected: &collect::Collected) -> Value {
-        let answer = collected.choices.first().map(|choice| &choice.answer);
-        let content = answer.map(|answer| answer::content(answer, self.shows_thinking)).unwrap_or_default();
-        let usage = answer::usage(&collected.totals.usage, collected.totals.num_reasoning_tokens);
-        answer::message(&self.id, &self.model, content, answer.map(answer::stop), usage)
-    }
-}
-
 /// A block that has begun in a stream.
 enum OpenBlock {
     Text,
@@ -189,9 +156,12 @@ enum OpenBlock {
     Call(usize),
 }
 
-/// Writes the events of a stream.
-struct MessageEvents {
-    head: MessageHead,
+/// Encoding of a message.
+struct MessageFormat {
+    id: String,
+    model: String,
+    request_id: String,
+    shows_thinking: bool,
     prompt_tokens: usize,
     open: Option<OpenBlock>,
     num_blocks: usize,
@@ -199,11 +169,7 @@ struct MessageEvents {
     stop: Option<(&'static str, Option<String>)>,
 }
 
-impl MessageEvents {
-    fn new(head: MessageHead, prompt_tokens: usize) -> Self {
-        Self { head, prompt_tokens, open: None, num_blocks: 0, stop: None }
-    }
-
+impl MessageFormat {
     fn block_delta(&self, delta: Value) -> Value {
         json!({"type": "content_block_delta", "index": self.num_blocks - 1, "delta": delta})
     }
@@ -241,7 +207,7 @@ impl MessageEvents {
         if let Some(OpenBlock::Thinking(all)) = &mut self.open {
             all.push_str(text);
         }
-        if self.head.shows_thinking {
+        if self.shows_thinking {
             events.push(self.block_delta(json!({"type": "thinking_delta", "thinking": text})));
         }
     }
@@ -269,15 +235,22 @@ impl MessageEvents {
     }
 }
 
-impl StreamFormat for MessageEvents {
+impl AnswerFormat for MessageFormat {
     const NAMES_EVENTS: bool = true;
     const ENDS_WITH_DONE: bool = false;
+
+    fn whole(self, collected: &Collected) -> Result<Value, ApiError> {
+        let answer = collected.choices.first().map(|choice| &choice.answer);
+        let content = answer.map(|answer| answer::content(answer, self.shows_thinking)).unwrap_or_default();
+        let usage = answer::usage(&collected.totals.usage, collected.totals.num_reasoning_tokens);
+        Ok(answer::message(&self.id, &self.model, content, answer.map(answer::stop), usage))
+    }
 
     fn opening(&mut self) -> Vec<Value> {
         // The engine reports the reused tokens later: `message_delta` has them.
         let usage = Usage { prompt_tokens: self.prompt_tokens, ..Usage::default() };
         let usage = answer::usage(&usage, 0);
-        let message = answer::message(&self.head.id, &self.head.model, Vec::new(), None, usage);
+        let message = answer::message(&self.id, &self.model, Vec::new(), None, usage);
         vec![json!({"type": "message_start", "message": message})]
     }
 
@@ -306,7 +279,7 @@ impl StreamFormat for MessageEvents {
     }
 
     fn failed(&mut self, error: &ApiError) -> Vec<Value> {
-        vec![error::body(error, &self.head.request_id)]
+        vec![error::body(error, &self.request_id)]
     }
 
     fn keep_alive(&mut self) -> Option<Value> {

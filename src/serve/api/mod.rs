@@ -1,20 +1,17 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with
-//! `drive` (which has it `prepare`d) and writes the answer whole (`collect`) or as a stream (`sse`);
-//! `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain` keeps markup out
-//! of messages. `conversations` has the sessions that ids name, `transient` those that the headers of clients
-//! name; `session_queue` and `patience` let requests wait for a session; `listing` and `sessions` are the
-//! endpoints of all that, `session_host` what they reach, `shared` what all models of a server have in
-//! common; `text` is the model's text side, `models` its name; `embeddings` computes vectors and scores;
-//! `mcp` lists and calls tools; `openapi` describes all of it. Handlers translate and wait: what may take
-//! long runs on blocking threads, the model on the engine's.
+//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it
+//! `prepare`d) and writes the answer with `sse`, whole (`collect`) or as a stream; `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
+//! keeps markup out of messages.
+//! `patience` lets requests wait for a session; `listing` and `sessions` are the endpoints of sessions, `session_host` what they reach;
+//! `text` is the model's text side, `models` its name; `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi`
+//! describes all of it. Handlers translate and wait: what may take long runs on `blocking` threads, the model on the engine's.
 
+mod blocking;
 pub(crate) mod body;
 mod chat;
 mod collect;
 mod completions;
-pub(crate) mod conversations;
 mod drive;
 pub(crate) mod embeddings;
 mod eta;
@@ -32,27 +29,21 @@ mod reply;
 mod request;
 mod responses;
 pub(crate) mod session_host;
-pub(crate) mod session_queue;
 mod sessions;
-pub mod shared;
 pub(crate) mod sse;
 mod text;
-pub(crate) mod transient;
 
 use axum::Router;
 use axum::extract::FromRef;
-use axum::http::HeaderMap;
 use axum::routing::{any, get, post};
 
 use super::App;
-use super::error::ApiError;
 use crate::gate::owner::SharesSessions;
 use mcp::ServedTools;
 pub use openapi::{endpoints, paths_with_model, streams};
 use session_host::SessionHost;
 
-/// Suggests the endpoint for a request path with a wrong base URL: `/v1` is missing, stands twice, or
-/// precedes a path that is not under it.
+/// Suggests the endpoint for a request path with a wrong base URL: one without `/v1`, with two, or with a path that is not under it.
 pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);
@@ -169,24 +160,6 @@ where
     ServedTools: FromRef<S>,
 {
     Router::new().route("/v1/mcp", get(mcp::list)).route("/v1/mcp/tools/{name}", post(mcp::call))
-}
-
-/// Returns whether a request is in Anthropic's form, by its path or by the header that its clients send. Its response is, too.
-pub fn is_anthropic(path: &str, headers: &HeaderMap) -> bool {
-    path == "/v1/messages" || path.starts_with("/v1/messages/") || headers.contains_key("anthropic-version")
-}
-
-/// Runs work that may take long or wait for a disk where waiting is allowed.
-///
-/// # Errors
-/// Those of the work.
-async fn blocking<S: Clone + Send + 'static, T: Send + 'static>(
-    state: &S,
-    work: impl FnOnce(&S) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let state = state.clone();
-    let done = tokio::task::spawn_blocking(move || work(&state)).await;
-    done.map_err(|_| ApiError::internal("the request failed within the server"))?
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::is_anthropic;
 use super::request::model_not_found;
 use crate::error::ApiError;
+use crate::wire::anthropic::is_anthropic;
+use crate::wire::json::members;
 use crate::{App, ServedEmbedder};
 use llmctl_template::DateTime;
 
@@ -73,7 +74,7 @@ impl<'a> ModelEntry<'a> {
     fn openai(&self, app: &App) -> Map<String, Value> {
         let chat = self.embedder.is_none().then(|| &app.model().chat_tokenizer);
         let aliases = if chat.is_some() { &app.settings().aliases[..] } else { &[] };
-        let members = json!({
+        let object = json!({
             "id": self.id,
             "object": "model",
             "created": app.model().created,
@@ -87,7 +88,7 @@ impl<'a> ModelEntry<'a> {
             "status": {"value": "loaded"},
             "meta": self.meta(app),
         });
-        with_context(members, self.context)
+        with_context(object, self.context)
     }
 
     /// Returns llama.cpp's facts about a model: the context in use and in training, values and bytes of the weights.
@@ -115,7 +116,7 @@ pub fn loaded(app: &App) -> Map<String, Value> {
 
 /// Returns the object of a model that is not loaded, of which little is known; `status` has llama.cpp's form.
 pub fn not_loaded(id: &str, aliases: &[String], created: u64, status: Value) -> Map<String, Value> {
-    let members = json!({
+    let object = json!({
         "id": id,
         "object": "model",
         "created": created,
@@ -126,12 +127,12 @@ pub fn not_loaded(id: &str, aliases: &[String], created: u64, status: Value) -> 
         "status": status,
         "meta": null,
     });
-    with_context(members, None)
+    with_context(object, None)
 }
 
 /// Adds the length of the context to an object, under all its names.
-fn with_context(members: Value, context: Option<usize>) -> Map<String, Value> {
-    let Value::Object(mut model) = members else { unreachable!("both callers write an object") };
+fn with_context(object: Value, context: Option<usize>) -> Map<String, Value> {
+    let mut model = members(object);
     model.extend(CONTEXT_NAMES.map(|name| (name.to_owned(), context.into())));
     model
 }

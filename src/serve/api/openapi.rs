@@ -15,7 +15,7 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Map, Value, json};
 
-use super::blocking;
+use super::blocking::blocking;
 use crate::App;
 use crate::error::ApiError;
 

@@ -9,15 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::blocking;
-use super::generate::{Admission, Admitted, GenerateRequest, InSession, Progress, RequestSession, Update};
-use super::session_queue::{Entered, SessionTurn};
+use super::blocking::blocking;
+use super::generate::{Admitted, GenerateRequest, Progress, Reader, Update};
 use crate::App;
 use crate::error::ApiError;
+use crate::sessions::{InSession, RequestSession, SessionTurn};
 use llmctl_base::Error;
 
 /// Time that a stream's head is held back, so that an early refusal has a status of its own.
@@ -28,9 +26,7 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// The time that a request has for waiting.
 pub struct Patience<'a> {
-    /// Taken as soon as the client has been told that its request is taken.
-    admitted: &'a mut Option<oneshot::Sender<Admission>>,
-    updates: &'a UnboundedSender<Update>,
+    reader: &'a mut Reader,
     is_streamed: bool,
     begun: Instant,
     /// Nothing: as long as it takes.
@@ -40,12 +36,7 @@ pub struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    pub fn new(
-        app: &App,
-        request: &GenerateRequest,
-        admitted: &'a mut Option<oneshot::Sender<Admission>>,
-        updates: &'a UnboundedSender<Update>,
-    ) -> Self {
+    pub fn new(app: &App, request: &GenerateRequest, reader: &'a mut Reader) -> Self {
         let (begun, longest) = (Instant::now(), app.settings().session_wait);
         let left = |deadline: Duration| deadline.saturating_sub(request.begun.elapsed());
         let deadline = request.turn.limits.deadline.filter(|deadline| left(*deadline) < longest);
@@ -55,7 +46,7 @@ impl<'a> Patience<'a> {
             (None, _) => ApiError::internal("nothing is waited for"),
         };
         let give_up_at = begun.checked_add(deadline.map_or(longest, left));
-        Self { admitted, updates, is_streamed: request.turn.is_streamed, begun, give_up_at, refusal }
+        Self { reader, is_streamed: request.turn.is_streamed, begun, give_up_at, refusal }
     }
 
     /// Waits for the future until the deadline.
@@ -66,11 +57,11 @@ impl<'a> Patience<'a> {
         let mut future = pin!(future);
         let far = self.begun + Duration::from_secs(60 * 60 * 24 * 365);
         loop {
-            let holds_head = self.is_streamed && self.admitted.is_some();
+            let holds_head = self.is_streamed && self.reader.admitted.is_some();
             tokio::select! {
                 biased;
                 value = &mut future => return Ok(value),
-                () = self.updates.closed() => return Err(self.refusal.clone()), // the client has gone
+                () = self.left() => return Err(self.refusal.clone()), // the client has gone
                 () = sleep_until(self.give_up_at.unwrap_or(far)), if self.give_up_at.is_some() => {
                     return Err(self.refusal.clone());
                 }
@@ -79,11 +70,14 @@ impl<'a> Patience<'a> {
         }
     }
 
+    /// Waits until the reader leaves.
+    pub async fn left(&self) {
+        self.reader.left().await;
+    }
+
     fn open_head(&mut self) {
-        if let Some(admitted) = self.admitted.take() {
-            let _ = admitted.send(Ok(Admitted::default())); // fails if the reader has gone
-        }
-        let _ = self.updates.send(Update::Progress(Progress::Session));
+        self.reader.admit(Admitted::default());
+        self.reader.send(Update::Progress(Progress::Session));
     }
 }
 
@@ -97,13 +91,9 @@ pub async fn turn(
     patience: &mut Patience<'_>,
 ) -> Result<Arc<SessionTurn>, ApiError> {
     let (caller, name) = (session.caller.clone(), session.name.clone());
-    let key = blocking(app, move |app| Ok(app.conversations().find(&caller, &name))).await?;
+    let key = blocking(app, move |app| Ok(app.sessions().find(&caller, &name))).await?;
     let most_waiting = app.engine()?.spec().config.max_waiting;
-    let turn = match app.session_queues().enter(&key.engine_name(), most_waiting)? {
-        Entered::Turn(turn) => turn,
-        Entered::Waiting(waiting) => patience.until(waiting.turn()).await??,
-    };
-    Ok(Arc::new(turn))
+    Ok(Arc::new(patience.until(app.sessions().turn(&key, most_waiting)).await??))
 }
 
 fn still_busy(session: &InSession, waited: Duration) -> ApiError {

@@ -4,12 +4,11 @@
 
 use std::sync::Arc;
 
-use super::conversations::{NextMessages, Opened, Placed};
-use super::generate::{GenerateRequest, InSession, Prompt, RequestSession};
+use super::generate::{GenerateRequest, Prompt};
 use super::plain;
-use super::session_queue::SessionTurn;
 use crate::App;
 use crate::error::ApiError;
+use crate::sessions::{InSession, Opened, Placed, RequestSession, SessionTurn};
 use llmctl_base::Error;
 use llmctl_engine::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
 use llmctl_engine::{EngineClient, EngineSessionName};
@@ -63,7 +62,7 @@ pub fn prepare(
             let plans = texts.iter().map(|text| planner.plan_text(text, &request.turn));
             let plans = plans.collect::<Result<_, _>>()?;
             if let Some(RequestSession::Transient(key)) = &request.session {
-                app.transients().note(key);
+                app.sessions().transients().note(key);
             }
             let assignment = Some(Assignment::of(app, engine));
             Ok(Prepared::without_session(assignment, plans))
@@ -88,7 +87,10 @@ fn prepare_chat(
         plain::check(chat_tokenizer.tokenizer(), chat_tokenizer.context_tokens(), conversation)?;
     }
     let planner = planner(app, engine);
-    let Some(opened) = open(app, request, conversation, turn)? else {
+    let check_out = |session: &RequestSession| {
+        app.sessions().check_out(session, turn, &app.model().fingerprint, &conversation.messages)
+    };
+    let Some(opened) = request.session.as_ref().map(check_out).transpose()?.flatten() else {
         let plan = planner.plan_chat(conversation, DateTime::utc_now(), &request.turn)?;
         let assignment = assigned(app, None)?;
         return Ok(Prepared::without_session(assignment, vec![plan]));
@@ -126,29 +128,6 @@ fn assigned(app: &App, session: Option<&Opened>) -> Result<Option<Assignment>, A
     }
 }
 
-/// Opens the conversation that the request is a turn of, if any.
-fn open(
-    app: &App,
-    request: &GenerateRequest,
-    conversation: &Conversation,
-    turn: Option<Arc<SessionTurn>>,
-) -> Result<Option<Opened>, ApiError> {
-    let model = &app.model().fingerprint;
-    match &request.session {
-        None => Ok(None),
-        Some(RequestSession::Transient(key)) => {
-            let strand = app.transients().open(key, model, &conversation.messages);
-            Ok(strand.map(|(held, session_chat)| Opened::transient(held, session_chat)))
-        }
-        Some(RequestSession::Stored(InSession { caller, name, appends })) => {
-            let next =
-                if *appends { NextMessages::Append } else { NextMessages::Whole(&conversation.messages) };
-            let key = app.conversations().find(caller, name);
-            Ok(Some(app.conversations().open(&key, model, next)?.in_turn(turn)))
-        }
-    }
-}
-
 /// Returns the conversation so far and the new messages.
 fn followed(session_chat: &SessionChat, added: &Conversation) -> Conversation {
     Conversation { messages: session_chat.followed_by(added.messages.clone()).messages, ..added.clone() }
@@ -173,9 +152,11 @@ pub fn assign(app: &App, session: Option<&Opened>) -> Result<Assignment, ApiErro
         return Ok(assignment);
     }
     let Some(tokens) = opened.saved().tokens_of(&app.model().fingerprint) else { return Ok(assignment) };
-    let was_with = app.conversations().resumes(&name).engine;
+    let was_with = app.sessions().resumes(&name).engines.first().copied();
     match assignment.engine.restore_session(&name, tokens) {
-        Ok(()) => assignment.is_brought_back = was_with.is_some_and(|engine| !app.engines().has(engine)),
+        Ok(()) => {
+            assignment.is_brought_back = was_with.is_some_and(|engine| app.engines().up_as(engine).is_none())
+        }
         Err(Error::InvalidParameter { .. }) => {} // it knows the session already
         Err(Error::SessionsFull { .. }) if opened.is_transient() => {} // it is answered without
         Err(error) => {

@@ -8,13 +8,14 @@ use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::conversations::Placed;
 use super::generate::{GenerateRequest, Running, Totals};
 use super::request::Streaming;
 use crate::App;
 use crate::gate::request_id::{X_SEED, X_TOOL_FORMAT};
+use crate::sessions::Placed;
 use crate::wire::answer;
 use crate::wire::answer::CompletionLogprobs;
+use crate::wire::json::members;
 use llmctl_engine::turn::Answer;
 use llmctl_engine::{Logprob, Reuse, Timings, Token, Usage};
 
@@ -38,18 +39,22 @@ impl Head {
     pub fn object(&self, kind: &str, choices: Vec<Value>) -> Map<String, Value> {
         let model = self.app.model();
         let fingerprint: String = model.fingerprint.fingerprint.chars().take(12).collect();
-        let object = json!({
+        members(json!({
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": model.id,
             "system_fingerprint": format!("fp_{fingerprint}"),
             "choices": choices,
-        });
-        match object {
-            Value::Object(members) => members,
-            _ => unreachable!("written as an object above"),
-        }
+        }))
+    }
+
+    /// Returns the object of a whole answer with its counts and times.
+    pub fn whole(&self, kind: &str, choices: Vec<Value>, totals: &Totals) -> Map<String, Value> {
+        let mut object = self.object(kind, choices);
+        object.insert("usage".to_owned(), usage(totals));
+        object.insert("timings".to_owned(), timings_json(&totals.timings, &totals.usage, &totals.reuse));
+        object
     }
 
     pub fn token_bytes(&self, id: u32) -> Vec<u8> {
@@ -103,12 +108,12 @@ impl IntoResponseParts for Ignored {
 
 /// Headers of an answer of a chat that tell what became of its request.
 pub struct AnswerHeaders {
-    pub placed: Option<Placed>,
-    pub ignored: Vec<String>,
+    placed: Option<Placed>,
+    ignored: Vec<String>,
     /// Calls are asked for in llmctl's own format.
-    pub is_generic: bool,
+    is_generic: bool,
     /// The seed of the first choice; `None` if nothing depends on it, or each prompt has its own.
-    pub seed: Option<u64>,
+    seed: Option<u64>,
 }
 
 impl AnswerHeaders {
@@ -120,6 +125,11 @@ impl AnswerHeaders {
         Self { placed: None, ignored, is_generic, seed }
     }
 
+    /// Headers that tell of ignored fields alone.
+    pub fn of_ignored(ignored: Vec<String>) -> Self {
+        Self { placed: None, ignored, is_generic: false, seed: None }
+    }
+
     /// Learns what became known with the plan.
     pub fn learn(&mut self, running: &Running) {
         self.placed.clone_from(&running.placed);
@@ -127,7 +137,7 @@ impl AnswerHeaders {
     }
 
     /// Adds the headers to a response.
-    pub fn on(self, response: impl IntoResponse) -> Response {
+    pub fn on(self, response: Response) -> Response {
         let Self { placed, ignored, is_generic, seed } = self;
         let mut response = (PlacedHeader(placed), Ignored(ignored), response).into_response();
         let headers = response.headers_mut();
@@ -156,6 +166,12 @@ impl RunningUsage {
 
     pub fn count(&mut self, completion_tokens: usize) {
         self.completion_tokens += completion_tokens;
+    }
+
+    /// Returns the last chunk, which has all counts, where it is asked for.
+    pub fn ending(&self, mut chunk: Map<String, Value>, totals: &Totals) -> Vec<Value> {
+        chunk.insert("usage".to_owned(), usage(totals));
+        if self.streaming.includes_usage { vec![chunk.into()] } else { Vec::new() }
     }
 
     /// The member of a chunk: what there is so far, or that it comes later.
@@ -202,16 +218,11 @@ impl IntoResponseParts for PlacedHeader {
     }
 }
 
-pub fn usage(totals: &Totals) -> Value {
+fn usage(totals: &Totals) -> Value {
     let mut usage = answer::usage(&totals.usage);
     let details = &mut usage["completion_tokens_details"];
     details["reasoning_tokens"] = totals.num_reasoning_tokens.into();
     usage
-}
-
-/// The times of a whole answer.
-pub fn timings(totals: &Totals) -> Value {
-    timings_json(&totals.timings, &totals.usage, &totals.reuse)
 }
 
 /// The times of one choice.

@@ -7,14 +7,15 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::body::{Incoming, session_of};
-use super::generate::{GenerateRequest, Prompt, RequestSession};
+use super::generate::{GenerateRequest, Prompt};
 use crate::App;
 use crate::error::ApiError;
+use crate::sessions::RequestSession;
 use crate::wire::fields::shown;
 use crate::wire::switches::{AnswerReasoning, Switches, switches};
 use crate::wire::{Fields, Problems, message, options, params, shape, tools};
 use llmctl_base::{Error, GivenSampling};
-use llmctl_engine::turn::{AnswerStart, InfillPrompt, OutputConstraint, TextPrompt, ToolUse, TurnRequest};
+use llmctl_engine::turn::{AnswerStart, InfillPrompt, TextPrompt, ToolUse, TurnRequest};
 use llmctl_engine::{ChatTokenizer, EngineClient, Limits, Overflow, draw_seed};
 use llmctl_template::{Conversation, Message, Role};
 
@@ -58,15 +59,7 @@ pub struct Streaming {
 pub struct AnswerParams {
     /// Answers to each prompt.
     pub num_choices: usize,
-    pub sampling: GivenSampling,
-    pub limits: Limits,
-    pub logprobs: Option<usize>,
-    pub constraint: Option<OutputConstraint>,
-    pub reasoning_budget: Option<usize>,
-    pub tools: ToolUse,
-    pub answer_start: AnswerStart,
-    /// Text that the answer may consist of.
-    pub prediction: String,
+    pub turn: TurnRequest,
     pub streaming: Streaming,
 }
 
@@ -86,14 +79,9 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     let tools = tools(app, &mut fields, schema_open);
     conversation.tools = tools.definitions.clone();
     let reading = Reading { schema_open, may_be_none: false };
-    let params = AnswerParams {
-        tools,
-        answer_start,
-        reasoning_budget: reasoning.budget,
-        ..params(app, &engine, &mut fields, Limits::default(), reading)
-    };
-    let has_constraint = params.constraint.is_some();
-    message::check_continued(&mut fields, "continue_final_message", &params.answer_start, has_constraint);
+    let mut params = params(app, &engine, &mut fields, Limits::default(), reading);
+    message::check_continued(&mut fields, "continue_final_message", &answer_start, params.has_constraint());
+    params.turn = TurnRequest { tools, answer_start, reasoning_budget: reasoning.budget, ..params.turn };
     fields.only("modalities", &[json!(["text"])]);
     for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
         fields.only(name, &[inert.into()]);
@@ -160,8 +148,8 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     }
     let streaming = params.streaming;
     // A request for no tokens is a request for the prompt's log-probabilities.
-    let asks_for_none = params.limits.max_tokens == Some(0);
-    let prompt_logprobs = if asks_for_none { params.logprobs.or(Some(0)) } else { params.logprobs };
+    let asks_for_none = params.turn.limits.max_tokens == Some(0);
+    let prompt_logprobs = params.turn.logprobs.or(asks_for_none.then_some(0));
     let prompt_logprobs = prompt_logprobs.filter(|_| echo);
     // Log-probabilities of a prompt need it computed in full, so a transient session is ignored.
     let session = session.filter(|_| prompt_logprobs.is_none());
@@ -205,7 +193,7 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     if params.num_choices > 1 {
         fields.unsupported("n", "is not supported: the response holds one text");
     }
-    if params.logprobs.is_some() {
+    if params.turn.logprobs.is_some() {
         fields.unsupported("logprobs", "is not supported: the response holds text alone");
     }
     fields.end();
@@ -242,6 +230,10 @@ fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
 }
 
 impl AnswerParams {
+    pub fn has_constraint(&self) -> bool {
+        self.turn.constraint.is_some()
+    }
+
     /// Makes the request of a prompt.
     pub fn request(
         self,
@@ -249,27 +241,14 @@ impl AnswerParams {
         session: Option<RequestSession>,
         incoming: Incoming,
     ) -> GenerateRequest {
-        let Self { num_choices, sampling, limits, logprobs, constraint, reasoning_budget, .. } = self;
-        let Self { tools, answer_start, prediction, streaming, .. } = self;
-        let is_streamed = streaming.is_on;
+        let Self { num_choices, turn, streaming } = self;
+        let texts: &[TextPrompt] = if let Prompt::Texts(texts) = &prompt { texts } else { &[] };
         // Drawn here, so that a header can tell it before the answer. Each of several prompts draws its own.
-        let is_one = !matches!(&prompt, Prompt::Texts(texts) if texts.len() > 1);
-        let seed = sampling.seed.or_else(|| is_one.then(draw_seed));
-        let is_infill = matches!(&prompt, Prompt::Texts(texts) if texts.iter().any(TextPrompt::is_infill));
+        let seed = turn.sampling.seed.or_else(|| (texts.len() <= 1).then(draw_seed));
+        let is_infill = texts.iter().any(TextPrompt::is_infill);
         let below = if is_infill { GivenSampling::GREEDY } else { GivenSampling::default() };
-        let sampling = GivenSampling { seed, ..sampling.or(&below) };
-        let turn = TurnRequest {
-            sampling,
-            limits,
-            logprobs,
-            constraint,
-            reasoning_budget,
-            tools,
-            answer_start,
-            prediction,
-            is_streamed,
-            ..TurnRequest::default()
-        };
+        let sampling = GivenSampling { seed, ..turn.sampling.or(&below) };
+        let turn = TurnRequest { sampling, is_streamed: streaming.is_on, ..turn };
         let Incoming { request_id, begun, .. } = incoming;
         let notices = Vec::new();
         GenerateRequest { prompt, turn, num_choices, session, request_id, begun, notices, note: None }
@@ -296,21 +275,19 @@ pub fn params(
     let limits = with_settings(app, limits);
     let defaults = &app.model().defaults;
     let (sampling, limits) = options::generation(fields, defaults, &limits, reading.may_be_none);
-    let params = AnswerParams {
-        num_choices: params::num_choices(fields, most_answers(engine)),
+    let num_choices = params::num_choices(fields, most_answers(engine));
+    let turn = TurnRequest {
         sampling,
         limits,
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
-        reasoning_budget: None,
-        tools: ToolUse::default(),
-        answer_start: AnswerStart::Nothing,
         prediction: params::prediction(fields),
-        streaming: streaming(fields),
+        ..TurnRequest::default()
     };
+    let streaming = streaming(fields);
     params::labels(fields);
-    check_ranges(&params.sampling, engine.spec().vocab_size(), fields.problems());
-    params
+    check_ranges(&turn.sampling, engine.spec().vocab_size(), fields.problems());
+    AnswerParams { num_choices, turn, streaming }
 }
 
 /// Returns limits with what the server's settings say of all requests.

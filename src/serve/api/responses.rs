@@ -23,11 +23,12 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
 use super::generate::{Prompt, Running, Update};
 use super::reply::{AnswerHeaders, Ignored};
 use super::session_host::SessionHost;
-use super::{blocking, collect, drive, sse, text};
+use super::{drive, sse, text};
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::Caller;
@@ -43,22 +44,12 @@ pub async fn post(
 ) -> Result<Response, ApiError> {
     let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
     let ResponsesBody { request, is_streamed, writer, ignored } = asked;
-    let mut headers = AnswerHeaders::new(&app, &request, ignored);
+    let headers = AnswerHeaders::new(&app, &request, ignored);
     let running = match drive::begin(&app, request).await {
         Err(error) if is_streamed && error.code == Some("context_length_exceeded") => failed(error),
         begun => begun?,
     };
-    headers.learn(&running);
-    let response = match is_streamed {
-        true => sse::response(running, ResponseEvents::new(writer)),
-        false => {
-            let collected = collect::all(running).await?;
-            let finished = collected.choices.first();
-            let finished = finished.ok_or_else(|| ApiError::internal("the answer is missing"))?;
-            Json(writer.finished(finished)).into_response()
-        }
-    };
-    Ok(headers.on(response))
+    sse::answer(running, headers, is_streamed, ResponseEvents::new(writer)).await
 }
 
 /// Returns an answer that fails at once.
@@ -94,7 +85,7 @@ pub async fn get(
         return Err(ApiError::unsupported("stream", "stream: a stored response is not streamed again"));
     }
     let object = blocking(&host, move |host| {
-        let found = stored::find(host.conversations(), &caller, &id)?;
+        let found = stored::find(host.sessions(), &caller, &id)?;
         found.map(|response| response.object().clone()).ok_or_else(|| not_found(&id))
     });
     Ok(Json(object.await?))
@@ -107,7 +98,7 @@ pub async fn delete(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let deleted = blocking(&host, move |host| {
-        let found = stored::find(host.conversations(), &caller, &id)?.ok_or_else(|| not_found(&id))?;
+        let found = stored::find(host.sessions(), &caller, &id)?.ok_or_else(|| not_found(&id))?;
         stored::delete(host, found)?;
         Ok(json!({"id": id, "object": "response", "deleted": true}))
     });

@@ -4,15 +4,21 @@
 //! A server of one model is a host with one `App`; one of several has an `App` for each loaded model, maybe
 //! none.
 
-use axum::extract::FromRef;
+use axum::Json;
+use axum::extract::{FromRef, FromRequestParts, Path};
+use axum::http::request::Parts;
+use serde_json::Value;
 
-use super::conversations::{Conversations, Opened, SessionKey};
+use super::blocking::blocking;
+use super::body::{invalid_session, session_name};
 use super::drive::retriable;
-use super::shared::ServerShared;
-use super::transient::Transients;
 use crate::App;
 use crate::error::ApiError;
+use crate::gate::owner::{Caller, SharesSessions};
+use crate::sessions::{Opened, SessionDirectory, SessionKey};
+use crate::shared::ServerShared;
 use llmctl_base::Result;
+use llmctl_engine::session::store::SessionName;
 use llmctl_engine::{EngineClient, EngineSessionName};
 
 /// The sessions of a server.
@@ -35,12 +41,8 @@ impl SessionHost {
         Self { shared, apps, lenient }
     }
 
-    pub fn conversations(&self) -> &Conversations {
-        self.shared.conversations()
-    }
-
-    pub fn transients(&self) -> &Transients {
-        self.shared.transients()
+    pub fn sessions(&self) -> &SessionDirectory {
+        self.shared.sessions()
     }
 
     /// Returns the loaded models.
@@ -84,14 +86,9 @@ impl SessionHost {
     /// Opens a conversation that exists, for the model of its last turn: no turn is added.
     ///
     /// # Errors
-    /// Those of [`Conversations::open_known`].
+    /// Those of [`SessionDirectory::open_known`].
     pub fn open_known(&self, key: &SessionKey) -> Result<Opened> {
-        self.conversations().open_known(key, None)
-    }
-
-    /// Forgets what engines were chosen for a session that has been removed.
-    pub fn forget_route(&self, name: &EngineSessionName) {
-        self.apps.iter().for_each(|app| app.engines().forget(name));
+        self.sessions().open_known(key, None)
     }
 
     /// Adds Retry-After to errors that a later attempt may not meet.
@@ -100,5 +97,42 @@ impl SessionHost {
             Some(app) => retriable(app, error),
             None => error,
         }
+    }
+}
+
+/// A request about the session that its path names.
+pub struct AskedSession {
+    pub host: SessionHost,
+    caller: Caller,
+    name: SessionName,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for AskedSession
+where
+    SessionHost: FromRef<S>,
+    SharesSessions: FromRef<S>,
+{
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Ok(caller) = Caller::from_request_parts(parts, state).await;
+        let name = Path::<String>::from_request_parts(parts, state).await;
+        let Path(name) = name.map_err(|error| invalid_session(&error.to_string()))?;
+        Ok(Self { host: SessionHost::from_ref(state), caller, name: session_name(&name)? })
+    }
+}
+
+impl AskedSession {
+    /// Answers with what `work` returns, on a thread that may wait for a disk. The work gets the key of the session.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub async fn answer(
+        self,
+        work: impl FnOnce(&SessionHost, &Caller, SessionKey) -> Result<Value, ApiError> + Send + 'static,
+    ) -> Result<Json<Value>, ApiError> {
+        let Self { host, caller, name } = self;
+        let done = blocking(&host, move |host| work(host, &caller, host.sessions().find(&caller, &name)));
+        done.await.map(Json)
     }
 }

@@ -8,18 +8,16 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
-use super::blocking;
-use super::body::{InPath, JsonBody, session_name};
-use super::conversations::SessionKey;
+use super::body::{JsonBody, session_name};
 use super::listing::{self, known};
-use super::session_host::SessionHost;
+use super::session_host::{AskedSession, SessionHost};
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::Caller;
+use crate::sessions::SessionKey;
 use crate::wire::{Fields, Problems};
 use llmctl_base::Error;
 use llmctl_engine::EngineClient;
@@ -29,59 +27,48 @@ use llmctl_engine::session::store::SessionName;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Empties a session; it stays, and a branch keeps what was said. Also for one that there is not.
-pub async fn reset(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(name): InPath,
-) -> Result<Json<Value>, ApiError> {
-    let reset = blocking(&host, move |host| {
-        let key = host.conversations().find(&caller, &name);
+pub async fn reset(asked: AskedSession) -> Result<Json<Value>, ApiError> {
+    let reset = asked.answer(|host, caller, key| {
         let opened = known(host, host.open_known(&key))?;
         let mut branch = None;
         match opened {
             Some(mut opened) => {
                 in_each(host, |engine| engine.reset_session(&key.engine_name()))?;
-                branch = host.conversations().reset(&mut opened)?;
+                branch = host.sessions().reset(&mut opened)?;
             }
-            None => remove_transient(host, &caller, &name)?,
+            None => remove_transient(host, caller, &key.name)?,
         }
         let branch = branch.as_ref().map(SessionName::as_str);
-        Ok(json!({"reset": true, "session_id": name.as_str(), "branch": branch}))
+        Ok(json!({"reset": true, "session_id": key.name.as_str(), "branch": branch}))
     });
-    Ok(Json(reset.await?))
+    reset.await
 }
 
 /// Removes a session with its branches and all that was said. Also for one that there is not.
 pub async fn delete(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(name): InPath,
+    asked: AskedSession,
     listing::OnlyTransient(only_transient): listing::OnlyTransient,
 ) -> Result<Json<Value>, ApiError> {
-    let closed = blocking(&host, move |host| {
-        let key = host.conversations().find(&caller, &name);
+    let closed = asked.answer(move |host, caller, key| {
         let mut branches = Vec::new();
-        match host.conversations().exists(&key) && !only_transient {
+        match host.sessions().exists(&key) && !only_transient {
             true => {
-                let names = branches_of(host, &key);
-                for branch in &names {
-                    remove(host, &SessionKey { owner: key.owner.clone(), name: branch.clone() })?;
-                }
+                branches = branches_of(host, &key);
+                branches.iter().try_for_each(|branch| remove(host, &key.sibling(branch.clone())))?;
                 remove(host, &key)?;
-                branches = names;
             }
-            false => remove_transient(host, &caller, &name)?,
+            false => remove_transient(host, caller, &key.name)?,
         }
         let branches: Vec<&str> = branches.iter().map(SessionName::as_str).collect();
-        Ok(json!({"closed": true, "session_id": name.as_str(), "branches": branches}))
+        Ok(json!({"closed": true, "session_id": key.name.as_str(), "branches": branches}))
     });
-    Ok(Json(closed.await?))
+    closed.await
 }
 
 /// Those of a session; a branch has none of its own.
 fn branches_of(host: &SessionHost, key: &SessionKey) -> Vec<SessionName> {
-    let is_branch = host.conversations().read(key).is_ok_and(|(saved, _)| saved.branch().is_some());
-    let branches = host.conversations().branches(key).ok().filter(|_| !is_branch).unwrap_or_default();
+    let is_branch = host.sessions().read(key).is_ok_and(|(saved, _)| saved.branch().is_some());
+    let branches = host.sessions().branches(key).ok().filter(|_| !is_branch).unwrap_or_default();
     branches.into_iter().map(|listed| listed.name).collect()
 }
 
@@ -93,8 +80,7 @@ pub fn remove(host: &SessionHost, key: &SessionKey) -> Result<(), ApiError> {
     let engine_name = key.engine_name();
     in_each(host, |engine| engine.close_session(&engine_name))?;
     flush(host)?;
-    known(host, host.conversations().remove(key))?;
-    host.forget_route(&engine_name);
+    known(host, host.sessions().remove(key))?;
     Ok(())
 }
 
@@ -106,42 +92,33 @@ pub fn flush(host: &SessionHost) -> Result<(), ApiError> {
     in_each(host, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))
 }
 
-/// Removes a transient session. The result of a request that is in one of its branches is dropped, and the
-/// engine forgets it then.
+/// The result of a request that is in a branch is dropped, and its engine forgets the branch then.
 fn remove_transient(host: &SessionHost, caller: &Caller, name: &SessionName) -> Result<(), ApiError> {
-    let Some(removed) = host.transients().remove(caller, name.as_str()) else { return Ok(()) };
-    for strand in removed.strands {
-        let closed = in_each(host, |engine| match engine.close_session(&strand.name) {
+    let Some(removed) = host.sessions().transients().remove(caller, name.as_str()) else { return Ok(()) };
+    for branch in removed.branches {
+        in_each(host, |engine| match engine.close_session(&branch.name) {
             Err(Error::SessionBusy(_)) => Ok(()),
             closed => closed,
-        });
-        closed?;
-        host.conversations().forget(&strand.name);
-        host.forget_route(&strand.name);
+        })?;
+        host.sessions().forget(&branch.name);
     }
     Ok(())
 }
 
 /// Begins a session with the turns of another: `{"to": ID, "turns": N}`, all turns without `turns`.
-pub async fn fork(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(from): InPath,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
-    let (to, turns) = fork_body(&host, body)?;
-    let forked = blocking(&host, move |host| {
-        let old = host.conversations().find(&caller, &from);
+pub async fn fork(asked: AskedSession, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    let (to, turns) = fork_body(&asked.host, body)?;
+    let forked = asked.answer(move |host, caller, old| {
         let new = SessionKey { owner: caller.owner().clone(), name: to };
-        let num_turns = host.conversations().fork(&old, &new, turns).map_err(taken)?;
+        let num_turns = host.sessions().fork(&old, &new, turns).map_err(taken)?;
         if turns.is_none() {
             // If that fails, the next turn reuses as much as it finds.
             host.apps().iter().for_each(|app| drop(fork_in_memory(app, &old, &new)));
         }
-        let (from, to) = (from.as_str(), new.name.as_str());
+        let (from, to) = (old.name.as_str(), new.name.as_str());
         Ok(json!({"forked": true, "session_id": to, "from": from, "turns": num_turns}))
     });
-    Ok(Json(forked.await?))
+    forked.await
 }
 
 /// Reads the name of the new session, and how many turns it begins with; `None` is all.
@@ -172,7 +149,7 @@ fn fork_in_memory(app: &App, from: &SessionKey, to: &SessionKey) -> Result<(), A
     if old.is_same(&new) {
         return Ok(old.fork_session(&from.engine_name(), &to.engine_name())?);
     }
-    let saved = app.shared().conversations().read(to)?.0;
+    let saved = app.sessions().read(to)?.0;
     match saved.tokens_of(&app.model().fingerprint) {
         Some(tokens) => Ok(new.restore_session(&to.engine_name(), tokens)?),
         None => Ok(()),
@@ -190,61 +167,47 @@ fn become_in_memory(host: &SessionHost, from: &SessionKey, to: &SessionKey) {
             let _ = engine.fork_session(&old, &new);
         }
     }
-    host.conversations().hand_over(&old, &new);
+    host.sessions().hand_over(&old, &new);
     let _ = in_each(host, |engine| engine.close_session(&old));
-    host.forget_route(&old);
 }
 
 /// Puts a branch in its session's place: `{"branch": ID}`. What the session held becomes a branch.
-pub async fn restore(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(name): InPath,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
-    let branch = only_name(&host, body, "branch")?;
-    let restored = blocking(&host, move |host| {
-        let key = host.conversations().find(&caller, &name);
-        let from = SessionKey { owner: key.owner.clone(), name: branch };
-        let conversations = host.conversations();
+pub async fn restore(asked: AskedSession, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    let branch = only_name(&asked.host, body, "branch")?;
+    let restored = asked.answer(move |host, _, key| {
+        let from = key.sibling(branch);
         let opened = host.open_known(&key);
         let mut opened = opened.map_err(|error| host.retriable(error.into()))?;
         in_each(host, |engine| engine.close_session(&key.engine_name()))?;
-        let kept = conversations.restore(&mut opened, &from.name);
+        let kept = host.sessions().restore(&mut opened, &from.name);
         let kept = kept.map_err(|error| host.retriable(error.into()))?;
         become_in_memory(host, &from, &key);
-        let (name, branch) = (name.as_str(), from.name.as_str());
+        let (name, branch) = (key.name.as_str(), from.name.as_str());
         let kept = kept.as_ref().map(SessionName::as_str);
         let turns = opened.saved().turns.len();
         Ok(json!({"restored": true, "session_id": name, "branch": branch, "turns": turns, "kept_as": kept}))
     });
-    Ok(Json(restored.await?))
+    restored.await
 }
 
 /// Gives a session another name: `{"to": ID}`. A branch that gets a name of its own becomes a session.
-pub async fn rename(
-    State(host): State<SessionHost>,
-    caller: Caller,
-    InPath(name): InPath,
-    JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
-    let to = only_name(&host, body, "to")?;
-    let renamed = blocking(&host, move |host| {
-        let old = host.conversations().find(&caller, &name);
-        let new = SessionKey { owner: old.owner.clone(), name: to };
+pub async fn rename(asked: AskedSession, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    let to = only_name(&asked.host, body, "to")?;
+    let renamed = asked.answer(move |host, caller, old| {
+        let new = old.sibling(to);
         // A session of the caller's would hide one of the local user's that gets its name.
-        if old != new && host.conversations().exists(&host.conversations().find(&caller, &new.name)) {
+        if old != new && host.sessions().exists(&host.sessions().find(caller, &new.name)) {
             let message = format!("there is a session named {:?} already", new.name.as_str());
             return Err(ApiError::new(StatusCode::CONFLICT, Some("session_exists"), message).param("to"));
         }
         host.check()?;
-        host.conversations().rename(&old, &new).map_err(|error| not_renamed(host, error))?;
+        host.sessions().rename(&old, &new).map_err(|error| not_renamed(host, error))?;
         if old != new {
             become_in_memory(host, &old, &new);
         }
-        Ok(json!({"renamed": true, "session_id": new.name.as_str(), "from": name.as_str()}))
+        Ok(json!({"renamed": true, "session_id": new.name.as_str(), "from": old.name.as_str()}))
     });
-    Ok(Json(renamed.await?))
+    renamed.await
 }
 
 /// Reads a body whose only member names a session.

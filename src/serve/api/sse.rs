@@ -1,5 +1,4 @@
-//! An answer as server-sent events: `data:` lines with JSON, and comments or the API's own events in a silent
-//! stream.
+//! An answer in a wire format, whole or as server-sent events: `data:` lines with JSON, and comments or the API's own events in a silent stream.
 //!
 //! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that have
 //! it; dropping the body drops the answer, which cancels it. Comments keep proxies and clients from giving
@@ -9,16 +8,18 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::BoxError;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use axum::{BoxError, Json};
 use futures_util::{Stream, stream};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
+use super::collect::{self, Collected};
 use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
+use super::reply::{AnswerHeaders, RunningUsage};
 use crate::error::ApiError;
 use crate::wire::anthropic::error as anthropic;
 use llmctl_engine::turn::Delta;
@@ -29,31 +30,40 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
-/// Writes the stream of one API. Each call returns the objects to send.
-pub trait StreamFormat: Send + 'static {
+/// Writes the answers of one API. Each call but the first returns the objects of a stream to send.
+pub trait AnswerFormat: Send + 'static {
     /// Events have an `event:` line with the member `type` of their object.
     const NAMES_EVENTS: bool = false;
 
     /// `data: [DONE]` is the last line.
     const ENDS_WITH_DONE: bool = true;
 
-    fn opening(&mut self) -> Vec<Value>;
+    /// Returns a whole answer.
+    ///
+    /// # Errors
+    /// For what only a bug can cause.
+    fn whole(self, collected: &Collected) -> Result<Value, ApiError>;
 
-    /// Counts tokens of the answers; called before their deltas.
-    fn count(&mut self, _num_tokens: usize) {}
+    fn opening(&mut self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// Returns the counts that chunks tell, which follow the answer before its deltas do.
+    fn usage(&mut self) -> Option<&mut RunningUsage> {
+        None
+    }
 
     /// More of a choice, and the tokens of its content. Called for every token, also those that say nothing yet.
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
-
-    /// A prompt has so many tokens.
-    fn prompt(&mut self, _total: usize) {}
 
     /// Encodes log-probabilities of more tokens of a choice's prompt; precedes the choice's text.
     fn scored(&mut self, _choice: usize, _logprobs: Vec<Logprob>) {}
 
     fn finished(&mut self, choice: usize, finished: &FinishedChoice) -> Vec<Value>;
 
-    fn ending(&mut self, totals: &Totals) -> Vec<Value>;
+    fn ending(&mut self, _totals: &Totals) -> Vec<Value> {
+        Vec::new()
+    }
 
     /// Ends a stream that has begun and cannot be completed.
     fn failed(&mut self, error: &ApiError) -> Vec<Value> {
@@ -66,8 +76,26 @@ pub trait StreamFormat: Send + 'static {
     }
 }
 
+/// Waits for an answer, or begins its stream, in a format.
+///
+/// # Errors
+/// Why there is no answer.
+pub async fn answer(
+    running: Running,
+    mut headers: AnswerHeaders,
+    is_streamed: bool,
+    format: impl AnswerFormat,
+) -> Result<Response, ApiError> {
+    headers.learn(&running);
+    let response = match is_streamed {
+        true => response(running, format),
+        false => Json(format.whole(&collect::all(running).await?)?).into_response(),
+    };
+    Ok(headers.on(response))
+}
+
 /// The response that streams `running`.
-pub fn response(running: Running, chunks: impl StreamFormat) -> Response {
+fn response(running: Running, chunks: impl AnswerFormat) -> Response {
     let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut feed = EventFeed {
@@ -109,7 +137,7 @@ struct EventFeed<C> {
     is_over: bool,
 }
 
-impl<C: StreamFormat> EventFeed<C> {
+impl<C: AnswerFormat> EventFeed<C> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {
@@ -131,8 +159,8 @@ impl<C: StreamFormat> EventFeed<C> {
         let objects = match update {
             Some(Update::Progress(progress)) => {
                 self.progress = Some(progress);
-                if let Progress::Prompt { total, .. } = progress {
-                    self.chunks.prompt(total);
+                if let (Progress::Prompt { total, .. }, Some(usage)) = (progress, self.chunks.usage()) {
+                    usage.prompt(total);
                 }
                 return;
             }
@@ -143,7 +171,9 @@ impl<C: StreamFormat> EventFeed<C> {
             }
             Some(Update::Deltas { choice, deltas, num_tokens, content }) => {
                 self.progress = None;
-                self.chunks.count(num_tokens);
+                if let Some(usage) = self.chunks.usage() {
+                    usage.count(num_tokens);
+                }
                 self.chunks.deltas(choice, deltas, content)
             }
             Some(Update::Finished { choice, finished }) => self.chunks.finished(choice, &finished),
@@ -179,7 +209,7 @@ impl<C: StreamFormat> EventFeed<C> {
     }
 }
 
-fn event<C: StreamFormat>(object: &Value) -> Bytes {
+fn event<C: AnswerFormat>(object: &Value) -> Bytes {
     event_bytes(object, C::NAMES_EVENTS)
 }
 

@@ -5,7 +5,7 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::{Map, Value, json};
 
-use super::blocking;
+use super::blocking::blocking;
 use super::body::JsonBody;
 use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};

@@ -1,16 +1,13 @@
 //! The engines of a server: one, or one per worker process, and which of them a request goes to.
 //!
-//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine of
-//! its order that is up, and stays with it while it lives, because its KV is there. A request without a
-//! session goes to the engine with the fewest requests. Conversations keep the turns of a session outside of
-//! the engines, so that any engine can continue it.
+//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine of its order that is up,
+//! and stays with it while it lives, because its KV is there. A request without a session goes to the engine with the fewest
+//! requests. The directory of sessions keeps their turns outside of the engines, so that any engine can continue them.
 
 pub mod engine;
 pub mod preparing;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::error::ApiError;
@@ -29,16 +26,6 @@ pub struct Engines {
     /// Number that no other set of this process has.
     set: u64,
     slots: Vec<EngineSlot>,
-    /// Sessions that were rerouted because the first engine of their order was down.
-    rerouted: Mutex<HashMap<EngineSessionName, ReroutedSession>>,
-}
-
-/// The engine that a rerouted session is with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct ReroutedSession {
-    slot: usize,
-    /// Identifies the engine in the slot: after a restart, the session is routed anew.
-    num_restarts: u64,
 }
 
 /// Identifies an engine among all that this process has had.
@@ -47,6 +34,13 @@ pub struct EngineInstance {
     set: u64,
     slot: usize,
     num_restarts: u64,
+}
+
+impl EngineInstance {
+    /// Whether both are or were engines of the same model.
+    pub fn is_of_same_set(self, other: Self) -> bool {
+        self.set == other.set
+    }
 }
 
 /// The status of one engine, for `/health` and `/metrics`.
@@ -72,7 +66,7 @@ impl Engines {
     pub fn new(slots: Vec<EngineSlot>) -> Self {
         assert!(!slots.is_empty(), "a server has an engine");
         let set = NUM_SETS.fetch_add(1, Ordering::Relaxed);
-        Self { set, slots, rerouted: Mutex::default() }
+        Self { set, slots }
     }
 
     pub fn len(&self) -> usize {
@@ -104,42 +98,27 @@ impl Engines {
         best.map(|(_, engine)| engine).ok_or_else(|| soonest.unwrap_or_else(ApiError::engine_down))
     }
 
-    /// Returns the engine that a session is with, or is routed to.
+    /// Returns the engine of a session: the one that it was with, if that is among `known` and still up, because its KV is there; else
+    /// the first one of its order that is up.
     ///
     /// # Errors
     /// As [`Self::any`].
-    pub fn of(&self, session: &EngineSessionName) -> Result<EngineClient, ApiError> {
-        if let [only] = &*self.slots {
-            return only.get();
-        }
-        let mut rerouted = self.rerouted();
-        if let Some(&ReroutedSession { slot, num_restarts }) = rerouted.get(session)
-            && self.slots[slot].num_restarts() == num_restarts
-            && let Ok(engine) = self.slots[slot].get()
-        {
+    pub fn of(
+        &self,
+        session: &EngineSessionName,
+        known: &[EngineInstance],
+    ) -> Result<EngineClient, ApiError> {
+        if let Some(engine) = known.iter().find_map(|instance| self.up_as(*instance)) {
             return Ok(engine);
         }
         let mut soonest = None;
-        for (nth, slot) in rendezvous_order(session.as_str(), self.slots.len()).into_iter().enumerate() {
+        for slot in rendezvous_order(session.as_str(), self.slots.len()) {
             match self.slots[slot].get() {
-                Ok(engine) if nth == 0 => {
-                    rerouted.remove(session);
-                    return Ok(engine);
-                }
-                Ok(engine) => {
-                    let num_restarts = self.slots[slot].num_restarts();
-                    rerouted.insert(session.clone(), ReroutedSession { slot, num_restarts });
-                    return Ok(engine);
-                }
+                Ok(engine) => return Ok(engine),
                 Err(error) => soonest = sooner(soonest, error),
             }
         }
         Err(soonest.unwrap_or_else(ApiError::engine_down))
-    }
-
-    /// Forgets the routing of a session that has been removed.
-    pub fn forget(&self, session: &EngineSessionName) {
-        self.rerouted().remove(session);
     }
 
     /// Returns the index of an engine; 0 for one that has been replaced.
@@ -153,10 +132,10 @@ impl Engines {
         EngineInstance { set: self.set, slot, num_restarts: self.slots[slot].num_restarts() }
     }
 
-    /// Returns true if the engine with this key is one of these and still up.
-    pub fn has(&self, instance: EngineInstance) -> bool {
-        let slot = self.slots.get(instance.slot).filter(|_| instance.set == self.set);
-        slot.is_some_and(|slot| slot.num_restarts() == instance.num_restarts && slot.get().is_ok())
+    /// Returns the engine with this key if it is one of these and still up.
+    pub fn up_as(&self, instance: EngineInstance) -> Option<EngineClient> {
+        let slot = self.slots.get(instance.slot).filter(|_| instance.set == self.set)?;
+        if slot.num_restarts() == instance.num_restarts { slot.get().ok() } else { None }
     }
 
     /// Returns true if the engine with this key is or was one of these.
@@ -201,11 +180,6 @@ impl Engines {
 
     pub fn num_restarts(&self) -> u64 {
         self.slots.iter().map(EngineSlot::num_restarts).sum()
-    }
-
-    /// Locks the table. A poisoned lock is fine: each change is a single insertion or removal.
-    fn rerouted(&self) -> MutexGuard<'_, HashMap<EngineSessionName, ReroutedSession>> {
-        self.rerouted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

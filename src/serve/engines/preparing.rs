@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::error::ApiError;
+use llmctl_base::Error;
 use llmctl_template::{Content, Conversation, Message};
 
 /// Texts that count by their number.
@@ -59,6 +60,33 @@ impl Preparing {
             let message = "too many large prompts are being read at once";
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, Some("overloaded"), message)
         })
+    }
+}
+
+/// Requests to an embedder that are under way: each holds one of the threads that all requests share.
+const MAX_REQUESTS: usize = 64;
+/// Wait that a refused client is told.
+const REFUSED_WAIT: Duration = Duration::from_secs(2);
+
+/// The places of requests to an embedder; clones share them.
+#[derive(Debug, Clone)]
+pub struct EmbedPlaces(Arc<Semaphore>);
+
+impl Default for EmbedPlaces {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(MAX_REQUESTS)))
+    }
+}
+
+impl EmbedPlaces {
+    /// Takes a place until the result is dropped.
+    ///
+    /// # Errors
+    /// 429 if all are taken.
+    pub fn enter(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let refused =
+            |_| ApiError::from(Error::QueueFull { waiting: MAX_REQUESTS }).retry_after(REFUSED_WAIT);
+        Arc::clone(&self.0).try_acquire_owned().map_err(refused)
     }
 }
 
@@ -143,5 +171,16 @@ mod tests {
         let whole = Conversation { messages, tools, kwargs, documents: vec![json!(text)] };
         let bytes = bytes_of(&whole);
         assert!((7000..7400).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn requests_beyond_the_limit_are_refused_until_others_have_ended() {
+        let places = EmbedPlaces::default();
+        let mut taken: Vec<_> = (0..MAX_REQUESTS).map(|_| places.enter().expect("a place")).collect();
+        let refused = places.clone().enter().expect_err("all are taken");
+        let found = (refused.status.as_u16(), refused.code, refused.retry_after);
+        assert_eq!(found, (429, Some("queue_full"), Some(REFUSED_WAIT)));
+        taken.pop();
+        assert!(places.enter().is_ok());
     }
 }

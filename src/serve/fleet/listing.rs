@@ -12,10 +12,10 @@ use serde_json::{Map, Value, json};
 use super::Fleet;
 use super::table::{Status, UnloadRefusal};
 use crate::api::body::RequestArrival;
-use crate::api::is_anthropic;
 use crate::api::models;
 use crate::api::models::{ModelChange, change_of};
 use crate::error::ApiError;
+use crate::wire::anthropic::is_anthropic;
 
 /// Returns the list in OpenAI's form, or in Anthropic's for its clients.
 pub async fn list(State(fleet): State<Fleet>, headers: HeaderMap) -> Json<Value> {

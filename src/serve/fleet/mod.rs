@@ -24,10 +24,10 @@ use axum::http::StatusCode;
 
 use super::api::mcp::ServedTools;
 use super::api::session_host::SessionHost;
-use super::api::shared::ServerShared;
 use super::error::{ApiError, STAGE_WAIT};
 use super::{App, ServeSettings, api};
 use crate::gate::owner::SharesSessions;
+use crate::shared::ServerShared;
 pub use dispatch::routes;
 use llmctl_base::units;
 use llmctl_models::memory::give_back;

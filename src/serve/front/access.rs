@@ -29,7 +29,7 @@ use crate::telemetry::ledger::Ledger;
 use crate::telemetry::metrics::HttpLabels;
 use crate::telemetry::observe::Observer;
 use crate::telemetry::spans::route_of;
-use crate::wire::anthropic::error as anthropic;
+use crate::wire::anthropic;
 use llmctl_template::DateTime;
 
 /// Longer paths and user agents are cut in the log, in bytes.
@@ -48,7 +48,7 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
     let ledger = Ledger::new(lifecycle.access_log().cloned(), observer, span);
     let mut entry = TrackedRequest::new(&lifecycle, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let is_anthropic = api::is_anthropic(&path, request.headers());
+    let is_anthropic = anthropic::is_anthropic(&path, request.headers());
     let response = match catch_panic(ledger.of(next.run(request))).await {
         Ok(response) => response,
         Err(panic) => {
@@ -115,8 +115,8 @@ async fn in_envelope(response: Response, method: &Method, path: &str) -> Respons
 /// Adds Anthropic's header to a response, and writes an error in its envelope.
 fn in_anthropic_form(mut response: Response, id: &HttpRequestId) -> Response {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let body = anthropic::body(&error, &id.0).to_string();
-        *response.status_mut() = anthropic::status(&error);
+        let body = anthropic::error::body(&error, &id.0).to_string();
+        *response.status_mut() = anthropic::error::status(&error);
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         *response.body_mut() = Body::from(body);
     }

@@ -11,20 +11,20 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::super::body::{Incoming, session_of};
-use super::super::generate::{GenerateRequest, InSession, Prompt, RequestSession, TurnNote};
+use super::super::generate::{GenerateRequest, Prompt, TurnNote};
 use super::super::reply::Head;
 use super::super::request::{self, AnswerParams, Reading, with_known_roles};
-use super::super::transient::TransientKey;
 use super::stored::{self, StoredResponse};
 use super::writer::ResponseWriter;
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::Caller;
+use crate::sessions::{InSession, RequestSession, TransientKey};
 use crate::wire::fields::shown;
 use crate::wire::responses::input;
 use crate::wire::responses::items::response_of_item;
 use crate::wire::responses::object::{ResponseShape, repeated, sampling_members};
-use crate::wire::responses::tools::{ResponseTools, ToolNames, tools};
+use crate::wire::responses::tools::{ResponseTools, tools};
 use crate::wire::switches::{Switches, switches};
 use crate::wire::{Fields, Problems, shape};
 use llmctl_engine::grammar::GrammarSource;
@@ -69,11 +69,8 @@ struct AskedResponse {
     instructions: Option<String>,
     input: Vec<Message>,
     kwargs: Map<String, Value>,
-    names: ToolNames,
-    /// Members of the response that repeat the request.
-    repeated: Map<String, Value>,
-    shows_reasoning: bool,
-    seals_reasoning: bool,
+    /// Without its id.
+    shape: ResponseShape,
     ignored: Vec<String>,
 }
 
@@ -87,25 +84,16 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
     let previous = asked.storing.previous(app, &incoming.caller)?;
     let session = asked.storing.session(app, previous.as_ref(), &incoming)?;
     let is_stored = matches!(session, Some(RequestSession::Stored(_)));
-    let mut repeated = asked.repeated;
-    repeated.insert("store".to_owned(), is_stored.into());
     let instructions = asked.instructions.map(Message::system).into_iter();
     let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
     let messages = with_known_roles(app, instructions.chain(earlier).chain(asked.input).collect());
-    let tools = asked.params.tools.definitions.clone();
+    let tools = asked.params.turn.tools.definitions.clone();
     let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
-    let id = stored::new_id(&session_name(session.as_ref()));
+    let mut shape = ResponseShape { id: stored::new_id(&session_name(session.as_ref())), ..asked.shape };
     let is_streamed = asked.params.streaming.is_on;
     let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming);
-    repeated.extend(sampling_members(&request.turn.sampling()));
-    let shape = ResponseShape {
-        id,
-        created_ms: now_ms(),
-        repeated,
-        names: asked.names,
-        shows_reasoning: asked.shows_reasoning,
-        seals_reasoning: asked.seals_reasoning,
-    };
+    shape.repeated.insert("store".to_owned(), is_stored.into());
+    shape.repeated.extend(sampling_members(&request.turn.sampling()));
     let writer = ResponseWriter::new(Head::new(app, "resp"), shape, request.turn.logprobs.is_some());
     request.notices = left_out(&asked.ignored);
     request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
@@ -132,28 +120,28 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
         .with_template(|template| switches(&mut fields, template, app.settings().enable_thinking));
     let tools = ToolUse { inputs, ..request::tools(app, &mut fields, schema_open) };
     let reading = Reading { schema_open, may_be_none: false };
-    let params = request::params(app, &engine, &mut fields, Limits::default(), reading);
-    if params.constraint.is_some() && format.is_some() {
+    let mut params = request::params(app, &engine, &mut fields, Limits::default(), reading);
+    if params.has_constraint() && format.is_some() {
         fields.out_of_range(FORMAT, "is a second form, and an answer has one");
     }
     fields.end();
     problems.check(model)?;
     repeated.insert("tools".to_owned(), repeated_tools.into());
     repeated.insert("model".to_owned(), app.model().id.as_str().into());
-    let logprobs = outputs.logprobs.or(params.logprobs);
-    let constraint = format.or(params.constraint.clone());
-    Ok(AskedResponse {
-        params: AnswerParams { tools, logprobs, constraint, reasoning_budget: reasoning.budget, ..params },
-        storing,
-        instructions,
-        input,
-        kwargs,
-        names,
+    params.turn.tools = tools;
+    params.turn.logprobs = outputs.logprobs.or(params.turn.logprobs);
+    params.turn.constraint = format.or(params.turn.constraint.take());
+    params.turn.reasoning_budget = reasoning.budget;
+    let shape = ResponseShape {
+        id: String::new(),
+        created_ms: now_ms(),
         repeated,
+        names,
         shows_reasoning: reasoning.is_shown,
         seals_reasoning: outputs.seals_reasoning,
-        ignored: problems.take_ignored(),
-    })
+    };
+    let ignored = problems.take_ignored();
+    Ok(AskedResponse { params, storing, instructions, input, kwargs, shape, ignored })
 }
 
 /// Returns a notice for each type of items and tools that the request has for nothing.
@@ -193,7 +181,7 @@ impl Storing {
             let message = "session_id: previous_response_id names the session already";
             return Err(ApiError::invalid("session_id", message));
         }
-        let found = stored::find(app.conversations(), caller, id)?.ok_or_else(|| {
+        let found = stored::find(app.sessions(), caller, id)?.ok_or_else(|| {
             let message = format!("Previous response with id {:?} not found.", shown(id));
             let code = Some("previous_response_not_found");
             ApiError::new(StatusCode::NOT_FOUND, code, message).param("previous_response_id")
@@ -211,7 +199,7 @@ impl Storing {
         let caller = &incoming.caller;
         let named = session_of(self.session.clone(), false, &incoming.headers, caller)?;
         // Without room for more sessions, only a request that asks for storing is refused.
-        let is_stored = self.store.unwrap_or_else(|| previous.is_some() || app.conversations().has_room());
+        let is_stored = self.store.unwrap_or_else(|| previous.is_some() || app.sessions().has_room());
         if !is_stored {
             if self.session.is_some() {
                 let message = "session_id: a response that is not stored (store: false) is in no session";
@@ -333,7 +321,7 @@ fn resolve_references(app: &App, caller: &Caller, body: &mut Map<String, Value>)
     let Some(Value::Array(items)) = body.get_mut("input") else { return Ok(()) };
     let mut outputs = HashMap::new();
     for response in referenced(items)? {
-        let found = stored::find(app.conversations(), caller, &response)?;
+        let found = stored::find(app.sessions(), caller, &response)?;
         let output = found.map_or(Value::Null, |found| found.object()["output"].clone());
         outputs.insert(response, output);
     }

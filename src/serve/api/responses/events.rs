@@ -6,8 +6,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::generate::{FinishedChoice, Totals};
-use super::super::sse::StreamFormat;
+use super::super::collect::Collected;
+use super::super::generate::FinishedChoice;
+use super::super::sse::AnswerFormat;
 use super::writer::ResponseWriter;
 use crate::error::ApiError;
 use crate::wire::responses::items;
@@ -112,14 +113,14 @@ impl ResponseEvents {
 
     /// Returns the item as `output_item.added` shows it.
     fn empty(&self, item: &OpenItem) -> Value {
-        let mut value = self.whole(item, "in_progress");
+        let mut value = self.whole_item(item, "in_progress");
         if item.part().is_some() {
             value["content"] = json!([]);
         }
         value
     }
 
-    fn whole(&self, item: &OpenItem, status: &str) -> Value {
+    fn whole_item(&self, item: &OpenItem, status: &str) -> Value {
         let seals = self.writer.shape.seals_reasoning;
         match (&item.call, item.part()) {
             (Some(call), _) => items::call(&item.id, &call.call_id, &call.tool, &item.text, status),
@@ -135,7 +136,7 @@ impl ResponseEvents {
         if let Some(part) = item.part() {
             events.push(self.of_item("content_part.done", &item, json!({"part": part})));
         }
-        let whole = self.whole(&item, status(is_whole));
+        let whole = self.whole_item(&item, status(is_whole));
         let done = json!({"output_index": self.output.len(), "item": whole});
         events.push(self.event("output_item.done", done));
         self.output.push(whole);
@@ -214,9 +215,15 @@ impl OpenItem {
     }
 }
 
-impl StreamFormat for ResponseEvents {
+impl AnswerFormat for ResponseEvents {
     const NAMES_EVENTS: bool = true;
     const ENDS_WITH_DONE: bool = false;
+
+    fn whole(self, collected: &Collected) -> Result<Value, ApiError> {
+        let finished = collected.choices.first();
+        let finished = finished.ok_or_else(|| ApiError::internal("the answer is missing"))?;
+        Ok(ResponseWriter::with_report(self.writer.whole(&finished.answer), finished))
+    }
 
     fn opening(&mut self) -> Vec<Value> {
         let response = self.writer.shape.object(ResponseState::in_progress());
@@ -248,10 +255,6 @@ impl StreamFormat for ResponseEvents {
         let response = ResponseWriter::with_report(self.writer.shape.object(state), finished);
         events.push(self.of_response(kind, &response));
         events
-    }
-
-    fn ending(&mut self, _totals: &Totals) -> Vec<Value> {
-        Vec::new()
     }
 
     fn failed(&mut self, error: &ApiError) -> Vec<Value> {

@@ -7,11 +7,11 @@
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::super::conversations::{Conversations, SessionKey, log_forgotten};
 use super::super::session_host::SessionHost;
 use super::super::sessions;
 use crate::error::ApiError;
 use crate::gate::owner::Caller;
+use crate::sessions::{SessionDirectory, SessionKey, log_forgotten};
 use llmctl_base::Error;
 use llmctl_engine::session::store::{SavedSession, SessionName};
 use llmctl_template::Message;
@@ -98,13 +98,13 @@ fn sessions_of(id: &str) -> Vec<SessionName> {
 /// # Errors
 /// Storage errors.
 pub fn find(
-    conversations: &Conversations,
+    directory: &SessionDirectory,
     caller: &Caller,
     id: &str,
 ) -> Result<Option<StoredResponse>, ApiError> {
     for session in sessions_of(id) {
-        let key = conversations.find(caller, &session);
-        let mut places = places(conversations, &key, id)?;
+        let key = directory.find(caller, &session);
+        let mut places = places(directory, &key, id)?;
         if !places.is_empty() {
             places.sort_by_key(|place| !place.is_last());
             return Ok(Some(StoredResponse { session, places }));
@@ -114,16 +114,16 @@ pub fn find(
 }
 
 /// Returns the places of a response in a session and its branches.
-fn places(conversations: &Conversations, key: &SessionKey, id: &str) -> Result<Vec<TurnPlace>, ApiError> {
-    let saved = match conversations.read(key) {
+fn places(directory: &SessionDirectory, key: &SessionKey, id: &str) -> Result<Vec<TurnPlace>, ApiError> {
+    let saved = match directory.read(key) {
         Err(Error::SessionNotFound(_)) => return Ok(Vec::new()),
         read => read?.0,
     };
     let mut places: Vec<TurnPlace> = TurnPlace::in_session(key.clone(), saved, id).into_iter().collect();
-    for listed in conversations.branches(key)? {
-        let branch = SessionKey { owner: key.owner.clone(), name: listed.name };
+    for listed in directory.branches(key)? {
+        let branch = key.sibling(listed.name);
         if branch != *key
-            && let Ok((saved, _)) = conversations.read(&branch)
+            && let Ok((saved, _)) = directory.read(&branch)
         {
             places.extend(TurnPlace::in_session(branch, saved, id));
         }
@@ -179,8 +179,8 @@ fn delete_in(
 
 /// Removes a session without turns, unless branches belong to it.
 fn remove_if_empty(host: &SessionHost, key: &SessionKey) -> Result<(), ApiError> {
-    let Ok((saved, _)) = host.conversations().read(key) else { return Ok(()) };
-    let is_empty = saved.turns.is_empty() && host.conversations().branches(key)?.is_empty();
+    let Ok((saved, _)) = host.sessions().read(key) else { return Ok(()) };
+    let is_empty = saved.turns.is_empty() && host.sessions().branches(key)?.is_empty();
     if is_empty { sessions::remove(host, key) } else { Ok(()) }
 }
 

@@ -32,12 +32,6 @@ impl ResponseWriter {
         }
     }
 
-    /// Returns the object that the client gets.
-    pub fn finished(&self, finished: &FinishedChoice) -> Value {
-        let object = self.whole(&finished.answer);
-        Self::with_report(object, finished)
-    }
-
     /// Adds the timings and the session, as in every answer of this server.
     pub fn with_report(mut object: Value, finished: &FinishedChoice) -> Value {
         object["timings"] = reply::choice_timings(&finished.answer);
@@ -47,7 +41,7 @@ impl ResponseWriter {
         object
     }
 
-    fn whole(&self, answer: &Answer) -> Value {
+    pub fn whole(&self, answer: &Answer) -> Value {
         self.shape.whole(answer, &self.logprobs(&answer.content_tokens))
     }
 }

@@ -100,7 +100,7 @@ fn add_tool(
     let mut tool = fields.inside(at, members);
     match tool.text("type").as_deref() {
         Some("function") => add_function(tool, read, namespace),
-        Some("custom") => add_custom(tool, read, namespace),
+        Some("custom") => add_named(tool, read, namespace, true),
         Some("namespace") if namespace.is_none() => add_namespace(tool, read),
         Some(other) => fields.ignored(&format!("{at}.{}", shown(other))),
         None => tool.missing("type"),
@@ -115,10 +115,6 @@ fn add_function(mut tool: Fields<'_>, read: &mut ResponseTools, namespace: Optio
         return tool.ignore_rest();
     }
     add_named(tool, read, namespace, false);
-}
-
-fn add_custom(tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<ToolNamespace<'_>>) {
-    add_named(tool, read, namespace, true);
 }
 
 /// Adds a tool from the members that all forms share.
@@ -137,9 +133,9 @@ fn add_named(
     let mut description = described.join("\n");
     if is_custom {
         let format = input_format(&mut tool);
-        description.push_str(&format.instruction());
+        description.push_str(&instruction(format.as_ref()));
         function.insert("parameters".to_owned(), input_schema());
-        read.inputs.extend(format.0.map(|source| (shown_name.clone(), source)));
+        read.inputs.extend(format.map(|source| (shown_name.clone(), source)));
     } else {
         let parameters = tool.object("parameters");
         function.extend(parameters.map(|schema| ("parameters".to_owned(), Value::Object(schema))));
@@ -179,22 +175,14 @@ fn add_namespace(mut tool: Fields<'_>, read: &mut ResponseTools) {
     tool.ignore_rest();
 }
 
-/// Returns the grammar of a custom tool's text; `None` for any text.
-struct InputFormat(Option<GrammarSource>);
-
-impl InputFormat {
-    /// Returns what the model reads of it behind the description.
-    fn instruction(&self) -> String {
-        match &self.0 {
-            Some(GrammarSource::Lark(grammar)) => {
-                format!("\n`{INPUT}` is text that follows this Lark grammar:\n{grammar}")
-            }
-            Some(GrammarSource::Regex(regex)) => {
-                format!("\n`{INPUT}` is text that matches this regular expression: {regex}")
-            }
-            _ => format!("\n`{INPUT}` is free text."),
-        }
-    }
+/// Returns what the model reads of a format behind the description.
+fn instruction(format: Option<&GrammarSource>) -> String {
+    let what = match format {
+        Some(GrammarSource::Lark(grammar)) => format!("text that follows this Lark grammar:\n{grammar}"),
+        Some(GrammarSource::Regex(regex)) => format!("text that matches this regular expression: {regex}"),
+        _ => "free text.".to_owned(),
+    };
+    format!("\n`{INPUT}` is {what}")
 }
 
 fn input_schema() -> Value {
@@ -204,15 +192,16 @@ fn input_schema() -> Value {
     })
 }
 
-fn input_format(tool: &mut Fields<'_>) -> InputFormat {
-    let Some(members) = tool.object("format") else { return InputFormat(None) };
+/// Returns the grammar of a custom tool's text; `None` for any text.
+fn input_format(tool: &mut Fields<'_>) -> Option<GrammarSource> {
+    let members = tool.object("format")?;
     let mut format = tool.inside("format", members);
     match format.text("type").as_deref() {
         Some("grammar") => {}
-        Some("text") | None => return InputFormat(None),
+        Some("text") | None => return None,
         Some(_) => {
             format.unsupported("type", "is neither text nor grammar");
-            return InputFormat(None);
+            return None;
         }
     }
     for name in ["definition", "syntax"] {
@@ -229,7 +218,7 @@ fn input_format(tool: &mut Fields<'_>) -> InputFormat {
         None => None,
     };
     format.end();
-    InputFormat(source)
+    source
 }
 
 /// Returns a choice in the form of chat completions.

@@ -29,8 +29,7 @@ pub struct MemoryStore {
 struct MemorySession {
     /// As it was when it was last closed.
     saved: SavedSession,
-    /// `None` while it is open.
-    session_chat: Option<SessionChat>,
+    is_open: bool,
 }
 
 type All = BTreeMap<SessionKey, MemorySession>;
@@ -49,22 +48,21 @@ impl MemoryStore {
         }
         let mut saved = SavedSession::new(model, now_ms());
         saved.owner = key.owner.stored().map(str::to_owned);
-        let session_chat = SessionChat::look_at(saved, model.clone());
-        insert(&mut kept, key.clone(), session_chat.saved().clone(), None)?;
-        Ok(session_chat)
+        insert(&mut kept, key.clone(), saved.clone(), true)?;
+        Ok(SessionChat::look_at(saved, model.clone()))
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
-    pub fn open(&self, key: &SessionKey) -> Result<SessionChat> {
+    pub fn open(&self, key: &SessionKey) -> Result<SavedSession> {
         let mut kept = locked(&self.kept);
-        let kept = kept.get_mut(key).ok_or_else(|| not_found(key))?;
-        kept.session_chat.take().ok_or_else(|| Error::SessionBusy(key.name.to_string()))
+        let kept = closed(&mut kept, key)?;
+        kept.is_open = true;
+        Ok(kept.saved.clone())
     }
 
-    pub fn close(&self, key: &SessionKey, session_chat: SessionChat) {
-        let kept = MemorySession { saved: session_chat.saved().clone(), session_chat: Some(session_chat) };
-        locked(&self.kept).insert(key.clone(), kept);
+    pub fn close(&self, key: &SessionKey, saved: SavedSession) {
+        locked(&self.kept).insert(key.clone(), MemorySession { saved, is_open: false });
     }
 
     /// Removes one that is open.
@@ -76,10 +74,7 @@ impl MemoryStore {
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
         let mut kept = locked(&self.kept);
-        let is_open = kept.get(key).ok_or_else(|| not_found(key))?.session_chat.is_none();
-        if is_open {
-            return Err(Error::SessionBusy(key.name.to_string()));
-        }
+        closed(&mut kept, key)?;
         kept.remove(key);
         Ok(())
     }
@@ -108,23 +103,17 @@ impl MemoryStore {
         Ok(branches.into_iter().map(listed).collect())
     }
 
-    /// A new branch, open.
+    /// A new branch with the first `turns` turns, open.
     ///
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`].
-    pub fn branch(
-        &self,
-        from: &SessionKey,
-        turns: Option<usize>,
-        reason: BranchReason,
-        model: &ModelFingerprint,
-    ) -> Result<(SessionKey, SessionChat)> {
+    pub fn branch(&self, from: &SessionKey, turns: usize) -> Result<(SessionKey, SavedSession)> {
         let mut kept = locked(&self.kept);
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
-        let branch = branch_of(from, &saved, turns.unwrap_or(saved.turns.len()), reason);
+        let branch = branch_of(from, &saved, turns, BranchReason::Request);
         let key = free_name(&kept, from, &saved);
-        insert(&mut kept, key.clone(), branch.clone(), None)?;
-        Ok((key, SessionChat::look_at(branch, model.clone())))
+        insert(&mut kept, key.clone(), branch.clone(), true)?;
+        Ok((key, branch))
     }
 
     /// Keeps all turns of an open conversation in a branch; nothing when it has none.
@@ -134,18 +123,15 @@ impl MemoryStore {
     pub fn keep(
         &self,
         key: &SessionKey,
-        session_chat: &SessionChat,
+        saved: &SavedSession,
         reason: BranchReason,
     ) -> Result<Option<SessionName>> {
-        let saved = session_chat.saved();
         if saved.turns.is_empty() {
             return Ok(None);
         }
         let mut kept = locked(&self.kept);
-        let branch = branch_of(key, saved, saved.turns.len(), reason);
         let name = free_name(&kept, key, saved);
-        let look = SessionChat::look_at(branch.clone(), session_chat.model().clone());
-        insert(&mut kept, name.clone(), branch, Some(look))?;
+        insert(&mut kept, name.clone(), branch_of(key, saved, saved.turns.len(), reason), false)?;
         Ok(Some(name.name))
     }
 
@@ -163,8 +149,9 @@ impl MemoryStore {
             let message = format!("session {:?} is not a branch of it", branch.as_str());
             return Err(Error::InvalidParameter { name: "branch", message });
         }
-        drop(self.open(&from)?);
-        let kept = self.keep(key, session_chat, BranchReason::Restore)?;
+        self.open(&from)?;
+        let kept = self.keep(key, session_chat.saved(), BranchReason::Restore);
+        let kept = kept.inspect_err(|_| self.close(&from, saved.clone()))?;
         let mut restored = session_chat.saved().clone();
         (restored.turns, restored.last_used_ms) = (saved.turns, now_ms());
         *session_chat = SessionChat::look_at(restored, session_chat.model().clone());
@@ -175,18 +162,16 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::InvalidParameter`] naming `session`.
     pub fn rename(&self, from: &SessionKey, to: &SessionKey) -> Result<()> {
-        let mut session_chat = self.open(from)?;
         let mut kept = locked(&self.kept);
+        let mut saved = closed(&mut kept, from)?.saved.clone();
         if from != to && kept.contains_key(to) {
-            kept.get_mut(from).ok_or_else(|| not_found(from))?.session_chat = Some(session_chat);
             return Err(taken(to));
         }
-        let mut saved = kept.remove(from).ok_or_else(|| not_found(from))?.saved;
         if let Some(fork) = saved.fork_of.as_mut().filter(|_| !to.name.is_of_branch()) {
             fork.branch = None;
-            session_chat = SessionChat::look_at(saved.clone(), session_chat.model().clone());
         }
-        insert(&mut kept, to.clone(), saved, Some(session_chat))
+        kept.remove(from);
+        insert(&mut kept, to.clone(), saved, false)
     }
 
     /// # Errors
@@ -206,23 +191,23 @@ impl MemoryStore {
         let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
         let mut forked = saved.forked(fork_of, now_ms());
         forked.owner = to.owner.stored().map(str::to_owned);
-        let session_chat = SessionChat::look_at(forked.clone(), (*forked.model).clone());
-        insert(&mut kept, to.clone(), forked, Some(session_chat))?;
+        insert(&mut kept, to.clone(), forked, false)?;
         Ok(num_turns)
     }
 }
 
-fn insert(
-    all: &mut All,
-    key: SessionKey,
-    saved: SavedSession,
-    session_chat: Option<SessionChat>,
-) -> Result<()> {
+fn insert(all: &mut All, key: SessionKey, saved: SavedSession, is_open: bool) -> Result<()> {
     if all.len() >= MAX_CONVERSATIONS {
         return Err(Error::SessionsFull { capacity: MAX_CONVERSATIONS });
     }
-    all.insert(key, MemorySession { saved, session_chat });
+    all.insert(key, MemorySession { saved, is_open });
     Ok(())
+}
+
+/// Returns a conversation that nobody has open.
+fn closed<'a>(all: &'a mut All, key: &SessionKey) -> Result<&'a mut MemorySession> {
+    let kept = all.get_mut(key).ok_or_else(|| not_found(key))?;
+    if kept.is_open { Err(Error::SessionBusy(key.name.to_string())) } else { Ok(kept) }
 }
 
 fn branch_of(from: &SessionKey, saved: &SavedSession, turns: usize, reason: BranchReason) -> SavedSession {

@@ -1,13 +1,17 @@
-//! The conversations behind session ids: on disk, where `run --session` and `chat` keep theirs too, or in
-//! memory without a store; and what a request is a turn of, the session or one of its branches.
+//! The one directory of a server's sessions: which conversation a request is a turn of, who has it, and which engine it was with.
 //!
-//! Invariants: a request that opens a conversation has it alone until it is closed, and the next request is
-//! told that it is busy; a conversation that was begun and came to no turn is removed again, and so is a
-//! branch without a new turn. A request takes nothing away from what is saved: where it does not continue its
-//! session or a branch, it begins another branch. Owners know nothing of each other's. All calls may wait for
-//! a disk: not on an async worker.
+//! A stored session is on disk, where `run --session` and `chat` keep theirs too, or in memory without a store (`memory`); requests for it
+//! wait in `queue`. A transient one is what headers of clients name (`transient`). [`SessionDirectory::check_out`] gives a request its
+//! session, or one of its branches, and dropping [`Opened`] gives it back.
+//!
+//! Invariants: whoever opens a conversation has it alone until it is closed, and the next one is told that it is busy;
+//! one that was begun and came to no turn is gone again, and a branch that came to nothing new. A request takes nothing away
+//! from what is saved: where it does not continue its session or a branch, it begins another branch. Owners know nothing of
+//! each other's. All calls but [`SessionDirectory::turn`] may wait for a disk: not on an async worker.
 
 mod memory;
+mod queue;
+mod transient;
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
@@ -15,9 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 
-use super::session_queue::SessionTurn;
-use super::transient::HeldStrand;
-use crate::engines::EngineInstance;
+use crate::engines::{EngineInstance, Engines};
 use crate::error::ApiError;
 use crate::gate::owner::{Caller, Owner};
 use llmctl_base::{Error, Result};
@@ -26,28 +28,54 @@ use llmctl_engine::session::store::{
     SessionSummary, now_ms,
 };
 use llmctl_engine::turn::{SessionChat, num_repeated};
-use llmctl_engine::{Difference, EngineSessionName, Reuse, Started};
+use llmctl_engine::{Difference, EngineClient, EngineSessionName, Reuse, Started};
 use llmctl_template::Message;
 use memory::MemoryStore;
+use queue::SessionQueues;
+pub use queue::SessionTurn;
+pub use transient::{AFFINITY_HEADER, ROUTING_HEADERS, Transient, TransientBranch, TransientKey};
+use transient::{HeldBranch, Transients};
 
 /// Branches that requests may make of one session.
 pub const MAX_BRANCHES: usize = 100;
 
-/// Most sessions of which the table knows the last prompt or the branch that continues them.
+/// Sessions whose last prompt and engine, or whose last branch, are known.
 const MAX_RESUMES: usize = 4096;
 
-/// All conversations of a server. Clones are the same ones.
+/// Engines of different models that a session's routing remembers.
+const MAX_ENGINES: usize = 8;
+
+/// All sessions of a server. Clones are the same ones.
 #[derive(Debug, Clone)]
-pub struct Conversations {
-    shared: Arc<ConversationTable>,
+pub struct SessionDirectory {
+    shared: Arc<DirectoryState>,
 }
 
 #[derive(Debug)]
-struct ConversationTable {
+struct DirectoryState {
     place: ConversationStore,
+    transients: Transients,
+    queues: SessionQueues,
     resumes: Mutex<HashMap<EngineSessionName, Resumes>>,
-    /// The branch of a session that was continued last.
+    /// Of a session, the branch that was continued last.
     last_branches: Mutex<HashMap<SessionKey, SessionKey>>,
+}
+
+/// Session that a request belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RequestSession {
+    Stored(InSession),
+    /// A client's hint: it costs the request nothing.
+    Transient(TransientKey),
+}
+
+/// The part of a saved conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InSession {
+    pub caller: Caller,
+    pub name: SessionName,
+    /// The messages are new ones behind those that are saved, instead of the whole conversation.
+    pub appends: bool,
 }
 
 #[derive(Debug)]
@@ -72,18 +100,10 @@ impl SessionKey {
         }
     }
 
-    fn sibling(&self, name: SessionName) -> Self {
+    /// Returns the key of another session of the same owner.
+    pub fn sibling(&self, name: SessionName) -> Self {
         Self { owner: self.owner.clone(), name }
     }
-}
-
-/// Relation of a client's messages to the session that they continue.
-#[derive(Debug, Clone, Copy)]
-pub enum NextMessages<'a> {
-    /// They follow what is saved.
-    Append,
-    /// They are the whole conversation.
-    Whole(&'a [Message]),
 }
 
 /// History of a session's KV since the server started.
@@ -94,8 +114,8 @@ pub struct Resumes {
     pub last_miss: Option<(Resume, Difference)>,
     /// Changes that were made to what the last request said.
     pub notices: Vec<String>,
-    /// The engine that it was with.
-    pub engine: Option<EngineInstance>,
+    /// The engines that it was with, the last one first; one of each model's.
+    pub engines: Vec<EngineInstance>,
 }
 
 /// Reuse of a prompt.
@@ -107,12 +127,41 @@ pub struct Resume {
     pub at_ms: u64,
 }
 
-impl Conversations {
-    pub fn new(store: Option<SessionStore>) -> Self {
+impl SessionDirectory {
+    /// Creates the directory. `store` keeps named sessions on disk; with `None` they live as long as the server. `max_branches` bounds
+    /// the branches of transient sessions: as many as an engine keeps.
+    pub fn new(store: Option<SessionStore>, max_branches: usize) -> Self {
         let place =
             store.map_or_else(|| ConversationStore::Memory(MemoryStore::default()), ConversationStore::Disk);
-        let shared = ConversationTable { place, resumes: Mutex::default(), last_branches: Mutex::default() };
-        Self { shared: Arc::new(shared) }
+        let transients = Transients::new(max_branches);
+        let (queues, resumes, last_branches) = Default::default();
+        Self { shared: Arc::new(DirectoryState { place, transients, queues, resumes, last_branches }) }
+    }
+
+    /// Returns the transient sessions.
+    pub fn transients(&self) -> &Transients {
+        &self.shared.transients
+    }
+
+    /// Waits for a session's turn; at most `most_waiting` requests wait for any session.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`].
+    pub async fn turn(&self, session: &SessionKey, most_waiting: usize) -> Result<SessionTurn> {
+        self.shared.queues.turn(&session.engine_name(), most_waiting).await
+    }
+
+    /// Returns the engine that a session was with, as long as that is up; else the one that it is routed to.
+    ///
+    /// # Errors
+    /// 503 while none is up.
+    pub fn engine_of(
+        &self,
+        engines: &Engines,
+        session: &EngineSessionName,
+    ) -> Result<EngineClient, ApiError> {
+        let resumes = locked(&self.shared.resumes);
+        engines.of(session, resumes.get(session).map_or(&[], |resumes| &resumes.engines))
     }
 
     /// The session that a name means to a caller: one that there is, or that is to begin.
@@ -130,22 +179,43 @@ impl Conversations {
         }
     }
 
-    /// Opens what the next turn is of: the session, begun if there is none, or the branch that the messages continue, a new
-    /// one where they continue none.
+    /// Opens what a request is the next turn of: a branch of a transient session; or the stored session in its `turn`, begun if there is
+    /// none, or the branch that the messages continue, a new one where they continue none. `None` if all branches are in use.
     ///
     /// # Errors
     /// `session_busy` while another has it open, here or in another process; `too_many_branches`; storage errors.
-    pub fn open(
+    pub fn check_out(
         &self,
-        key: &SessionKey,
+        session: &RequestSession,
+        turn: Option<Arc<SessionTurn>>,
         model: &ModelFingerprint,
-        next: NextMessages<'_>,
-    ) -> Result<Opened, ApiError> {
-        let main = match self.open_known(key, Some(model)) {
-            Err(Error::SessionNotFound(_)) => self.begin(key, model).map_err(too_many_sessions)?,
+        messages: &[Message],
+    ) -> Result<Option<Opened>, ApiError> {
+        let InSession { caller, name, appends } = match session {
+            RequestSession::Stored(session) => session,
+            RequestSession::Transient(key) => {
+                let branch = self.shared.transients.check_out(key, model, messages);
+                return Ok(branch.map(|(held, session_chat)| Opened::transient(held, session_chat)));
+            }
+        };
+        let key = self.find(caller, name);
+        let main = match self.open_known(&key, Some(model)) {
+            Err(Error::SessionNotFound(_)) => self.begin(&key, model).map_err(too_many_sessions)?,
             opened => opened?,
         };
-        let NextMessages::Whole(messages) = next else { return Ok(main) };
+        let mut opened = if *appends { main } else { self.continued(&key, main, messages, model)? };
+        opened.turn = turn;
+        Ok(Some(opened))
+    }
+
+    /// Returns the session if the messages continue it, else the branch that they continue, or a new one.
+    fn continued(
+        &self,
+        key: &SessionKey,
+        main: Opened,
+        messages: &[Message],
+        model: &ModelFingerprint,
+    ) -> Result<Opened, ApiError> {
         let num_turns = main.saved().turns.len();
         let is_continued = num_repeated(main.saved(), messages) == num_turns;
         if is_continued && (num_turns > 0 || main.is_new) {
@@ -154,7 +224,7 @@ impl Conversations {
         match self.continued_branch(key, messages)? {
             Some(branch) => Ok(self.open_known(&branch, Some(model))?.branched(&key.name, false)),
             None if is_continued => Ok(main),
-            None => self.begin_branch(&main, messages, model),
+            None => self.begin_branch(&main, key, messages, model),
         }
     }
 
@@ -192,16 +262,16 @@ impl Conversations {
                 SessionChat::resume(writer, model)
             }
             ConversationStore::Memory(memory) => {
-                let session_chat = memory.open(key)?;
-                let model = model_of(session_chat.saved());
-                session_chat.answered_by(model)
+                let saved = memory.open(key)?;
+                let model = model_of(&saved);
+                SessionChat::look_at(saved, model)
             }
         };
         Ok(self.opened(key, session_chat, false))
     }
 
     fn opened(&self, key: &SessionKey, session_chat: SessionChat, is_new: bool) -> Opened {
-        let home = Home::Stored { conversations: self.clone(), key: key.clone(), branch: None };
+        let home = Home::Stored { directory: self.clone(), key: key.clone(), branch: None };
         let num_turns = session_chat.saved().turns.len();
         Opened { home, is_new, num_turns, parts_from: None, session_chat: Some(session_chat), turn: None }
     }
@@ -243,12 +313,10 @@ impl Conversations {
     fn begin_branch(
         &self,
         main: &Opened,
+        of: &SessionKey,
         messages: &[Message],
         model: &ModelFingerprint,
     ) -> Result<Opened, ApiError> {
-        let Home::Stored { key: of, .. } = &main.home else {
-            return Err(Error::InvalidState("a transient session has no branches").into());
-        };
         let branches = self.read_branches(of)?;
         if branches.len() >= MAX_BRANCHES {
             return Err(too_many_branches(of, branches.len()));
@@ -264,7 +332,8 @@ impl Conversations {
                 (of.sibling(writer.name().clone()), SessionChat::resume(writer, model.clone()))
             }
             ConversationStore::Memory(memory) => {
-                memory.branch(base, Some(turns), BranchReason::Request, model)?
+                let (key, saved) = memory.branch(base, turns)?;
+                (key, SessionChat::look_at(saved, model.clone()))
             }
         };
         self.note_branch(of, &key);
@@ -305,7 +374,7 @@ impl Conversations {
     pub fn reset(&self, opened: &mut Opened) -> Result<Option<SessionName>> {
         let kept = match (&self.shared.place, &opened.home) {
             (ConversationStore::Memory(memory), Home::Stored { key, .. }) => {
-                memory.keep(key, opened, BranchReason::Reset)?
+                memory.keep(key, opened.saved(), BranchReason::Reset)?
             }
             _ => opened.keep(BranchReason::Reset)?,
         };
@@ -403,7 +472,10 @@ impl Conversations {
             oldest.and_then(|oldest| all.remove(&oldest));
         }
         let resumes = all.entry(engine_name.clone()).or_default();
-        (resumes.last, resumes.engine) = (Some(resume), Some(engine));
+        resumes.last = Some(resume);
+        resumes.engines.retain(|other| !other.is_of_same_set(engine));
+        resumes.engines.insert(0, engine);
+        resumes.engines.truncate(MAX_ENGINES);
         resumes.notices = notices.to_vec();
         if let Some(difference) = difference {
             resumes.last_miss = Some((resume, difference.clone()));
@@ -414,7 +486,7 @@ impl Conversations {
         locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
     }
 
-    /// Moves the notes about one session's prompts to another session.
+    /// What is known of one session's prompts and engine is another's from now on.
     pub fn hand_over(&self, from: &EngineSessionName, to: &EngineSessionName) {
         let mut all = locked(&self.shared.resumes);
         if let Some(resumes) = all.remove(from) {
@@ -448,12 +520,12 @@ pub struct Opened {
 #[derive(Debug)]
 enum Home {
     Stored {
-        conversations: Conversations,
+        directory: SessionDirectory,
         key: SessionKey,
         /// It is a branch of what was asked for.
         branch: Option<Branched>,
     },
-    Transient(HeldStrand),
+    Transient(HeldBranch),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -475,18 +547,11 @@ pub struct Placed {
 }
 
 impl Opened {
-    /// A branch of a transient session.
-    pub fn transient(held: HeldStrand, session_chat: SessionChat) -> Self {
+    fn transient(held: HeldBranch, session_chat: SessionChat) -> Self {
         let num_turns = session_chat.saved().turns.len();
-        let parts_from = held.parts_from().cloned();
+        let parts_from = held.parts_from.clone();
         let home = Home::Transient(held);
         Self { home, is_new: false, num_turns, parts_from, session_chat: Some(session_chat), turn: None }
-    }
-
-    /// Keeps the session's turn until this is closed.
-    pub fn in_turn(mut self, turn: Option<Arc<SessionTurn>>) -> Self {
-        self.turn = turn;
-        self
     }
 
     fn branched(mut self, of: &SessionName, is_new: bool) -> Self {
@@ -500,7 +565,7 @@ impl Opened {
     pub fn engine_name(&self) -> EngineSessionName {
         match &self.home {
             Home::Stored { key, .. } => key.engine_name(),
-            Home::Transient(held) => held.name().clone(),
+            Home::Transient(held) => held.name.clone(),
         }
     }
 
@@ -517,7 +582,7 @@ impl Opened {
     pub fn placed(&self, kept_turns: usize) -> Placed {
         let (id, branch, is_transient) = match &self.home {
             Home::Stored { key, branch, .. } => (key.name.to_string(), branch.clone(), false),
-            Home::Transient(held) => (held.id().to_owned(), None, true),
+            Home::Transient(held) => (held.key.id.clone(), None, true),
         };
         Placed { id, kept_turns, branch, is_transient }
     }
@@ -553,16 +618,18 @@ impl Drop for Opened {
     fn drop(&mut self) {
         let is_forgotten = self.session_chat.is_some() && self.is_forgotten();
         let Some(session_chat) = self.session_chat.take() else { return };
-        let (conversations, key) = match &self.home {
-            Home::Transient(held) => return held.give_back((!is_forgotten).then_some(session_chat)),
-            Home::Stored { conversations, key, .. } => (conversations, key),
+        let (directory, key) = match &self.home {
+            Home::Transient(held) => {
+                return held.give_back((!is_forgotten).then(|| session_chat.saved().clone()));
+            }
+            Home::Stored { directory, key, .. } => (directory, key),
         };
-        match &conversations.shared.place {
+        match &directory.shared.place {
             // The rest of a session that cannot be removed is listed and does no harm.
             ConversationStore::Disk(_) if is_forgotten => drop(session_chat.remove()),
             ConversationStore::Disk(_) => drop(session_chat),
             ConversationStore::Memory(memory) if is_forgotten => memory.forget(key),
-            ConversationStore::Memory(memory) => memory.close(key, session_chat),
+            ConversationStore::Memory(memory) => memory.close(key, session_chat.saved().clone()),
         }
     }
 }
