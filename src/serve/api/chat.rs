@@ -11,7 +11,7 @@ use super::drive;
 use super::generate::{FinishedChoice, Totals};
 use super::reply::{self, AnswerHeaders, Head, RunningUsage};
 use super::request::{self, ChatBody};
-use super::sse::{self, AnswerFormat};
+use super::sse::{self, WireFormat};
 use crate::App;
 use crate::error::ApiError;
 use crate::wire::answer::message_json;
@@ -72,7 +72,7 @@ impl ChatFormat {
     }
 }
 
-impl AnswerFormat for ChatFormat {
+impl WireFormat for ChatFormat {
     fn whole(self, collected: &Collected) -> Result<Value, ApiError> {
         let choice = |(index, choice): (usize, &FinishedChoice)| {
             json!({

@@ -11,7 +11,7 @@ use super::drive;
 use super::generate::{FinishedChoice, Sent, Totals};
 use super::reply::{self, AnswerHeaders, Echoed, Head, RunningUsage};
 use super::request::{self, Completion};
-use super::sse::{self, AnswerFormat};
+use super::sse::{self, WireFormat};
 use crate::App;
 use crate::error::ApiError;
 use llmctl_engine::turn::Delta;
@@ -104,7 +104,7 @@ impl TextFormat {
     }
 }
 
-impl AnswerFormat for TextFormat {
+impl WireFormat for TextFormat {
     fn whole(mut self, collected: &Collected) -> Result<Value, ApiError> {
         let begun = std::mem::take(&mut self.begun).into_iter().zip(&collected.scores);
         let choice = |(index, (choice, (begun, scores))): (

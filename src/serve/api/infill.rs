@@ -12,7 +12,7 @@ use super::body::{Incoming, JsonBody};
 use super::collect::Collected;
 use super::generate::FinishedChoice;
 use super::reply::AnswerHeaders;
-use super::sse::{self, AnswerFormat};
+use super::sse::{self, WireFormat};
 use super::{drive, request};
 use crate::App;
 use crate::error::ApiError;
@@ -92,7 +92,7 @@ fn timings(outcome: &Outcome) -> Value {
     })
 }
 
-impl AnswerFormat for InfillFormat {
+impl WireFormat for InfillFormat {
     const ENDS_WITH_DONE: bool = false;
 
     fn whole(self, collected: &Collected) -> Result<Value, ApiError> {

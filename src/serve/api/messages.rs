@@ -15,7 +15,7 @@ use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::reply::{AnswerHeaders, Ignored};
 use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
-use super::sse::{self, AnswerFormat};
+use super::sse::{self, WireFormat};
 use super::{drive, text};
 use crate::App;
 use crate::error::ApiError;
@@ -235,7 +235,7 @@ impl MessageFormat {
     }
 }
 
-impl AnswerFormat for MessageFormat {
+impl WireFormat for MessageFormat {
     const NAMES_EVENTS: bool = true;
     const ENDS_WITH_DONE: bool = false;
 

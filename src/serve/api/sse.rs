@@ -31,7 +31,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
 /// Writes the answers of one API. Each call but the first returns the objects of a stream to send.
-pub trait AnswerFormat: Send + 'static {
+pub trait WireFormat: Send + 'static {
     /// Events have an `event:` line with the member `type` of their object.
     const NAMES_EVENTS: bool = false;
 
@@ -84,7 +84,7 @@ pub async fn answer(
     running: Running,
     mut headers: AnswerHeaders,
     is_streamed: bool,
-    format: impl AnswerFormat,
+    format: impl WireFormat,
 ) -> Result<Response, ApiError> {
     headers.learn(&running);
     let response = match is_streamed {
@@ -95,7 +95,7 @@ pub async fn answer(
 }
 
 /// The response that streams `running`.
-fn response(running: Running, chunks: impl AnswerFormat) -> Response {
+fn response(running: Running, chunks: impl WireFormat) -> Response {
     let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut feed = EventFeed {
@@ -137,7 +137,7 @@ struct EventFeed<C> {
     is_over: bool,
 }
 
-impl<C: AnswerFormat> EventFeed<C> {
+impl<C: WireFormat> EventFeed<C> {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(bytes) = self.ready.pop_front() {
@@ -209,7 +209,7 @@ impl<C: AnswerFormat> EventFeed<C> {
     }
 }
 
-fn event<C: AnswerFormat>(object: &Value) -> Bytes {
+fn event<C: WireFormat>(object: &Value) -> Bytes {
     event_bytes(object, C::NAMES_EVENTS)
 }
 

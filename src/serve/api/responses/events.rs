@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::collect::Collected;
 use super::super::generate::FinishedChoice;
-use super::super::sse::AnswerFormat;
+use super::super::sse::WireFormat;
 use super::writer::ResponseWriter;
 use crate::error::ApiError;
 use crate::wire::responses::items;
@@ -215,7 +215,7 @@ impl OpenItem {
     }
 }
 
-impl AnswerFormat for ResponseEvents {
+impl WireFormat for ResponseEvents {
     const NAMES_EVENTS: bool = true;
     const ENDS_WITH_DONE: bool = false;
 
