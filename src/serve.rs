@@ -1,17 +1,21 @@
 //! `llmctl serve`: the engine behind OpenAI's HTTP interface, with sessions.
 //!
-//! Invariants: the model never runs on the async runtime, whose tasks only translate; a parameter is honoured
-//! or refused before the first byte of a response; every error, of whatever layer, has OpenAI's envelope; a
-//! client that goes away cancels its request. Prints nothing and reads no variable: `cli/serve.rs` turns
-//! flags into what is here.
+//! Invariants: the model never runs on the async runtime, whose tasks only translate; a parameter is
+//! honoured or refused before the first byte of a response; every error, of whatever layer, has OpenAI's
+//! envelope; a client that goes away cancels its request. Prints nothing and reads no variable:
+//! `cli/serve.rs` turns flags into what is here.
 //!
-//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections, `half_open` tells whether a
-//! client has left; `router` the endpoints and the layers around them: `access` (request id, log, envelope)
-//! and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is the server's stage; `ledger` and `access_log` make the log line
-//! of a request, `request_id` its id; `page` is what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a request uses, `uploads` bounds slow bodies;
-//! `sessions` is the directory of sessions, `shared` what all models of a server have in common; `api` is the endpoints of the model, `wire` OpenAI's format as batches read it too. `engine` is the way to one engine, back up
-//! after it was lost, `engines` to all of them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record
-//! finished turns, `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error` is the envelope.
+//! From the outside in: `listen` owns sockets and the async runtime; `connection` limits connections,
+//! `half_open` tells whether a client has left; `router` the endpoints and the layers around them:
+//! `access` (request id, log, envelope) and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is
+//! the server's stage; `ledger` and `access_log` make the log line of a request, `request_id` its id;
+//! `page` is what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a
+//! request uses, `uploads` bounds slow bodies; `sessions` is the directory of sessions, `shared` what all
+//! models of a server have in common; `api` is the endpoints of the model, `wire` OpenAI's format as
+//! batches read it too. `engine` is the way to one engine, back up after it was lost, `engines` to all of
+//! them; `preparing` bounds what is tokenised at once; `observe` and `metrics` record finished turns,
+//! `spans` and `traces` send them to a collector; `fleet` is all models of a server with several; `error`
+//! is the envelope.
 
 #[path = "serve/api/mod.rs"]
 pub mod api;
@@ -151,7 +155,8 @@ pub struct ServeSettings {
 }
 
 impl App {
-    /// Creates the server's state. `sessions` keeps named sessions on disk; with `None` they live as long as the server.
+    /// Creates the server's state. `sessions` keeps named sessions on disk; with `None` they live as long
+    /// as the server.
     pub fn new(
         model: ServedModel,
         engines: impl Into<Engines>,
@@ -165,7 +170,8 @@ impl App {
         Self::with_embedder(shared, model, engines, settings, None)
     }
 
-    /// Creates the state of a model in a server whose models have `shared` in common. The embedder serves vectors or scores too.
+    /// Creates the state of a model in a server whose models have `shared` in common. The embedder serves
+    /// vectors or scores too.
     pub fn with_embedder(
         shared: ServerShared,
         model: ServedModel,
@@ -234,8 +240,8 @@ impl App {
         self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
     }
 
-    /// Returns true if `name` is that of a model beside the one that writes text, or of one that this server
-    /// could have been started with.
+    /// Returns true if `name` is that of a model beside the one that writes text, or of one that this
+    /// server could have been started with.
     fn knows_other(&self, name: &str) -> bool {
         self.embedder().is_some_and(|served| served.id == name)
             || self.settings().other_models.iter().any(|other| other == name)

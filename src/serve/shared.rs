@@ -1,6 +1,8 @@
-//! The state that all models of a server share: sessions, counters, tools and the limits on prompts that are read at once.
+//! The state that all models of a server share: sessions, counters, tools and the limits on prompts that
+//! are read at once.
 //!
-//! Invariant: all models of a server use the same value, so that two of them never have one session open at the same time.
+//! Invariant: all models of a server use the same value, so that two of them never have one session open
+//! at the same time.
 
 use std::sync::Arc;
 

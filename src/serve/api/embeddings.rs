@@ -1,8 +1,8 @@
-//! `POST /v1/embeddings` in OpenAI's form, and `POST /v1/rerank` in Jina's and Cohere's, under the paths of
-//! llama.cpp and vLLM.
+//! `POST /v1/embeddings` in OpenAI's form, and `POST /v1/rerank` in Jina's and Cohere's, under the paths
+//! of llama.cpp and vLLM.
 //!
-//! Texts are encoded, and results collected and written as JSON, on a blocking thread; a client that leaves
-//! cancels the texts that are not computed yet.
+//! Texts are encoded, and results collected and written as JSON, on a blocking thread; a client that
+//! leaves cancels the texts that are not computed yet.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,7 +65,8 @@ impl Drop for LeftGuard {
     }
 }
 
-/// State of a request for its work: its place among the texts that are encoded, and whether its client has left.
+/// State of a request for its work: its place among the texts that are encoded, and whether its client has
+/// left.
 struct TextWork {
     /// A place among the texts that are encoded at once.
     encoding: OwnedSemaphorePermit,
@@ -190,8 +191,8 @@ pub async fn rerank(State(app): State<App>, JsonBody(body): JsonBody) -> Result<
     .await
 }
 
-/// Answers with the JSON that `work` makes on a blocking thread, within the limits of requests and of texts that are encoded at
-/// once.
+/// Answers with the JSON that `work` makes on a blocking thread, within the limits of requests and of
+/// texts that are encoded at once.
 async fn answer(
     app: &App,
     ignored: Ignored,

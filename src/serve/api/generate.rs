@@ -1,8 +1,8 @@
 //! A request to generate and its running answer, independent of any wire format.
 //!
-//! A wire format reads a [`GenerateRequest`] out of a body, hands it to [`drive::begin`](super::drive::begin)
-//! and writes the [`Update`]s of its [`Running`] answer. Chat and completions are two of them; another is a
-//! file beside theirs.
+//! A wire format reads a [`GenerateRequest`] out of a body, hands it to
+//! [`drive::begin`](super::drive::begin) and writes the [`Update`]s of its [`Running`] answer. Chat and
+//! completions are two of them; another is a file beside theirs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ use llmctl_template::Conversation;
 #[derive(Debug, Clone)]
 pub struct GenerateRequest {
     pub prompt: Prompt,
-    /// Parameters of each answer. Several answers to one prompt use the seeds `seed`, `seed + 1` and so on.
+    /// Parameters of each answer. Several answers to one prompt use the seeds `seed`, `seed + 1` and so
+    /// on.
     pub turn: TurnRequest,
     /// Answers to each prompt.
     pub num_choices: usize,
@@ -103,8 +104,8 @@ impl Running {
 #[derive(Debug)]
 pub enum Update {
     Progress(Progress),
-    /// More of one choice: its parts, the tokens of the content among them, and how many tokens there are since the last update,
-    /// which may have no delta yet.
+    /// More of one choice: its parts, the tokens of the content among them, and how many tokens there are
+    /// since the last update, which may have no delta yet.
     Deltas {
         choice: usize,
         deltas: Vec<Delta>,
@@ -121,8 +122,8 @@ pub enum Update {
         choice: usize,
         finished: FinishedChoice,
     },
-    /// Discards all earlier updates, because the engine was lost and another one starts over. Never sent to a stream, whose
-    /// reader has seen them.
+    /// Discards all earlier updates, because the engine was lost and another one starts over. Never sent
+    /// to a stream, whose reader has seen them.
     Restarted,
     /// All choices are complete.
     Ended(Totals),
@@ -136,7 +137,8 @@ pub enum Progress {
     Session,
     /// In the queue, from 1.
     Waiting { position: usize },
-    /// Prompt tokens that are computed or were there, and how long the rest will take, once that can be told.
+    /// Prompt tokens that are computed or were there, and how long the rest will take, once that can be
+    /// told.
     Prompt { done: usize, total: usize, left: Option<Duration> },
 }
 

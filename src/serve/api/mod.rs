@@ -1,11 +1,13 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it with `drive` (which has it
-//! `prepare`d) and writes the answer with `sse`, whole (`collect`) or as a stream; `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain`
-//! keeps markup out of messages.
-//! `patience` lets requests wait for a session; `listing` and `sessions` are the endpoints of sessions, `session_host` what they reach;
-//! `text` is the model's text side, `models` its name; `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi`
-//! describes all of it. Handlers translate and wait: what may take long runs on `blocking` threads, the model on the engine's.
+//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it
+//! with `drive` (which has it `prepare`d) and writes the answer with `sse`, whole (`collect`) or as a
+//! stream; `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain` keeps
+//! markup out of messages. `patience` lets requests wait for a session; `listing` and `sessions` are the
+//! endpoints of sessions, `session_host` what they reach; `text` is the model's text side, `models` its
+//! name; `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi` describes all of
+//! it. Handlers translate and wait: what may take long runs on `blocking` threads, the model on the
+//! engine's.
 
 mod blocking;
 pub(crate) mod body;
@@ -43,7 +45,8 @@ use mcp::ServedTools;
 pub use openapi::{endpoints, paths_with_model, streams};
 use session_host::SessionHost;
 
-/// Suggests the endpoint for a request path with a wrong base URL: one without `/v1`, with two, or with a path that is not under it.
+/// Suggests the endpoint for a request path with a wrong base URL: one without `/v1`, with two, or with a
+/// path that is not under it.
 pub fn meant(method: &str, path: &str) -> Option<String> {
     let bare = path.trim_matches('/');
     let bare = bare.strip_prefix("api/").unwrap_or(bare);

@@ -1,7 +1,7 @@
 //! From bodies to requests: which fields OpenAI's chat and completions know, and what all APIs share.
 //!
-//! Every field is honoured or refused here, before any work. What is checked where: the form and the ranges
-//! in `wire`, what depends on the model here, the context by the engine.
+//! Every field is honoured or refused here, before any work. What is checked where: the form and the
+//! ranges in `wire`, what depends on the model here, the context by the engine.
 
 use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
@@ -328,8 +328,8 @@ fn check_ranges(sampling: &GivenSampling, vocab_size: usize, problems: &mut Prob
     }
 }
 
-/// Takes the model's name. The only model that writes text also answers to names that are no other model's, because many clients
-/// are set to one; then the field has no effect.
+/// Takes the model's name. The only model that writes text also answers to names that are no other
+/// model's, because many clients are set to one; then the field has no effect.
 pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
     match fields.text("model") {
         Some(model) if app.answers_to(&model) => Ok(()),
@@ -369,7 +369,8 @@ fn streaming(fields: &mut Fields<'_>) -> Streaming {
     Streaming { is_on, includes_usage, usage_in_all: includes_usage && usage_in_all }
 }
 
-/// Replaces `developer`, OpenAI's newer word for `system`, for templates that do not know it and would print nothing.
+/// Replaces `developer`, OpenAI's newer word for `system`, for templates that do not know it and would
+/// print nothing.
 pub fn with_known_roles(app: &App, mut messages: Vec<Message>) -> Vec<Message> {
     let chat_tokenizer = &app.model().chat_tokenizer;
     if !chat_tokenizer.template_knows_role(Role::Developer.as_str()).unwrap_or(true) {

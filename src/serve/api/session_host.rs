@@ -1,8 +1,8 @@
-//! The state behind requests about sessions: the conversations, and the engines of all loaded models, which
-//! may hold their KV.
+//! The state behind requests about sessions: the conversations, and the engines of all loaded models,
+//! which may hold their KV.
 //!
-//! A server of one model is a host with one `App`; one of several has an `App` for each loaded model, maybe
-//! none.
+//! A server of one model is a host with one `App`; one of several has an `App` for each loaded model,
+//! maybe none.
 
 use axum::Json;
 use axum::extract::{FromRef, FromRequestParts, Path};
@@ -123,7 +123,8 @@ where
 }
 
 impl AskedSession {
-    /// Answers with what `work` returns, on a thread that may wait for a disk. The work gets the key of the session.
+    /// Answers with what `work` returns, on a thread that may wait for a disk. The work gets the key of
+    /// the session.
     ///
     /// # Errors
     /// Those of the work.

@@ -92,7 +92,8 @@ pub fn flush(host: &SessionHost) -> Result<(), ApiError> {
     in_each(host, |engine| engine.flush_disk(FLUSH_TIMEOUT).map(drop))
 }
 
-/// The result of a request that is in a branch is dropped, and its engine forgets the branch then.
+/// Removes a transient session. The result of a request that is in one of its branches is dropped, and the
+/// engine forgets it then.
 fn remove_transient(host: &SessionHost, caller: &Caller, name: &SessionName) -> Result<(), ApiError> {
     let Some(removed) = host.sessions().transients().remove(caller, name.as_str()) else { return Ok(()) };
     for branch in removed.branches {

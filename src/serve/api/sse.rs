@@ -1,8 +1,9 @@
-//! An answer in a wire format, whole or as server-sent events: `data:` lines with JSON, and comments or the API's own events in a silent stream.
+//! An answer in a wire format, whole or as server-sent events: `data:` lines with JSON, and comments or
+//! the API's own events in a silent stream.
 //!
-//! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that have
-//! it; dropping the body drops the answer, which cancels it. Comments keep proxies and clients from giving
-//! up, and tell people how far a prompt is.
+//! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that
+//! have it; dropping the body drops the answer, which cancels it. Comments keep proxies and clients from
+//! giving up, and tell people how far a prompt is.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -53,7 +54,8 @@ pub trait WireFormat: Send + 'static {
         None
     }
 
-    /// More of a choice, and the tokens of its content. Called for every token, also those that say nothing yet.
+    /// More of a choice, and the tokens of its content. Called for every token, also those that say
+    /// nothing yet.
     fn deltas(&mut self, choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value>;
 
     /// Encodes log-probabilities of more tokens of a choice's prompt; precedes the choice's text.
@@ -219,7 +221,8 @@ fn event_bytes(object: &Value, is_named: bool) -> Bytes {
     Bytes::from(format!("{line}data: {object}\n\n"))
 }
 
-/// Returns the end of a stream that has begun before anything was known of its answer, in the form of the path's API.
+/// Returns the end of a stream that has begun before anything was known of its answer, in the form of the
+/// path's API.
 pub fn failure(path: &str, error: &ApiError, request_id: &str) -> Bytes {
     match path {
         "/v1/messages" => event_bytes(&anthropic::body(error, request_id), true),

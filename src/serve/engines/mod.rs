@@ -1,8 +1,9 @@
 //! The engines of a server: one, or one per worker process, and which of them a request goes to.
 //!
-//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine of its order that is up,
-//! and stays with it while it lives, because its KV is there. A request without a session goes to the engine with the fewest
-//! requests. The directory of sessions keeps their turns outside of the engines, so that any engine can continue them.
+//! Rendezvous hashing gives each session name an order of all engines. A session goes to the first engine
+//! of its order that is up, and stays with it while it lives, because its KV is there. A request without a
+//! session goes to the engine with the fewest requests. The directory of sessions keeps their turns
+//! outside of the engines, so that any engine can continue them.
 
 pub mod engine;
 pub mod preparing;
@@ -98,8 +99,8 @@ impl Engines {
         best.map(|(_, engine)| engine).ok_or_else(|| soonest.unwrap_or_else(ApiError::engine_down))
     }
 
-    /// Returns the engine of a session: the one that it was with, if that is among `known` and still up, because its KV is there; else
-    /// the first one of its order that is up.
+    /// Returns the engine of a session: the one that it was with, if that is among `known` and still up,
+    /// because its KV is there; else the first one of its order that is up.
     ///
     /// # Errors
     /// As [`Self::any`].
@@ -148,7 +149,8 @@ impl Engines {
         self.slots.iter().filter_map(|slot| slot.get().ok()).collect()
     }
 
-    /// Saves the KV of all engines that are up, before they end. Returns whether all of it was saved in time, and what users should know.
+    /// Saves the KV of all engines that are up, before they end. Returns whether all of it was saved in
+    /// time, and what users should know.
     pub fn save_kv(&self) -> (bool, Vec<String>) {
         let (mut is_all_saved, mut notices) = (true, Vec::new());
         for engine in self.up() {

@@ -136,7 +136,8 @@ impl MemoryStore {
     }
 
     /// # Errors
-    /// [`Error::InvalidParameter`] naming `branch`; [`Error::SessionNotFound`] and [`Error::SessionBusy`] for it.
+    /// [`Error::InvalidParameter`] naming `branch`; [`Error::SessionNotFound`] and [`Error::SessionBusy`]
+    /// for it.
     pub fn restore(
         &self,
         key: &SessionKey,
@@ -175,7 +176,8 @@ impl MemoryStore {
     }
 
     /// # Errors
-    /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or `session`.
+    /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or
+    /// `session`.
     pub fn fork(&self, from: &SessionKey, to: &SessionKey, turns: Option<usize>) -> Result<usize> {
         let mut kept = locked(&self.kept);
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();

@@ -1,13 +1,16 @@
-//! The one directory of a server's sessions: which conversation a request is a turn of, who has it, and which engine it was with.
+//! The one directory of a server's sessions: which conversation a request is a turn of, who has it, and
+//! which engine it was with.
 //!
-//! A stored session is on disk, where `run --session` and `chat` keep theirs too, or in memory without a store (`memory`); requests for it
-//! wait in `queue`. A transient one is what headers of clients name (`transient`). [`SessionDirectory::check_out`] gives a request its
-//! session, or one of its branches, and dropping [`Opened`] gives it back.
+//! A stored session is on disk, where `run --session` and `chat` keep theirs too, or in memory without a
+//! store (`memory`); requests for it wait in `queue`. A transient one is what headers of clients name
+//! (`transient`). [`SessionDirectory::check_out`] gives a request its session, or one of its branches, and
+//! dropping [`Opened`] gives it back.
 //!
-//! Invariants: whoever opens a conversation has it alone until it is closed, and the next one is told that it is busy;
-//! one that was begun and came to no turn is gone again, and a branch that came to nothing new. A request takes nothing away
-//! from what is saved: where it does not continue its session or a branch, it begins another branch. Owners know nothing of
-//! each other's. All calls but [`SessionDirectory::turn`] may wait for a disk: not on an async worker.
+//! Invariants: a request that opens a conversation has it alone until it is closed, and the next request
+//! is told that it is busy; a conversation that was begun and came to no turn is removed again, and so is
+//! a branch without a new turn. A request takes nothing away from what is saved: where it does not
+//! continue its session or a branch, it begins another branch. Owners know nothing of each other's. All
+//! calls but [`SessionDirectory::turn`] may wait for a disk: not on an async worker.
 
 mod memory;
 mod queue;
@@ -57,7 +60,7 @@ struct DirectoryState {
     transients: Transients,
     queues: SessionQueues,
     resumes: Mutex<HashMap<EngineSessionName, Resumes>>,
-    /// Of a session, the branch that was continued last.
+    /// The branch of a session that was continued last.
     last_branches: Mutex<HashMap<SessionKey, SessionKey>>,
 }
 
@@ -128,8 +131,8 @@ pub struct Resume {
 }
 
 impl SessionDirectory {
-    /// Creates the directory. `store` keeps named sessions on disk; with `None` they live as long as the server. `max_branches` bounds
-    /// the branches of transient sessions: as many as an engine keeps.
+    /// Creates the directory. `store` keeps named sessions on disk; with `None` they live as long as the
+    /// server. `max_branches` bounds the branches of transient sessions: as many as an engine keeps.
     pub fn new(store: Option<SessionStore>, max_branches: usize) -> Self {
         let place =
             store.map_or_else(|| ConversationStore::Memory(MemoryStore::default()), ConversationStore::Disk);
@@ -151,7 +154,8 @@ impl SessionDirectory {
         self.shared.queues.turn(&session.engine_name(), most_waiting).await
     }
 
-    /// Returns the engine that a session was with, as long as that is up; else the one that it is routed to.
+    /// Returns the engine that a session was with, as long as that is up; else the one that it is routed
+    /// to.
     ///
     /// # Errors
     /// 503 while none is up.
@@ -179,11 +183,13 @@ impl SessionDirectory {
         }
     }
 
-    /// Opens what a request is the next turn of: a branch of a transient session; or the stored session in its `turn`, begun if there is
-    /// none, or the branch that the messages continue, a new one where they continue none. `None` if all branches are in use.
+    /// Opens what a request is the next turn of: a branch of a transient session; or the stored session in
+    /// its `turn`, begun if there is none, or the branch that the messages continue, a new one where they
+    /// continue none. `None` if all branches are in use.
     ///
     /// # Errors
-    /// `session_busy` while another has it open, here or in another process; `too_many_branches`; storage errors.
+    /// `session_busy` while another has it open, here or in another process; `too_many_branches`; storage
+    /// errors.
     pub fn check_out(
         &self,
         session: &RequestSession,
@@ -293,8 +299,8 @@ impl SessionDirectory {
         Ok(longest)
     }
 
-    /// Notes the branch that continues a session. Beyond the limit all notes are dropped: the longest branch
-    /// is then found by reading.
+    /// Notes the branch that continues a session. Beyond the limit all notes are dropped: the longest
+    /// branch is then found by reading.
     fn note_branch(&self, of: &SessionKey, branch: &SessionKey) {
         let mut all = locked(&self.shared.last_branches);
         if all.len() >= MAX_RESUMES {
@@ -353,10 +359,12 @@ impl SessionDirectory {
         }
     }
 
-    /// Puts what a branch holds in the session's place; the branch that keeps what the session held, where there was anything.
+    /// Puts what a branch holds in the session's place; the branch that keeps what the session held, where
+    /// there was anything.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] naming `branch` when it is none of this session; as [`Self::open_known`].
+    /// [`Error::InvalidParameter`] naming `branch` when it is none of this session; as
+    /// [`Self::open_known`].
     pub fn restore(&self, opened: &mut Opened, branch: &SessionName) -> Result<Option<SessionName>> {
         match (&self.shared.place, &opened.home) {
             (ConversationStore::Memory(memory), Home::Stored { key, .. }) => {
@@ -441,8 +449,8 @@ impl SessionDirectory {
     /// A new conversation with the first `turns` turns (all when `None`) of another; how many that are.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] naming `turns` when there are fewer, or `session` when the name is taken; as
-    /// [`Self::read`].
+    /// [`Error::InvalidParameter`] naming `turns` when there are fewer, or `session` when the name is
+    /// taken; as [`Self::read`].
     pub fn fork(&self, from: &SessionKey, to: &SessionKey, turns: Option<usize>) -> Result<usize> {
         match &self.shared.place {
             ConversationStore::Disk(store) => {
@@ -454,8 +462,8 @@ impl SessionDirectory {
         }
     }
 
-    /// Records how a session's prompt began, and the changes that were made to its request. Sessions that have not been used for
-    /// long are forgotten.
+    /// Records how a session's prompt began, and the changes that were made to its request. Sessions that
+    /// have not been used for long are forgotten.
     pub fn note(
         &self,
         engine_name: &EngineSessionName,
@@ -486,7 +494,7 @@ impl SessionDirectory {
         locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
     }
 
-    /// What is known of one session's prompts and engine is another's from now on.
+    /// Moves the notes about one session's prompts and engines to another session.
     pub fn hand_over(&self, from: &EngineSessionName, to: &EngineSessionName) {
         let mut all = locked(&self.shared.resumes);
         if let Some(resumes) = all.remove(from) {
@@ -663,7 +671,8 @@ fn too_many_branches(of: &SessionKey, count: usize) -> ApiError {
     ApiError::new(StatusCode::CONFLICT, Some("too_many_branches"), message)
 }
 
-/// Ignores poison: the state behind these locks is consistent at every moment, so a panic elsewhere leaves nothing half-changed.
+/// Ignores poison: the state behind these locks is consistent at every moment, so a panic elsewhere leaves
+/// nothing half-changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

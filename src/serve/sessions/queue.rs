@@ -1,8 +1,9 @@
-//! Requests that wait for their session: one request at a time is in a session, the others come in the order of their
-//! arrival.
+//! Requests that wait for their session: one request at a time is in a session, the others come in the
+//! order of their arrival.
 //!
-//! Invariants: dropping a turn or a wait frees its place; the queue of a session that nobody uses is dropped when the next request comes
-//! to any. Knows no conversation and no engine: another process may still have the session, which the request whose turn it is finds out.
+//! Invariants: dropping a turn or a wait frees its place; the queue of a session that nobody uses is
+//! dropped when the next request comes to any. Knows no conversation and no engine: another process may
+//! still have the session, which the request whose turn it is finds out.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -24,8 +25,8 @@ pub struct SessionQueues {
 }
 
 impl SessionQueues {
-    /// Waits until all earlier requests have left the session; at most `most_waiting` wait for any at the same time. The place counts
-    /// from the first time that this is polled.
+    /// Waits until all earlier requests have left the session; at most `most_waiting` wait for any at the
+    /// same time. The place counts from the first time that this is polled.
     ///
     /// # Errors
     /// [`Error::QueueFull`] at once.

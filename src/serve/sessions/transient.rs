@@ -1,12 +1,13 @@
-//! Transient sessions: what clients' routing headers name. They keep what is computed warm and the answers as they were
-//! generated, in memory, and are no conversations that anybody keeps.
+//! Transient sessions: what clients' routing headers name. They keep KV warm and, in memory, the answers
+//! as they were generated; the conversations are not saved.
 //!
-//! A client may send one value for several conversations at once (a title beside the main turn, agents below an agent), so
-//! that a transient session is a bundle of branches: a request continues the branch whose turns its messages repeat.
+//! A client may send one value for several conversations at once (a title beside the main turn, agents
+//! below an agent), so that a transient session is a bundle of branches: a request continues the branch
+//! whose turns its messages repeat.
 //!
-//! Invariants: a request is never refused and never waits because of its transient session; if all branches are in use, it
-//! is answered without one. Limits evict the least recently used branch. A branch in use belongs to its request; if it was
-//! evicted meanwhile, its result is dropped.
+//! Invariants: a request is never refused and never waits because of its transient session; if all
+//! branches are in use, it is answered without one. Limits evict the least recently used branch. A branch
+//! in use belongs to its request; if it was evicted meanwhile, its result is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,8 +22,8 @@ use llmctl_engine::session::store::{ModelFingerprint, SavedSession, SavedTurn, S
 use llmctl_engine::turn::{SessionChat, num_repeated};
 use llmctl_template::Message;
 
-/// Headers that clients send by themselves to keep a conversation's requests together, the first that is not empty counts.
-/// Codex names its threads, Claude Code its sessions.
+/// Headers that clients send by themselves to keep a conversation's requests together, the first that is
+/// not empty counts. Codex names its threads, Claude Code its sessions.
 pub const ROUTING_HEADERS: [&str; 3] = ["session-id", "thread-id", "x-claude-code-session-id"];
 
 /// The one that says what it is for: it counts before a header that names a stored session.
@@ -132,8 +133,8 @@ impl Transients {
         Self { shared: Arc::new(Mutex::new(shared)) }
     }
 
-    /// Returns the branch that the messages continue; a new one where they continue none, which begins with the turns that it has in
-    /// common with another. `None` if all are in use.
+    /// Returns the branch that the messages continue; a new one where they continue none, which begins
+    /// with the turns that it has in common with another. `None` if all are in use.
     pub fn check_out(
         &self,
         key: &TransientKey,
@@ -226,7 +227,8 @@ impl TransientTable {
         Some((name, saved, parts_from))
     }
 
-    /// Evicts the least recently used idle branch, of this session where it has too many, or of all; `None` if all are in use.
+    /// Evicts the least recently used idle branch, of this session where it has too many, or of all;
+    /// `None` if all are in use.
     fn make_room(&mut self, key: &TransientKey) -> Option<()> {
         let own = self.sessions.get_mut(key)?;
         if own.branches.len() >= MAX_BRANCHES {
@@ -254,7 +256,8 @@ impl Bundle {
         Some((branch.name.clone(), branch.saved.clone(), None))
     }
 
-    /// Returns the branch that has most turns in common with the messages, and those turns; `None` if none has any.
+    /// Returns the branch that has most turns in common with the messages, and those turns; `None` if none
+    /// has any.
     fn nearest(&self, messages: &[Message]) -> Option<(EngineSessionName, Vec<Arc<SavedTurn>>)> {
         let common = self.branches.iter().map(|branch| (num_repeated(&branch.saved, messages), branch));
         let (turns, branch) = common.max_by_key(|(turns, _)| *turns).filter(|(turns, _)| *turns > 0)?;

@@ -1,8 +1,8 @@
-//! Fields of other servers that this one need not act on: hints, on which no answer depends, and settings whose usual value
-//! asks for what is so anyway. `other_servers.json` lists them.
+//! Fields of other servers that this one need not act on: hints, on which no answer depends, and settings
+//! whose usual value asks for what is so anyway. `other_servers.json` lists them.
 //!
-//! Invariants: hints are taken whatever they say and reported as without effect; inert settings are taken with
-//! the values that are listed, which count as absent, and refused by name with any other.
+//! Invariants: hints are taken whatever they say and reported as without effect; inert settings are taken
+//! with the values that are listed, which count as absent, and refused by name with any other.
 
 use std::sync::LazyLock;
 

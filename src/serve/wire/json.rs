@@ -1,10 +1,11 @@
-//! JSON text to an object, as every door reads it: what two readers could understand differently is refused
-//! by name.
+//! JSON text to an object, as every door reads it: what two readers could understand differently is
+//! refused by name.
 //!
-//! A name that an object gives twice means its first value to one reader and its last to another, so neither
-//! counts here. A value takes many times the two bytes of its text (`0,`), so there may be only so many. A
-//! byte-order mark, which some editors and shells put before a text, says nothing and is passed over. Half of
-//! a character that UTF-16 writes as two, which JavaScript cuts off and escapes (`\ud83d`), becomes U+FFFD.
+//! A name that an object gives twice means its first value to one reader and its last to another, so
+//! neither counts here. A value takes many times the two bytes of its text (`0,`), so there may be only so
+//! many. A byte-order mark, which some editors and shells put before a text, says nothing and is passed
+//! over. Half of a character that UTF-16 writes as two, which JavaScript cuts off and escapes (`\ud83d`),
+//! becomes U+FFFD.
 
 use std::cell::Cell;
 use std::fmt;

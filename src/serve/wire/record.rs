@@ -1,5 +1,5 @@
-//! Records the fields that the readers of bodies ask for. `/openapi.json` is made from the record, so that it
-//! names those fields and no others.
+//! Records the fields that the readers of bodies ask for. `/openapi.json` is made from the record, so that
+//! it names those fields and no others.
 //!
 //! Invariant: only reading within [`recorded`] is recorded, in the thread that calls it; all other reading
 //! costs one look at a variable of its thread.

@@ -1,4 +1,5 @@
-//! The routes of the document, each with its body, its answer and its statuses; `operations.json` lists them.
+//! The routes of the document, each with its body, its answer and its statuses; `operations.json` lists
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -35,11 +36,13 @@ struct Operation {
     query: Vec<(String, String)>,
     /// Types of an answer that is no JSON: a stream, a page, counters.
     text: Vec<String>,
-    /// Statuses beside those of every route: nothing of that name, one that is busy, a remote engine that refuses.
+    /// Statuses beside those of every route: nothing of that name, one that is busy, a remote engine that
+    /// refuses.
     errors: Vec<u16>,
 }
 
-/// Statuses of every route: the request's form, key, Host and Origin, time and size of the body, overload, a bug, no engine.
+/// Statuses of every route: the request's form, key, Host and Origin, time and size of the body, overload,
+/// a bug, no engine.
 const COMMON_ERRORS: [u16; 8] = [400, 401, 403, 408, 413, 429, 500, 503];
 /// Statuses of routes with a body: not JSON, fields of a wrong type.
 const BODY_ERRORS: [u16; 2] = [415, 422];
@@ -49,7 +52,8 @@ pub fn endpoints() -> impl Iterator<Item = &'static str> {
     ALL.operations.iter().map(|operation| operation.route.as_str())
 }
 
-/// Returns the paths of endpoints whose body may name the model: all with a body and without a name in the path.
+/// Returns the paths of endpoints whose body may name the model: all with a body and without a name in the
+/// path.
 pub fn paths_with_model() -> impl Iterator<Item = &'static str> {
     let with_body = ALL.operations.iter().filter(|operation| !operation.body.is_empty());
     with_body.filter_map(|operation| operation.route.strip_prefix("POST ")).filter(|path| !path.contains('{'))
