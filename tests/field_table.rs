@@ -127,8 +127,14 @@ async fn treatment(server: &Server, endpoint: &Endpoint, name: &str, value: &Val
 }
 
 /// The rows of a table: those with an example, then hints and inert settings as the program lists them.
-use llmctl_serve::wire::hints::{hints, inert_settings};
-use serde::Deserialize;
+fn rows((table, examples): &(Table, Vec<Example>)) -> Vec<Example> {
+    let row = |name: &str, value: Value| {
+        (name.to_owned(), value, table.notes.get(name).cloned().unwrap_or_default())
+    };
+    let mut rows = examples.clone();
+    let is_new = |name: &&str| examples.iter().all(|(known, ..)| known != name);
+    rows.extend(hints().filter(is_new).map(|name| row(name, json!("any"))));
+    rows.extend(inert_settings().map(|(name, values)| row(name, values[0].clone())));
     rows
 }
 
