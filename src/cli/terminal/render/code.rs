@@ -142,6 +142,7 @@ fn style_of(stack: &ScopeStack) -> TextStyle {
 
 #[cfg(test)]
 mod tests {
+    use super::super::style::tests::plain;
     use super::*;
 
     fn colored(info: &str, text: &str) -> String {
@@ -175,15 +176,6 @@ mod tests {
         assert_eq!(colored("klingon", "fn x\n"), "fn x\n");
         assert_eq!(colored("", "fn x"), "fn x");
         let long = format!("let x = \"{}\";\n", "y".repeat(2 * MAX_LINE));
-        let plain = |text: &str| {
-            let mut kept = String::new();
-            let mut rest = text;
-            while let Some((before, after)) = rest.split_once("\x1b[") {
-                kept.push_str(before);
-                rest = after.split_once('m').map_or("", |(_, rest)| rest);
-            }
-            kept + rest
-        };
         assert_eq!(plain(&colored("rust", &long)), long);
     }
 }

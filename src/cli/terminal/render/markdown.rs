@@ -353,21 +353,12 @@ fn block(line: &str) -> Option<MarkdownBlock> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::style::tests::plain;
     use super::*;
 
     fn rendered(text: &str) -> String {
         let mut markdown = Markdown::new(true, None);
         markdown.push(text) + &markdown.finish()
-    }
-
-    fn plain(text: &str) -> String {
-        let mut kept = String::new();
-        let mut rest = text;
-        while let Some((before, after)) = rest.split_once("\x1b[") {
-            kept.push_str(before);
-            rest = after.split_once('m').map_or("", |(_, rest)| rest);
-        }
-        kept + rest
     }
 
     #[test]

@@ -109,8 +109,18 @@ impl StyledText {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Returns a text without its attributes.
+    pub fn plain(text: &str) -> String {
+        let (mut kept, mut rest) = (String::new(), text);
+        while let Some((before, after)) = rest.split_once("\x1b[") {
+            kept.push_str(before);
+            rest = after.split_once('m').map_or("", |(_, rest)| rest);
+        }
+        kept + rest
+    }
 
     #[test]
     fn attributes_are_written_where_they_change_and_hostile_text_has_none() {
