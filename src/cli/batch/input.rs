@@ -1,7 +1,7 @@
 //! The rows of a batch file, one line each, however long: none is kept beyond [`MAX_ROW_BYTES`].
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use crate::cli::error::CommandError;
@@ -29,51 +29,26 @@ pub fn open_rows(path: &Path, counts_blank: bool) -> Result<(Box<dyn BufRead>, O
 }
 
 fn count_rows(path: &Path, counts_blank: bool) -> io::Result<u64> {
-    let mut reader = BufReader::with_capacity(1 << 20, File::open(path)?);
-    let (mut count, mut is_blank, mut is_begun) = (0, true, false);
-    loop {
-        let chunk = reader.fill_buf()?;
-        if chunk.is_empty() {
-            return Ok(count + u64::from(!is_blank || counts_blank && is_begun));
-        }
-        for byte in chunk {
-            if *byte == b'\n' {
-                count += u64::from(!is_blank || counts_blank);
-                is_blank = true;
-            } else if !byte.is_ascii_whitespace() {
-                is_blank = false;
-            }
-        }
-        is_begun = chunk.last() != Some(&b'\n');
-        let length = chunk.len();
-        reader.consume(length);
+    let mut rows = BufReader::with_capacity(1 << 20, File::open(path)?);
+    let mut count = 0;
+    while let Some(row) = read_row(&mut rows)? {
+        count += u64::from(counts_blank || !row.trim_ascii().is_empty());
     }
+    Ok(count)
 }
 
 /// Reads a line without its end; `None` at the end. Keeps only the beginning of a line that is too long.
 pub fn read_row(rows: &mut dyn BufRead) -> io::Result<Option<Vec<u8>>> {
-    let (mut line, mut any) = (Vec::new(), false);
-    loop {
-        let chunk = match rows.fill_buf() {
-            Ok(chunk) => chunk,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        if chunk.is_empty() {
-            return Ok(any.then_some(line));
-        }
-        any = true;
-        let end = chunk.iter().position(|byte| *byte == b'\n');
-        let content = &chunk[..end.unwrap_or(chunk.len())];
-        if line.len() as u64 <= MAX_ROW_BYTES {
-            line.extend_from_slice(content);
-        }
-        let used = content.len() + usize::from(end.is_some());
-        rows.consume(used);
-        if end.is_some() {
-            return Ok(Some(line));
-        }
+    let mut line = Vec::new();
+    if rows.take(MAX_ROW_BYTES + 1).read_until(b'\n', &mut line)? == 0 {
+        return Ok(None);
     }
+    match line.last() {
+        Some(b'\n') => drop(line.pop()),
+        _ if line.len() as u64 > MAX_ROW_BYTES => drop(rows.skip_until(b'\n')?),
+        _ => {} // the last line
+    }
+    Ok(Some(line))
 }
 
 #[cfg(test)]
