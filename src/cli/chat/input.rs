@@ -11,7 +11,7 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustyline::error::ReadlineError;
 use rustyline::history::{FileHistory, History};
@@ -58,7 +58,8 @@ pub enum LineInput {
 pub struct LineEditor {
     editor: Editor<Helper, FileHistory>,
     history: Option<HistoryFile>,
-    keys: Arc<EditorKeys>,
+    /// What llmctl's own keys ended the line with.
+    ending: LineEnding,
     typed: Typed,
     has_colors: bool,
 }
@@ -70,33 +71,27 @@ struct HistoryFile {
     added: FileHistory,
 }
 
-/// Effects of llmctl's own keys since the last line.
-#[derive(Debug, Default)]
-struct EditorKeys {
-    /// The line to open in the editor.
-    to_edit: Mutex<Option<String>>,
-    was_empty: Mutex<Option<bool>>,
-}
+/// The end of a line by a key of ours: an interruption, or the text to open in the editor.
+type LineEnding = Arc<Mutex<Option<InputLine>>>;
 
 /// A key of ours: leaves its note, and ends the line as an interruption.
 struct Key {
-    keys: Arc<EditorKeys>,
+    ending: LineEnding,
     opens_editor: bool,
 }
 
 impl ConditionalEventHandler for Key {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
-        if self.opens_editor {
-            *locked(&self.keys.to_edit) = Some(context.line().to_owned());
-        } else {
-            *locked(&self.keys.was_empty) = Some(context.line().is_empty());
-        }
+        *locked(&self.ending) = Some(match self.opens_editor {
+            true => InputLine::Text(context.line().to_owned()),
+            false => InputLine::Interrupted { was_empty: context.line().is_empty() },
+        });
         Some(Cmd::Interrupt)
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked(ending: &LineEnding) -> MutexGuard<'_, Option<InputLine>> {
+    ending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LineInput {
@@ -124,8 +119,8 @@ impl LineInput {
             .build();
         let mut added = FileHistory::with_config(&config);
         let mut editor: Editor<Helper, FileHistory> = Editor::with_config(config).map_err(failed)?;
-        let keys = Arc::new(EditorKeys::default());
-        bind(&mut editor, &keys);
+        let ending = LineEnding::default();
+        bind(&mut editor, &ending);
         let path = state.and_then(|folder| history_file(folder, terminal));
         if let Some(path) = &path
             && let Err(error) = editor.load_history(path).and_then(|()| added.load(path))
@@ -134,7 +129,7 @@ impl LineInput {
         }
         let history = path.map(|path| HistoryFile { path, added });
         let (typed, has_colors) = (Typed::default(), terminal.colors_notices());
-        Ok(LineInput::Terminal(Box::new(LineEditor { editor, history, keys, typed, has_colors })))
+        Ok(LineInput::Terminal(Box::new(LineEditor { editor, history, ending, typed, has_colors })))
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -171,7 +166,7 @@ impl LineInput {
         let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, silent));
         let read = line.editor.readline(question);
         line.editor.set_helper(helper);
-        line.keys.clear();
+        *locked(&line.ending) = None;
         match read {
             Ok(answer) => Ok(Some(answer.trim().to_owned())),
             Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(Some(String::new())),
@@ -198,15 +193,9 @@ impl LineInput {
     }
 }
 
-impl EditorKeys {
-    fn clear(&self) {
-        *locked(&self.to_edit) = None;
-        *locked(&self.was_empty) = None;
-    }
-}
-
-fn bind(editor: &mut Editor<Helper, FileHistory>, keys: &Arc<EditorKeys>) {
-    let own = |opens_editor| EventHandler::Conditional(Box::new(Key { keys: keys.clone(), opens_editor }));
+fn bind(editor: &mut Editor<Helper, FileHistory>, ending: &LineEnding) {
+    let own =
+        |opens_editor| EventHandler::Conditional(Box::new(Key { ending: ending.clone(), opens_editor }));
     for key in [KeyEvent(KeyCode::Enter, Modifiers::ALT), KeyEvent::ctrl('J'), KeyEvent::alt('\r')] {
         editor.bind_sequence(key, Cmd::Newline);
     }
@@ -258,7 +247,7 @@ impl LineEditor {
         let both = if initial.is_empty() || typed.is_empty() { "" } else { "\n" };
         let (mut text, mut after) = (format!("{initial}{both}{typed}"), String::new());
         loop {
-            self.keys.clear();
+            *locked(&self.ending) = None;
             match self.editor.readline_with_initial(prompt, (&text, &after)) {
                 Ok(line) => return Ok(InputLine::Text(line)),
                 Err(ReadlineError::Eof) => return Ok(InputLine::End),
@@ -271,9 +260,10 @@ impl LineEditor {
                 }
                 Err(error) => return Err(failed(error)),
             }
-            let Some(line) = locked(&self.keys.to_edit).take() else {
-                let was_empty = locked(&self.keys.was_empty).unwrap_or(false);
-                return Ok(InputLine::Interrupted { was_empty });
+            let line = match locked(&self.ending).take() {
+                Some(InputLine::Text(line)) => line,
+                Some(ending) => return Ok(ending),
+                None => return Ok(InputLine::Interrupted { was_empty: false }),
             };
             text = match edit(&line) {
                 Ok(edited) => edited,
