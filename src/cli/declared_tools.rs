@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
@@ -240,26 +240,25 @@ impl ChatTool {
         let (start, timeout) = (Instant::now(), Duration::from_secs(self.timeout));
         let ended = loop {
             match child.try_wait() {
-                Ok(Some(status)) => break Ended::Status(status),
-                Err(error) => break Ended::Unknown(error.to_string()),
-                Ok(None) if graceful.received().is_some() => break Ended::Stopped,
-                Ok(None) if start.elapsed() > timeout => break Ended::Late,
+                Ok(Some(status)) => break Ok(status),
+                Err(error) => break Err(error.to_string()),
+                Ok(None) if graceful.received().is_some() => break Err(STOPPED.to_owned()),
+                Ok(None) if start.elapsed() > timeout => {
+                    break Err(format!("it took longer than {} s", self.timeout));
+                }
                 Ok(None) => std::thread::sleep(POLL),
             }
         };
-        if !matches!(ended, Ended::Status(_)) {
+        if ended.is_err() {
             let _ = child.kill();
             let _ = child.wait();
         }
         drop(writer);
         // Processes that it left running may hold the streams open for ever.
         let text = |stream: Receiver<String>| stream.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
-        match ended {
-            Ended::Status(status) if status.success() => Ok(text(stdout)),
-            Ended::Status(status) => Err(format!("{status}\n{}{}", text(stdout), text(stderr))),
-            Ended::Late => Err(format!("it took longer than {} s", self.timeout)),
-            Ended::Stopped => Err(STOPPED.to_owned()),
-            Ended::Unknown(error) => Err(error),
+        match ended? {
+            status if status.success() => Ok(text(stdout)),
+            status => Err(format!("{status}\n{}{}", text(stdout), text(stderr))),
         }
     }
 }
@@ -322,13 +321,6 @@ fn filled(word: &str, arguments: &Value) -> String {
         },
     };
     parts(word).into_iter().map(text).collect()
-}
-
-enum Ended {
-    Status(ExitStatus),
-    Late,
-    Stopped,
-    Unknown(String),
 }
 
 /// Reads a stream in a thread, so that its writer never blocks.

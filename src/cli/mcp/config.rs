@@ -14,56 +14,15 @@ use crate::cli::terminal::input::read_file;
 use llmctl_serve::wire::json::object;
 
 /// Keys of a server that other clients know. They would allow calls unasked, or describe the server, and are reported.
-const NOT_USED: &[&str] = &[
-    "alwaysAllow",
-    "autoApprove",
-    "description",
-    "dev",
-    "gallery",
-    "icon",
-    "name",
-    "note",
-    "timeout",
-    "transportType",
-    "trust",
-    "version",
-];
+const NOT_USED: &str = "\
+alwaysAllow autoApprove description dev gallery icon name note timeout transportType trust version";
 
 /// Variables that a server process gets beside those of its `env`: what programs need to start, and no keys.
-pub const PASSED_ON: &[&str] = &[
-    "APPDATA",
-    "HOME",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "LOCALAPPDATA",
-    "LOGNAME",
-    "NO_PROXY",
-    "PATH",
-    "PATHEXT",
-    "SHELL",
-    "SSL_CERT_DIR",
-    "SSL_CERT_FILE",
-    "SYSTEMDRIVE",
-    "SYSTEMROOT",
-    "TEMP",
-    "TERM",
-    "TMPDIR",
-    "TZ",
-    "USER",
-    "USERNAME",
-    "USERPROFILE",
-    "XDG_CACHE_HOME",
-    "XDG_CONFIG_HOME",
-    "XDG_DATA_HOME",
-    "XDG_RUNTIME_DIR",
-    "XDG_STATE_HOME",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-];
+pub const PASSED_ON: &str = "\
+APPDATA HOME HTTPS_PROXY HTTP_PROXY LANG LC_ALL LC_CTYPE LOCALAPPDATA LOGNAME NO_PROXY PATH PATHEXT SHELL \
+SSL_CERT_DIR SSL_CERT_FILE SYSTEMDRIVE SYSTEMROOT TEMP TERM TMPDIR TZ USER USERNAME USERPROFILE \
+XDG_CACHE_HOME XDG_CONFIG_HOME XDG_DATA_HOME XDG_RUNTIME_DIR XDG_STATE_HOME http_proxy https_proxy \
+no_proxy";
 
 /// Looks a variable of the environment up.
 pub type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -244,7 +203,7 @@ impl ServerReader<'_> {
 
     fn check_rest(&self, members: &Map<String, Value>, notes: &mut Vec<String>) -> Result<(), String> {
         let (known, unknown): (Vec<&String>, Vec<&String>) =
-            members.keys().partition(|key| NOT_USED.contains(&key.as_str()));
+            members.keys().partition(|key| NOT_USED.split(' ').any(|word| word == **key));
         if let Some(key) = unknown.first() {
             return Err(format!(
                 "unknown key {key:?} (command, args, env, cwd; url, headers; type, disabled, enabled, disabledTools)"

@@ -130,14 +130,12 @@ impl fmt::Display for ServerLoss {
     }
 }
 
-/// The notifications of a server.
-struct News {
-    has_new_tools: AtomicBool,
-}
-
 /// llmctl's side of a connection. It offers a server nothing: no sampling, no files, no questions to the user.
-#[derive(Clone)]
-struct McpClient(Arc<News>);
+#[derive(Clone, Default)]
+struct McpClient {
+    /// The server has said that its tools have changed.
+    has_new_tools: Arc<AtomicBool>,
+}
 
 impl ClientHandler for McpClient {
     fn get_info(&self) -> ClientConfig {
@@ -146,7 +144,7 @@ impl ClientHandler for McpClient {
     }
 
     async fn on_tool_list_changed(&self, _: NotificationContext<RoleClient>) {
-        self.0.has_new_tools.store(true, Ordering::SeqCst);
+        self.has_new_tools.store(true, Ordering::SeqCst);
     }
 }
 
@@ -178,7 +176,7 @@ pub struct ServerConnection {
     service: McpService,
     /// `None` for a server that is reached with HTTP.
     process: Option<ServerProcess>,
-    news: Arc<News>,
+    has_new_tools: Arc<AtomicBool>,
     pub tools: Vec<ServerTool>,
     /// The server's own name and version, and what is wrong with its list of tools.
     pub about: String,
@@ -190,8 +188,8 @@ impl ServerConnection {
     /// # Errors
     /// Why there is no connection.
     pub async fn open(config: ServerConfig, trust: TlsTrust) -> Result<Self, ServerLoss> {
-        let news = Arc::new(News { has_new_tools: AtomicBool::new(false) });
-        let client = McpClient(Arc::clone(&news));
+        let client = McpClient::default();
+        let has_new_tools = Arc::clone(&client.has_new_tools);
         let deadline = Instant::now() + START_TIMEOUT;
         let (service, process) = match &config.transport {
             TransportConfig::Process(process) => client.start(process, deadline).await?,
@@ -203,7 +201,8 @@ impl ServerConnection {
                 (service.map_err(ServerLoss::new)?, None)
             }
         };
-        let mut connection = Self { service, process, news, tools: Vec::new(), about: String::new() };
+        let mut connection =
+            Self { service, process, has_new_tools, tools: Vec::new(), about: String::new() };
         match timeout_at(deadline, connection.list(&config)).await.unwrap_or_else(|_| Err(late())) {
             Ok(tools) => {
                 connection.tools = tools;
@@ -265,7 +264,7 @@ impl ServerConnection {
     /// # Errors
     /// Why they cannot be listed; the earlier list stays.
     pub async fn renew_tools(&mut self, config: &ServerConfig) -> Result<bool, String> {
-        if !self.news.has_new_tools.swap(false, Ordering::SeqCst) {
+        if !self.has_new_tools.swap(false, Ordering::SeqCst) {
             return Ok(false);
         }
         let tools = timeout(START_TIMEOUT, self.list(config)).await.unwrap_or_else(|_| Err(late()))?;

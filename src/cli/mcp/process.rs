@@ -54,7 +54,7 @@ impl ServerProcess {
         command
             .args(&config.args)
             .env_clear()
-            .envs(PASSED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+            .envs(PASSED_ON.split(' ').filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(&config.env).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.kill_on_drop(true);
         if let Some(cwd) = &config.cwd {
