@@ -356,7 +356,7 @@ fn note_endpoint(endpoint: &mut flags::args::EndpointArgs, matches: &clap::ArgMa
     let is_given = |id: &str| is_given(matches, id);
     endpoint.is_named = names(matches, "endpoint");
     endpoint.is_key_named = ["endpoint_key_env", "endpoint_key_file"].into_iter().any(is_given);
-    let beside = endpoint::WITHOUT_MEANING.iter().copied();
+    let beside = endpoint::WITHOUT_MEANING.split(' ');
     endpoint.beside = beside.filter(|id| is_given(id)).collect();
 }
 

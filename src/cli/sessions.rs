@@ -235,6 +235,14 @@ fn add_owners(store: &SessionStore, text: &mut String, object: &mut Value) -> Re
     Ok(())
 }
 
+/// Returns what was read or opened of a session; `None` if there is no such session.
+pub fn if_there<T>(read: Result<T, Error>) -> Result<Option<T>, CommandError> {
+    match read {
+        Err(Error::SessionNotFound(_)) => Ok(None),
+        read => read.map(Some).map_err(explain),
+    }
+}
+
 /// Adds a hint to the error of opening a session.
 pub fn explain(error: Error) -> CommandError {
     let hint = match &error {

@@ -37,7 +37,7 @@ use llmctl_serve::wire::answer as wire;
 use llmctl_serve::wire::answer::TokenBytes;
 use llmctl_template::{Content, Conversation, Message};
 use results::{Earlier, Results};
-use row::{BatchRow, Defaults, RowError, RowFormat, parse};
+use row::{BatchRow, Defaults, RowFormat, own_failure, parse, refusal};
 
 /// Number of refused rows that are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
@@ -80,11 +80,12 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = terminal.progress(total, "rows");
-    let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
+    let (llm, defaults, progress, tally) = (&llm, &defaults, &progress, BatchTally::default());
+    let mut batch = BatchJob { llm, defaults, results, earlier, progress, terminal, tally };
     let start = Instant::now();
-    let stopped = batch.answer_all(rows, &progress, terminal);
+    let stopped = batch.answer_all(rows);
     progress.finish_and_clear();
-    let counts = &batch.counts;
+    let counts = &batch.tally.counts;
     terminal.note(format!(
         "batch: {} answered, {} failed, {} skipped as finished before",
         counts.answered, counts.failed, counts.skipped
@@ -147,7 +148,9 @@ struct Counts {
 }
 
 impl Counts {
+    /// Adds the tokens of a row that is answered.
     fn add(&mut self, usage: &Usage) {
+        self.answered += 1;
         self.usage.prompt_tokens += usage.prompt_tokens;
         self.usage.cached_tokens += usage.cached_tokens;
         self.usage.add_drafts(usage);
@@ -161,27 +164,25 @@ struct BatchJob<'a> {
     defaults: &'a Defaults,
     results: Results,
     earlier: Earlier,
+    progress: &'a ProgressBar,
+    terminal: &'a Terminal,
+    tally: BatchTally,
+}
+
+/// What a batch has come to.
+#[derive(Default)]
+struct BatchTally {
+    counts: Counts,
     /// Number of rows of this file by custom_id.
     seen: HashMap<String, usize>,
-    counts: Counts,
-    /// Rows that the default system prompt does not reach.
-    without_system: usize,
+    /// The note that the default system prompt does not reach text completions has been printed.
+    has_said_system: bool,
     /// The note that rows are completed as plain text has been printed.
     has_said_plain: bool,
 }
 
-impl<'a> BatchJob<'a> {
-    fn new(llm: &'a Loaded, defaults: &'a Defaults, results: Results, earlier: Earlier) -> Self {
-        let (seen, counts, without_system, has_said_plain) = Default::default();
-        Self { llm, defaults, results, earlier, seen, counts, without_system, has_said_plain }
-    }
-
-    fn answer_all(
-        &mut self,
-        mut rows: Box<dyn BufRead>,
-        progress: &ProgressBar,
-        terminal: &Terminal,
-    ) -> Result<Stopped, CommandError> {
+impl BatchJob<'_> {
+    fn answer_all(&mut self, mut rows: Box<dyn BufRead>) -> Result<Stopped, CommandError> {
         let graceful = Graceful::begin();
         let mut number = 0;
         let reading = |error| CommandError::new(Kind::Io, error).context("reading the batch");
@@ -195,38 +196,35 @@ impl<'a> BatchJob<'a> {
             }
             let (id, row) = self.name(&line, number);
             let Some(row) = row else {
-                self.counts.skipped += 1;
-                progress.set_length(progress.length().unwrap_or(1).saturating_sub(1));
+                self.tally.counts.skipped += 1;
+                self.progress.set_length(self.progress.length().unwrap_or(1).saturating_sub(1));
                 continue;
             };
-            self.note_system(&id, number, &row, progress, terminal);
+            let place = format!("row {id:?} (line {number})");
+            self.note_system(&place, &row);
             for warning in row.iter().flat_map(warnings) {
-                progress.suspend(|| terminal.detail(&format!("row {id:?} (line {number}): {warning}")));
+                self.progress.suspend(|| self.terminal.detail(&format!("{place}: {warning}")));
             }
-            let row = row.map(|row| self.plain_text(row, progress, terminal));
+            let row = row.map(|row| self.plain_text(row));
             let answer = match row.map(|row| self.answer(&row, &graceful)) {
                 Ok(Answered::Body(body, usage)) => Ok((body, usage)),
                 Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
                 Ok(Answered::Refused(error)) => Err(error),
-                Ok(Answered::Failed(error)) => Err(RowError::from_command(error)?),
+                Ok(Answered::Failed(error)) => Err(own_failure(error)?),
                 Err(error) => Err(error),
             };
-            let (answer, usage) = match answer {
-                Ok((body, usage)) => (Ok(body), Ok(usage)),
-                Err(error) => (Err(error.clone()), Err(error)),
-            };
-            match self.results.append(&result_row(&id, number, answer)) {
-                Ok(()) => progress.inc(1),
+            match self.results.append(&result_row(&id, number, answer.as_ref())) {
+                Ok(()) => self.progress.inc(1),
                 Err(OutputError::Closed) => return Ok(Stopped::ReaderGone),
                 Err(OutputError::Failed(error)) => return Err(error),
             }
-            self.count(&id, number, &usage, progress, terminal);
+            self.count(&place, answer.map(|(_, usage)| usage));
         }
         Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
     }
 
     /// Returns the row's name and the parsed row; `None` if an earlier run answered it.
-    fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, RowError>>) {
+    fn name(&mut self, line: &[u8], number: usize) -> (String, Option<Result<BatchRow, ApiError>>) {
         let (id, row) = match line.len() as u64 > MAX_ROW_BYTES {
             false => {
                 let chat_tokenizer = self.llm.texts().chat_tokenizer();
@@ -234,32 +232,32 @@ impl<'a> BatchJob<'a> {
             }
             true => {
                 let message = format!("the row is longer than {} MiB", MAX_ROW_BYTES >> 20);
-                (format!("line-{number}"), Err(RowError::new("row_too_long", message)))
+                (format!("line-{number}"), Err(refusal("row_too_long", message)))
             }
         };
-        let nth = self.seen.entry(id.clone()).or_default();
+        let nth = self.tally.seen.entry(id.clone()).or_default();
         *nth += 1;
         let row = match *nth {
             nth if nth <= self.earlier.rows.get(&id).copied().unwrap_or(0) => None,
             1 => Some(row),
             _ => {
                 let message = format!("custom_id {id:?} was used by an earlier row");
-                Some(Err(RowError::new("duplicate_custom_id", message)))
+                Some(Err(refusal("duplicate_custom_id", message)))
             }
         };
         (id, row)
     }
 
     fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Answered {
-        let (engine, planner) = (self.llm.engine(), self.llm.planner());
-        let plan = match planner.plan(&row.input, self.llm.texts().now(), &row.turn) {
+        let llm = self.llm;
+        let plan = match llm.planner().plan(&row.input, llm.texts().now(), &row.turn) {
             Ok(plan) => plan,
             Err(error) => return Answered::failed_to_plan(error),
         };
         let mut answers = Vec::new();
         for nth in 0..row.num_choices {
             let turn = &nth_turn(&row.turn, nth);
-            let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
+            let generation = AnswerGeneration { llm, turn, plan: &plan, session: None, graceful };
             let Generated { answer, signal, .. } = match generation.run(&mut ()) {
                 Ok(generated) => generated,
                 Err(error) => return Answered::Failed(error),
@@ -272,75 +270,52 @@ impl<'a> BatchJob<'a> {
             }
             answers.push(plan.parser.generated(answer));
         }
-        Answered::Body(body(self.llm, row, &answers), usage_of(&answers))
+        Answered::Body(body(llm, row, &answers), usage_of(&answers))
     }
 
     /// Notes, for the first such row, that a text completion has no place for a system prompt.
-    fn note_system(
-        &mut self,
-        id: &str,
-        number: usize,
-        row: &Result<BatchRow, RowError>,
-        progress: &ProgressBar,
-        terminal: &Terminal,
-    ) {
+    fn note_system(&mut self, place: &str, row: &Result<BatchRow, ApiError>) {
         let is_completion = row.as_ref().is_ok_and(|row| row.form == RowFormat::Completion);
-        if self.defaults.system.is_none() || !is_completion {
-            return;
-        }
-        self.without_system += 1;
-        if self.without_system == 1 {
-            let message = format!(
-                "row {id:?} (line {number}) is a text completion, to which the system prompt is not given, \
-                 nor to others like it"
-            );
-            progress.suspend(|| terminal.note(&message));
+        let is_unreached = self.defaults.system.is_some() && is_completion;
+        if is_unreached && !std::mem::replace(&mut self.tally.has_said_system, true) {
+            let message =
+                "is a text completion, to which the system prompt is not given, nor to others like it";
+            self.progress.suspend(|| self.terminal.note(format!("{place} {message}")));
         }
     }
 
     /// Turns a single message into text to continue if the model has no chat template, as `run` does. Notes it for the first row.
-    fn plain_text(&mut self, row: BatchRow, progress: &ProgressBar, terminal: &Terminal) -> BatchRow {
+    fn plain_text(&mut self, row: BatchRow) -> BatchRow {
         let info = self.llm.info();
         let text = if info.has_chat_template { None } else { only_message(&row.input) };
         let Some(text) = text else { return row };
-        if !std::mem::replace(&mut self.has_said_plain, true) {
+        if !std::mem::replace(&mut self.tally.has_said_plain, true) {
             let message = format!("{} has no chat template: prompts are completed as plain text", info.name);
-            progress.suspend(|| terminal.note(&message));
+            self.progress.suspend(|| self.terminal.note(&message));
         }
         BatchRow { input: TurnInput::Text(TextPrompt::Text(text)), ..row }
     }
 
     /// Counts a row that is among the results, and names it when it failed.
-    fn count(
-        &mut self,
-        id: &str,
-        number: usize,
-        answer: &Result<Usage, RowError>,
-        progress: &ProgressBar,
-        terminal: &Terminal,
-    ) {
+    fn count(&mut self, place: &str, answer: Result<Usage, ApiError>) {
         let error = match answer {
-            Ok(usage) => {
-                self.counts.answered += 1;
-                self.counts.add(usage);
-                return;
-            }
+            Ok(usage) => return self.tally.counts.add(&usage),
             Err(error) => error,
         };
-        self.counts.failed += 1;
-        let message = match self.counts.failed {
-            count if count <= NAMED_FAILURES => format!("row {id:?} (line {number}): {}", error.message),
+        self.tally.counts.failed += 1;
+        let message = match self.tally.counts.failed {
+            count if count <= NAMED_FAILURES => format!("{place}: {}", error.message),
             count if count == NAMED_FAILURES + 1 => "more rows failed; the results name them".to_owned(),
             _ => return,
         };
-        progress.suspend(|| terminal.warn(&message));
+        self.progress.suspend(|| self.terminal.warn(&message));
     }
 }
 
 enum Answered {
     Body(Value, Usage),
     /// The row's own failure.
-    Refused(RowError),
+    Refused(ApiError),
     Failed(CommandError),
     Stopped(u8),
 }
@@ -349,14 +324,11 @@ impl Answered {
     /// Maps an error of planning: a wrong parameter is the row's error, any other may be the batch's.
     fn failed_to_plan(error: TurnError) -> Self {
         match error {
-            TurnError::Unsupported { .. } => Self::Refused(ApiError::from(error).into()),
-            TurnError::Param { param, error } => {
-                let param = Some(param.to_owned());
-                match RowError::from_command(error.into()) {
-                    Ok(error) => Self::Refused(RowError { param, ..error }),
-                    Err(error) => Self::Failed(error),
-                }
-            }
+            TurnError::Unsupported { .. } => Self::Refused(error.into()),
+            TurnError::Param { param, error } => match own_failure(error.into()) {
+                Ok(error) => Self::Refused(error.param(param)),
+                Err(error) => Self::Failed(error),
+            },
             TurnError::Other(error) => Self::Failed(error.into()),
         }
     }
@@ -375,12 +347,12 @@ fn only_message(input: &TurnInput) -> Option<String> {
 }
 
 /// Builds a row of OpenAI's batch output. A failure is both an HTTP-like response and an `error`, so that clients may read either.
-fn result_row(id: &str, number: usize, answer: Result<Value, RowError>) -> Value {
+fn result_row(id: &str, number: usize, answer: Result<&(Value, Usage), &ApiError>) -> Value {
     let (status, body, error) = match answer {
-        Ok(body) => (200, body, Value::Null),
+        Ok((body, _)) => (200, body.clone(), Value::Null),
         Err(error) => {
-            let body = json!({"error": error.to_json()});
-            (error.status, body, json!({"code": error.code, "message": error.message}))
+            let fault = json!({"code": error.code, "message": error.message});
+            (error.status.as_u16(), error.body(), fault)
         }
     };
     json!({
@@ -470,16 +442,29 @@ mod tests {
         folder: &Path,
     ) -> (Result<Stopped, CommandError>, Counts, Vec<Value>) {
         let out = folder.join("out.jsonl");
-        let (results, earlier) = Results::open(&out, true).expect("a file of results");
+        let opened = Results::open(&out, true).expect("a file of results");
         let defaults = Defaults { models: Some(vec!["script".to_owned()]), ..Defaults::default() };
         let llm = Loaded::scripted(script);
-        let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
-        let rows = Box::new(io::Cursor::new(input.to_owned().into_bytes()));
-        let terminal = Terminal::new(ColorWhen::Never, 0, true);
-        let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
+        let quiet = quiet();
+        let mut batch = job(&llm, &defaults, opened, &quiet);
+        let stopped = batch.answer_all(Box::new(io::Cursor::new(input.to_owned().into_bytes())));
         let text = std::fs::read_to_string(&out).expect("the results");
         let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-        (stopped, batch.counts, rows)
+        (stopped, batch.tally.counts, rows)
+    }
+
+    fn quiet() -> (ProgressBar, Terminal) {
+        (ProgressBar::hidden(), Terminal::new(ColorWhen::Never, 0, true))
+    }
+
+    fn job<'a>(
+        llm: &'a Loaded,
+        defaults: &'a Defaults,
+        (results, earlier): (Results, Earlier),
+        (progress, terminal): &'a (ProgressBar, Terminal),
+    ) -> BatchJob<'a> {
+        let tally = BatchTally::default();
+        BatchJob { llm, defaults, results, earlier, progress, terminal, tally }
     }
 
     const INPUT: &str = r#"{"custom_id":"a","prompt":"say one"}
@@ -578,13 +563,12 @@ not json
     fn what_could_not_be_written_is_not_counted() {
         let llm = Loaded::scripted(&Script::default());
         let defaults = Defaults::default();
-        let (results, earlier) = Results::open(Path::new("/dev/full"), false).expect("a device");
-        let mut batch = BatchJob::new(&llm, &defaults, results, earlier);
-        let rows = Box::new(io::Cursor::new(b"{\"prompt\":\"say one\"}\n".to_vec()));
-        let terminal = Terminal::new(ColorWhen::Never, 0, true);
-        let stopped = batch.answer_all(rows, &ProgressBar::hidden(), &terminal);
+        let opened = Results::open(Path::new("/dev/full"), false).expect("a device");
+        let quiet = quiet();
+        let mut batch = job(&llm, &defaults, opened, &quiet);
+        let stopped = batch.answer_all(Box::new(io::Cursor::new(b"{\"prompt\":\"say one\"}\n")));
         assert_eq!(stopped.expect_err("a full disk").kind, Kind::Io);
-        assert_eq!(batch.counts, Counts::default());
+        assert_eq!(batch.tally.counts, Counts::default());
     }
 
     #[test]
@@ -643,14 +627,14 @@ not json
             has_functions: false,
             ignored: Vec::new(),
         };
-        let defaults = Defaults::default();
-        let batch = BatchJob::new(&llm, &defaults, Results::stdout(), Earlier::default());
+        let (defaults, quiet) = (Defaults::default(), quiet());
+        let batch = job(&llm, &defaults, (Results::stdout(), Earlier::default()), &quiet);
         let both = [row(RowFormat::Chat, "q"), row(RowFormat::Completion, "q")].map(|row| {
-            let Answered::Body(mut body, _) = batch.answer(&row, &Graceful::begin()) else {
+            let Answered::Body(mut body, usage) = batch.answer(&row, &Graceful::begin()) else {
                 panic!("an answer")
             };
             body["created"] = 0.into();
-            result_row("q1", 1, Ok(body))
+            result_row("q1", 1, Ok(&(body, usage)))
         });
         insta::assert_snapshot!("batch_results", format!("{:#}", json!(both)));
     }

@@ -63,60 +63,31 @@ pub struct BatchRow {
     pub ignored: Vec<String>,
 }
 
-/// Why a row has no answer, in OpenAI's words.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RowError {
-    pub status: u16,
-    pub code: &'static str,
-    /// The parameter at fault, if it is one.
-    pub param: Option<String>,
-    pub message: String,
+/// Returns the error of a row that is refused.
+pub fn refusal(code: &'static str, message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, Some(code), message)
 }
 
-impl RowError {
-    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { status: 400, code, param: None, message: message.into() }
-    }
-
-    /// Returns the row's own failure, or the command's error if the rest of the batch cannot continue either.
-    pub fn from_command(error: CommandError) -> Result<Self, CommandError> {
-        let message = error.to_string();
-        let row_error = match error.runtime() {
-            Some(
-                Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. },
-            ) => Self::new("context_length_exceeded", message),
-            Some(Error::InvalidParameter { name, .. }) => {
-                Self { param: Some((*name).to_owned()), ..Self::new("invalid_value", message) }
-            }
-            Some(Error::Grammar(GrammarError::Failed(_))) => {
-                Self { status: 500, ..Self::new("grammar_error", message) }
-            }
-            Some(Error::Grammar(error)) => {
-                let is_unsupported = matches!(error, GrammarError::Unsupported { .. });
-                let code = if is_unsupported { "unsupported_parameter" } else { "invalid_value" };
-                Self { param: Some("response_format".to_owned()), ..Self::new(code, message) }
-            }
-            Some(Error::Backend(_) | Error::NotFinite(_)) => {
-                Self { status: 500, ..Self::new("backend_error", message) }
-            }
-            _ if matches!(error.kind, Kind::BadData | Kind::Usage) => Self::new("invalid_prompt", message),
-            _ => return Err(error),
-        };
-        Ok(row_error)
-    }
-
-    /// OpenAI's error object.
-    pub fn to_json(&self) -> Value {
-        let kind = if self.status < 500 { "invalid_request_error" } else { "server_error" };
-        json!({"message": self.message, "type": kind, "param": self.param, "code": self.code})
-    }
-}
-
-impl From<ApiError> for RowError {
-    fn from(error: ApiError) -> Self {
-        let ApiError { status, message, param, code, .. } = error;
-        Self { status: status.as_u16(), code: code.unwrap_or("invalid_value"), param, message }
-    }
+/// Returns the row's own failure, or the command's error if the rest of the batch cannot continue either.
+pub fn own_failure(error: CommandError) -> Result<ApiError, CommandError> {
+    let message = error.to_string();
+    let failed = |code| Ok(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, Some(code), &message));
+    let refused = match error.runtime() {
+        Some(Error::PromptTooLong { .. } | Error::PromptOversized { .. } | Error::ContextExceeded { .. }) => {
+            refusal("context_length_exceeded", message)
+        }
+        Some(Error::InvalidParameter { name, .. }) => refusal("invalid_value", message).param(*name),
+        Some(Error::Grammar(GrammarError::Failed(_))) => return failed("grammar_error"),
+        Some(Error::Grammar(error)) => {
+            let is_unsupported = matches!(error, GrammarError::Unsupported { .. });
+            let code = if is_unsupported { "unsupported_parameter" } else { "invalid_value" };
+            refusal(code, message).param("response_format")
+        }
+        Some(Error::Backend(_) | Error::NotFinite(_)) => return failed("backend_error"),
+        _ if matches!(error.kind, Kind::BadData | Kind::Usage) => refusal("invalid_prompt", message),
+        _ => return Err(error),
+    };
+    Ok(refused)
 }
 
 /// Returns the row's name, and the row or why it is refused. `number` is the line in the file, from 1.
@@ -125,11 +96,11 @@ pub fn parse(
     number: usize,
     defaults: &Defaults,
     template: TemplateVariables<'_>,
-) -> (String, Result<BatchRow, RowError>) {
+) -> (String, Result<BatchRow, ApiError>) {
     let fallback = format!("line-{number}");
     let object = match wire::json::object(line, "the row") {
         Ok(object) => object,
-        Err(message) => return (fallback, Err(RowError::new("invalid_json", message))),
+        Err(message) => return (fallback, Err(refusal("invalid_json", message))),
     };
     let mut problems = Problems::default();
     let mut fields = Fields::new(object, &mut problems);
@@ -138,7 +109,7 @@ pub fn parse(
         fields.out_of_range("custom_id", "is empty");
     }
     let (row, model) = row(fields, Given { defaults, template });
-    let checked = problems.check(model).map_err(RowError::from);
+    let checked = problems.check(model);
     let row = BatchRow { ignored: problems.take_ignored(), ..row };
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
 }
@@ -379,7 +350,7 @@ mod tests {
         ends_reasoning: true,
     };
 
-    fn parsed(row: Value) -> Result<BatchRow, RowError> {
+    fn parsed(row: Value) -> Result<BatchRow, ApiError> {
         let defaults = Defaults {
             limits: Limits { max_tokens: Some(9), ..Limits::default() },
             models: Some(vec!["tiny".to_owned()]),
@@ -391,7 +362,7 @@ mod tests {
     /// The parameter and code of a refused row.
     fn refused(row: Value) -> (String, &'static str) {
         let error = parsed(row).expect_err("refused");
-        (error.param.unwrap_or_default(), error.code)
+        (error.param.unwrap_or_default(), error.code.unwrap_or_default())
     }
 
     #[test]
@@ -456,7 +427,7 @@ mod tests {
         let defaults = Defaults { raw: true, system: Some("flag".to_owned()), ..Defaults::default() };
         let raw = |row: Value| parse(row.to_string().as_bytes(), 1, &defaults, THINKER).1;
         let error = raw(json!({"prompt": "x", "system": "s"})).expect_err("nowhere to put it");
-        assert_eq!((error.param, error.code), (Some(system), "invalid_value"));
+        assert_eq!((error.param, error.code), (Some(system), Some("invalid_value")));
         let chat =
             raw(json!({"messages": [{"role": "user", "content": "x"}], "system": "s"})).expect("a row");
         let TurnInput::Chat(conversation) = chat.input else { panic!("a chat") };

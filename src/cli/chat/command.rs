@@ -22,43 +22,6 @@ pub enum ArgumentKind {
     Export,
 }
 
-/// The commands; `actions::run` has a function for each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CommandId {
-    Help,
-    Exit,
-    New,
-    Reset,
-    System,
-    Set,
-    Show,
-    Save,
-    Load,
-    Sessions,
-    Rename,
-    Delete,
-    Undo,
-    Redo,
-    Retry,
-    Edit,
-    Fork,
-    Branches,
-    GoOn,
-    File,
-    Think,
-    Context,
-    Stats,
-    Why,
-    Compact,
-    Export,
-    Copy,
-    Model,
-    Compare,
-    Json,
-    Tools,
-    Mcp,
-}
-
 /// One command.
 pub struct ChatCommand {
     pub name: &'static str,
@@ -81,84 +44,90 @@ pub const EXPORT_FORMATS: &[&str] = &["md", "json", "jsonl"];
 const THINK: &[&str] = &["on", "off", "hide", "show", "budget"];
 const SHOW: &[&str] = &["config", "model", "template", "prompt", "thinking"];
 
+/// Makes the commands' ids, for each of which `actions::run` has a function, and the table, from its rows.
 macro_rules! table {
-    ($($name:literal [$($alias:literal),*] $takes:expr, $argument:expr, $id:path, $help:literal;)*) => {
-        &[$(ChatCommand {
-            name: $name, aliases: &[$($alias),*], takes: $takes, argument: $argument, id: $id, help: $help,
-        }),*]
+    ($($name:literal [$($alias:literal),*] $takes:expr, $argument:expr, $id:ident, $help:literal;)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum CommandId {
+            $($id),*
+        }
+
+        /// All commands, those used most first.
+        pub const TABLE: &[ChatCommand] = &[$(ChatCommand {
+            name: $name, aliases: &[$($alias),*], takes: $takes, argument: $argument, id: CommandId::$id, help: $help,
+        }),*];
     };
 }
 
 /// Commands that `/help` explains: the first of the table, which fit on a small screen.
 const NUM_USUAL: usize = 10;
 
-/// All commands, those used most first.
-pub const TABLE: &[ChatCommand] = table![
-    "undo" [] Some("[N]"), ArgumentKind::Text, CommandId::Undo,
+table! {
+    "undo" [] Some("[N]"), ArgumentKind::Text, Undo,
         "Take back the last turn, or the last N; after /reset, bring the conversation back";
-    "retry" ["regen"] Some("[seed=N]"), ArgumentKind::Words(&["seed="]), CommandId::Retry,
+    "retry" ["regen"] Some("[seed=N]"), ArgumentKind::Words(&["seed="]), Retry,
         "Answer the last message again; the old answer stays as a branch";
-    "edit" [] Some("[N] [TEXT]"), ArgumentKind::Text, CommandId::Edit,
+    "edit" [] Some("[N] [TEXT]"), ArgumentKind::Text, Edit,
         "Change your last message, or that of turn N; what it replaces stays as a branch";
-    "continue" [] None, ArgumentKind::None, CommandId::GoOn,
+    "continue" [] None, ArgumentKind::None, GoOn,
         "Continue an answer that was interrupted or cut";
-    "new" ["clear"] None, ArgumentKind::None, CommandId::New,
+    "new" ["clear"] None, ArgumentKind::None, New,
         "Start a new conversation; the old one stays as a session, and /load opens it";
-    "load" [] Some("NAME"), ArgumentKind::Session, CommandId::Load,
+    "load" [] Some("NAME"), ArgumentKind::Session, Load,
         "Continue another session or branch, with its own model unless you chose one";
-    "file" ["read"] Some("PATH"), ArgumentKind::Path, CommandId::File,
+    "file" ["read"] Some("PATH"), ArgumentKind::Path, File,
         "Send a file's text along with the next message";
-    "model" [] Some("[REF]"), ArgumentKind::Model, CommandId::Model,
+    "model" [] Some("[REF]"), ArgumentKind::Model, Model,
         "Show the model, or continue with another";
-    "set" [] Some("[KEY VALUE]"), ArgumentKind::Setting, CommandId::Set,
+    "set" [] Some("[KEY VALUE]"), ArgumentKind::Setting, Set,
         "Show or change sampling and limits; VALUE `default` restores the default";
-    "exit" ["bye", "quit", "q"] None, ArgumentKind::None, CommandId::Exit,
+    "exit" ["bye", "quit", "q"] None, ArgumentKind::None, Exit,
         "Leave; the session is saved already";
-    "help" ["?"] Some("[all|COMMAND]"), ArgumentKind::Command, CommandId::Help,
+    "help" ["?"] Some("[all|COMMAND]"), ArgumentKind::Command, Help,
         "List the commands used most, or all; or explain one";
-    "reset" [] None, ArgumentKind::None, CommandId::Reset,
+    "reset" [] None, ArgumentKind::None, Reset,
         "Empty this session, after asking; /undo brings the conversation back";
-    "system" [] Some("[TEXT]"), ArgumentKind::Text, CommandId::System,
+    "system" [] Some("[TEXT]"), ArgumentKind::Text, System,
         "Show or set the system prompt; after the first turn this starts a new session with it";
-    "show" [] Some("[config|model|template|prompt|thinking]"), ArgumentKind::Words(SHOW), CommandId::Show,
+    "show" [] Some("[config|model|template|prompt|thinking]"), ArgumentKind::Words(SHOW), Show,
         "Show the conversation, the settings, or what the model gets";
-    "save" [] Some("[NAME]"), ArgumentKind::Text, CommandId::Save,
+    "save" [] Some("[NAME]"), ArgumentKind::Text, Save,
         "Name the session; one that you named before is copied under the new name";
-    "sessions" ["ls"] None, ArgumentKind::None, CommandId::Sessions,
+    "sessions" ["ls"] None, ArgumentKind::None, Sessions,
         "List the saved sessions";
-    "rename" [] Some("[OLD] NEW"), ArgumentKind::Session, CommandId::Rename,
+    "rename" [] Some("[OLD] NEW"), ArgumentKind::Session, Rename,
         "Give this session, or another, a new name";
-    "delete" [] Some("[NAME]"), ArgumentKind::Session, CommandId::Delete,
+    "delete" [] Some("[NAME]"), ArgumentKind::Session, Delete,
         "Remove this session, or another, with its KV";
-    "redo" [] None, ArgumentKind::None, CommandId::Redo,
+    "redo" [] None, ArgumentKind::None, Redo,
         "Bring back what /undo, /retry, /edit or /reset took away last; again swaps them";
-    "fork" [] Some("[NAME]"), ArgumentKind::Text, CommandId::Fork,
+    "fork" [] Some("[NAME]"), ArgumentKind::Text, Fork,
         "Continue in a copy; this session stays as it is";
-    "branches" [] None, ArgumentKind::None, CommandId::Branches,
+    "branches" [] None, ArgumentKind::None, Branches,
         "Show this session's branches and forks; /load opens one";
-    "think" [] Some("[on|off|hide|show|N]"), ArgumentKind::Words(THINK), CommandId::Think,
+    "think" [] Some("[on|off|hide|show|N]"), ArgumentKind::Words(THINK), Think,
         "Turn reasoning on or off, hide or show it, or limit it to N tokens";
-    "context" [] None, ArgumentKind::None, CommandId::Context,
+    "context" [] None, ArgumentKind::None, Context,
         "Show what fills the context, turn by turn";
-    "stats" [] None, ArgumentKind::None, CommandId::Stats,
+    "stats" [] None, ArgumentKind::None, Stats,
         "Show counts, rates and reuse of the last answer";
-    "why" [] None, ArgumentKind::None, CommandId::Why,
+    "why" [] None, ArgumentKind::None, Why,
         "Why as much of the last prompt was reused as was, with the first token that differs";
-    "compact" [] None, ArgumentKind::None, CommandId::Compact,
+    "compact" [] None, ArgumentKind::None, Compact,
         "Replace the older turns by a summary; the whole conversation stays as another session";
-    "export" [] Some("md|json|jsonl PATH"), ArgumentKind::Export, CommandId::Export,
+    "export" [] Some("md|json|jsonl PATH"), ArgumentKind::Export, Export,
         "Write the conversation to a file";
-    "copy" [] Some("[code]"), ArgumentKind::Words(&["code"]), CommandId::Copy,
+    "copy" [] Some("[code]"), ArgumentKind::Words(&["code"]), Copy,
         "Copy the last answer, or its last block of code, to the clipboard";
-    "compare" [] Some("REF"), ArgumentKind::Model, CommandId::Compare,
+    "compare" [] Some("REF"), ArgumentKind::Model, Compare,
         "Answer the last message with another model, beside the first answer; nothing of it is kept";
-    "json" [] Some("[SCHEMA|off]"), ArgumentKind::Path, CommandId::Json,
+    "json" [] Some("[SCHEMA|off]"), ArgumentKind::Path, Json,
         "Make answers JSON that satisfies a schema: a file, the schema itself, or `object`";
-    "tools" [] Some("[FILE|off]"), ArgumentKind::Path, CommandId::Tools,
+    "tools" [] Some("[FILE|off]"), ArgumentKind::Path, Tools,
         "Show the tools, or declare them from a file of TOML or JSON";
-    "mcp" [] Some("[restart NAME]"), ArgumentKind::Words(&["restart"]), CommandId::Mcp,
+    "mcp" [] Some("[restart NAME]"), ArgumentKind::Words(&["restart"]), Mcp,
         "Show the MCP servers and their tools, or start a server anew";
-];
+}
 
 /// Returns the command of this name, with or without its slash.
 pub fn find(name: &str) -> Option<&'static ChatCommand> {

@@ -6,9 +6,9 @@
 use serde_json::Value;
 use unicode_width::UnicodeWidthStr;
 
+use super::context_limit::AnswerCounter;
 use super::counted;
 use super::model::NextModel;
-use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
 use super::state::{AnswerRequest, Effect, SavePlace, text};
 use super::turn::ending;
@@ -16,13 +16,12 @@ use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
 use crate::cli::model::load::Loaded;
-use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, is_closed};
+use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated};
 use crate::cli::run::message_answer::MessageGeneration;
-use crate::cli::terminal::output::OutputError;
 use crate::cli::terminal::wrap;
 use crate::cli::think::{Think, Thinking};
-use llmctl_engine::turn::{Delta, PlannedTurn, SessionChat, TurnRequest};
-use llmctl_engine::{Outcome, Token, Usage};
+use llmctl_engine::turn::{PlannedTurn, SessionChat, TurnRequest};
+use llmctl_engine::{Outcome, Usage};
 use llmctl_template::Message;
 
 /// Columns of a terminal on which two answers stand side by side.
@@ -53,11 +52,11 @@ impl Chat<'_> {
             self.ui.is_interactive() && self.ui.terminal.width().is_some_and(|columns| columns >= WIDE);
         let (name, answered) = match next {
             NextModel::There(choice) => {
-                let endpoint = self.model.connect(choice, self.ui.terminal)?;
+                let endpoint = self.model.connect(choice)?;
                 (endpoint.model().to_owned(), self.ask_there(&endpoint, &question, is_beside)?)
             }
             NextModel::Here(reference) => {
-                self.model.load_beside(reference, is_saved, self.ui.terminal)?;
+                self.model.load_beside(reference, is_saved)?;
                 let llm = self.model.beside().expect("it was loaded above");
                 (llm.info().name.clone(), self.ask_here(llm, &question, is_beside)?)
             }
@@ -67,7 +66,7 @@ impl Chat<'_> {
     }
 
     fn question(&self) -> Result<Question, CommandError> {
-        let turns = &self.state.session_chat.saved().turns;
+        let turns = self.state.turns();
         let Some(last) = turns.last() else {
             return Err(CommandError::usage("/compare: there is no answer yet"));
         };
@@ -99,14 +98,8 @@ impl Chat<'_> {
             ..self.turn_request(llm, &AnswerRequest::default(), prompted.tokens().len())
         };
         let planned = PlannedTurn::new(llm.planner(), prompted, &turn)?;
-        let generation = AnswerGeneration {
-            engine: llm.engine(),
-            planner: llm.planner(),
-            turn: &turn,
-            plan: &planned.plan,
-            session: None,
-            graceful: &self.ui.graceful,
-        };
+        let (plan, graceful) = (&planned.plan, &self.ui.graceful);
+        let generation = AnswerGeneration { llm, turn: &turn, plan, session: None, graceful };
         self.generated(think, is_beside, &llm.info().name, |sink| generation.run(sink))
     }
 
@@ -119,11 +112,12 @@ impl Chat<'_> {
         let tools = self.offered_tools();
         let request = EndpointRequest { tools: &tools, ..self.endpoint_request(&question.messages) };
         let generation = MessageGeneration { endpoint, request: &request, graceful: &self.ui.graceful };
-        self.generated(self.state.think, is_beside, endpoint.model(), |sink| {
-            let answered = generation.run(sink)?;
-            answered.notice.iter().for_each(|notice| self.ui.terminal.warn(notice));
-            answered.failure.map_or(Ok(answered.generated), Err)
-        })
+        let answered =
+            self.generated(self.state.think, is_beside, endpoint.model(), |sink| generation.run(sink))?;
+        match answered.failure {
+            Some(failure) => Err(failure),
+            None => Ok(answered),
+        }
     }
 
     /// Returns the setting for thinking, as far as the other model knows it.
@@ -145,18 +139,16 @@ impl Chat<'_> {
         name: &str,
         run: impl FnOnce(&mut dyn AnswerSink) -> Result<Generated, CommandError>,
     ) -> Result<Generated, CommandError> {
-        if is_beside {
-            let mut sink = AnswerCounter { chat: self, name, count: 0 };
-            let generated = run(&mut sink);
-            self.ui.terminal.status("");
-            return generated;
+        if !is_beside {
+            self.ui.terminal.report(&format!("{name}:"));
+            return self.on_screen(think, None, run);
         }
-        self.ui.terminal.report(&format!("{name}:"));
-        let options = RendererOptions { think, is_styled: self.ui.is_styled(), estimate: None };
-        let mut screen = Renderer::new(self.ui.terminal, options);
-        let mut generated = run(&mut screen)?;
-        generated.is_reader_gone |= is_closed(screen.finish())?;
-        Ok(generated)
+        let terminal = self.ui.terminal;
+        let spoken = |count| format!("{name} answers ({})", counted(count, "token"));
+        let generated = run(&mut AnswerCounter { terminal, count: 0, spoken: &spoken });
+        terminal.status("");
+        generated.iter().flat_map(|answered| &answered.notice).for_each(|notice| terminal.warn(notice));
+        generated
     }
 
     fn show_both(&self, question: &Question, name: &str, generated: &Generated, is_beside: bool) {
@@ -177,21 +169,6 @@ impl Chat<'_> {
             terminal.note("(stopped)");
         }
         terminal.note("(not part of the conversation; /model and /retry take it over)");
-    }
-}
-
-/// Counts tokens on the status line.
-struct AnswerCounter<'a, 'b> {
-    chat: &'a Chat<'b>,
-    name: &'a str,
-    count: usize,
-}
-
-impl AnswerSink for AnswerCounter<'_, '_> {
-    fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
-        self.count += tokens.len().max(usize::from(!deltas.is_empty()));
-        self.chat.ui.terminal.status(&format!("{} answers ({})", self.name, counted(self.count, "token")));
-        Ok(())
     }
 }
 

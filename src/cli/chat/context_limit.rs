@@ -46,7 +46,7 @@ impl Chat<'_> {
     /// Says once that the context is nearly full.
     pub fn warn_of_context(&mut self) {
         let Some(size) = self.model.context() else { return };
-        let used = self.state.session_chat.saved().num_tokens();
+        let used = self.state.saved().num_tokens();
         let is_near = used * 100 >= size * WARN_PERCENT;
         if is_near && !self.state.has_warned {
             self.ui.terminal.warn(format!(
@@ -101,7 +101,7 @@ impl Chat<'_> {
         if question(&asked.added).is_none() {
             return Ok(0);
         }
-        let system = self.state.session_chat.saved().system().filter(|_| asked.kept > 0).map(Message::system);
+        let system = self.state.saved().system().filter(|_| asked.kept > 0).map(Message::system);
         let added = system.into_iter().chain(asked.added.iter().cloned()).collect();
         let (_, needed) =
             self.measured(&AnswerRequest { added, begun: asked.begun.clone(), ..AnswerRequest::default() })?;
@@ -136,14 +136,14 @@ impl Chat<'_> {
     /// if these are more.
     fn oldest(&self, kept: usize, needed: usize, size: usize) -> usize {
         let missing = (needed + self.room(size)).saturating_sub(size).max(size / 4);
-        let turns = &self.state.session_chat.saved().turns[..kept];
+        let turns = &self.state.turns()[..kept];
         let frees = |saved: &Arc<SavedTurn>| saved.turn.num_tokens() >= missing;
         turns.iter().position(frees).map_or(kept, |at| at + 1)
     }
 
     /// Returns the first place from `count` on where a question begins: a tool's result does not stand without its call.
     fn at_question(&self, count: usize, kept: usize) -> usize {
-        let turns = &self.state.session_chat.saved().turns;
+        let turns = self.state.turns();
         (count..kept).find(|&at| question(&turns[at].turn.messages).is_some()).unwrap_or(kept)
     }
 
@@ -152,7 +152,7 @@ impl Chat<'_> {
         if added.is_empty() || question(added).is_some() {
             return kept;
         }
-        let turns = &self.state.session_chat.saved().turns[..kept];
+        let turns = &self.state.turns()[..kept];
         turns.iter().rposition(|saved| question(&saved.turn.messages).is_some()).unwrap_or(0)
     }
 
@@ -162,10 +162,8 @@ impl Chat<'_> {
         oldest: usize,
         size: usize,
     ) -> Result<OverflowChoice, CommandError> {
-        let questions: Vec<String> = self.state.session_chat.saved().turns[..oldest]
-            .iter()
-            .map(|saved| format!("    {}", opening(saved)))
-            .collect();
+        let questions: Vec<String> =
+            self.state.turns()[..oldest].iter().map(|saved| format!("    {}", opening(saved))).collect();
         self.ui.terminal.report(&format!(
             "The context is full: with this message the conversation takes {} of {} tokens, and the answer needs some.\n  d  \
              drop the oldest {}:\n{}\n  c  compact: the model summarises the older turns\n  s  stop: do not send the message",
@@ -188,8 +186,8 @@ impl Chat<'_> {
     /// Forgets the first turns of the conversation.
     fn drop_oldest(&mut self, count: usize, asked: &mut AnswerRequest) -> Result<(), CommandError> {
         self.leave_copy()?;
-        let system = self.state.session_chat.saved().system().map(str::to_owned);
-        let rest = self.state.session_chat.saved().turns[count..asked.kept].to_vec();
+        let system = self.state.saved().system().map(str::to_owned);
+        let rest = self.state.turns()[count..asked.kept].to_vec();
         asked.kept = rest.len();
         asked.replaces = None; // the copy has it all
         match (rest.is_empty(), system) {
@@ -203,14 +201,14 @@ impl Chat<'_> {
     /// `/compact`: all but the last turn becomes a summary.
     pub fn compact(&mut self) -> Result<(), CommandError> {
         let size = self.model.needed_for("/compact")?.info().context_tokens;
-        let kept = self.state.session_chat.saved().turns.len();
+        let kept = self.state.turns().len();
         if kept < 2 {
             return Err(CommandError::usage("there is nothing to compact yet"));
         }
-        let before = self.state.session_chat.saved().num_tokens();
+        let before = self.state.saved().num_tokens();
         let mut asked = AnswerRequest { kept, ..AnswerRequest::default() };
         self.compact_before(&mut asked, size)?;
-        let after = self.state.session_chat.saved().num_tokens();
+        let after = self.state.saved().num_tokens();
         self.ui.terminal.report(&format!(
             "the conversation went from {} to {}",
             grouped(before),
@@ -225,8 +223,8 @@ impl Chat<'_> {
         let (count, turn) = self.summary_prompt(asked.kept, free, summary_tokens, size)?;
         let summary = self.summarise(&turn, summary_tokens)?;
         self.leave_copy()?;
-        let system = self.state.session_chat.saved().system().map(str::to_owned);
-        let rest = self.state.session_chat.saved().turns[count..asked.kept].to_vec();
+        let system = self.state.saved().system().map(str::to_owned);
+        let rest = self.state.turns()[count..asked.kept].to_vec();
         self.replay(system, Some(&summary), &rest)?;
         asked.kept = rest.len() + 1;
         asked.replaces = None; // the copy has it all
@@ -244,7 +242,7 @@ impl Chat<'_> {
         summary_tokens: usize,
         size: usize,
     ) -> Result<(usize, PromptedTurn), CommandError> {
-        let turns = &self.state.session_chat.saved().turns[..kept];
+        let turns = &self.state.turns()[..kept];
         let lengths: Vec<usize> = turns.iter().map(|saved| saved.turn.num_tokens()).collect();
         let is_short = match lengths[..] {
             [.., before, last] => last.saturating_sub(before) <= size / 4,
@@ -278,12 +276,12 @@ impl Chat<'_> {
         let limits = Limits { max_tokens: Some(max_tokens), overflow: Overflow::Clamp, ..Limits::default() };
         let request = TurnRequest { sampling, limits, ..TurnRequest::default() };
         let llm = self.model.needed_for("/compact")?;
-        let (engine, planner) = (llm.engine(), llm.planner());
-        let PlannedTurn { plan, .. } = PlannedTurn::new(planner, turn.clone(), &request)?;
+        let PlannedTurn { plan, .. } = PlannedTurn::new(llm.planner(), turn.clone(), &request)?;
         let (turn, graceful) = (&request, &self.ui.graceful);
-        let generation = AnswerGeneration { engine, planner, turn, plan: &plan, session: None, graceful };
-        let generated = generation.run(&mut Quiet { terminal: self.ui.terminal, count: 0 });
-        self.ui.terminal.status("");
+        let generation = AnswerGeneration { llm, turn, plan: &plan, session: None, graceful };
+        let (terminal, spoken) = (self.ui.terminal, |count| format!("compacting, {} tokens", grouped(count)));
+        let generated = generation.run(&mut AnswerCounter { terminal, count: 0, spoken: &spoken });
+        terminal.status("");
         let Answer { content, reasoning, tokens, outcome, .. } = generated?.answer;
         if outcome.finish == Finish::Cancelled || content.trim().is_empty() {
             let error = CommandError::usage("the model gave no summary; the conversation is unchanged");
@@ -381,16 +379,17 @@ fn message_too_long(prompt_tokens: usize, size: usize) -> CommandError {
     error.hint("shorten it, or restart with a larger --ctx if the model allows it")
 }
 
-/// Counts, and shows progress.
-struct Quiet<'a> {
-    terminal: &'a Terminal,
-    count: usize,
+/// Counts the tokens of an answer that is not shown yet, on the status line.
+pub struct AnswerCounter<'a> {
+    pub terminal: &'a Terminal,
+    pub count: usize,
+    pub spoken: &'a dyn Fn(usize) -> String,
 }
 
-impl AnswerSink for Quiet<'_> {
-    fn answer(&mut self, _: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
-        self.count += tokens.len();
-        self.terminal.status(&format!("compacting, {} tokens", grouped(self.count)));
+impl AnswerSink for AnswerCounter<'_> {
+    fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
+        self.count += tokens.len().max(usize::from(!deltas.is_empty())); // an endpoint counts none
+        self.terminal.status(&(self.spoken)(self.count));
         Ok(())
     }
 }

@@ -34,7 +34,7 @@ use super::places::Places;
 use super::run::prompt::read_prompt_file;
 use super::terminal::Terminal;
 use crate::cli::flags::args::{ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs};
-use crate::cli::terminal::report::{counted, grouped};
+use crate::cli::terminal::report::{counted, grouped, on_one_line};
 use crate::cli::terminal::tty;
 use crate::cli::terminal::tty::Silence;
 use input::InputLine;
@@ -207,7 +207,7 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
         return chat.say_instead(kept, input::unquoted(line).to_owned());
     }
     match command::of(line) {
-        Some((command, argument)) => actions::run(chat, command.id, argument),
+        Some((command, argument)) => actions::run(chat, command, argument),
         None if command::is_meant(line) => Err(command::unknown(line)),
         None => chat.say(input::unquoted(line).to_owned()),
     }
@@ -277,15 +277,6 @@ fn typed_path(typed: &str) -> PathBuf {
 /// Returns the beginning of a text on one line, in quotes.
 fn shortened(text: &str, most: usize) -> String {
     format!("\u{201c}{}\u{201d}", on_one_line(text, most))
-}
-
-/// As much of a text as `most` characters, on one line.
-fn on_one_line(text: &str, most: usize) -> String {
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.char_indices().nth(most) {
-        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
-        None => words,
-    }
 }
 
 /// Formats a time for people: `0.2 s`, `54 s`, `3 min 20 s`.

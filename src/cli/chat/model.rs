@@ -57,12 +57,14 @@ impl SpareModel {
 }
 
 /// The model of a chat.
-pub struct ChatModel {
+pub struct ChatModel<'a> {
     /// `None` only while another model is loaded, and after that has failed.
     answerer: Option<Answerer>,
     pub args: ModelArgs,
     engine: EngineArgs,
     endpoint_args: EndpointArgs,
+    terminal: &'a Terminal,
+    places: &'a Places,
     /// The user's last choice in the chat, which sessions that are loaded later keep to. The address is not put among the arguments
     /// of the endpoint, because the key would go there.
     named: Option<NextModel>,
@@ -71,7 +73,7 @@ pub struct ChatModel {
     pub throughput: ThroughputEstimate,
 }
 
-impl ChatModel {
+impl<'a> ChatModel<'a> {
     /// Loads the model that the flags name, or connects to the endpoint `choice`.
     ///
     /// # Errors
@@ -80,40 +82,32 @@ impl ChatModel {
         flags: ModelFlags,
         choice: Option<EndpointChoice>,
         is_saved: bool,
-        terminal: &Terminal,
-        places: &Places,
+        (terminal, places): (&'a Terminal, &'a Places),
     ) -> Result<Self, CommandError> {
         let ModelFlags { model: args, engine, endpoint: endpoint_args } = flags;
-        let answerer = match choice {
-            Some(choice) => Answerer::Endpoint(Box::new(choice.connect(&endpoint_args, terminal)?)),
-            None => Answerer::Loaded(Box::new(load_llm(&args, &engine, is_saved, terminal)?)),
-        };
-        let throughput = ThroughputEstimate::of(&answerer.fingerprint().fingerprint, places.state.clone());
-        Ok(Self {
-            answerer: Some(answerer),
-            args,
-            engine,
-            endpoint_args,
-            named: None,
-            spare: None,
-            throughput,
-        })
+        let (answerer, named, spare, throughput) = Default::default();
+        let mut model =
+            Self { answerer, args, engine, endpoint_args, terminal, places, named, spare, throughput };
+        model.answerer = Some(match choice {
+            Some(choice) => Answerer::Endpoint(Box::new(model.connect(&choice)?)),
+            None => Answerer::Loaded(Box::new(model.load_llm(&model.args, is_saved)?)),
+        });
+        model.measure_anew();
+        Ok(model)
+    }
+
+    fn measure_anew(&mut self) {
+        self.throughput = ThroughputEstimate::of(&self.fingerprint().fingerprint, self.places.state.clone());
     }
 
     /// Takes another model in place of this one; if that fails, this one answers again, and the failure is inside.
     ///
     /// # Errors
     /// That this one cannot be loaded again.
-    pub fn change(
-        &mut self,
-        next: &NextModel,
-        is_saved: bool,
-        terminal: &Terminal,
-        places: &Places,
-    ) -> Result<Option<CommandError>, CommandError> {
+    pub fn change(&mut self, next: &NextModel, is_saved: bool) -> Result<Option<CommandError>, CommandError> {
         let failure = match next {
-            NextModel::Here(reference) => self.change_here(reference, is_saved, terminal)?,
-            NextModel::There(choice) => match self.connect(choice, terminal) {
+            NextModel::Here(reference) => self.change_here(reference, is_saved)?,
+            NextModel::There(choice) => match self.connect(choice) {
                 Ok(endpoint) => {
                     self.answerer = Some(Answerer::Endpoint(Box::new(endpoint)));
                     None
@@ -121,16 +115,11 @@ impl ChatModel {
                 Err(error) => Some(error),
             },
         };
-        self.throughput = ThroughputEstimate::of(&self.fingerprint().fingerprint, places.state.clone());
+        self.measure_anew();
         Ok(failure)
     }
 
-    fn change_here(
-        &mut self,
-        reference: &str,
-        is_saved: bool,
-        terminal: &Terminal,
-    ) -> Result<Option<CommandError>, CommandError> {
+    fn change_here(&mut self, reference: &str, is_saved: bool) -> Result<Option<CommandError>, CommandError> {
         let before = self.args.clone();
         let next = ModelArgs { model: Some(reference.to_owned()), ..before.clone() };
         if let Some(spare) = self.spare.take_if(|spare| spare.is(&next, is_saved)) {
@@ -139,11 +128,11 @@ impl ChatModel {
             return Ok(None);
         }
         self.spare = None;
-        let has_room = load::fits_beside(&next, self.engine.resolve(is_saved), terminal);
+        let has_room = load::fits_beside(&next, self.engine.resolve(is_saved), self.terminal);
         // This one is dropped first, unless both fit into memory. An endpoint takes none.
         let is_kept = has_room || self.endpoint().is_some();
         let left = self.answerer.take().filter(|_| is_kept);
-        match load_llm(&next, &self.engine, is_saved, terminal) {
+        match self.load_llm(&next, is_saved) {
             Ok(llm) => {
                 self.answerer = left;
                 self.set_aside(is_saved);
@@ -153,7 +142,7 @@ impl ChatModel {
             Err(error) => {
                 self.answerer = Some(match left {
                     Some(answerer) => answerer,
-                    None => Answerer::Loaded(Box::new(load_llm(&before, &self.engine, is_saved, terminal)?)),
+                    None => Answerer::Loaded(Box::new(self.load_llm(&before, is_saved)?)),
                 });
                 Ok(Some(error))
             }
@@ -171,30 +160,28 @@ impl ChatModel {
     ///
     /// # Errors
     /// As [`EndpointChoice::connect`].
-    pub fn connect(
-        &self,
-        choice: &EndpointChoice,
-        terminal: &Terminal,
-    ) -> Result<ChatEndpoint, CommandError> {
-        choice.connect(&self.endpoint_args, terminal)
+    pub fn connect(&self, choice: &EndpointChoice) -> Result<ChatEndpoint, CommandError> {
+        choice.connect(&self.endpoint_args, self.terminal)
+    }
+
+    fn load_llm(&self, args: &ModelArgs, is_saved: bool) -> Result<Loaded, CommandError> {
+        let llm =
+            load::load(args, self.engine.resolve(is_saved), self.terminal)?.for_frontend(Frontend::Chat);
+        check_template(&llm)?;
+        Ok(llm)
     }
 
     /// Loads a second model beside the one that answers; one that is loaded already stays.
     ///
     /// # Errors
     /// Why it cannot be loaded, e.g. that it does not fit into memory beside the first.
-    pub fn load_beside(
-        &mut self,
-        reference: &str,
-        is_saved: bool,
-        terminal: &Terminal,
-    ) -> Result<(), CommandError> {
+    pub fn load_beside(&mut self, reference: &str, is_saved: bool) -> Result<(), CommandError> {
         let args = ModelArgs { model: Some(reference.to_owned()), ..self.args.clone() };
         if self.spare.as_ref().is_some_and(|spare| spare.is(&args, is_saved)) {
             return Ok(());
         }
         self.spare = None;
-        let llm = Box::new(load_llm(&args, &self.engine, is_saved, terminal)?);
+        let llm = Box::new(self.load_llm(&args, is_saved)?);
         self.spare = Some(SpareModel { args, is_saved, llm });
         Ok(())
     }
@@ -309,7 +296,7 @@ impl ChatModel {
 }
 
 /// The engine's side of a session. An endpoint knows nothing of sessions.
-impl ChatModel {
+impl ChatModel<'_> {
     fn engine(&self) -> Option<&EngineClient> {
         self.here().map(Loaded::engine)
     }
@@ -359,17 +346,6 @@ impl Answerer {
             Self::Endpoint(endpoint) => endpoint.fingerprint(),
         }
     }
-}
-
-fn load_llm(
-    args: &ModelArgs,
-    engine: &EngineArgs,
-    is_saved: bool,
-    terminal: &Terminal,
-) -> Result<Loaded, CommandError> {
-    let llm = load::load(args, engine.resolve(is_saved), terminal)?.for_frontend(Frontend::Chat);
-    check_template(&llm)?;
-    Ok(llm)
 }
 
 fn check_template(llm: &Loaded) -> Result<(), CommandError> {

@@ -42,7 +42,7 @@ const TRIFLE: usize = 64;
 pub struct Chat<'a> {
     pub state: ChatState,
     pub ui: Ui<'a>,
-    pub model: ChatModel,
+    pub model: ChatModel<'a>,
     /// MCP servers, if there are any.
     pub servers: Option<ToolServers>,
     /// Answers in a row whose calls are run.
@@ -69,7 +69,8 @@ impl<'a> Chat<'a> {
         check_flags(&args, places)?;
         let wanted = wanted_session(&args, places)?;
         // Before the model is loaded, so that a session in use is refused at once.
-        let opened = wanted.as_ref().map_or(Ok(None), |name| open_if_there(name, places))?;
+        let open = |name: &SessionName| sessions::if_there(sessions::store(places)?.open(name));
+        let opened = wanted.as_ref().map_or(Ok(None), open)?;
         let saved = opened.as_ref().map(|writer| writer.saved());
         let choice = EndpointChoice::of(&args.endpoint, &args.model, saved);
         match &opened {
@@ -87,7 +88,7 @@ impl<'a> Chat<'a> {
         let ChatArgs { model, engine, endpoint, screen, session, mcp, .. } = args;
         choice.as_ref().map_or(Ok(()), |_| endpoint::check_flags(&endpoint))?;
         let flags = ModelFlags { model, engine, endpoint };
-        let model = ChatModel::load(flags, choice, !session.ephemeral, terminal, places)?;
+        let model = ChatModel::load(flags, choice, !session.ephemeral, (terminal, places))?;
         if let Some(llm) = model.here() {
             note_system(llm.texts().chat_tokenizer(), system.as_deref(), terminal);
         }
@@ -192,7 +193,7 @@ impl<'a> Chat<'a> {
         let pending = if self.state.attached.is_empty() { "" } else { "+file " };
         match self.model.context() {
             Some(size) => {
-                let used = self.state.session_chat.saved().num_tokens();
+                let used = self.state.saved().num_tokens();
                 format!("{pending}{}/{} > ", grouped(used), grouped(size))
             }
             None => format!("{pending}{} > ", self.model.name()),
@@ -221,13 +222,13 @@ impl<'a> Chat<'a> {
             self.ui.terminal.note("(the message is in the history: the key Up brings it back)");
             return Effect::Prompt;
         }
-        self.state.editing = Some(kept).filter(|kept| *kept < self.state.session_chat.saved().turns.len());
+        self.state.editing = Some(kept).filter(|kept| *kept < self.state.turns().len());
         Effect::Edit(text)
     }
 
     /// Renders the prompt of a request.
     pub fn prompted(&self, asked: &AnswerRequest) -> Result<PromptedTurn, CommandError> {
-        let kept = self.state.session_chat.saved().turns.iter().take(asked.kept);
+        let kept = self.state.turns().iter().take(asked.kept);
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
         let Some(llm) = self.model.here() else { return Ok(self.state.session_chat.addressed(messages)) };
@@ -265,7 +266,7 @@ impl Chat<'_> {
             self.model.close_session(&self.state.engine_name());
         }
         let left = std::mem::replace(&mut self.state.keeping, SavePlace::Planned);
-        let model = self.state.session_chat.saved().model.clone();
+        let model = self.state.saved().model.clone();
         let session_chat =
             std::mem::replace(&mut self.state.session_chat, SessionChat::new((*model).clone()));
         if let SavePlace::Saved { is_fresh: true, .. } = left {
@@ -281,8 +282,8 @@ impl Chat<'_> {
         self.state.keeping = SavePlace::Saved { name: writer.name().clone(), is_automatic: false, is_fresh };
         self.state.session_chat = SessionChat::resume(writer, self.model.fingerprint());
         self.state.session_chat.notices().iter().for_each(|notice| self.ui.terminal.note(notice));
-        if let (Some(system), false) = (&self.state.system, self.state.session_chat.saved().turns.is_empty())
-            && Some(system.as_str()) != self.state.session_chat.saved().system()
+        if let (Some(system), false) = (&self.state.system, self.state.turns().is_empty())
+            && Some(system.as_str()) != self.state.saved().system()
         {
             let error =
                 CommandError::usage("the session was started with another system prompt, or without one");
@@ -301,7 +302,7 @@ impl Chat<'_> {
 
     /// Tells the engine what the conversation holds, so that it can say what of it is reused.
     pub fn tell_engine(&self) -> Result<(), CommandError> {
-        Ok(self.model.restore_session(&self.state.engine_name(), self.state.session_chat.saved())?)
+        Ok(self.model.restore_session(&self.state.engine_name(), self.state.saved())?)
     }
 
     /// A planned session gets its place.
@@ -341,7 +342,7 @@ impl Chat<'_> {
     pub fn change_model(&mut self, next: &NextModel) -> Result<(), CommandError> {
         let is_saved = self.state.keeping != SavePlace::Nowhere;
         self.model.close_session(&self.state.engine_name());
-        let failure = self.model.change(next, is_saved, self.ui.terminal, self.places)?;
+        let failure = self.model.change(next, is_saved)?;
         let model = self.model.fingerprint();
         let session_chat = std::mem::replace(&mut self.state.session_chat, SessionChat::new(model.clone()));
         self.state.session_chat = session_chat.answered_by(model);
@@ -386,14 +387,6 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
         let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
         error.hint("start one without --continue")
     })
-}
-
-/// Opens the session of that name; `None` if there is none.
-fn open_if_there(name: &SessionName, places: &Places) -> Result<Option<SessionWriter>, CommandError> {
-    match sessions::store(places)?.open(name) {
-        Err(Error::SessionNotFound(_)) => Ok(None),
-        opened => Ok(Some(opened.map_err(sessions::explain)?)),
-    }
 }
 
 fn settings(args: &ChatArgs) -> Result<ChatSettings, CommandError> {

@@ -120,6 +120,15 @@ pub struct AnswerRequest {
 }
 
 impl ChatState {
+    /// Returns the conversation so far.
+    pub fn saved(&self) -> &SavedSession {
+        self.session_chat.saved()
+    }
+
+    pub fn turns(&self) -> &[Arc<SavedTurn>] {
+        &self.saved().turns
+    }
+
     /// Returns the session's name; `None` if it is not saved.
     pub fn name(&self) -> Option<&SessionName> {
         match &self.keeping {

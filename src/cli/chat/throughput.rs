@@ -20,7 +20,7 @@ const MIN_TOKENS: usize = 128;
 const MAX_MODELS: usize = 64;
 
 /// The rate of one model.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ThroughputEstimate {
     path: Option<PathBuf>,
     model: String,

@@ -22,10 +22,14 @@ impl Chat<'_> {
         let Some(servers) = &mut self.servers else { return };
         servers.wait(self.ui.terminal).iter().for_each(|failure| self.ui.terminal.warn(failure));
         servers.check_permissions(self.ui.terminal);
+        self.warn_of_tools();
+    }
+
+    /// Says what the model's template makes of tools.
+    pub fn warn_of_tools(&self) {
         let here = self.model.here();
-        if let Some(notice) = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools()) {
-            self.ui.terminal.warn(notice);
-        }
+        let notice = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools());
+        notice.iter().for_each(|notice| self.ui.terminal.warn(notice));
     }
 
     /// Says which servers have ended or changed their tools.
@@ -107,22 +111,15 @@ impl Chat<'_> {
         let words = tool.command_line(arguments, folder);
         let shown: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
         self.ui.terminal.report(&format!("{} wants to run: {}", tool.name, shown.join(" ")));
-        loop {
-            let Some(answer) = self.ui.input.ask("run it? y(es), n(o), a(lways in this chat): ")? else {
+        let mut ask = |question: &str| self.ui.input.ask(question);
+        let consent = CallConsent::ask("run it? y(es), n(o), a(lways in this chat): ", &mut ask)?;
+        match (consent, &mut self.state.toolbox) {
+            (Some(CallConsent::Always), Some(toolbox)) => drop(toolbox.always.insert(tool.name.clone())),
+            (Some(_), _) => {}
+            (None, _) => {
                 self.ui.terminal.note("not run: a tool runs only with your consent, which takes a terminal");
-                return Ok(false);
-            };
-            match CallConsent::read(&answer) {
-                Some(CallConsent::Once) => return Ok(true),
-                Some(CallConsent::No) => return Ok(false),
-                Some(CallConsent::Always) => {
-                    if let Some(toolbox) = &mut self.state.toolbox {
-                        toolbox.always.insert(tool.name.clone());
-                    }
-                    return Ok(true);
-                }
-                None => {}
             }
         }
+        Ok(consent.is_some_and(CallConsent::is_given))
     }
 }

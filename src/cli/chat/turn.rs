@@ -4,6 +4,7 @@
 //! answer is a turn, marked as cancelled; one that was interrupted before its first token is none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -16,10 +17,11 @@ use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::model::load::Loaded;
-use crate::cli::run::answer::{AnswerGeneration, Generated, STUCK, is_closed, is_stuck};
-use crate::cli::run::message_answer::{EndpointGenerated, MessageGeneration};
+use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, STUCK, is_closed, is_stuck};
+use crate::cli::run::message_answer::MessageGeneration;
 use crate::cli::run::next_turn::unanswered;
 use crate::cli::run::report;
+use crate::cli::think::Think;
 use llmctl_base::{GivenSampling, Sampling};
 use llmctl_engine::session::store::BranchReason;
 use llmctl_engine::turn::session_chat::RecordedAnswer;
@@ -35,7 +37,7 @@ const NEXT_MESSAGE: usize = 512;
 impl Chat<'_> {
     /// Says this, with what is attached.
     pub fn say(&mut self, text: String) -> Result<Effect, CommandError> {
-        let kept = self.state.session_chat.saved().turns.len();
+        let kept = self.state.turns().len();
         self.say_instead(kept, text)
     }
 
@@ -43,24 +45,20 @@ impl Chat<'_> {
     pub fn say_instead(&mut self, kept: usize, text: String) -> Result<Effect, CommandError> {
         self.take_place()?;
         let system = match kept {
-            0 => self
-                .state
-                .system
-                .clone()
-                .or_else(|| self.state.session_chat.saved().system().map(str::to_owned)),
+            0 => self.state.system.clone().or_else(|| self.state.saved().system().map(str::to_owned)),
             _ => None,
         };
         self.state.pending = Some((kept, text.clone()));
         let text = with_attachments(&self.state.attached, text);
         let before = self.results_before(kept).into_iter().chain(system.map(Message::system));
         let added = before.chain([Message::user(text)]).collect();
-        let replaces = (kept < self.state.session_chat.saved().turns.len()).then_some(BranchReason::Edit);
+        let replaces = (kept < self.state.turns().len()).then_some(BranchReason::Edit);
         self.answer(AnswerRequest { kept, added, has_files: true, replaces, ..AnswerRequest::default() })
     }
 
     /// Returns the results of the calls that the first `kept` turns end with, as far as this chat has them.
     fn results_before(&self, kept: usize) -> Vec<Message> {
-        let turns = &self.state.session_chat.saved().turns[..kept];
+        let turns = &self.state.turns()[..kept];
         let results = self.state.results.as_ref();
         match results.filter(|results| turns.last().is_some_and(|last| Arc::ptr_eq(last, &results.turn))) {
             Some(results) => results.messages.clone(),
@@ -73,11 +71,11 @@ impl Chat<'_> {
         let mut asked = asked;
         for round in 0.. {
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
-            let AnsweredTurn { prompted, sampling, generated, failure } = self.generate(turn, &fitting)?;
+            let AnsweredTurn { prompted, sampling, generated } = self.generate(turn, &fitting)?;
             let ending = ending(&generated, self.ui.is_interactive());
             let answer = generated.answer;
             let is_kept = self.keep((prompted, sampling), &answer, &fitting)?;
-            if let Some(failure) = failure {
+            if let Some(failure) = generated.failure {
                 return Err(failure);
             }
             match ending {
@@ -91,17 +89,14 @@ impl Chat<'_> {
             }
             let results = if is_kept { self.run_tools(&answer)? } else { None };
             let Some(results) = results else { return Ok(Effect::Prompt) };
-            let turn = self.state.session_chat.saved().turns.last().cloned();
+            let turn = self.state.turns().last().cloned();
             self.state.results = turn.map(|turn| CallResults { turn, messages: results.clone() });
             if let Some(number) = self.ui.graceful.received() {
                 self.ui.terminal.note("(stopped; the results of the calls go with the next message)");
                 return Ok(stopped(number, self.ui.is_interactive()));
             }
-            asked = AnswerRequest {
-                kept: self.state.session_chat.saved().turns.len(),
-                added: results,
-                ..AnswerRequest::default()
-            };
+            asked =
+                AnswerRequest { kept: self.state.turns().len(), added: results, ..AnswerRequest::default() };
         }
         let most = counted(self.max_rounds as usize, "answer");
         self.ui.terminal.warn(format!(
@@ -143,22 +138,15 @@ impl Chat<'_> {
     fn generate_there(
         &self,
         endpoint: &ChatEndpoint,
-        turn: PromptedTurn,
+        prompted: PromptedTurn,
         asked: &AnswerRequest,
     ) -> Result<AnsweredTurn, CommandError> {
-        let tools = self.offered_tools();
-        let request =
-            EndpointRequest { tools: &tools, seed: asked.seed, ..self.endpoint_request(turn.messages()) };
-        let (think, is_styled) = (self.state.think, self.ui.is_styled());
-        let mut screen =
-            Renderer::new(self.ui.terminal, RendererOptions { think, is_styled, estimate: None });
+        let (tools, plain) = (self.offered_tools(), self.endpoint_request(prompted.messages()));
+        let request = EndpointRequest { tools: &tools, seed: asked.seed, ..plain };
         let generation = MessageGeneration { endpoint, request: &request, graceful: &self.ui.graceful };
-        let EndpointGenerated { mut generated, failure, notice } = generation.run(&mut screen)?;
-        generated.is_reader_gone |= is_closed(screen.finish())?;
-        drop(screen);
-        notice.iter().for_each(|notice| self.ui.terminal.warn(notice));
+        let generated = self.on_screen(self.state.think, None, |screen| generation.run(screen))?;
         let sampling = Sampling { seed: request.seed(), ..self.sampling() };
-        Ok(AnsweredTurn { prompted: turn, sampling, generated, failure })
+        Ok(AnsweredTurn { prompted, sampling, generated })
     }
 
     fn generate_here(
@@ -168,28 +156,30 @@ impl Chat<'_> {
         asked: &AnswerRequest,
     ) -> Result<AnsweredTurn, CommandError> {
         let prompt_tokens = turn.tokens().len() + asked.begun.len();
-        let request = self.turn_request(llm, asked, prompt_tokens);
-        let planned = PlannedTurn::new(llm.planner(), turn, &request)?;
-        let manner = RendererOptions {
-            think: self.state.think,
-            is_styled: self.ui.is_styled(),
-            estimate: self.model.throughput.time(prompt_tokens),
-        };
-        let mut screen = Renderer::new(self.ui.terminal, manner);
-        let session = self.state.engine_name();
-        let generation = AnswerGeneration {
-            engine: llm.engine(),
-            planner: llm.planner(),
-            turn: &request,
-            plan: &planned.plan,
-            session: Some(&session),
-            graceful: &self.ui.graceful,
-        };
-        let mut generated = generation.run(&mut screen)?;
+        let turn_request = self.turn_request(llm, asked, prompt_tokens);
+        let PlannedTurn { prompted, plan, .. } = PlannedTurn::new(llm.planner(), turn, &turn_request)?;
+        let (session, graceful) = (&self.state.engine_name(), &self.ui.graceful);
+        let session = Some(session);
+        let generation = AnswerGeneration { llm, turn: &turn_request, plan: &plan, session, graceful };
+        let estimate = self.model.throughput.time(prompt_tokens);
+        let generated = self.on_screen(self.state.think, estimate, |screen| generation.run(screen))?;
+        Ok(AnsweredTurn { prompted, sampling: turn_request.sampling(), generated })
+    }
+
+    /// Shows an answer while it is generated; `estimate` is the time for its prompt.
+    pub fn on_screen(
+        &self,
+        think: Think,
+        estimate: Option<Duration>,
+        generate: impl FnOnce(&mut dyn AnswerSink) -> Result<Generated, CommandError>,
+    ) -> Result<Generated, CommandError> {
+        let options = RendererOptions { think, is_styled: self.ui.is_styled(), estimate };
+        let mut screen = Renderer::new(self.ui.terminal, options);
+        let mut generated = generate(&mut screen)?;
         generated.is_reader_gone |= is_closed(screen.finish())?;
         drop(screen);
-        let sampling = request.sampling();
-        Ok(AnsweredTurn { prompted: planned.prompted, sampling, generated, failure: None })
+        generated.notice.iter().for_each(|notice| self.ui.terminal.warn(notice));
+        Ok(generated)
     }
 
     /// Unless the user or the model says how long an answer may be, it leaves room for the next message: one that never ends
@@ -231,10 +221,9 @@ impl Chat<'_> {
         }
         match self.model.context() {
             Some(_) if is_kept && is_stuck(answer) => self.ui.terminal.warn(format!(
-                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue continues all the same"
+                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue resumes it all the same"
             )),
-            Some(size) => self.note_finish(&outcome.finish, is_kept, size),
-            None => self.note_finish_there(&outcome.finish, is_kept),
+            size => self.note_finish(&outcome.finish, is_kept, size),
         }
         if let Some(branch) = branch {
             self.ui.terminal.note(format!("(what this replaced is kept as {branch}; /redo brings it back)"));
@@ -251,42 +240,36 @@ impl Chat<'_> {
         Ok(is_kept)
     }
 
-    /// As [`Self::note_finish`], of an endpoint's answer.
-    fn note_finish_there(&self, finish: &Finish, is_kept: bool) {
-        let terminal = self.ui.terminal;
-        match (finish, is_kept) {
-            (_, false) => terminal
-                .note("(stopped before the answer began; the message is not part of the conversation)"),
-            (Finish::Cancelled, true) => {
-                terminal.note("(the answer so far is kept as a cancelled turn; /retry answers again)")
-            }
-            (Finish::MaxTokens, true) => {
-                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to continue)")
-            }
-            _ => {}
-        }
-    }
-
-    /// Why the answer is not whole, if it is not. The context has `size` tokens.
-    fn note_finish(&mut self, finish: &Finish, is_kept: bool, size: usize) {
-        let terminal = self.ui.terminal;
+    /// Notes the reason for an answer that is not whole. The context has `size` tokens, unless an endpoint answers, which does not say.
+    fn note_finish(&mut self, finish: &Finish, is_kept: bool, size: Option<usize>) {
+        let (terminal, is_here) = (self.ui.terminal, size.is_some());
         let has_limit = self.state.settings.limits().max_tokens.is_some();
         let own_limit = self.model.here().and_then(own_limit);
-        match (finish, is_kept) {
-            (_, false) => terminal.note("(stopped before the answer began; the message was not sent)"),
-            (Finish::Cancelled, _) => terminal.note("(stopped; the answer so far is kept, /continue resumes it)"),
+        match (finish, own_limit) {
+            _ if !is_kept && is_here => terminal.note("(stopped before the answer began; the message was not sent)"),
+            _ if !is_kept => terminal
+                .note("(stopped before the answer began; the message is not part of the conversation)"),
+            (Finish::Cancelled, _) if is_here => {
+                terminal.note("(stopped; the answer so far is kept, /continue resumes it)")
+            }
+            (Finish::Cancelled, _) => {
+                terminal.note("(the answer so far is kept as a cancelled turn; /retry answers again)")
+            }
+            (Finish::MaxTokens, _) if !is_here => {
+                terminal.note("(cut at max-tokens or at the endpoint's own limit; ask it to go on)")
+            }
             (Finish::MaxTokens, _) if has_limit => terminal.note("(cut at max-tokens; /continue resumes it)"),
-            (Finish::MaxTokens, _) if own_limit.is_some() => {
-                let most = counted(own_limit.unwrap_or_default(), "token");
+            (Finish::MaxTokens, Some(most)) => {
+                let most = counted(most, "token");
                 terminal.note(format!("(cut: this model's answers have at most {most}, and end when they repeat)"));
             }
-            (Finish::MaxTokens, _) => terminal.warn(
+            (Finish::MaxTokens, None) => terminal.warn(
                 "the answer was cut to leave room for your next message; /continue resumes it, /compact makes room",
             ),
             (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue resumes it)"),
             (Finish::ContextFull, _) => {
                 self.state.has_warned = true; // this says it
-                let size = grouped(size);
+                let size = grouped(size.unwrap_or_default());
                 terminal.warn(format!(
                     "the answer was cut: the context of {size} tokens is full; /compact makes room, /undo takes the turn back"
                 ));
@@ -297,7 +280,7 @@ impl Chat<'_> {
 
     /// Generates the last answer again, or continues it.
     pub fn answer_again(&mut self, begun: Vec<u32>, seed: Option<u64>) -> Result<Effect, CommandError> {
-        let turns = &self.state.session_chat.saved().turns;
+        let turns = self.state.turns();
         let Some(last) = turns.last() else { return Err(CommandError::usage("there is no answer yet")) };
         let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
         // An answer that is continued is all there still.
@@ -312,8 +295,6 @@ struct AnsweredTurn {
     /// As requested.
     sampling: Sampling,
     generated: Generated,
-    /// Why an endpoint was lost in the middle of it.
-    failure: Option<CommandError>,
 }
 
 /// Returns the most tokens of a model's answer if the user sets no limit.
@@ -346,7 +327,8 @@ mod tests {
     fn a_signal_stops_the_answer_and_outside_a_terminal_the_chat() {
         let effect = |signal, is_reader_gone, is_interactive| {
             let answer = AnswerStream::default().finish(AnswerStream::default().cancelled()).1;
-            ending(&Generated { answer, signal, is_reader_gone }, is_interactive)
+            let (failure, notice) = (None, None);
+            ending(&Generated { answer, signal, is_reader_gone, failure, notice }, is_interactive)
         };
         let (int, term) = (2, u8::try_from(super::super::SIGTERM).expect("a small number"));
         let left = |exit| Some(Effect::Leave(exit));

@@ -28,31 +28,10 @@ use request::{EndpointKind, EndpointRequest};
 
 /// Arguments that have no meaning with an endpoint. From a configuration file or a variable they are for models here, except those
 /// that change an answer (the last four): these are refused wherever they come from.
-pub const WITHOUT_MEANING: &[&str] = &[
-    "draft_model",
-    "dtype",
-    "quantize",
-    "ctx",
-    "threads",
-    "threads_batch",
-    "cpu",
-    "kv_type",
-    "device",
-    "chat_template",
-    "bos_id",
-    "eos_id",
-    "engine",
-    "engine_cache_salt",
-    "no_warm_resume",
-    "kv_memory",
-    "kv_disk",
-    "packed_disk",
-    "speculate",
-    "overflow",
-    "raw",
-    "prefill_response",
-    "logprobs",
-];
+pub const WITHOUT_MEANING: &str = "\
+draft_model dtype quantize ctx threads threads_batch cpu kv_type device chat_template bos_id eos_id \
+engine engine_cache_salt no_warm_resume kv_memory kv_disk packed_disk speculate overflow raw \
+prefill_response logprobs";
 
 /// Most names that a message lists.
 const MAX_LISTED: usize = 30;
@@ -94,27 +73,6 @@ impl BodyHabits {
     }
 }
 
-/// An endpoint's address and model, as a saved session names them: `https://host/v1#model`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EndpointReference {
-    pub url: EndpointUrl,
-    pub model: String,
-}
-
-impl EndpointReference {
-    /// Parses a session's reference; `None` for a model's files.
-    pub fn parse(reference: &str) -> Option<Self> {
-        let (url, model) = reference.split_once('#').filter(|(_, model)| !model.is_empty())?;
-        Some(Self { url: url.parse().ok()?, model: model.to_owned() })
-    }
-
-    /// Returns the endpoint that a saved session continues with; `None` if its last answer is a local model's, or there is none.
-    pub fn of(saved: &SavedSession) -> Option<Self> {
-        saved.turns.last()?;
-        Self::parse(saved.model.reference.as_deref()?)
-    }
-}
-
 /// The endpoint and model that answer next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndpointChoice {
@@ -124,20 +82,27 @@ pub struct EndpointChoice {
 }
 
 impl EndpointChoice {
+    /// Parses the reference of a saved session, `https://host/v1#model`; `None` for a model's files.
+    pub fn parse(reference: &str) -> Option<Self> {
+        let (url, model) = reference.split_once('#').filter(|(_, model)| !model.is_empty())?;
+        Some(Self { url: url.parse().ok()?, model: Some(model.to_owned()) })
+    }
+
     /// Returns the endpoint that answers next in a session, or in none; `None` if a model here does. As with models, a session
     /// that has begun continues where it was unless a flag or a variable says otherwise.
     pub fn of(args: &EndpointArgs, model: &ModelArgs, saved: Option<&SavedSession>) -> Option<Self> {
         let saved = saved.filter(|saved| !saved.turns.is_empty());
-        let own = saved.and_then(EndpointReference::of);
+        // `None` if the last answer is a local model's.
+        let own = saved.and_then(|saved| Self::parse(saved.model.reference.as_deref()?));
         let named = model.model.clone().filter(|_| model.is_named);
         match (args.url(), saved) {
             (None, _) if args.is_named => None, // --endpoint none
             (Some(url), saved) if args.is_named || saved.is_none() => {
-                let same = own.filter(|own| own.url == *url).map(|own| own.model);
+                let same = own.filter(|own| own.url == *url).and_then(|own| own.model);
                 Some(Self { url: url.clone(), model: named.or(same).or_else(|| model.model.clone()) })
             }
             (None, _) if model.is_named => None,
-            _ => own.map(|own| Self { url: own.url, model: Some(named.unwrap_or(own.model)) }),
+            _ => own.map(|own| Self { model: named.or(own.model), ..own }),
         }
     }
 
@@ -342,13 +307,13 @@ mod tests {
 
     #[test]
     fn references_of_endpoints_are_no_files() {
-        let parsed = EndpointReference::parse("https://host/v1#org/model#2").expect("an endpoint");
+        let parsed = EndpointChoice::parse("https://host/v1#org/model#2").expect("an endpoint");
         assert_eq!(
-            (parsed.url.to_string().as_str(), parsed.model.as_str()),
-            ("https://host/v1", "org/model#2")
+            (parsed.url.to_string().as_str(), parsed.model.as_deref()),
+            ("https://host/v1", Some("org/model#2"))
         );
         for file in ["/models/a#b.gguf", "org/repo:Q4_K_M", "guide", "https://host/v1", "https://host/v1#"] {
-            assert_eq!(EndpointReference::parse(file), None, "{file}");
+            assert_eq!(EndpointChoice::parse(file), None, "{file}");
         }
     }
 

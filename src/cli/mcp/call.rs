@@ -10,11 +10,12 @@ use tokio::time::sleep;
 
 use super::connection::{CallFailure, ServerLoss, ServerTool};
 use super::names::{DOWN, absence, server_of};
-use super::permission::{AllowedTool, CallConsent, QUESTION, shown};
+use super::permission::{AllowedTool, Ask, CallConsent, QUESTION, shown};
 use super::result::ResultText;
 use super::{ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
 use crate::cli::terminal::Terminal;
+use crate::cli::terminal::report::{bytes, on_one_line};
 use crate::cli::terminal::signal::Graceful;
 use llmctl_engine::turn::AnsweredCall;
 use llmctl_template::{Message, Role};
@@ -22,12 +23,14 @@ use llmctl_template::{Message, Role};
 /// Interval at which signals are checked during a call.
 const POLL: Duration = Duration::from_millis(25);
 
+/// Most characters of a result that the user is shown.
+const MAX_SHOWN: usize = 100;
+
 /// Terminal and consent for calls.
 pub struct CallDesk<'a> {
     pub terminal: &'a Terminal,
     pub graceful: &'a Graceful,
-    /// Asks the user; `None` without a terminal to ask on.
-    pub ask: &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>,
+    pub ask: Ask<'a>,
 }
 
 /// The end of a call.
@@ -152,25 +155,17 @@ impl ToolServers {
             return Ok(true);
         }
         desk.terminal.report(&format!("The model wants to call: {sentence}"));
-        loop {
-            let Some(answer) = (desk.ask)(QUESTION)? else {
-                desk.terminal.warn(format!(
-                    "{} was not called: that takes your consent at a terminal, or --allow-tool {}",
-                    call.name,
-                    AllowedTool::of(server, tool)
-                ));
-                return Ok(false);
-            };
-            match CallConsent::read(&answer) {
-                Some(CallConsent::No) => return Ok(false),
-                Some(CallConsent::Once) => return Ok(true),
-                Some(CallConsent::Always) => {
-                    self.permissions.allow_always(server, tool);
-                    return Ok(true);
-                }
-                None => {}
-            }
+        let consent = CallConsent::ask(QUESTION, desk.ask)?;
+        match consent {
+            Some(CallConsent::Always) => self.permissions.allow_always(server, tool),
+            Some(CallConsent::Once | CallConsent::No) => {}
+            None => desk.terminal.warn(format!(
+                "{} was not called: that takes your consent at a terminal, or --allow-tool {}",
+                call.name,
+                AllowedTool::of(server, tool)
+            )),
         }
+        Ok(consent.is_some_and(CallConsent::is_given))
     }
 
     /// Calls the tool and waits for its result, the time limit, or a signal.
@@ -211,10 +206,12 @@ impl ToolServers {
             Ok(ResultText { text, is_error, notes }) => {
                 notes.iter().for_each(|note| terminal.warn(format!("{tool}: {note}")));
                 let verb = if *is_error { "failed" } else { "returned" };
-                let size = crate::cli::terminal::report::bytes(text.len() as u64);
-                terminal.note(format!("{tool} {verb} ({size}): {}", beginning(text)));
+                let size = bytes(text.len() as u64);
+                terminal.note(format!("{tool} {verb} ({size}): {}", on_one_line(text, MAX_SHOWN)));
             }
-            Err(CallFailure::Refused(why)) => terminal.note(format!("{tool} failed: {}", beginning(why))),
+            Err(CallFailure::Refused(why)) => {
+                terminal.note(format!("{tool} failed: {}", on_one_line(why, MAX_SHOWN)))
+            }
             Err(CallFailure::Timeout) => {
                 let why = late(self.timeout);
                 terminal.warn(format!("{tool}: {why}; --tool-timeout gives more time"));
@@ -223,15 +220,5 @@ impl ToolServers {
             Err(CallFailure::Lost(loss)) => terminal.warn(format!("MCP server {server}: {loss}")),
         }
         CallResult::of(&made, server, self.timeout)
-    }
-}
-
-/// Returns the beginning of a text on one line.
-fn beginning(text: &str) -> String {
-    const MOST: usize = 100;
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.char_indices().nth(MOST) {
-        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
-        None => words,
     }
 }

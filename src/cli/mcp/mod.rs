@@ -40,7 +40,7 @@ pub use self::shared::SharedToolServers;
 use super::error::{CommandError, Kind};
 use super::terminal::Terminal;
 use crate::cli::model::hub_access::ca_file;
-use crate::cli::terminal::report::counted;
+use crate::cli::terminal::report::{counted, on_one_line};
 use llmctl_engine::http_engine::TlsTrust;
 
 /// Most servers of one chat; a signal ends as many process groups.
@@ -261,7 +261,7 @@ impl ToolServers {
             true => "runs without asking",
             false => "asks before it runs",
         };
-        let description = tool.description.split_whitespace().collect::<Vec<_>>().join(" ");
+        let description = on_one_line(&tool.description, usize::MAX);
         vec![format!("  {}", tool.offered), asks.to_owned(), description]
     }
 

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use super::connection::ServerTool;
 use super::names::SEPARATOR;
+use crate::cli::error::CommandError;
 
 /// Most characters of the arguments that are shown before a call.
 const MAX_SHOWN: usize = 4000;
@@ -96,6 +97,9 @@ impl Permissions {
     }
 }
 
+/// Asks the user; `None` where nobody can be asked.
+pub type Ask<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>;
+
 /// A user's answer to the question before a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallConsent {
@@ -107,8 +111,26 @@ pub enum CallConsent {
 pub const QUESTION: &str = "call it? y(es), n(o), a(lways this tool, until llmctl ends): ";
 
 impl CallConsent {
+    /// Asks until the answer is one; `None` where nobody can be asked.
+    ///
+    /// # Errors
+    /// Those of `ask`.
+    pub fn ask(question: &str, ask: Ask<'_>) -> Result<Option<Self>, CommandError> {
+        while let Some(answer) = ask(question)? {
+            if let Some(consent) = Self::read(&answer) {
+                return Ok(Some(consent));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether the call may be made.
+    pub fn is_given(self) -> bool {
+        self != Self::No
+    }
+
     /// Reads an answer; `None` for one that is none of the three, which is asked again.
-    pub fn read(answer: &str) -> Option<Self> {
+    fn read(answer: &str) -> Option<Self> {
         match answer.trim().to_ascii_lowercase().as_str() {
             "y" | "yes" => Some(Self::Once),
             "a" | "always" => Some(Self::Always),

@@ -7,13 +7,13 @@
 use std::time::Duration;
 
 use crate::cli::error::CommandError;
+use crate::cli::model::load::Loaded;
 use crate::cli::terminal::output::OutputError;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_base::Error;
-use llmctl_engine::turn::{Answer, AnswerStream, Delta, Planner, TurnPlan, TurnRequest};
+use llmctl_engine::turn::{Answer, AnswerStream, Delta, TurnPlan, TurnRequest};
 use llmctl_engine::{
-    EngineClient, EngineSessionName, Event, EventStream, Finish, NotYet, Outcome, Request, Started, Token,
-    goes_round,
+    EngineSessionName, Event, EventStream, Finish, NotYet, Outcome, Request, Started, Token, goes_round,
 };
 
 /// Interval at which signals are checked while the engine is silent.
@@ -56,8 +56,7 @@ impl AnswerSink for () {}
 /// Inputs of generating one answer.
 #[derive(Clone, Copy)]
 pub struct AnswerGeneration<'a> {
-    pub engine: &'a EngineClient,
-    pub planner: Planner<'a>,
+    pub llm: &'a Loaded,
     pub turn: &'a TurnRequest,
     pub plan: &'a TurnPlan,
     /// The engine's session that the request is in.
@@ -73,6 +72,10 @@ pub struct Generated {
     pub signal: Option<u8>,
     /// The reader of the answer has left; the engine was not waited for.
     pub is_reader_gone: bool,
+    /// Why an endpoint was lost in the middle of the answer.
+    pub failure: Option<CommandError>,
+    /// An endpoint's word for the end, if it is an unusual one.
+    pub notice: Option<String>,
 }
 
 /// End of one engine request.
@@ -101,7 +104,7 @@ impl AnswerGeneration<'_> {
         let (deltas, answer) = run.stream.finish(outcome);
         let is_reader_gone =
             is_gone || is_closed(run.sink.answer(&deltas, &[], answer.num_reasoning_tokens))?;
-        Ok(Generated { answer, signal, is_reader_gone })
+        Ok(Generated { answer, signal, is_reader_gone, failure: None, notice: None })
     }
 
     fn request(&self) -> Request {
@@ -122,7 +125,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Runs one engine request to its end.
     fn request(&mut self, request: Request) -> Result<Ending, CommandError> {
-        let mut events = self.generation.engine.submit(request)?;
+        let mut events = self.generation.llm.engine().submit(request)?;
         let mut signal = None;
         loop {
             if signal.is_none() && self.generation.graceful.received().is_some() {
@@ -201,7 +204,6 @@ pub(in crate::cli) fn is_closed(written: Result<(), OutputError>) -> Result<bool
 mod tests {
     use super::*;
     use crate::cli::error::Kind;
-    use crate::cli::model::load::Loaded;
     use crate::cli::script::{Script, saying};
     use llmctl_engine::turn::TextPrompt;
 
@@ -231,14 +233,8 @@ mod tests {
         let llm = Loaded::scripted(script);
         let (turn, graceful) = (TurnRequest::default(), Graceful::begin());
         let plan = llm.planner().plan_text(&TextPrompt::Ids(vec![1]), &turn).expect("a plan");
-        let generation = AnswerGeneration {
-            engine: llm.engine(),
-            planner: llm.planner(),
-            turn: &turn,
-            plan: &plan,
-            session: None,
-            graceful: &graceful,
-        };
+        let generation =
+            AnswerGeneration { llm: &llm, turn: &turn, plan: &plan, session: None, graceful: &graceful };
         let mut sink = Narrow { text: String::new(), room, then };
         let generated = generation.run(&mut sink);
         (sink.text, generated)
@@ -252,7 +248,7 @@ mod tests {
     fn text_comes_in_order_and_the_outcome_last() {
         let (text, ending) = run(&script(saying("hello", 1, Finish::MaxTokens)), 99, || unreachable!());
         assert_eq!(text, "hello");
-        let Generated { answer, signal, is_reader_gone } = ending.expect("an answer");
+        let Generated { answer, signal, is_reader_gone, .. } = ending.expect("an answer");
         assert_eq!((answer.content.as_str(), signal, is_reader_gone), ("hello", None, false));
         assert_eq!((answer.outcome.finish, answer.outcome.usage.completion_tokens), (Finish::MaxTokens, 5));
     }

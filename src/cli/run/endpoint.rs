@@ -1,12 +1,10 @@
 //! `run` with `--endpoint`, or in a session that an endpoint has answered: the prompt goes to a server that
 //! takes messages.
 
-use std::io::StdoutLock;
-
 use serde_json::{Value, json};
 
 use super::answer::Generated;
-use super::message_answer::{EndpointGenerated, MessageGeneration};
+use super::message_answer::MessageGeneration;
 use super::next_turn::{RunTurn, SessionPlace, looked_at, messages, note_kept};
 use super::report::{Report, ReportForm, ReportSubject, endpoint_stats};
 use super::tool_rounds::ToolRounds;
@@ -15,12 +13,12 @@ use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::terminal::Terminal;
-use crate::cli::terminal::output::{Output, OutputError};
+use crate::cli::terminal::output::Output;
 use crate::cli::terminal::report::print;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_engine::session::store::{SavedSession, SessionName};
 use llmctl_engine::turn::session_chat::RecordedAnswer;
-use llmctl_engine::turn::{Answer, Finished, PromptedTurn, SessionChat};
+use llmctl_engine::turn::{Answer, PromptedTurn, SessionChat};
 use llmctl_engine::{Finish, GrammarSource};
 use llmctl_template::{Message, ToolChoice};
 
@@ -72,34 +70,31 @@ fn take_turn(
     turn: RunTurn<'_, '_>,
 ) -> Result<Exit, CommandError> {
     let RunTurn { args, next, rounds, terminal } = turn;
-    let asked = EndpointExtras::of(args, rounds)?;
-    let added = messages(session_chat.saved(), next);
-    let turn = session_chat.addressed(session_chat.followed_by(added).messages);
-    let messages = turn.messages().to_vec();
-    let mut turn = Some(turn);
-    let mut after = |generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
-        let Some(answered) = turn.take() else { return Ok(None) };
-        let kept = keep_turn(session_chat, answered, &generated.answer, args)?;
-        let is_cut = generated.answer.outcome.finish == Finish::Cancelled;
-        name.iter().for_each(|name| note_kept(kept, is_cut, name, terminal));
+    let extras = EndpointExtras::of(args, rounds)?;
+    let settings = extras.request(&[], args)?;
+    let (subject, form) = (ReportSubject::Endpoint(endpoint, &settings), ReportForm::of(args)?);
+    let report = Report::new(subject, form, Output::stdout(), terminal);
+    let addressed =
+        |session_chat: &SessionChat, added| session_chat.addressed(session_chat.followed_by(added).messages);
+    let first = (addressed(session_chat, messages(session_chat.saved(), next)), extras.tools.clone());
+    let generate =
+        |(turn, tools): &(PromptedTurn, Vec<Value>), report: &mut Report<'_, _>, graceful: &Graceful| {
+            let request = &EndpointRequest { tools, ..extras.request(turn.messages(), args)? };
+            MessageGeneration { endpoint, request, graceful }.run(report)
+        };
+    let mut after = |(turn, _), generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
+        let record = RecordedAnswer::of(&generated.answer, args.sampling.given().sampling(false));
+        note_kept(session_chat.record(turn, record)?, &generated.answer, name, terminal);
         let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
-        let next = session_chat.addressed(session_chat.followed_by(results).messages);
-        let messages = next.messages().to_vec();
-        turn = Some(next);
-        Ok(Some((messages, rounds.offered().definitions)))
+        Ok(Some((addressed(session_chat, results), rounds.offered().definitions)))
     };
-    let exit = answer(endpoint, &asked, messages, args, &mut after, terminal)?;
-    Ok(rounds.verdict(exit))
-}
-
-fn keep_turn(
-    session_chat: &mut SessionChat,
-    turn: PromptedTurn,
-    answer: &Answer,
-    args: &RunArgs,
-) -> Result<Finished, CommandError> {
-    let sampling = args.sampling.given().sampling(false);
-    Ok(session_chat.record(turn, RecordedAnswer::of(answer, sampling))?)
+    let exit = report.answers(first, &generate, &mut after, |answer, signal| {
+        if args.output.stats {
+            terminal.report(&endpoint_stats(&answer.outcome, endpoint));
+        }
+        verdict(answer, signal, args, terminal)
+    });
+    Ok(rounds.verdict(exit?))
 }
 
 /// Tools and constraint of a request.
@@ -143,64 +138,6 @@ impl EndpointExtras {
             seed: None,
         })
     }
-}
-
-/// Takes a finished answer: keeps it, runs its calls, and returns messages and tools of the next request, if there is one to come.
-type AfterMessages<'a> = dyn FnMut(
-        &Generated,
-        &mut Report<'_, StdoutLock<'static>>,
-        &Graceful,
-    ) -> Result<Option<(Vec<Message>, Vec<Value>)>, CommandError>
-    + 'a;
-
-/// Answers on stdout. `after` gets each answer before it is reported as done.
-fn answer(
-    endpoint: &ChatEndpoint,
-    asked: &EndpointExtras,
-    messages: Vec<Message>,
-    args: &RunArgs,
-    after: &mut AfterMessages<'_>,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
-    let settings = asked.request(&[], args)?;
-    let (subject, form) = (ReportSubject::Endpoint(endpoint, &settings), ReportForm::of(args)?);
-    let mut report = Report::new(subject, form, Output::stdout(), terminal);
-    let graceful = Graceful::begin();
-    let (mut messages, mut tools) = (messages, asked.tools.clone());
-    let EndpointGenerated { generated, failure, notice } = loop {
-        let request = &EndpointRequest { tools: &tools, ..asked.request(&messages, args)? };
-        let generation = MessageGeneration { endpoint, request, graceful: &graceful };
-        let answered = generation.run(&mut report);
-        let next = answered.and_then(|answered| match answered.failure {
-            Some(_) => after(&answered.generated, &mut report, &graceful).map(|_| (None, answered)),
-            None => Ok((after(&answered.generated, &mut report, &graceful)?, answered)),
-        });
-        match next.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
-            (Some(next), answered) => {
-                answered.notice.iter().for_each(|notice| terminal.warn(notice));
-                (messages, tools) = next;
-            }
-            (None, answered) => break answered,
-        }
-    };
-    if let Some(failure) = failure {
-        report.fail(failure.kind.word(), &failure.to_string());
-        return Err(failure);
-    }
-    let Generated { answer, signal, is_reader_gone } = generated;
-    let signal = signal.or(graceful.received());
-    if is_reader_gone {
-        return Ok(signal.map_or(Exit::Success, Exit::Signal));
-    }
-    if let Err(OutputError::Failed(error)) = report.finish(&answer) {
-        return Err(error);
-    }
-    drop(report);
-    notice.iter().for_each(|notice| terminal.warn(notice));
-    if args.output.stats {
-        terminal.report(&endpoint_stats(&answer.outcome, endpoint));
-    }
-    Ok(verdict(&answer, signal, args, terminal))
 }
 
 /// Returns the exit code of an answer, and warns of one that is cut or is not what was asked for.

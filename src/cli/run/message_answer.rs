@@ -26,15 +26,6 @@ pub struct MessageGeneration<'a> {
     pub graceful: &'a Graceful,
 }
 
-/// A finished answer of an endpoint.
-pub struct EndpointGenerated {
-    pub generated: Generated,
-    /// Why the endpoint was lost in the middle of the answer.
-    pub failure: Option<CommandError>,
-    /// The endpoint's word for the end, if it is an unusual one.
-    pub notice: Option<String>,
-}
-
 /// Why no more parts are read.
 enum ReadEnd {
     /// The endpoint has ended the answer.
@@ -49,7 +40,7 @@ impl MessageGeneration<'_> {
     ///
     /// # Errors
     /// The endpoint refuses the request or fails before the answer begins, or the sink cannot be written to.
-    pub fn run(self, sink: &mut dyn AnswerSink) -> Result<EndpointGenerated, CommandError> {
+    pub fn run(self, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
         let mut body = self.endpoint.body(self.request)?;
         let mut answer = EndpointAnswer::begin();
         let stop = self.read(&mut body, &mut answer, sink)?;
@@ -65,8 +56,7 @@ impl MessageGeneration<'_> {
         if !is_reader_gone {
             is_reader_gone = is_closed(sink.answer(&deltas, &[], answer.num_reasoning_tokens))?;
         }
-        let generated = Generated { answer, signal, is_reader_gone };
-        Ok(EndpointGenerated { generated, failure, notice })
+        Ok(Generated { answer, signal, is_reader_gone, failure, notice })
     }
 
     /// Reads the answer to its end. A refusal that says how the request should be put is followed: each habit of a server is learned

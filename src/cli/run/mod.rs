@@ -35,16 +35,16 @@ use crate::cli::flags::args::{
 use crate::cli::model::load;
 use crate::cli::model::load::{Loaded, ModelInfo};
 use crate::cli::terminal::input::read_file;
-use crate::cli::terminal::output::{Output, OutputError};
-use crate::cli::terminal::report::print;
+use crate::cli::terminal::output::Output;
+use crate::cli::terminal::report::{print, with_schema};
 use crate::cli::terminal::signal::Graceful;
-use answer::{AnswerGeneration, Generated, STUCK, is_stuck};
+use answer::{AnswerGeneration, STUCK, is_stuck};
 use constraint::ConstraintArgs;
 use llmctl_base::Error;
 use llmctl_engine::turn::{Answer, TurnPlan, TurnRequest};
-use llmctl_engine::{ChatTokenizer, EngineSessionName, Finish, Outcome, Started};
+use llmctl_engine::{ChatTokenizer, EngineSessionName, Finish};
 use next_turn::{Next, RunTurn};
-use report::{Report, ReportForm};
+use report::{AfterAnswer, Report, ReportForm, ReportSubject};
 use request::{Rendered, input, rendered, turn_request};
 use tool_rounds::ToolRounds;
 
@@ -295,7 +295,8 @@ fn answer_once(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let input = input(llm.texts(), args, &tools, next, terminal)?;
     let turn = turn_request(&llm, args, tools, terminal)?;
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
-    let exit = answer(&llm, &turn, plan, None, args, &mut |_, _, _| Ok(None), terminal);
+    let answer = RunAnswer { llm: &llm, turn: &turn, session: None, args, terminal };
+    let exit = answer.on_stdout(plan, |plan| plan, &mut |_, _, _, _| Ok(None));
     llm.settle(terminal);
     exit
 }
@@ -336,55 +337,39 @@ pub fn system_prompt(text: Option<&String>, file: Option<&PathBuf>) -> Result<Op
     text.map_or_else(|| file.map(|path| read_file(path)).transpose(), |text| Ok(Some(text.clone())))
 }
 
-/// Takes a finished answer: keeps it, runs its calls, and returns the plan of the next answer, if there is one to come.
-type AfterAnswer<'a> = dyn FnMut(
-        &Generated,
-        &mut Report<'_, StdoutLock<'static>>,
-        &Graceful,
-    ) -> Result<Option<TurnPlan>, CommandError>
-    + 'a;
+/// What a model here answers in a run.
+struct RunAnswer<'a> {
+    llm: &'a Loaded,
+    turn: &'a TurnRequest,
+    session: Option<&'a EngineSessionName>,
+    args: &'a RunArgs,
+    terminal: &'a Terminal,
+}
 
-/// Answers one prompt on stdout. `after` gets each answer before it is reported as done.
-fn answer(
-    llm: &Loaded,
-    turn: &TurnRequest,
-    plan: TurnPlan,
-    session: Option<&EngineSessionName>,
-    args: &RunArgs,
-    after: &mut AfterAnswer<'_>,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
-    plan.notices().for_each(|notice| terminal.note(notice));
-    let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
-    let sampling = turn.sampling();
-    let mut report = Report::new(llm.texts(), ReportForm::of(args)?, Output::stdout(), terminal)
-        .sampling(&sampling)
-        .prefill(prefill);
-    let graceful = Graceful::begin();
-    let (engine, planner, mut plan) = (llm.engine(), llm.planner(), plan);
-    let generated = loop {
-        let generation =
-            AnswerGeneration { engine, planner, turn, plan: &plan, session, graceful: &graceful };
-        let generated = generation.run(&mut report).map_err(late_flag_error);
-        let next =
-            generated.and_then(|generated| Ok((after(&generated, &mut report, &graceful)?, generated)));
-        match next.inspect_err(|error| report.fail(error.kind.word(), &error.to_string()))? {
-            (Some(next), _) => plan = next,
-            (None, generated) => break generated,
-        }
-    };
-    let Generated { answer, signal, is_reader_gone } = generated;
-    let signal = signal.or(graceful.received());
-    if is_reader_gone {
-        return Ok(signal.map_or(Exit::Success, Exit::Signal));
+impl RunAnswer<'_> {
+    /// Answers on stdout, as [`Report::answers`].
+    fn on_stdout<T>(
+        self,
+        first: T,
+        plan_of: impl Fn(&T) -> &TurnPlan,
+        after: &mut AfterAnswer<'_, T, StdoutLock<'static>>,
+    ) -> Result<Exit, CommandError> {
+        let Self { llm, turn, session, args, terminal } = self;
+        plan_of(&first).notices().for_each(|notice| terminal.note(notice));
+        let sampling = turn.sampling();
+        let prefill = args.prompt.prefill_response.as_deref().unwrap_or_default();
+        let subject = ReportSubject::Model { texts: llm.texts(), sampling: &sampling, prefill };
+        let report = Report::new(subject, ReportForm::of(args)?, Output::stdout(), terminal);
+        let generate = |asked: &T, report: &mut Report<'_, _>, graceful: &Graceful| {
+            let generation = AnswerGeneration { llm, turn, plan: plan_of(asked), session, graceful };
+            generation.run(report).map_err(late_flag_error)
+        };
+        report.answers(first, &generate, after, |answer, signal| {
+            let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
+            conclude(llm, answer, drawn, &args.output, terminal);
+            verdict(llm, answer, signal, args, terminal)
+        })
     }
-    if let Err(OutputError::Failed(error)) = report.finish(&answer) {
-        return Err(error);
-    }
-    drop(report);
-    let drawn = sampling.seed.is_none() && sampling.temperature > 0.0;
-    conclude(llm, &answer.outcome, answer.started.as_ref(), drawn, &args.output, terminal);
-    Ok(verdict(llm, &answer, signal, args, terminal))
 }
 
 /// Notice of an answer that the user's own limit has ended.
@@ -421,15 +406,8 @@ fn verdict(llm: &Loaded, answer: &Answer, signal: Option<u8>, args: &RunArgs, te
 }
 
 /// Reports on stderr after the answer. If the seed was `drawn`, it is needed to repeat the run.
-fn conclude(
-    llm: &Loaded,
-    outcome: &Outcome,
-    started: Option<&Started>,
-    drawn: bool,
-    args: &OutputArgs,
-    terminal: &Terminal,
-) {
-    let info = llm.info();
+fn conclude(llm: &Loaded, answer: &Answer, drawn: bool, args: &OutputArgs, terminal: &Terminal) {
+    let (info, outcome, started) = (llm.info(), &answer.outcome, answer.started.as_ref());
     if outcome.finish == Finish::ContextFull {
         terminal.warn(format!("the answer was cut: the context of {} tokens is full", info.context_tokens));
     }
@@ -482,10 +460,6 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
     let width = prompt::STORED.iter().map(|prompt| prompt.name.len()).max().unwrap_or(0);
     const SCHEMA: &str = "llmctl.prompts.v1";
     let object = |prompt: &prompt::StoredPrompt| json!({"name": prompt.name, "description": prompt.description(), "text": prompt.text()});
-    let line = |prompt: &prompt::StoredPrompt| {
-        let (name, description, text) = (prompt.name, prompt.description(), prompt.text());
-        json!({"schema": SCHEMA, "name": name, "description": description, "text": text}).to_string()
-    };
     let lines: Vec<_> = match format {
         OutputFormat::Text => {
             let line =
@@ -496,7 +470,10 @@ fn list_prompts(format: OutputFormat) -> Result<Exit, CommandError> {
             let all: Vec<_> = prompt::STORED.iter().map(object).collect();
             vec![format!("{:#}", json!({"schema": SCHEMA, "prompts": all}))]
         }
-        OutputFormat::Jsonl => prompt::STORED.iter().map(line).collect(),
+        OutputFormat::Jsonl => {
+            let line = |prompt| with_schema(SCHEMA, object(prompt)).to_string();
+            prompt::STORED.iter().map(line).collect()
+        }
     };
     print(&(lines.join("\n") + "\n"))
 }

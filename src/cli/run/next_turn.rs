@@ -9,10 +9,11 @@ use crate::cli::error::{CommandError, Exit};
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::counted;
+use llmctl_engine::Finish;
 use llmctl_engine::session::store::{
     ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionStore, SessionWriter,
 };
-use llmctl_engine::turn::{Finished, SessionChat};
+use llmctl_engine::turn::{Answer, Finished, SessionChat};
 use llmctl_template::{Message, Role, ToolCall};
 
 /// The next turn's prompt.
@@ -89,10 +90,11 @@ pub fn unanswered(turns: &[Arc<SavedTurn>]) -> Vec<Message> {
     calls.iter().map(no_result).collect()
 }
 
-/// Says what is kept of an answer that was cut or is empty.
-pub fn note_kept(finished: Finished, is_cut: bool, name: &SessionName, terminal: &Terminal) {
+/// Says what a session keeps of an answer that was cut or is empty.
+pub fn note_kept(finished: Finished, answer: &Answer, name: Option<&SessionName>, terminal: &Terminal) {
+    let Some(name) = name else { return };
     match finished {
-        Finished::Kept if is_cut => {
+        Finished::Kept if answer.outcome.finish == Finish::Cancelled => {
             terminal.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
         }
         Finished::Kept => {}

@@ -12,16 +12,17 @@ use std::time::Duration;
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 
-use super::answer::AnswerSink;
+use super::answer::{AnswerSink, Generated};
 use super::{OutputFormat, RunArgs};
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
-use crate::cli::error::CommandError;
+use crate::cli::error::{CommandError, Exit};
 use crate::cli::mcp::CallResult;
 use crate::cli::model::load::{ModelInfo, PreparedTexts};
 use crate::cli::terminal::output::{Output, OutputError};
 use crate::cli::terminal::render::Markdown;
 use crate::cli::terminal::report::{decimal, drafts, usage_json, used};
+use crate::cli::terminal::signal::Graceful;
 use crate::cli::terminal::{Terminal, columns};
 use llmctl_base::{Sampling, SamplingParameter};
 use llmctl_engine::turn::{Answer, AnsweredCall, Delta};
@@ -62,21 +63,16 @@ impl ReportForm {
 /// Source of an answer.
 #[derive(Clone, Copy)]
 pub enum ReportSubject<'a> {
-    Model(&'a PreparedTexts),
+    /// A model here, with the parameters in force and the given beginning of the answer, for the record.
+    Model { texts: &'a PreparedTexts, sampling: &'a Sampling, prefill: &'a str },
     /// A server that takes messages, and what was asked of it.
     Endpoint(&'a ChatEndpoint, &'a EndpointRequest<'a>),
-}
-
-impl<'a> From<&'a PreparedTexts> for ReportSubject<'a> {
-    fn from(texts: &'a PreparedTexts) -> Self {
-        Self::Model(texts)
-    }
 }
 
 impl ReportSubject<'_> {
     fn name(&self) -> &str {
         match self {
-            Self::Model(texts) => &texts.info().name,
+            Self::Model { texts, .. } => &texts.info().name,
             Self::Endpoint(endpoint, _) => endpoint.model(),
         }
     }
@@ -88,8 +84,6 @@ pub struct Report<'a, W: Write> {
     form: ReportForm,
     output: Output<W>,
     terminal: &'a Terminal,
-    sampling: &'a Sampling,
-    prefill: &'a str,
     progress: Option<ProgressBar>,
     /// Breaks lines between words, as in chat; `None` where the text goes as it is.
     wrap: Option<Markdown>,
@@ -104,6 +98,10 @@ pub struct Report<'a, W: Write> {
     is_reasoning_open: bool,
 }
 
+/// What [`Report::answers`] does after each answer.
+pub type AfterAnswer<'a, T, W> =
+    dyn FnMut(T, &Generated, &mut Report<'_, W>, &Graceful) -> Result<Option<T>, CommandError> + 'a;
+
 /// Parts of an answer that wait for its end.
 #[derive(Default)]
 struct Held {
@@ -114,20 +112,17 @@ struct Held {
 
 impl<'a, W: Write> Report<'a, W> {
     pub fn new(
-        subject: impl Into<ReportSubject<'a>>,
+        subject: ReportSubject<'a>,
         form: ReportForm,
         output: Output<W>,
         terminal: &'a Terminal,
     ) -> Self {
         let wraps = form.wraps && form.format == OutputFormat::Text && output.is_terminal();
-        static GREEDY: std::sync::LazyLock<Sampling> = std::sync::LazyLock::new(Sampling::default);
         Self {
-            subject: subject.into(),
+            subject,
             form,
             output,
             terminal,
-            sampling: &GREEDY,
-            prefill: "",
             progress: None,
             wrap: wraps.then(|| Markdown::new(false, columns())),
             started: None,
@@ -138,16 +133,45 @@ impl<'a, W: Write> Report<'a, W> {
         }
     }
 
-    /// Returns the parameters in force, for the record.
-    pub fn sampling(mut self, sampling: &'a Sampling) -> Self {
-        self.sampling = sampling;
-        self
-    }
-
-    /// Sets the given beginning of the answer.
-    pub fn prefill(mut self, prefill: &'a str) -> Self {
-        self.prefill = prefill;
-        self
+    /// Writes answers until one is the last, and then what `tell` says. `after` gets each answer, with what it answered, before
+    /// it is reported as done: it keeps it, runs its calls, and returns what is answered next, if there is more to come.
+    ///
+    /// # Errors
+    /// Those of the two; the failure of an endpoint in the middle of an answer; that stdout cannot be written to.
+    pub fn answers<T>(
+        mut self,
+        first: T,
+        generate: &dyn Fn(&T, &mut Self, &Graceful) -> Result<Generated, CommandError>,
+        after: &mut AfterAnswer<'_, T, W>,
+        tell: impl FnOnce(&Answer, Option<u8>) -> Exit,
+    ) -> Result<Exit, CommandError> {
+        let (graceful, terminal, mut asked) = (Graceful::begin(), self.terminal, first);
+        let Generated { answer, signal, is_reader_gone, failure, notice } = loop {
+            let generated = generate(&asked, &mut self, &graceful);
+            let next = generated
+                .and_then(|generated| Ok((after(asked, &generated, &mut self, &graceful)?, generated)));
+            match next.inspect_err(|error| self.fail(error.kind.word(), &error.to_string()))? {
+                (Some(next), Generated { failure: None, notice, .. }) => {
+                    notice.iter().for_each(|notice| terminal.warn(notice));
+                    asked = next;
+                }
+                (_, generated) => break generated,
+            }
+        };
+        if let Some(failure) = failure {
+            self.fail(failure.kind.word(), &failure.to_string());
+            return Err(failure);
+        }
+        let signal = signal.or(graceful.received());
+        if is_reader_gone {
+            return Ok(signal.map_or(Exit::Success, Exit::Signal));
+        }
+        if let Err(OutputError::Failed(error)) = self.finish(&answer) {
+            return Err(error);
+        }
+        drop(self);
+        notice.iter().for_each(|notice| terminal.warn(notice));
+        Ok(tell(&answer, signal))
     }
 
     /// Ends an answer whose calls are run next.
@@ -235,26 +259,26 @@ impl<'a, W: Write> Report<'a, W> {
         let mut object = Map::new();
         object.insert("schema".to_owned(), SCHEMA.into());
         object.insert("model".to_owned(), self.subject.name().into());
-        let llm = match self.subject {
-            ReportSubject::Model(llm) => llm,
+        let (llm, sampling, prefill) = match self.subject {
+            ReportSubject::Model { texts, sampling, prefill } => (texts, sampling, prefill),
             ReportSubject::Endpoint(endpoint, request) => {
                 object.extend(endpoint_result(endpoint, request, answer));
                 return object;
             }
         };
         let info = llm.info();
-        if !self.prefill.is_empty() {
-            object.insert("prefill_response".to_owned(), self.prefill.into());
+        if !prefill.is_empty() {
+            object.insert("prefill_response".to_owned(), prefill.into());
         }
         object.insert("finish_reason".to_owned(), answer.finish_reason().into());
-        object.insert("finish".to_owned(), finish_json(finish));
+        object.insert("finish".to_owned(), finish_forms(finish).0);
         object.insert("tool_calls".to_owned(), answer.tool_calls.iter().map(call_json).collect());
         object.insert("usage".to_owned(), usage_json(usage));
         object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, llm)).into());
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
         object.insert("timings".to_owned(), timings_json(timings, usage, info));
         object.insert("seed".to_owned(), (*seed).into());
-        object.insert("sampling".to_owned(), sampling_members(self.sampling).into());
+        object.insert("sampling".to_owned(), sampling_members(sampling).into());
         object
     }
 
@@ -303,7 +327,9 @@ impl<'a, W: Write> Report<'a, W> {
     /// Writes tokens; an endpoint has none.
     fn tokens(&self, tokens: &[Token]) -> Value {
         match self.subject {
-            ReportSubject::Model(llm) => tokens.iter().map(|token| token_json(llm, token)).collect(),
+            ReportSubject::Model { texts, .. } => {
+                tokens.iter().map(|token| token_json(texts, token)).collect()
+            }
             ReportSubject::Endpoint(..) => json!([]),
         }
     }
@@ -401,7 +427,7 @@ impl<W: Write> AnswerSink for Report<'_, W> {
     fn started(&mut self, started: &Started, deltas: &[Delta]) -> Result<(), OutputError> {
         self.started = Some(started.clone());
         if self.form.format == OutputFormat::Jsonl
-            && let ReportSubject::Model(llm) = self.subject
+            && let ReportSubject::Model { texts: llm, .. } = self.subject
         {
             let info = llm.info();
             let fields = json!({
@@ -544,15 +570,20 @@ pub fn reuse(started: &Started, llm: &PreparedTexts) -> String {
     )
 }
 
-fn finish_json(finish: &Finish) -> Value {
+/// Returns the end of an answer as JSON has it, and in words.
+fn finish_forms(finish: &Finish) -> (Value, String) {
     match finish {
-        Finish::Eos(id) => json!({"by": "eos", "token": id}),
-        Finish::Complete => json!({"by": "complete"}),
-        Finish::StopString(text) => json!({"by": "stop_string", "text": text}),
-        Finish::MaxTokens => json!({"by": "max_tokens"}),
-        Finish::ContextFull => json!({"by": "context_full"}),
-        Finish::Cancelled => json!({"by": "cancelled"}),
-        Finish::Deadline => json!({"by": "deadline"}),
+        Finish::Eos(id) => {
+            (json!({"by": "eos", "token": id}), format!("stop (end-of-generation token {id})"))
+        }
+        Finish::Complete => (json!({"by": "complete"}), "stop (the grammar is complete)".to_owned()),
+        Finish::StopString(text) => {
+            (json!({"by": "stop_string", "text": text}), format!("stop (at {text:?})"))
+        }
+        Finish::MaxTokens => (json!({"by": "max_tokens"}), "length (--max-tokens)".to_owned()),
+        Finish::ContextFull => (json!({"by": "context_full"}), "length (context full)".to_owned()),
+        Finish::Cancelled => (json!({"by": "cancelled"}), "cancelled".to_owned()),
+        Finish::Deadline => (json!({"by": "deadline"}), "length (deadline)".to_owned()),
     }
 }
 
@@ -585,25 +616,17 @@ fn sampling_members(sampling: &Sampling) -> Map<String, Value> {
 }
 
 fn token_json(llm: &PreparedTexts, token: &Token) -> Value {
-    let mut object = Map::new();
-    object.insert("id".to_owned(), token.id.into());
-    if let Some(Logprob { logprob, top }) = &token.logprob {
-        object = piece_json(llm, token.id, *logprob);
-        let top = top.iter().map(|(id, logprob)| Value::Object(piece_json(llm, *id, *logprob))).collect();
-        object.insert("top".to_owned(), Value::Array(top));
-    }
-    Value::Object(object)
+    let Some(Logprob { logprob, top }) = &token.logprob else { return json!({"id": token.id}) };
+    let mut object = piece_json(llm, token.id, *logprob);
+    object["top"] = top.iter().map(|(id, logprob)| piece_json(llm, *id, *logprob)).collect();
+    object
 }
 
 /// Returns a token as text and as bytes (the text alone cannot tell parts of characters apart), with its log-probability.
-pub fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Map<String, Value> {
-    let bytes = llm.chat_tokenizer().token_bytes(id).into_owned();
-    let mut object = Map::new();
-    object.insert("id".to_owned(), id.into());
-    object.insert("token".to_owned(), String::from_utf8_lossy(&bytes).into());
-    object.insert("bytes".to_owned(), bytes.into());
-    object.insert("logprob".to_owned(), decimal(logprob));
-    object
+fn piece_json(llm: &PreparedTexts, id: u32, logprob: f32) -> Value {
+    let bytes = llm.chat_tokenizer().token_bytes(id);
+    let token = String::from_utf8_lossy(&bytes);
+    json!({"id": id, "token": token, "bytes": *bytes, "logprob": decimal(logprob)})
 }
 
 fn ms(time: Duration) -> f64 {
@@ -619,15 +642,7 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
     let info = llm.info();
     let Outcome { finish, usage, timings, seed } = outcome;
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
-    let finish = match finish {
-        Finish::Eos(id) => format!("stop (end-of-generation token {id})"),
-        Finish::Complete => "stop (the grammar is complete)".to_owned(),
-        Finish::StopString(text) => format!("stop (at {text:?})"),
-        Finish::MaxTokens => "length (--max-tokens)".to_owned(),
-        Finish::ContextFull => "length (context full)".to_owned(),
-        Finish::Cancelled => "cancelled".to_owned(),
-        Finish::Deadline => "length (deadline)".to_owned(),
-    };
+    let (_, finish) = finish_forms(finish);
     let first = timings.time_to_first_token.map_or("none".to_owned(), |time| format!("{:.1} ms", ms(time)));
     let percent = 100.0 * used(usage) as f64 / info.context_tokens.max(1) as f64;
     let mut lines = vec![
@@ -662,7 +677,6 @@ mod tests {
     use crate::cli::flags::args::ColorWhen;
     use crate::cli::model::load::Loaded;
     use crate::cli::script::{Script, saying};
-    use crate::cli::terminal::signal::Graceful;
     use llmctl_engine::Difference;
     use llmctl_engine::turn::{AnswerStart, TextPrompt, TurnRequest};
 
@@ -674,17 +688,14 @@ mod tests {
         let mut stdout = Vec::new();
         let form = ReportForm { format, stream, logprobs: true, shows_reasoning: true, wraps: false };
         let sampling = Sampling { temperature: 0.6, ..Sampling::default() };
-        let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal)
-            .sampling(&sampling)
-            .prefill(prefill);
+        let subject = ReportSubject::Model { texts: llm.texts(), sampling: &sampling, prefill };
+        let mut report = Report::new(subject, form, Output::new(&mut stdout, false), &terminal);
         let answer_start = AnswerStart::Text(prefill.to_owned());
         let (turn, graceful) = (TurnRequest { answer_start, ..TurnRequest::default() }, Graceful::begin());
         let prompt = TextPrompt::Text("ab".to_owned());
-        let (planner, engine) = (llm.planner(), llm.engine());
-        let plan = planner.plan_text(&prompt, &turn).expect("a plan");
-        let session = None;
+        let plan = llm.planner().plan_text(&prompt, &turn).expect("a plan");
         let generation =
-            AnswerGeneration { engine, planner, turn: &turn, plan: &plan, session, graceful: &graceful };
+            AnswerGeneration { llm: &llm, turn: &turn, plan: &plan, session: None, graceful: &graceful };
         let generated = generation.run(&mut report).expect("an answer");
         report.finish(&generated.answer).expect("a Vec takes all");
         drop(report);
@@ -762,16 +773,12 @@ mod tests {
     #[test]
     fn parts_of_a_call_are_no_events() {
         let llm = Loaded::scripted(&Script::default());
-        let terminal = Terminal::new(ColorWhen::Never, 0, true);
+        let (terminal, sampling) = (Terminal::new(ColorWhen::Never, 0, true), Sampling::default());
         let mut stdout = Vec::new();
-        let form = ReportForm {
-            format: OutputFormat::Jsonl,
-            stream: true,
-            logprobs: false,
-            shows_reasoning: true,
-            wraps: false,
-        };
-        let mut report = Report::new(llm.texts(), form, Output::new(&mut stdout, false), &terminal);
+        let subject = ReportSubject::Model { texts: llm.texts(), sampling: &sampling, prefill: "" };
+        let (format, stream, shows_reasoning) = (OutputFormat::Jsonl, true, true);
+        let form = ReportForm { format, stream, logprobs: false, shows_reasoning, wraps: false };
+        let mut report = Report::new(subject, form, Output::new(&mut stdout, false), &terminal);
         let call = Delta::Call { index: 0, id: "c".to_owned(), name: "f".to_owned() };
         let part = Delta::Arguments { index: 0, fragment: "{".to_owned() };
         report.answer(&[call, part], &[], 0).expect("a Vec takes all");

@@ -9,43 +9,36 @@ use super::endpoint;
 use super::next_turn::{RunTurn, SessionPlace, check_system, looked_at, messages, note_kept};
 use super::report::Report;
 use super::request::{Rendered, chat_context, turn_request};
-use super::{RunArgs, answer, check, dry_run, flag_error, load_model};
+use super::{RunAnswer, RunArgs, check, dry_run, flag_error, load_model};
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::model::load;
 use crate::cli::model::resume;
 use crate::cli::places::{KeptFiles, Places};
 use crate::cli::sessions;
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_base::Error;
 use llmctl_engine::session::store::{SavedSession, SessionName};
 use llmctl_engine::turn::{SessionChat, ToolUse, TurnRequest};
-use llmctl_engine::{ChatTokenizer, EngineSessionName, Finish};
+use llmctl_engine::{ChatTokenizer, EngineSessionName};
 use llmctl_template::{Conversation, TemplateError};
 
 /// Answers the next turn, or shows its prompt with `--dry-run`.
 pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
-    let RunTurn { args, terminal, .. } = turn;
+    let args = turn.args;
     let name = SessionName::new(name).map_err(flag_error)?;
     let store = sessions::store(&Places::from_environment())?;
     if args.prompt.dry_run {
-        let saved = match store.read(&name) {
-            Err(Error::SessionNotFound(_)) => None,
-            read => Some(read.map_err(sessions::explain)?),
-        };
+        let saved = sessions::if_there(store.read(&name))?;
         saved.as_ref().map_or(Ok(()), |saved| check_system(saved, &turn.next))?;
         if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()) {
             return endpoint::preview(&choice, saved, turn);
         }
-        let args = &with_model(args, &name, saved.as_ref(), terminal)?;
+        let args = &with_model(&turn, &name, saved.as_ref())?;
         return preview(saved, RunTurn { args, ..turn });
     }
     Places::from_environment().check(KeptFiles::Sessions)?;
-    let opened = match store.open(&name) {
-        Err(Error::SessionNotFound(_)) => None,
-        opened => Some(opened.map_err(sessions::explain)?),
-    };
+    let opened = sessions::if_there(store.open(&name))?;
     if let Some(writer) = &opened {
         check_system(writer.saved(), &turn.next)?;
     }
@@ -54,7 +47,7 @@ pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved) {
         return endpoint::run_in_session(&choice, place, turn);
     }
-    let args = &with_model(args, &name, saved, terminal)?;
+    let args = &with_model(&turn, &name, saved)?;
     let turn = RunTurn { args, ..turn };
     let llm = loaded(&turn)?;
     let model = llm.texts().fingerprint().clone();
@@ -81,17 +74,16 @@ fn loaded(turn: &RunTurn<'_, '_>) -> Result<load::Loaded, CommandError> {
 
 /// Returns the flags with the session's own model, unless the user names one.
 fn with_model(
-    args: &RunArgs,
+    turn: &RunTurn<'_, '_>,
     name: &SessionName,
     saved: Option<&SavedSession>,
-    terminal: &Terminal,
 ) -> Result<RunArgs, CommandError> {
-    let mut args = args.clone();
+    let mut args = turn.args.clone();
     if let Some(saved) = saved {
         args.model = resume::model_of(&args.model, name, saved, "--model REF")?;
     }
     if !args.model.is_named {
-        check::built_in(&args, terminal)?;
+        check::built_in(&args, turn.terminal)?;
     }
     Ok(args)
 }
@@ -114,21 +106,15 @@ fn take_turn(
         let conversation = Conversation { messages, tools: tools.definitions.clone(), ..context.clone() };
         session_chat.begin(llm.planner(), conversation, &TurnRequest { tools, ..request.clone() })
     };
-    let planned = begin(session_chat, messages(session_chat.saved(), next), tools)?;
-    let plan = planned.plan.clone();
-    let mut planned = Some(planned);
-    let mut after = |generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
-        let Some(answered) = planned.take() else { return Ok(None) };
-        let is_cut = generated.answer.outcome.finish == Finish::Cancelled;
-        let finished = session_chat.finish(answered, &generated.answer)?;
-        name.iter().for_each(|name| note_kept(finished, is_cut, name, terminal));
+    let first = begin(session_chat, messages(session_chat.saved(), next), tools)?;
+    let mut after = |asked, generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
+        let finished = session_chat.finish(asked, &generated.answer)?;
+        note_kept(finished, &generated.answer, name, terminal);
         let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
-        let next = begin(session_chat, results, rounds.offered())?;
-        let plan = next.plan.clone();
-        planned = Some(next);
-        Ok(Some(plan))
+        Ok(Some(begin(session_chat, results, rounds.offered())?))
     };
-    let exit = answer(llm, &request, plan, Some(&engine_name), args, &mut after, terminal);
+    let answer = RunAnswer { llm, turn: &request, session: Some(&engine_name), args, terminal };
+    let exit = answer.on_stdout(first, |asked| &asked.plan, &mut after);
     llm.settle(terminal);
     let exit = exit.map(|exit| rounds.verdict(exit));
     exit.map_err(|error| match error.runtime() {

@@ -90,7 +90,17 @@ pub fn age(ms: u64) -> String {
     }
 }
 
-/// Formats rows in columns. On a terminal a line that is too long is cut, with an ellipsis; elsewhere it is whole.
+/// Returns as much of a text as `most` characters, on one line.
+pub fn on_one_line(text: &str, most: usize) -> String {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.char_indices().nth(most) {
+        Some((end, _)) => format!("{}\u{2026}", &words[..end]),
+        None => words,
+    }
+}
+
+/// Formats rows in columns, two spaces apart, without trailing spaces. On a terminal a line that is too long
+/// is cut, with an ellipsis; elsewhere it is whole.
 pub fn columns(rows: &[Vec<String>]) -> String {
     aligned(rows, stdout_width())
 }

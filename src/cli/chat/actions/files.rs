@@ -7,7 +7,7 @@ use std::path::Path;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::Done;
+use super::{Done, told};
 use crate::cli::chat::command::EXPORT_FORMATS;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
@@ -46,7 +46,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Err(CommandError::usage(format!("/export: unknown format {format:?} (md, json, jsonl)")));
     }
     let path = typed_path(path.trim());
-    let saved = chat.state.session_chat.saved();
+    let saved = chat.state.saved();
     let saved_turns = saved.turns.len();
     let text = match format {
         "md" => markdown(saved),
@@ -54,15 +54,13 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
         _ => saved.messages().map(|message| format!("{}\n", shared::message_json(message))).collect(),
     };
     if path.exists() && !may_replace(chat, &path)? {
-        chat.ui.terminal.report("nothing was written");
-        return Ok(Effect::Prompt);
+        return told(chat, "nothing was written");
     }
     // The conversation is private, as the session's file is.
     let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;
-    chat.ui.terminal.report(&format!("wrote {} to {}", counted(saved_turns, "turn"), path.display()));
-    Ok(Effect::Prompt)
+    told(chat, format!("wrote {} to {}", counted(saved_turns, "turn"), path.display()))
 }
 
 fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
@@ -113,8 +111,7 @@ pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
     };
     to_clipboard(wanted)?;
     let count = wanted.chars().count();
-    chat.ui.terminal.report(&format!("copied {} to the terminal's clipboard", counted(count, "character")));
-    Ok(Effect::Prompt)
+    told(chat, format!("copied {} to the terminal's clipboard", counted(count, "character")))
 }
 
 fn to_clipboard(text: &str) -> Result<(), CommandError> {

@@ -6,7 +6,7 @@ mod settings;
 mod show;
 mod turns;
 
-use super::command::{self, CommandId};
+use super::command::{self, ArgumentKind, ChatCommand, CommandId};
 use super::session::Chat;
 use super::state::Effect;
 use crate::cli::error::{CommandError, Exit};
@@ -18,33 +18,37 @@ type Done = Result<Effect, CommandError>;
 ///
 /// # Errors
 /// Those of the command.
-pub fn run(chat: &mut Chat<'_>, id: CommandId, argument: &str) -> Done {
-    match id {
+pub fn run(chat: &mut Chat<'_>, command: &ChatCommand, argument: &str) -> Done {
+    // An argument would be ignored.
+    if command.argument == ArgumentKind::None && !argument.is_empty() {
+        return Err(CommandError::usage(format!("/{}: unexpected argument {argument:?}", command.name)));
+    }
+    match command.id {
         CommandId::Help => help(chat, argument),
-        CommandId::Exit => exit(chat, argument),
-        CommandId::New => session::new(chat, argument),
-        CommandId::Reset => session::reset(chat, argument),
+        CommandId::Exit => Ok(Effect::Leave(Exit::Success)),
+        CommandId::New => session::new(chat),
+        CommandId::Reset => session::reset(chat),
         CommandId::System => session::system(chat, argument),
         CommandId::Set => settings::set(chat, argument),
         CommandId::Show => show::show(chat, argument),
         CommandId::Save => session::save(chat, argument),
         CommandId::Load => session::load(chat, argument),
-        CommandId::Sessions => session::sessions(chat, argument),
+        CommandId::Sessions => session::sessions(chat),
         CommandId::Rename => session::rename(chat, argument),
         CommandId::Delete => session::delete(chat, argument),
         CommandId::Undo => turns::undo(chat, argument),
-        CommandId::Redo => turns::redo(chat, argument),
+        CommandId::Redo => turns::redo(chat),
         CommandId::Retry => turns::retry(chat, argument),
         CommandId::Edit => turns::edit(chat, argument),
         CommandId::Fork => session::fork(chat, argument),
-        CommandId::Branches => session::branches(chat, argument),
-        CommandId::GoOn => turns::go_on(chat, argument),
+        CommandId::Branches => session::branches(chat),
+        CommandId::GoOn => turns::go_on(chat),
         CommandId::File => files::file(chat, argument),
         CommandId::Think => settings::think(chat, argument),
-        CommandId::Context => show::context(chat, argument),
-        CommandId::Stats => show::stats(chat, argument),
-        CommandId::Why => show::why(chat, argument),
-        CommandId::Compact => turns::compact(chat, argument),
+        CommandId::Context => show::context(chat),
+        CommandId::Stats => show::stats(chat),
+        CommandId::Why => show::why(chat),
+        CommandId::Compact => turns::compact(chat),
         CommandId::Export => files::export(chat, argument),
         CommandId::Copy => files::copy(chat, argument),
         CommandId::Model => settings::model(chat, argument),
@@ -56,29 +60,23 @@ pub fn run(chat: &mut Chat<'_>, id: CommandId, argument: &str) -> Done {
 }
 
 fn help(chat: &mut Chat<'_>, argument: &str) -> Done {
-    match argument {
-        "" | "all" => {
-            chat.ui.terminal.report(&command::help(chat.ui.terminal.columns(), argument == "all"));
-        }
-        name => match command::find(name) {
-            Some(command) => chat.ui.terminal.report(&command::explain(command)),
-            None => return Err(command::unknown(&format!("/{}", name.trim_start_matches('/')))),
-        },
+    match (argument, command::find(argument)) {
+        ("" | "all", _) => told(chat, command::help(chat.ui.terminal.columns(), argument == "all")),
+        (_, Some(command)) => told(chat, command::explain(command)),
+        (name, None) => Err(command::unknown(&format!("/{}", name.trim_start_matches('/')))),
     }
+}
+
+/// Reports the outcome of a command that is done.
+fn told(chat: &Chat<'_>, text: impl AsRef<str>) -> Done {
+    chat.ui.terminal.report(text.as_ref());
     Ok(Effect::Prompt)
 }
 
-fn exit(_: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("exit", argument)?;
-    Ok(Effect::Leave(Exit::Success))
-}
-
-/// Refuses an argument that would be ignored.
-fn no_argument(name: &str, argument: &str) -> Result<(), CommandError> {
-    match argument {
-        "" => Ok(()),
-        _ => Err(CommandError::usage(format!("/{name}: unexpected argument {argument:?}"))),
-    }
+/// Asks before something is taken away. A script is not asked.
+fn agrees(chat: &mut Chat<'_>, question: &str) -> Result<bool, CommandError> {
+    let answer = chat.ui.input.ask(&format!("{question} y(es), n(o): "))?;
+    Ok(matches!(answer.as_deref(), None | Some("y" | "yes")))
 }
 
 /// Parses a count that may be left out.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Done, no_argument};
+use super::{Done, agrees, told};
 use crate::cli::chat::counted;
 use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
@@ -22,9 +22,8 @@ use llmctl_engine::turn::session_chat::SessionChat;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Another conversation; the one before stays where it is saved.
-pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("new", argument)?;
-    let had_turns = !chat.state.session_chat.saved().turns.is_empty();
+pub fn new(chat: &mut Chat<'_>) -> Done {
+    let had_turns = !chat.state.turns().is_empty();
     chat.state.keep_system();
     let old = chat.state.name().cloned().filter(|_| had_turns);
     chat.state.attached.clear();
@@ -34,30 +33,20 @@ pub fn new(chat: &mut Chat<'_>, argument: &str) -> Done {
         None if had_turns => "; the one before was not saved and is gone".to_owned(),
         None => String::new(),
     };
-    let system = if chat.state.system.is_some() { "; the system prompt stays" } else { "" };
-    chat.ui.terminal.report(&format!("new conversation{system}{kept}"));
-    Ok(Effect::Prompt)
+    let system = system_stays(chat);
+    told(chat, format!("new conversation{system}{kept}"))
 }
 
 /// Removes the session's turns, which stay as a branch. The session keeps its name.
-pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("reset", argument)?;
-    let turns = chat.state.session_chat.saved().turns.len();
+pub fn reset(chat: &mut Chat<'_>) -> Done {
+    let turns = chat.state.turns().len();
     if turns == 0 {
         return Err(CommandError::usage("there is no turn yet"));
     }
     let turns = counted(turns, "turn");
-    let question = match chat.state.name() {
-        Some(name) => format!("empty session {name} with {turns}? /undo would bring it back. y(es), n(o): "),
-        None => format!("empty this conversation with {turns}? /undo would bring it back. y(es), n(o): "),
-    };
-    match chat.ui.input.ask(&question)?.as_deref() {
-        // `None`: a script is not asked.
-        None | Some("y" | "yes") => {}
-        Some(_) => {
-            chat.ui.terminal.report("nothing was changed");
-            return Ok(Effect::Prompt);
-        }
+    let what = chat.state.name().map_or("this conversation".to_owned(), |name| format!("session {name}"));
+    if !agrees(chat, &format!("empty {what} with {turns}? /undo would bring it back."))? {
+        return told(chat, "nothing was changed");
     }
     let branch = chat.state.set_aside(BranchReason::Reset)?;
     chat.state.keep_system();
@@ -65,25 +54,22 @@ pub fn reset(chat: &mut Chat<'_>, argument: &str) -> Done {
     chat.model.reset_session(&chat.state.engine_name())?;
     (chat.state.last, chat.state.has_warned) = (None, false);
     chat.state.attached.clear();
-    let system = if chat.state.system.is_some() { "; the system prompt stays" } else { "" };
+    let system = system_stays(chat);
     let kept = branch.map_or(String::new(), |branch| format!(" as {branch}"));
-    chat.ui
-        .terminal
-        .report(&format!("the conversation is empty{system}; {turns} kept{kept}, /undo returns to it"));
-    Ok(Effect::Prompt)
+    told(chat, format!("the conversation is empty{system}; {turns} kept{kept}, /undo returns to it"))
+}
+
+fn system_stays(chat: &Chat<'_>) -> &'static str {
+    if chat.state.system.is_some() { "; the system prompt stays" } else { "" }
 }
 
 /// Changes the system prompt, which begins another conversation: a conversation has one system prompt.
 pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let has_begun = !chat.state.session_chat.saved().turns.is_empty();
-    let now = if has_begun {
-        chat.state.session_chat.saved().system().map(str::to_owned)
-    } else {
-        chat.state.system.clone()
-    };
+    let has_begun = !chat.state.turns().is_empty();
+    let now =
+        if has_begun { chat.state.saved().system().map(str::to_owned) } else { chat.state.system.clone() };
     if argument.is_empty() {
-        chat.ui.terminal.report(now.as_deref().unwrap_or("there is no system prompt"));
-        return Ok(Effect::Prompt);
+        return told(chat, now.as_deref().unwrap_or("there is no system prompt"));
     }
     match (has_begun, chat.state.name().cloned()) {
         (false, _) => {}
@@ -102,8 +88,7 @@ pub fn system(chat: &mut Chat<'_>, argument: &str) -> Done {
         }
     }
     chat.state.system = Some(argument.to_owned());
-    chat.ui.terminal.report("the system prompt is set");
-    Ok(Effect::Prompt)
+    told(chat, "the system prompt is set")
 }
 
 /// Returns where a new conversation of this chat is saved.
@@ -112,25 +97,22 @@ fn planned(chat: &Chat<'_>) -> SavePlace {
 }
 
 pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let keeping = chat.state.keeping.clone();
     let name = if argument.is_empty() { None } else { Some(shared::parse(argument)?) };
-    match (keeping, name) {
+    match (chat.state.keeping.clone(), name) {
         (SavePlace::Saved { name, .. }, None) => {
-            chat.ui.terminal.report(&format!("session {name} is saved after every turn"));
+            told(chat, format!("session {name} is saved after every turn"))
         }
-        (SavePlace::Planned, None) => chat.ui.terminal.report("the session is saved from the first turn on"),
+        (SavePlace::Planned, None) => told(chat, "the session is saved from the first turn on"),
         (SavePlace::Nowhere, None) => {
-            return Err(
-                CommandError::usage("/save: a name is needed here").hint("/save NAME saves from now on")
-            );
+            Err(CommandError::usage("/save: a name is needed here").hint("/save NAME saves from now on"))
         }
-        (SavePlace::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new)?,
+        (SavePlace::Saved { name: old, is_automatic: true, .. }, Some(new)) => rename_open(chat, &old, &new),
         (SavePlace::Saved { name: old, .. }, Some(new)) => {
             drop(chat.store()?.fork(&old, &new, None).map_err(shared::explain)?);
-            chat.ui.terminal.report(&format!("copied to session {new}; this is still session {old}"));
+            told(chat, format!("copied to session {new}; this is still session {old}"))
         }
         (SavePlace::Nowhere | SavePlace::Planned, Some(new)) => {
-            let turns = chat.state.session_chat.saved().turns.clone();
+            let turns = chat.state.turns().to_vec();
             let model = chat.model.fingerprint();
             let mut writer = chat.store()?.create(&new, &model)?;
             turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
@@ -139,19 +121,17 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             chat.state.keeping = SavePlace::Saved { name: new.clone(), is_automatic: false, is_fresh };
             chat.state.session_chat = SessionChat::resume(writer, model);
             chat.tell_engine()?;
-            chat.ui.terminal.report(&format!("this is now session {new}, saved after every turn"));
+            told(chat, format!("this is now session {new}, saved after every turn"))
         }
     }
-    Ok(Effect::Prompt)
 }
 
 pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     let name = named("load", argument)?;
     if chat.state.name() == Some(&name) {
-        chat.ui.terminal.report(&format!("this is session {name} already"));
-        return Ok(Effect::Prompt);
+        return told(chat, format!("this is session {name} already"));
     }
-    if chat.state.keeping == SavePlace::Nowhere && !chat.state.session_chat.saved().turns.is_empty() {
+    if chat.state.keeping == SavePlace::Nowhere && !chat.state.turns().is_empty() {
         let error = CommandError::usage("this conversation is not saved");
         return Err(error.hint("/save NAME saves it, /new gives it up; then /load"));
     }
@@ -160,10 +140,10 @@ pub fn load(chat: &mut Chat<'_>, argument: &str) -> Done {
     take_up_model(chat, &name, writer.saved())?;
     chat.state.system = None;
     let resumed = chat.adopt(writer, false)?;
-    let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
+    let turns = counted(chat.state.turns().len(), "turn");
     let resumed = resumed.map_or(String::new(), |resumed| format!(", {resumed}"));
     chat.ui.terminal.report(&format!("session {name}: {turns}{resumed}"));
-    let model = chat.state.session_chat.saved().model.clone();
+    let model = chat.state.saved().model.clone();
     if chat.model.is_named() && !model.is_same(&chat.model.fingerprint()) {
         let reference = model.reference.as_deref().unwrap_or(&model.name);
         chat.ui.terminal.note(format!("(/model {reference} continues it with its own model)"));
@@ -194,13 +174,12 @@ fn take_up_model(chat: &mut Chat<'_>, name: &SessionName, saved: &SavedSession) 
     }
 }
 
-pub fn sessions(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("sessions", argument)?;
+pub fn sessions(chat: &mut Chat<'_>) -> Done {
     let rows = shared::rows(&chat.store()?)?;
-    match rows.len() {
-        0 | 1 => chat.ui.terminal.report("no sessions yet"),
-        _ => chat.ui.report_table(&rows),
+    if rows.len() < 2 {
+        return told(chat, "no sessions yet");
     }
+    chat.ui.report_table(&rows);
     Ok(Effect::Prompt)
 }
 
@@ -213,25 +192,22 @@ pub fn rename(chat: &mut Chat<'_>, argument: &str) -> Done {
     };
     let open = chat.state.name().cloned();
     match (from, open) {
-        (None, None) => {
-            return Err(CommandError::usage("this conversation is not saved yet")
-                .hint("/save NAME saves it under a name"));
-        }
-        (None, Some(open)) => rename_open(chat, &open, &to)?,
-        (Some(from), Some(open)) if from == open => rename_open(chat, &open, &to)?,
+        (None, None) => Err(CommandError::usage("this conversation is not saved yet")
+            .hint("/save NAME saves it under a name")),
+        (None, Some(open)) => rename_open(chat, &open, &to),
+        (Some(from), Some(open)) if from == open => rename_open(chat, &open, &to),
         (Some(from), _) => {
             let store = chat.store()?;
             store.rename(&from, &to).map_err(|error| not_found(error, &store))?;
-            chat.ui.terminal.report(&format!("session {from} is now {to}"));
+            told(chat, format!("session {from} is now {to}"))
         }
     }
-    Ok(Effect::Prompt)
 }
 
 /// Closes the open session while it is renamed, because renaming takes its lock.
-fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Result<(), CommandError> {
+fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Done {
     let model = chat.model.fingerprint();
-    let unsaved = chat.state.session_chat.saved().clone();
+    let unsaved = chat.state.saved().clone();
     chat.state.session_chat = SessionChat::new(model.clone());
     let renamed = chat.store()?.rename(from, to);
     let now = if renamed.is_ok() { to } else { from };
@@ -250,8 +226,7 @@ fn rename_open(chat: &mut Chat<'_>, from: &SessionName, to: &SessionName) -> Res
     let is_fresh = matches!(chat.state.keeping, SavePlace::Saved { is_fresh: true, .. });
     chat.state.keeping = SavePlace::Saved { name: to.clone(), is_automatic: false, is_fresh };
     chat.tell_engine()?;
-    chat.ui.terminal.report(&format!("session {from} is now {to}"));
-    Ok(())
+    told(chat, format!("session {from} is now {to}"))
 }
 
 pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -266,14 +241,8 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let store = chat.store()?;
     let saved = store.read(&name).map_err(|error| not_found(error, &store));
     let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()), "turn");
-    let question = format!("remove session {name} with {turns}? y(es), n(o): ");
-    match chat.ui.input.ask(&question)?.as_deref() {
-        // `None`: a script is not asked.
-        None | Some("y" | "yes") => {}
-        Some(_) => {
-            chat.ui.terminal.report("nothing was removed");
-            return Ok(Effect::Prompt);
-        }
+    if !agrees(chat, &format!("remove session {name} with {turns}?"))? {
+        return told(chat, "nothing was removed");
     }
     if open.as_ref() == Some(&name) {
         chat.begin_anew(planned(chat));
@@ -285,8 +254,7 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
         Err(Error::SessionNotFound(_)) if open.as_ref() == Some(&name) => Forgotten::default(),
         removed => removed.map_err(|error| not_found(error, &store))?,
     };
-    chat.ui.terminal.report(shared::removed_text(&name, &forgotten).trim_end());
-    Ok(Effect::Prompt)
+    told(chat, shared::removed_text(&name, &forgotten).trim_end())
 }
 
 pub fn fork(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -301,15 +269,11 @@ pub fn fork(chat: &mut Chat<'_>, argument: &str) -> Done {
     let writer = chat.store()?.fork(&from, &to, None).map_err(shared::explain)?;
     let turns = counted(writer.saved().turns.len(), "turn");
     chat.adopt(writer, false)?;
-    chat.ui
-        .terminal
-        .report(&format!("this is now session {to}, with {turns} of {from}; /load {from} returns to that"));
-    Ok(Effect::Prompt)
+    told(chat, format!("this is now session {to}, with {turns} of {from}; /load {from} returns to that"))
 }
 
 /// Sessions that come from one another, as a tree.
-pub fn branches(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("branches", argument)?;
+pub fn branches(chat: &mut Chat<'_>) -> Done {
     let Some(open) = chat.state.name().cloned() else {
         return Err(CommandError::usage("this conversation is not saved, so it has no branches"));
     };

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::Done;
+use super::{Done, told};
 use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::settings::spelled;
@@ -10,15 +10,14 @@ use crate::cli::chat::state::AnswerRequest;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::{counted, typed_path};
 use crate::cli::declared_tools::Toolbox;
-use crate::cli::endpoint::{EndpointChoice, EndpointReference};
+use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::CommandError;
 use crate::cli::terminal::input::read_file;
 use llmctl_engine::GrammarSource;
 use llmctl_template::Message;
 
 pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let Some((key, value)) = argument.split_once(char::is_whitespace).map(|(key, value)| (key, value.trim()))
-    else {
+    let Some((key, value)) = argument.split_once(char::is_whitespace) else {
         if !argument.is_empty() {
             let error = CommandError::usage("/set: expected KEY VALUE");
             return Err(error.hint("/set alone shows the keys and their values"));
@@ -27,7 +26,7 @@ pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Ok(Effect::Prompt);
     };
     let before = chat.state.settings.clone();
-    chat.state.settings.set(key, value)?;
+    chat.state.settings.set(key, value.trim())?;
     if let Err(refusal) = chat.check_endpoint() {
         chat.state.settings = before;
         return Err(refusal);
@@ -35,8 +34,7 @@ pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
     let rows = chat.settings_table();
     let key = spelled(key);
     let now = rows.iter().find(|row| row[0] == key).map(|row| row[1].clone()).unwrap_or_default();
-    chat.ui.terminal.report(&format!("{key}: {now}"));
-    Ok(Effect::Prompt)
+    told(chat, format!("{key}: {now}"))
 }
 
 pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -56,14 +54,12 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
             return Err(refusal);
         }
     }
-    chat.ui.terminal.report(&chat.state.think.spoken(&chat.model.thinking()));
-    Ok(Effect::Prompt)
+    told(chat, chat.state.think.spoken(&chat.model.thinking()))
 }
 
 pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
-        chat.ui.terminal.report(&chat.model.spoken());
-        return Ok(Effect::Prompt);
+        return told(chat, chat.model.spoken());
     }
     let next = meant(chat, argument);
     chat.change_model(&next).map_err(|error| match error.hint_text() {
@@ -83,10 +79,8 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// Returns the model that an argument means: of an endpoint, or here.
 fn meant(chat: &Chat<'_>, argument: &str) -> NextModel {
-    match (EndpointReference::parse(argument), chat.model.endpoint()) {
-        (Some(EndpointReference { url, model }), _) => {
-            NextModel::There(EndpointChoice { url, model: Some(model) })
-        }
+    match (EndpointChoice::parse(argument), chat.model.endpoint()) {
+        (Some(choice), _) => NextModel::There(choice),
         (None, Some(endpoint)) => {
             let (url, model) = (endpoint.url().clone(), Some(argument.to_owned()));
             NextModel::There(EndpointChoice { url, model })
@@ -105,25 +99,19 @@ pub fn compare(chat: &mut Chat<'_>, argument: &str) -> Done {
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
         "" => {
-            let now = chat
-                .state
-                .schema
-                .as_ref()
-                .map_or("answers are text", |schema| schema.name.as_str())
-                .to_owned();
-            chat.ui.terminal.report(&now);
+            let schema = chat.state.schema.as_ref();
+            told(chat, schema.map_or("answers are text", |schema| &schema.name))
         }
         "off" => {
             chat.state.schema = None;
-            chat.ui.terminal.report("answers are text");
+            told(chat, "answers are text")
         }
         given => {
             let (name, source) = source(given)?;
             chat.state.schema = Some(chat.compiled(name, source)?);
-            chat.ui.terminal.report("answers are JSON; /json off makes them text again");
+            told(chat, "answers are JSON; /json off makes them text again")
         }
     }
-    Ok(Effect::Prompt)
 }
 
 /// `object`, a schema as it is written, or a file with one.
@@ -143,22 +131,19 @@ fn source(given: &str) -> Result<(String, GrammarSource), CommandError> {
 pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
     match argument {
         "" => match &chat.state.toolbox {
-            None => chat.ui.terminal.report("no tools; /tools FILE declares some"),
+            None => return told(chat, "no tools; /tools FILE declares some"),
             Some(toolbox) => chat.ui.report_table(&toolbox.rows()),
         },
         "off" => {
             chat.state.toolbox = None;
-            chat.ui.terminal.report("tools: off");
+            return told(chat, "tools: off");
         }
         path => {
             let toolbox = Toolbox::read(&typed_path(path).display().to_string())?;
             toolbox.check_names(chat.servers.as_ref())?;
             let names: Vec<&str> = toolbox.names().collect();
             chat.ui.terminal.report(&format!("tools: {}; each asks before it runs", names.join(", ")));
-            let here = chat.model.here();
-            if let Some(notice) = here.and_then(|llm| llm.texts().chat_tokenizer().notice_of_tools()) {
-                chat.ui.terminal.warn(notice);
-            }
+            chat.warn_of_tools();
             chat.state.toolbox = Some(toolbox);
             note_recomputed(chat)?;
         }
@@ -169,8 +154,7 @@ pub fn tools(chat: &mut Chat<'_>, argument: &str) -> Done {
 pub fn mcp(chat: &mut Chat<'_>, argument: &str) -> Done {
     let terminal = chat.ui.terminal;
     let Some(servers) = &mut chat.servers else {
-        terminal.report("no MCP servers; --mcp-config FILE names some when the chat is started");
-        return Ok(Effect::Prompt);
+        return told(chat, "no MCP servers; --mcp-config FILE names some when the chat is started");
     };
     match argument.split_once(char::is_whitespace).map(|(verb, name)| (verb, name.trim())) {
         None if argument.is_empty() => {
@@ -189,7 +173,7 @@ pub fn mcp(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// Most templates put tools before the conversation: then none of its KV is of use any more.
 fn note_recomputed(chat: &Chat<'_>) -> Result<(), CommandError> {
-    let saved = chat.state.session_chat.saved();
+    let saved = chat.state.saved();
     let (kept, before) = (saved.turns.len(), saved.tokens());
     if kept == 0 || chat.model.here().is_none() {
         return Ok(());

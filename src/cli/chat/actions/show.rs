@@ -1,9 +1,8 @@
 //! Commands that show: the conversation, what stands behind it, and what the last answer cost.
 
-use super::{Done, no_argument};
+use super::{Done, told};
 use crate::cli::chat::model::Answerer;
 use crate::cli::chat::session::Chat;
-use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::SavePlace;
 use crate::cli::chat::state::opening;
 use crate::cli::chat::state::{AnswerRequest, LastTurn};
@@ -36,12 +35,11 @@ pub fn show(chat: &mut Chat<'_>, argument: &str) -> Done {
             }));
         }
     };
-    chat.ui.terminal.report(text.trim_end());
-    Ok(Effect::Prompt)
+    told(chat, text.trim_end())
 }
 
 fn conversation(chat: &Chat<'_>) -> String {
-    let saved = chat.state.session_chat.saved();
+    let saved = chat.state.saved();
     if saved.turns.is_empty() {
         let system =
             chat.state.system.as_ref().map_or(String::new(), |system| format!("[system] {system}\n"));
@@ -108,7 +106,7 @@ fn model(chat: &Chat<'_>) -> String {
 /// Returns the conversation as the model got it last, up to the last answer.
 fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
     let llm = chat.model.needed_for("/show prompt")?;
-    let turns = &chat.state.session_chat.saved().turns;
+    let turns = chat.state.turns();
     let Some(last) = turns.last() else { return Err(CommandError::usage("there is no turn yet")) };
     let added = last.turn.messages[..last.turn.messages.len() - 1].to_vec();
     let turn = chat.prompted(&AnswerRequest { kept: turns.len() - 1, added, ..AnswerRequest::default() })?;
@@ -117,15 +115,14 @@ fn prompt(chat: &Chat<'_>) -> Result<String, CommandError> {
 }
 
 fn thinking(chat: &Chat<'_>) -> Result<String, CommandError> {
-    let last = chat.state.session_chat.saved().turns.last().and_then(|saved| saved.turn.messages.last());
+    let last = chat.state.turns().last().and_then(|saved| saved.turn.messages.last());
     let reasoning = last.and_then(|message| message.reasoning.clone());
     reasoning.ok_or_else(|| CommandError::usage("the last answer has no thinking"))
 }
 
-pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("context", argument)?;
+pub fn context(chat: &mut Chat<'_>) -> Done {
     let size = chat.model.needed_for("/context")?.info().context_tokens;
-    let saved = chat.state.session_chat.saved();
+    let saved = chat.state.saved();
     let used = saved.num_tokens();
     let mut rows = Vec::new();
     let mut before = 0;
@@ -145,12 +142,10 @@ pub fn context(chat: &mut Chat<'_>, argument: &str) -> Done {
     let bar = format!("[{}{}]", "#".repeat(filled), ".".repeat(30 - filled));
     let total = format!("{bar} {} of {} tokens ({percent}%)", grouped(used), grouped(size));
     chat.ui.report_table(&rows);
-    chat.ui.terminal.report(&total);
-    Ok(Effect::Prompt)
+    told(chat, total)
 }
 
-pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("stats", argument)?;
+pub fn stats(chat: &mut Chat<'_>) -> Done {
     let Some(LastTurn { started, outcome: Some(outcome), .. }) = &chat.state.last else {
         return Err(CommandError::usage("there is no answer yet"));
     };
@@ -158,18 +153,15 @@ pub fn stats(chat: &mut Chat<'_>, argument: &str) -> Done {
         Answerer::Loaded(llm) => report::stats(outcome, started.as_ref(), llm.texts()),
         Answerer::Endpoint(endpoint) => report::endpoint_stats(outcome, endpoint),
     };
-    chat.ui.terminal.report(&stats);
-    Ok(Effect::Prompt)
+    told(chat, stats)
 }
 
-pub fn why(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("why", argument)?;
+pub fn why(chat: &mut Chat<'_>) -> Done {
     let llm = chat.model.needed_for("/why")?;
     let Some(started) = chat.state.last.as_ref().and_then(|last| last.started.as_ref()) else {
         return Err(CommandError::usage("there is no prompt yet"));
     };
-    chat.ui.terminal.report(&explained(started, llm.texts().vocabulary()));
-    Ok(Effect::Prompt)
+    told(chat, explained(started, llm.texts().vocabulary()))
 }
 
 /// Why as much of a prompt was reused as was.

@@ -3,7 +3,7 @@
 //! Invariant: what one of them takes away stays, as a branch of the session or, where nothing is saved, in
 //! memory, and /redo brings it back.
 
-use super::{Done, count, no_argument};
+use super::{Done, count};
 use crate::cli::chat::counted;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
@@ -16,7 +16,7 @@ use llmctl_engine::session::store::BranchReason;
 use llmctl_engine::turn::session_chat::SessionChat;
 
 pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let turns = chat.state.session_chat.saved().turns.clone();
+    let turns = chat.state.turns().to_vec();
     let count = count("undo", argument, 1)?;
     if turns.is_empty() {
         return match last_taken(chat)? {
@@ -47,8 +47,7 @@ pub fn undo(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-pub fn redo(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("redo", argument)?;
+pub fn redo(chat: &mut Chat<'_>) -> Done {
     match last_taken(chat)? {
         Some((taken, _)) => bring_back(chat, taken),
         None => Err(CommandError::usage("there is nothing to bring back")),
@@ -71,7 +70,7 @@ fn last_taken(chat: &Chat<'_>) -> Result<Option<(TakenTurns, BranchReason)>, Com
 
 /// Restores the conversation as it was before, and keeps the present one for /redo.
 fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
-    let before = chat.state.session_chat.saved().clone();
+    let before = chat.state.saved().clone();
     chat.state.taken = match taken {
         TakenTurns::Branch(branch) => {
             let kept = chat.state.session_chat.restore(&branch)?;
@@ -79,14 +78,14 @@ fn bring_back(chat: &mut Chat<'_>, taken: TakenTurns) -> Done {
         }
         TakenTurns::Unsaved(saved) => {
             chat.state.session_chat = SessionChat::look_at(*saved, chat.model.fingerprint());
-            let holds_all = chat.state.session_chat.saved().turns.starts_with(&before.turns);
+            let holds_all = chat.state.turns().starts_with(&before.turns);
             (!holds_all).then(|| (TakenTurns::Unsaved(Box::new(before)), BranchReason::Restore))
         }
     };
     (chat.state.last, chat.state.has_warned) = (None, false);
     chat.model.close_session(&chat.state.engine_name());
     chat.tell_engine()?;
-    let turns = counted(chat.state.session_chat.saved().turns.len(), "turn");
+    let turns = counted(chat.state.turns().len(), "turn");
     chat.ui.terminal.report(&format!("brought back: the conversation has {turns}"));
     if let Some((TakenTurns::Branch(kept), _)) = &chat.state.taken {
         chat.ui.terminal.note(format!("(what stood instead is kept as {kept}; /redo swaps them again)"));
@@ -103,7 +102,7 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
         None => return Err(CommandError::usage(format!("/retry: expected seed=N, got {argument:?}"))),
     };
     let sampling = chat.sampling();
-    let last = chat.state.session_chat.saved().turns.last();
+    let last = chat.state.turns().last();
     if chat.model.endpoint().is_some()
         || last.is_none_or(|last| !last.model.is_same(&chat.model.fingerprint()))
     {
@@ -120,11 +119,10 @@ pub fn retry(chat: &mut Chat<'_>, argument: &str) -> Done {
     chat.answer_again(Vec::new(), seed)
 }
 
-pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("continue", argument)?;
+pub fn go_on(chat: &mut Chat<'_>) -> Done {
     let is_here = chat.model.needed_for("/continue").map(drop);
     is_here.map_err(|error| error.hint("type a message that asks it to continue, or /retry"))?;
-    let Some(last) = chat.state.session_chat.saved().turns.last().cloned() else {
+    let Some(last) = chat.state.turns().last().cloned() else {
         return Err(CommandError::usage("there is no answer to continue"));
     };
     if matches!(last.turn.finish, Finish::Eos(_) | Finish::StopString(_)) {
@@ -140,7 +138,7 @@ pub fn go_on(chat: &mut Chat<'_>, argument: &str) -> Done {
 
 /// `/edit [N] [TEXT]`: without a text, the message comes back on the line.
 pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
-    let turns = &chat.state.session_chat.saved().turns;
+    let turns = chat.state.turns();
     let first = argument.split_whitespace().next().unwrap_or_default();
     let number = first.parse::<usize>().ok();
     let given = if number.is_some() { argument[first.len()..].trim_start() } else { argument };
@@ -177,8 +175,7 @@ pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Edit(message))
 }
 
-pub fn compact(chat: &mut Chat<'_>, argument: &str) -> Done {
-    no_argument("compact", argument)?;
+pub fn compact(chat: &mut Chat<'_>) -> Done {
     chat.compact()?;
     Ok(Effect::Prompt)
 }

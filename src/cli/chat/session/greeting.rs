@@ -18,7 +18,7 @@ impl Chat<'_> {
     /// session, and left when work on it would begin. Its pages stay where the first message finds them.
     pub(super) fn warm_up(&mut self) -> Result<Option<String>, CommandError> {
         let Some(llm) = self.model.here() else { return Ok(None) };
-        let saved = self.state.session_chat.saved();
+        let saved = self.state.saved();
         let is_ours = saved.turns.last().is_some_and(|turn| turn.model.is_same(llm.texts().fingerprint()));
         let tokens = saved.tokens();
         let num_tokens = tokens.len();
@@ -74,7 +74,7 @@ impl Chat<'_> {
         let session = match &self.state.keeping {
             SavePlace::Nowhere => "not saved".to_owned(),
             SavePlace::Planned => format!("session {}", planned_name()),
-            SavePlace::Saved { name, .. } => match self.state.session_chat.saved().turns.len() {
+            SavePlace::Saved { name, .. } => match self.state.turns().len() {
                 0 => format!("session {name}, new"),
                 count => format!("session {name}, {}", counted(count, "turn")),
             },
