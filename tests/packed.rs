@@ -190,7 +190,7 @@ const DAMAGES: [(&str, &[Damage], &str); 22] = [
     ("nvfp4", &[Shape(".weight_global_scale", &[0])], "no global scale"),
 ];
 
-fn damaged(form: &str, damages: &[Damage]) -> tempfile::TempDir {
+fn damaged(form: &str, damages: &[Damage]) -> TempDir {
     let folder = packed(form);
     let file = folder.path().join("a.safetensors");
     let mut tensors = StoredTensors::from_bytes(&std::fs::read(&file).expect("weights"));
