@@ -35,6 +35,8 @@ fn command(place: &Place, more: &[&str]) -> Command {
 /// A chat in a terminal.
 pub struct Term {
     session: terminal::Session,
+    /// The context's tokens, as the prompt's meter has them.
+    context: String,
     seen: String,
 }
 
@@ -52,15 +54,11 @@ impl Term {
     pub fn open(command: Command, columns: u16) -> Self {
         let mut session = terminal::spawn(command, columns).expect("a terminal");
         session.set_expect_timeout(Some(PATIENCE));
-        Self { session, seen: String::new() }
+        Self { session, context: "2,048".to_owned(), seen: String::new() }
     }
 
     pub fn expect(&mut self, text: &str) -> String {
-        self.find(text, text)
-    }
-
-    fn find(&mut self, needle: impl expectrl::Needle, text: &str) -> String {
-        match self.session.expect(needle) {
+        match self.session.expect(text) {
             Ok(found) => {
                 let bytes = [found.before(), found.get(0).unwrap_or_default()].concat();
                 let shown = String::from_utf8_lossy(&bytes).into_owned();
@@ -78,7 +76,8 @@ impl Term {
 
     /// Waits for the prompt with its meter.
     pub fn prompt(&mut self) -> String {
-        self.find(expectrl::Regex(r"/[\d,]+ > "), "a prompt")
+        let prompt = format!("/{} > ", self.context);
+        self.expect(&prompt)
     }
 
     pub fn send(&mut self, text: &str) {

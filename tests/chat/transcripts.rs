@@ -1,7 +1,8 @@
 //! Plays the chats of `transcripts.txt`, a section each, line by line:
 //!
 //! - `$ chat ARGUMENTS` begins a chat in a terminal and waits for its prompt (`$40`: of 40 columns); `scripted` and `long` are those
-//!   with the model that says what it is told to, `llmctl` is any command. `env NAME=VALUE` and `env -NAME` hold from then on.
+//!   with the model that says what it is told to, `llmctl` is any command. `env NAME=VALUE` and `env -NAME` hold from then on, as
+//!   does `context TOKENS`, which the prompt tells.
 //! - `> TEXT` types a line; what `< TEXT` expects comes after it, then the next prompt. `~ KEYS` types keys, and `prompt` waits.
 //! - `has` and `lacks` are of what was shown since something was typed, `seen` and `unseen` of the whole chat.
 //! - `leave` ends the chat, `end CODE` waits for its end; `signal`, `gone` and `pause` are for chats that do not end so.
@@ -22,6 +23,7 @@ struct Player {
     is_answered: bool,
     ran: Option<Ran>,
     env: Vec<(String, Option<String>)>,
+    context: String,
     /// What stands for `{NAME}`.
     names: BTreeMap<String, String>,
 }
@@ -59,7 +61,16 @@ impl Player {
         let names = [("model", &*model), ("other", &other), ("place", &folder)].into_iter();
         let names = names.chain([("PLAIN", PLAIN), ("ENDLESS", ENDLESS.trim_end())]);
         let names = names.map(|(name, text)| (name.to_owned(), text.to_owned())).collect();
-        Self { place, term: None, shown: String::new(), is_answered: true, ran: None, env: vec![], names }
+        Self {
+            place,
+            term: None,
+            shown: String::new(),
+            is_answered: true,
+            ran: None,
+            env: vec![],
+            context: "2,048".to_owned(),
+            names,
+        }
     }
 
     /// Returns a text with what its escapes and names stand for; `{*9 x}` is nine times x.
@@ -125,6 +136,10 @@ impl Player {
                     .map(|(name, value)| (name.to_owned(), Some(value.to_owned())))
                     .expect("="),
             }),
+            "context" => {
+                rest.clone_into(&mut self.context);
+                self.term.iter_mut().for_each(|term| rest.clone_into(&mut term.context));
+            }
             "write" => drop(self.place.write(subject, told)),
             "read" => assert_eq!(self.place.read(subject), told),
             "remove" => std::fs::remove_dir_all(self.place.path(rest)).expect("a folder"),
@@ -159,7 +174,10 @@ impl Player {
     fn play_in_terminal(&mut self, step: &str, rest: &str) {
         if let Some(columns) = step.strip_prefix('$') {
             let command = self.command(rest);
-            self.term = Some(Term::of(command, columns.parse().unwrap_or(100)));
+            let mut term = Term::open(command, columns.parse().unwrap_or(100));
+            term.context.clone_from(&self.context);
+            term.prompt();
+            self.term = Some(term);
             return;
         }
         let shown = self.shown.clone();
