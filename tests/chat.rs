@@ -536,20 +536,8 @@ fn a_full_context_is_asked_about_and_nothing_is_dropped_silently() {
     let place = Place::new();
     let long = "word ".repeat(60);
     let model = model();
-    let args = [
-        "chat",
-        "--model",
-        &model,
-        "--session",
-        "f",
-        "--temperature",
-        "0",
-        "--ignore-eos",
-        "-n",
-        "8",
-        "--ctx",
-        "1024",
-    ];
+    let flags = words("--session f --temperature 0 --ignore-eos -n 8 --ctx 1024");
+    let args = [&["chat", "--model", &model], &flags[..]].concat();
     let mut fill = place.command(&args);
     fill.env("NO_COLOR", "1");
     let text: String = (1..=20).map(|n| format!("{n}: {long}\n")).collect();

@@ -481,36 +481,6 @@ fn an_embedder_beside_a_model_that_writes_text() {
     );
 }
 
-/// Names of Hugging Face and of llama.cpp's converter, parts of a name; a tensor without one is left out.
-const GGUF_NAMES: [(&str, &str); 26] = [
-    ("embeddings.word_embeddings.", "token_embd."),
-    ("embeddings.tok_embeddings.", "token_embd."),
-    ("embeddings.position_embeddings.", "position_embd."),
-    ("embeddings.token_type_embeddings.", "token_types."),
-    ("embeddings.LayerNorm.", "token_embd_norm."),
-    ("embeddings.norm.", "token_embd_norm."),
-    ("emb_ln.", "token_embd_norm."),
-    ("final_norm.", "output_norm."),
-    ("attention.self.query.", "attn_q."),
-    ("attention.self.key.", "attn_k."),
-    ("attention.self.value.", "attn_v."),
-    ("attention.output.dense.", "attn_output."),
-    ("attention.output.LayerNorm.", "attn_output_norm."),
-    ("intermediate.dense.", "ffn_up."),
-    ("output.dense.", "ffn_down."),
-    ("output.LayerNorm.", "layer_output_norm."),
-    ("attn.Wqkv.", "attn_qkv."),
-    ("attn.out_proj.", "attn_output."),
-    ("attn.Wo.", "attn_output."),
-    ("norm1.", "attn_output_norm."),
-    ("norm2.", "layer_output_norm."),
-    ("mlp.fc11.", "ffn_up."),
-    ("mlp.fc12.", "ffn_gate."),
-    ("mlp.fc2.", "ffn_down."),
-    ("attn_norm.", "attn_norm."),
-    ("mlp_norm.", "ffn_norm."),
-];
-
 fn gguf_name(name: &str) -> Option<String> {
     let name = name.replace("mlp.Wi.", "ffn_up.").replace("mlp.Wo.", "ffn_down.");
     let within = name.trim_start_matches("encoder.");
@@ -524,8 +494,9 @@ fn gguf_name(name: &str) -> Option<String> {
     if part.starts_with("ffn_") {
         return Some(format!("{prefix}{part}"));
     }
-    let named = |(hf, gguf): &(&str, &str)| Some(format!("{gguf}{}", part.strip_prefix(hf)?));
-    GGUF_NAMES.iter().find_map(named).map(|part| format!("{prefix}{part}"))
+    // The table has parts of names of Hugging Face and of llama.cpp's converter; a tensor without one is left out.
+    let named = |(hf, gguf): (&str, &str)| Some(format!("{gguf}{}", part.strip_prefix(hf)?));
+    listed("gguf", "encoder names").into_iter().find_map(named).map(|part| format!("{prefix}{part}"))
 }
 
 /// The pieces of a WordPiece vocabulary as llama.cpp's converter writes them, padded to the embedding's rows, and their kinds.

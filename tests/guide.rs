@@ -91,24 +91,7 @@ fn it_answers_most_of_what_it_never_saw() {
 /// Facts that came after its training, in the words of a newcomer and others.
 #[test]
 fn it_knows_what_came_after_its_training() {
-    let asked = [
-        (
-            "/v1/embeddings",
-            "How do I compute embeddings?|How do I serve an embedding model?|can I get vectors for my texts?|embedding endpoint?",
-        ),
-        (
-            "/v1/rerank",
-            "Can llmctl rerank documents?|is reranking supported?|I want to rerank search results",
-        ),
-        ("--mcp-config", "How do I use MCP servers?|does it support MCP?|how to connect an MCP server"),
-        (
-            "--model A --model B",
-            "How can I use two models?|can one server serve several models?|run two models at once",
-        ),
-        ("no images", "Can I use images?|what features are missing?"),
-        ("no LoRA", "Is there LoRA?|can I load a LoRA adapter?"),
-        ("--draft-model", "can it do speculative decoding?|how do I use a draft model?"),
-    ];
+    let asked = listed::<(&str, &str)>("guide", "newcomers");
     let rows: Vec<(&str, &str)> =
         asked.iter().flat_map(|(key, asks)| asks.split('|').map(move |ask| (*key, ask))).collect();
     let found = answers(&rows.iter().map(|row| row.1).collect::<Vec<_>>(), &[]);

@@ -324,21 +324,7 @@ fn commands_download_at_first_use_and_work_offline_afterwards() {
     assert!(user.hub.seen().is_empty(), "what is here is used without asking the hub: {:?}", user.hub.seen());
 
     user.hub.publish("org/other", Access::Open, &borrowed(&files));
-    let bench = [
-        "bench",
-        "--model",
-        "org/other",
-        "-p",
-        "8",
-        "-n",
-        "2",
-        "-r",
-        "1",
-        "--no-probe",
-        "--quiet",
-        "--output",
-        "csv",
-    ];
+    let bench = words("bench --model org/other -p 8 -n 2 -r 1 --no-probe --quiet --output csv");
     user.run(&bench).check(0, "");
     user.run(&["run", "--model", "org/othr", "hi"]).check(66, "did you mean org/other");
 }

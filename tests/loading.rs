@@ -121,18 +121,7 @@ fn gguf_and_safetensors_of_one_model_hold_the_same_numbers() {
         ("blk.0.ffn_down.weight", "model.layers.0.mlp.down_proj.weight"),
     ];
     let Some(fixtures) = fixtures() else { return };
-    for model in [
-        "llama",
-        "llama-untied",
-        "mistral",
-        "qwen2",
-        "qwen3",
-        "gemma2",
-        "gemma3",
-        "olmo2",
-        "granite",
-        "smollm3",
-    ] {
+    for model in words("llama llama-untied mistral qwen2 qwen3 gemma2 gemma3 olmo2 granite smollm3") {
         let gguf = Gguf::open(fixtures.join(format!("parity-gguf/{model}-f32.gguf"))).unwrap();
         let safetensors = Safetensors::open(fixtures.join("parity").join(model)).unwrap();
         let mut compared = 0;

@@ -554,17 +554,8 @@ fn a_chat_goes_on_without_a_server_that_has_ended() {
         saying(&["three"]),
     ];
     let fake = FakeServer::start(deeds);
-    let flags = [
-        "chat",
-        "--endpoint",
-        &fake.url,
-        "--session",
-        "s",
-        "--mcp-config",
-        "mcp.json",
-        "--allow-tool",
-        "b__*",
-    ];
+    let more = words("--session s --mcp-config mcp.json --allow-tool b__*");
+    let flags = [&["chat", "--endpoint", &fake.url], &more[..]].concat();
     let lines = "first\nsecond\n/mcp\nthird\n/mcp restart b\n/mcp\n";
     let ran = finish(place.command(&flags), lines);
     assert_eq!(ran.check(0, "MCP server a: it has ended (exit status: 7)").stdout, "one\ntwo\nthree\n");

@@ -31,27 +31,11 @@ fn fixture_json(path: &Path) -> Option<Value> {
 
 /// Special tokens by the members that tokenizer_config.json names them with; the first is BOS, the second EOS.
 fn gemma() -> Option<Model> {
-    const NAMES: [&str; 15] = [
-        "bos_token",
-        "eos_token",
-        "pad_token",
-        "sot_token",
-        "eot_token",
-        "soc_token",
-        "eoc_token",
-        "stc_token",
-        "etc_token",
-        "std_token",
-        "etd_token",
-        "str_token",
-        "etr_token",
-        "escape_token",
-        "think_token",
-    ];
+    const NAMES: &str = "bos_token eos_token pad_token sot_token eot_token soc_token eoc_token stc_token etc_token std_token etd_token str_token etr_token escape_token think_token";
     let root = fixtures()?;
     let config = fixture_json(&root.join("tokenizers/gemma4/tokenizer_config.json"))?;
-    let text = |name: &&str| (config[*name].as_str().expect("a token").to_owned(), true);
-    let specials: Vec<(String, bool)> = NAMES.iter().map(text).collect();
+    let text = |name: &str| (config[name].as_str().expect("a token").to_owned(), true);
+    let specials: Vec<(String, bool)> = NAMES.split(' ').map(text).collect();
     let settings =
         json!({"bos_token": specials[0].0, "eos_token": specials[1].0, "pad_token": specials[2].0});
     model(&root, "gemma4", GEMMA_TEMPLATE, &specials, &settings)
@@ -421,34 +405,6 @@ fn a_call_goes_out_and_its_result_comes_in_warm() {
     }
 }
 
-/// Settings of the reference's launchers, their source here, and the flag that overrides each.
-const KNOBS: [(&str, &str, &str); 12] = [
-    (
-        "beginning of sequence",
-        "tokenizer: BOS and what adds it; once, be it in the template or not",
-        "bos-id",
-    ),
-    (
-        "end of generation",
-        "generation_config.json, config.json, and the special tokens that end turns",
-        "eos-id",
-    ),
-    ("prompt after a tool result", "chat template, with add_generation_prompt", "chat-template"),
-    ("reasoning", "chat template: the markup that it shows", "reasoning-format"),
-    (
-        "markers that are heard",
-        "the markup of both formats, where the tokenizer has it as special tokens",
-        "reasoning-format",
-    ),
-    ("tool calls", "chat template: the markup that it shows", "tool-format"),
-    ("thinking unless asked", "chat template: what it does without enable_thinking", "no-think"),
-    ("thinking when asked", "chat template: what it does with enable_thinking", "think"),
-    ("context", "config.json", "ctx"),
-    ("sessions", "built in: 256, which share --kv-memory", "max-sessions"),
-    ("requests at once", "built in: 4", "parallel"),
-    ("warm resume", "built in: on", "no-warm-resume"),
-];
-
 /// A knob's value in a model's own files; nothing for what is built in.
 fn value(model: &Model, knob: &str) -> String {
     let chat_tokenizer = model.chat_tokenizer();
@@ -545,7 +501,8 @@ fn every_knob_is_found_in_the_models_files_and_has_a_flag() {
     let command = llmctl::cli::command();
     let serve = command.find_subcommand("serve").expect("a subcommand");
     let mut table = String::new();
-    for (knob, source, flag) in KNOBS {
+    // Settings of the reference's launchers, their source here, and the flag that overrides each.
+    for (knob, source, flag) in listed::<(&str, &str, &str)>("model_serving", "knobs") {
         assert!(serve.get_arguments().any(|arg| arg.get_long() == Some(flag)), "serve has no --{flag}");
         writeln!(table, "{knob} (--{flag})\n  from     {source}").expect("a string takes everything");
         for (name, model) in [("gemma 4", &gemma), ("qwen 3.5", &qwen)] {

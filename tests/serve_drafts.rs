@@ -88,6 +88,7 @@ async fn every_api_counts_drafts_where_there_are_any() {
 }
 
 both_kinds! {
-    a_predicted_output_is_drafted_from, a_prediction_of_another_form_is_a_hint,
+    a_predicted_output_is_drafted_from,
+    a_prediction_of_another_form_is_a_hint,
     every_api_counts_drafts_where_there_are_any,
 }

@@ -392,43 +392,16 @@ async fn hints_are_taken_and_reported() {
 
 async fn malformed_items_are_named_by_their_place() {
     let server = build().start();
-    let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
-    let call = json!({"type": "tool_use", "id": "a", "name": "b", "input": {}});
     let user = |content: Value| json!({"messages": [{"role": "user", "content": "x"}, {"role": "user", "content": content}]});
-    for (body, expected) in [
-        (json!({}), (422, "messages")),
-        (json!({"messages": []}), (400, "messages")),
-        (json!({"messages": [1]}), (422, "messages.0")),
-        (json!({"messages": [{"content": "x"}]}), (422, "messages.0.role")),
-        (json!({"messages": [{"role": "tool", "content": "x"}]}), (400, "messages.0.role")),
-        (json!({"messages": [{"role": "user"}]}), (422, "messages.0.content")),
-        (json!({"messages": [{"role": "user", "content": "x", "odd": 1}]}), (400, "messages.0.odd")),
-        (json!({"messages": [{"role": "assistant", "content": [call]}]}), (400, "messages")),
-        (user(json!([{"type": "text", "text": "x"}, image])), (400, "messages.1.content.1.type")),
-        (user(json!([{"type": "document", "source": {}}])), (400, "messages.1.content.0.type")),
-        (user(json!([{"type": "text"}])), (422, "messages.1.content.0.text")),
-        (user(json!([{"text": "x"}])), (422, "messages.1.content.0.type")),
-        (
-            user(json!([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])),
-            (400, "messages.1.content"),
-        ),
-        (user(json!([{"type": "tool_result", "content": "x"}])), (422, "messages.1.content.0.tool_use_id")),
-        (ask("x", json!({"system": [image]})), (400, "system.0.type")),
-        (ask("x", json!({"tools": [{"name": "f"}]})), (422, "tools.0.input_schema")),
-        (ask("x", json!({"tool_choice": {"type": "any"}})), (400, "tool_choice")),
-        (ask("x", json!({"tool_choice": {"type": "some"}})), (422, "tool_choice.type")),
-        (ask("x", json!({"thinking": {"type": "a lot"}})), (422, "thinking.type")),
-        (ask("x", json!({"output_config": {"effort": "little"}})), (400, "output_config.effort")),
-        (
-            ask("x", json!({"output_config": {"format": {"type": "regex"}}})),
-            (422, "output_config.format.type"),
-        ),
-        (ask("x", json!({"max_tokens": 0})), (400, "max_tokens")),
-        (ask("x", json!({"temperature": -1})), (400, "temperature")),
-        (ask("x", json!({"odd": 1})), (400, "odd")),
-    ] {
+    // Bodies, the content of a second message, and more fields of a question.
+    for (kind, value, expected, place) in listed::<(&str, Value, u16, &str)>("http_refusals", "messages") {
+        let body = match kind {
+            "user" => user(value),
+            "ask" => ask("x", value),
+            _ => value,
+        };
         let (status, _, param) = server.post(PATH, body.clone()).await.error();
-        assert_eq!((status, param.as_str()), expected, "{body}");
+        assert_eq!((status, param.as_str()), (expected, place), "{body}");
     }
     let dropped = json!([{"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}}, {"type": "text", "text": "a"}]);
     let body = json!({"messages": [

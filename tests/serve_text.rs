@@ -94,21 +94,7 @@ async fn log_probabilities_of_a_text() {
 
 async fn what_a_completion_refuses() {
     let server = server();
-    for (name, value, status, code) in [
-        ("prompt", json!(null), 422, "invalid_value"),
-        ("prompt", json!(5), 422, "invalid_value"),
-        ("prompt", json!([]), 400, "invalid_value"),
-        ("prompt", json!(["a", 5]), 422, "invalid_value"),
-        ("prompt", json!([[1], ["a"]]), 422, "invalid_value"),
-        ("prompt", json!([-1]), 422, "invalid_value"),
-        ("prompt", json!([99_999_999]), 400, "invalid_value"),
-        ("prompt", json!(vec!["a"; 129]), 400, "invalid_value"),
-        ("suffix", json!("end"), 400, "unsupported_parameter"),
-        ("best_of", json!(2), 400, "unsupported_parameter"),
-        ("messages", json!([]), 400, "unsupported_parameter"),
-        ("session_id", json!("s"), 400, "unsupported_parameter"),
-        ("tools", json!([]), 400, "unsupported_parameter"),
-    ] {
+    for (name, value, status, code) in listed::<(&str, Value, u16, &str)>("http_refusals", "completions") {
         let mut body = json!({"prompt": "Roses are"});
         body[name] = value.clone();
         let reply = server.post("/v1/completions", body).await;

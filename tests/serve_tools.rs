@@ -210,22 +210,12 @@ async fn tools_that_cannot_be_used_are_refused() {
     );
 
     let server = server();
-    let invalid = |status: u16, param: &str| (status, "invalid_value".to_owned(), param.to_owned());
-    for (body, expected) in [
-        (json!({"tools": [1]}), invalid(422, "tools[0]")),
-        (json!({"tools": [{"type": "function"}]}), invalid(422, "tools[0].function")),
-        (json!({"tools": [{"type": "function", "function": {}}]}), invalid(422, "tools[0].function.name")),
-        (json!({"tools": [{"type": "web_search", "function": {"name": "x"}}]}), unsupported("tools[0].type")),
-        (json!({"tool_choice": "required"}), invalid(400, "tool_choice")),
-        (tools(json!({"tool_choice": "sometimes"})), invalid(400, "tool_choice")),
-        (tools(json!({"tool_choice": {"type": "function"}})), invalid(422, "tool_choice")),
-        (
-            tools(json!({"tool_choice": {"type": "function", "function": {"name": "other"}}})),
-            invalid(400, "tool_choice"),
-        ),
-        (tools(json!({"tool_choice": {"type": "allowed_tools"}})), invalid(422, "tool_choice")),
-        (tools(json!({"tool_choice": {"type": "mcp"}})), unsupported("tool_choice")),
-    ] {
+    // Whether with tools, the body, and the refusal.
+    for (has_tools, body, status, code, param) in
+        listed::<(bool, Value, u16, &str, &str)>("http_refusals", "tools")
+    {
+        let body = if has_tools { tools(body) } else { body };
+        let expected = (status, code.to_owned(), param.to_owned());
         assert_eq!(refused(&server, body.clone()).await, expected, "{body}");
     }
 }
@@ -353,21 +343,7 @@ async fn a_thought_comes_before_the_form() {
 
 async fn forms_that_are_none_are_refused() {
     let server = server();
-    let schema = |schema: Value| json!({"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}});
-    for (body, status, param) in [
-        (json!({"response_format": "json"}), 422, "response_format"),
-        (json!({"response_format": {"type": "json_schema"}}), 422, "response_format.json_schema"),
-        (
-            json!({"response_format": {"type": "json_schema", "json_schema": {}}}),
-            422,
-            "response_format.json_schema.schema",
-        ),
-        (json!({"response_format": {"type": "xml"}}), 400, "response_format.type"),
-        (json!({"response_format": {"type": "json_object"}, "regex": "a"}), 400, "regex"),
-        (json!({"regex": "("}), 400, "regex"),
-        (json!({"lark": "no grammar"}), 400, "lark"),
-        (schema(json!({"type": "strange"})), 400, "response_format"),
-    ] {
+    for (body, status, param) in listed::<(Value, u16, &str)>("http_refusals", "forms") {
         let (got, _, named) = server.chat("hi", body.clone()).await.error();
         assert_eq!((got, named.as_str()), (status, param), "{body}");
     }

@@ -147,92 +147,10 @@ fn llama_cpp_vectors_from_gguf() {
         }
         checked.push(name);
     }
-    let all = [
-        "bert-bge",
-        "deepseek-coder",
-        "deepseek-llm",
-        "falcon",
-        "gpt-2",
-        "llama-bpe",
-        "llama-spm",
-        "phi-3",
-        "qwen2",
-        "starcoder",
-    ];
+    let all =
+        words("bert-bge deepseek-coder deepseek-llm falcon gpt-2 llama-bpe llama-spm phi-3 qwen2 starcoder");
     assert_eq!(checked, all);
 }
-
-/// Both files of one model: tokenizer.json with the folder of its settings, and the GGUF.
-struct Twins {
-    name: &'static str,
-    json: &'static str,
-    settings: &'static str,
-    gguf: &'static str,
-}
-
-const fn twins(name: &'static str, json: &'static str, settings: &'static str, gguf: &'static str) -> Twins {
-    Twins { name, json, settings, gguf }
-}
-
-const TWINS: &[Twins] = &[
-    twins(
-        "qwen2.5",
-        "tokenizers/assembled/qwen2.5",
-        "tokenizers/qwen2.5",
-        "tokenizers/gguf-vocab-assembled/vocab-qwen2.5.gguf",
-    ),
-    twins(
-        "llama3.2",
-        "tokenizers/assembled/llama3.2",
-        "tokenizers/assembled/llama3.2",
-        "tokenizers/gguf-vocab-assembled/vocab-llama3.2.gguf",
-    ),
-    twins(
-        "smollm2",
-        "tokenizers/assembled/smollm2",
-        "tokenizers/assembled/smollm2",
-        "tokenizers/gguf-vocab-assembled/vocab-smollm2.gguf",
-    ),
-    twins(
-        "gpt2",
-        "tokenizers/assembled/gpt2",
-        "tokenizers/gpt2",
-        "tokenizers/gguf-vocab/ggml-vocab-gpt-2.gguf",
-    ),
-    twins("falcon", "tokenizers/falcon", "tokenizers/falcon", "tokenizers/gguf-vocab/ggml-vocab-falcon.gguf"),
-    twins(
-        "deepseek-coder",
-        "tokenizers/deepseek-coder",
-        "tokenizers/deepseek-coder",
-        "tokenizers/gguf-vocab/ggml-vocab-deepseek-coder.gguf",
-    ),
-    twins(
-        "phi-3",
-        "tokenizers/phi-3-mini",
-        "tokenizers/phi-3-mini",
-        "tokenizers/gguf-vocab/ggml-vocab-phi-3.gguf",
-    ),
-    twins(
-        "llama-spm",
-        "tokenizers/llama2",
-        "tokenizers/llama2",
-        "tokenizers/gguf-vocab/ggml-vocab-llama-spm.gguf",
-    ),
-    twins("llama-2-tiny-random", "tokenizers/llama2", "tokenizers/llama2", "models/llama-2-tiny-random.gguf"),
-    twins(
-        "stories260K",
-        "models/stories260K/hf",
-        "models/stories260K/hf",
-        "models/stories260K/stories260K-f32.gguf",
-    ),
-    twins(
-        "babyllama-361",
-        "models/babyllama-361/hf",
-        "models/babyllama-361/hf",
-        "models/babyllama-361/babyllama-361-f16.gguf",
-    ),
-    twins("parity", "parity/llama", "parity/llama", "parity-gguf/llama-f32.gguf"),
-];
 
 /// A model's tokenizer from each of its files.
 struct Pair {
@@ -244,12 +162,13 @@ struct Pair {
 /// All twins, loaded once: tokenizers are made to be shared.
 fn pairs(root: &Path) -> &'static [Pair] {
     static PAIRS: OnceLock<Vec<Pair>> = OnceLock::new();
-    let load = |twins: &Twins| {
-        let settings = hf_settings(&root.join(twins.settings)).unwrap();
-        let json = from_json_file(&root.join(twins.json).join("tokenizer.json"), &settings);
-        Pair { name: twins.name, json, gguf: from_gguf_file(&root.join(twins.gguf)) }
+    // Both files of one model: tokenizer.json with the folder of its settings, and the GGUF.
+    let load = |(name, json, settings, gguf): (&'static str, &str, &str, &str)| {
+        let settings = hf_settings(&root.join(settings)).unwrap();
+        let json = from_json_file(&root.join(json).join("tokenizer.json"), &settings);
+        Pair { name, json, gguf: from_gguf_file(&root.join(gguf)) }
     };
-    PAIRS.get_or_init(|| TWINS.iter().map(load).collect())
+    PAIRS.get_or_init(|| listed("tokenizers", "twins").into_iter().map(load).collect())
 }
 
 fn pair(root: &Path, name: &str) -> &'static Pair {

@@ -56,20 +56,7 @@ fn every_case_is_measured_as_often_as_asked() {
 #[test]
 fn sessions_find_what_they_hold() {
     let place = Place::new();
-    let args = [
-        "-p",
-        "130",
-        "-n",
-        "0",
-        "--turn",
-        "8",
-        "--sessions",
-        "warm,restore,fork,shared",
-        "-b",
-        "3",
-        "--output",
-        "json",
-    ];
+    let args = words("-p 130 -n 0 --turn 8 --sessions warm,restore,fork,shared -b 3 --output json");
     let Some(ran) = bench(&place, &args) else { return };
     let document = parsed(&ran.check(0, "").stdout);
     let cached = |test: &str| -> Vec<u64> {
@@ -129,22 +116,8 @@ fn what_cannot_be_measured_is_refused() {
 fn an_interruption_prints_and_saves_what_was_measured() {
     let Some(model) = stories() else { return };
     let place = Place::new();
-    let args = [
-        "bench",
-        "--model",
-        &model,
-        "--no-probe",
-        "-p",
-        "8",
-        "-n",
-        "4",
-        "-r",
-        "10000",
-        "--output",
-        "jsonl",
-        "--save",
-        "r.json",
-    ];
+    let flags = words("--no-probe -p 8 -n 4 -r 10000 --output jsonl --save r.json");
+    let args = [&["bench", "--model", &model], &flags[..]].concat();
     let mut command = place.command(&args);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
     let mut stdout = child.stdout.take().expect("a pipe");

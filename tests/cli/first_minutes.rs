@@ -298,22 +298,9 @@ fn a_grammar_of_another_kind_is_recognised() {
 /// The lines of all helps that call llmctl, with what is joined to them.
 fn examples() -> Vec<String> {
     let mut found = Vec::new();
-    let pages = [
-        &[][..],
-        &["run"],
-        &["chat"],
-        &["serve"],
-        &["worker"],
-        &["bench"],
-        &["models"],
-        &["sessions"],
-        &["template"],
-        &["config"],
-        &["man"],
-        &["completions"],
-    ];
-    for page in pages {
-        let help = llmctl(&[page, &["--help"]].concat());
+    for page in " run chat serve worker bench models sessions template config man completions".split(' ') {
+        let args: Vec<&str> = page.split_whitespace().chain(["--help"]).collect();
+        let help = llmctl(&args);
         let text = help.check(0, "").stdout.replace("\\\n", " ");
         let lines = text.lines().skip_while(|line| !line.starts_with("Examples:")).skip(1);
         let examples = lines.take_while(|line| line.starts_with("  "));

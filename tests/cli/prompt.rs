@@ -65,18 +65,7 @@ fn a_prompt_that_is_not_there_is_66_and_one_not_given_is_2() {
     place.run(&["run", "--prompt-file", "-", "--no-stdin"]).check(2, "--no-stdin forbids it");
     place.run(&["run", "hi", "--schema", "-", "--no-stdin"]).check(2, "--no-stdin forbids it");
     place
-        .run(&[
-            "run",
-            "-m",
-            "/no/such/model",
-            "--prompt",
-            "translate",
-            "--var",
-            "language=a",
-            "--var",
-            "language=b",
-            "hi",
-        ])
+        .run(&words("run -m /no/such/model --prompt translate --var language=a --var language=b hi"))
         .check(2, "\"language\" is given twice");
     place.run(&["run", "hi", "--logit-bias", "5=1,5=2"]).check(2, "--logit-bias: token 5 is given twice");
     place.run(&["run", "hi", "--var", "a=b"]).check(2, "--var fills a prompt file");

@@ -34,6 +34,11 @@ pub fn named(name: &str) -> EngineSessionName {
     EngineSessionName::parse(name).expect("not empty")
 }
 
+/// Returns the words of a line.
+pub fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
 /// Returns the name of a stored session.
 pub fn name(name: &str) -> SessionName {
     SessionName::new(name).expect("a valid name")

@@ -60,5 +60,6 @@ pub use super::{
         num_forwards, recomputed, run_all, run_one, seeded, within,
     },
     watched::Watched,
+    words,
 };
 pub use crate::cli::{Place, Ran, finish};
