@@ -206,12 +206,10 @@ impl BatchJob<'_> {
                 self.progress.suspend(|| self.terminal.detail(&format!("{place}: {warning}")));
             }
             let row = row.map(|row| self.plain_text(row));
-            let answer = match row.map(|row| self.answer(&row, &graceful)) {
-                Ok(Answered::Body(body, usage)) => Ok((body, usage)),
-                Ok(Answered::Stopped(signal)) => return Ok(Stopped::Signal(signal)),
-                Ok(Answered::Refused(error)) => Err(error),
-                Ok(Answered::Failed(error)) => Err(own_failure(error)?),
-                Err(error) => Err(error),
+            let answered = row.map(|row| self.answer(&row, &graceful));
+            let answer = match answered.unwrap_or_else(|refused| Ok(Answered::Row(Err(refused))))? {
+                Answered::Row(answer) => answer,
+                Answered::Stopped(signal) => return Ok(Stopped::Signal(signal)),
             };
             match self.results.append(&result_row(&id, number, answer.as_ref())) {
                 Ok(()) => self.progress.inc(1),
@@ -248,11 +246,11 @@ impl BatchJob<'_> {
         (id, row)
     }
 
-    fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Answered {
+    fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Result<Answered, CommandError> {
         let llm = self.llm;
         let plan = match llm.planner().plan(&row.input, llm.texts().now(), &row.turn) {
             Ok(plan) => plan,
-            Err(error) => return Answered::failed_to_plan(error),
+            Err(error) => return Ok(Answered::Row(Err(failed_to_plan(error)?))),
         };
         let mut answers = Vec::new();
         for nth in 0..row.num_choices {
@@ -260,17 +258,17 @@ impl BatchJob<'_> {
             let generation = AnswerGeneration { llm, turn, plan: &plan, session: None, graceful };
             let Generated { answer, signal, .. } = match generation.run(&mut ()) {
                 Ok(generated) => generated,
-                Err(error) => return Answered::Failed(error),
+                Err(error) => return Ok(Answered::Row(Err(own_failure(error)?))),
             };
             // An answer that ended by itself while the signal came is a finished one.
             let is_cut = answer.outcome.finish == Finish::Cancelled;
             let is_last = nth + 1 == row.num_choices;
             if let Some(signal) = signal.filter(|_| is_cut || !is_last) {
-                return Answered::Stopped(signal);
+                return Ok(Answered::Stopped(signal));
             }
             answers.push(plan.parser.generated(answer));
         }
-        Answered::Body(body(llm, row, &answers), usage_of(&answers))
+        Ok(Answered::Row(Ok((body(llm, row, &answers), usage_of(&answers)))))
     }
 
     /// Notes, for the first such row, that a text completion has no place for a system prompt.
@@ -312,25 +310,18 @@ impl BatchJob<'_> {
     }
 }
 
+/// What becomes of a row that is asked.
 enum Answered {
-    Body(Value, Usage),
-    /// The row's own failure.
-    Refused(ApiError),
-    Failed(CommandError),
+    Row(Result<(Value, Usage), ApiError>),
     Stopped(u8),
 }
 
-impl Answered {
-    /// Maps an error of planning: a wrong parameter is the row's error, any other may be the batch's.
-    fn failed_to_plan(error: TurnError) -> Self {
-        match error {
-            TurnError::Unsupported { .. } => Self::Refused(error.into()),
-            TurnError::Param { param, error } => match own_failure(error.into()) {
-                Ok(error) => Self::Refused(error.param(param)),
-                Err(error) => Self::Failed(error),
-            },
-            TurnError::Other(error) => Self::Failed(error.into()),
-        }
+/// Returns the row's own error of planning; any other ends the batch.
+fn failed_to_plan(error: TurnError) -> Result<ApiError, CommandError> {
+    match error {
+        TurnError::Unsupported { .. } => Ok(error.into()),
+        TurnError::Param { param, error } => Ok(own_failure(error.into())?.param(param)),
+        TurnError::Other(error) => own_failure(error.into()),
     }
 }
 
@@ -630,7 +621,7 @@ not json
         let (defaults, quiet) = (Defaults::default(), quiet());
         let batch = job(&llm, &defaults, (Results::stdout(), Earlier::default()), &quiet);
         let both = [row(RowFormat::Chat, "q"), row(RowFormat::Completion, "q")].map(|row| {
-            let Answered::Body(mut body, usage) = batch.answer(&row, &Graceful::begin()) else {
+            let Ok(Answered::Row(Ok((mut body, usage)))) = batch.answer(&row, &Graceful::begin()) else {
                 panic!("an answer")
             };
             body["created"] = 0.into();

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::connection::{CallFailure, ServerLoss, ServerTool};
 use super::names::{DOWN, absence, server_of};
-use super::permission::{AllowedTool, Ask, CallConsent, QUESTION, shown};
+use super::permission::{AllowedTool, AskUser, CallConsent, QUESTION, shown};
 use super::result::ResultText;
 use super::{ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
@@ -30,7 +30,7 @@ const MAX_SHOWN: usize = 100;
 pub struct CallDesk<'a> {
     pub terminal: &'a Terminal,
     pub graceful: &'a Graceful,
-    pub ask: Ask<'a>,
+    pub ask: AskUser<'a>,
 }
 
 /// The end of a call.

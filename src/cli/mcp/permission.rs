@@ -98,7 +98,7 @@ impl Permissions {
 }
 
 /// Asks the user; `None` where nobody can be asked.
-pub type Ask<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>;
+pub type AskUser<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>;
 
 /// A user's answer to the question before a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl CallConsent {
     ///
     /// # Errors
     /// Those of `ask`.
-    pub fn ask(question: &str, ask: Ask<'_>) -> Result<Option<Self>, CommandError> {
+    pub fn ask(question: &str, ask: AskUser<'_>) -> Result<Option<Self>, CommandError> {
         while let Some(answer) = ask(question)? {
             if let Some(consent) = Self::read(&answer) {
                 return Ok(Some(consent));

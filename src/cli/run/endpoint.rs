@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::answer::Generated;
 use super::message_answer::MessageGeneration;
-use super::next_turn::{RunTurn, SessionPlace, looked_at, messages, note_kept};
+use super::next_turn::{RunTurn, SessionPlace, looked_at, messages, note_kept, with_chat};
 use super::report::{Report, ReportForm, ReportSubject, endpoint_stats};
 use super::tool_rounds::ToolRounds;
 use super::{CUT_AT_LIMIT, OutputFormat, RunArgs};
@@ -22,14 +22,19 @@ use llmctl_engine::turn::{Answer, PromptedTurn, SessionChat};
 use llmctl_engine::{Finish, GrammarSource};
 use llmctl_template::{Message, ToolChoice};
 
-/// Answers one prompt, or shows with `--dry-run` what would be sent.
-pub fn run(choice: &EndpointChoice, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
+/// Answers the next turn of a session or of a conversation that is not saved; `--dry-run` shows what would be sent for the latter.
+pub fn run(
+    choice: &EndpointChoice,
+    place: Option<SessionPlace<'_>>,
+    turn: RunTurn<'_, '_>,
+) -> Result<Exit, CommandError> {
     if turn.args.prompt.dry_run {
         return preview(choice, None, turn);
     }
     let endpoint = connected(choice, &turn)?;
-    let mut session_chat = SessionChat::new(endpoint.fingerprint());
-    take_turn(&endpoint, None, &mut session_chat, turn)
+    with_chat(place, endpoint.fingerprint(), turn, |name, session_chat, turn| {
+        take_turn(&endpoint, name, session_chat, turn)
+    })
 }
 
 fn connected(choice: &EndpointChoice, turn: &RunTurn<'_, '_>) -> Result<ChatEndpoint, CommandError> {
@@ -48,18 +53,6 @@ pub fn preview(
     let (_, messages) = looked_at(saved, endpoint.fingerprint(), next);
     let asked = EndpointExtras::of(args, rounds)?;
     dry_run(&endpoint, &asked.request(&messages, args)?, args.output.output.unwrap_or_default())
-}
-
-/// Answers the next turn of a session.
-pub fn run_in_session(
-    choice: &EndpointChoice,
-    place: SessionPlace<'_>,
-    turn: RunTurn<'_, '_>,
-) -> Result<Exit, CommandError> {
-    let endpoint = connected(choice, &turn)?;
-    place.with_chat(endpoint.fingerprint(), turn, |name, session_chat, turn| {
-        take_turn(&endpoint, Some(name), session_chat, turn)
-    })
 }
 
 /// Answers the next turn, and the turns that bring the results of its calls. Without a name, nothing is saved.

@@ -271,7 +271,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         return session::run(name, turn);
     }
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, None) {
-        return endpoint::run(&choice, turn);
+        return endpoint::run(&choice, None, turn);
     }
     if turn.rounds.is_on() {
         return session::run_unsaved(turn);

@@ -37,32 +37,33 @@ pub struct SessionPlace<'a> {
     pub opened: Option<SessionWriter>,
 }
 
-impl SessionPlace<'_> {
-    /// Begins the session if it does not exist, and takes the turn in it. One that this begins and that comes to no turn is removed
-    /// again.
-    ///
-    /// # Errors
-    /// The session cannot be created, or has another system prompt; those of `take`.
-    pub fn with_chat(
-        self,
-        model: ModelFingerprint,
-        turn: RunTurn<'_, '_>,
-        take: impl FnOnce(&SessionName, &mut SessionChat, RunTurn<'_, '_>) -> Result<Exit, CommandError>,
-    ) -> Result<Exit, CommandError> {
-        let is_new = self.opened.is_none();
-        let writer = match self.opened {
-            Some(writer) => writer,
-            None => self.store.open_or_create(self.name, &model).map_err(sessions::explain)?,
-        };
-        let mut session_chat = SessionChat::resume(writer, model);
-        check_system(session_chat.saved(), &turn.next)?;
-        note_session(self.name, &session_chat, turn.terminal);
-        let exit = take(self.name, &mut session_chat, turn);
-        if is_new {
-            let _ = session_chat.remove_if_empty(); // an empty session is listed and does no harm
-        }
-        exit
+/// Takes the turn in a session, which begins here if it does not exist, or in a conversation that is not saved. A session that this
+/// begins and that comes to no turn is removed again.
+///
+/// # Errors
+/// The session cannot be created, or has another system prompt; those of `take`.
+pub fn with_chat(
+    place: Option<SessionPlace<'_>>,
+    model: ModelFingerprint,
+    turn: RunTurn<'_, '_>,
+    take: impl FnOnce(Option<&SessionName>, &mut SessionChat, RunTurn<'_, '_>) -> Result<Exit, CommandError>,
+) -> Result<Exit, CommandError> {
+    let Some(SessionPlace { name, store, opened }) = place else {
+        return take(None, &mut SessionChat::new(model), turn);
+    };
+    let is_new = opened.is_none();
+    let writer = match opened {
+        Some(writer) => writer,
+        None => store.open_or_create(name, &model).map_err(sessions::explain)?,
+    };
+    let mut session_chat = SessionChat::resume(writer, model);
+    check_system(session_chat.saved(), &turn.next)?;
+    note_session(name, &session_chat, turn.terminal);
+    let exit = take(Some(name), &mut session_chat, turn);
+    if is_new {
+        let _ = session_chat.remove_if_empty(); // an empty session is listed and does no harm
     }
+    exit
 }
 
 fn note_session(name: &SessionName, session_chat: &SessionChat, terminal: &Terminal) {

@@ -6,7 +6,7 @@
 
 use super::answer::Generated;
 use super::endpoint;
-use super::next_turn::{RunTurn, SessionPlace, check_system, looked_at, messages, note_kept};
+use super::next_turn::{RunTurn, SessionPlace, check_system, looked_at, messages, note_kept, with_chat};
 use super::report::Report;
 use super::request::{Rendered, chat_context, turn_request};
 use super::{RunAnswer, RunArgs, check, dry_run, flag_error, load_model};
@@ -45,13 +45,10 @@ pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let place = SessionPlace { name: &name, store: &store, opened };
     let saved = place.opened.as_ref().map(|writer| writer.saved());
     if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved) {
-        return endpoint::run_in_session(&choice, place, turn);
+        return endpoint::run(&choice, Some(place), turn);
     }
     let args = &with_model(&turn, &name, saved)?;
-    let turn = RunTurn { args, ..turn };
-    let llm = loaded(&turn)?;
-    let model = llm.texts().fingerprint().clone();
-    place.with_chat(model, turn, |name, session_chat, turn| take_turn(&llm, Some(name), session_chat, turn))
+    answer_turn(Some(place), RunTurn { args, ..turn })
 }
 
 /// Answers a prompt in a conversation that is not saved, because the model may call tools.
@@ -59,9 +56,13 @@ pub fn run_unsaved(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     if turn.args.prompt.dry_run {
         return preview(None, turn);
     }
+    answer_turn(None, turn)
+}
+
+fn answer_turn(place: Option<SessionPlace<'_>>, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let llm = loaded(&turn)?;
-    let mut session_chat = SessionChat::new(llm.texts().fingerprint().clone());
-    take_turn(&llm, None, &mut session_chat, turn)
+    let model = llm.texts().fingerprint().clone();
+    with_chat(place, model, turn, |name, session_chat, turn| take_turn(&llm, name, session_chat, turn))
 }
 
 /// Loads the model, which must have a chat template.
