@@ -9,6 +9,7 @@ use std::path::Path;
 use clap::{Args, Command};
 use serde_json::{Value, json};
 
+use super::CommandContext;
 use super::config::Config;
 use super::error::{CommandError, Exit};
 use super::places::{KeptFiles, Places, free_bytes};
@@ -60,14 +61,10 @@ impl DoctorFact {
     }
 }
 
-pub fn run(
-    args: DoctorArgs,
-    config: &Config,
-    places: &Places,
-    command: &Command,
-) -> Result<Exit, CommandError> {
+pub fn run(args: DoctorArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, definition: command, .. } = context;
     // Errors of variables and files are reported among the configuration's facts.
-    let in_force = |key: &str| config_cmd::value_of(key, config, places, command).ok().flatten();
+    let in_force = |key: &str| config_cmd::value_of(key, context).ok().flatten();
     let model = in_force("model");
     let mut facts = build_facts();
     facts.extend(machine_facts(Path::new("/")));

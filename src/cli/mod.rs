@@ -191,7 +191,9 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     if warns_of_variables(&asked) {
         config::variables::unknown(&command).iter().for_each(|warning| terminal.warn(warning));
     }
-    dispatch(asked, &terminal, &config, &places, &command).unwrap_or_else(|error| {
+    let context =
+        CommandContext { config: &config, places: &places, terminal: &terminal, definition: &command };
+    dispatch(asked, context).unwrap_or_else(|error| {
         let error = origins.name(error);
         terminal.error(&error);
         Exit::from(error.kind)
@@ -207,13 +209,18 @@ fn warns_of_variables(command: &CliCommand) -> bool {
     )
 }
 
-fn dispatch(
-    mut command: CliCommand,
-    terminal: &Terminal,
-    config: &Config,
-    places: &Places,
-    definition: &clap::Command,
-) -> Result<Exit, CommandError> {
+/// What commands work with beside their arguments.
+#[derive(Clone, Copy)]
+pub struct CommandContext<'a> {
+    pub config: &'a Config,
+    pub places: &'a Places,
+    pub terminal: &'a Terminal,
+    /// The definition of the command line, with the variables in force.
+    pub definition: &'a clap::Command,
+}
+
+fn dispatch(mut command: CliCommand, context: CommandContext<'_>) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, terminal, .. } = context;
     if !command.works_without_config() {
         config.check()?;
     }
@@ -240,13 +247,13 @@ fn dispatch(
             args.aliases = config.aliases();
             bench::run(*args, terminal)
         }
-        CliCommand::Pull(args) => model::pull::run(args, config, places, terminal),
-        CliCommand::Models(args) => model::models::run(args, config, places, terminal),
-        CliCommand::Quantize(args) => model::quantize::run(args, config, places, terminal),
+        CliCommand::Pull(args) => model::pull::run(args, context),
+        CliCommand::Models(args) => model::models::run(args, context),
+        CliCommand::Quantize(args) => model::quantize::run(args, context),
         CliCommand::Sessions(args) => sessions::run(args, places),
-        CliCommand::Template(args) => template_cmd::run(args, config, places, terminal),
-        CliCommand::Config(args) => config::config_cmd::run(args, config, places, definition),
-        CliCommand::Doctor(args) => doctor::run(args, config, places, definition),
+        CliCommand::Template(args) => template_cmd::run(args, context),
+        CliCommand::Config(args) => config::config_cmd::run(args, context),
+        CliCommand::Doctor(args) => doctor::run(args, context),
         CliCommand::Completions(args) => completions::run(args, self::command()),
         CliCommand::Man(args) => man::run(args, self::command()),
     }

@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use super::config::Config;
+use super::CommandContext;
 use super::error::{CommandError, Exit, Kind};
-use super::places::Places;
-use super::terminal::Terminal;
 use crate::cli::model::models;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::report::{ReportFormat, columns, counted, print, print_json};
@@ -91,14 +89,9 @@ struct FoundTemplate {
     files: Option<TextFiles>,
 }
 
-pub fn run(
-    args: TemplateArgs,
-    config: &Config,
-    places: &Places,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
+pub fn run(args: TemplateArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let TemplateCommand::Check(args) = args.command;
-    let found = find(&args, config, places, terminal)?;
+    let found = find(&args, context)?;
     let output_markup = OutputMarkup { reasoning: args.reasoning_format, tool_calls: args.tool_format };
     let (tokenizer, ends) = match &found.files {
         Some(files) => (files.tokenizer.clone(), files.end_of_generation.clone()),
@@ -114,12 +107,8 @@ pub fn run(
     Ok(if fails { Exit::from(Kind::Failure) } else { printed })
 }
 
-fn find(
-    args: &CheckArgs,
-    config: &Config,
-    places: &Places,
-    terminal: &Terminal,
-) -> Result<FoundTemplate, CommandError> {
+fn find(args: &CheckArgs, context: CommandContext<'_>) -> Result<FoundTemplate, CommandError> {
+    let CommandContext { config, places, terminal, .. } = context;
     let path = Path::new(&args.model);
     let is_template = path.extension().and_then(|ending| ending.to_str());
     if is_template.is_some_and(|ending| TEMPLATE_ENDINGS.contains(&ending)) && !path.is_dir() {

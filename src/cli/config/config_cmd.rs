@@ -9,6 +9,7 @@ use clap::{Arg, Args, Command, Subcommand};
 use serde_json::json;
 
 use super::variables;
+use crate::cli::CommandContext;
 use crate::cli::config::{Chosen, Config, Explicit, FileRole, file};
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::flags;
@@ -102,17 +103,13 @@ impl ShownSetting {
     }
 }
 
-pub fn run(
-    args: ConfigArgs,
-    config: &Config,
-    places: &Places,
-    command: &Command,
-) -> Result<Exit, CommandError> {
+pub fn run(args: ConfigArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, .. } = context;
     match args.command {
         ConfigCommand::Path(args) => path(&args, config),
         ConfigCommand::Show(args) => {
             config.check()?;
-            let settings = settings(config, places, command)?;
+            let settings = settings(context)?;
             match args.output {
                 ReportFormat::Text => {
                     let shown = settings.iter().filter(|setting| args.all || setting.is_set());
@@ -128,15 +125,10 @@ pub fn run(
 ///
 /// # Errors
 /// A usage error for a variable with a value that the flag does not accept.
-pub fn value_of(
-    key: &str,
-    config: &Config,
-    places: &Places,
-    command: &Command,
-) -> Result<Option<String>, CommandError> {
-    let Some(run) = command.find_subcommand("run") else { return Ok(None) };
+pub fn value_of(key: &str, context: CommandContext<'_>) -> Result<Option<String>, CommandError> {
+    let Some(run) = context.definition.find_subcommand("run") else { return Ok(None) };
     let Some(arg) = file::find(run, key) else { return Ok(None) };
-    let setting = Scope::new(config, places, run, vec!["run".to_owned()])?.setting(key, arg)?;
+    let setting = Scope::new(context, run, vec!["run".to_owned()])?.setting(key, arg)?;
     Ok(setting.value.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
 }
 
@@ -158,10 +150,10 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
 }
 
 /// Returns every key with its value, first the top, then table by table.
-fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<ShownSetting>, CommandError> {
-    let mut settings = Scope::new(config, places, command, Vec::new())?.settings()?;
-    for below in command.get_subcommands() {
-        collect(config, places, (command, below), &[], &mut settings)?;
+fn settings(context: CommandContext<'_>) -> Result<Vec<ShownSetting>, CommandError> {
+    let mut settings = Scope::new(context, context.definition, Vec::new())?.settings()?;
+    for below in context.definition.get_subcommands() {
+        collect(context, below, &[], &mut settings)?;
     }
     settings.sort_by_key(|setting| setting.table.is_some());
     Ok(settings)
@@ -170,9 +162,8 @@ fn settings(config: &Config, places: &Places, command: &Command) -> Result<Vec<S
 /// Adds the flags of subcommand `below` and all below it. `parents` are its parents' tables, the nearest
 /// first.
 fn collect(
-    config: &Config,
-    places: &Places,
-    (root, below): (&Command, &Command),
+    context: CommandContext<'_>,
+    below: &Command,
     parents: &[String],
     settings: &mut Vec<ShownSetting>,
 ) -> Result<(), CommandError> {
@@ -180,28 +171,25 @@ fn collect(
     let own = parents.first().map_or(name.to_owned(), |parent| format!("{parent}.{name}"));
     let tables: Vec<String> = std::iter::once(own).chain(parents.iter().cloned()).collect();
     let is_helper = tables.last().is_some_and(|top| HELPERS.contains(&top.as_str()));
-    for setting in of_subcommand(config, places, (root, below), &tables)? {
+    for setting in of_subcommand(context, below, &tables)? {
         let known = settings.iter().any(|other| other.table == setting.table && other.key == setting.key);
         let is_idle = is_helper && setting.origin == Origin::BuiltIn;
         if !known && !is_idle {
             settings.push(setting);
         }
     }
-    below
-        .get_subcommands()
-        .try_for_each(|further| collect(config, places, (root, further), &tables, settings))
+    below.get_subcommands().try_for_each(|further| collect(context, further, &tables, settings))
 }
 
 /// Returns the settings of the subcommand `below`; its own table is the first of `tables`.
 fn of_subcommand(
-    config: &Config,
-    places: &Places,
-    (root, below): (&Command, &Command),
+    context: CommandContext<'_>,
+    below: &Command,
     tables: &[String],
 ) -> Result<Vec<ShownSetting>, CommandError> {
-    let mut found = Scope::new(config, places, below, tables[..1].to_vec())?.settings()?;
+    let mut found = Scope::new(context, below, tables[..1].to_vec())?.settings()?;
     // A global flag may be set in a subcommand's table too.
-    let global = Scope::new(config, places, root, tables.to_vec())?.settings()?;
+    let global = Scope::new(context, context.definition, tables.to_vec())?.settings()?;
     let is_own = |s: &ShownSetting| s.table.is_some() && matches!(s.origin, Origin::File { .. });
     found.extend(global.into_iter().filter(is_own));
     Ok(found)
@@ -209,8 +197,7 @@ fn of_subcommand(
 
 /// The flags of one command, with their values in files.
 struct Scope<'a> {
-    config: &'a Config,
-    places: &'a Places,
+    context: CommandContext<'a>,
     command: &'a Command,
     /// Tables in order of precedence; empty at the top.
     tables: Vec<String>,
@@ -219,11 +206,11 @@ struct Scope<'a> {
 
 impl<'a> Scope<'a> {
     fn new(
-        config: &'a Config,
-        places: &'a Places,
+        context: CommandContext<'a>,
         command: &'a Command,
         tables: Vec<String>,
     ) -> Result<Self, CommandError> {
+        let config = context.config;
         let off = variables::switched_off(command);
         let is_given = |id: &str, arg: &Arg| {
             config.flag(id).is_some() || (variables::in_force(arg).is_some() && !off.contains(id))
@@ -231,7 +218,7 @@ impl<'a> Scope<'a> {
         let ids = command.get_arguments().map(|arg| (arg.get_id().as_str(), arg));
         let given = ids.filter(|(id, arg)| is_given(id, arg)).map(|(id, _)| id.to_owned()).collect();
         let chosen = config.chosen(command, &tables, &Explicit { given, off })?;
-        Ok(Self { config, places, command, tables, chosen })
+        Ok(Self { context, command, tables, chosen })
     }
 
     fn settings(&self) -> Result<Vec<ShownSetting>, CommandError> {
@@ -242,12 +229,12 @@ impl<'a> Scope<'a> {
     fn setting(&self, key: &str, arg: &Arg) -> Result<ShownSetting, CommandError> {
         let id = arg.get_id().as_str();
         let (table, words, origin) =
-            if let Some(words) = self.config.flag(id).filter(|_| self.tables.is_empty()) {
+            if let Some(words) = self.context.config.flag(id).filter(|_| self.tables.is_empty()) {
                 (None, words.to_vec(), Origin::Flag)
             } else if let Some((name, value)) = variables::in_force(arg) {
                 (None, variables::words(arg, &name, &value)?, Origin::Variable(name))
             } else if let Some((file, entry)) = self.chosen.get(id) {
-                let path = self.places.shorten(&file.path).into();
+                let path = self.context.places.shorten(&file.path).into();
                 (entry.scope.clone(), entry.values.clone(), Origin::File { path, line: entry.line })
             } else {
                 (self.tables.first().cloned(), built_in(arg), Origin::BuiltIn)

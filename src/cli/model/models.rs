@@ -15,11 +15,10 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 
 use self::removal::Consent;
-use crate::cli::config::Config;
+use crate::cli::CommandContext;
 use crate::cli::config::explain;
 use crate::cli::error::{CommandError, Exit, nearest};
 use crate::cli::places::Places;
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::ReportFormat;
 use llmctl_base::LoadError;
 use llmctl_hub::builtin::GUIDE;
@@ -119,30 +118,23 @@ Files:
   $OLLAMA_MODELS, else ~/.ollama/models and /usr/share/ollama/.ollama/models: ollama's stores, which are only read
   $XDG_STATE_HOME/llmctl/models/: when llmctl last loaded each model";
 
-pub fn run(
-    args: ModelsArgs,
-    config: &Config,
-    places: &Places,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
+pub fn run(args: ModelsArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let format = args.output;
     match args.command.unwrap_or(ModelsCommand::List) {
-        ModelsCommand::List => listing::list(config, places, format),
-        ModelsCommand::Show { reference } => show::show(&reference, config, places, terminal, format),
+        ModelsCommand::List => listing::list(context, format),
+        ModelsCommand::Show { reference } => show::show(&reference, context, format),
         ModelsCommand::Rm { references, yes } => {
             let consent = if yes { Consent::Given } else { Consent::Ask };
-            removal::remove(&references, consent, (config, places), format)
+            removal::remove(&references, consent, context, format)
         }
-        ModelsCommand::Verify { references } => {
-            check::verify(&references, (config, places), terminal, format)
-        }
+        ModelsCommand::Verify { references } => check::verify(&references, context, format),
         ModelsCommand::Prune { dry_run, yes } => {
             let consent = match (dry_run, yes) {
                 (true, _) => Consent::DryRun,
                 (false, true) => Consent::Given,
                 (false, false) => Consent::Ask,
             };
-            removal::prune(consent, (config, places), format)
+            removal::prune(consent, context, format)
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::download::{Downloads, size};
 use super::hub_access::is_offline;
 use super::models;
-use crate::cli::config::Config;
+use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
@@ -84,12 +84,8 @@ Environment:
   HTTPS_PROXY, ALL_PROXY, NO_PROXY    proxies, also socks5://
   SSL_CERT_FILE            certificate authorities (PEM) instead of the built-in ones";
 
-pub fn run(
-    args: PullArgs,
-    config: &Config,
-    places: &Places,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
+pub fn run(args: PullArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, terminal, .. } = context;
     let aliases = config.aliases();
     let is_hub = |text: &String| text.contains('/') || text.starts_with("hf:");
     let parse = |text: &String| match remote_form(&ModelRef::parse(text)?, &aliases)? {

@@ -8,9 +8,9 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
 
 use super::models;
-use crate::cli::config::Config;
+use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit, Kind};
-use crate::cli::places::{Places, free_bytes};
+use crate::cli::places::free_bytes;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::report::{bytes, counted, print};
@@ -95,12 +95,8 @@ fn mix_parser() -> impl TypedValueParser<Value = QuantMix> {
     PossibleValuesParser::new(MIXES.map(|mix| mix.name)).try_map(find)
 }
 
-pub fn run(
-    args: QuantizeArgs,
-    config: &Config,
-    places: &Places,
-    terminal: &Terminal,
-) -> Result<Exit, CommandError> {
+pub fn run(args: QuantizeArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, terminal, .. } = context;
     check_output(&args)?;
     let resolved = models::find(&args.model, places, &config.aliases())?;
     resolved.notices.iter().for_each(|notice| terminal.note(notice));

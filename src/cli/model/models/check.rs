@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use serde_json::{Value, json};
 
+use crate::cli::CommandContext;
 use crate::cli::config::Config;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
@@ -32,10 +33,10 @@ struct CacheReport {
 /// `BadData` if a file is damaged or missing; the report is on stdout.
 pub fn verify(
     references: &[String],
-    (config, places): (&Config, &Places),
-    terminal: &Terminal,
+    context: CommandContext<'_>,
     format: ReportFormat,
 ) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, terminal, .. } = context;
     let repos = named_repos(references, config, places)?;
     let cache = places.hub.clone().unwrap_or_default();
     let report = checked(&repos, &cache, terminal);

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{find, last_use};
-use crate::cli::config::Config;
+use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::places::Places;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
@@ -16,7 +16,8 @@ use llmctl_hub::{Aliases, CachedModel, ModelKind, ModelSource};
 use llmctl_models::load::model_facts;
 
 /// Lists all models.
-pub fn list(config: &Config, places: &Places, format: ReportFormat) -> Result<Exit, CommandError> {
+pub fn list(context: CommandContext<'_>, format: ReportFormat) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, .. } = context;
     let cached = llmctl_hub::list(places.hub.as_deref());
     let of_ollama = ollama::list(&places.ollama);
     let aliases = config.aliases();

@@ -11,7 +11,7 @@ use anyhow::anyhow;
 use serde_json::{Value, json};
 
 use super::last_use;
-use crate::cli::config::Config;
+use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
 use crate::cli::terminal::output::visible;
@@ -35,9 +35,6 @@ pub enum Consent {
 }
 
 const SCHEMA: &str = "llmctl.models.v1";
-
-/// Settings and folders.
-type Context<'a> = (&'a Config, &'a Places);
 
 /// A session and the path of the model that it continues with.
 type SessionModel = (String, PathBuf);
@@ -96,7 +93,7 @@ impl CacheTarget {
 pub fn remove(
     references: &[String],
     consent: Consent,
-    (config, places): Context<'_>,
+    CommandContext { config, places, .. }: CommandContext<'_>,
     format: ReportFormat,
 ) -> Result<Exit, CommandError> {
     let cache = places.hub.clone().unwrap_or_default();
@@ -275,7 +272,7 @@ impl Garbage {
 /// Erases what no model needs.
 pub fn prune(
     consent: Consent,
-    (config, places): Context<'_>,
+    CommandContext { config, places, .. }: CommandContext<'_>,
     format: ReportFormat,
 ) -> Result<Exit, CommandError> {
     let mut found = garbage(places, &config.aliases());

@@ -3,10 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{find, last_use};
-use crate::cli::config::Config;
+use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::places::Places;
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
 use llmctl_hub::Resolved;
 use llmctl_models::load::model_facts;
@@ -14,11 +12,10 @@ use llmctl_models::load::model_facts;
 /// Describes one model from the headers of its files.
 pub fn show(
     reference: &str,
-    config: &Config,
-    places: &Places,
-    terminal: &Terminal,
+    context: CommandContext<'_>,
     format: ReportFormat,
 ) -> Result<Exit, CommandError> {
+    let CommandContext { config, places, terminal, .. } = context;
     let resolved = find(reference, places, &config.aliases())?;
     resolved.notices.iter().for_each(|notice| terminal.note(notice));
     let mut facts = facts(&resolved)?;
