@@ -326,7 +326,7 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
             note_endpoint(&mut args.endpoint, &matches);
         }
         CliCommand::Serve(args) => {
-            let ids = serve::embedder::WITHOUT_MEANING.iter().copied();
+            let ids = serve::embedder::WITHOUT_MEANING.split(' ');
             args.embedding.beside = ids.filter(|id| is_given(&matches, id)).collect();
             args.fleet.models = all_values(&matches, "model");
         }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::flags::args::{ColorWhen, EngineOptions, ModelArgs, Sharing};
+use crate::cli::flags::args::{ColorWhen, EngineArgs, EngineOptions, ModelArgs, Sharing};
 use crate::cli::model::load::{self, ResolvedModel};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
@@ -45,13 +45,9 @@ pub fn start(
     let quiet = Terminal::new(ColorWhen::Never, 0, true);
     let files = load::resolve(&recipe.model, &quiet)?;
     let asked = EngineOptions {
-        warm_resume: true,
-        keeps_sessions: disk.is_some(),
-        kv_memory: None,
-        kv_disk: None,
         packed_disk: Some(0), // nothing is written while times are taken
         speculation: recipe.speculation,
-        sharing: Sharing::default(),
+        ..EngineArgs::default().resolve(disk.is_some())
     };
     let model =
         ResolvedModel::new(files, &recipe.model, asked, terminal)?.with_draft(&recipe.model, &quiet)?;
@@ -88,15 +84,7 @@ pub fn remote_context(model: &ModelArgs, terminal: &Terminal) -> Result<usize, C
 
 fn remote_options(sequences: usize) -> EngineOptions {
     let sharing = Sharing { max_running: sequences, max_sessions: sequences, ..Sharing::default() };
-    EngineOptions {
-        warm_resume: true,
-        keeps_sessions: false,
-        kv_memory: None,
-        kv_disk: None,
-        packed_disk: None,
-        speculation: Speculation::Off,
-        sharing,
-    }
+    EngineOptions { speculation: Speculation::Off, sharing, ..EngineArgs::default().resolve(false) }
 }
 
 /// Connects to an engine elsewhere.

@@ -107,9 +107,7 @@ pub fn columns(rows: &[Vec<String>]) -> String {
 
 /// Returns the columns of stdout: all that a line needs where it is no terminal.
 pub fn stdout_width() -> usize {
-    let size = || crossterm::terminal::size().ok().filter(|(columns, _)| *columns > 0);
-    let size = if std::io::stdout().is_terminal() { size() } else { None };
-    size.map_or(usize::MAX, |(columns, _)| usize::from(columns))
+    std::io::stdout().is_terminal().then(super::columns).flatten().unwrap_or(usize::MAX)
 }
 
 /// Formats rows for a terminal: in columns if they fit, else each row as its first cell with the others below it, each after

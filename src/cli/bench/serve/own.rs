@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::flags::args::{EngineOptions, ModelArgs, Sharing};
+use crate::cli::flags::args::{EngineArgs, EngineOptions, ModelArgs, Sharing};
 use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
 use llmctl_base::GivenSampling;
@@ -73,13 +73,10 @@ pub fn start(
         session_ttl: None,
     };
     let asked = EngineOptions {
-        warm_resume: true,
-        keeps_sessions: false,
-        kv_memory: None,
-        kv_disk: None,
         packed_disk: Some(0), // nothing is written while times are taken
         speculation: Speculation::Off,
         sharing,
+        ..EngineArgs::default().resolve(false)
     };
     let (texts, engine) = load::load(&model, asked, terminal)?.into_parts();
     let has_chat_template = texts.info().has_chat_template;
