@@ -11,7 +11,7 @@ const MAX_SHOWN: usize = 400;
 /// An error of a measurement.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// What was asked for makes no sense.
+    /// The request makes no sense.
     #[error("{message}")]
     Usage { message: String, hint: Option<&'static str> },
     /// A file holds something else.

@@ -209,7 +209,7 @@ fn warns_of_variables(command: &CliCommand) -> bool {
     )
 }
 
-/// What commands work with beside their arguments.
+/// Settings that commands use beside their arguments.
 #[derive(Clone, Copy)]
 pub struct CommandContext<'a> {
     pub config: &'a Config,

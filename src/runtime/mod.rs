@@ -1,5 +1,5 @@
-//! The engine: requests, sessions, grammars and sampling over a model. No terminal, no HTTP server, no vendor's words, no
-//! environment variables.
+//! The engine: requests, sessions, grammars and sampling over a model. No terminal, no HTTP server, no
+//! vendor's words, no environment variables.
 
 pub mod chat_tokenizer;
 pub mod client;

@@ -75,7 +75,7 @@ pub fn missing_results(messages: &[Message]) -> Vec<(usize, Message)> {
     missing
 }
 
-/// Whether two neighbours belong to one round: answers, and all that stands before the next answer.
+/// Returns true if two neighbours belong to one round: answers, and all that stands before the next answer.
 fn is_in_round(message: &Message, next: &Message) -> bool {
     message.role == Role::Assistant || next.role != Role::Assistant
 }

@@ -48,7 +48,7 @@ pub(super) struct Markers {
     pub close: &'static str,
     /// Markers of what follows reasoning, which end it where its own end is missing.
     pub followers: &'static [&'static str],
-    /// Whether reasoning may begin in the middle of text, because its markers do not occur in prose.
+    /// True if reasoning may begin in the middle of text, because its markers do not occur in prose.
     pub is_anywhere: bool,
     /// Markers outside reasoning that carry no meaning and are dropped.
     pub dropped: &'static [&'static str],

@@ -37,7 +37,7 @@ pub struct TemplateVariables<'a> {
     pub reads: &'a dyn Fn(&str) -> bool,
     /// Returns whether this word is written out in it.
     pub says: &'a dyn Fn(&str) -> bool,
-    /// Whether reasoning in its markup can be ended in the model's place.
+    /// True if reasoning in its markup can be ended in the model's place.
     pub ends_reasoning: bool,
 }
 

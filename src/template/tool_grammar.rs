@@ -14,9 +14,9 @@ pub struct GrammarRequest<'a> {
     pub reasoning: Option<ReasoningFormat>,
     pub format: ToolCallFormat,
     pub tools: &'a ToolDefinitions,
-    /// Whether an answer without calls is possible, and text around calls.
+    /// True if an answer without calls is possible, and text around calls.
     pub is_optional: bool,
-    /// Whether calls are impossible; then `is_optional` is set.
+    /// True if calls are impossible; then `is_optional` is set.
     pub is_none: bool,
     pub is_parallel: bool,
     pub prompt_tail: &'a str,

@@ -1,7 +1,7 @@
 //! Load on an OpenAI-compatible server.
 //!
-//! `drive` sends requests as `arrivals` or a `trace` says, through `client`; `sse` reads the streams, `text` makes prompts of a
-//! length, `meet` asks before the load. Nothing here knows the engine.
+//! `drive` sends requests as `arrivals` or a `trace` says, through `client`; `sse` reads the streams, `text`
+//! makes prompts of a length, `meet` asks before the load. Nothing here knows the engine.
 
 mod arrivals;
 pub mod client;

@@ -169,7 +169,7 @@ struct BatchJob<'a> {
     tally: BatchTally,
 }
 
-/// What a batch has come to.
+/// Result of a batch so far.
 #[derive(Default)]
 struct BatchTally {
     counts: Counts,
@@ -310,7 +310,7 @@ impl BatchJob<'_> {
     }
 }
 
-/// What becomes of a row that is asked.
+/// State of a row that is asked.
 enum Answered {
     Row(Result<(Value, Usage), ApiError>),
     Stopped(u8),

@@ -1,7 +1,7 @@
 //! `llmctl bench`: how fast, by the way that users take, with how much doubt.
 //!
-//! Flags, wiring and printing; what is measured, and what is made of it, is `llmctl_bench`. `engine` loads models, `compare` and
-//! `serve` are the subcommands.
+//! Flags, wiring and printing; what is measured, and what is made of it, is `llmctl_bench`. `engine` loads
+//! models, `compare` and `serve` are the subcommands.
 
 mod compare;
 mod engine;

@@ -58,7 +58,7 @@ pub enum LineInput {
 pub struct LineEditor {
     editor: Editor<Helper, FileHistory>,
     history: Option<HistoryFile>,
-    /// What llmctl's own keys ended the line with.
+    /// End of a line by a key of llmctl's own.
     ending: LineEnding,
     typed: Typed,
     has_colors: bool,

@@ -97,7 +97,7 @@ impl Permissions {
     }
 }
 
-/// Asks the user; `None` where nobody can be asked.
+/// Asks the user; `None` without a terminal to ask on.
 pub type AskUser<'a> = &'a mut dyn FnMut(&str) -> Result<Option<String>, CommandError>;
 
 /// A user's answer to the question before a call.
@@ -111,7 +111,7 @@ pub enum CallConsent {
 pub const QUESTION: &str = "call it? y(es), n(o), a(lways this tool, until llmctl ends): ";
 
 impl CallConsent {
-    /// Asks until the answer is one; `None` where nobody can be asked.
+    /// Asks until the answer is one; `None` without a terminal to ask on.
     ///
     /// # Errors
     /// Those of `ask`.

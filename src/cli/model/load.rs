@@ -87,7 +87,7 @@ pub struct ResolvedModel {
     asked: EngineOptions,
 }
 
-/// What flags replace of a model's texts.
+/// Parts of a model's texts that flags replace.
 struct TextFlags {
     template: Option<String>,
     bos: Option<BosId>,

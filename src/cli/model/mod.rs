@@ -1,4 +1,5 @@
-//! Models on this machine: named, downloaded, listed, loaded, quantised, and the servers that have them loaded.
+//! Models on this machine: named, downloaded, listed, loaded, quantised, and the servers that have them
+//! loaded.
 
 pub mod download;
 pub mod hub_access;

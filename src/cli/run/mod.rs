@@ -337,7 +337,7 @@ pub fn system_prompt(text: Option<&String>, file: Option<&PathBuf>) -> Result<Op
     text.map_or_else(|| file.map(|path| read_file(path)).transpose(), |text| Ok(Some(text.clone())))
 }
 
-/// What a model here answers in a run.
+/// Answers of a model here in a run.
 struct RunAnswer<'a> {
     llm: &'a Loaded,
     turn: &'a TurnRequest,

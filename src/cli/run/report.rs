@@ -98,7 +98,7 @@ pub struct Report<'a, W: Write> {
     is_reasoning_open: bool,
 }
 
-/// What [`Report::answers`] does after each answer.
+/// Step of [`Report::answers`] after each answer.
 pub type AfterAnswer<'a, T, W> =
     dyn FnMut(T, &Generated, &mut Report<'_, W>, &Graceful) -> Result<Option<T>, CommandError> + 'a;
 

@@ -1,4 +1,5 @@
-//! Errors, notices and sampling parameters in common, and facts about the machine. Knows no model, no engine and no frontend.
+//! Errors, notices and sampling parameters in common, and facts about the machine. Knows no model, no engine
+//! and no frontend.
 
 pub mod columns;
 pub mod error;

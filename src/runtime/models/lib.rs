@@ -1,8 +1,11 @@
-//! Model files to models in memory. A model computes rows over KV pages; what the rows mean, sessions and requests know.
+//! Model files to models in memory. A model computes rows over KV pages; what the rows mean, sessions and
+//! requests know.
 //!
-//! - [`load`]: readers of formats, checks of memory, the model; [`text`]: tokenizers; [`hints`]: of the built-in model
+//! - [`load`]: readers of formats, checks of memory, the model; [`text`]: tokenizers; [`hints`]: of the
+//!   built-in model
 //! - [`model`]: families, the decoder that they share, encoders
-//! - [`backend`]: processors and devices; [`panels`]: packed weights; [`tensor`]: bytes of files; [`memory`]: limits
+//! - [`backend`]: processors and devices; [`panels`]: packed weights; [`tensor`]: bytes of files; [`memory`]:
+//!   limits
 //! - [`kv`]: which pages hold which part of which sequence, in memory and on disk
 
 pub mod backend;

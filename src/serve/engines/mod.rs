@@ -38,7 +38,7 @@ pub struct EngineInstance {
 }
 
 impl EngineInstance {
-    /// Whether both are or were engines of the same model.
+    /// Returns true if both are or were engines of the same model.
     pub fn is_of_same_set(self, other: Self) -> bool {
         self.set == other.set
     }

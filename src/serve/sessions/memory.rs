@@ -206,7 +206,7 @@ fn insert(all: &mut All, key: SessionKey, saved: SavedSession, is_open: bool) ->
     Ok(())
 }
 
-/// Returns a conversation that nobody has open.
+/// Returns a conversation that no request has open.
 fn closed<'a>(all: &'a mut All, key: &SessionKey) -> Result<&'a mut MemorySession> {
     let kept = all.get_mut(key).ok_or_else(|| not_found(key))?;
     if kept.is_open { Err(Error::SessionBusy(key.name.to_string())) } else { Ok(kept) }

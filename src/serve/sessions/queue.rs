@@ -1,7 +1,7 @@
 //! Requests that wait for their session: one request at a time is in a session, the others come in the
 //! order of their arrival.
 //!
-//! Invariants: dropping a turn or a wait frees its place; the queue of a session that nobody uses is
+//! Invariants: dropping a turn or a wait frees its place; the queue of an unused session is
 //! dropped when the next request comes to any. Knows no conversation and no engine: another process may
 //! still have the session, which the request whose turn it is finds out.
 
@@ -20,7 +20,7 @@ pub type SessionTurn = OwnedMutexGuard<()>;
 /// The queues of all sessions.
 #[derive(Debug, Default)]
 pub struct SessionQueues {
-    /// A queue lives as long as somebody has its session or waits for it.
+    /// A queue lives as long as a request has its session or waits for it.
     queues: Mutex<HashMap<EngineSessionName, Weak<Turns<()>>>>,
 }
 

@@ -282,7 +282,7 @@ impl Bundle {
 }
 
 impl HeldBranch {
-    /// Whether it has been removed meanwhile.
+    /// Returns true if it has been removed meanwhile.
     pub fn is_removed(&self) -> bool {
         let shared = locked(&self.transients.shared);
         let branches = shared.sessions.get(&self.key).map(|bundle| &bundle.branches);

@@ -35,7 +35,7 @@ pub trait CheckTokenizer {
     /// Returns the name of an id in the vocabulary.
     fn name(&self, id: u32) -> Option<&str>;
     fn bos(&self) -> Option<u32>;
-    /// Whether the tokenizer itself puts the beginning-of-sequence token in front of a prompt.
+    /// True if the tokenizer itself puts the beginning-of-sequence token in front of a prompt.
     fn adds_bos(&self) -> bool;
     fn specials(&self) -> SpecialTokens;
 }

@@ -36,11 +36,11 @@ pub struct Tagging {
     pub end: &'static str,
 }
 
-/// What ends a value.
+/// End of a value.
 #[derive(Clone, Copy)]
 struct ValueEnd<'a> {
     close: &'a str,
-    /// What follows the closing tag.
+    /// Text after the closing tag.
     next: &'a str,
     /// The texts behind a closing tag at which the reader takes the value for ended; none if the tag suffices.
     nexts: &'a [&'a str],

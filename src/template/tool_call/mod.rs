@@ -183,9 +183,9 @@ impl PieceSink<'_> {
     }
 }
 
-/// What became of one character.
+/// Effect of one character.
 type ParserResult = Result<ParserStep, CallError>;
-/// What became of one character of a JSON value.
+/// Effect of one character of a JSON value.
 type Scan = Result<JsonScan, CallError>;
 
 /// Parses the calls of one span.

@@ -1,4 +1,4 @@
-//! What the schema of an object says about its members. Pure.
+//! Reads members from the schema of an object. Pure.
 
 use serde_json::{Value, json};
 

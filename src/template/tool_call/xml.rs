@@ -18,7 +18,7 @@ pub struct Tags {
     pub head_end: &'static str,
     /// Ends a section; empty where calls stand alone.
     pub section_end: &'static str,
-    /// Whether a section holds several calls.
+    /// True if a section holds several calls.
     pub is_many: bool,
     /// The template sets values on lines of their own.
     pub has_line_breaks: bool,

@@ -5,9 +5,10 @@
 //! step has needed yet. A matrix is copied from the mapped file to huge pages: decoding from the file's own 4
 //! KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing (both measured).
 //!
-//! Invariants: the bytes that this process computes with were compared with their checksums after they were copied from a file,
-//! and a file that differs at load is removed and written again; a matrix that differs later is packed from the model's file. A file has its name only when it is whole and synced. Everything here may be deleted at any
-//! time. Knows no model format; the caller's key says what the panels are of.
+//! Invariants: the bytes that this process computes with were compared with their checksums after they were
+//! copied from a file, and a file that differs at load is removed and written again; a matrix that differs
+//! later is packed from the model's file. A file has its name only when it is whole and synced. Everything
+//! here may be deleted at any time. Knows no model format; the caller's key says what the panels are of.
 
 mod file;
 mod folder;

@@ -1,8 +1,9 @@
 //! Matrices of experts, packed or copied from packed ones on disk when a token first uses them.
 //!
-//! A short prompt uses few of a layer's experts: a load of all of them makes people wait for what they do not need yet.
-//! Invariant: the panels are those that a load would have packed: kept ones are compared with their checksums when they are copied,
-//! and packed anew from the model's file if they differ. Their memory is reserved at load, so that no step fails for lack of it.
+//! A short prompt uses few of a layer's experts: a load of all of them makes people wait for what they do not
+//! need yet. Invariant: the panels are those that a load would have packed: kept ones are compared with their
+//! checksums when they are copied, and packed anew from the model's file if they differ. Their memory is
+//! reserved at load, so that no step fails for lack of it.
 
 use std::io;
 use std::sync::{Mutex, OnceLock, PoisonError};

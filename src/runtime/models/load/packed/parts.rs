@@ -1,6 +1,8 @@
-//! The stored tensors of one packed matrix: checks of their types and sizes, and the values that they stand for.
+//! The stored tensors of one packed matrix: checks of their types and sizes, and the values that they stand
+//! for.
 //!
-//! Invariant: nothing is read before [`MatrixParts::checked`] has compared all parts, so that what reads them may index.
+//! Invariant: nothing is read before [`MatrixParts::checked`] has compared all parts, so that what reads them
+//! may index.
 
 use safetensors::Dtype as FileDtype;
 

@@ -22,7 +22,7 @@ pub struct ConfigDefaults {
     pub num_heads: Option<usize>,
     pub num_kv_heads: Option<usize>,
     pub head_dim: Option<usize>,
-    /// Whether the numbers and the size of heads are defaults for GGUF, too.
+    /// True if the numbers and the size of heads are defaults for GGUF, too.
     pub hold_in_gguf: bool,
     pub vocab_size: Option<usize>,
     pub context_length: usize,

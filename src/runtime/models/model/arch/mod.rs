@@ -53,7 +53,7 @@ pub struct Family {
     norms: NormNames,
     parts: PartNames,
     qk_norm: QkNorm,
-    /// Whether rotary pairs of q and k lie side by side, in config.json's form and in GGUF's.
+    /// True if rotary pairs of q and k lie side by side, in config.json's form and in GGUF's.
     interleaved_qk: [bool; 2],
     /// Sets the rest.
     adjust: fn(&mut Description, &ConfigReader) -> Result<(), LoadError>,

@@ -121,7 +121,7 @@ fn set_local(
     Ok(())
 }
 
-/// What the classes of all Gemmas from the second on share.
+/// Facts that the classes of all Gemmas from the second on share.
 pub const GEMMA_DEFAULTS: ConfigDefaults = ConfigDefaults {
     num_heads: Some(8),
     num_kv_heads: Some(4),
