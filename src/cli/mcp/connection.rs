@@ -344,7 +344,7 @@ fn offered(mut tools: Vec<Tool>, server: &str, disabled: &[String]) -> Vec<Serve
 /// Reads a list of tools in JSON, as models get those of a server of this name.
 ///
 /// # Errors
-/// Fault of an answer that holds no list.
+/// The fault, if the answer holds no list.
 pub fn parse_tools(server: &str, json: &[u8]) -> Result<Vec<ServerTool>, String> {
     let listed = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     Ok(offered(page_of(listed)?.tools, server, &[]))

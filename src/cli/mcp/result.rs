@@ -49,7 +49,7 @@ pub fn text_of(result: &CallToolResult) -> ResultText {
 /// Returns the text of a result in JSON.
 ///
 /// # Errors
-/// Fault of an answer that holds no result.
+/// The fault, if the answer holds no result.
 pub fn parse_result(json: &[u8]) -> serde_json::Result<ResultText> {
     serde_json::from_slice(json).map(|result| text_of(&result))
 }
