@@ -71,7 +71,7 @@ fn every_code_of_an_error_is_documented() {
     for path in [
         "error.rs",
         "front/guard.rs",
-        "api/conversations.rs",
+        "sessions/mod.rs",
         "api/sessions.rs",
         "api/patience.rs",
         "api/body.rs",
