@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::cli::error::CommandError;
 use crate::cli::terminal::report::counted;
 use llmctl_engine::ChatTokenizer;
 use llmctl_template::{Reasoning, ReasoningFormat};
@@ -61,6 +62,10 @@ impl Thinking {
     }
 }
 
+fn refused_flag(reason: String) -> CommandError {
+    CommandError::usage(format!("--think: {reason}"))
+}
+
 const NONE: &str = "this model's template has no thinking";
 
 impl Think {
@@ -70,6 +75,19 @@ impl Think {
         let mut think = Self::default();
         think.change(text)?;
         Ok(think)
+    }
+
+    /// Reads `--think`.
+    ///
+    /// # Errors
+    /// `Usage` for a wrong value.
+    pub fn of_flag(given: Option<&str>) -> Result<Self, CommandError> {
+        given.map_or(Ok(Self::default()), Self::parse).map_err(refused_flag)
+    }
+
+    /// As [`Self::check`], for `--think`.
+    pub fn check_flag(&self, thinking: &Thinking) -> Result<(), CommandError> {
+        self.check(thinking).map_err(refused_flag)
     }
 
     /// Takes `on`, `off`, `hide`, `show`, or a budget in tokens as `N` or `budget N`.

@@ -62,9 +62,7 @@ impl<'a> Chat<'a> {
     ) -> Result<Self, CommandError> {
         let settings = settings(&args)?;
         let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
-        let bad_think = |reason: String| CommandError::usage(format!("--think: {reason}"));
-        let think =
-            args.prompt.think.as_deref().map_or(Ok(Think::default()), Think::parse).map_err(bad_think)?;
+        let think = Think::of_flag(args.prompt.think.as_deref())?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
         check_flags(&args, places)?;
         let wanted = wanted_session(&args, places)?;
@@ -112,7 +110,7 @@ impl<'a> Chat<'a> {
         let ui = Ui { terminal, input, graceful: Graceful::begin_conversation(), is_plain: screen.plain };
         let mut chat = Self { state, ui, model, servers, max_rounds: mcp.max_tool_rounds, places };
         let resumed = chat.open(opened, wanted)?;
-        chat.state.think.check(&chat.model.thinking()).map_err(bad_think)?;
+        chat.state.think.check_flag(&chat.model.thinking())?;
         chat.check_endpoint()?;
         chat.banner(resumed.as_deref());
         Ok(chat)

@@ -56,14 +56,13 @@ pub fn turn_request(
 impl PromptArgs {
     /// Returns the reasoning that `--think` asks for.
     pub fn think(&self) -> Result<Think, CommandError> {
-        let think = self.think.as_deref().map_or(Ok(Think::default()), Think::parse);
-        think.map_err(|reason| CommandError::usage(format!("--think: {reason}")))
+        Think::of_flag(self.think.as_deref())
     }
 
     /// Returns the template variables that `--think` sets.
     pub fn thinking_variables(&self, texts: &PreparedTexts) -> Result<Map<String, Value>, CommandError> {
         let (think, thinking) = (self.think()?, Thinking::of(texts.chat_tokenizer()));
-        think.check(&thinking).map_err(|reason| CommandError::usage(format!("--think: {reason}")))?;
+        think.check_flag(&thinking)?;
         Ok(think.variables(&thinking))
     }
 }
