@@ -184,16 +184,12 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     let terminal = Terminal::new(global.color.unwrap_or(color), global.verbose, global.quiet);
     terminal.start_log();
     terminal::signal::install();
-    let mut asked = cli.command;
-    if let CliCommand::Serve(args) = &mut asked {
-        args.isolation.config.clone_from(&global.config);
-    }
-    if warns_of_variables(&asked) {
+    if warns_of_variables(&cli.command) {
         config::variables::unknown(&command).iter().for_each(|warning| terminal.warn(warning));
     }
     let context =
         CommandContext { config: &config, places: &places, terminal: &terminal, definition: &command };
-    dispatch(asked, context).unwrap_or_else(|error| {
+    dispatch(cli.command, context).unwrap_or_else(|error| {
         let error = origins.name(error);
         terminal.error(&error);
         Exit::from(error.kind)
@@ -226,7 +222,6 @@ fn dispatch(mut command: CliCommand, context: CommandContext<'_>) -> Result<Exit
     }
     // Checks that need no file but the configuration's, before a model is loaded.
     if let Some(model) = command.model() {
-        model.aliases = config.aliases();
         model::load::check_machine(model)?;
     }
     match command {
@@ -243,10 +238,7 @@ fn dispatch(mut command: CliCommand, context: CommandContext<'_>) -> Result<Exit
         CliCommand::Launch(args) => launch::run(*args, terminal, places),
         CliCommand::Chat(args) => chat::run(*args, terminal, places),
         CliCommand::Embed(args) => embed::run(*args, config, terminal),
-        CliCommand::Bench(mut args) => {
-            args.aliases = config.aliases();
-            bench::run(*args, terminal)
-        }
+        CliCommand::Bench(args) => bench::run(*args, terminal),
         CliCommand::Pull(args) => model::pull::run(args, context),
         CliCommand::Models(args) => model::models::run(args, context),
         CliCommand::Quantize(args) => model::quantize::run(args, context),
@@ -314,26 +306,35 @@ fn parse(args: Vec<OsString>, color: ColorWhen, places: &Places) -> Result<Parse
         Config::read(named.map(|path| path.as_path()), places, &base).apply(base.clone(), &given);
     let matches = configured.try_get_matches_from(&args)?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
-    let is_named = names(&matches, "model");
-    cli.command.model().into_iter().for_each(|model| model.is_named = is_named);
+    complete(&mut cli, &matches, &config);
+    let origins = config.origins(&base, &given);
+    Ok(Parsed { cli, config, command: base, origins })
+}
+
+/// Fills in what only the whole command line and the files tell.
+fn complete(cli: &mut Cli, matches: &clap::ArgMatches, config: &Config) {
+    if let Some(model) = cli.command.model() {
+        model.is_named = names(matches, "model");
+        model.aliases = config.aliases();
+    }
     match &mut cli.command {
         CliCommand::Run(args) => {
             args.model.connects = args.connect.connect;
-            note_endpoint(&mut args.endpoint, &matches);
+            note_endpoint(&mut args.endpoint, matches);
         }
         CliCommand::Chat(args) => {
             args.model.connects = args.connect.connect;
-            note_endpoint(&mut args.endpoint, &matches);
+            note_endpoint(&mut args.endpoint, matches);
         }
         CliCommand::Serve(args) => {
             let ids = serve::embedder::WITHOUT_MEANING.split(' ');
-            args.embedding.beside = ids.filter(|id| is_given(&matches, id)).collect();
-            args.fleet.models = all_values(&matches, "model");
+            args.embedding.beside = ids.filter(|id| is_given(matches, id)).collect();
+            args.fleet.models = all_values(matches, "model");
+            args.isolation.config.clone_from(&cli.global.config);
         }
+        CliCommand::Bench(args) => args.aliases = config.aliases(),
         _ => {}
     }
-    let origins = config.origins(&base, &given);
-    Ok(Parsed { cli, config, command: base, origins })
 }
 
 /// Returns where the subcommand's argument comes from.
