@@ -68,14 +68,9 @@ fn every_flag_that_is_named_is_one_of_serve() {
 #[test]
 fn every_code_of_an_error_is_documented() {
     let page = read("docs/http.md");
-    for path in [
-        "error.rs",
-        "front/guard.rs",
-        "sessions/mod.rs",
-        "api/sessions.rs",
-        "api/patience.rs",
-        "api/body.rs",
-    ] {
+    for path in
+        ["error.rs", "front/guard.rs", "sessions/mod.rs", "api/sessions.rs", "api/patience.rs", "api/body.rs"]
+    {
         let source = read(&format!("src/serve/{path}"));
         let source = source.split("#[cfg(test)]").next().expect("a source");
         let quoted = source.split("Some(\"").skip(1).filter_map(|rest| rest.split_once('"'));
