@@ -82,7 +82,7 @@ impl GgufGroup {
         let base = self.first.strip_suffix(&part_suffix(1, self.num_parts))?;
         (1..=self.num_parts)
             .map(|n| format!("{base}{}", part_suffix(n, self.num_parts)))
-            .find(|p| !self.parts.contains(p))
+            .find(|part| self.parts.binary_search(part).is_err()) // they are sorted
     }
 }
 

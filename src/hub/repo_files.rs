@@ -6,6 +6,8 @@
 //! all in the root. Copies of the weights in other forms (PyTorch's `.bin`, ONNX, Mistral's
 //! `consolidated.safetensors`, variants such as `model.fp16.safetensors`) are never among them.
 
+use std::collections::HashSet;
+
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedFile {
@@ -90,7 +92,8 @@ fn missing_shard(weights: &[ListedFile]) -> Option<String> {
         None if weights.is_empty() => return Some("model-00001.safetensors".to_owned()),
         None => return None,
     };
-    let missing = (1..=count).find(|number| !numbers.contains(&(*number, count)))?;
+    let known: HashSet<(usize, usize)> = numbers.into_iter().collect();
+    let missing = (1..=count).find(|number| !known.contains(&(*number, count)))?;
     Some(format!("model-{missing:05}-of-{count:05}.safetensors"))
 }
 

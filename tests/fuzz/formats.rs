@@ -151,7 +151,7 @@ pub fn kept_panels(data: &[u8]) -> bool {
         let panels = late.next_in_place(Dtype::Q8_0, shape, &pool);
         noted(&late);
         panels.map(|panels| {
-            let mut copy = vec![0; panels.len()];
+            let mut copy = vec![0; panels.num_bytes()];
             assert!(panels.copy_to(&mut copy, &pool), "as it was checked");
             copy
         })

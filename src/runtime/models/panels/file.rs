@@ -111,7 +111,8 @@ impl PanelFile {
         pool: &Pool,
     ) -> Result<PanelMemory, String> {
         let panels = self.matrix(index, label)?;
-        let mut copy = memory.zeroed(panels.len()).map_err(|error| format!("no memory for it: {error}"))?;
+        let mut copy =
+            memory.zeroed(panels.num_bytes()).map_err(|error| format!("no memory for it: {error}"))?;
         match panels.copy_to(&mut copy, pool) {
             true => Ok(copy.into()),
             false => Err(differing(index)),
@@ -126,12 +127,12 @@ impl PanelFile {
         let panels = self.matrix(index, label)?;
         let differs = AtomicBool::new(false);
         pool.for_each(panels.checksums.len(), |piece| {
-            let end = panels.len().min((piece + 1) * PIECE_BYTES);
+            let end = panels.num_bytes().min((piece + 1) * PIECE_BYTES);
             if crc32fast::hash(&panels.bytes[piece * PIECE_BYTES..end]) != panels.checksums[piece] {
                 differs.store(true, Ordering::Relaxed);
             }
         });
-        panels.bytes.release(0..panels.len()); // until they are used
+        panels.bytes.release(0..panels.num_bytes()); // until they are used
         match differs.into_inner() {
             false => Ok(panels),
             true => Err(differing(index)),
@@ -159,7 +160,7 @@ pub struct PanelsInFile {
 }
 
 impl PanelsInFile {
-    pub fn len(&self) -> usize {
+    pub fn num_bytes(&self) -> usize {
         self.bytes.len()
     }
 
@@ -174,7 +175,7 @@ impl PanelsInFile {
                 differs.store(true, Ordering::Relaxed);
             }
         });
-        self.bytes.release(0..self.len());
+        self.bytes.release(0..self.num_bytes());
         !differs.into_inner()
     }
 }

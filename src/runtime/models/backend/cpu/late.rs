@@ -45,7 +45,7 @@ impl LatePacked {
         panels: PanelsInFile,
         arena: &Arena,
     ) -> io::Result<Option<LatePacked>> {
-        let len = panels.len();
+        let len = panels.num_bytes();
         let late = LatePacked::new(tensor, Some(panels), arena)?;
         Ok(late.filter(|late| late.bytes() == len))
     }
