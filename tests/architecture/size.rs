@@ -5,20 +5,23 @@
 
 use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 
-/// The most lines of code of each module, by the beginning of a file's path; the first that fits counts. Set at what was
-/// reached in November 2026. A budget may only fall, but for a new capability whose issue names its room.
+/// The most lines of code of each crate, by the beginning of a file's path; the first that fits counts. Set at what was
+/// reached on 27 November 2026. A budget may only fall; a new capability gets a row of its own, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 25_980), // Ctrl-C on Windows; several models and running servers; starter.rs offers a first model; endpoint/: servers that take messages; embed; mcp/: tools of MCP servers, for the clients of `serve` too; comparing models
-    ("src/serve", 14_510), // several models; four APIs, a page for browsers and the tools that it calls, OpenAPI, embeddings and reranking, traces
-    ("src/template/", 10_060), // beginnings of answers, the reasoning switch, grammars of text
-    ("src/runtime/kernel/", 8_780), // F16 and BF16 in place, codebooks of all GGUF types, Mamba-2, every product for AVX2, NEON, dotprod and i8mm
-    ("src/runtime/base/", 9_999),
-    ("src/runtime/models/", 99_999),
-    ("src/runtime/", 99_999),
-    ("src/hub/", 9_999),
-    ("src/bench/", 9_999),
-    ("src/", 10), // lib.rs and main.rs
+    ("src/cli/", 21_900),
+    ("src/bench/", 3_300),
+    ("src/serve", 13_950),
+    ("src/hub/", 3_370),
+    ("src/template/", 9_460),
+    ("src/runtime/kernel/", 8_770),
+    ("src/runtime/base/", 1_140),
+    ("src/runtime/models/", 22_630),
+    ("src/runtime/", 15_590), // the engine
+    ("src/", 10),             // lib.rs and main.rs
 ];
+
+/// Modules of unit tests alone that are not named `tests.rs`.
+const TEST_FILES: [&str; 2] = ["src/cli/guide_facts.rs", "src/cli/script.rs"];
 
 /// The most lines of a function, and of nine in ten functions of a module.
 const LONGEST_FUNCTION: usize = 60;
@@ -97,7 +100,8 @@ fn check_sizes(sources: &[Source], budgets: &[(&str, usize)]) -> Vec<String> {
 #[test]
 fn modules_keep_to_their_budgets() {
     // `tests.rs` is a test module in a file of its own.
-    let is_code = |source: &Source| !source.path.ends_with("/tests.rs");
+    let is_code =
+        |source: &Source| !source.path.ends_with("/tests.rs") && !TEST_FILES.contains(&source.path.as_str());
     let code: Vec<Source> = sources().into_iter().filter(is_code).collect();
     assert_clean(check_sizes(&code, BUDGETS));
 }
