@@ -113,7 +113,7 @@ fn granite_4_as_gguf_gives_the_bits_of_the_checkpoint() {
     let Some(next) = next_folder() else { return };
     let folder = next.join("granite4-h-dense");
     let dense = [("feed_forward_length", 96), ("expert_shared_feed_forward_length", 96), ("expert_count", 0)];
-    assert_same_bits(&folder, &granite(&folder, &dense));
+    assert_same_bits(&folder, granite(&folder, &dense));
     let folder = next.join("granite4-h");
     let with_experts = [
         ("feed_forward_length", 96),
@@ -121,14 +121,14 @@ fn granite_4_as_gguf_gives_the_bits_of_the_checkpoint() {
         ("expert_count", EXPERTS as u32),
         ("expert_used_count", 2),
     ];
-    assert_same_bits(&folder, &granite(&folder, &with_experts));
+    assert_same_bits(&folder, granite(&folder, &with_experts));
 }
 
 #[test]
 fn nemotron_h_as_gguf_gives_the_bits_of_the_checkpoint() {
     let Some(next) = next_folder() else { return };
     let folder = next.join("nemotron-h");
-    assert_same_bits(&folder, &nemotron(&folder));
+    assert_same_bits(&folder, nemotron(&folder));
 }
 
 #[test]
