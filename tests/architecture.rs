@@ -16,7 +16,7 @@ use std::path::Path;
 /// The crates of the workspace, as paths name them: the folder, and the crates that each may use. The compiler refuses a circle.
 /// A file belongs to the first folder that holds it; `llmctl` is `cli`, `main` and `lib`.
 const CRATES: &[(&str, &str, &[&str])] = &[
-    ("base", "src/runtime/base/", &["template"]), // an error of a template is an error of a request
+    ("base", "src/base/", &["template"]), // an error of a template is an error of a request
     ("kernel", "src/runtime/kernel/", &[]),
     ("models", "src/runtime/models/", &["base", "hub", "kernel", "template"]), // template: hints change a conversation
     ("engine", "src/runtime/", &["base", "models", "template"]),
@@ -146,7 +146,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("src/cli/terminal/tty.rs", "terminal modes, also from a signal handler"),
     ("src/runtime/models/backend/cpu/kv.rs", "several threads write a page, each the blocks of its heads"),
     ("src/runtime/kernel/", "instruction sets chosen at run time"),
-    ("src/runtime/base/machine/cores.rs", "the call for the numbers of Apple's cores"),
+    ("src/base/machine/cores.rs", "the call for the numbers of Apple's cores"),
     ("src/runtime/models/memory.rs", "the allocator's call to give memory back"),
     ("src/runtime/models/tensor.rs", "memory-mapped files"),
     ("src/runtime/worker/unix.rs", "what a child process begins with, and the end of its group"),

@@ -244,7 +244,7 @@ fn sources() -> Vec<PathBuf> {
         "src/serve/api/responses",
     ];
     let mut paths: Vec<PathBuf> = folders.into_iter().flat_map(files).collect();
-    paths.push(root.join("src/runtime/base/sampling.rs"));
+    paths.push(root.join("src/base/sampling.rs"));
     paths
 }
 

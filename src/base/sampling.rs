@@ -459,17 +459,17 @@ mod tests {
             check(&cut.clone().or(&asked), (temperature, None, 0.5, 1.0));
         }
         assert_eq!(GivenSampling::default().sampling(false), Sampling::default());
-        let page = include_str!("../../../docs/run.md");
+        let page = include_str!("../../docs/run.md");
         assert!(page.contains("temperature 0.8, top-k 40 and top-p 0.95"));
     }
 
     /// The documents name every parameter, with its range and default.
     #[test]
     fn documents_agree_with_the_definition() {
-        let fields = include_str!("../../../docs/http-fields.md");
-        let protocol = include_str!("../../../docs/worker-protocol.md");
+        let fields = include_str!("../../docs/http-fields.md");
+        let protocol = include_str!("../../docs/worker-protocol.md");
         let schema: Value =
-            serde_json::from_str(include_str!("../../../docs/worker-protocol.schema.json")).expect("JSON");
+            serde_json::from_str(include_str!("../../docs/worker-protocol.schema.json")).expect("JSON");
         for number in SAMPLING {
             for spelling in number.spellings() {
                 let row = fields.lines().find(|line| line.starts_with(&format!("| `{spelling}` |")));
