@@ -16,7 +16,7 @@ pub mod gguf;
 #[path = "../../tests/common/stored_tensors.rs"]
 pub mod stored_tensors;
 
-/// What the seeds and targets take from the tests, where they look for it.
+/// The helpers of the tests that seeds and targets use, at the path that they name.
 mod common {
     pub use super::{gguf, stored_tensors};
 }

@@ -239,7 +239,7 @@ fn system_messages(template: &ChatTemplate) -> SystemMessages {
     shows(template, &conversation([Message::system(SYSTEM), question()], has_tools), SYSTEM)
 }
 
-/// What a template does with the system message of this text in a conversation.
+/// Returns the template's treatment of the system message of this text in a conversation.
 fn shows(template: &ChatTemplate, asked: &Conversation, system: &str) -> SystemMessages {
     match rendered(template, asked, true) {
         Ok(text) if text.contains(system) => SystemMessages::Printed,

@@ -61,7 +61,7 @@ Of a repository with GGUF files it takes one model, with all its parts: the one 
 compromise between size and quality (Q4_K_M if there is one). Of a repository in transformers' form it takes the configuration, \
 the tokenizer, the templates and the weights that the index names.
 
-What is here already is not downloaded again. A download that was interrupted continues where it stopped: repeat the command. Every \
+Files that are here already are not downloaded again. A download that was interrupted continues where it stopped: repeat the command. Every \
 file is compared with the hub's hash before it gets its name. `run`, `chat`, `serve` and `bench` download a missing model, too; \
 on a terminal they ask first.
 

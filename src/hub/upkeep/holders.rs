@@ -1,4 +1,4 @@
-//! Who needs a file of the cache: downloads, by the locks that huggingface_hub and llmctl share, and
+//! Finds the users of a file of the cache: downloads, by the locks that huggingface_hub and llmctl share, and
 //! processes that have it mapped, as far as Linux tells this user.
 
 use std::collections::{BTreeMap, BTreeSet};

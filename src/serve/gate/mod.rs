@@ -1,4 +1,4 @@
-//! Who may ask, whose sessions a request uses, and its id.
+//! Checks keys, hosts and origins, finds the owner of a request's sessions, and gives the request its id.
 
 pub mod owner;
 pub mod policy;

@@ -293,7 +293,7 @@ fn a_final_message_is_continued_without_its_turn_end() {
     assert!(template.render(&talk(&[("user", "hi")]), &options).is_err());
 }
 
-/// What a template makes of a conversation, with `<s>` for the beginning of a sequence.
+/// Renders a conversation, with `<s>` for the beginning of a sequence.
 fn told(source: &str, conversation: &Conversation) -> Result<String, TemplateError> {
     let specials = SpecialTokens { bos: Some("<s>".to_owned()), ..SpecialTokens::default() };
     ChatTemplate::new(source, specials)?.render(conversation, &RenderOptions::default())
@@ -358,7 +358,7 @@ fn calls_and_contents_have_the_form_that_the_template_takes() {
         (as_text, holding(vec![calling(Some(""), json!({"a": [1, "x"]}))]), r#"> {"a": [1, "x"]}"#),
         (tests_for_none, asked(" hi ", calling(None, json!({}))), "hi;f;"),
         (knows_texts, asked("hi", calling(None, json!({}))), "xhi;xf;"),
-        // What the user wrote stays as it is.
+        // The user's text stays as it is.
         (
             would_escape,
             asked("&#34;", calling(Some(""), json!({"a": "<"}))),

@@ -28,16 +28,9 @@ impl Imatrix {
     /// # Errors
     /// [`LoadError`] naming the file and the tensor or entry at fault.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
-        Self::from_bytes(path, SharedBytes::map_file(path)?)
-    }
-
-    /// Reads the content of a file of either form; errors name it `path`.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn from_bytes(path: &Path, bytes: SharedBytes) -> Result<Self, LoadError> {
+        let bytes = SharedBytes::map_file(path)?;
         let columns = match bytes.starts_with(b"GGUF") {
-            true => read_gguf(path, bytes)?,
+            true => read_gguf(path)?,
             false => {
                 read_list(&bytes).map_err(|(what, message)| LoadError::malformed(path, what, message))?
             }
@@ -88,8 +81,8 @@ impl Imatrix {
     }
 }
 
-fn read_gguf(path: &Path, bytes: SharedBytes) -> Result<HashMap<String, Vec<f32>>, LoadError> {
-    let gguf = Gguf::from_bytes(path, bytes)?;
+fn read_gguf(path: &Path) -> Result<HashMap<String, Vec<f32>>, LoadError> {
+    let gguf = Gguf::open(path)?; // with the other parts of a split file
     let mut columns = HashMap::new();
     for sums_name in gguf.names() {
         let Some(name) = sums_name.strip_suffix(SUMS) else { continue };

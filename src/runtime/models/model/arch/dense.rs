@@ -58,7 +58,7 @@ impl ConfigDefaults {
         rotated: 1.0,
     };
 
-    /// Those that hold in this format.
+    /// Returns the defaults that hold in the file's format.
     fn in_format_of(self, reader: &ConfigReader) -> Self {
         match reader.is_gguf() && !self.hold_in_gguf {
             true => Self { num_heads: None, num_kv_heads: None, head_dim: None, ..self },
