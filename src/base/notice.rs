@@ -40,6 +40,8 @@ pub enum Notice {
     EndWithoutRow(u32),
     #[error("the file types {} as plain text; read as special", .0.join(", "))]
     MistypedTokens(Vec<String>),
+    #[error("images are not read: {family}: {reason}")]
+    NoVision { family: String, reason: String },
     #[error("model.safetensors is used, not the shards of model.safetensors.index.json beside it")]
     UnusedShards,
     #[error("context limited to {context} of {most} tokens by {by}")]
@@ -97,6 +99,13 @@ pub enum Notice {
         if *.takes_none { "none" } else { "one at the start only" }
     )]
     MovedSystem { count: usize, takes_none: bool },
+    #[error(
+        "{count} {} of tool results {}",
+        if *.count == 1 { "image" } else { "images" },
+        if *.is_shown { "moved to the user turn behind: the chat template prints none in results" }
+        else { "left out: this model reads text alone" }
+    )]
+    ResultImages { count: usize, is_shown: bool },
     #[error(
         "session {session}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
     )]

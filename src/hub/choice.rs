@@ -6,7 +6,7 @@
 //! machine's memory. A choice made for the user is reported as a [`Notice`]; two models that fit equally are
 //! an error that lists them.
 
-use super::quant_tag::{GgufGroup, group_shards, is_companion, is_quantised, rank};
+use super::quant_tag::{GgufGroup, group_shards, is_companion, is_quantised, projector_of, rank};
 use super::reference::Selector;
 use super::repo_files::{Checkpoint, ListedFile, text_files};
 use llmctl_base::error::{LoadError, ModelCandidate};
@@ -61,6 +61,8 @@ pub struct FileChoice {
     pub first: Option<String>,
     /// Quantisation in upper case, if the names say it.
     pub tag: Option<String>,
+    /// The file of the vision tower (mmproj) that belongs to a GGUF file; it is not among `files`.
+    pub projector: Option<String>,
     /// Size of the weights.
     pub bytes: u64,
     /// The first missing part or shard.
@@ -144,7 +146,7 @@ impl<'a> ListedModels<'a> {
     /// Finds a GGUF file by path. A companion of a model is returned, too: the user asked for it by name.
     fn by_file(&self, path: &str) -> Result<FileChoice, FileChoiceError> {
         if let Some(group) = self.groups.iter().find(|group| group.parts.iter().any(|part| part == path)) {
-            return Ok(of_group(group, None));
+            return Ok(self.of_group(group, None));
         }
         let file = self.request.files.iter().find(|file| file.path == path && is_companion(&file.path));
         let Some(file) = file else {
@@ -155,6 +157,7 @@ impl<'a> ListedModels<'a> {
             files: vec![file.path.clone()],
             first: Some(file.path.clone()),
             tag: None,
+            projector: None,
             bytes: file.bytes,
             missing: None,
             notice: None,
@@ -171,7 +174,7 @@ impl<'a> ListedModels<'a> {
         };
         match rules.iter().map(matching).find(|found| !found.is_empty()).as_deref() {
             None => Err(FileChoiceError::Unknown(self.limited(tag, &self.groups))),
-            Some([found]) => Ok(of_group(found, None)),
+            Some([found]) => Ok(self.of_group(found, None)),
             Some(several) => Err(FileChoiceError::Ambiguous(self.candidates(several))),
         }
     }
@@ -190,7 +193,7 @@ impl<'a> ListedModels<'a> {
             (Some(checkpoint), best) if !best.as_ref().is_some_and(|(group, _)| is_quantised(group)) => {
                 Ok(self.of_checkpoint(checkpoint, self.notice(CHECKPOINT_TAG, ChoiceReason::Preferred)))
             }
-            (_, Some((group, reason))) => Ok(of_group(group, self.notice(group.name(), reason))),
+            (_, Some((group, reason))) => Ok(self.of_group(group, self.notice(group.name(), reason))),
             (_, None) if groups.is_empty() => Err(FileChoiceError::NoModel(why_no_model(self.request.files))),
             (_, None) => Err(FileChoiceError::Ambiguous(self.candidates(&self.groups))),
         }
@@ -210,6 +213,19 @@ impl<'a> ListedModels<'a> {
         })
     }
 
+    fn of_group(&self, group: &GgufGroup, notice: Option<Notice>) -> FileChoice {
+        FileChoice {
+            kind: ModelKind::Gguf,
+            files: group.parts.clone(),
+            first: Some(group.first.clone()),
+            tag: group.tag.clone(),
+            projector: projector_of(self.request.files, &group.first).map(|file| file.path.clone()),
+            bytes: group.bytes,
+            missing: group.missing_part(),
+            notice,
+        }
+    }
+
     fn of_checkpoint(&self, checkpoint: &Checkpoint, notice: Option<Notice>) -> FileChoice {
         let needed = text_files(self.request.files).into_iter().chain(checkpoint.index.clone());
         FileChoice {
@@ -217,6 +233,7 @@ impl<'a> ListedModels<'a> {
             files: needed.chain(checkpoint.weights.iter().cloned()).map(|file| file.path).collect(),
             first: None,
             tag: None,
+            projector: None,
             bytes: checkpoint.bytes(),
             missing: checkpoint.missing.clone(),
             notice,
@@ -269,18 +286,6 @@ pub fn why_no_model(files: &[ListedFile]) -> String {
         "holds neither config.json with safetensors nor a GGUF file"
     }
     .to_owned()
-}
-
-fn of_group(group: &GgufGroup, notice: Option<Notice>) -> FileChoice {
-    FileChoice {
-        kind: ModelKind::Gguf,
-        files: group.parts.clone(),
-        first: Some(group.first.clone()),
-        tag: group.tag.clone(),
-        bytes: group.bytes,
-        missing: group.missing_part(),
-        notice,
-    }
 }
 
 /// Returns the file to use if the user names none, and why; `None` if no file has a known quantisation, or two models

@@ -27,12 +27,12 @@ use choice::{CHECKPOINT_TAG, why_no_model};
 pub use choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, fits};
 use llmctl_base::error::{LoadError, ModelCandidate};
 use llmctl_base::notice::Notice;
-use quant_tag::{GgufGroup, group_shards};
+use quant_tag::{GgufGroup, group_shards, projector_of};
 use reference::ReferenceForm;
 pub use reference::{HubRef, ModelRef, Selector};
 pub use remote::{
-    FileHash, HubClient, HubError, HubProxies, HubSettings, HubToken, PullEvent, PullObserver, PullPlan,
-    RemoteFile, RetrySettings,
+    FileHash, HubClient, HubError, HubProxies, HubSettings, HubToken, PullEvent, PullExtent, PullObserver,
+    PullPlan, RemoteFile, RetrySettings,
 };
 pub use repo_files::{ListedFile, text_files};
 
@@ -90,6 +90,8 @@ pub struct Resolved {
     pub notices: Vec<Notice>,
     /// Snapshot of the cache that the files belong to.
     pub snapshot: Option<SnapshotRef>,
+    /// GGUF file of the vision tower (mmproj) that belongs to the model file.
+    pub mmproj: Option<PathBuf>,
 }
 
 /// A repository of the hub at one of its commits.
@@ -106,7 +108,7 @@ impl Resolved {
     }
 
     pub fn new(name: String, source: ModelSource) -> Self {
-        Self { name, source, notices: Vec::new(), snapshot: None }
+        Self { name, source, notices: Vec::new(), snapshot: None, mmproj: None }
     }
 
     /// Returns a reference that finds the same files from any directory: `hf:org/repo@revision:file` for GGUF files of the
@@ -305,7 +307,7 @@ impl<'a> ReferenceLookup<'a> {
         };
         match files.len() {
             0 => Err(LoadError::Unsupported { path: path.to_path_buf(), message: why_no_model(&listing) }),
-            1 => gguf_in(path, &files.remove(0), name),
+            1 => gguf_in(path, &listing, &files.remove(0), name),
             _ => Err(self.ambiguous(files.iter().map(candidate).collect())),
         }
     }
@@ -380,7 +382,8 @@ fn found(repo: &Repo, snapshot: &Snapshot, chosen: FileChoice) -> Result<Resolve
             (format!("{}:{tag}", repo.id), ModelSource::Gguf(snapshot.dir.join(first)))
         }
     };
-    Ok(Resolved { notices: chosen.notice.into_iter().collect(), ..Resolved::new(name, source) })
+    let mmproj = chosen.projector.map(|path| snapshot.dir.join(path));
+    Ok(Resolved { notices: chosen.notice.into_iter().collect(), mmproj, ..Resolved::new(name, source) })
 }
 
 /// Resolves a file by path: GGUF by its magic or its name, or a part of a checkpoint folder.
@@ -389,12 +392,11 @@ fn local_file(path: &Path) -> Result<Resolved, LoadError> {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if extension.eq_ignore_ascii_case("gguf") || has_gguf_magic(path)? {
-        let group = group_shards(&cache::listing(parent, 0))
-            .into_iter()
-            .find(|f| f.parts.iter().any(|part| part == file_name));
+        let listing = cache::listing(parent, 0);
+        let group = group_shards(&listing).into_iter().find(|f| f.parts.iter().any(|part| part == file_name));
         let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         return match group {
-            Some(file) => gguf_in(parent, &file, file.stem.clone()),
+            Some(file) => gguf_in(parent, &listing, &file, file.stem.clone()),
             // The folder's listing lacks it: a GGUF without the extension, such as a blob, or a projector requested
             // by name.
             None => Ok(Resolved::new(stem, ModelSource::Gguf(path.to_path_buf()))),
@@ -415,12 +417,18 @@ fn has_gguf_magic(path: &Path) -> Result<bool, LoadError> {
     Ok(magic == b"GGUF")
 }
 
-/// Returns the first part of `file`, after checking that all parts exist.
-fn gguf_in(folder: &Path, file: &GgufGroup, name: String) -> Result<Resolved, LoadError> {
+/// Returns the first part of `file` of the folder with that listing, after checking that all parts exist.
+fn gguf_in(
+    folder: &Path,
+    listing: &[ListedFile],
+    file: &GgufGroup,
+    name: String,
+) -> Result<Resolved, LoadError> {
     if let Some(missing) = file.missing_part() {
         return Err(LoadError::NotFound(folder.join(missing)));
     }
-    Ok(Resolved::new(name, ModelSource::Gguf(folder.join(&file.first))))
+    let mmproj = projector_of(listing, &file.first).map(|projector| folder.join(&projector.path));
+    Ok(Resolved { mmproj, ..Resolved::new(name, ModelSource::Gguf(folder.join(&file.first))) })
 }
 
 /// Returns a folder's own name, also for `.` and `..`.

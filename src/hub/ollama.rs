@@ -1,7 +1,7 @@
 //! Reads ollama's model store: a manifest per model, and the GGUF file that it names.
 //!
 //! Layout (ollama's `manifest` and `types/model` packages): `manifests/<host>/<namespace>/<model>/<tag>` is a
-//! JSON object with layers; `blobs/sha256-<hex>` holds a layer's bytes. Read only. Only the weights are used:
+//! JSON object with layers; `blobs/sha256-<hex>` holds a layer's bytes. Read only. Only the weights and the projector are used:
 //! ollama's templates are in a language of its own, and its parameters belong to them; both are reported.
 //! Models that are not one GGUF file are refused by name. Components of names are checked before they are
 //! joined to a path.
@@ -22,6 +22,9 @@ const NAMESPACE: &str = "library";
 const TAG: &str = "latest";
 
 const LAYER: &str = "application/vnd.ollama.image.";
+
+/// Kind of the layer with the vision tower.
+const PROJECTOR: &str = "projector";
 
 /// Most bytes of a manifest; one with a layer per tensor has a few hundred kilobytes.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
@@ -196,11 +199,14 @@ pub(super) fn find(name: &OllamaName, stores: &[PathBuf]) -> Result<Resolved, Lo
     let path = weights_of(&manifest, store, name)?;
     fs::metadata(&path).map_err(|error| LoadError::io(&path, &error))?;
     let mut unused: Vec<String> = manifest.layers.iter().map(|layer| layer.kind().to_owned()).collect();
-    unused.retain(|kind| !matches!(&**kind, "model" | "license"));
+    unused.retain(|kind| !matches!(&**kind, "model" | "license" | PROJECTOR));
     unused.dedup();
     let model = format!("ollama:{}", name.short());
     let notice = (!unused.is_empty()).then(|| Notice::UnusedLayers { model: model.clone(), kinds: unused });
-    Ok(Resolved { notices: notice.into_iter().collect(), ..Resolved::new(model, ModelSource::Gguf(path)) })
+    let mmproj = manifest.layers.iter().find(|layer| layer.kind() == PROJECTOR);
+    let mmproj = mmproj.and_then(|layer| layer.blob(store)).filter(|path| path.is_file());
+    let notices = notice.into_iter().collect();
+    Ok(Resolved { notices, mmproj, ..Resolved::new(model, ModelSource::Gguf(path)) })
 }
 
 /// Returns the error for a name that no store has: with all tags of the model, or else the similar names.

@@ -5,6 +5,7 @@
 //! `BF16/Name-BF16-00001-of-00002.gguf`. Pure functions. Files that accompany models (`mmproj`, `imatrix`,
 //! draft models) are left out.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::repo_files::ListedFile;
@@ -23,8 +24,11 @@ pub const PREFERENCE: [&str; 55] = [
     "IQ1_M", "IQ1_S", "IQ1_XS", "IQ1_XXS",
 ];
 
+/// Word in the names of GGUF files that hold a model's vision tower and its projector.
+const PROJECTOR_WORD: &str = "mmproj";
+
 /// Words in the names of GGUF files that accompany a model: vision projectors, importance matrices.
-const COMPANION_WORDS: [&str; 2] = ["mmproj", "imatrix"];
+const COMPANION_WORDS: [&str; 2] = [PROJECTOR_WORD, "imatrix"];
 
 /// Beginnings of names of GGUF files, or of their folders, that hold a draft model for another one.
 const DRAFT_PREFIXES: [&str; 6] = ["mtp", "eagle3", "eagle", "dflash", "dspark", "draft"];
@@ -151,6 +155,71 @@ pub fn group_shards(files: &[ListedFile]) -> Vec<GgufGroup> {
     let mut files: Vec<GgufGroup> = groups.into_values().collect();
     files.iter_mut().for_each(|file| file.parts.sort());
     files
+}
+
+/// Returns the projector (mmproj) that belongs to the model whose first part is `model`, among the files of its repository or
+/// folder: of those in its folder or above it, the deepest, then a float before a quantised one, then the nearest number of bits.
+/// llmctl's own beside llama.cpp's rule (`find_best_sibling` of `common/download.cpp`): floats come first, and a projector that
+/// names another model of the listing is left out.
+pub fn projector_of<'a>(files: &'a [ListedFile], model: &str) -> Option<&'a ListedFile> {
+    let groups = group_shards(files);
+    let own = groups.iter().find(|group| group.first == model)?;
+    let folder = folder_of(model);
+    let is_near = |file: &&ListedFile| {
+        let lower = file.path.to_ascii_lowercase();
+        let beside = folder_of(&file.path);
+        lower.ends_with(".gguf")
+            && lower.contains(PROJECTOR_WORD)
+            && (beside.is_empty() || folder == beside || folder.starts_with(&format!("{beside}/")))
+    };
+    let names = |file: &ListedFile, group: &GgufGroup| {
+        let (wanted, base) = (model_named_by(&file.path), base_name(&group.stem));
+        wanted.is_empty() || base.contains(&wanted) || wanted.contains(&base)
+    };
+    let is_ours = |file: &&ListedFile| names(file, own) || !groups.iter().any(|group| names(file, group));
+    let order = |file: &&ListedFile| {
+        let tag = quant_tag(file_stem(&file.path));
+        let bits = |tag: &Option<String>| tag.as_deref().map_or(16, bits_of);
+        let is_small = tag.as_deref().is_some_and(is_quantised);
+        (
+            Reverse(folder_of(&file.path).len()),
+            is_small,
+            bits(&tag).abs_diff(bits(&own.tag)),
+            file.path.clone(),
+        )
+    };
+    files.iter().filter(is_near).filter(is_ours).min_by_key(order)
+}
+
+fn folder_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+fn file_stem(path: &str) -> &str {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.get(..name.len().saturating_sub(".gguf".len())).unwrap_or(name)
+}
+
+/// Returns the bits of a quantisation's weights, as its name says: the first number in it.
+fn bits_of(tag: &str) -> u32 {
+    let digits = tag.trim_start_matches(|c: char| !c.is_ascii_digit());
+    let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+    digits[..end].parse().unwrap_or(16)
+}
+
+/// Returns a stem without its quantisation, in lower case.
+fn base_name(stem: &str) -> String {
+    let lower = stem.to_ascii_lowercase();
+    let tag = quant_tag(stem).map(|tag| tag.to_ascii_lowercase()).unwrap_or_default();
+    lower.replacen(&tag, "", 1).trim_matches(['-', '.', '_']).to_owned()
+}
+
+/// Returns the model that a projector's name names; empty for `mmproj-F16.gguf` and `mmproj-model-f16.gguf`.
+fn model_named_by(path: &str) -> String {
+    let base = base_name(file_stem(path)).replacen(PROJECTOR_WORD, "", 1);
+    let base = base.trim_matches(['-', '.', '_']);
+    let base = base.strip_prefix("model").unwrap_or(base);
+    base.trim_matches(['-', '.', '_']).to_owned()
 }
 
 /// Returns the place of a quantisation in [`PREFERENCE`], with 1 for a dynamic mix; `None` if it has none.
@@ -299,6 +368,57 @@ mod tests {
         }
         for name in ["Qwen3-Next-MTP-Q4_K_M.gguf", "Smtp-1B-Q8_0.gguf", "drafting-Q8_0.gguf"] {
             assert_eq!(group(&[name]).len(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_projector_of_a_model() {
+        let find = |names: &[&str], model: &str| {
+            let file = |path: &&str| ListedFile { path: (*path).to_owned(), bytes: 10 };
+            let files: Vec<ListedFile> = names.iter().map(file).collect();
+            projector_of(&files, model).map(|file| file.path.clone())
+        };
+        for (names, model, expected) in [
+            (&["m-Q4_K_M.gguf", "mmproj-F16.gguf"][..], "m-Q4_K_M.gguf", Some("mmproj-F16.gguf")),
+            (&["m-Q4_K_M.gguf", "imatrix.gguf"], "m-Q4_K_M.gguf", None),
+            (
+                &["m-Q8_0.gguf", "mmproj-Q8_0.gguf", "mmproj-F32.gguf", "mmproj-F16.gguf"],
+                "m-Q8_0.gguf",
+                Some("mmproj-F16.gguf"),
+            ),
+            (&["m-F32.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"], "m-F32.gguf", Some("mmproj-F32.gguf")),
+            (
+                &["m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"],
+                "m-Q8_0.gguf",
+                Some("mmproj-BF16.gguf"),
+            ),
+            (&["m-Q8_0.gguf", "mmproj-Q8_0.gguf"], "m-Q8_0.gguf", Some("mmproj-Q8_0.gguf")),
+            (
+                &["Q4/m-Q4_0.gguf", "Q4/mmproj-Q8_0.gguf", "mmproj-F16.gguf"],
+                "Q4/m-Q4_0.gguf",
+                Some("Q4/mmproj-Q8_0.gguf"),
+            ),
+            (&["m-Q4_0.gguf", "Q4/mmproj-F16.gguf"], "m-Q4_0.gguf", None),
+            (&["Q44/m-Q4_0.gguf", "Q4/mmproj-F16.gguf"], "Q44/m-Q4_0.gguf", None),
+            (
+                &["gemma-3-4b-it-q4_0.gguf", "mmproj-model-f16-4B.gguf"],
+                "gemma-3-4b-it-q4_0.gguf",
+                Some("mmproj-model-f16-4B.gguf"),
+            ),
+            (
+                &["a-2b-Q8_0.gguf", "b-1b-Q8_0.gguf", "mmproj-a-2b-F16.gguf"],
+                "a-2b-Q8_0.gguf",
+                Some("mmproj-a-2b-F16.gguf"),
+            ),
+            (&["a-2b-Q8_0.gguf", "b-1b-Q8_0.gguf", "mmproj-a-2b-F16.gguf"], "b-1b-Q8_0.gguf", None),
+            (
+                &["b-Q8_0-00001-of-00002.gguf", "b-Q8_0-00002-of-00002.gguf", "b.mmproj-f16.gguf"],
+                "b-Q8_0-00001-of-00002.gguf",
+                Some("b.mmproj-f16.gguf"),
+            ),
+            (&["mmproj-F16.gguf"], "mmproj-F16.gguf", None),
+        ] {
+            assert_eq!(find(names, model).as_deref(), expected, "{names:?}");
         }
     }
 

@@ -23,4 +23,5 @@ pub use error::HubError;
 pub use listing::{FileHash, RemoteFile};
 pub use observer::{PullEvent, PullObserver};
 pub use pull::PullPlan;
+pub use selection::PullExtent;
 pub use settings::{HubProxies, HubSettings, HubToken, RetrySettings};

@@ -1,8 +1,8 @@
 //! Plans a download and runs it: which files, what is there already, several files at once, then the links.
 //!
-//! Invariant: a snapshot gets its links only when every file of the plan is complete and checked; config.json
-//! and the first part of a split file come last, so that a set that is cut off even then is seen as
-//! incomplete.
+//! Invariant: a snapshot gets its links only when every file of the plan is complete and checked; companions
+//! come first, config.json and the first part of a split file last, so that a set that is cut off even then is
+//! seen as incomplete.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,13 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use super::super::HubPaths;
+use super::super::quant_tag::is_companion;
 use super::super::reference::HubRef;
 use super::client::HubClient;
 use super::error::HubError;
 use super::listing::{RemoteFile, RemoteListing, list_remote};
 use super::observer::{PullEvent, PullObserver};
 use super::parts::{download, small_file};
-use super::selection::{INDEX, RemoteSelection, indexed_weights, select};
+use super::selection::{INDEX, PullExtent, RemoteSelection, indexed_weights, select};
 use super::store::RepoStore;
 use llmctl_base::notice::Notice;
 
@@ -44,7 +45,7 @@ pub struct PullPlan {
 }
 
 impl PullPlan {
-    /// Asks the hub what `hub` needs, to be written to the cache of `paths`. `only_texts` leaves the weights out.
+    /// Asks the hub what `hub` needs, to be written to the cache of `paths`.
     ///
     /// # Errors
     /// The hub's refusal; a reference that fits no file, or several; [`HubError::Cancelled`].
@@ -52,7 +53,7 @@ impl PullPlan {
         client: &HubClient,
         hub: &HubRef,
         paths: &HubPaths,
-        only_texts: bool,
+        extent: PullExtent,
         observer: &dyn PullObserver,
     ) -> Result<Self, HubError> {
         let no_cache =
@@ -61,7 +62,7 @@ impl PullPlan {
         let revision = hub.revision.as_deref().unwrap_or(DEFAULT_REVISION);
         let listing = list_remote(client, &hub.repo_id(), revision, observer)?;
         let store = RepoStore::new(cache, &listing.repo);
-        let selection = select(&listing, hub, paths.memory, only_texts)?;
+        let selection = select(&listing, hub, paths.memory, extent)?;
         let RemoteSelection { mut files, absent, needs_index, reference, notice } = selection;
         if needs_index && let Some(index) = listing.file(INDEX) {
             let index = match std::fs::read(store.blob(index)) {
@@ -132,7 +133,8 @@ impl PullPlan {
         self.store.prepare()?;
         self.download_all(client, observer)?;
         let mut files: Vec<&RemoteFile> = self.files.iter().collect();
-        files.sort_by_key(|file| (file.path == "config.json", std::cmp::Reverse(&file.path)));
+        let order = |path: &str| (path == "config.json", !is_companion(path));
+        files.sort_by_key(|file| (order(&file.path), std::cmp::Reverse(&file.path)));
         let commit = &self.listing.commit;
         files.into_iter().try_for_each(|file| self.store.link(commit, file))?;
         self.absent.iter().try_for_each(|path| self.store.mark_absent(commit, path))?;

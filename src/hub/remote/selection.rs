@@ -36,7 +36,19 @@ pub(super) struct RemoteSelection {
     pub notice: Option<Notice>,
 }
 
-/// Chooses the files that `hub` needs; with `only_texts` no weights. `memory` is the machine's, in bytes.
+/// How much of a model is downloaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PullExtent {
+    /// Weights and texts, and the vision tower of a GGUF file (mmproj).
+    #[default]
+    Whole,
+    /// As `Whole`, without the mmproj file.
+    WithoutProjector,
+    /// Only the texts of a checkpoint.
+    Texts,
+}
+
+/// Chooses the files that `hub` needs. `memory` is the machine's, in bytes.
 ///
 /// # Errors
 /// [`HubError::FileNotFound`], [`HubError::SeveralFiles`] or [`HubError::NoModel`].
@@ -44,18 +56,19 @@ pub(super) fn select(
     listing: &RemoteListing,
     hub: &HubRef,
     memory: Option<u64>,
-    only_texts: bool,
+    extent: PullExtent,
 ) -> Result<RemoteSelection, HubError> {
     let at = hub.revision.as_ref().map(|revision| format!("@{revision}")).unwrap_or_default();
     let id = format!("{}{at}", listing.repo);
     let listed = |file: &RemoteFile| ListedFile { path: file.path.clone(), bytes: file.size };
     let files: Vec<ListedFile> = listing.files.iter().map(listed).collect();
-    if only_texts {
+    if extent == PullExtent::Texts {
         return texts_alone(listing, &files, id);
     }
     let request =
         FileRequest { id: &id, files: &files, selector: hub.selector.as_ref(), memory, is_cached: false };
-    let choice = choose(&request).map_err(|error| refusal(error, listing, hub))?;
+    let mut choice = choose(&request).map_err(|error| refusal(error, listing, hub))?;
+    choice.projector = choice.projector.filter(|_| extent == PullExtent::Whole);
     let reference = match (&hub.selector, &choice.first) {
         (Some(selector), _) => format!("{id}:{selector}"),
         (None, None) => id,
@@ -93,7 +106,8 @@ fn gguf(listing: &RemoteListing, choice: FileChoice, reference: String) -> Resul
         let message = format!("lacks a part of a split model: {missing}");
         return Err(HubError::NoModel { repo: listing.repo.clone(), message });
     }
-    let files = choice.files.iter().filter_map(|path| listing.file(path)).cloned().collect();
+    let paths = choice.files.iter().chain(&choice.projector);
+    let files = paths.filter_map(|path| listing.file(path)).cloned().collect();
     let notice = choice.notice;
     Ok(RemoteSelection { files, absent: Vec::new(), needs_index: false, reference, notice })
 }
@@ -168,10 +182,10 @@ mod tests {
     fn chosen(
         listing: &RemoteListing,
         selector: Option<Selector>,
-        only_texts: bool,
+        extent: PullExtent,
     ) -> Result<RemoteSelection, HubError> {
         let hub = HubRef { org: Some("o".to_owned()), repo: "m".to_owned(), revision: None, selector };
-        select(listing, &hub, None, only_texts)
+        select(listing, &hub, None, extent)
     }
 
     fn listing(paths: &[&str]) -> RemoteListing {
@@ -208,7 +222,7 @@ mod tests {
             "consolidated.safetensors",
             "model.safetensors.index.json",
         ]);
-        let found = chosen(&listing, None, false).expect("a model");
+        let found = chosen(&listing, None, PullExtent::Whole).expect("a model");
         let texts = ["config.json", "tokenizer.json", "additional_chat_templates/rag.jinja"];
         assert_eq!(paths(&found), [&texts[..], &["model.safetensors.index.json"]].concat());
         assert!(found.needs_index && found.absent.contains(&"generation_config.json".to_owned()));
@@ -221,7 +235,7 @@ mod tests {
         let error =
             indexed_weights(&listing, br#"{"weight_map": {"a": "../../x"}}"#).expect_err("not in the commit");
         assert!(error.to_string().contains("../../x"), "{error}");
-        assert_eq!(paths(&chosen(&listing, None, true).expect("texts")), texts);
+        assert_eq!(paths(&chosen(&listing, None, PullExtent::Texts).expect("texts")), texts);
     }
 
     #[test]
@@ -234,12 +248,12 @@ mod tests {
         ];
         let listing = listing(&names);
         let parts = &names[1..3];
-        let preferred = chosen(&listing, None, false).expect("a model");
-        assert_eq!(paths(&preferred), parts);
+        let preferred = chosen(&listing, None, PullExtent::Whole).expect("a model");
+        assert_eq!(paths(&preferred), names[1..]);
         assert!(preferred.reference == "o/m:Q4_K_M" && preferred.notice.is_some(), "{preferred:?}");
         let file = Selector::File("Q4/m-Q4_K_M-00002-of-00002.gguf".to_owned());
-        assert_eq!(paths(&chosen(&listing, Some(file), false).expect("a part names all")), parts);
-        let tag = |tag: &str| chosen(&listing, Some(Selector::Quant(tag.to_owned())), false);
+        assert_eq!(paths(&chosen(&listing, Some(file), PullExtent::Whole).expect("a part names all")), parts);
+        let tag = |tag: &str| chosen(&listing, Some(Selector::Quant(tag.to_owned())), PullExtent::Whole);
         assert_eq!(paths(&tag("q8_0").expect("a tag")), ["m-Q8_0.gguf"]);
         let Err(HubError::FileNotFound { wanted, candidates, .. }) = tag("Q5_K_M") else {
             panic!("no such file")
@@ -252,12 +266,14 @@ mod tests {
 
     #[test]
     fn a_repository_without_a_model_says_what_it_holds() {
-        let message =
-            |paths: &[&str]| chosen(&listing(paths), None, false).expect_err("no model").to_string();
+        let message = |paths: &[&str]| {
+            chosen(&listing(paths), None, PullExtent::Whole).expect_err("no model").to_string()
+        };
         assert!(message(&["config.json", "pytorch_model.bin"]).contains("PyTorch"));
         assert!(message(&["adapter_config.json", "adapter_model.safetensors"]).contains("LoRA"));
         assert!(message(&["README.md"]).contains("neither config.json"));
-        let error = chosen(&listing(&["m-Q8_0.gguf"]), None, true).expect_err("no texts").to_string();
+        let error =
+            chosen(&listing(&["m-Q8_0.gguf"]), None, PullExtent::Texts).expect_err("no texts").to_string();
         assert!(error.contains("a GGUF file holds its tokenizer"), "{error}");
         assert!(message(&["m-Q8_0-00001-of-00002.gguf"]).contains("m-Q8_0-00002-of-00002.gguf"));
     }

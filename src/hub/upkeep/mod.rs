@@ -19,6 +19,7 @@ pub use self::check::{BlobCheck, BlobState, check_blob};
 pub use self::holders::{DownloadLocks, MappedFiles};
 use super::cache::{Repo, SNAPSHOT_DEPTH, Snapshot, is_commit, listing};
 use super::choice::{FileRequest, choose};
+use super::quant_tag::{group_shards, projector_of};
 use super::reference::Selector;
 
 /// Folder depth below a snapshot that is followed; repositories have two or three.
@@ -185,7 +186,7 @@ impl RepoScan {
         erasure
     }
 
-    /// Returns the files of one model, without texts that other models of the snapshot share.
+    /// Returns the files of one model, without texts and projectors that other models of the snapshot share.
     fn model_files(&self, commit: &str, selector: &Selector) -> Result<Vec<String>, String> {
         let scan = self.snapshots.iter().find(|scan| scan.snapshot.commit == commit);
         let dir = scan.map(|scan| scan.snapshot.dir.clone()).unwrap_or_default();
@@ -197,9 +198,14 @@ impl RepoScan {
             memory: None,
             is_cached: true,
         };
-        choose(&request)
-            .map(|choice| choice.files)
-            .map_err(|error| error.into_load_error(&self.repo.id, &dir).to_string())
+        let choice =
+            choose(&request).map_err(|error| error.into_load_error(&self.repo.id, &dir).to_string())?;
+        let others =
+            group_shards(&files).into_iter().filter(|group| Some(&group.first) != choice.first.as_ref());
+        let shared: Vec<String> =
+            others.filter_map(|group| Some(projector_of(&files, &group.first)?.path.clone())).collect();
+        let own = choice.projector.filter(|path| !shared.contains(path));
+        Ok(choice.files.into_iter().chain(own).collect())
     }
 
     /// Returns the snapshots that no ref names, if a ref names another one.

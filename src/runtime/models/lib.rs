@@ -4,12 +4,14 @@
 //! - [`load`]: readers of formats, checks of memory, the model; [`text`]: tokenizers; [`hints`]: of the
 //!   built-in model
 //! - [`model`]: families, the decoder that they share, encoders
+//! - [`vision`]: towers; [`images`]: what others know of them
 //! - [`backend`]: processors and devices; [`panels`]: packed weights; [`tensor`]: bytes of files; [`memory`]:
 //!   limits
 //! - [`kv`]: which pages hold which part of which sequence, in memory and on disk
 
 pub mod backend;
 pub mod hints;
+pub mod images;
 pub mod kv;
 pub mod load;
 pub mod memory;
@@ -17,3 +19,4 @@ pub mod model;
 pub mod panels;
 pub mod tensor;
 pub mod text;
+pub mod vision;

@@ -1,4 +1,4 @@
-//! Causal attention over pages, read in place, for all query heads that share a KV head together.
+//! Attention over pages, causal but within images, read in place, for all query heads that share a KV head together.
 //!
 //! Invariant, the definition of every output, independent of other rows, the number of threads and the
 //! registers:
@@ -73,8 +73,21 @@ pub struct Queries<'a> {
     pub start: usize,
     /// Number of positions that a row sees, including its own; `None` for all.
     pub window: Option<usize>,
+    /// For each row, the positions that it sees besides those; empty if there are none. See [`visible`].
+    pub spans: &'a [Range<usize>],
     pub rule: ScoreRule,
     pub kv_type: KvType,
+}
+
+/// Returns the positions that a row sees: its own and earlier ones, within a window that includes its own, and those of its
+/// span. Spans contain their rows, and consecutive rows' ranges may not step back, at either end.
+#[inline(always)]
+pub fn visible(position: usize, window: Option<usize>, span: Option<&Range<usize>>) -> Range<usize> {
+    let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    match span {
+        None => start..position + 1,
+        Some(span) => start.min(span.start)..span.end.max(position + 1),
+    }
 }
 
 impl Queries<'_> {
@@ -98,14 +111,14 @@ impl Queries<'_> {
     }
 
     /// Returns the positions that a row sees.
+    #[inline(always)]
     fn visible(&self, row: usize) -> Range<usize> {
-        let position = self.start + row;
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+        visible(self.start + row, self.window, self.spans.get(row))
     }
 
     /// Returns the positions that any row sees.
     fn all_visible(&self) -> Range<usize> {
-        self.visible(0).start..self.start + self.rows
+        self.visible(0).start..self.visible(self.rows - 1).end
     }
 
     /// Returns the runs that contain any of them.

@@ -94,6 +94,8 @@ pub struct AttentionSpec<'a, V> {
     pub rule: ScoreRule,
     /// Number of tokens that a row sees, including its own; `None` for all.
     pub window: Option<usize>,
+    /// True if rows also see those of [`RowSpan::seen_besides`].
+    pub is_two_way: bool,
     /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a V>,
 }
@@ -214,9 +216,17 @@ pub struct RowSpan {
     /// The sequence's pages in this group, in token order, with [`NO_PAGE`] for those out of sight. In a recurrent
     /// group the single page.
     pub pages: Vec<PageId>,
+    /// For each row, positions that it sees besides its own and earlier ones where the rows of an image see each other; empty if
+    /// none does. See [`llmctl_kernel::attention::visible`].
+    pub seen_besides: Vec<Range<usize>>,
 }
 
 impl RowSpan {
+    /// Returns what the row at a position sees besides its own and earlier ones.
+    pub fn seen_besides(&self, position: usize) -> Option<&Range<usize>> {
+        self.seen_besides.get(position - self.start)
+    }
+
     /// Returns the page of a position and the offset within it.
     pub fn slot(&self, position: usize) -> (PageId, usize) {
         (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)

@@ -13,6 +13,7 @@ pub mod disk;
 pub mod pool;
 pub mod prefix;
 pub mod table;
+mod tokens;
 
 use std::ops::Range;
 
@@ -20,8 +21,9 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 pub use pool::PagePool;
-pub use prefix::{PageContent, PageName};
+pub use prefix::{NamedPage, PageContent, PageName};
 pub use table::{PageCopy, PageTable};
+pub use tokens::{TokenBuf, Tokens};
 
 /// Reference to a page: its group and its id within the group's storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,8 +58,14 @@ pub enum KvKind {
 }
 
 /// Returns `(resumable, covered)`: the longest prefix of at most `most` tokens from which every group can resume with
-/// the full pages that `has(group, number)` reports, and the prefix covered by pages of full attention.
-pub fn reachable(groups: &[KvGroup], most: usize, has: impl Fn(usize, usize) -> bool) -> (usize, usize) {
+/// the full pages that `has(group, number)` reports, and the prefix covered by pages of full attention. `round_down` returns
+/// the longest prefix not above a length that a step may end with.
+pub fn reachable(
+    groups: &[KvGroup],
+    most: usize,
+    round_down: impl Fn(usize) -> usize,
+    has: impl Fn(usize, usize) -> bool,
+) -> (usize, usize) {
     let lasting = groups.iter().enumerate().filter(|(_, spec)| spec.kind == KvKind::Full);
     let lasting: Vec<usize> = lasting.map(|(group, _)| group).collect();
     let all_have = |number: &usize| lasting.iter().all(|&group| has(group, *number));
@@ -68,7 +76,8 @@ pub fn reachable(groups: &[KvGroup], most: usize, has: impl Fn(usize, usize) -> 
             spec.pages_needed(*len).is_some_and(|mut numbers| numbers.all(|number| has(group, number)))
         })
     };
-    (std::iter::once(known).chain(boundaries).find(can_go_on).unwrap_or(0), known)
+    let lens = std::iter::once(known).chain(boundaries).map(round_down);
+    ({ lens }.find(can_go_on).unwrap_or(0), known)
 }
 
 impl KvGroup {

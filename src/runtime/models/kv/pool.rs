@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::prefix::{PageContent, PageName, PrefixIndex};
-use super::{KvGroup, PageRef};
+use super::{KvGroup, PageRef, Tokens};
 use crate::backend::PageId;
 
 /// A pool that hands out pages up to a capacity. Clones share the pool.
@@ -43,6 +43,8 @@ struct PoolState {
     index: PrefixIndex,
     /// True if pages are named and indexed.
     indexes: bool,
+    /// True if the rows of an image see each other in both directions, so that they are computed in one step.
+    whole_images: bool,
     /// Pages whose memory the backend must free.
     dropped: Vec<PageRef>,
     clock: u64,
@@ -79,6 +81,7 @@ impl PagePool {
             cached: BTreeMap::new(),
             index: PrefixIndex::default(),
             indexes: true,
+            whole_images: false,
             dropped: Vec::new(),
             clock: 0,
         };
@@ -90,6 +93,20 @@ impl PagePool {
         let pool = Self::new(groups, capacity);
         pool.state.borrow_mut().indexes = false;
         pool
+    }
+
+    /// Sets that no sequence resumes within a span of an image.
+    pub fn keep_images_whole(&self) {
+        self.state.borrow_mut().whole_images = true;
+    }
+
+    pub fn keeps_images_whole(&self) -> bool {
+        self.state.borrow().whole_images
+    }
+
+    /// Returns the longest prefix, of at most `len` tokens, that a step may end with.
+    pub fn round_down(&self, tokens: Tokens<'_>, len: usize) -> usize {
+        if self.keeps_images_whole() { tokens.before_span(len) } else { len }
     }
 
     pub fn groups(&self) -> Vec<KvGroup> {

@@ -1,21 +1,22 @@
-//! The index of full pages by content. A page is named by the hash of its own tokens and its parent's name,
-//! so a name stands for all tokens from the start of the sequence.
+//! The index of full pages by content. A page is named by the hash of its own tokens, the images among them and its
+//! parent's name, so a name stands for all tokens and images from the start of the sequence.
 //!
 //! Invariants: a name maps to at most one page of a group, and a hit compares the parent and the tokens
 //! besides the hash. Names are SHA-256, so that crafted prompts cannot collide, and equal in every process,
 //! so that pages on disk use them too. The index pins nothing: the pool removes an entry when it reuses the
 //! page. An engine has one model, so the model is not part of a name; on disk the folder identifies it.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use super::PageRef;
+use super::{PageRef, Tokens};
 use crate::backend::{PAGE_TOKENS, PageId};
 
-/// Name of a page: a hash of all tokens up to its end.
+/// Name of a page: a hash of all tokens and images up to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageName(pub [u8; 32]);
 
@@ -56,11 +57,39 @@ impl fmt::Debug for PageName {
 }
 
 /// Iterates over the names of the full pages of `tokens`, computing them lazily.
-pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
-    tokens.chunks_exact(PAGE_TOKENS).scan(None, |parent, tokens| {
-        *parent = Some(PageName::of(PageContent { parent: *parent, tokens }));
+pub fn names<'a>(tokens: impl Into<Tokens<'a>>) -> impl Iterator<Item = PageName> {
+    let tokens = tokens.into();
+    (0..tokens.len() / PAGE_TOKENS).scan(None, move |parent, number| {
+        *parent = Some(PageName::of(PageContent { parent: *parent, tokens: &tokens.page(number)? }));
         *parent
     })
+}
+
+/// A full page: its name and the content that the name is derived from.
+#[derive(Debug, Clone)]
+pub struct NamedPage<'a> {
+    pub name: PageName,
+    parent: Option<PageName>,
+    tokens: Cow<'a, [u32]>,
+}
+
+impl<'a> NamedPage<'a> {
+    /// Returns the page with this number; `None` if the tokens do not fill it. `names` are those of the pages before it, and
+    /// may be its own too.
+    pub fn of(tokens: Tokens<'a>, names: &[PageName], number: usize) -> Option<Self> {
+        let parent = match number.checked_sub(1) {
+            Some(before) => Some(*names.get(before)?),
+            None => None,
+        };
+        let tokens = tokens.page(number)?;
+        let derived = || PageName::of(PageContent { parent, tokens: &tokens });
+        let name = names.get(number).copied().unwrap_or_else(derived);
+        Some(Self { name, parent, tokens })
+    }
+
+    pub fn content(&self) -> PageContent<'_> {
+        PageContent { parent: self.parent, tokens: &self.tokens }
+    }
 }
 
 /// The content that a page's name is derived from.
@@ -68,6 +97,7 @@ pub fn names(tokens: &[u32]) -> impl Iterator<Item = PageName> {
 pub struct PageContent<'a> {
     /// Name of the preceding page; `None` for the first.
     pub parent: Option<PageName>,
+    /// Its tokens, and behind them the images that it has rows of; see [`Tokens::page`].
     pub tokens: &'a [u32],
 }
 

@@ -15,8 +15,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::pool::{PageHold, PagePool};
-use super::prefix::{self, PageContent, PageName};
-use super::{KvGroup, KvKind, PageRef, reachable};
+use super::prefix::{self, NamedPage, PageName};
+use super::{KvGroup, KvKind, PageRef, Tokens, reachable};
 use crate::backend::{NO_PAGE, PAGE_TOKENS, PageId};
 
 /// The pages of one sequence. Grows by `extend` and shrinks by `truncate`, by nothing else.
@@ -103,23 +103,25 @@ impl PageTable {
 
     /// Builds a table of the longest prefix of `tokens`, at most `most` of them, from which a sequence can resume
     /// with indexed pages alone. Also returns how many leading tokens have indexed rows, which may be more.
-    pub fn from_index(pool: &PagePool, tokens: &[u32], most: usize) -> (Self, usize) {
-        let mut table = Self::new(pool);
+    pub fn from_index<'a>(pool: &PagePool, tokens: impl Into<Tokens<'a>>, most: usize) -> (Self, usize) {
+        let (mut table, tokens) = (Self::new(pool), tokens.into());
         table.names = prefix::names(tokens).collect();
         let has = |group, number| table.is_indexed(group, tokens, number);
-        let (len, known) = reachable(&pool.groups(), most.min(tokens.len()), has);
+        let round_down = |len| pool.round_down(tokens, len);
+        let (len, known) = reachable(&pool.groups(), most.min(tokens.len()), round_down, has);
         table.cut(tokens, len);
         (table, known)
     }
 
     /// Takes over pages that other sequences have published for `tokens` meanwhile. Returns true if the table now
     /// covers more.
-    pub fn catch_up(&mut self, tokens: &[u32], most: usize) -> bool {
-        let is_known = self.next_name(tokens).is_some_and(|(name, key)| {
+    pub fn catch_up(&mut self, tokens: Tokens<'_>, most: usize) -> bool {
+        let is_known = self.next_page(tokens).is_some_and(|page| {
+            let contains = |group| self.pool.contains(group, page.name, page.content());
             let mut lasting = self.groups_that(|keep| keep == KvKind::Full).peekable();
             match lasting.peek() {
-                Some(_) => lasting.all(|group| self.pool.contains(group, name, key)),
-                None => (0..self.groups.len()).any(|group| self.pool.contains(group, name, key)),
+                Some(_) => lasting.all(contains),
+                None => (0..self.groups.len()).any(contains),
             }
         });
         let found = is_known.then(|| Self::from_index(&self.pool, tokens, most).0);
@@ -130,16 +132,10 @@ impl PageTable {
         true
     }
 
-    /// Returns name and content of the next page to fill if the sequence becomes `tokens`; `None` if they do not fill
-    /// it.
-    pub fn next_name<'a>(&self, tokens: &'a [u32]) -> Option<(PageName, PageContent<'a>)> {
+    /// Returns the next page to fill if the sequence becomes `tokens`; `None` if they do not fill it.
+    pub fn next_page<'a>(&self, tokens: Tokens<'a>) -> Option<NamedPage<'a>> {
         let number = self.len / PAGE_TOKENS;
-        let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
-        if self.names.len() != number {
-            return None;
-        }
-        let key = PageContent { parent: self.names.last().copied(), tokens };
-        Some((PageName::of(key), key))
+        NamedPage::of(tokens, &self.names, number).filter(|_| self.names.len() == number)
     }
 
     fn groups_that(&self, wanted: impl Fn(KvKind) -> bool) -> impl Iterator<Item = usize> {
@@ -226,14 +222,15 @@ impl PageTable {
     }
 
     /// Returns the largest length of at most `len` that the table can be truncated to. `tokens` are the covered ones.
-    pub fn resumable(&self, tokens: &[u32], len: usize) -> usize {
+    pub fn resumable<'a>(&self, tokens: impl Into<Tokens<'a>>, len: usize) -> usize {
+        let tokens = tokens.into();
         let boundaries = (0..len.div_ceil(PAGE_TOKENS)).rev().map(|page| page * PAGE_TOKENS);
-        let mut lens = std::iter::once(len).chain(boundaries);
+        let mut lens = std::iter::once(len).chain(boundaries).map(|len| self.pool.round_down(tokens, len));
         lens.find(|&len| (0..self.groups.len()).all(|group| self.has(group, tokens, len))).unwrap_or(0)
     }
 
     /// Returns whether all that `group` needs to resume at `len` is held or indexed.
-    fn has(&self, group: usize, tokens: &[u32], len: usize) -> bool {
+    fn has(&self, group: usize, tokens: Tokens<'_>, len: usize) -> bool {
         let pages = &self.groups[group];
         let is_held = |number| pages.spec.kind != KvKind::Recurrent && pages.page(number).is_some();
         let needed = pages.spec.pages_needed(len);
@@ -241,21 +238,20 @@ impl PageTable {
         len == self.len || needed.is_some_and(|mut numbers| numbers.all(has))
     }
 
-    fn is_indexed(&self, group: usize, tokens: &[u32], number: usize) -> bool {
-        self.key(tokens, number).is_some_and(|(name, key)| self.pool.contains(group, name, key))
+    fn is_indexed(&self, group: usize, tokens: Tokens<'_>, number: usize) -> bool {
+        let page = self.published(tokens, number);
+        page.is_some_and(|page| self.pool.contains(group, page.name, page.content()))
     }
 
-    /// Returns name and content of a published page.
-    fn key<'a>(&self, tokens: &'a [u32], number: usize) -> Option<(PageName, PageContent<'a>)> {
-        let name = *self.names.get(number)?;
-        let parent = number.checked_sub(1).map(|parent| self.names[parent]);
-        let tokens = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
-        Some((name, PageContent { parent, tokens }))
+    /// Returns a published page.
+    fn published<'a>(&self, tokens: Tokens<'a>, number: usize) -> Option<NamedPage<'a>> {
+        if number < self.names.len() { NamedPage::of(tokens, &self.names, number) } else { None }
     }
 
     /// Truncates the table to `len` tokens if it can resume there; later pages are released. Returns whether it
     /// could. `tokens` are the covered ones. Panics if `len` exceeds the covered length.
-    pub fn truncate(&mut self, tokens: &[u32], len: usize) -> bool {
+    pub fn truncate<'a>(&mut self, tokens: impl Into<Tokens<'a>>, len: usize) -> bool {
+        let tokens = tokens.into();
         assert!(len <= self.len, "truncate to {len}, but only {} tokens are covered", self.len);
         let can = self.resumable(tokens, len) == len;
         if can {
@@ -278,7 +274,7 @@ impl PageTable {
     }
 
     /// Truncates to a length that `resumable` returned.
-    fn cut(&mut self, tokens: &[u32], len: usize) {
+    fn cut(&mut self, tokens: Tokens<'_>, len: usize) {
         for group in 0..self.groups.len() {
             let pages = self.needed(group, tokens, len);
             let held = &mut self.groups[group];
@@ -290,11 +286,11 @@ impl PageTable {
     }
 
     /// Returns what a group needs to resume at `len`: the number of the first page, and the pages.
-    fn needed(&self, group: usize, tokens: &[u32], len: usize) -> (usize, VecDeque<PageHold>) {
+    fn needed(&self, group: usize, tokens: Tokens<'_>, len: usize) -> (usize, VecDeque<PageHold>) {
         let pages = &self.groups[group];
         let find = |number| {
-            let (name, key) = self.key(tokens, number)?;
-            self.pool.find(group, name, key)
+            let page = self.published(tokens, number)?;
+            self.pool.find(group, page.name, page.content())
         };
         match pages.spec.kind {
             _ if len == 0 => (0, VecDeque::new()),
@@ -315,18 +311,17 @@ impl PageTable {
 
     /// Adds the full pages to the index, and releases pages that the next token cannot see. `tokens` are the covered
     /// ones, and their rows must be written.
-    pub fn publish(&mut self, tokens: &[u32]) {
+    pub fn publish<'a>(&mut self, tokens: impl Into<Tokens<'a>>) {
+        let tokens = tokens.into();
         debug_assert_eq!(tokens.len(), self.len);
-        for number in self.names.len()..self.len / PAGE_TOKENS {
-            let content = &tokens[number * PAGE_TOKENS..][..PAGE_TOKENS];
-            let key = PageContent { parent: self.names.last().copied(), tokens: content };
-            let name = PageName::of(key);
+        while let Some(full) = NamedPage::of(tokens, &self.names, self.names.len()) {
+            let number = self.names.len();
             for pages in self.groups.iter().filter(|pages| pages.spec.kind != KvKind::Recurrent) {
                 if let Some(page) = pages.page(number) {
-                    self.pool.publish(page, name, key);
+                    self.pool.publish(page, full.name, full.content());
                 }
             }
-            self.names.push(name);
+            self.names.push(full.name);
         }
         for pages in &mut self.groups {
             if matches!(pages.spec.kind, KvKind::SlidingWindow(_)) {
@@ -349,24 +344,22 @@ impl PageTable {
 
     /// Publishes the state after the last token if it ends a page; the next `extend` continues with a copy. Returns
     /// false if other sequences published all of it before.
-    pub fn publish_state(&mut self, tokens: &[u32]) -> bool {
+    pub fn publish_state<'a>(&mut self, tokens: impl Into<Tokens<'a>>) -> bool {
         if !self.len.is_multiple_of(PAGE_TOKENS) || self.len == 0 {
             return false;
         }
-        let Some((name, key)) = self.key(tokens, self.len / PAGE_TOKENS - 1) else { return false };
+        let Some(last) = self.published(tokens.into(), self.len / PAGE_TOKENS - 1) else { return false };
         let states = self.groups.iter().filter(|pages| pages.spec.kind == KvKind::Recurrent);
         let pages: Vec<&PageHold> = states.filter_map(|pages| pages.pages.back()).collect();
-        pages.iter().for_each(|page| self.pool.publish(page, name, key));
+        pages.iter().for_each(|page| self.pool.publish(page, last.name, last.content()));
         pages.iter().any(|page| page.is_indexed())
     }
 
     /// Removes the state after `len` tokens from the index.
-    pub fn forget_state(&mut self, tokens: &[u32], len: usize) {
-        let number = len / PAGE_TOKENS - 1;
-        for group in self.groups_that(|keep| keep == KvKind::Recurrent).collect::<Vec<_>>() {
-            if let Some((name, key)) = self.key(tokens, number) {
-                self.pool.forget(group, name, key);
-            }
+    pub fn forget_state<'a>(&mut self, tokens: impl Into<Tokens<'a>>, len: usize) {
+        let Some(page) = self.published(tokens.into(), len / PAGE_TOKENS - 1) else { return };
+        for group in self.groups_that(|keep| keep == KvKind::Recurrent) {
+            self.pool.forget(group, page.name, page.content());
         }
     }
 

@@ -105,7 +105,7 @@ fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32], values: &m
     }
     let row = |(index, &token)| Row::known(token, start + index, 0, true);
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-    let logits = model.forward(&Batch { rows: &rows, tables: &[table] })?;
+    let logits = model.forward(&Batch::new(&rows, &[table]))?;
     values.extend_from_slice(&logits.values);
     model.reuse(logits);
     Ok(())

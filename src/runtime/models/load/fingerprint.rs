@@ -87,7 +87,8 @@ fn fingerprint_as(
     options: &LoadOptions,
 ) -> Result<Fingerprint, LoadError> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
-    // only affect `context_length`; the device is in `backend`. A block that drafts changes no bit of the model's.
+    // only affect `context_length`; the device is in `backend`. A block that drafts changes no bit of the model's; a
+    // vision tower is a part of the keys of its images.
     let LoadOptions {
         device: _,
         dtype,
@@ -98,6 +99,7 @@ fn fingerprint_as(
         available_memory: _,
         packed: _,
         prediction: _,
+        images: _,
     } = options;
     let facts = json!({
         "scheme": SCHEME,
@@ -296,7 +298,7 @@ mod tests {
             original_context: 4096,
             attention_factor: 1.0,
         };
-        let long_rope = RopeConfig { dim: 8, theta: 1e4, scaling };
+        let long_rope = RopeConfig::new(8, 1e4, scaling);
         assert_eq!([4096, 4097].map(|context| rope_in_force(&long_rope, context)), ["short", "long"]);
         let plain = RopeConfig { scaling: RopeScaling::None, ..long_rope };
         assert_eq!(rope_in_force(&plain, 4096), rope_in_force(&plain, 1 << 20));

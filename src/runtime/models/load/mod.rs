@@ -29,9 +29,11 @@ pub mod text_task;
 pub mod texts;
 pub mod tokenizer;
 pub mod tokenizer_files;
+pub mod vision;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 
 pub use super::backend::KvType;
@@ -52,6 +54,8 @@ use prediction::OwnBlock;
 pub use prediction::PredictionUse;
 pub use text_task::{AskedTask, Prompts, TextTask, TextTaskFacts};
 pub use texts::{TextFiles, TextsAlone};
+use vision::VisionFiles;
+pub use vision::{VisionFacts, vision_facts};
 
 use super::backend::candle::{Candle, is_widened};
 use super::backend::cpu::{Cpu, CpuThreads};
@@ -68,6 +72,7 @@ use super::model::{Model, STEP_TOKENS};
 use super::panels::PanelStore;
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
+use super::vision::Tower;
 use llmctl_base::GivenSampling;
 use llmctl_base::error::{Error, LoadError};
 use llmctl_base::notice::Notice;
@@ -86,6 +91,8 @@ pub struct LoadedModel {
     pub notices: Vec<Notice>,
     /// The drafter: the draft model or assistant that the caller named, or the block of the model's own file.
     pub draft: Option<LoadedDraft>,
+    /// The vision tower, if the files have one that is used.
+    pub tower: Option<Box<dyn Tower>>,
     /// As `notices`, for users who ask for details.
     pub details: Vec<Notice>,
 }
@@ -182,6 +189,16 @@ pub struct LoadOptions {
     /// Place of packed weights; `None` packs at every load.
     pub packed: Option<PanelPlace>,
     pub prediction: PredictionUse,
+    pub images: ImageUse,
+}
+
+/// Whether a model reads images.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ImageUse {
+    /// Leaves the vision tower out.
+    pub is_off: bool,
+    /// Least and most tokens of an image, in place of the model's own.
+    pub tokens: [Option<u32>; 2],
 }
 
 /// Reads everything except the weights.
@@ -245,15 +262,7 @@ pub fn load_with_draft(
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
     notices.extend(texts.chat_templates.notice().into_iter().chain(files.notices()?));
-    let vocab_size = match &recognised {
-        Recognised::Native(description) => description.config.vocab_size,
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(plan) => {
-            candle_models::check(&files, plan, options)?;
-            notices.extend(candle_models::notices(plan));
-            plan.sizes.vocab_size
-        }
-    };
+    let vocab_size = checked_vocabulary(&files, &recognised, options, &mut notices)?;
     fit_vocabulary(&mut texts, vocab_size, &mut notices);
     draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
     let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
@@ -261,9 +270,10 @@ pub fn load_with_draft(
         Some(_) => None,
         None => prediction::block(&files, &recognised, options, &resolved.name)?,
     };
-    let drafters = Drafters { draft: draft.as_ref(), block: block.as_ref() };
-    let context_length = context_of(&files, &recognised, drafters, options, &mut notices)?;
-    let shares = draft.is_some() || block.is_some();
+    let vision = vision_of(&files, resolved.mmproj.as_deref(), &recognised, options, &mut notices)?;
+    let beside = Beside { draft: draft.as_ref(), block: block.as_ref(), vision: vision.as_ref() };
+    let context_length = context_of(&files, &recognised, beside, options, &mut notices)?;
+    let shares = draft.is_some() || block.is_some() || vision.is_some();
     let workers = shares.then(|| options.device.workers()).flatten().transpose().map_err(backend)?;
     let with = |identity| DecoderWith {
         options,
@@ -283,11 +293,33 @@ pub fn load_with_draft(
             (candle_models::load(&files, plan, options, context_length, progress)?, None),
         ),
     };
+    let tower = vision.map(|vision| vision.load(&files, options, workers.as_ref(), &texts.tokenizer));
+    let tower = tower.map_or(Ok(None), |tower| vision::noted(tower, &resolved.name, &mut notices))?;
     let own = own.zip(block).map(|(model, block)| block.loaded(model));
     let draft =
         draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
     let (name, draft) = (resolved.name.clone(), draft.or(own));
-    Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, details })
+    Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, tower, details })
+}
+
+/// Returns the rows of the vocabulary of a model, once its settings are checked.
+fn checked_vocabulary(
+    files: &ModelFiles,
+    recognised: &Recognised,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<usize, LoadError> {
+    #[cfg(not(feature = "candle-families"))]
+    let _ = (files, options, notices);
+    Ok(match recognised {
+        Recognised::Native(description) => description.config.vocab_size,
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(plan) => {
+            candle_models::check(files, plan, options)?;
+            notices.extend(candle_models::notices(plan));
+            plan.sizes.vocab_size
+        }
+    })
 }
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
@@ -349,16 +381,33 @@ fn plan(
     let options = in_force(files, options, notices);
     let recognised = recognise(files.config_reader())?;
     let block = prediction::block(files, &recognised, &options, "")?;
-    let drafters = Drafters { draft: None, block: block.as_ref() };
-    let context = context_of(files, &recognised, drafters, &options, notices)?;
-    Ok((context, demand_of(files, &recognised, drafters, &options, context)?))
+    let vision = vision_of(files, None, &recognised, &options, notices)?;
+    let beside = Beside { draft: None, block: block.as_ref(), vision: vision.as_ref() };
+    let context = context_of(files, &recognised, beside, &options, notices)?;
+    Ok((context, demand_of(files, &recognised, beside, &options, context)?))
 }
 
-/// Drafters, which take memory beside the model.
+/// Drafters and the tower, which take memory beside the model.
 #[derive(Clone, Copy)]
-struct Drafters<'a> {
+struct Beside<'a> {
     draft: Option<&'a DraftFiles>,
     block: Option<&'a OwnBlock>,
+    vision: Option<&'a VisionFiles>,
+}
+
+/// Finds the tower of a model that our decoder runs.
+fn vision_of(
+    files: &ModelFiles,
+    mmproj: Option<&Path>,
+    recognised: &Recognised,
+    options: &LoadOptions,
+    notices: &mut Vec<Notice>,
+) -> Result<Option<VisionFiles>, LoadError> {
+    match recognised {
+        Recognised::Native(description) => vision::find(files, mmproj, description, options.images, notices),
+        #[cfg(feature = "candle-families")]
+        Recognised::CandleModel(_) => Ok(None),
+    }
 }
 
 /// Returns the options in force: what a packed folder has in floats of 8 or 4 bits is kept in bf16, unless a type is
@@ -381,12 +430,12 @@ fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>
 fn context_of(
     files: &ModelFiles,
     recognised: &Recognised,
-    drafters: Drafters<'_>,
+    beside: Beside<'_>,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<usize, LoadError> {
     let most = inspect::decoder_facts(recognised).context_length;
-    let demand = |context| demand_of(files, recognised, drafters, options, context);
+    let demand = |context| demand_of(files, recognised, beside, options, context);
     context(most, demand, options, notices)
 }
 
@@ -394,15 +443,17 @@ fn context_of(
 fn demand_of(
     files: &ModelFiles,
     recognised: &Recognised,
-    drafters: Drafters<'_>,
+    beside: Beside<'_>,
     options: &LoadOptions,
     context: usize,
 ) -> Result<Demand, LoadError> {
     match recognised {
         Recognised::Native(description) => {
             let demand = demand(files, description, options, context)?;
-            let demand = drafters.block.map_or(demand, |block| block.add_demand(demand, options, context));
-            drafters.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
+            let demand = beside.block.map_or(demand, |block| block.add_demand(demand, options, context));
+            let demand =
+                beside.vision.map_or(Ok(demand), |vision| vision.add_demand(demand, files, options))?;
+            beside.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
         }
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => Ok(candle_models::demand(files, plan)),
@@ -704,6 +755,7 @@ mod tests {
     #[test]
     fn gates_are_multiplied_in_f32_whatever_is_asked_and_stored() {
         let options = |dtype, quantize| LoadOptions {
+            images: ImageUse::default(),
             device: Device::Cpu(CpuOptions::new(1)),
             dtype,
             quantize,

@@ -3,6 +3,7 @@
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads no other configuration.
 
 pub use crate::backend::{Activation, DeltaShape, SsmShape};
+pub use crate::images::TwoWay;
 
 /// A whole decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +25,8 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     pub per_layer_inputs: Option<PerLayerInputs>,
     pub altup: Option<AltUpConfig>,
+    /// The layers in which rows of an image see each other in both directions.
+    pub two_way: TwoWay,
 }
 
 /// A second embedding of each token; each layer reads its own part (Gemma 4 E).
@@ -33,6 +36,8 @@ pub struct PerLayerInputs {
     pub size: usize,
     /// Number of tokens with such an embedding; those after them have that of token 0.
     pub num_rows: usize,
+    /// Token whose embedding images have.
+    pub padding: u32,
     /// Activation of the gate through which a layer reads them.
     pub activation: Activation,
 }
@@ -348,6 +353,36 @@ pub struct RopeConfig {
     pub dim: usize,
     pub theta: f32,
     pub scaling: RopeScaling,
+    /// The pairs that rotate by an image's rows and columns (M-RoPE); `None` if all rotate by the position.
+    pub sections: Option<RopeSections>,
+}
+
+impl RopeConfig {
+    /// Returns a table whose pairs all rotate by the position.
+    pub fn new(dim: usize, theta: f32, scaling: RopeScaling) -> Self {
+        Self { dim, theta, scaling, sections: None }
+    }
+}
+
+/// Sections of rotary pairs (M-RoPE). Sources: transformers' `Qwen2_5_VLTextModel` and `Qwen3VLTextRotaryEmbedding`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RopeSections {
+    /// Number of pairs that rotate by the time, by the row and by the column.
+    pub counts: [usize; 3],
+    /// True if pair i rotates by the row if `i % 3 == 1`, by the column if `i % 3 == 2`, while i is below 3 times the
+    /// section's count, and else by the time (Qwen 3 VL, Qwen 3.5); else the sections follow one another.
+    pub interleaved: bool,
+}
+
+impl RopeSections {
+    /// Returns the index of the number by which a pair rotates: time, row, column.
+    pub fn axis(self, pair: usize) -> usize {
+        let [time, row, _] = self.counts;
+        match self.interleaved {
+            true => Some(pair % 3).filter(|&axis| pair < 3 * self.counts[axis]).unwrap_or(0),
+            false => usize::from(pair >= time) + usize::from(pair >= time + row),
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]

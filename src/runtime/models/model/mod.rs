@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::images::ImageRows;
 use super::kv::{KvGroup, PageRef, PageTable};
 use super::tensor::SharedBytes;
 use llmctl_base::error::{Error, Result};
@@ -34,6 +35,11 @@ pub struct Row {
     pub token: u32,
     /// Absolute position in its sequence, where its KV row is written.
     pub position: usize,
+    /// Position numbers of the rotary embedding (time, row, column): three times `position` but for models with M-RoPE, whose
+    /// images take fewer numbers than rows.
+    pub angles: [u32; 3],
+    /// End of the positions that the row sees where its image is two-way; `position + 1` for all other rows.
+    pub visible: usize,
     /// Index into [`Batch::tables`].
     pub sequence: usize,
     pub wants_logits: bool,
@@ -45,7 +51,8 @@ pub struct Row {
 impl Row {
     /// Returns the row of a token that is no guess.
     pub fn known(token: u32, position: usize, sequence: usize, wants_logits: bool) -> Self {
-        Self { token, position, sequence, wants_logits, is_drafted: false }
+        let angles = [position as u32; 3];
+        Self { token, position, angles, visible: position + 1, sequence, wants_logits, is_drafted: false }
     }
 }
 
@@ -56,6 +63,25 @@ impl Row {
 pub struct Batch<'a> {
     pub rows: &'a [Row],
     pub tables: &'a [&'a PageTable],
+    /// Rows whose embeddings are an image's, in ascending order.
+    pub images: &'a [BatchImage<'a>],
+}
+
+impl<'a> Batch<'a> {
+    /// Returns a batch without images.
+    pub fn new(rows: &'a [Row], tables: &'a [&'a PageTable]) -> Self {
+        Self { rows, tables, images: &[] }
+    }
+}
+
+/// Rows of a step that take embeddings of an image.
+#[derive(Debug, Clone)]
+pub struct BatchImage<'a> {
+    /// Indices into [`Batch::rows`].
+    pub rows: Range<usize>,
+    pub embeddings: &'a ImageRows,
+    /// The embedding of the first row; the others follow.
+    pub first: usize,
 }
 
 /// Logits of the rows that want them, in row order: `[rows, vocab_size]`, f32, row-major.

@@ -3,7 +3,7 @@
 //! Sources: RoPE, Su et al. 2021; linear interpolation, Chen et al. 2023; Llama 3.1's ramp, Meta's model card
 //! and transformers' `rope_type: llama3`; YaRN, Peng et al. 2023; LongRoPE, Ding et al. 2024.
 
-use super::config::{RopeConfig, RopeScaling};
+use super::config::{RopeConfig, RopeScaling, RopeSections};
 
 /// One rotary table, resolved for a context length.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,6 +12,7 @@ pub struct Rope {
     inv_freq: Vec<f32>,
     /// Factor of cosines and sines (YaRN's and LongRoPE's attention factor).
     magnitude: f32,
+    sections: Option<RopeSections>,
 }
 
 impl Rope {
@@ -21,7 +22,8 @@ impl Rope {
         let base: Vec<f32> = (0..config.dim / 2)
             .map(|pair| 1.0 / power(config.theta, 2.0 * pair as f32 / config.dim as f32))
             .collect();
-        let plain = |inv_freq| Self { inv_freq, magnitude: 1.0 };
+        let sections = config.sections;
+        let plain = |inv_freq| Self { inv_freq, magnitude: 1.0, sections };
         let divided = |divisors: &[f32]| base.iter().zip(divisors).map(|(freq, by)| freq / by).collect();
         match &config.scaling {
             RopeScaling::None => plain(base),
@@ -32,7 +34,7 @@ impl Rope {
             }
             RopeScaling::LongRope { short, long, original_context, attention_factor } => {
                 let divisors = if context > *original_context { long } else { short };
-                Self { inv_freq: divided(divisors), magnitude: *attention_factor }
+                Self { inv_freq: divided(divisors), magnitude: *attention_factor, sections }
             }
             RopeScaling::Yarn { factor, attention_factor, .. } => Self {
                 inv_freq: yarn(&base, config),
@@ -41,19 +43,23 @@ impl Rope {
                 } else {
                     1.0
                 }),
+                sections,
             },
         }
     }
 
-    /// Computes cosines and sines, `[positions, dim / 2]` each, replacing the content of `cos` and `sin`. The angle
-    /// is rounded to f32 as in the reference; cosine and sine are computed in f64, so that they are exact to f32.
-    pub fn angles(&self, positions: &[usize], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
-        let angle = |position: usize, freq: f32| f64::from(position as f32 * freq);
+    /// Computes cosines and sines, `[rows, dim / 2]` each, of rows with these numbers (time, row, column), replacing the
+    /// content of `cos` and `sin`. The angle is rounded to f32 as in the reference; cosine and sine are computed in f64, so that
+    /// they are exact to f32.
+    pub fn angles(&self, numbers: &[[u32; 3]], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
+        let axis = |pair| self.sections.map_or(0, |sections| sections.axis(pair));
+        let angle = |number: u32, freq: f32| f64::from(number as f32 * freq);
         let each = |function: fn(f64) -> f64, out: &mut Vec<f32>| {
             out.clear();
-            let angles = positions
+            let pairs = || self.inv_freq.iter().enumerate();
+            let angles = numbers
                 .iter()
-                .flat_map(|&position| self.inv_freq.iter().map(move |&freq| angle(position, freq)));
+                .flat_map(|numbers| pairs().map(move |(pair, &freq)| angle(numbers[axis(pair)], freq)));
             out.extend(angles.map(|angle| (function(angle) * f64::from(self.magnitude)) as f32));
         };
         each(libm::cos, cos);
@@ -119,12 +125,13 @@ mod tests {
     use super::*;
 
     fn rope(scaling: RopeScaling) -> Rope {
-        Rope::new(&RopeConfig { dim: 8, theta: 10_000.0, scaling }, 4096)
+        Rope::new(&RopeConfig::new(8, 10_000.0, scaling), 4096)
     }
 
     fn angles(rope: &Rope, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let (mut cos, mut sin) = (vec![9.0], Vec::new());
-        rope.angles(positions, &mut cos, &mut sin);
+        let numbers: Vec<_> = positions.iter().map(|&position| [position as u32; 3]).collect();
+        rope.angles(&numbers, &mut cos, &mut sin);
         (cos, sin)
     }
 
@@ -134,6 +141,22 @@ mod tests {
         let (cos, sin) = angles(&rope(RopeScaling::None), &[0, 2]);
         assert_eq!((cos[0], sin[0]), (1.0, 0.0));
         assert!((cos[4] - 2f32.cos()).abs() < 1e-6 && (sin[5] - 0.2f32.sin()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn pairs_rotate_by_the_number_of_their_section() {
+        let axes = |counts, interleaved, pairs| {
+            let sections = RopeSections { counts, interleaved };
+            (0..pairs).map(|pair| sections.axis(pair)).collect::<Vec<_>>()
+        };
+        assert_eq!(axes([4, 2, 3], true, 9), [0, 1, 2, 0, 1, 2, 0, 0, 2]);
+        assert_eq!(axes([2, 1, 3], false, 6), [0, 0, 1, 2, 2, 2]);
+        let sections = Some(RopeSections { counts: [2, 1, 1], interleaved: true });
+        let rope = Rope::new(&RopeConfig { sections, ..RopeConfig::new(8, 1e4, RopeScaling::None) }, 64);
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        rope.angles(&[[5, 6, 7]], &mut cos, &mut sin);
+        let by = |number| angles(&rope, &[number]).1;
+        assert_eq!(sin, [by(5)[0], by(6)[1], by(7)[2], by(5)[3]]);
     }
 
     #[test]

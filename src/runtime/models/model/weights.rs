@@ -20,7 +20,8 @@ pub struct WeightFile<'a> {
 }
 
 /// Prefixes of the text decoder in Hugging Face checkpoints, most common first.
-const PREFIXES: [&str; 5] = ["model.", "model.language_model.", "language_model.model.", "backbone.", ""];
+const PREFIXES: [&str; 6] =
+    ["model.", "model.language_model.", "language_model.model.", "model.text_model.", "backbone.", ""];
 
 /// Prefix of the block that predicts further tokens.
 const PREDICTION_PREFIX: &str = "mtp.";
@@ -610,9 +611,12 @@ pub fn to_f32(tensor: &HostTensor) -> Vec<f32> {
     values
 }
 
+/// What is wrong with a tensor that the file lacks.
+pub const MISSING: &str = "not in the file";
+
 /// Returns the error for a tensor that the file lacks.
 pub fn missing(name: &str) -> LoadError {
-    LoadError::Tensor { tensor: name.to_owned(), message: "not in the file".to_owned() }
+    LoadError::Tensor { tensor: name.to_owned(), message: MISSING.to_owned() }
 }
 
 #[cfg(test)]

@@ -18,7 +18,8 @@ pub fn attend(
     spans: &[RowSpan],
 ) -> Result<Tensor> {
     let KvShape { num_kv_heads, head_dim, .. } = kv.shape(spec.store);
-    let shape = ReadShape { num_heads: spec.num_heads, num_kv_heads, head_dim, window: spec.window };
+    let AttentionSpec { num_heads, window, is_two_way, .. } = *spec;
+    let shape = ReadShape { num_heads, num_kv_heads, head_dim, window, is_two_way };
     let groups = kv.step(spec.store, spans).reads(kv.device(), shape)?;
     let stores = kv.stores(spec.store)?;
     let parts = groups.iter().map(|group| attend_group(stores, spec, shape, q, group));

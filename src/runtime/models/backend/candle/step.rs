@@ -20,6 +20,7 @@ use candle_core::{Device, Result, Tensor};
 
 use super::RowSpan;
 use crate::backend::PAGE_TOKENS;
+use llmctl_kernel::attention::visible;
 
 /// Limit of the values (256 MiB of f32) that scores and gathered keys and values of a group should take together.
 const GROUP_VALUES: usize = 1 << 26;
@@ -48,6 +49,15 @@ pub struct ReadShape {
     pub num_kv_heads: usize,
     pub head_dim: usize,
     pub window: Option<usize>,
+    pub is_two_way: bool,
+}
+
+impl ReadShape {
+    /// Returns the positions that the row at a position sees.
+    fn visible(self, span: &RowSpan, position: usize) -> Range<usize> {
+        let besides = span.seen_besides(position).filter(|_| self.is_two_way);
+        visible(position, self.window, besides)
+    }
 }
 
 /// Rows that are computed together.
@@ -106,7 +116,7 @@ impl StepIndex {
         }
         check_rows(&self.spans)?;
         let blocks: Vec<RowRun> = self.spans.iter().flat_map(|span| blocks(span, shape)).collect();
-        let groups = batched(&blocks, shape).map(|blocks| group(device, blocks, shape.window));
+        let groups = batched(&blocks, shape).map(|blocks| group(device, blocks, shape));
         let groups = Arc::new(groups.collect::<Result<Vec<_>>>()?);
         self.reads.push((shape, groups.clone()));
         Ok(groups)
@@ -142,18 +152,16 @@ struct RowRun<'a> {
     seen: Range<usize>,
 }
 
-fn first_seen(position: usize, window: Option<usize>) -> usize {
-    window.map_or(0, |window| (position + 1).saturating_sub(window))
-}
-
 /// Cuts a span's rows into blocks whose scores stay within [`GROUP_VALUES`].
 fn blocks(span: &RowSpan, shape: ReadShape) -> impl Iterator<Item = RowRun<'_>> {
-    let most_seen = span.start + span.rows.len() - first_seen(span.start, shape.window);
+    let seen =
+        move |first: usize, last: usize| shape.visible(span, first).start..shape.visible(span, last).end;
+    let most_seen = seen(span.start, span.start + span.rows.len() - 1).len();
     let step = (GROUP_VALUES / (shape.num_heads * most_seen).max(1)).max(1);
     span.rows.clone().step_by(step).map(move |row| {
         let rows = row..(row + step).min(span.rows.end);
         let start = span.start + row - span.rows.start;
-        let seen = first_seen(start, shape.window)..start + rows.len();
+        let seen = seen(start, start + rows.len() - 1);
         RowRun { span, rows, start, seen }
     })
 }
@@ -181,7 +189,7 @@ fn batched<'b, 'a>(blocks: &'b [RowRun<'a>], shape: ReadShape) -> impl Iterator<
     })
 }
 
-fn group(device: &Device, blocks: &[RowRun<'_>], window: Option<usize>) -> Result<RowGroup> {
+fn group(device: &Device, blocks: &[RowRun<'_>], shape: ReadShape) -> Result<RowGroup> {
     let (first, last) = (&blocks[0], &blocks[blocks.len() - 1]);
     let (batch, rows) = (blocks.len(), first.rows.len());
     let seen = blocks.iter().map(|block| block.seen.len()).max().unwrap_or(0);
@@ -196,7 +204,7 @@ fn group(device: &Device, blocks: &[RowRun<'_>], window: Option<usize>) -> Resul
         true => Slots::From(slots[0] as usize),
         false => Slots::Listed(Tensor::new(slots, device)?),
     };
-    let mask = mask(blocks, seen, window);
+    let mask = mask(blocks, seen, shape);
     let mask = match mask.iter().all(|value| *value == 0.0) {
         true => None,
         false => Some(Tensor::from_vec(mask, (1, batch, 1, rows, seen), device)?),
@@ -205,11 +213,12 @@ fn group(device: &Device, blocks: &[RowRun<'_>], window: Option<usize>) -> Resul
 }
 
 /// Returns a mask `[batch, rows, seen]`, 0 where a row sees a slot.
-fn mask(blocks: &[RowRun<'_>], seen: usize, window: Option<usize>) -> Vec<f32> {
+fn mask(blocks: &[RowRun<'_>], seen: usize, shape: ReadShape) -> Vec<f32> {
     let rows =
         blocks.iter().flat_map(|block| (0..block.rows.len()).map(move |row| (block, block.start + row)));
     let visible = |block: &RowRun<'_>, position: usize| {
-        first_seen(position, window) - block.seen.start..position + 1 - block.seen.start
+        let Range { start, end } = shape.visible(block.span, position);
+        start - block.seen.start..end - block.seen.start
     };
     rows.flat_map(|(block, position)| {
         let visible = visible(block, position);
@@ -223,11 +232,11 @@ mod tests {
     use super::*;
 
     fn shape(window: Option<usize>) -> ReadShape {
-        ReadShape { num_heads: 4, num_kv_heads: 2, head_dim: 8, window }
+        ReadShape { num_heads: 4, num_kv_heads: 2, head_dim: 8, window, is_two_way: false }
     }
 
     fn span(rows: Range<usize>, start: usize, pages: &[u32]) -> RowSpan {
-        RowSpan { rows, start, num_drafted: 0, pages: pages.to_vec() }
+        RowSpan { rows, start, num_drafted: 0, pages: pages.to_vec(), seen_besides: vec![] }
     }
 
     fn reads(spans: &[RowSpan], shape: ReadShape) -> Arc<Vec<RowGroup>> {
@@ -279,6 +288,19 @@ mod tests {
             mask.chunks(4).map(|row| row.iter().map(|m| *m == 0.0).collect()).collect();
         let (yes, no) = (true, false);
         assert_eq!(seen, [[yes, yes, no, no], [no, yes, yes, no], [no, no, yes, yes]]);
+    }
+
+    #[test]
+    fn rows_of_an_image_see_it_whole_in_two_way_layers() {
+        let seen_besides = vec![1..2, 2..4, 2..4, 4..5];
+        let spans = [RowSpan { seen_besides, ..span(0..4, 1, &[0]) }];
+        let count = |shape| {
+            let mask = reads(&spans, shape)[0].mask.as_ref().unwrap().flatten_all().unwrap();
+            let mask = mask.to_vec1::<f32>().unwrap();
+            mask.chunks(5).map(|row| row.iter().filter(|m| **m == 0.0).count()).collect::<Vec<_>>()
+        };
+        assert_eq!(count(shape(None)), [2, 3, 4, 5]);
+        assert_eq!(count(ReadShape { is_two_way: true, ..shape(None) }), [2, 4, 4, 5]);
     }
 
     #[test]

@@ -72,6 +72,8 @@ struct AttentionJob<'a> {
 impl AttentionJob<'_> {
     fn queries(&self, block: &QueryBlock, kv_head: usize) -> Queries<'_> {
         let (span, KvShape { head_dim, .. }) = (&self.spans[block.span], self.shape);
+        let rows = block.rows.start - span.rows.start..block.rows.end - span.rows.start;
+        let spans = span.seen_besides.get(rows).filter(|_| self.spec.is_two_way);
         Queries {
             q: &self.q.values()[block.rows.start * self.q.width() + kv_head * self.group * head_dim..],
             row_stride: self.q.width(),
@@ -82,6 +84,7 @@ impl AttentionJob<'_> {
             values: self.shape.values,
             start: span.start + block.rows.start - span.rows.start,
             window: self.spec.window,
+            spans: spans.unwrap_or_default(),
             rule: self.spec.rule,
             kv_type: self.kv.kv_type(),
         }

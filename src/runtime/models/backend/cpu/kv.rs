@@ -337,8 +337,8 @@ mod tests {
         let (keys, values) = (rows(150, 0.0), rows(150, 5000.0));
         // 70 rows from position 20 on, of a sequence with three pages, and the first 80 rows of another.
         let spans = [
-            RowSpan { rows: 0..70, start: 20, num_drafted: 0, pages: vec![3, 0, 1] },
-            RowSpan { rows: 70..150, start: 0, num_drafted: 0, pages: vec![2, 5, 4] },
+            RowSpan { rows: 0..70, start: 20, num_drafted: 0, pages: vec![3, 0, 1], seen_besides: vec![] },
+            RowSpan { rows: 70..150, start: 0, num_drafted: 0, pages: vec![2, 5, 4], seen_besides: vec![] },
         ];
         for threads in [1, 3] {
             let mut kv = CpuKv::new(&layout, KvType::F32);
@@ -363,7 +363,8 @@ mod tests {
         let pool = Pool::new(1).unwrap();
         let x = rows(1, 1.0);
         let write = |kv: &mut CpuKv, page| {
-            let span = RowSpan { rows: 0..1, start: 0, num_drafted: 0, pages: vec![page] };
+            let span =
+                RowSpan { rows: 0..1, start: 0, num_drafted: 0, pages: vec![page], seen_besides: vec![] };
             kv.write(0, [&x, &x], &[span], &pool).unwrap();
         };
         write(&mut kv, 7);
@@ -382,7 +383,13 @@ mod tests {
             KvLayout { stores: vec![Store { shape: StoreShape::Rows(SHAPE), group: 0 }], num_groups: 1 };
         let pool = Pool::new(1).expect("threads");
         let spans = |page, rows: Range<usize>| {
-            [RowSpan { start: rows.start, rows: 0..rows.len(), num_drafted: 0, pages: vec![page] }]
+            [RowSpan {
+                start: rows.start,
+                rows: 0..rows.len(),
+                num_drafted: 0,
+                pages: vec![page],
+                seen_besides: vec![],
+            }]
         };
         let mut kv = CpuKv::new(&layout, KvType::F32);
         let x = rows(PAGE_TOKENS, 1.0);

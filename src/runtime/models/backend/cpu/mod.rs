@@ -13,6 +13,7 @@ mod kv;
 mod late;
 mod recurrent;
 mod texts;
+mod whole;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
 use late::LatePacked;
+pub use whole::WholeSpan;
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, KvLayout, KvType, PageId, Product,
@@ -501,7 +503,7 @@ impl Backend for Cpu {
 
     fn embed(&self, table: &CpuWeight, tokens: &[u32], scale: f32, out: &mut CpuBuffer) -> Result<()> {
         // Every step starts here, so the number of threads is chosen here.
-        self.pool().use_threads(self.threads[usize::from(tokens.len() >= BATCH_ROWS)]);
+        self.begin_rows(tokens.len());
         let (rows, width) = table.rows_cols();
         out.resize(tokens.len(), width);
         for (out, &token) in out.values_mut().chunks_exact_mut(width).zip(tokens) {

@@ -333,7 +333,7 @@ mod tests {
         let stores = vec![Store { shape: StoreShape::State(4), group: 0 }];
         let mut kv = CpuKv::new(&KvLayout { stores, num_groups: 1 }, KvType::F32);
         let cpu = Cpu::new(1).expect("a backend");
-        let span = RowSpan { rows: 0..3, start: 5, num_drafted: 2, pages: vec![3] };
+        let span = RowSpan { rows: 0..3, start: 5, num_drafted: 2, pages: vec![3], seen_besides: vec![] };
         let records = kv.drafted_mut(0);
         records.begin(StateUpdate::Shift { width: 2 });
         let mut record = records.start(&span, 1);

@@ -113,6 +113,10 @@ impl Folder {
         Self { path: root.join(fingerprint), root, manifest }
     }
 
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -328,7 +332,7 @@ fn used_now(depth: u32, bonus: Duration) -> FileTimes {
 }
 
 /// Fills a new file in `folder` and renames it to `path`. Removes the new file on failure.
-fn replace(folder: &Path, path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+pub fn replace(folder: &Path, path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let (unfinished, mut file) = new_file(folder)?;
     let filled = fill(&mut file).and_then(|()| fs::rename(&unfinished, path));
     if filled.is_err() {
@@ -394,7 +398,7 @@ fn walk<T>(
 }
 
 /// Maps a missing file or folder to `None`.
-fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+pub fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some),

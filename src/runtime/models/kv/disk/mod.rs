@@ -15,10 +15,11 @@
 //! drops from memory it reads again unverified, as it does the weights: an error of the disk then ends the
 //! process (SIGBUS).
 //!
-//! `page` is the file format, `folder` the layout, `io_queue` the requests and answers, `io_thread` the
+//! `page` is the file format, `image_rows` keeps embeddings of images beside the pages, `folder` is the layout, `io_queue` the requests and answers, `io_thread` the
 //! thread. The caller decides which pages to save and interprets their bytes.
 
 mod folder;
+mod image_rows;
 mod io_queue;
 mod io_thread;
 pub mod page;
@@ -37,6 +38,7 @@ use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
 
 pub use self::folder::forget;
+pub use self::image_rows::{ImageFolder, forget_images};
 pub use self::page::FORMAT_VERSION;
 pub use super::prefix::{PageName, names};
 
@@ -57,6 +59,7 @@ pub struct PageLabel {
     pub key: DiskPageKey,
     /// Name of the preceding page; `None` for the first.
     pub parent: Option<PageName>,
+    /// See [`PageContent::tokens`](super::PageContent::tokens).
     pub tokens: Box<[u32]>,
     /// Number of pages before this one in its sequence. Among pages last used together, the deepest are removed
     /// first.
@@ -213,6 +216,11 @@ impl DiskStore {
     /// Returns whether saving is on.
     pub fn is_saving(&self) -> bool {
         self.thread.is_some() && self.queue.is_saving()
+    }
+
+    /// Returns the folder of images' embeddings; `None` if the store is off.
+    pub fn images(&self) -> Option<ImageFolder> {
+        self.thread.as_ref().map(|_| ImageFolder::new(self.folder.root(), self.limit_bytes))
     }
 
     /// Limit of the pages on disk, in bytes.

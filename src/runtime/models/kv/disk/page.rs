@@ -16,6 +16,8 @@
 //! | `p` | payload |
 //! | 4 | CRC-32 (ISO 3309) of everything before |
 //!
+//! The tokens are those of [`PageLabel::tokens`], with what names the images among them.
+//!
 //! The expected header is known before the file is opened, so it is compared as a whole, and no size from the
 //! file is trusted for an allocation. The checksum is verified first: the header of a damaged file means
 //! nothing.

@@ -7,7 +7,7 @@ use super::super::gguf::Gguf;
 use super::super::gguf_config::value;
 use super::head::GgufHead;
 use crate::model::arch::{ConfigReader, Description, parse_config};
-use crate::model::{DecoderConfig, RopeScaling};
+use crate::model::{DecoderConfig, RopeScaling, TwoWay};
 use llmctl_base::error::LoadError;
 
 /// Compares the decoder that the keys describe with the folder's.
@@ -39,10 +39,13 @@ pub(super) fn same_decoder(
     }
 }
 
-/// Returns the configuration without what tensors of the GGUF file add to it.
+/// Returns the configuration without what tensors of the GGUF file add to it, and what it has for images, which the exported
+/// model does not read.
 fn comparable(config: &DecoderConfig) -> DecoderConfig {
-    let mut config = DecoderConfig { architecture: "", ..config.clone() };
+    let mut config = DecoderConfig { architecture: "", two_way: TwoWay::Never, ..config.clone() };
+    config.per_layer_inputs.iter_mut().for_each(|inputs| inputs.padding = 0);
     for rope in &mut config.ropes {
+        rope.sections = None;
         match &mut rope.scaling {
             RopeScaling::Llama3 { .. } => rope.scaling = RopeScaling::None,
             RopeScaling::LongRope { short, long, attention_factor, .. } => {

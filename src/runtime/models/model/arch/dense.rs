@@ -7,7 +7,7 @@ use super::config_reader::ConfigReader;
 use super::rope::{partial_factor, rope};
 use crate::model::config::{
     Activation, AttentionConfig, DecoderConfig, FeedForwardConfig, KvSource, LayerConfig, MixerConfig,
-    MlpConfig, Naming, NormNames, PartNames, QkNorm,
+    MlpConfig, Naming, NormNames, PartNames, QkNorm, TwoWay,
 };
 use llmctl_base::error::LoadError;
 
@@ -111,6 +111,7 @@ pub fn decoder(
         final_softcap: None,
         per_layer_inputs: None,
         altup: None,
+        two_way: TwoWay::Never,
     };
     Ok(Description { config, naming: naming(reader, defaults)?, prediction: None })
 }

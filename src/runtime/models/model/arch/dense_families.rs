@@ -5,7 +5,7 @@ use std::f32::consts::LN_2;
 use serde_json::Value;
 
 use super::dense::ConfigDefaults;
-use super::rope::{gguf_long_rope, parameter, yarn_magnitude};
+use super::rope::{gguf_long_rope, parameter, set_sections, yarn_magnitude};
 use super::{ConfigReader, Description, Family, sliding_families};
 use crate::model::config::{Activation, AttentionTemperature, NormNames, QkNorm, RopeScaling};
 use llmctl_base::error::LoadError;
@@ -58,6 +58,19 @@ pub fn slide_upper_layers(description: &mut Description, reader: &ConfigReader) 
     Ok(())
 }
 
+/// Qwen 2 VL and 2.5 VL, text: Qwen 2 with M-RoPE. Sources: transformers `Qwen2_5_VLTextConfig`; llama.cpp's `qwen2vl` for
+/// GGUF.
+pub const QWEN2_VL: Family = Family {
+    name: "qwen2.5-vl",
+    model_types: &["qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"],
+    gguf_names: &["qwen2vl"],
+    adjust: |description, reader| {
+        slide_upper_layers(description, reader)?;
+        set_sections(&mut description.config.ropes[0], reader, [16, 24, 24], false)
+    },
+    ..QWEN2
+};
+
 /// Qwen 3, dense: no biases, q and k normalised per head, heads wider than hidden_size / heads.
 /// Source: transformers `Qwen3Config`.
 pub const QWEN3: Family = Family {
@@ -67,12 +80,17 @@ pub const QWEN3: Family = Family {
     ..Family::new("qwen3", &["qwen3"], &["qwen3"])
 };
 
-/// Qwen 3 VL, text: Qwen 3. Positions in a text are the same in all sections of M-RoPE, and images, which also feed the first
-/// layers, are not read. Sources: transformers `Qwen3VLTextConfig`; llama.cpp's `qwen3vl` for GGUF.
+/// Sections of Qwen 3 VL's M-RoPE.
+pub const QWEN3_VL_SECTIONS: [usize; 3] = [24, 20, 20];
+
+/// Qwen 3 VL, text: Qwen 3 with M-RoPE. Sources: transformers `Qwen3VLTextConfig`; llama.cpp's `qwen3vl` for GGUF.
 pub const QWEN3_VL: Family = Family {
     name: "qwen3-vl",
     model_types: &["qwen3_vl", "qwen3_vl_text"],
     gguf_names: &["qwen3vl"],
+    adjust: |description, reader| {
+        set_sections(&mut description.config.ropes[0], reader, QWEN3_VL_SECTIONS, true)
+    },
     ..QWEN3
 };
 
@@ -186,10 +204,29 @@ pub const GLM4: Family = Family {
     adjust: |description, reader| {
         // llama.cpp's converter splits the pairs of models that also read images.
         description.naming.interleaved_qk = reader.is_absent("rope.dimension_sections");
+        if !description.naming.interleaved_qk {
+            set_sections(&mut description.config.ropes[0], reader, GLM_SECTIONS, false)?;
+        }
         description.config.layers.iter_mut().for_each(|layer| layer.post_norms = true);
         description.leave_prediction_out(reader, "num_nextn_predict_layers")
     },
     ..Family::new("glm4", &["glm4"], &["glm4"])
+};
+
+/// Sections of GLM-4.1V's M-RoPE.
+const GLM_SECTIONS: [usize; 3] = [8, 12, 12];
+
+/// GLM-4.1V, text: GLM-4 with M-RoPE. Source: transformers `Glm4vTextConfig`. As GGUF it is published as `glm4`.
+pub const GLM4V: Family = Family {
+    name: "glm4v",
+    model_types: &["glm4v", "glm4v_text", "glm46v"],
+    gguf_names: &[],
+    defaults: ConfigDefaults { head_dim: None, norm_eps: 1e-5, context_length: 32_768, ..GLM4.defaults },
+    adjust: |description, reader| {
+        (GLM4.adjust)(description, reader)?;
+        set_sections(&mut description.config.ropes[0], reader, GLM_SECTIONS, false)
+    },
+    ..GLM4
 };
 
 /// Granite 3, dense: a Llama with multipliers on embeddings, scores, residuals and logits.

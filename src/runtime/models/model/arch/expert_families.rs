@@ -2,8 +2,9 @@
 
 use super::deepseek;
 use super::dense::ConfigDefaults;
-use super::dense_families::{QWEN3, slide_upper_layers};
+use super::dense_families::{QWEN3, QWEN3_VL_SECTIONS, slide_upper_layers};
 use super::experts::{ExpertKeys, experts, with_shared};
+use super::rope::set_sections;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
     Activation, ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, NormNames, PartNames, QkNorm,
@@ -77,7 +78,7 @@ pub const QWEN3_VL_MOE: Family = Family {
         qwen3_moe(description, reader)?;
         // The class has no `norm_topk_prob`.
         description.experts_mut().for_each(|experts| experts.weights = ExpertWeights::OfUsed);
-        Ok(())
+        set_sections(&mut description.config.ropes[0], reader, QWEN3_VL_SECTIONS, true)
     },
     ..QWEN3_MOE
 };

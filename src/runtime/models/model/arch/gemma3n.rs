@@ -58,6 +58,7 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), Lo
     let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(262_144).min(vocab_size);
     description.config.per_layer_inputs = Some(PerLayerInputs {
         size,
+        padding: 0,
         num_rows: if reader.is_gguf() { vocab_size } else { rows },
         activation: Activation::GeluTanh,
     });

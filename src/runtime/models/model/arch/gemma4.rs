@@ -11,7 +11,7 @@ use super::sliding_families::GEMMA_DEFAULTS;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
     Activation, AttentionConfig, ExpertWeights, KvSource, NormNames, PartNames, PerLayerInputs, QkNorm,
-    RopeConfig, RopeScaling,
+    RopeConfig, RopeScaling, TwoWay,
 };
 use llmctl_base::error::LoadError;
 
@@ -29,6 +29,7 @@ pub const FAMILY: Family = Family {
         set_widths(&mut description, reader, first_shared)?;
         set_experts(&mut description, reader)?;
         set_per_layer_inputs(&mut description, reader)?;
+        description.config.two_way = two_way(&description, reader)?;
         Ok(description)
     },
     ..Family::new("gemma4", &["gemma4", "gemma4_text", UNIFIED, UNIFIED_TEXT], &["gemma4"])
@@ -75,11 +76,10 @@ fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[boo
         rope(reader, "full_attention", global_dim, 1e6)?,
         match reader.is_gguf() {
             false => rope(reader, "sliding_attention", local_dim, 1e4)?,
-            true => RopeConfig {
-                dim: local_dim,
-                theta: reader.number("rope.freq_base_swa")?.unwrap_or(1e4),
-                scaling: RopeScaling::None,
-            },
+            true => {
+                let theta = reader.number("rope.freq_base_swa")?.unwrap_or(1e4);
+                RopeConfig::new(local_dim, theta, RopeScaling::None)
+            }
         },
     ];
     let reuses_keys = reader.is_gguf() || reader.flag("attention_k_eq_v")? == Some(true);
@@ -204,6 +204,18 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(
     Ok(())
 }
 
+/// Returns the layers in which images are two-way. GGUF does not say: they are in all models but those with per-layer inputs.
+fn two_way(description: &Description, reader: &ConfigReader) -> Result<TwoWay, LoadError> {
+    if [UNIFIED, UNIFIED_TEXT].contains(&reader.architecture()?.as_str()) {
+        return Ok(TwoWay::Whole);
+    }
+    let is_sliding = match reader.is_gguf() {
+        true => description.config.per_layer_inputs.is_none(),
+        false => reader.string("use_bidirectional_attention")?.as_deref() == Some("vision"),
+    };
+    Ok(if is_sliding { TwoWay::Sliding } else { TwoWay::Never })
+}
+
 fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
     let size = per_layer_size(reader)?;
     let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
@@ -213,7 +225,12 @@ fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) ->
     let activation = description.config.layers.iter().find_map(|layer| layer.feed_forward.dense.as_ref());
     let activation = activation.map_or(Activation::GeluTanh, |dense| dense.activation);
     let num_rows = description.config.vocab_size;
-    description.config.per_layer_inputs = (size > 0).then_some(PerLayerInputs { size, num_rows, activation });
+    let padding = match reader.is_gguf() {
+        true => 0,
+        false => reader.count("pad_token_id")?.filter(|&token| token < num_rows).unwrap_or(0) as u32,
+    };
+    let inputs = PerLayerInputs { size, num_rows, padding, activation };
+    description.config.per_layer_inputs = (size > 0).then_some(inputs);
     Ok(())
 }
 

@@ -1,12 +1,12 @@
 //! Qwen 3.5, text, dense and with experts: gated delta nets in most layers, attention with gated output in
 //! the others; experts come with one that every token passes through a gate. Sources: transformers
-//! `Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`; llama.cpp's `qwen35` and `qwen35moe` for GGUF, whose rotary
-//! sections are all the same position in a text.
+//! `Qwen3_5TextConfig`, `Qwen3_5MoeTextConfig`; llama.cpp's `qwen35` and `qwen35moe` for GGUF.
 
 use serde_json::Value;
 
 use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH};
 use super::experts::{ExpertKeys, experts};
+use super::rope::set_sections;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
     DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, NormNames,
@@ -146,7 +146,10 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), Lo
     for (layer, _) in description.config.layers.iter_mut().zip(is_recurrent).filter(|(_, is)| *is) {
         layer.mixer = delta_net.clone();
     }
-    Ok(())
+    match description.config.architecture {
+        "qwen3-next" => Ok(()),
+        _ => set_sections(&mut description.config.ropes[0], reader, [11, 11, 10], true),
+    }
 }
 
 /// Returns which layers are recurrent: as listed, or all except every fourth by default.

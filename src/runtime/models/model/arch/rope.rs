@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::config_reader::ConfigReader;
-use crate::model::config::{RopeConfig, RopeScaling};
+use crate::model::config::{RopeConfig, RopeScaling, RopeSections};
 use crate::model::rope::ln;
 use llmctl_base::error::LoadError;
 
@@ -34,7 +34,38 @@ pub fn local_rope(
     }
     let key = reader.pick("rope_local_base_freq", "rope.freq_base_swa");
     let theta = reader.number(key)?.unwrap_or(default_theta);
-    Ok(RopeConfig { dim: global.dim, theta, scaling: RopeScaling::None })
+    Ok(RopeConfig::new(global.dim, theta, RopeScaling::None))
+}
+
+/// Reads the sections of M-RoPE into a rotary table; without them in the file, it has the family's, if its pairs suffice.
+pub fn set_sections(
+    rope: &mut RopeConfig,
+    reader: &ConfigReader,
+    default: [usize; 3],
+    interleaved: bool,
+) -> Result<(), LoadError> {
+    let (key, listed) = match reader.is_gguf() {
+        true => ("rope.dimension_sections", reader.value("rope.dimension_sections")),
+        false => {
+            let found = parameters(reader, "full_attention")?;
+            ("mrope_section", found.and_then(|(_, map)| map.get("mrope_section").cloned()))
+        }
+    };
+    let total = |counts: &[usize; 3]| counts.iter().fold(0, |sum: usize, count| sum.saturating_add(*count));
+    let pairs = rope.dim / 2;
+    let counts = match listed.filter(|listed| !listed.is_null()) {
+        None => Some(default).filter(|counts| total(counts) <= pairs),
+        Some(listed) => {
+            let count = |at| listed.get(at)?.as_u64().and_then(|count| usize::try_from(count).ok());
+            let counts =
+                (|| Some([count(0)?, count(1)?, count(2)?]))().filter(|counts| total(counts) <= pairs);
+            let message =
+                || reader.error(key, format!("{listed} are not three sections of {pairs} rotary pairs"));
+            Some(counts.ok_or_else(message)?)
+        }
+    };
+    rope.sections = counts.map(|counts| RopeSections { counts, interleaved });
+    Ok(())
 }
 
 /// Checks the numbers; invalid ones would only show as NaN logits.
@@ -93,9 +124,9 @@ fn hugging_face(
         None => reader.number("rope_theta")?.unwrap_or(default_theta),
     };
     if let Some(alpha) = parameters.alpha()? {
-        return Ok(RopeConfig { dim, theta: ntk_theta(theta, alpha, dim), scaling: RopeScaling::None });
+        return Ok(RopeConfig::new(dim, ntk_theta(theta, alpha, dim), RopeScaling::None));
     }
-    Ok(RopeConfig { dim, theta, scaling: parameters.scaling(dim)? })
+    Ok(RopeConfig::new(dim, theta, parameters.scaling(dim)?))
 }
 
 /// Returns the object of rotary parameters for layers of `kind`, and its key; `None` if the file has none.
@@ -165,7 +196,7 @@ impl Parameters<'_> {
 
     fn scaling(&self, dim: usize) -> Result<RopeScaling, LoadError> {
         match self.name().unwrap_or("default") {
-            "default" => Ok(RopeScaling::None),
+            "default" | "mrope" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
             "llama3" => Ok(RopeScaling::Llama3 {
                 factor: self.required("factor")?,
@@ -300,7 +331,7 @@ fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeCon
             return Err(reader.error("rope.scaling.type", format!("{other:?} is not supported")));
         }
     };
-    Ok(RopeConfig { dim, theta, scaling })
+    Ok(RopeConfig::new(dim, theta, scaling))
 }
 
 /// Reads GGUF's LongRoPE: numbers here; the divisors are tensors, filled in when those are read.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::dense::ConfigDefaults;
 use super::rope::local_rope;
 use super::{ConfigReader, Description, Family};
-use crate::model::config::{Activation, AttentionConfig, NormNames, QkNorm};
+use crate::model::config::{Activation, AttentionConfig, NormNames, QkNorm, TwoWay};
 use llmctl_base::error::LoadError;
 
 /// Interval of the layers that see the whole context, or have no positions, in several families.
@@ -203,6 +203,7 @@ pub const GEMMA3: Family = Family {
     qk_norm: QkNorm::PerHead,
     adjust: |description, reader| {
         scale_gemma(description, reader, 62)?;
+        description.config.two_way = TwoWay::All;
         let listed = reader.sliding_layers(description.config.layers.len())?;
         let key = reader.pick("sliding_window_pattern", "attention.sliding_window_pattern");
         let own_key = if reader.value(key).is_some() { key } else { "_sliding_window_pattern" };

@@ -260,6 +260,9 @@ impl Model for CandleModel {
     }
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
+        if !batch.images.is_empty() {
+            return Err(Error::Backend("models of candle-transformers read no images".to_owned()));
+        }
         let pages = batch.tables.iter().map(|table| self.claim(table)).collect::<Result<Vec<_>>>()?;
         match self.threads.as_ref().map(|threads| threads.of_step(batch.rows.len())) {
             Some(pool) => pool.install(|| self.compute(batch.rows, &pages)),

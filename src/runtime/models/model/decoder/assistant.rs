@@ -87,7 +87,7 @@ impl<B: Backend> Decoder<B> {
             layers,
             last_norm: backend.vector(file.final_norm(hidden)?)?,
             head,
-            step: StepBuffers::new(self.spec.groups.len(), config.ropes.len()),
+            step: StepBuffers::new(&config, self.spec.groups.len()),
             joining: JoinedRows::default(),
             config,
         });
@@ -128,6 +128,7 @@ impl<B: Backend> Assistant<B> {
     fn turn_to(&mut self, backend: &B, batch: &Batch<'_>) -> Result<()> {
         self.step.turn_to(backend, &[], batch)?;
         self.step.positions.iter_mut().for_each(|position| *position += 1);
+        self.step.numbers.iter_mut().flatten().for_each(|number| *number += 1);
         self.step.fill_angles(backend, &self.ropes)
     }
 }

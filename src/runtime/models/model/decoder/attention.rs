@@ -88,6 +88,7 @@ impl<B: Backend> Attention<B> {
                 num_heads: config.num_heads,
                 rule,
                 window: config.window,
+                is_two_way: step.two_way.is_in(config.window),
                 sinks: self.sinks.as_ref(),
             };
             backend.attend(kv, &spec, q, spans, mixed)?;

@@ -103,6 +103,7 @@ impl<B: Backend> LatentAttention<B> {
             num_heads: config.num_heads,
             rule: ScoreRule { scale: config.scale, softcap: None },
             window: None,
+            is_two_way: false,
             sinks: None,
         };
         backend.attend(kv, &spec, up, spans, mixed)?;

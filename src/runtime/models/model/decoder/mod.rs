@@ -10,6 +10,7 @@ mod attention;
 mod buffers;
 mod delta_net;
 mod feed_forward;
+mod images;
 mod latent;
 mod layer;
 mod load;
@@ -43,8 +44,9 @@ use super::config::{
 };
 use super::rope::Rope;
 use super::weights::WeightFile;
-use super::{Batch, Logits, Model, ModelSpec, Row};
+use super::{Batch, BatchImage, Logits, Model, ModelSpec, Row};
 use crate::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Store, StoreShape};
+use crate::images::TwoWay;
 use crate::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
 use crate::tensor::{HostTensor, SharedBytes, TensorSource};
 use llmctl_base::error::{Error, LoadError, Result};
@@ -151,11 +153,19 @@ struct StoreIndex {
 
 /// Data that all layers of a step share; kept to reuse the memory.
 struct StepBuffers<B: Backend> {
+    /// The layers in which rows of an image see each other in both directions.
+    two_way: TwoWay,
+    /// Token in place of placeholders, which may lack an embedding.
+    placeholder: u32,
+    /// See [`images::find_seen`].
+    seen_besides: Vec<Range<usize>>,
     /// Spans by group.
     spans: Vec<Vec<RowSpan>>,
     /// Angles by rotary table.
     angles: Vec<B::Angles>,
     positions: Vec<usize>,
+    /// Numbers of the rows' rotary positions; see [`Row::angles`].
+    numbers: Vec<[u32; 3]>,
     tokens: Vec<u32>,
     /// Rows whose logits are wanted.
     wanted: Vec<usize>,
@@ -166,11 +176,16 @@ struct StepBuffers<B: Backend> {
 }
 
 impl<B: Backend> StepBuffers<B> {
-    fn new(num_groups: usize, num_ropes: usize) -> Self {
+    fn new(config: &DecoderConfig, num_groups: usize) -> Self {
+        let num_ropes = config.ropes.len();
         Self {
+            two_way: config.two_way,
+            placeholder: config.per_layer_inputs.as_ref().map_or(0, |inputs| inputs.padding),
+            seen_besides: Vec::new(),
             spans: vec![Vec::new(); num_groups],
             angles: std::iter::repeat_with(B::Angles::default).take(num_ropes).collect(),
             positions: Vec::new(),
+            numbers: Vec::new(),
             tokens: Vec::new(),
             wanted: Vec::new(),
             texts: None,
@@ -181,23 +196,47 @@ impl<B: Backend> StepBuffers<B> {
 
     /// Prepares the buffers for another batch.
     fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
-        let Self { spans, positions, tokens, wanted, .. } = self;
+        images::find_seen(batch.rows, self.two_way, &mut self.seen_besides);
+        self.fill(backend, ropes, batch)
+    }
+
+    /// Drops the rows that are not in `batch`, those whose logits are not wanted.
+    fn narrow_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
+        let Self { seen_besides, wanted, .. } = self;
+        if !seen_besides.is_empty() {
+            *seen_besides = wanted.iter().map(|&row| seen_besides[row].clone()).collect();
+        }
+        self.fill(backend, ropes, batch)
+    }
+
+    fn fill(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
+        let Self { spans, positions, numbers, tokens, wanted, seen_besides, .. } = self;
         positions.clear();
         positions.extend(batch.rows.iter().map(|row| row.position));
+        numbers.clear();
+        numbers.extend(batch.rows.iter().map(|row| row.angles));
         tokens.clear();
         tokens.extend(batch.rows.iter().map(|row| row.token));
+        batch.images.iter().for_each(|image| tokens[image.rows.clone()].fill(self.placeholder));
         wanted.clear();
         wanted.extend((0..batch.rows.len()).filter(|&index| batch.rows[index].wants_logits));
-        spans.iter_mut().enumerate().try_for_each(|(group, spans)| find_spans(batch, group, spans))?;
+        for (group, spans) in spans.iter_mut().enumerate() {
+            find_spans(batch, group, spans)?;
+            for span in spans {
+                let seen = seen_besides.get(span.rows.clone()).unwrap_or_default();
+                span.seen_besides.clear();
+                span.seen_besides.extend_from_slice(seen);
+            }
+        }
         self.fill_angles(backend, ropes)
     }
 
-    /// Computes the angles of the positions.
+    /// Computes the angles of the rows.
     fn fill_angles(&mut self, backend: &B, ropes: &[Rope]) -> Result<()> {
-        let Self { angles, positions, cos, sin, .. } = self;
+        let Self { angles, numbers, cos, sin, .. } = self;
         ropes.iter().zip(angles).try_for_each(|(rope, angles)| {
-            rope.angles(positions, cos, sin);
-            backend.angles(cos, sin, positions.len(), angles)
+            rope.angles(numbers, cos, sin);
+            backend.angles(cos, sin, numbers.len(), angles)
         })
     }
 }
@@ -237,7 +276,7 @@ impl<B: Backend> Decoder<B> {
             Stream::new(&backend, config.altup.as_ref().map_or(0, |altup| altup.num_streams)),
             LayerBuffers::new(&backend),
         );
-        let step = StepBuffers::new(spec.groups.len(), ropes.len());
+        let step = StepBuffers::new(&config, spec.groups.len());
         let (head_out, logits) = (backend.buffer(), Vec::new());
         let (embedding, head) = (Arc::new(embedding), head.map(Arc::new));
         let last_keeper = last_keeper(&config);
@@ -266,9 +305,9 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Computes the residual stream of all rows of the step.
-    fn apply_layers(&mut self) -> Result<()> {
-        self.begin()?;
-        self.apply_some(0..self.layers.len(), false)
+    fn apply_layers(&mut self, images: &[BatchImage<'_>]) -> Result<()> {
+        self.begin(images)?;
+        self.apply_some(0..self.layers.len(), false, images)
     }
 
     /// Computes the residual stream of the rows whose logits are wanted, and of the others what the KV and the states of all layers
@@ -276,20 +315,21 @@ impl<B: Backend> Decoder<B> {
     /// the KV of earlier ones. A row's values do not depend on which rows remain.
     fn apply_layers_narrowing(&mut self, batch: &Batch<'_>) -> Result<()> {
         let last = self.last_keeper;
-        self.begin()?;
-        self.apply_some(0..last, false)?;
+        self.begin(batch.images)?;
+        self.apply_some(0..last, false, batch.images)?;
         let is_stored = self.store(last)?;
         if !is_stored {
-            self.apply_some(last..last + 1, false)?;
+            self.apply_some(last..last + 1, false, batch.images)?;
         }
         if self.step.wanted.is_empty() {
             return Ok(());
         }
-        self.narrow(batch)?;
+        let images = images::wanted(batch);
+        self.narrow(batch, &images)?;
         if is_stored {
-            self.apply_some(last..last + 1, true)?;
+            self.apply_some(last..last + 1, true, &images)?;
         }
-        self.apply_some(last + 1..self.layers.len(), false)
+        self.apply_some(last + 1..self.layers.len(), false, &images)
     }
 
     /// Returns whether rows can be dropped on the way: some are not wanted, and no hidden states of theirs.
@@ -298,9 +338,10 @@ impl<B: Backend> Decoder<B> {
         self.step.wanted.len() < batch.rows.len() && !keeps_all_hidden
     }
 
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, images: &[BatchImage<'_>]) -> Result<()> {
         let Self { backend, config, step, stream, work, per_layer, altup, .. } = self;
         backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
+        images::place(backend, images, &mut stream.residual)?;
         if let Some(per_layer) = per_layer {
             per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
         }
@@ -310,11 +351,15 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    fn apply_some(&mut self, layers: Range<usize>, is_stored: bool) -> Result<()> {
+    fn apply_some(&mut self, layers: Range<usize>, is_stored: bool, images: &[BatchImage<'_>]) -> Result<()> {
         let Self { backend, step, kv, stream, work, per_layer, .. } = self;
         let per_layer = per_layer.as_ref().map(PerLayer::inputs);
         let mut context = LayerContext { backend, step, kv, per_layer, work, is_stored };
-        self.layers[layers].iter().try_for_each(|layer| layer.apply(&mut context, stream))
+        for layer in layers {
+            self.layers[layer].apply(&mut context, stream)?;
+            images::add_deep(backend, layer, images, stream)?;
+        }
+        Ok(())
     }
 
     fn store(&mut self, layer: usize) -> Result<bool> {
@@ -324,7 +369,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Drops the rows of the step whose logits are not wanted.
-    fn narrow(&mut self, batch: &Batch<'_>) -> Result<()> {
+    fn narrow(&mut self, batch: &Batch<'_>, images: &[BatchImage<'_>]) -> Result<()> {
         let Self { backend, ropes, step, stream, work, per_layer, kept_rows, .. } = self;
         let Stream { residual, added, altup, .. } = stream;
         backend.select_rows(residual, &step.wanted, added)?;
@@ -335,7 +380,7 @@ impl<B: Backend> Decoder<B> {
         }
         kept_rows.clear();
         kept_rows.extend(batch.rows.iter().filter(|row| row.wants_logits));
-        step.turn_to(backend, ropes, &Batch { rows: kept_rows, tables: batch.tables })
+        step.narrow_to(backend, ropes, &Batch { rows: kept_rows, tables: batch.tables, images })
     }
 
     /// Computes the wanted logits.
@@ -372,11 +417,12 @@ impl<B: Backend> Model for Decoder<B> {
     }
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
+        images::check(batch, &self.config)?;
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
         let narrows = self.can_narrow(batch);
         match narrows {
             true => self.apply_layers_narrowing(batch)?,
-            false => self.apply_layers()?,
+            false => self.apply_layers(batch.images)?,
         }
         let Self { backend, config, stream, .. } = self;
         if let Some(hidden) = &mut self.hidden {
@@ -485,14 +531,20 @@ fn find_spans(batch: &Batch<'_>, group: usize, spans: &mut Vec<RowSpan>) -> Resu
             .tables
             .get(row.sequence)
             .ok_or_else(|| Error::Backend(format!("row {index} names sequence {}", row.sequence)))?;
-        if row.position >= table.len() {
+        if row.position.max(row.visible.saturating_sub(1)) >= table.len() {
             return Err(Error::Backend(format!("row {index} is not covered by its page table")));
         }
         if last == Some((row.sequence, row.position.wrapping_sub(1))) {
             spans[count - 1].rows.end += 1;
         } else {
             if count == spans.len() {
-                spans.push(RowSpan { rows: 0..0, start: 0, num_drafted: 0, pages: Vec::new() });
+                spans.push(RowSpan {
+                    rows: 0..0,
+                    start: 0,
+                    num_drafted: 0,
+                    pages: Vec::new(),
+                    seen_besides: Vec::new(),
+                });
             }
             let span = &mut spans[count];
             (span.rows, span.start, span.num_drafted) = (index..index + 1, row.position, 0);

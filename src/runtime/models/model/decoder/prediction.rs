@@ -18,13 +18,13 @@ use super::buffers::{JoinedRows, LayerBuffers, LayerContext, Projection};
 use super::layer::DecoderLayer;
 use super::load::Loader;
 use super::stream::Stream;
-use super::{Convert, Decoder, HiddenStates, StepBuffers, kv_groups, kv_layout};
+use super::{Convert, Decoder, HiddenStates, StepBuffers, images, kv_groups, kv_layout};
 use crate::backend::{Backend, KvType};
 use crate::kv::PageRef;
 use crate::model::config::{DecoderConfig, LayerConfig, Names, Naming};
 use crate::model::rope::Rope;
 use crate::model::weights::WeightFile;
-use crate::model::{Batch, Logits, Model, ModelSpec};
+use crate::model::{Batch, BatchImage, Logits, Model, ModelSpec};
 use crate::tensor::{SharedBytes, TensorSource};
 use llmctl_base::error::{Error, LoadError, Result};
 
@@ -123,7 +123,7 @@ impl<B: Backend> Decoder<B> {
             kv,
             stream: Stream::new(&backend, 0),
             work: LayerBuffers::new(&backend),
-            step: StepBuffers::new(spec.groups.len(), ropes.len()),
+            step: StepBuffers::new(&config, spec.groups.len()),
             hidden: HiddenStates::new(&backend),
             head_out: backend.buffer(),
             joining: JoinedRows::default(),
@@ -137,9 +137,10 @@ impl<B: Backend> Decoder<B> {
 
 impl<B: Backend> PredictionBlock<B> {
     /// Puts the joined rows of a step into the residual stream.
-    fn join(&mut self, hidden: &[f32]) -> Result<()> {
+    fn join(&mut self, hidden: &[f32], images: &[BatchImage<'_>]) -> Result<()> {
         let Self { backend, config, step, stream, joining, .. } = self;
         backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.added)?;
+        images::place(backend, images, &mut stream.added)?;
         joining.join(backend, &mut stream.added, hidden, config.hidden_size)?;
         let eps = config.final_norm_eps;
         backend.rms_norm_groups(&stream.added, &self.input_norms, 2, eps, &mut stream.normed)?;
@@ -176,8 +177,9 @@ impl<B: Backend> Model for PredictionBlock<B> {
     }
 
     fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits> {
+        images::check(batch, &self.config)?;
         self.step.turn_to(&self.backend, &self.ropes, batch)?;
-        self.join(hidden)?;
+        self.join(hidden, batch.images)?;
         let Self { backend, config, step, kv, stream, work, .. } = self;
         self.layer.apply(
             &mut LayerContext { backend, step, kv, per_layer: None, work, is_stored: false },

@@ -70,12 +70,14 @@ impl<B: Backend> TextDecoder<B> {
         step.tokens.extend(texts.iter().flat_map(|text| text.ids));
         step.positions.clear();
         step.positions.extend(texts.iter().flat_map(|text| 0..text.ids.len()));
+        step.numbers.clear();
+        step.numbers.extend(step.positions.iter().map(|&position| [position as u32; 3]));
         if step.tokens.is_empty() {
             return Ok(false);
         }
         step.fill_angles(backend, ropes)?;
         step.texts = Some(TextPass { rows, is_bidirectional: self.is_bidirectional });
-        self.decoder.apply_layers()?;
+        self.decoder.apply_layers(&[])?;
         Ok(true)
     }
 }

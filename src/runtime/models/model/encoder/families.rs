@@ -167,7 +167,7 @@ fn modernbert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
 }
 
 fn plain_rope(config: &EncoderConfig, theta: f32) -> RopeConfig {
-    RopeConfig { dim: config.hidden_size / config.num_heads, theta, scaling: RopeScaling::None }
+    RopeConfig::new(config.hidden_size / config.num_heads, theta, RopeScaling::None)
 }
 
 /// Returns the first of some keys that the file has, within `1..=max`.

@@ -167,6 +167,7 @@ impl<B: Backend> Encoder<B> {
             backend.add_scaled(residual, added, 1.0)?;
         }
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        let positions: Vec<_> = positions.iter().map(|&position| [position as u32; 3]).collect();
         for (rope, angles) in ropes.iter().zip(angles) {
             rope.angles(&positions, &mut cos, &mut sin);
             backend.angles(&cos, &sin, positions.len(), angles)?;
