@@ -10,20 +10,27 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::{Map, Value};
 
+use super::images::{PromptVision, invalid};
 use super::infill::Infill;
 use llmctl_base::error::Result;
 use llmctl_base::notice::Notice;
+use llmctl_image::ImagePlan;
 use llmctl_models::hints::{Frontend, Hints};
+use llmctl_models::images::VisionSpec;
 use llmctl_models::load::ModelTexts;
 use llmctl_models::text::Tokenizer;
 use llmctl_template::{
-    Accommodation, CallIds, ChatTemplate, Conversation, DateTime, Message, OutputMarkup, Reasoning,
-    ReasoningFormat, RenderOptions, Shown, SpecialTokens, SystemMessages, TemplateError, TemplateVariables,
-    ToolCallFormat,
+    Accommodation, CallIds, ChatTemplate, Conversation, DateTime, ImageMarkup, ImageRef, Message,
+    OutputMarkup, Reasoning, ReasoningFormat, RenderOptions, Role, Shown, SpecialTokens, SystemMessages,
+    TemplateError, TemplateVariables, ToolCallFormat,
 };
 
 /// For templates that show no tools or no calls.
 const GENERIC: ToolCallFormat = ToolCallFormat::Generic;
+
+/// Special tokens that templates put around an image (Qwen, GLM).
+const IMAGE_MARKS: [[&str; 2]; 2] =
+    [["<|vision_start|>", "<|vision_end|>"], ["<|begin_of_image|>", "<|end_of_image|>"]];
 
 /// A model without its weights.
 pub struct ChatTokenizer {
@@ -42,6 +49,10 @@ pub struct ChatTokenizer {
     frontend: Frontend,
     /// Of the engine that prompts go to, once it is known.
     context_tokens: OnceLock<usize>,
+    /// Of that engine, if it has a tower.
+    vision: OnceLock<PromptVision>,
+    /// Name of the engine's family, for refusals.
+    family: OnceLock<String>,
 }
 
 /// Special tokens that templates print.
@@ -64,13 +75,89 @@ impl ChatTokenizer {
         let tool_calls =
             if accommodation.spells_tools { Some(GENERIC) } else { shown.output_markup.tool_calls };
         let output_markup = OutputMarkup { tool_calls, ..shown.output_markup };
-        let (frontend, context_tokens) = (Frontend::default(), OnceLock::new());
-        Self { texts, template, shown, output_markup, accommodation, hints, frontend, context_tokens }
+        Self {
+            texts,
+            template,
+            shown,
+            output_markup,
+            accommodation,
+            hints,
+            frontend: Frontend::default(),
+            context_tokens: OnceLock::new(),
+            vision: OnceLock::new(),
+            family: OnceLock::new(),
+        }
     }
 
     /// Sets the context, so that `encode` refuses a prompt far beyond it before it tokenises all of it. The first call counts.
     pub fn set_context_tokens(&self, context_tokens: usize) {
         let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
+    }
+
+    /// Sets the family of the engine and its vision tower, if it has one, so that conversations may have images. The first call counts.
+    pub fn set_vision(&self, family: &str, spec: Option<&Arc<VisionSpec>>) {
+        let _ = self.family.set(family.to_owned()); // there is one engine, or several alike
+        let Some(spec) = spec else { return };
+        let (printed, placeholder) = (&spec.text.printed, &spec.text.placeholder);
+        let markup = self.template.as_ref().map_or_else(
+            |_| ImageMarkup::of_text(printed, placeholder),
+            |template| ImageMarkup::of(template, printed, placeholder),
+        );
+        let around = IMAGE_MARKS.iter().find(|marks| marks.iter().all(|mark| self.special(mark).is_some()));
+        let spelt = around.map(|[before, after]| format!("{before}{printed}{after}"));
+        let markup = ImageMarkup { spelt: spelt.unwrap_or_else(|| printed.clone()), ..markup };
+        let _ = self.vision.set(PromptVision::new(Arc::clone(spec), markup));
+    }
+
+    /// Returns the engine's vision tower; `None` if the model reads text alone.
+    pub fn vision(&self) -> Option<&PromptVision> {
+        self.vision.get()
+    }
+
+    fn image_markup(&self) -> Option<&ImageMarkup> {
+        self.vision().map(PromptVision::markup)
+    }
+
+    /// Returns the images that a rendered conversation has, in its order.
+    pub fn images(&self, conversation: &Conversation) -> Vec<ImageRef> {
+        match conversation.images().next() {
+            None => Vec::new(),
+            Some(_) => self.accommodation.placed(conversation, self.image_markup()).images().collect(),
+        }
+    }
+
+    /// Returns what becomes of images of these sizes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming an image that the model does not take.
+    pub fn image_plans(&self, images: &[ImageRef]) -> Result<Vec<ImagePlan>> {
+        match (self.vision(), images.first()) {
+            (Some(vision), _) => vision.plans(images),
+            (None, None) => Ok(Vec::new()),
+            (None, Some(image)) => {
+                let family = self.family.get().map(|family| format!(" ({family})")).unwrap_or_default();
+                Err(invalid(format!("{}: this model reads text alone{family}", image.tag())))
+            }
+        }
+    }
+
+    /// Encodes a rendered conversation, whose images need no files for it.
+    ///
+    /// # Errors
+    /// As [`Self::encode`] and [`Self::image_plans`].
+    pub fn encode_chat(&self, rendered: &str, conversation: &Conversation) -> Result<Vec<u32>> {
+        let plans = self.image_plans(&self.images(conversation))?;
+        self.encode_with_images(rendered, true, &mut plans.iter())
+    }
+
+    /// Returns what becomes of the images of tool results; `None` if there are none, or they stay there.
+    pub fn notice_of_images(&self, messages: &[Message]) -> Option<Notice> {
+        let results = messages.iter().filter(|message| message.role == Role::Tool);
+        let count = results.flat_map(Message::images).count();
+        let markup = self.image_markup();
+        let stays = self.spells_tools() || markup.is_some_and(|markup| markup.in_tool.is_some());
+        let is_shown = markup.is_some();
+        (count > 0 && !(is_shown && stays)).then_some(Notice::ResultImages { count, is_shown })
     }
 
     /// Sets the format of the model's calls, whatever its template shows.
@@ -210,7 +297,7 @@ impl ChatTokenizer {
         let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
         let annotated = self.hints.map(|hints| hints.annotate(conversation, self.frontend));
         let conversation = annotated.as_ref().unwrap_or(conversation);
-        template.render(&self.accommodation.apply(conversation), &options)
+        template.render(&self.accommodation.apply(conversation, self.image_markup()), &options)
     }
 
     /// Returns the answer that the hints have for the last question of a rendered prompt, if the model has not learnt it.
@@ -223,20 +310,53 @@ impl ChatTokenizer {
         self.context_tokens.get().copied().unwrap_or(usize::MAX)
     }
 
-    /// Encodes a rendered prompt with its special tokens, and one beginning-of-sequence token if the model wants it.
+    /// Encodes a rendered prompt with its special tokens, and one beginning-of-sequence token if the model wants it. No text becomes an
+    /// image's placeholder.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_chat_for`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.texts.tokenizer.encode_chat_for(text, self.context_tokens.get().copied())
+        self.encode_segment(&self.guarded(text), true)
     }
 
-    /// Encodes text that follows other ids of the same prompt.
+    /// Encodes text that follows other ids of the same prompt. No text becomes an image's placeholder.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_chat_rest_for`].
     pub fn encode_rest(&self, text: &str) -> Result<Vec<u32>> {
-        self.texts.tokenizer.encode_chat_rest_for(text, self.context_tokens.get().copied())
+        self.encode_segment(&self.guarded(text), false)
+    }
+
+    /// Returns a text that is no part of a rendered conversation with no image in it.
+    pub fn guarded<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.image_markup().map_or(Cow::Borrowed(text), |markup| Cow::Owned(markup.guarded(text)))
+    }
+
+    /// Encodes a text of a prompt, the first one if `is_start`. What it has for images is expanded by their plans, in its order.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode`]; [`Error::PromptOversized`]; [`Error::InvalidParameter`] if the text has more images than there are
+    /// plans.
+    pub fn encode_with_images<'p>(
+        &self,
+        text: &str,
+        is_start: bool,
+        plans: &mut impl Iterator<Item = &'p ImagePlan>,
+    ) -> Result<Vec<u32>> {
+        match self.vision() {
+            None => self.encode_segment(text, is_start),
+            Some(vision) => {
+                self.encode_segment(&vision.expanded(text, plans, self.context_tokens())?, is_start)
+            }
+        }
+    }
+
+    fn encode_segment(&self, text: &str, is_start: bool) -> Result<Vec<u32>> {
+        let limit = self.context_tokens.get().copied();
+        match is_start {
+            true => self.texts.tokenizer.encode_chat_for(text, limit),
+            false => self.texts.tokenizer.encode_chat_rest_for(text, limit),
+        }
     }
 
     /// Returns the bytes of a token, which may be incomplete characters; none for ids without a token.

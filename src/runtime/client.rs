@@ -17,6 +17,7 @@ use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
+use llmctl_models::kv::TokenBuf;
 pub use sessionless::Sessionless;
 
 /// Takes a request's events. Runs on the engine's thread, so it must not block or panic; `Break` ends the generation.
@@ -99,7 +100,7 @@ pub trait EngineTransport: Send + Sync {
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::restore_session`].
-    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()>;
+    fn restore_session(&self, name: &EngineSessionName, tokens: TokenBuf) -> Result<()>;
 
     /// # Errors
     /// Those of [`crate::runtime::Engine::inspect_session`].
@@ -143,6 +144,14 @@ impl EngineClient {
         Arc::ptr_eq(&self.transport, &other.transport)
     }
 
+    /// Creates a session with known tokens; see [`EngineTransport::restore_session`].
+    ///
+    /// # Errors
+    /// Those of [`crate::runtime::Engine::restore_session`].
+    pub fn restore_session(&self, name: &EngineSessionName, tokens: impl Into<TokenBuf>) -> Result<()> {
+        self.transport.restore_session(name, tokens.into())
+    }
+
     /// Validates a request, without waiting for the engine, and starts it. Errors that depend on the engine, such as no
     /// capacity, arrive as the first event.
     ///
@@ -164,7 +173,7 @@ impl EngineClient {
     /// # Errors
     /// Those of [`Request::validate`]; [`Error::EngineGone`].
     pub fn submit_to(&self, request: Request, sink: Sink) -> Result<StopHandle> {
-        request.validate(self.spec().vocab_size(), self.spec().context_length())?;
+        request.validate(self.spec())?;
         let stop = StopHandle::default();
         self.transport.start(request, sink, stop.clone())?;
         Ok(stop)

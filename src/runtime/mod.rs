@@ -7,6 +7,7 @@ pub mod embed;
 pub mod engine;
 pub mod grammar;
 pub mod http_engine;
+pub mod images;
 pub mod infill;
 pub mod repetition;
 pub mod request;
@@ -29,9 +30,9 @@ pub use engine::{
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
 pub use repetition::goes_round;
 pub use request::{
-    Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, Limits, Logprob, MAX_LOGPROBS,
-    ModelDrafter, Outcome, Overflow, RemoteUsage, Request, Reuse, ReuseReason, Started, Timings, Token,
-    Usage,
+    Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, ImageDifference, ImageUsage,
+    Limits, Logprob, MAX_LOGPROBS, ModelDrafter, Outcome, Overflow, PromptImage, RemoteUsage, Request, Reuse,
+    ReuseReason, Started, Timings, Token, Usage,
 };
 pub use sample::draw_seed;
 pub use session::difference::Explanation;

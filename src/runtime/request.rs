@@ -3,6 +3,7 @@
 //! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the
 //! same on the command line, in a batch row and over HTTP.
 
+mod images;
 mod reasoning;
 mod session_name;
 
@@ -12,7 +13,11 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::grammar::Grammar;
+use super::spec::EngineSpec;
 use llmctl_base::{Sampling, error::Error};
+use llmctl_image::ImageFile;
+use llmctl_models::images::{ImageKey, ImageSpan};
+use llmctl_models::kv::Tokens;
 pub use reasoning::ReasoningLimit;
 pub(super) use reasoning::ReasoningWatch;
 pub use session_name::EngineSessionName;
@@ -22,6 +27,8 @@ pub use session_name::EngineSessionName;
 pub struct Request {
     /// Prompt token ids, beginning-of-sequence included where the model wants it.
     pub prompt: Vec<u32>,
+    /// The images of the prompt, in the order of their rows, which hold placeholder tokens.
+    pub images: Vec<PromptImage>,
     pub sampling: Sampling,
     pub limits: Limits,
     /// Report log-probabilities, each with this many alternatives (0 to [`MAX_LOGPROBS`]).
@@ -45,15 +52,26 @@ pub struct Request {
     pub session: Option<EngineSessionName>,
 }
 
+/// An image of a prompt.
+#[derive(Debug, Clone)]
+pub struct PromptImage {
+    pub file: Arc<ImageFile>,
+    pub key: ImageKey,
+    /// Its runs of rows, in ascending order; all have its key.
+    pub spans: Vec<ImageSpan>,
+}
+
 impl Request {
     /// Validates the request before any work. Returns the limit on generated tokens in force.
     ///
     /// # Errors
     /// [`Error::PromptEmpty`]; [`Error::PromptTooLong`] if no room is left for an answer;
     /// [`Error::ContextExceeded`] under [`Overflow::Refuse`]; [`Error::InvalidParameter`] naming the field.
-    pub fn validate(&self, vocab_size: usize, context_length: usize) -> Result<usize, Error> {
+    pub fn validate(&self, spec: &EngineSpec) -> Result<usize, Error> {
+        let (vocab_size, context_length) = (spec.vocab_size(), spec.context_length());
         let prompt_tokens = self.prompt.len();
-        validate_prompt(&self.prompt, vocab_size)?;
+        self.check_images(spec.vision.as_deref())?;
+        validate_prompt(self.tokens(&self.spans()), vocab_size)?;
         if prompt_tokens >= context_length {
             return Err(Error::PromptTooLong { prompt_tokens, context_tokens: context_length });
         }
@@ -96,17 +114,20 @@ impl Request {
     }
 }
 
-/// Checks that a prompt has tokens and that all of them are in the vocabulary.
+/// Checks that a prompt has tokens and that all of them but those of images are in the vocabulary.
 ///
 /// # Errors
 /// [`Error::PromptEmpty`], or [`Error::InvalidParameter`] naming the first foreign id.
-pub(super) fn validate_prompt(prompt: &[u32], vocab_size: usize) -> Result<(), Error> {
+pub(super) fn validate_prompt<'a>(prompt: impl Into<Tokens<'a>>, vocab_size: usize) -> Result<(), Error> {
+    let prompt = prompt.into();
     if prompt.is_empty() {
         return Err(Error::PromptEmpty);
     }
-    match prompt.iter().find(|&&id| id as usize >= vocab_size) {
+    let is_foreign =
+        |&(position, &id): &(usize, &u32)| id as usize >= vocab_size && prompt.image_at(position).is_none();
+    match prompt.ids.iter().enumerate().find(is_foreign) {
         None => Ok(()),
-        Some(id) => {
+        Some((_, id)) => {
             let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
             Err(Error::InvalidParameter { name: "prompt", message })
         }
@@ -195,6 +216,13 @@ pub struct Logprob {
     pub top: Vec<(u32, f32)>,
 }
 
+impl Logprob {
+    /// Returns what stands for the log-probability of an image's row, which is no token.
+    pub fn none() -> Self {
+        Self { logprob: f32::NEG_INFINITY, top: Vec::new() }
+    }
+}
+
 fn null_is_impossible<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f32, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f32::NEG_INFINITY))
 }
@@ -210,13 +238,18 @@ pub enum Event {
     },
     /// The request leaves the queue; sent before any work. A request that is cancelled while it waits never starts.
     Started(Started),
+    /// Slices of work on the request's images that are done, and of all. Comes before `Prefill` or between two of them.
+    Encoding {
+        done: usize,
+        total: usize,
+    },
     /// Prompt tokens computed so far.
     Prefill {
         done: usize,
         total: usize,
     },
     /// Log-probabilities of the next tokens of the prompt, in order. The first token of a prompt has none: they begin with the
-    /// second.
+    /// second. An image's rows have [`Logprob::none`].
     Prompt {
         logprobs: Vec<Logprob>,
     },
@@ -256,6 +289,19 @@ pub struct Difference {
     pub session: Vec<u32>,
     /// The prompt's tokens from there on.
     pub prompt: Vec<u32>,
+    /// Set if an image begins there in one of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageDifference>,
+}
+
+/// An image at which a session and a prompt part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageDifference {
+    /// Number of images before it, which are equal: its index in the prompt.
+    pub index: usize,
+    pub in_session: bool,
+    pub in_prompt: bool,
 }
 
 /// Tokens of a prompt that were reused, and the reason for the rest.
@@ -384,8 +430,26 @@ pub struct Usage {
     pub accepted_tokens: usize,
     /// Drafts of a draft model, or of the model's own block; `None` if it was never asked.
     pub draft_model: Option<DraftModelUsage>,
+    /// Images of the prompt.
+    pub images: ImageUsage,
     /// Set if a remote engine has answered, which promises neither the same bits nor KV on this disk.
     pub remote: Option<RemoteUsage>,
+}
+
+/// Images of a request. KV that was reused needs no embeddings of its images.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageUsage {
+    /// Those whose embeddings were computed while the request waited.
+    pub encoded: usize,
+    /// Those whose embeddings were known, in memory or on disk.
+    pub found: usize,
+}
+
+impl ImageUsage {
+    pub fn is_zero(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Report of a remote engine about a request.
@@ -447,6 +511,8 @@ pub enum DraftStop {
     Memory,
     #[error("the text has a token that it lacks")]
     Token,
+    #[error("the text has an image")]
+    Image,
     #[error("it failed")]
     Failed,
 }
@@ -472,7 +538,9 @@ impl Usage {
 pub struct Timings {
     /// From submission to the start of work.
     pub queue: Duration,
-    /// Prompt computation, the first token's sampling included.
+    /// Computation of images.
+    pub encode: Duration,
+    /// Prompt computation, the first token's sampling included, images excluded.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
@@ -486,13 +554,15 @@ pub struct Timings {
 pub struct RequestClock {
     pub submitted: Instant,
     pub started: Option<Instant>,
+    /// Time spent on the request's images.
+    pub encode: Duration,
     pub first_token: Option<Instant>,
     pub last_token: Option<Instant>,
 }
 
 impl RequestClock {
     pub fn begin(submitted: Instant) -> Self {
-        Self { submitted, started: None, first_token: None, last_token: None }
+        Self { submitted, started: None, encode: Duration::ZERO, first_token: None, last_token: None }
     }
 
     /// Returns the times of a request that ends now.
@@ -504,7 +574,8 @@ impl RequestClock {
         };
         Timings {
             queue: self.started.unwrap_or(end).saturating_duration_since(self.submitted),
-            prefill: between(self.started, self.first_token.or(Some(end))),
+            encode: self.encode,
+            prefill: between(self.started, self.first_token.or(Some(end))).saturating_sub(self.encode),
             decode: between(self.first_token, self.last_token),
             time_to_first_token: self.first_token.map(|at| at.saturating_duration_since(self.submitted)),
             total: end.saturating_duration_since(self.submitted),

@@ -1,6 +1,6 @@
 //! One sequence: its tokens, the pages of their KV, and the pending token, which was sampled and comes next.
 //!
-//! Invariants: tokens and KV rows change together, in [`Resident`], by `extend` and `truncate` only. The
+//! Invariants: tokens, images and KV rows change together, in [`Resident`], by `extend` and `truncate` only. The
 //! pending token becomes resident when it is fed; a token that ends the generation never does. A sequence
 //! whose rows may not match its tokens, because a step failed, is poisoned until `reset`. Drafted tokens
 //! have rows behind those of the known tokens, until `confirm` makes them known or `end_draft` removes
@@ -8,37 +8,43 @@
 //! This file knows neither sessions nor requests.
 
 use super::request::{Difference, Reuse, Token};
+use llmctl_models::images::ImageSpan;
 use llmctl_models::kv::table::PoolExhausted;
-use llmctl_models::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable};
+use llmctl_models::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable, TokenBuf, Tokens};
 
-/// Tokens and the pages of their KV rows, always equally many.
+/// Tokens with the images among them, and the pages of their KV rows, always equally many.
 #[derive(Debug)]
 pub struct Resident {
-    tokens: Vec<u32>,
+    tokens: TokenBuf,
     table: PageTable,
 }
 
 impl Resident {
     fn new(pool: &PagePool) -> Self {
-        Self { tokens: Vec::new(), table: PageTable::new(pool) }
+        Self { tokens: TokenBuf::default(), table: PageTable::new(pool) }
     }
 
     pub fn tokens(&self) -> &[u32] {
-        &self.tokens
+        &self.tokens.ids
+    }
+
+    /// Returns the tokens with the images among them.
+    pub fn content(&self) -> Tokens<'_> {
+        self.tokens.as_tokens()
     }
 
     pub fn table(&self) -> &PageTable {
         &self.table
     }
 
-    /// Appends `tokens` and room for their rows. The copies returned must be made before the rows are
-    /// written.
+    /// Appends `tokens`, those of `images` that begin among them, and room for their rows. The copies returned must be made
+    /// before the rows are written.
     ///
     /// # Errors
     /// [`PoolExhausted`], with nothing changed.
-    pub fn extend(&mut self, tokens: &[u32]) -> Result<Vec<PageCopy>, PoolExhausted> {
+    pub fn extend(&mut self, tokens: &[u32], images: &[ImageSpan]) -> Result<Vec<PageCopy>, PoolExhausted> {
         let copies = self.table.extend(tokens.len())?;
-        self.tokens.extend_from_slice(tokens);
+        self.tokens.extend(tokens, images);
         Ok(copies)
     }
 
@@ -115,10 +121,12 @@ impl Sequence {
         Self::over(Resident::new(pool))
     }
 
-    /// Creates a sequence of `tokens` with rows in `table`. Panics if they are not equally many.
-    pub fn resume(tokens: &[u32], table: PageTable) -> Self {
-        assert_eq!(tokens.len(), table.len(), "tokens and rows must agree");
-        Self::over(Resident { tokens: tokens.to_vec(), table })
+    /// Creates a sequence with rows in `table` of its first tokens. Panics if there are fewer tokens than rows.
+    pub fn resume<'a>(tokens: impl Into<Tokens<'a>>, table: PageTable) -> Self {
+        let Tokens { ids, images } = tokens.into();
+        let mut resident = TokenBuf::default();
+        resident.extend(&ids[..table.len()], images);
+        Self::over(Resident { tokens: resident, table })
     }
 
     fn over(resident: Resident) -> Self {
@@ -129,17 +137,17 @@ impl Sequence {
     /// Returns another sequence over the same pages, without a pending token. This one must not be poisoned.
     pub fn fork(&self) -> Self {
         debug_assert!(!self.poisoned);
-        Self::resume(self.resident.tokens(), self.resident.table.fork())
+        Self::resume(self.resident.content(), self.resident.table.fork())
     }
 
     /// Returns the number of resident tokens, without drafted ones.
     pub fn position(&self) -> usize {
-        self.resident.tokens.len() - self.draft.map_or(0, |draft| draft.num_left)
+        self.resident.tokens().len() - self.draft.map_or(0, |draft| draft.num_left)
     }
 
     /// Returns the resident tokens without drafted ones.
     pub fn known(&self) -> &[u32] {
-        &self.resident.tokens[..self.position()]
+        &self.resident.tokens()[..self.position()]
     }
 
     pub fn resident(&self) -> &Resident {
@@ -177,13 +185,13 @@ impl Sequence {
     }
 
     /// Takes over published pages of `prompt`, up to `most` tokens. Returns how many tokens were added.
-    pub fn catch_up(&mut self, prompt: &[u32], most: usize) -> usize {
+    pub fn catch_up(&mut self, prompt: Tokens<'_>, most: usize) -> usize {
         let had = self.position();
         if !self.resident.table.catch_up(prompt, most) {
             return 0;
         }
         let len = self.resident.table.len();
-        self.resident.tokens.extend_from_slice(&prompt[had..len]);
+        self.resident.tokens.extend(&prompt.ids[had..len], prompt.images);
         len - had
     }
 
@@ -192,14 +200,19 @@ impl Sequence {
         self.pending = None;
     }
 
-    /// Appends tokens whose rows are computed next, the last `num_drafted` of them drafted; the sequence is
-    /// poisoned until `settle`. The copies returned must be made first.
+    /// Appends tokens whose rows are computed next, the last `num_drafted` of them drafted, and those of `images` that begin
+    /// among them; the sequence is poisoned until `settle`. The copies returned must be made first.
     ///
     /// # Errors
     /// [`PoolExhausted`], with nothing changed.
-    pub fn begin_feed(&mut self, tokens: &[u32], num_drafted: usize) -> Result<Vec<PageCopy>, PoolExhausted> {
+    pub fn begin_feed(
+        &mut self,
+        tokens: &[u32],
+        images: &[ImageSpan],
+        num_drafted: usize,
+    ) -> Result<Vec<PageCopy>, PoolExhausted> {
         debug_assert!(self.draft.is_none(), "the last step's draft has ended");
-        let copies = self.resident.extend(tokens)?;
+        let copies = self.resident.extend(tokens, images)?;
         self.draft = (num_drafted > 0).then_some(StepDraft { num_left: num_drafted, num_confirmed: 0 });
         self.pending = None;
         self.poisoned = true;
@@ -225,7 +238,7 @@ impl Sequence {
 
     /// Returns how many leading ones of `tokens` are the next drafted tokens.
     pub fn num_foreseen(&self, tokens: &[u32]) -> usize {
-        let drafted = &self.resident.tokens[self.position()..];
+        let drafted = &self.resident.tokens()[self.position()..];
         drafted.iter().zip(tokens).take_while(|(drafted, token)| drafted == token).count()
     }
 
@@ -260,7 +273,7 @@ impl Sequence {
     /// previous one.
     fn leave_state(&mut self) {
         let Resident { tokens, table } = &mut self.resident;
-        let len = tokens.len();
+        let (tokens, len) = (&*tokens, tokens.ids.len());
         if self.turn.states_at.contains(&len) {
             table.publish_state(tokens);
         } else if len >= self.turn.generated_from && len.is_multiple_of(PAGE_TOKENS) {
@@ -312,9 +325,9 @@ mod tests {
     fn tokens_and_rows_stay_equal_also_when_the_pool_is_exhausted() {
         let pool = pool(1);
         let mut sequence = Sequence::new(&pool);
-        sequence.begin_feed(&[1, 2, 3], 0).expect("room");
+        sequence.begin_feed(&[1, 2, 3], &[], 0).expect("room");
         sequence.settle(Some(Token { id: 9, logprob: None }));
-        assert!(sequence.begin_feed(&[4; PAGE_TOKENS], 0).is_err());
+        assert!(sequence.begin_feed(&[4; PAGE_TOKENS], &[], 0).is_err());
         assert_eq!(sequence.resident().tokens(), [1, 2, 3]);
         assert_eq!(sequence.resident().table().len(), 3);
         assert_eq!(sequence.pending().map(|token| token.id), Some(9), "a refused feed changes nothing");
@@ -329,7 +342,7 @@ mod tests {
         let pool = pool(8);
         let mut sequence = Sequence::new(&pool);
         let tokens: Vec<u32> = (0..2 * PAGE_TOKENS as u32).collect();
-        sequence.begin_feed(&tokens, PAGE_TOKENS + 2).expect("room");
+        sequence.begin_feed(&tokens, &[], PAGE_TOKENS + 2).expect("room");
         sequence.settle(Some(Token { id: 30, logprob: None }));
         assert_eq!((sequence.position(), pool.num_indexed()), (PAGE_TOKENS - 2, 0));
         assert_eq!(sequence.num_foreseen(&[PAGE_TOKENS as u32 - 2, 0]), 1, "the second is another");
@@ -348,7 +361,7 @@ mod tests {
     fn a_feed_that_never_settles_poisons_until_reset() {
         let pool = pool(2);
         let mut sequence = Sequence::new(&pool);
-        sequence.begin_feed(&[1], 0).expect("room");
+        sequence.begin_feed(&[1], &[], 0).expect("room");
         assert!(sequence.is_poisoned());
         sequence.reset();
         assert!(!sequence.is_poisoned());

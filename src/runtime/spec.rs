@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::grammar::GrammarCompiler;
 use llmctl_base::error::{Error, Result};
+use llmctl_image::ImageLimits;
+use llmctl_models::images::{TwoWay, VisionSpec};
 use llmctl_models::model::{ModelSpec, STEP_TOKENS};
 use llmctl_models::text::Tokenizer;
 
@@ -91,6 +93,9 @@ pub struct EngineSpec {
     pub config: EngineConfig,
     /// Bytes of KV in force.
     pub kv_memory: usize,
+    /// The vision tower; `None` if the model reads text alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vision: Option<Arc<VisionSpec>>,
 }
 
 /// Sessions whose KV fits in memory, and the bytes of one. A hard limit for step-wise sessions, which keep
@@ -132,7 +137,30 @@ impl EngineSpec {
         }
         config.end_of_generation.sort_unstable();
         config.end_of_generation.dedup();
-        Ok(Self { model, config, kv_memory })
+        Ok(Self { model, config, kv_memory, vision: None })
+    }
+
+    /// Adds a vision tower. Memory that was not asked for grows by what an image takes that is computed in one step.
+    pub(super) fn set_vision(&mut self, vision: &VisionSpec) {
+        self.vision = Some(Arc::new(vision.clone()));
+        let side = ImageLimits::default().side;
+        let plan = vision.pixels.plan(side, side).map(|plan| plan.num_tokens());
+        let len = self.context_length();
+        let more = self.request_bytes(len, plan.unwrap_or(0)) - self.sequence_bytes(len);
+        if self.config.kv_memory.is_none() && self.has_whole_images() {
+            let num_sequences = self.config.max_sessions.max(self.config.max_running);
+            self.kv_memory = self.kv_memory.saturating_add(more.saturating_mul(num_sequences));
+        }
+    }
+
+    /// Returns whether the rows of an image see each other in both directions, so that a step computes all or none of them.
+    pub fn has_whole_images(&self) -> bool {
+        self.vision.as_ref().is_some_and(|vision| vision.rows.two_way != TwoWay::Never)
+    }
+
+    /// Returns the token that stands for an image's row.
+    pub fn placeholder(&self) -> Option<u32> {
+        self.vision.as_ref().map(|vision| vision.placeholder)
     }
 
     pub fn vocab_size(&self) -> usize {
@@ -182,6 +210,13 @@ impl EngineSpec {
     /// Returns the most bytes of KV that a sequence of `len` tokens takes.
     pub fn sequence_bytes(&self, len: usize) -> usize {
         sequence_bytes(&self.model, &self.config, len)
+    }
+
+    /// Returns the most bytes of KV that a request of `len` tokens takes whose longest image has `image_rows` rows, which a step
+    /// may compute beyond its other ones.
+    pub fn request_bytes(&self, len: usize, image_rows: usize) -> usize {
+        let step_rows = self.config.step_tokens + image_rows;
+        self.model.groups.iter().map(|group| group.bytes(len, step_rows)).sum()
     }
 
     pub fn serving_capacity(&self) -> ServingCapacity {

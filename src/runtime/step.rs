@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
@@ -20,8 +21,9 @@ use super::sequence::Sequence;
 use super::spec::EngineSpec;
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, GrammarError, Result, panic_text};
-use llmctl_models::kv::{PagePool, PageRef, PageTable};
-use llmctl_models::model::{Batch, Logits, Model, Row};
+use llmctl_models::images::{ImageKey, ImageRows, ImageSpan, RowRule, TwoWay, VisionSpec, angles_of};
+use llmctl_models::kv::{PagePool, PageRef, PageTable, Tokens};
+use llmctl_models::model::{Batch, BatchImage, Logits, Model, Row};
 use llmctl_models::tensor::SharedBytes;
 
 /// From this many masks on, they are computed in parallel; waking the threads costs as much as a few masks.
@@ -32,6 +34,8 @@ const MASKS_WORTH_THREADS: usize = 8;
 pub struct SequenceFeed<'a> {
     pub sequence: &'a mut Sequence,
     pub input: FeedInput<'a>,
+    /// Images of the whole sequence, those of other rows too.
+    pub images: FedImages<'a>,
     /// Tokens that are computed after the input because they may be sampled next; only after an input that
     /// is sampled after.
     pub drafted: &'a [u32],
@@ -42,6 +46,27 @@ pub struct SequenceFeed<'a> {
     pub forced: Option<u32>,
     /// Log-probabilities to compute for a chunk.
     pub scores: Option<Scores<'a>>,
+}
+
+/// Images of a sequence, with the embeddings of those that are fed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FedImages<'a> {
+    pub spans: &'a [ImageSpan],
+    pub rows: &'a [(ImageKey, Arc<ImageRows>)],
+}
+
+/// Rows of a step that take embeddings of an image.
+#[derive(Debug)]
+struct EmbeddedRows {
+    rows: Range<usize>,
+    embeddings: Arc<ImageRows>,
+    first: usize,
+}
+
+impl EmbeddedRows {
+    fn in_batch(&self) -> BatchImage<'_> {
+        BatchImage { rows: self.rows.clone(), embeddings: &self.embeddings, first: self.first }
+    }
 }
 
 /// Request for the log-probabilities of a chunk's following tokens.
@@ -83,6 +108,7 @@ pub struct Executor {
     logits: Logits,
     /// Kept between steps to reuse the allocation.
     rows: Vec<Row>,
+    images: Vec<EmbeddedRows>,
     /// Time in which states took in drafted tokens of the last step.
     ending_drafts: Duration,
 }
@@ -95,12 +121,18 @@ impl Executor {
             sampler: Sampler::default(),
             logits: Logits::default(),
             rows: Vec::new(),
+            images: Vec::new(),
             ending_drafts: Duration::ZERO,
         }
     }
 
     pub fn spec(&self) -> &EngineSpec {
         &self.spec
+    }
+
+    /// Takes images from here on.
+    pub fn set_vision(&mut self, vision: &VisionSpec) {
+        self.spec.set_vision(vision);
     }
 
     /// Returns the width of the hidden states that the model reads; see [`Model::hidden_width`].
@@ -150,13 +182,14 @@ impl Executor {
         hidden: Option<&[f32]>,
     ) -> Vec<Result<FedRows>> {
         self.rows.clear();
+        self.images.clear();
         self.ending_drafts = Duration::ZERO;
         self.model.reuse(std::mem::take(&mut self.logits));
         let mut num_tables = 0;
         let mut results = Vec::with_capacity(feeds.len());
         for feed in feeds.iter_mut() {
             let fed = FedRows { first: self.rows.len(), position: feed.sequence.position(), next_drafted: 0 };
-            let result = append_rows(&mut *self.model, feed, num_tables, &mut self.rows);
+            let result = self.append_rows(feed, num_tables);
             num_tables += usize::from(result.is_ok());
             results.push(result.map(|()| fed));
         }
@@ -184,6 +217,7 @@ impl Executor {
             Row::known(*token, table.len().saturating_sub(1), index, true)
         };
         self.rows.clear();
+        self.images.clear();
         self.rows.extend(rows.iter().enumerate().map(row));
         let tables: Vec<_> = rows.iter().map(|(_, table)| *table).collect();
         self.logits = self.run(&tables, Some(hidden))?;
@@ -205,9 +239,10 @@ impl Executor {
 
     /// Computes the rows, whose sequences have these tables.
     fn run(&mut self, tables: &[&PageTable], hidden: Option<&[f32]>) -> Result<Logits> {
-        let batch = Batch { rows: &self.rows, tables };
+        let images: Vec<BatchImage<'_>> = self.images.iter().map(EmbeddedRows::in_batch).collect();
+        let batch = Batch { rows: &self.rows, tables, images: &images };
         let model = &mut self.model;
-        let logits = guarded(|| match hidden {
+        let mut logits = guarded(|| match hidden {
             None => model.forward(&batch),
             Some(hidden) => model.predict(&batch, hidden),
         })?;
@@ -217,7 +252,60 @@ impl Executor {
             let message = format!("{} rows of logits of {}, not {wanted}", logits.len(), logits.vocab_size);
             return Err(Error::Backend(message));
         }
+        // No answer holds a placeholder, because no prompt may that has no image there.
+        if let Some(placeholder) = self.spec.placeholder().map(|id| id as usize).filter(|id| *id < vocab_size)
+        {
+            logits.values.chunks_exact_mut(vocab_size).for_each(|row| row[placeholder] = f32::NEG_INFINITY);
+        }
         Ok(logits)
+    }
+
+    /// Extends the feed's sequence and appends its rows. After an error no rows are appended, and the sequence is
+    /// unchanged, or poisoned if a page could not be copied.
+    ///
+    /// Copies are made at once, because a page released in this step may be given to the next sequence of it.
+    fn append_rows(&mut self, feed: &mut SequenceFeed<'_>, sequence: usize) -> Result<()> {
+        let pending;
+        let tokens = match feed.input {
+            FeedInput::Chunk(tokens) | FeedInput::LastChunk(tokens) => tokens,
+            FeedInput::Pending => {
+                pending = [feed.sequence.pending().ok_or(Error::InvalidState("no pending token"))?.id];
+                &pending
+            }
+        };
+        let start = feed.sequence.position();
+        let exhausted = |_| Error::Backend("no KV page is free".to_owned());
+        let all: Cow<'_, [u32]> = match feed.drafted {
+            [] => Cow::Borrowed(tokens),
+            drafted => Cow::Owned([tokens, drafted].concat()),
+        };
+        let images = embedded(feed.images, start..start + tokens.len(), self.rows.len())?;
+        let copies =
+            feed.sequence.begin_feed(&all, feed.images.spans, feed.drafted.len()).map_err(exhausted)?;
+        free_dropped(&mut *self.model, feed.sequence.resident().table().pool());
+        for copy in copies {
+            guarded(|| self.model.copy_page(copy.from, copy.to))?;
+        }
+        self.images.extend(images);
+        let first_row = self.rows.len();
+        let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, FeedInput::Chunk(_)));
+        let row = |(index, &token)| {
+            let wants_logits = last.is_some_and(|last| index >= last) || self.is_scored(feed, index);
+            let is_drafted = index >= tokens.len();
+            Row { is_drafted, ..Row::known(token, start + index, sequence, wants_logits) }
+        };
+        let rows: Vec<Row> = all.iter().enumerate().map(row).collect();
+        self.rows.extend(rows);
+        if let Some(vision) = self.spec.vision.as_ref().filter(|_| !feed.images.spans.is_empty()) {
+            place(&mut self.rows[first_row..], feed.images.spans, vision.rows);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the log-probability after a row of the feed is wanted: an image's row follows with none.
+    fn is_scored(&self, feed: &SequenceFeed<'_>, index: usize) -> bool {
+        let following = feed.scores.as_ref().and_then(|scores| scores.following.get(index));
+        following.is_some_and(|id| Some(*id) != self.spec.placeholder())
     }
 
     fn sample(&mut self, feeds: &mut [SequenceFeed<'_>], results: &mut [Result<FedRows>]) {
@@ -226,7 +314,7 @@ impl Executor {
         for (feed, result) in feeds.iter_mut().zip(results).filter(|(_, result)| result.is_ok()) {
             let first_row = next_row;
             let samples = !matches!(feed.input, FeedInput::Chunk(_));
-            let row = first_row + num_scored(feed);
+            let row = first_row + self.num_scored(feed);
             next_row = row + usize::from(samples) + feed.drafted.len();
             let mask = feed.grammar.as_ref().filter(|_| samples).and_then(|_| masks.next());
             let fed = result.as_ref().copied().unwrap_or_default();
@@ -308,15 +396,23 @@ impl Executor {
     /// Stores the log-probabilities of `following`, from the logits of the rows from `first_row` on.
     fn score(&mut self, feed: &mut SequenceFeed<'_>, first_row: usize) -> Result<()> {
         let Some(Scores { following, num_alternatives, found }) = &mut feed.scores else { return Ok(()) };
-        for (index, &id) in following.iter().enumerate() {
-            found.push(self.sampler.score(self.logits.row(first_row + index), id, *num_alternatives)?);
+        let (placeholder, mut row) = (self.spec.placeholder(), first_row);
+        for &id in *following {
+            if Some(id) == placeholder {
+                found.push(Logprob::none());
+                continue;
+            }
+            found.push(self.sampler.score(self.logits.row(row), id, *num_alternatives)?);
+            row += 1;
         }
         Ok(())
     }
-}
 
-fn num_scored(feed: &SequenceFeed<'_>) -> usize {
-    feed.scores.as_ref().map_or(0, |scores| scores.following.len())
+    /// Returns the number of rows with log-probabilities.
+    fn num_scored(&self, feed: &SequenceFeed<'_>) -> usize {
+        let following = feed.scores.as_ref().map_or(0, |scores| scores.following.len());
+        (0..following).filter(|&index| self.is_scored(feed, index)).count()
+    }
 }
 
 /// Computes the token masks of feeds that sample under a grammar, in their order.
@@ -337,44 +433,35 @@ fn masks(
     }
 }
 
-/// Extends the feed's sequence and appends its rows. After an error no rows are appended, and the sequence is
-/// unchanged, or poisoned if a page could not be copied.
-///
-/// Copies are made at once, because a page released in this step may be given to the next sequence of it.
-fn append_rows(
-    model: &mut dyn Model,
-    feed: &mut SequenceFeed<'_>,
-    sequence: usize,
-    rows: &mut Vec<Row>,
-) -> Result<()> {
-    let pending;
-    let tokens = match feed.input {
-        FeedInput::Chunk(tokens) | FeedInput::LastChunk(tokens) => tokens,
-        FeedInput::Pending => {
-            pending = [feed.sequence.pending().ok_or(Error::InvalidState("no pending token"))?.id];
-            &pending
+/// Returns what the rows at these positions take of images, as rows of the step from `first_row` on.
+fn embedded(images: FedImages<'_>, positions: Range<usize>, first_row: usize) -> Result<Vec<EmbeddedRows>> {
+    let first = images.spans.partition_point(|span| span.rows.end <= positions.start);
+    let spans = images.spans[first..].iter().take_while(|span| span.rows.start < positions.end);
+    let taken = |span: &ImageSpan| {
+        let start = span.rows.start.max(positions.start);
+        let rows = start..span.rows.end.min(positions.end);
+        let known = images.rows.iter().find(|(key, _)| *key == span.key);
+        let (_, embeddings) = known.ok_or(Error::Backend("an image was not encoded".to_owned()))?;
+        Ok(EmbeddedRows {
+            rows: first_row + rows.start - positions.start..first_row + rows.end - positions.start,
+            embeddings: Arc::clone(embeddings),
+            first: span.first + rows.start - span.rows.start,
+        })
+    };
+    spans.map(taken).collect()
+}
+
+/// Sets angles and sight of consecutive rows of a sequence with images.
+fn place(rows: &mut [Row], spans: &[ImageSpan], rule: RowRule) {
+    let Some(start) = rows.first().map(|row| row.position) else { return };
+    let angles = angles_of(spans, rule.mrope, start..start + rows.len());
+    let tokens = Tokens { ids: &[], images: spans };
+    for (row, angles) in rows.iter_mut().zip(angles) {
+        row.angles = angles;
+        if let Some(span) = tokens.image_at(row.position).filter(|_| rule.two_way != TwoWay::Never) {
+            row.visible = span.rows.end;
         }
-    };
-    let start = feed.sequence.position();
-    let exhausted = |_| Error::Backend("no KV page is free".to_owned());
-    let all: Cow<'_, [u32]> = match feed.drafted {
-        [] => Cow::Borrowed(tokens),
-        drafted => Cow::Owned([tokens, drafted].concat()),
-    };
-    let copies = feed.sequence.begin_feed(&all, feed.drafted.len()).map_err(exhausted)?;
-    free_dropped(model, feed.sequence.resident().table().pool());
-    for copy in copies {
-        guarded(|| model.copy_page(copy.from, copy.to))?;
     }
-    let last = tokens.len().checked_sub(1).filter(|_| !matches!(feed.input, FeedInput::Chunk(_)));
-    let num_scored = num_scored(feed);
-    let row = |(index, &token)| {
-        let wants_logits = last.is_some_and(|last| index >= last) || index < num_scored;
-        let is_drafted = index >= tokens.len();
-        Row { token, position: start + index, sequence, wants_logits, is_drafted }
-    };
-    rows.extend(all.iter().enumerate().map(row));
-    Ok(())
 }
 
 /// Frees the memory of pages that the pool has given to other groups, before it is written again.
@@ -384,7 +471,7 @@ fn free_dropped(model: &mut dyn Model, pool: &PagePool) {
 
 /// Turns a panic into an error. Unwind safety: a panic may leave incomplete KV rows, whose sequences stay
 /// poisoned, and scratch space of the model, which the next call overwrites.
-fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(crate) fn guarded<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|panic| Err(Error::Backend(format!("the model panicked: {}", panic_text(&*panic)))))
 }

@@ -70,7 +70,7 @@ impl SessionPrompts for SplicedSession {
     ) -> Result<Vec<u32>, CheckError> {
         let prompt = self.transcript.splice(asked, render)?;
         self.splice_after = prompt.splice_after().to_owned();
-        prompt.ids(encode)
+        prompt.ids(|text, start| encode(text, start == 0))
     }
 
     fn record(&mut self, before: &[Message], answer: &Message, generated: &[u32]) {

@@ -19,6 +19,7 @@ use super::request::{EngineSessionName, Event, Request};
 use super::spec::EngineSpec;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
+use llmctl_models::kv::TokenBuf;
 
 /// Longest wait for KV to be saved when the last client is dropped.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,7 +41,7 @@ enum SessionCommand {
     Reset { name: EngineSessionName, reply: Sender<Result<()>> },
     Close { name: EngineSessionName, reply: Sender<Result<()>> },
     Fork { from: EngineSessionName, to: EngineSessionName, reply: Sender<Result<()>> },
-    Restore { name: EngineSessionName, tokens: Vec<u32>, reply: Sender<Result<()>> },
+    Restore { name: EngineSessionName, tokens: TokenBuf, reply: Sender<Result<()>> },
     Inspect { name: EngineSessionName, reply: Sender<Result<SessionDetail>> },
     List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
@@ -147,7 +148,7 @@ impl EngineTransport for EngineThread {
         self.of_session(|reply| SessionCommand::Fork { from: from.clone(), to: to.clone(), reply })
     }
 
-    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
+    fn restore_session(&self, name: &EngineSessionName, tokens: TokenBuf) -> Result<()> {
         self.of_session(|reply| SessionCommand::Restore { name: name.clone(), tokens, reply })
     }
 

@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::arrange::{CallIds, arrange, missing_results};
+use super::images::{self, ImageMarkup, is_image, parts_of, text_part};
 use super::python;
 use super::{Content, Conversation, Message, Role, ToolCall};
 
@@ -32,6 +33,8 @@ pub struct Accommodation {
     pub spells_tools: bool,
     /// A developer's messages are system messages.
     pub merges_developer: bool,
+    /// Every content is a list of parts.
+    pub lists_parts: bool,
     pub call_ids: CallIds,
 }
 
@@ -45,17 +48,49 @@ impl Accommodation {
         arranged
     }
 
-    /// The conversation as the template gets it.
-    pub fn apply<'a>(self, conversation: &'a Conversation) -> Cow<'a, Conversation> {
+    /// The conversation as the template gets it; without `images`, for a model that reads text alone.
+    pub fn apply<'a>(
+        self,
+        conversation: &'a Conversation,
+        images: Option<&ImageMarkup>,
+    ) -> Cow<'a, Conversation> {
+        let mut adapted = self.placed(conversation, images);
+        if let Some(images) = images.filter(|_| adapted.images().next().is_some()) {
+            images.form(&mut adapted.to_mut().messages);
+        }
+        if self.lists_parts {
+            adapted.to_mut().messages.iter_mut().for_each(list_parts);
+        }
+        adapted
+    }
+
+    /// The conversation as the template gets it, but with images that name their files: all that the prompt has, in its order.
+    pub fn placed<'a>(
+        self,
+        conversation: &'a Conversation,
+        images: Option<&ImageMarkup>,
+    ) -> Cow<'a, Conversation> {
         let has_tools = !conversation.tools.is_empty() || conversation.messages.iter().any(is_about_tools);
         let spells = self.spells_tools && has_tools;
         let mut adapted = self.arrange(conversation);
+        if let Some(images) = images {
+            images.guard(adapted.to_mut());
+        }
         for (index, message) in missing_results(&adapted.messages).into_iter().rev() {
             adapted.to_mut().messages.insert(index, message);
         }
         let is_developers = |message: &Message| self.merges_developer && message.role == Role::Developer;
         if adapted.messages.iter().any(is_developers) {
             merge_developer(&mut adapted.to_mut().messages);
+        }
+        if num_in_results(&adapted.messages) > 0 {
+            match images {
+                None => images::leave_out_of_results(&mut adapted.to_mut().messages),
+                Some(images) if images.in_tool.is_none() && !spells => {
+                    images::move_from_results(&mut adapted.to_mut().messages);
+                }
+                Some(_) => {}
+            }
         }
         if !spells && self.num_moved_system(&adapted.messages) == 0 {
             return adapted;
@@ -86,6 +121,16 @@ impl Accommodation {
     }
 }
 
+/// Returns the number of images in tool results.
+fn num_in_results(messages: &[Message]) -> usize {
+    messages.iter().filter(|message| message.role == Role::Tool).flat_map(Message::images).count()
+}
+
+fn list_parts(message: &mut Message) {
+    let content = message.content.take();
+    message.content = content.map(|content| Content::Parts(parts_of(Some(content))));
+}
+
 fn is_about_tools(message: &Message) -> bool {
     message.role == Role::Tool || !message.tool_calls.is_empty()
 }
@@ -97,8 +142,10 @@ fn spell_tools(conversation: &mut Conversation) {
     for mut message in std::mem::take(&mut conversation.messages) {
         let is_result = message.role == Role::Tool;
         if is_result {
-            let text = text_of(&message);
-            message = Message::user(format!("<tool_response>\n{text}\n</tool_response>"));
+            let mut response = Message::user("<tool_response>\n");
+            join(&mut response, "", message);
+            add(&mut response, "\n</tool_response>".to_owned(), false);
+            message = response;
         } else if !message.tool_calls.is_empty() {
             let calls = std::mem::take(&mut message.tool_calls);
             message.content = Some(Content::Text(with_calls(&text_of(&message), &calls)));
@@ -106,7 +153,7 @@ fn spell_tools(conversation: &mut Conversation) {
         // Roles take turns: results and the question behind them are one message.
         match messages.last_mut() {
             Some(last) if is_behind_result && message.role == Role::User => {
-                add(last, format!("\n{}", text_of(&message)), false);
+                join(last, "\n", message);
             }
             _ => messages.push(message),
         }
@@ -185,7 +232,7 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
         if let Some(last) = merged.last_mut().filter(|last| {
             follows_moved && waiting.is_empty() && last.role == Role::User && message.role == Role::User
         }) {
-            add(last, format!("\n\n{}", text_of(&message)), false);
+            join(last, "\n\n", message);
             continue;
         }
         if is_input && !waiting.is_empty() {
@@ -211,6 +258,18 @@ fn add(message: &mut Message, text: String, is_first: bool) {
     message.content = Some(Content::Text(if is_first { text + &said } else { said + &text }));
 }
 
+/// Adds what another message says behind what a message says, with its images.
+fn join(message: &mut Message, between: &str, other: Message) {
+    match other.content {
+        Some(Content::Parts(parts)) if parts.iter().any(is_image) => {
+            let said = parts_of(message.content.take()).into_iter();
+            let all = said.chain([text_part(between)]).chain(parts).collect();
+            message.content = Some(Content::Parts(all));
+        }
+        _ => add(message, format!("{between}{}", text_of(&other)), false),
+    }
+}
+
 /// Returns the text of a message, its parts joined.
 fn text_of(message: &Message) -> String {
     match &message.content {
@@ -232,7 +291,7 @@ mod tests {
         tools: Vec<Value>,
     ) -> Vec<(String, String)> {
         let conversation = Conversation { messages, tools, ..Conversation::default() };
-        let shown = accommodation.apply(&conversation);
+        let shown = accommodation.apply(&conversation, None);
         assert!(shown.tools.is_empty() || !accommodation.spells_tools);
         let text = |message: &Message| (message.role.as_str().to_owned(), text_of(message));
         shown.messages.iter().map(text).collect()

@@ -3,7 +3,7 @@
 //! Every front door (CLI flags, batch rows, HTTP wire types) converts into these and back by hand; nothing
 //! here follows a vendor's schema. A field that is absent stays absent: templates can tell `None` from empty.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The author of a message. Templates see the lower-case name; a role they do not know is their error to raise.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -50,6 +50,50 @@ pub enum Content {
     Parts(Vec<Value>),
 }
 
+/// An image of a message: a part `{"type": "image", "sha256": ..., "width": ..., "height": ..., "media_type": ..., "name": ...}`. The
+/// bytes lie elsewhere, under their hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageRef {
+    /// SHA-256 of the file's bytes, 64 lower-case hexadecimal digits.
+    pub sha256: String,
+    pub width: u32,
+    pub height: u32,
+    pub media_type: String,
+    /// Name of the file, for people.
+    pub name: Option<String>,
+}
+
+impl ImageRef {
+    pub fn to_part(&self) -> Value {
+        let Self { sha256, width, height, media_type, name } = self;
+        let mut part = json!({"type": "image", "sha256": sha256, "width": width, "height": height, "media_type": media_type});
+        if let Some(name) = name {
+            part["name"] = name.as_str().into();
+        }
+        part
+    }
+
+    /// Reads a part that [`Self::to_part`] wrote; `None` for any other.
+    pub fn of(part: &Value) -> Option<Self> {
+        let text = |name: &str| part.get(name)?.as_str().map(str::to_owned);
+        let side = |name: &str| part.get(name)?.as_u64()?.try_into().ok();
+        (part.get("type")? == "image").then_some(())?;
+        Some(Self {
+            sha256: text("sha256")?,
+            width: side("width")?,
+            height: side("height")?,
+            media_type: text("media_type")?,
+            name: text("name"),
+        })
+    }
+
+    /// Returns the image in words, e.g. `[image: photo.png 640x480]`.
+    pub fn tag(&self) -> String {
+        let name = self.name.as_deref().unwrap_or(&self.media_type);
+        format!("[image: {name} {}x{}]", self.width, self.height)
+    }
+}
+
 /// One call of a tool by the assistant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolCall {
@@ -94,6 +138,15 @@ impl Message {
     pub fn assistant(text: impl Into<String>) -> Self {
         Self::new(Role::Assistant, text)
     }
+
+    /// Returns the images, in the order of the parts.
+    pub fn images(&self) -> impl Iterator<Item = ImageRef> {
+        let parts = match &self.content {
+            Some(Content::Parts(parts)) => parts.as_slice(),
+            _ => &[],
+        };
+        parts.iter().filter_map(ImageRef::of)
+    }
 }
 
 /// A conversation with all that a chat template may read.
@@ -106,4 +159,11 @@ pub struct Conversation {
     pub documents: Vec<Value>,
     /// Extra template variables, e.g. `enable_thinking`.
     pub kwargs: serde_json::Map<String, Value>,
+}
+
+impl Conversation {
+    /// Returns the images of all messages, in their order.
+    pub fn images(&self) -> impl Iterator<Item = ImageRef> {
+        self.messages.iter().flat_map(Message::images)
+    }
 }

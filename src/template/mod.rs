@@ -3,7 +3,7 @@
 //! `message` is the vocabulary, `jinja` renders a conversation with a model's own chat template, `prompt` fills the
 //! variables of prompt files. Both run on minijinja with `python` (values and operations), `link` (puts them in place
 //! of minijinja's) and `source` (checks and rewrites what is parsed). `clock` is the time that templates may print.
-//! `probe` finds out what a template shows, `accommodate` and `arrange` fit conversations to what it does not. `output_markup` names the markup
+//! `probe` finds out what a template shows, `accommodate` and `arrange` fit conversations to what it does not, `images` their images. `output_markup` names the markup
 //! of answers, `output` parses them, `begun` writes their beginning, `tool_grammar` writes grammars for them, `check` judges a template.
 
 mod accommodate;
@@ -13,6 +13,7 @@ pub mod check;
 mod clock;
 mod environment;
 mod error;
+mod images;
 mod jinja;
 mod link;
 mod marked;
@@ -35,8 +36,9 @@ pub use accommodate::Accommodation;
 pub use arrange::CallIds;
 pub use clock::DateTime;
 pub use error::TemplateError;
+pub use images::{ImageForm, ImageMarkup};
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
-pub use message::{Content, Conversation, Message, Role, ToolCall};
+pub use message::{Content, Conversation, ImageRef, Message, Role, ToolCall};
 pub use named::UnknownFormat;
 pub use output::{OutputParser, ParsedAnswer, ParsedCall, parse_answer};
 pub use output_markup::{OutputMarkup, ToolChoice};

@@ -6,10 +6,12 @@
 
 use serde_json::{Value, json};
 
+use super::images::text_part;
 use super::output::parse_answer;
 use super::{
-    Accommodation, CallIds, ChatTemplate, Content, Conversation, DateTime, Message, OutputMarkup,
-    ReasoningFormat, RenderOptions, Role, SpecialTokens, TemplateError, ToolCall, ToolCallFormat,
+    Accommodation, CallIds, ChatTemplate, Content, Conversation, DateTime, ImageForm, ImageMarkup, Message,
+    OutputMarkup, ReasoningFormat, RenderOptions, Role, SpecialTokens, TemplateError, ToolCall,
+    ToolCallFormat,
 };
 
 /// The text in a template that a format is recognised by.
@@ -52,6 +54,8 @@ pub struct Shown {
     pub later_system: SystemMessages,
     /// A developer's message at the start is printed as the system's or not at all, or the template does not know the role.
     pub developer_is_system: bool,
+    /// It prints the texts of lists of parts, and none that is the whole content.
+    pub wants_parts: bool,
     pub call_ids: CallIds,
 }
 
@@ -77,6 +81,7 @@ impl Shown {
             system: system_messages(template),
             later_system: later_system_messages(template),
             developer_is_system: developer_is_system(template),
+            wants_parts: wants_parts(template),
             call_ids: call_ids(template, evidence.map(|(format, _)| format)),
         }
     }
@@ -88,6 +93,7 @@ impl Shown {
             merges_later_system: self.later_system != SystemMessages::Printed,
             spells_tools: !self.tools || self.output_markup.tool_calls.is_none(),
             merges_developer: self.developer_is_system,
+            lists_parts: self.wants_parts,
             call_ids: self.call_ids,
         }
     }
@@ -271,6 +277,54 @@ fn later_system_messages(template: &ChatTemplate) -> SystemMessages {
         shows(template, &conversation(messages, false), LATER_SYSTEM)
     });
     tried.into_iter().rfind(|system| *system != SystemMessages::Printed).unwrap_or_default()
+}
+
+fn wants_parts(template: &ChatTemplate) -> bool {
+    let shows = |content: Content| {
+        let asked = conversation([Message { content: Some(content), ..Message::user("") }], false);
+        rendered(template, &asked, true).is_ok_and(|text| text.contains("Where is a reef"))
+    };
+    let question = "Where is a reef";
+    !shows(Content::Text(question.to_owned())) && shows(Content::Parts(vec![text_part(question)]))
+}
+
+impl ImageMarkup {
+    /// Finds out how `template` takes images.
+    pub fn of(template: &ChatTemplate, printed: &str, placeholder: &str) -> Self {
+        let (in_user, in_tool) = image_forms(template, printed);
+        Self { in_user, in_tool, ..Self::of_text(printed, placeholder) }
+    }
+}
+
+/// Tries images in a user message, and in a tool's result: the forms of which the template prints `printed` once, between the texts
+/// around it. The form in results is `None` if images have to follow them in a user message.
+fn image_forms(template: &ChatTemplate, printed: &str) -> (ImageForm, Option<ImageForm>) {
+    let said = |form: ImageForm| {
+        let texts = ["Where is a reef", "Where is a gull"].map(text_part);
+        let [before, after] = texts;
+        Some(Content::Parts(vec![before, form.part(), after]))
+    };
+    let prints = |messages: Vec<Message>, has_tools: bool| {
+        let text = rendered(template, &conversation(messages, has_tools), true).unwrap_or_default();
+        let between = text.split_once("a reef").and_then(|(_, rest)| rest.split_once("Where is a gull"));
+        between.is_some_and(|(between, _)| between.contains(printed)) && text.matches(printed).count() == 1
+    };
+    let asked = |form| vec![Message { content: said(form), ..Message::user("") }];
+    let parts = [ImageForm::Part, ImageForm::UrlPart].into_iter();
+    let in_user = parts.clone().find(|&form| prints(asked(form), false)).unwrap_or(ImageForm::Text);
+    let called = |content: Option<Content>| {
+        let tool_call_id = Some(CALL_ID.to_owned());
+        let result = Message { content, tool_call_id, ..Message::new(Role::Tool, "") };
+        vec![Message::user("Where"), call(CALL_ID), result]
+    };
+    let in_tool = parts.clone().find(|&form| prints(called(said(form)), true));
+    // Templates whose roles take turns refuse a question behind a result.
+    let follows = || {
+        let mut messages = called(Some(Content::Text("Yes".to_owned())));
+        messages.push(Message::user("Where is a reef"));
+        rendered(template, &conversation(messages, true), true).is_ok()
+    };
+    (in_user, in_tool.or_else(|| (!follows()).then_some(ImageForm::Text)))
 }
 
 /// Without Jinja's comments, which may speak of other formats; their line breaks stay.

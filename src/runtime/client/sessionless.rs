@@ -8,6 +8,7 @@ use crate::request::{EngineSessionName, Request};
 use crate::spec::EngineSpec;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
+use llmctl_models::kv::TokenBuf;
 
 /// An engine without sessions. `start` answers a request before it returns.
 pub struct Sessionless<F> {
@@ -77,7 +78,7 @@ where
         Err(Error::SessionNotFound(from.to_string()))
     }
 
-    fn restore_session(&self, _name: &EngineSessionName, _tokens: Vec<u32>) -> Result<()> {
+    fn restore_session(&self, _name: &EngineSessionName, _tokens: TokenBuf) -> Result<()> {
         Ok(())
     }
 

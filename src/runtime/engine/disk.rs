@@ -11,12 +11,11 @@ use std::time::{Duration, Instant};
 use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
-use crate::session::prefill::common_prefix;
 use llmctl_base::notice::Notice;
 use llmctl_models::kv::disk;
 use llmctl_models::kv::disk::{DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
 use llmctl_models::kv::pool::PageHold;
-use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, prefix, reachable};
+use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, Tokens, prefix, reachable};
 use llmctl_models::tensor::SharedBytes;
 
 /// Bytes copied out per step while requests run; takes about a millisecond.
@@ -43,6 +42,7 @@ struct PageAt {
     number: usize,
     name: PageName,
     parent: Option<PageName>,
+    /// See [`PageContent::tokens`].
     tokens: Box<[u32]>,
 }
 
@@ -79,8 +79,8 @@ impl Drop for HeldPages {
 }
 
 impl PageAt {
-    fn of(tokens: &[u32], names: &[PageName], group: usize, number: usize) -> Option<Self> {
-        let page = tokens.get(number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS)?;
+    fn of(tokens: Tokens<'_>, names: &[PageName], group: usize, number: usize) -> Option<Self> {
+        let page = tokens.page(number)?;
         let parent = number.checked_sub(1).map(|parent| names[parent]);
         Some(Self { group, number, name: *names.get(number)?, parent, tokens: page.into() })
     }
@@ -155,6 +155,8 @@ impl Engine {
         let largest = self.spec().model.groups.iter().map(|group| group.page_bytes).max().unwrap_or(0);
         let limit = store.limit_bytes();
         let is_useless = store.is_saving() && limit < largest as u64;
+        let images = store.images().filter(|_| self.pool.has_index());
+        self.encoder.iter_mut().for_each(|encoder| encoder.set_folder(images.clone()));
         self.disk = self.pool.has_index().then(|| KvDisk::new(store));
         if is_useless {
             self.note(Notice::KvLimitBelowPage { limit_bytes: limit, page_bytes: largest });
@@ -219,7 +221,7 @@ impl Engine {
         }
     }
 
-    fn note(&mut self, notice: Notice) {
+    pub(super) fn note(&mut self, notice: Notice) {
         if let Some(disk) = &mut self.disk {
             disk.notices.push(notice);
         }
@@ -259,8 +261,9 @@ impl Engine {
             return Wanted::default();
         }
         let most = prompt.len() - 1;
-        let (there, _) = reachable(groups, most, in_memory);
-        let (len, _) = reachable(groups, most, anywhere);
+        let round_down = |len| self.pool.round_down(prompt, len);
+        let (there, _) = reachable(groups, most, round_down, in_memory);
+        let (len, _) = reachable(groups, most, round_down, anywhere);
         if len <= there.max(self.num_resident_of(generation)) {
             return Wanted::default();
         }
@@ -278,7 +281,7 @@ impl Engine {
     fn num_resident_of(&self, generation: &Generation) -> usize {
         let session = generation.session().and_then(|name| self.sessions.find(name).ok());
         let session = session.and_then(|id| self.sessions.get(id).ok());
-        session.map_or(0, |session| common_prefix(session.tokens(), generation.prompt()))
+        session.map_or(0, |session| session.content().common_prefix(generation.prompt()))
     }
 
     /// Removes the page from a request that waits for it.
@@ -348,7 +351,7 @@ impl Engine {
     pub(super) fn save_session(&mut self, generation: &Generation) {
         let Some(disk) = self.disk.as_mut().filter(|disk| disk.store.is_saving()) else { return };
         let resident = generation.sequence().resident();
-        let (tokens, names) = (resident.tokens(), resident.table().names());
+        let (tokens, names) = (resident.content(), resident.table().names());
         let groups = &self.executor.spec().model.groups;
         let end = names.len() * PAGE_TOKENS;
         let prompt_end = (generation.prompt().len() - 1).min(end) / PAGE_TOKENS * PAGE_TOKENS;

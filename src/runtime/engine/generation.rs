@@ -10,21 +10,23 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::speculate::{DraftOffer, DraftText, Drafting, Drafts, Followed, KnownText};
 use crate::grammar::GrammarState;
 use crate::repetition::repeats;
 use crate::request::{
-    EngineSessionName, Event, Finish, Logprob, ModelDrafter, Outcome, ReasoningWatch, Request, RequestClock,
-    Started, Token, Usage,
+    EngineSessionName, Event, Finish, ImageUsage, Logprob, ModelDrafter, Outcome, PromptImage,
+    ReasoningWatch, Request, RequestClock, Started, Token, Usage,
 };
 use crate::sample::draw_seed;
 use crate::sequence::{Resumed, Sequence, TurnStart};
 use crate::spec::{EngineSpec, Speculation};
-use crate::step::{Executor, FedRows, FeedInput, Scores, SequenceFeed};
+use crate::step::{Executor, FedImages, FedRows, FeedInput, Scores, SequenceFeed};
 use llmctl_base::error::{Error, Result};
-use llmctl_models::kv::{PageName, PagePool};
+use llmctl_models::images::{ImageKey, ImageRows, ImageSpan};
+use llmctl_models::kv::{PageName, PagePool, Tokens};
 use llmctl_models::text::{StopMatcher, Utf8Stream, Vocabulary};
 
 /// Prompt tokens per step when their log-probabilities are wanted: each takes a row of logits as long as the
@@ -65,12 +67,34 @@ pub struct Generation {
     /// be computed.
     forced: Vec<u32>,
     drafts: Drafts,
+    images: GivenImages,
     /// Log-probabilities of prompt tokens, not delivered yet.
     scores: Vec<Logprob>,
     utf8: Utf8Stream,
     stop: StopMatcher,
     delivered: DeliveredText,
     clock: RequestClock,
+}
+
+/// Images of the prompt, with the embeddings that its next rows take.
+#[derive(Debug, Default)]
+struct GivenImages {
+    spans: Vec<ImageSpan>,
+    rows: Vec<(ImageKey, Arc<ImageRows>)>,
+    usage: ImageUsage,
+    /// Slices of the images that were encoded for it.
+    num_slices: usize,
+}
+
+/// Rows that a running request may have in the next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextRows {
+    /// Rows of the prompt or of forced tokens; 0 if it generates one token per step.
+    pub most: usize,
+    /// Number of the first rows that one step computes all or none of; 0 without any.
+    pub whole: usize,
+    /// True if it waits for an image before its next row.
+    pub waits: bool,
 }
 
 /// Maps delivered text back to generated tokens, in bytes of text.
@@ -102,6 +126,7 @@ impl Generation {
             closing: VecDeque::new(),
             forced: Vec::new(),
             drafts: Drafts::default(),
+            images: GivenImages { spans: request.spans(), ..GivenImages::default() },
             scores: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
@@ -164,8 +189,8 @@ impl Generation {
         self.request.prompt.len() + self.max_tokens
     }
 
-    pub fn prompt(&self) -> &[u32] {
-        &self.request.prompt
+    pub fn prompt(&self) -> Tokens<'_> {
+        Tokens { ids: &self.request.prompt, images: &self.images.spans }
     }
 
     /// Returns the name of its session.
@@ -207,7 +232,8 @@ impl Generation {
     /// Takes over pages of the prompt that other requests have computed in the meantime.
     pub fn catch_up(&mut self) {
         if self.prompt_left() > 1 && !self.scores_prompt() {
-            self.num_cached += self.sequence.catch_up(&self.request.prompt, self.request.prompt.len() - 1);
+            let prompt = Tokens { ids: &self.request.prompt, images: &self.images.spans };
+            self.num_cached += self.sequence.catch_up(prompt, prompt.len() - 1);
         }
     }
 
@@ -216,8 +242,7 @@ impl Generation {
     pub fn next_page(&self) -> Option<PageName> {
         let table = self.sequence.resident().table();
         let may_share = table.is_shareable() && !self.scores_prompt();
-        let (name, _) = table.next_name(&self.request.prompt).filter(|_| may_share)?;
-        Some(name)
+        table.next_page(self.prompt()).filter(|_| may_share).map(|page| page.name)
     }
 
     /// Returns the most bytes of KV that feeding `rows` and the draft takes.
@@ -241,7 +266,8 @@ impl Generation {
     pub fn feed(&mut self, rows: usize) -> SequenceFeed<'_> {
         let left = self.rows_left();
         let scored = self.request.prompt_logprobs.filter(|_| self.prompt_left() > 0);
-        let rows = if scored.is_some() { rows.min(MAX_SCORED_ROWS) } else { rows };
+        let rows =
+            if scored.is_some() { rows.min(MAX_SCORED_ROWS).max(self.next_rows().whole) } else { rows };
         let known = if self.prompt_left() > 0 { &self.request.prompt } else { &self.forced };
         let chunk = &known[known.len() - left..][..self.sequence.rows_allowed(rows.min(left))];
         let following = &known[(known.len() - left + 1).min(known.len())..];
@@ -257,6 +283,7 @@ impl Generation {
         SequenceFeed {
             sequence: &mut self.sequence,
             input,
+            images: FedImages { spans: &self.images.spans, rows: &self.images.rows },
             drafted: self.drafts.tokens(),
             sampling: &self.request.sampling,
             grammar,
@@ -276,6 +303,10 @@ impl Generation {
     ) -> bool {
         if self.num_generated == 0 {
             let total = self.request.prompt.len();
+            let position = self.sequence.position();
+            if self.images.spans.last().is_some_and(|span| span.rows.end <= position) {
+                self.images.rows.clear();
+            }
             self.emit(events, Event::Prefill { done: total - self.prompt_left(), total });
         }
         if !self.scores.is_empty() {
@@ -323,6 +354,7 @@ impl Generation {
             let mut feed = SequenceFeed {
                 sequence: &mut self.sequence,
                 input: FeedInput::Pending,
+                images: FedImages::default(),
                 drafted: &[],
                 sampling: &self.request.sampling,
                 grammar: self.grammar.as_mut(),
@@ -448,6 +480,7 @@ impl Generation {
             drafted_tokens: self.drafts.totals().0,
             accepted_tokens: self.drafts.totals().1,
             draft_model: self.drafts.by_model(),
+            images: self.images.usage,
             remote: None,
         };
         let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
@@ -489,6 +522,81 @@ impl Generation {
     }
 }
 
+/// Images.
+impl Generation {
+    /// Returns the images whose embeddings the rows after the resident ones take, and which it was not given.
+    pub fn lacking_images(&self) -> impl Iterator<Item = &PromptImage> {
+        let position = self.sequence.position();
+        let is_ahead = move |image: &&PromptImage| {
+            image.spans.iter().any(|span| span.rows.end > position) && !self.has_image(image.key)
+        };
+        self.request.images.iter().filter(is_ahead)
+    }
+
+    fn has_image(&self, key: ImageKey) -> bool {
+        self.images.rows.iter().any(|(given, _)| *given == key)
+    }
+
+    pub fn lacks_image(&self, key: ImageKey) -> bool {
+        self.lacking_images().any(|image| image.key == key)
+    }
+
+    /// Takes an image's embeddings: encoded in so many slices, or known.
+    pub fn give_image(&mut self, key: ImageKey, rows: &Arc<ImageRows>, slices: Option<usize>) {
+        let count = self.lacking_images().filter(|image| image.key == key).count();
+        let ImageUsage { encoded, found } = &mut self.images.usage;
+        *if slices.is_some() { encoded } else { found } += count;
+        self.images.num_slices += slices.unwrap_or(0);
+        if count > 0 {
+            self.images.rows.push((key, Arc::clone(rows)));
+        }
+    }
+
+    /// Notes a slice of an image that it lacks, of which so many are done. The images after it count as if they took as many.
+    pub fn note_slice(&mut self, (done, total): (usize, usize), took: Duration, events: &mut EngineEvents) {
+        self.spend_on_images(took);
+        let num_lacking = self.lacking_images().count();
+        let before = self.images.num_slices;
+        self.emit(events, Event::Encoding { done: before + done, total: before + total * num_lacking });
+    }
+
+    /// Adds time that went into its images.
+    pub fn spend_on_images(&mut self, took: Duration) {
+        self.clock.encode += took;
+    }
+
+    /// Returns the rows of its longest image that one step has to compute whole.
+    pub fn longest_image(&self) -> usize {
+        self.images.spans.iter().map(|span| span.rows.len()).max().unwrap_or(0)
+    }
+
+    /// Asks nothing of a drafter that does not see its images.
+    pub fn ignore_drafter(&mut self, drafter: Option<ModelDrafter>) {
+        if let Some(drafter) = drafter.filter(|_| !self.images.spans.is_empty()) {
+            self.drafts.ignore_model(drafter);
+        }
+    }
+
+    /// Returns the rows of the next step: up to an image that it lacks, and where images are computed whole, one image alone
+    /// or up to one.
+    pub fn next_rows(&self) -> NextRows {
+        let (left, position) = (self.rows_left(), self.sequence.position());
+        let lacking = self.lacking_images().flat_map(|image| &image.spans);
+        let lacking = lacking.map(|span| span.rows.clone()).find(|rows| rows.end > position);
+        let known = lacking.map_or(left, |rows| left.min(rows.start.saturating_sub(position)));
+        let (pool, prompt) = (self.sequence.resident().table().pool(), self.prompt());
+        let whole = prompt.image_at(position).filter(|_| pool.keeps_images_whole() && known > 0);
+        let whole = whole.map_or(0, |span| span.rows.end - position);
+        let next = self.images.spans.iter().map(|span| span.rows.start).find(|start| *start > position);
+        let most = match next.filter(|_| pool.keeps_images_whole()) {
+            _ if whole > 0 => whole,
+            Some(start) => known.min(start - position),
+            None => known,
+        };
+        NextRows { most, whole, waits: most == 0 && left > 0 }
+    }
+}
+
 impl Generation {
     /// Returns how many of `most` tokens may be drafted: none that the limit on generated tokens rules out, so that the
     /// bytes promised suffice, and none behind the place where a state is saved, because that is saved after a whole step.
@@ -502,13 +610,14 @@ impl Generation {
 impl Drafting for Generation {
     fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
         let most = self.most_drafted(most);
-        let Self { request, sequence, grammar, closing, forced, drafts, .. } = self;
+        let Self { request, sequence, grammar, closing, forced, drafts, images, .. } = self;
         let forced_next = grammar.iter().flat_map(GrammarState::forced_tokens);
         let foreseen = closing.iter().copied().chain(forced_next.filter(|_| closing.is_empty()));
         let KnownText { resident, following } = known_text(request, self.num_generated, sequence, forced);
         let text = DraftText {
             prediction: &request.prediction,
             prompt_len: request.prompt.len(),
+            placeholder: images.spans.first().map(|span| request.prompt[span.rows.start]),
             resident,
             following,
         };

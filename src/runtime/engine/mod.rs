@@ -8,7 +8,10 @@
 //! it and resets their sessions, and affects no others.
 
 mod disk;
+mod encode;
 mod generation;
+#[cfg(test)]
+mod image_tests;
 mod queue;
 mod schedule;
 mod sessions;
@@ -29,11 +32,13 @@ use llmctl_base::error::{Error, Result};
 use llmctl_models::kv::{PageName, PagePool};
 use llmctl_models::model::Model;
 use llmctl_models::text::Vocabulary;
+use llmctl_models::vision::Tower;
 
 pub use crate::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 use disk::KvDisk;
+use encode::ImageEncoder;
 pub use generation::RequestId;
-use generation::{EngineEvents, Generation};
+use generation::{EngineEvents, Generation, NextRows};
 use queue::RequestQueue;
 pub use schedule::MAX_BYPASSES;
 use schedule::{Budget, RunningRequest, StepPlan};
@@ -49,10 +54,19 @@ pub struct Engine {
     queue: RequestQueue,
     running: Vec<Generation>,
     disk: Option<KvDisk>,
+    encoder: Option<ImageEncoder>,
     speculator: Speculator,
     events: EngineEvents,
     num_submitted: u64,
     schedule_clock: u64,
+}
+
+/// Returns an empty pool.
+fn new_pool(spec: &EngineSpec) -> PagePool {
+    // Skip the prefix index when it could never hit: reuse is off, or the model keeps state outside pages.
+    let has_index = spec.config.warm_resume && spec.model.can_rewind;
+    let pool = if has_index { PagePool::new } else { PagePool::without_index };
+    pool(&spec.model.groups, spec.kv_memory)
 }
 
 /// Requests in flight, and KV memory in bytes.
@@ -76,16 +90,12 @@ impl Engine {
     /// [`Error::InvalidParameter`], naming the field that the model cannot serve.
     pub fn new(model: Box<dyn Model>, vocabulary: Arc<dyn Vocabulary>, config: EngineConfig) -> Result<Self> {
         let spec = EngineSpec::new(model.spec().clone(), config)?;
-        // Skip the prefix index when it could never hit: reuse is off, or the model keeps state outside
-        // pages.
-        let has_index = spec.config.warm_resume && spec.model.can_rewind;
-        let pool = if has_index { PagePool::new } else { PagePool::without_index };
         let mut speculator = Speculator::new(spec.speculation());
         if model.hidden_width().is_some() {
             speculator.set_computing(AssistantDrafter::new(wall_clock()));
         }
         Ok(Self {
-            pool: pool(&spec.model.groups, spec.kv_memory),
+            pool: new_pool(&spec),
             speculator,
             executor: Executor::new(model, spec),
             vocabulary,
@@ -93,10 +103,21 @@ impl Engine {
             queue: RequestQueue::default(),
             running: Vec::new(),
             disk: None,
+            encoder: None,
             events: Vec::new(),
             num_submitted: 0,
             schedule_clock: 0,
         })
+    }
+
+    /// Takes images, with the model's vision tower. Comes before everything else.
+    pub fn set_tower(&mut self, tower: Box<dyn Tower>) {
+        self.executor.set_vision(tower.spec());
+        self.pool = new_pool(self.executor.spec());
+        if self.spec().has_whole_images() {
+            self.pool.keep_images_whole();
+        }
+        self.encoder = Some(ImageEncoder::new(tower));
     }
 
     /// Drafts with another model of the same vocabulary, which is loaded beside the engine's own.
@@ -143,7 +164,7 @@ impl Engine {
     /// # Errors
     /// Those of `submit`.
     pub fn submit_at(&mut self, request: Request, now: Instant) -> Result<RequestId> {
-        let room = request.validate(self.spec().vocab_size(), self.spec().context_length())?;
+        let room = request.validate(self.spec())?;
         let id = RequestId(self.num_submitted);
         let usual = self.spec().config.answer_tokens.filter(|_| request.limits.is_open());
         let generation = Generation::new(id, request, room, &self.pool, now).limited_to(usual);
@@ -196,9 +217,12 @@ impl Engine {
         self.end_overdue(now);
         self.advance_disk();
         self.running.iter_mut().for_each(Generation::catch_up);
+        self.supply_images();
+        self.plan_slice();
         let mut plan = self.plan();
         if !plan.admitted.is_empty() {
             self.start(&plan.admitted);
+            self.supply_images();
             plan = self.plan_running(); // the resumed prefixes are known only now
         }
         debug_assert!(
@@ -208,6 +232,7 @@ impl Engine {
         self.queue.announce(&mut self.events);
         self.note_scheduled(&plan.rows);
         self.compute(&plan);
+        self.encode_slice();
         if let Some(ttl) = self.spec().config.session_ttl {
             self.sessions.expire(now, ttl);
         }
@@ -229,10 +254,17 @@ impl Engine {
     fn running_rows(&self) -> Vec<RunningRequest> {
         let pages: Vec<_> = self.running.iter().map(Generation::next_page).collect();
         let prefill_owners = self.prefill_owners(&pages);
-        let running = |(index, generation): (usize, &Generation)| RunningRequest {
-            prompt_left: generation.rows_left(),
-            last_scheduled: generation.last_scheduled(),
-            deferred: pages[index].is_some_and(|page| prefill_owners[&page] != index),
+        let generates = self.running.iter().any(|generation| generation.rows_left() == 0);
+        let is_slice = generates && self.encoder.as_ref().is_some_and(ImageEncoder::has_turn);
+        let running = |(index, generation): (usize, &Generation)| {
+            let NextRows { most, whole, waits } = generation.next_rows();
+            let is_computed = pages[index].is_some_and(|page| prefill_owners[&page] != index);
+            RunningRequest {
+                prompt_left: most + usize::from(waits),
+                last_scheduled: generation.last_scheduled(),
+                deferred: is_computed || waits || is_slice,
+                whole,
+            }
         };
         self.running.iter().enumerate().map(running).collect()
     }
@@ -365,6 +397,7 @@ impl Engine {
 
     /// Returns the bytes promised to a request: the most that its limits allow.
     fn bytes(&self, generation: &Generation) -> usize {
-        self.spec().sequence_bytes(generation.longest())
+        let image_rows = if self.spec().has_whole_images() { generation.longest_image() } else { 0 };
+        self.spec().request_bytes(generation.longest(), image_rows)
     }
 }

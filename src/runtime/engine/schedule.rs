@@ -4,7 +4,8 @@
 //! later ones; then no request starts until it does. A request counts with the memory of its greatest length,
 //! so none that has started is ever preempted.
 //!
-//! A step has at most as many rows as the budget. Each generation gets one. Of the rest the oldest prompt
+//! A step has at most as many rows as the budget, and beyond it those of one image at the most whose rows see each other and
+//! so are computed in one step. Each generation gets one. Of the rest the oldest prompt
 //! gets half, and the other prompts get equal shares. If there are too few rows, the least recently scheduled
 //! come first. So a sequence waits fewer steps than there are sequences running, and none if the budget is at
 //! least twice their number.
@@ -37,6 +38,8 @@ pub struct RunningRequest {
     /// True if another sequence computes its next chunk in this step, so that it gets no row. Ignored for one
     /// that generates. The sequence that computes the chunk must not be deferred itself.
     pub deferred: bool,
+    /// Number of its first rows that a step computes all or none of; 0 without any.
+    pub whole: usize,
 }
 
 /// Resources of a step.
@@ -62,10 +65,25 @@ pub struct StepPlan {
 pub fn plan_step(waiting: &[WaitingRequest], running: &[RunningRequest], budget: Budget) -> StepPlan {
     let admitted = choose_admitted(waiting, running.len(), budget);
     let started = admitted.iter().map(|&index| waiting[index].prompt_left);
-    let started =
-        started.map(|prompt_left| RunningRequest { prompt_left, last_scheduled: u64::MAX, deferred: false });
+    let started = started.map(|prompt_left| RunningRequest {
+        prompt_left,
+        last_scheduled: u64::MAX,
+        ..RunningRequest::default()
+    });
     let running: Vec<RunningRequest> = running.iter().copied().chain(started).collect();
-    StepPlan { rows: share_rows(&running, budget.tokens), admitted }
+    let mut rows = share_rows(&running, budget.tokens);
+    keep_whole(&running, &mut rows);
+    StepPlan { rows, admitted }
+}
+
+/// Gives the least recently scheduled of the sequences that got a part of what is computed whole all of it; the others wait.
+fn keep_whole(running: &[RunningRequest], rows: &mut [usize]) {
+    let is_cut = |index: &usize| rows[*index] > 0 && rows[*index] < running[*index].whole;
+    let cut: Vec<usize> = (0..rows.len()).filter(is_cut).collect();
+    let served = cut.iter().copied().min_by_key(|&index| (running[index].last_scheduled, index));
+    for index in cut {
+        rows[index] = if served == Some(index) { running[index].whole } else { 0 };
+    }
 }
 
 fn choose_admitted(waiting: &[WaitingRequest], num_running: usize, budget: Budget) -> Vec<usize> {
@@ -168,8 +186,11 @@ mod tests {
     /// Sequences as (prompt left, last scheduled).
     #[track_caller]
     fn check_order(sequences: &[(usize, u64)], tokens: usize, expected: &[usize]) {
-        let running =
-            |&(prompt_left, last_scheduled)| RunningRequest { prompt_left, last_scheduled, deferred: false };
+        let running = |&(prompt_left, last_scheduled)| RunningRequest {
+            prompt_left,
+            last_scheduled,
+            ..RunningRequest::default()
+        };
         let running: Vec<_> = sequences.iter().map(running).collect();
         assert_eq!(
             plan_step(&[], &running, budget(tokens, 4, 9)).rows,
@@ -239,6 +260,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_computed_whole_goes_beyond_the_budget_one_at_a_time() {
+        let rows = |sequences: &[(usize, usize, u64)]| {
+            let running = |&(prompt_left, whole, last_scheduled)| RunningRequest {
+                prompt_left,
+                whole,
+                last_scheduled,
+                ..RunningRequest::default()
+            };
+            plan_step(&[], &sequences.iter().map(running).collect::<Vec<_>>(), budget(8, 4, 9)).rows
+        };
+        assert_eq!(rows(&[(0, 0, 1), (256, 256, 2)]), [1, 256], "decoding goes along");
+        assert_eq!(rows(&[(5, 5, 1)]), [5], "it fits");
+        assert_eq!(rows(&[(256, 256, 2), (64, 64, 1), (9, 0, 3)]), [0, 64, 2]);
+        assert_eq!(rows(&[(256, 256, 1), (64, 64, 2), (9, 0, 3)]), [256, 0, 2]);
+    }
+
+    #[test]
     fn admission_is_bounded_by_places_and_memory() {
         check_admitted(&[(2, 0), (2, 0), (2, 0)], 0, 2, &[0, 1]);
         check_admitted(&[(1, 0)], 1, 1, &[]);
@@ -284,8 +322,8 @@ mod tests {
             for &index in &plan.admitted {
                 let WaitingRequest { prompt_left, bytes, .. } = self.waiting[index];
                 self.bytes -= bytes;
-                self.running
-                    .push((RunningRequest { prompt_left, last_scheduled: u64::MAX, deferred: false }, bytes));
+                let started = RunningRequest { prompt_left, last_scheduled: u64::MAX, ..Default::default() };
+                self.running.push((started, bytes));
             }
             let mut index = 0..;
             self.waiting.retain(|_| index.next().is_none_or(|index| !plan.admitted.contains(&index)));
@@ -307,7 +345,7 @@ mod tests {
                 .map(|(prompt_left, bytes, num_bypassed)| WaitingRequest { prompt_left, bytes, num_bypassed })
                 .collect();
             let running: Vec<_> = running.into_iter()
-                .map(|(prompt_left, last_scheduled, deferred)| RunningRequest { prompt_left, last_scheduled, deferred })
+                .map(|(prompt_left, last_scheduled, deferred)| RunningRequest { prompt_left, last_scheduled, deferred, whole: 0 })
                 .collect();
             let plan = plan_step(&waiting, &running, budget(tokens, places, bytes));
             let admitted: Vec<_> = plan.admitted.iter().map(|&index| waiting[index]).collect();

@@ -11,6 +11,7 @@ use crate::sequence::Sequence;
 use crate::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result};
+use llmctl_models::kv::TokenBuf;
 
 /// A named session with its tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,12 +90,12 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::SessionsFull`]; [`Error::InvalidParameter`] if the name is in use.
-    pub fn restore_session(&mut self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
+    pub fn restore_session(&mut self, name: &EngineSessionName, tokens: impl Into<TokenBuf>) -> Result<()> {
         self.check_new_name(name)?;
         self.make_place(None)?;
         self.sessions.open(name, None, &self.pool)?;
         let id = self.sessions.find(name)?;
-        self.sessions.get_mut(id)?.remember(tokens);
+        self.sessions.get_mut(id)?.remember(tokens.into());
         Ok(())
     }
 

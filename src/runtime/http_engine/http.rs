@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -85,6 +86,8 @@ pub struct EngineHttp {
     /// Shared by all connections, so that later ones resume the TLS session of an earlier one.
     tls: Arc<OnceLock<Arc<ClientConfig>>>,
     idle: Option<IdleConnections>,
+    /// The address of the URL's host, if it was looked up before.
+    address: Option<IpAddr>,
 }
 
 /// Connections to be used again.
@@ -117,7 +120,13 @@ struct AnswerBody {
 
 impl EngineHttp {
     pub fn new(url: EngineUrl, settings: ServerSettings) -> Self {
-        Self { url, settings, tls: Arc::default(), idle: None }
+        Self { url, settings, tls: Arc::default(), idle: None, address: None }
+    }
+
+    /// Connects to this address instead of looking up the host.
+    #[must_use]
+    pub fn at(self, address: IpAddr) -> Self {
+        Self { address: Some(address), ..self }
     }
 
     /// As [`Self::new`], for a server whose connections are used again.
@@ -250,7 +259,10 @@ impl EngineHttp {
 
     async fn connect(&self) -> io::Result<Box<dyn Wire>> {
         let connecting = async {
-            let stream = TcpStream::connect((self.url.host.as_str(), self.url.port)).await?;
+            let stream = match self.address {
+                Some(address) => TcpStream::connect((address, self.url.port)).await?,
+                None => TcpStream::connect((self.url.host.as_str(), self.url.port)).await?,
+            };
             stream.set_nodelay(true)?;
             SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
             let connection: Box<dyn Wire> = match self.url.is_https {
@@ -336,6 +348,14 @@ impl HttpAnswer {
     pub async fn text(self) -> Result<String, HttpFailure> {
         self.body.text().await
     }
+
+    /// As [`Self::text`], of bytes, of which there may be `most`.
+    ///
+    /// # Errors
+    /// [`HttpFailure`].
+    pub async fn bytes(self, most: usize) -> Result<Vec<u8>, HttpFailure> {
+        self.body.bytes(most).await
+    }
 }
 
 impl AnswerBody {
@@ -357,15 +377,19 @@ impl AnswerBody {
         }
     }
 
-    async fn text(mut self) -> Result<String, HttpFailure> {
+    async fn text(self) -> Result<String, HttpFailure> {
+        Ok(String::from_utf8_lossy(&self.bytes(MAX_ANSWER_BYTES).await?).into_owned())
+    }
+
+    async fn bytes(mut self, most: usize) -> Result<Vec<u8>, HttpFailure> {
         let mut bytes = Vec::new();
         while let Some(part) = self.next_part().await? {
             bytes.extend_from_slice(&part);
-            if bytes.len() > MAX_ANSWER_BYTES {
-                return Err(HttpFailure::Malformed("more than 16 MiB".to_owned()));
+            if bytes.len() > most {
+                return Err(HttpFailure::Malformed(format!("more than {most} bytes")));
             }
         }
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(bytes)
     }
 }
 

@@ -55,7 +55,7 @@ use crate::sample::draw_seed;
 use crate::spec::{EngineConfig, EngineSpec};
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
-use llmctl_models::kv::{KvGroup, KvKind};
+use llmctl_models::kv::{KvGroup, KvKind, TokenBuf};
 use llmctl_models::model::ModelSpec;
 use llmctl_models::text::{Encode, Tokenizer};
 
@@ -422,7 +422,7 @@ impl EngineTransport for HttpEngine {
     }
 
     fn start(&self, request: Request, mut sink: Sink, stop: StopHandle) -> Result<()> {
-        let max_tokens = request.validate(self.spec.vocab_size(), self.spec.context_length())?;
+        let max_tokens = request.validate(&self.spec)?;
         let known = match &request.session {
             None => self.of_sessions(|_| Ok(None))?,
             Some(name) => match self.of_sessions(|sessions| sessions.enter(name)) {
@@ -517,8 +517,8 @@ impl EngineTransport for HttpEngine {
         self.of_sessions(|sessions| sessions.fork(from, to))
     }
 
-    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
-        self.of_sessions(|sessions| sessions.restore(name, tokens))
+    fn restore_session(&self, name: &EngineSessionName, tokens: TokenBuf) -> Result<()> {
+        self.of_sessions(|sessions| sessions.restore(name, tokens.ids))
     }
 
     fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {

@@ -15,7 +15,7 @@ const LEAST_VLLM_TEMPERATURE: f32 = 0.01;
 /// # Errors
 /// [`Error::InvalidParameter`] naming the first parameter that it lacks or defines otherwise.
 pub fn check(kind: EngineKind, request: &Request) -> Result<(), Error> {
-    let refusals = [sampling(kind, request), logprobs(kind, request), reasoning(request)];
+    let refusals = [images(request), sampling(kind, request), logprobs(kind, request), reasoning(request)];
     match refusals.into_iter().flatten().next() {
         None => Ok(()),
         Some((name, why)) => Err(Error::InvalidParameter { name, message: format!("{} {why}", kind.name()) }),
@@ -38,6 +38,11 @@ pub fn lark(kind: EngineKind, request: &Request) -> Option<Error> {
 }
 
 type NamedRefusal = Option<(&'static str, String)>;
+
+fn images(request: &Request) -> NamedRefusal {
+    let why = "is sent the prompt as tokens, which hold no images; --endpoint sends messages with them";
+    (!request.images.is_empty()).then(|| ("images", why.to_owned()))
+}
 
 fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
     let sampling = &request.sampling;

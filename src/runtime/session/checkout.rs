@@ -1,23 +1,23 @@
 //! The content of a session that a request takes over, and how much of it the request's prompt can reuse.
 
-use super::prefill::{Known, PrefillPlan, common_prefix, plan_prefill};
+use super::prefill::{Known, PrefillPlan, plan_prefill};
 use crate::request::{Difference, Reuse};
 use crate::sequence::{Resumed, Sequence};
 use crate::spec::EngineSpec;
-use llmctl_models::kv::{PAGE_TOKENS, PagePool, PageTable};
+use llmctl_models::kv::{PAGE_TOKENS, PagePool, PageTable, TokenBuf, Tokens};
 
 /// Content of a session while a request runs in it.
 #[derive(Debug)]
 pub struct CheckedOut {
     pub(super) sequence: Sequence,
-    pub(super) evicted: Vec<u32>,
+    pub(super) evicted: TokenBuf,
     pub(super) dirty: bool,
 }
 
 impl CheckedOut {
     /// Returns empty content, for a request without a session.
     pub fn nothing(pool: &PagePool) -> Self {
-        Self { sequence: Sequence::new(pool), evicted: Vec::new(), dirty: false }
+        Self { sequence: Sequence::new(pool), evicted: TokenBuf::default(), dirty: false }
     }
 
     /// Returns a sequence with the longest reusable prefix of the prompt, from the session's rows or from
@@ -26,7 +26,7 @@ impl CheckedOut {
         self,
         pool: &PagePool,
         spec: &EngineSpec,
-        prompt: &[u32],
+        prompt: Tokens<'_>,
         without_disk: Option<usize>,
     ) -> Resumed {
         if !spec.config.warm_resume {
@@ -35,15 +35,15 @@ impl CheckedOut {
         }
         let most = prompt.len() - 1;
         // State that cannot be truncated is not in pages alone.
-        let indexable = if spec.model.can_rewind { prompt } else { &[] };
+        let indexable = if spec.model.can_rewind { prompt } else { Tokens::default() };
         let (indexed, num_known) = PageTable::from_index(pool, indexable, most);
         let num_resident = self.sequence.position();
-        let own = self.sequence.resident().tokens();
-        let tokens = if num_resident > 0 { own } else { &self.evicted };
+        let own = self.sequence.resident().content();
+        let tokens = if num_resident > 0 { own } else { self.evicted.as_tokens() };
         let known = Known {
             tokens,
             num_resident,
-            num_kept: self.num_kept(spec, common_prefix(tokens, prompt).min(most)),
+            num_kept: self.num_kept(spec, tokens.common_prefix(prompt).min(most)),
             num_indexed: indexed.len(),
             num_restored: without_disk.map_or(0, |without| indexed.len().saturating_sub(without)),
             dirty: self.dirty,
@@ -68,11 +68,11 @@ impl CheckedOut {
         }
     }
 
-    fn cut_to(mut self, plan: PrefillPlan, mut indexed: PageTable, prompt: &[u32]) -> Sequence {
+    fn cut_to(mut self, plan: PrefillPlan, mut indexed: PageTable, prompt: Tokens<'_>) -> Sequence {
         if plan.from_index {
             debug_assert_eq!(indexed.len(), plan.keep, "no more was asked of the index than may be kept");
             indexed.truncate(prompt, plan.keep);
-            return Sequence::resume(&prompt[..plan.keep], indexed);
+            return Sequence::resume(prompt, indexed);
         }
         if !self.sequence.truncate(plan.keep) {
             self.sequence.reset();

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sequence::Sequence;
 use crate::request::EngineSessionName;
-use llmctl_models::kv::PageTable;
+use llmctl_models::kv::{PageTable, TokenBuf, Tokens};
 
 pub use checkout::CheckedOut;
 pub use stepwise::DecodeOutcome;
@@ -41,7 +41,7 @@ pub struct Session {
     stop: StopHandle,
     state: SessionState,
     /// Tokens whose pages were evicted. Non-empty only while `sequence` is empty.
-    evicted: Vec<u32>,
+    evicted: TokenBuf,
     /// Set when a step failed under the last request.
     dirty: bool,
     /// Value of the table's clock at the last use.
@@ -76,7 +76,7 @@ impl Session {
             sequence,
             stop: StopHandle::default(),
             state: SessionState::Idle,
-            evicted: Vec::new(),
+            evicted: TokenBuf::default(),
             dirty: false,
             last_used: 0,
             idle_since: None,
@@ -98,18 +98,18 @@ impl Session {
 
     /// Returns all tokens of the session, resident or evicted; empty while a request has checked them out.
     pub fn known_tokens(&self) -> &[u32] {
-        if self.position() > 0 { self.tokens() } else { &self.evicted }
+        if self.position() > 0 { self.tokens() } else { &self.evicted.ids }
     }
 
     /// Replaces the content by `tokens`, without KV, as if the pages had been evicted.
-    pub fn remember(&mut self, tokens: Vec<u32>) {
+    pub fn remember(&mut self, tokens: TokenBuf) {
         self.reset();
         self.evicted = tokens;
     }
 
     /// Frees the pages and keeps the tokens.
     fn evict(&mut self) {
-        self.evicted = self.sequence.resident().tokens().to_vec();
+        self.evicted = self.content().into();
         self.sequence.reset();
     }
 
@@ -123,6 +123,11 @@ impl Session {
         self.sequence.resident().tokens()
     }
 
+    /// Returns the resident tokens with the images among them.
+    pub fn content(&self) -> Tokens<'_> {
+        self.sequence.resident().content()
+    }
+
     pub fn stop_handle(&self) -> StopHandle {
         self.stop.clone()
     }
@@ -131,7 +136,7 @@ impl Session {
     pub fn reset(&mut self) {
         self.sequence.reset();
         self.stop.clear();
-        self.evicted.clear();
+        self.evicted = TokenBuf::default();
         self.dirty = false;
     }
 }

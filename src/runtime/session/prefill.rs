@@ -1,18 +1,19 @@
 //! Decides how much of a prompt has to be computed: a pure function of token ids and counts.
 //!
-//! Rules: ids are compared, never text. A session's own rows are reusable to the token, indexed pages to the
+//! Rules: ids and images are compared, never text. A session's own rows are reusable to the token, indexed pages to the
 //! page; the longer prefix wins. At least one token is always left to compute, because its logits start the
 //! answer. The reasons of append-only resume (`new`, `exact_prefix`, `mismatch`, `equal`, `dirty`) keep their
 //! meaning; where more is kept than append-only allows, a finer reason says so. Imports only the types of the
 //! answer.
 
 use crate::request::{Reuse, ReuseReason};
+use llmctl_models::kv::Tokens;
 
 /// Facts about a prompt's possible prefixes.
 #[derive(Debug, Clone, Copy)]
 pub struct Known<'a> {
     /// The session's tokens; empty for a new session or without one.
-    pub tokens: &'a [u32],
+    pub tokens: Tokens<'a>,
     /// Leading tokens with KV in memory: all, or 0 after the pages were evicted.
     pub num_resident: usize,
     /// Leading tokens common to prompt and session that the session can be truncated to. Less than the common
@@ -24,11 +25,6 @@ pub struct Known<'a> {
     pub num_restored: usize,
     /// True if a step failed under the session, so that its own rows must not be used.
     pub dirty: bool,
-}
-
-/// Returns the length of the common prefix.
-pub fn common_prefix(known: &[u32], prompt: &[u32]) -> usize {
-    known.iter().zip(prompt).take_while(|(known, prompt)| known == prompt).count()
 }
 
 /// Split of a prompt; `keep + feed` is its length.
@@ -60,10 +56,11 @@ impl PrefillPlan {
 }
 
 /// Decides how much of a prompt is kept. Panics if the prompt is empty.
-pub fn plan_prefill(known: Known<'_>, prompt: &[u32]) -> PrefillPlan {
+pub fn plan_prefill<'a>(known: Known<'_>, prompt: impl Into<Tokens<'a>>) -> PrefillPlan {
+    let prompt = prompt.into();
     assert!(!prompt.is_empty(), "a prompt has tokens");
     let most = prompt.len() - 1;
-    let common = common_prefix(known.tokens, prompt);
+    let common = known.tokens.common_prefix(prompt);
     let own = if known.dirty { 0 } else { known.num_kept.min(common).min(most) };
     let indexed = known.num_indexed.min(most);
     let from_index = indexed > own;
@@ -100,9 +97,14 @@ mod tests {
 
     const PROMPT: [u32; 5] = [1, 2, 3, 4, 5];
 
+    fn common_prefix(known: &[u32], prompt: &[u32]) -> usize {
+        Tokens::from(known).common_prefix(prompt.into())
+    }
+
     fn resident(tokens: &[u32]) -> Known<'_> {
         let num_kept = common_prefix(tokens, &PROMPT);
-        Known { tokens, num_resident: tokens.len(), num_kept, num_indexed: 0, num_restored: 0, dirty: false }
+        let (tokens, num_resident) = (tokens.into(), tokens.len());
+        Known { tokens, num_resident, num_kept, num_indexed: 0, num_restored: 0, dirty: false }
     }
 
     #[track_caller]

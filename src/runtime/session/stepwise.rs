@@ -10,7 +10,7 @@ use crate::request::validate_prompt;
 use crate::sample::draw_seed;
 use crate::sequence::TurnStart;
 use crate::spec::EngineSpec;
-use crate::step::{Executor, FeedInput, SequenceFeed};
+use crate::step::{Executor, FedImages, FeedInput, SequenceFeed};
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result};
 use llmctl_models::text::Vocabulary;
@@ -124,6 +124,7 @@ impl Session {
         let mut feeds = [SequenceFeed {
             sequence: &mut self.sequence,
             input,
+            images: FedImages::default(),
             drafted: &[],
             sampling,
             grammar: None,

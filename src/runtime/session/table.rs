@@ -12,7 +12,7 @@ use super::{Session, SessionId, SessionState};
 use crate::request::EngineSessionName;
 use crate::sequence::Sequence;
 use llmctl_base::error::{Error, Result};
-use llmctl_models::kv::{PagePool, PageTable};
+use llmctl_models::kv::{PagePool, PageTable, TokenBuf};
 
 /// The sessions of an engine.
 #[derive(Debug, Default)]
@@ -150,10 +150,10 @@ impl SessionTable {
         if let Some(session) = self.named_mut(name) {
             session.state = SessionState::Idle;
             session.dirty = sequence.is_poisoned();
-            let tokens = sequence.resident().tokens();
-            let stopped_short = tokens.len() < session.evicted.len() && session.evicted.starts_with(tokens);
+            let (tokens, evicted) = (sequence.resident().content(), session.evicted.as_tokens());
+            let stopped_short = tokens.len() < evicted.len() && tokens.common_prefix(evicted) == tokens.len();
             if session.dirty || !stopped_short {
-                session.evicted.clear();
+                session.evicted = TokenBuf::default();
             }
             // Resident pages of evicted tokens stay findable in the index.
             if session.dirty || stopped_short {

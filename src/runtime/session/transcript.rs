@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use llmctl_template::message::{Content, Conversation, Message, Role, ToolCall};
+use llmctl_template::message::{Content, Conversation, ImageRef, Message, Role, ToolCall};
 
 /// Part of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub struct SplicedPrompt {
 }
 
 impl SplicedPrompt {
-    fn text(text: String) -> Self {
+    pub fn text(text: String) -> Self {
         Self { segments: vec![SplicedSegment::Text(text)] }
     }
 
@@ -53,17 +53,20 @@ impl SplicedPrompt {
         }
     }
 
-    /// Returns all ids. `encode` gets each text and whether it starts the prompt: a BOS, or the space that
-    /// some tokenizers put before a text, belongs only there.
+    /// Returns all ids. `encode` gets each text and the number of ids before it: a BOS, or the space that
+    /// some tokenizers put before a text, belongs only to the start of the prompt.
     ///
     /// # Errors
     /// The first error of `encode`.
-    pub fn ids<E>(&self, mut encode: impl FnMut(&str, bool) -> Result<Vec<u32>, E>) -> Result<Vec<u32>, E> {
-        let mut ids = Vec::new();
+    pub fn ids<E>(&self, mut encode: impl FnMut(&str, usize) -> Result<Vec<u32>, E>) -> Result<Vec<u32>, E> {
+        let mut ids: Vec<u32> = Vec::new();
         for (at, segment) in self.segments.iter().enumerate() {
             match segment {
                 SplicedSegment::Text(text) if text.is_empty() && at > 0 => {}
-                SplicedSegment::Text(text) => ids.extend(encode(text, at == 0)?),
+                SplicedSegment::Text(text) => {
+                    let start = ids.len();
+                    ids.extend(encode(text, start)?);
+                }
                 SplicedSegment::Ids(run) => ids.extend_from_slice(run),
             }
         }
@@ -127,9 +130,14 @@ fn content_form(content: Option<&Content>) -> Value {
         Some(Content::Text(text)) => Value::String(text.clone()),
         Some(Content::Parts(parts)) => {
             let texts: Option<String> = parts.iter().map(text_of_part).collect();
-            texts.map_or_else(|| Value::Array(parts.iter().map(sorted).collect()), Value::String)
+            texts.map_or_else(|| Value::Array(parts.iter().map(form_of_part).collect()), Value::String)
         }
     }
+}
+
+/// An image is its bytes: names and media types differ between clients.
+fn form_of_part(part: &Value) -> Value {
+    ImageRef::of(part).map_or_else(|| sorted(part), |image| json!({ "image": image.sha256 }))
 }
 
 fn text_of_part(part: &Value) -> Option<&str> {
@@ -599,6 +607,19 @@ mod tests {
         let image =
             Message { content: Some(Content::Parts(vec![part("ab"), json!({"type": "image"})])), ..user("") };
         assert_ne!(MessageFingerprint::of(&image), MessageFingerprint::of(&user("ab")));
+        let photo = |sha256: &str, name: Option<&str>| {
+            let image = ImageRef {
+                sha256: sha256.to_owned(),
+                width: 1,
+                height: 2,
+                media_type: "image/png".to_owned(),
+                name: name.map(str::to_owned),
+            };
+            let content = Some(Content::Parts(vec![part("ab"), image.to_part()]));
+            MessageFingerprint::of(&Message { content, ..user("") })
+        };
+        assert_eq!(photo("aa", None), photo("aa", Some("photo.png")));
+        assert_ne!(photo("aa", None), photo("bb", None));
     }
 
     #[test]
@@ -616,8 +637,8 @@ mod tests {
         assert_eq!(prompt.segments, wanted);
         assert_eq!(transcript.lookup(&messages, 1), Some(&[7, 8][..]));
         assert_eq!((transcript.lookup(&messages, 0), transcript.lookup(&messages, 9)), (None, None));
-        let ids = prompt.ids(|text, first| Ok::<_, ()>(vec![text.len() as u32, u32::from(first)]));
-        assert_eq!(ids, Ok(vec![22, 1, 7, 8, 27, 0]));
+        let ids = prompt.ids(|text, start| Ok::<_, ()>(vec![text.len() as u32, start as u32]));
+        assert_eq!(ids, Ok(vec![22, 0, 7, 8, 27, 4]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! `plan` turns a [`TurnRequest`] and its input into prompt tokens, a grammar and parser settings. `answer`
 //! turns the text that the engine streams into [`Delta`]s and one [`Answer`]. `session_chat` keeps a
-//! conversation's turns and saves them.
+//! conversation's turns and saves them. `images` gives the images of a prompt their rows.
 //!
 //! Invariants: no frontend compiles an answer's grammar or parses a model's text; [`Answer::to_message`] is
 //! the only way from an answer into a session and into the next prompt; a tool call gets its id once, when it
@@ -12,6 +12,7 @@
 pub mod answer;
 pub mod constraint;
 mod content_tokens;
+mod images;
 pub mod plan;
 pub mod session_chat;
 mod tool_grammar;
@@ -24,11 +25,13 @@ use super::grammar::GrammarSource;
 use super::request::Limits;
 use llmctl_base::error::Error;
 use llmctl_base::{GivenSampling, Sampling};
-use llmctl_template::{Conversation, OutputMarkup, ToolChoice};
+use llmctl_image::ImageSet;
+use llmctl_template::{Conversation, ImageRef, OutputMarkup, ToolChoice};
 
 pub use super::infill::InfillPrompt;
 pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};
 pub use constraint::OutputConstraint;
+pub use images::saved_images;
 pub use plan::{Planner, TurnPlan};
 pub use session_chat::{Finished, PlannedTurn, PromptedTurn, SessionChat, num_repeated};
 
@@ -53,6 +56,8 @@ pub struct TurnRequest {
     pub prompt_logprobs: Option<usize>,
     /// Text that the answer may consist of: a source of drafts, which changes no answer.
     pub prediction: String,
+    /// Files of the images that the input names; those of earlier turns may be the session's.
+    pub images: ImageSet,
 }
 
 impl TurnRequest {
@@ -76,6 +81,11 @@ pub enum TurnInput {
 #[derive(Debug, Clone, PartialEq)]
 pub enum TextPrompt {
     Text(String),
+    /// A text with an image in place of each `<__media__>`; without such a mark the images come first.
+    WithImages {
+        text: String,
+        images: Vec<ImageRef>,
+    },
     Ids(Vec<u32>),
     /// Asks for the text between two others, of a model that was trained for it.
     Infill(InfillPrompt),

@@ -8,14 +8,19 @@ use std::sync::Arc;
 
 use super::answer::ParserConfig;
 use super::constraint::{AnswerForm, PromptEnd};
+use super::images::{AskedImages, not_given};
 use super::tool_grammar::{ToolGrammar, tool_grammar};
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
 use crate::chat_tokenizer::ChatTokenizer;
 use crate::grammar::{Grammar, GrammarCompiler, GrammarSource};
-use crate::request::{ReasoningLimit, Request};
+use crate::request::{PromptImage, ReasoningLimit, Request};
+use crate::session::transcript::SplicedPrompt;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
 use llmctl_template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
+
+/// Stands for an image in a text prompt, as llama.cpp's clients write it.
+const MEDIA: &str = "<__media__>";
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -29,6 +34,8 @@ pub struct Planner<'a> {
 pub struct TurnPlan {
     /// The prompt, including the beginning of the answer.
     pub tokens: Vec<u32>,
+    /// Its images, in the order of their rows.
+    pub images: Vec<PromptImage>,
     /// The prompt as text, if it was planned outside a session.
     pub text: String,
     pub grammar: Option<Grammar>,
@@ -52,6 +59,7 @@ impl TurnPlan {
     pub fn request(&self, turn: &TurnRequest) -> Request {
         Request {
             prompt: self.tokens.clone(),
+            images: self.images.clone(),
             sampling: turn.sampling(),
             limits: turn.limits.clone(),
             logprobs: turn.logprobs,
@@ -90,15 +98,17 @@ impl Planner<'_> {
         let mut text = self.chat_tokenizer.render(conversation, now).map_err(Error::from)?;
         let num_prompt_bytes = text.len();
         if let AnswerStart::Text(start) = &turn.answer_start {
-            text.push_str(start);
+            text.push_str(&self.chat_tokenizer.guarded(start));
         }
-        let tokens = self.chat_tokenizer.encode(&text)?;
+        let asked = AskedImages::of(self.chat_tokenizer, conversation)?;
+        let encoded = asked.encode(&SplicedPrompt::text(text.clone()))?;
+        let images = asked.placed(&encoded, &turn.images, |image, _| Err(not_given(image)))?;
         let end = PromptEnd {
             text: &text[..num_prompt_bytes],
             is_reasoning_off: Reasoning::is_off_in(&conversation.kwargs),
         };
-        let plan = self.plan_answer(tokens, end, turn)?;
-        Ok(TurnPlan { text, ..plan })
+        let plan = self.plan_answer(encoded.tokens, end, turn)?;
+        Ok(TurnPlan { text, images, ..plan })
     }
 
     /// Plans the continuation of a text.
@@ -111,17 +121,24 @@ impl Planner<'_> {
             AnswerStart::Text(start) => start.as_str(),
             _ => "",
         };
-        let (tokens, text) = match prompt {
+        let (tokens, images, text) = match prompt {
             TextPrompt::Text(text) => {
                 let text = format!("{text}{start}");
-                (tokenizer.encode(&text)?, text)
+                (tokenizer.encode(&text)?, Vec::new(), text)
             }
-            TextPrompt::Ids(ids) => (ids.clone(), tokenizer.tokenizer().decode(ids, true)),
+            TextPrompt::WithImages { text, images } => {
+                let text = self.with_images(&format!("{text}{start}"), images.len());
+                let asked = AskedImages::new(tokenizer, images.clone())?;
+                let encoded = asked.encode(&SplicedPrompt::text(text.clone()))?;
+                let images = asked.placed(&encoded, &turn.images, |image, _| Err(not_given(image)))?;
+                (encoded.tokens, images, text)
+            }
+            TextPrompt::Ids(ids) => (ids.clone(), Vec::new(), tokenizer.tokenizer().decode(ids, true)),
             TextPrompt::Infill(asked) => {
                 let message = "suffix: this model has no such tokens";
                 let infill = tokenizer.infill().ok_or(TurnError::Unsupported { param: "suffix", message })?;
                 let ids = infill.prompt(tokenizer.tokenizer(), asked, tokenizer.context_tokens())?;
-                (ids, asked.prefix.clone())
+                (ids, Vec::new(), asked.prefix.clone())
             }
         };
         let compile = |constraint: &OutputConstraint| {
@@ -131,7 +148,20 @@ impl Planner<'_> {
         let parser = ParserConfig::plain(start);
         let (markup, prediction) = (Arc::default(), self.prediction(turn));
         let relaxed = Vec::new();
-        Ok(TurnPlan { tokens, text, grammar, reasoning: None, markup, parser, prediction, relaxed })
+        Ok(TurnPlan { tokens, images, text, grammar, reasoning: None, markup, parser, prediction, relaxed })
+    }
+
+    /// Returns a text with the mark of each image where it holds [`MEDIA`], or at its start if it holds none.
+    fn with_images(&self, text: &str, num_images: usize) -> String {
+        let text = self.chat_tokenizer.guarded(text);
+        let Some(vision) = self.chat_tokenizer.vision().filter(|_| num_images > 0) else {
+            return text.into_owned();
+        };
+        let printed = &vision.spec().text.printed;
+        match text.contains(MEDIA) {
+            true => text.replace(MEDIA, printed),
+            false => printed.repeat(num_images) + &text,
+        }
     }
 
     /// Plans the answer to a rendered prompt. `tokens` contain [`AnswerStart::Text`] already, and no other beginning.
@@ -161,8 +191,8 @@ impl Planner<'_> {
         let reasoning = self.reasoning_limit(&format!("{}{start}", end.text), turn)?;
         let parser = parser.starting_with(&start, &ids);
         let prediction = self.prediction(turn);
-        let text = String::new();
-        Ok(TurnPlan { tokens, text, grammar, reasoning, markup, parser, prediction, relaxed })
+        let (text, images) = (String::new(), Vec::new());
+        Ok(TurnPlan { tokens, images, text, grammar, reasoning, markup, parser, prediction, relaxed })
     }
 
     /// Returns the tokens of the predicted text. A text that is longer than the context drafts nothing, because a hint

@@ -10,15 +10,18 @@
 //! that of the conversation's first turn, because a later date would change every prompt of a resumed
 //! conversation.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::answer::Answer;
 use super::constraint::PromptEnd;
+use super::images::{AskedImages, not_given};
 use super::plan::{Planner, TurnPlan};
 use super::{AnswerStart, TurnError, TurnRequest};
 use crate::chat_tokenizer::ChatTokenizer;
-use crate::request::{Finish, Outcome};
-use crate::session::prefill::common_prefix;
+use crate::images::invalid;
+use crate::request::{Finish, Outcome, PromptImage};
 use crate::session::store::{
     BranchReason, Forgotten, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter,
     StoredTurn, now_ms,
@@ -27,7 +30,10 @@ use crate::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegme
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
-use llmctl_template::{Content, Conversation, DateTime, Message, Reasoning};
+use llmctl_image::{ImageHash, ImageSet};
+use llmctl_models::images::ImageSpan;
+use llmctl_models::kv::Tokens;
+use llmctl_template::{Content, Conversation, DateTime, ImageRef, Message, Reasoning};
 
 /// A conversation in progress.
 #[derive(Debug)]
@@ -44,6 +50,10 @@ pub struct SessionChat {
 pub struct PromptedTurn {
     prompt: SplicedPrompt,
     tokens: Vec<u32>,
+    /// Images of `tokens`, in the order of their rows.
+    images: Vec<PromptImage>,
+    /// Files that came with the turn.
+    given: ImageSet,
     /// All messages before the answer.
     messages: Vec<Message>,
     is_reasoning_off: bool,
@@ -160,24 +170,56 @@ impl SessionChat {
     }
 
     /// Renders and encodes the prompt of the next answer. `conversation` holds all messages, as a client sends them. Finished
-    /// turns that it repeats stay; the new turn replaces those from the first that it does not repeat.
+    /// turns that it repeats stay; the new turn replaces those from the first that it does not repeat. Images are `given`, or those of
+    /// the conversation.
     ///
     /// # Errors
-    /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express.
-    pub fn prompt(&self, chat_tokenizer: &ChatTokenizer, conversation: Conversation) -> Result<PromptedTurn> {
+    /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express, and for an image that is not
+    /// there.
+    pub fn prompt(
+        &self,
+        chat_tokenizer: &ChatTokenizer,
+        conversation: Conversation,
+        given: &ImageSet,
+    ) -> Result<PromptedTurn> {
         let started_ms = now_ms();
         let date = self.date(started_ms);
         let arranged = chat_tokenizer.arranged(&conversation);
         let render = |shown: &Conversation| chat_tokenizer.render(shown, date);
         let prompt = self.transcript.splice_arranged(&conversation.messages, &arranged, render)?;
-        let tokens = prompt.ids(|text, is_start| match is_start {
-            true => chat_tokenizer.encode(text),
-            false => chat_tokenizer.encode_rest(text),
-        })?;
+        let asked = AskedImages::of(chat_tokenizer, &arranged)?;
+        let encoded = asked.encode(&prompt)?;
+        let images = asked.placed(&encoded, given, |image, hash| self.stored_image(image, hash))?;
+        let tokens = encoded.tokens;
         let is_reasoning_off = Reasoning::is_off_in(&conversation.kwargs);
         let messages = conversation.messages;
         let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
-        Ok(PromptedTurn { prompt, tokens, messages, is_reasoning_off, kept_turns, kept_messages, started_ms })
+        Ok(PromptedTurn {
+            prompt,
+            tokens,
+            images,
+            given: given.clone(),
+            messages,
+            is_reasoning_off,
+            kept_turns,
+            kept_messages,
+            started_ms,
+        })
+    }
+
+    /// Returns the bytes of an image of an earlier turn.
+    fn stored_image(&self, image: &ImageRef, hash: &ImageHash) -> Result<Arc<[u8]>> {
+        let session = self.writer.as_ref().map(SessionWriter::name);
+        let is_ours = || self.messages().flat_map(Message::images).any(|ours| ours.sha256 == image.sha256);
+        self.saved.blobs.read(hash).map_err(|reason| match session {
+            _ if !is_ours() => not_given(image),
+            Some(name) => invalid(format!(
+                "session {}: {} cannot be read: {reason}; send it again, or go back to before it",
+                name.as_str(),
+                image.tag()
+            )),
+            None => invalid(format!("{} cannot be read: {reason}; send it again", image.tag())),
+        })
     }
 
     /// As [`Self::prompt`], for a server that takes `messages`: there is neither text nor tokens.
@@ -186,6 +228,8 @@ impl SessionChat {
         PromptedTurn {
             prompt: SplicedPrompt { segments: Vec::new() },
             tokens: Vec::new(),
+            images: Vec::new(),
+            given: ImageSet::default(),
             messages,
             is_reasoning_off: false,
             kept_turns,
@@ -204,7 +248,7 @@ impl SessionChat {
         conversation: Conversation,
         turn: &TurnRequest,
     ) -> Result<PlannedTurn, TurnError> {
-        let prompted = self.prompt(planner.chat_tokenizer, conversation)?;
+        let prompted = self.prompt(planner.chat_tokenizer, conversation, &turn.images)?;
         PlannedTurn::new(planner, prompted, turn)
     }
 
@@ -264,13 +308,16 @@ impl SessionChat {
         // A stop string was generated, and is not part of what the client saw.
         let is_shown_whole = !matches!(outcome.finish, Finish::StopString(_));
         let after = turn.prompt.splice_after();
-        let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens);
+        let spans: Vec<ImageSpan> = turn.images.iter().flat_map(|image| image.spans.clone()).collect();
+        let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens, &spans);
+        self.saved.blobs.keep(&turn.given);
         let added = turn.messages[turn.kept_messages..].iter().cloned();
         let record = StoredTurn {
             messages: added.chain([message.clone()]).collect(),
             kept_tokens,
             prompt_tail: turn.tokens[kept_tokens..].to_vec(),
             generated: generated.clone(),
+            spans: spans.into_iter().filter(|span| span.rows.start >= kept_tokens).collect(),
             splice_after: (is_shown_whole && has_tokens).then(|| after.to_owned()),
             sampling: Sampling {
                 seed: if has_tokens { Some(outcome.seed) } else { sampling.seed },
@@ -287,15 +334,19 @@ impl SessionChat {
         Ok(Finished::Kept)
     }
 
-    /// Returns the number of tokens of the first `turns` turns that the prompt begins with; 0 after an answer of another model.
-    fn common_tokens(&self, turns: usize, prompt: &[u32]) -> usize {
+    /// Returns the number of tokens of the first `turns` turns that the prompt begins with, never ending inside an image; 0 after an
+    /// answer of another model.
+    fn common_tokens(&self, turns: usize, prompt: &[u32], spans: &[ImageSpan]) -> usize {
         let mut kept = self.saved.clone();
         kept.turns.truncate(turns);
-        common_prefix(&kept.tokens_of(&self.model).unwrap_or_default(), prompt)
+        let kept = kept.tokens_of(&self.model).unwrap_or_default();
+        let prompt = Tokens { ids: prompt, images: spans };
+        prompt.before_span(prompt.common_prefix(kept.as_tokens()))
     }
 
     fn add(&mut self, kept_turns: usize, turn: StoredTurn, note: Option<Value>) -> Result<()> {
         if let Some(writer) = &mut self.writer {
+            writer.take_blobs(&self.saved.blobs);
             writer.append_noted(kept_turns, &self.model, &turn, note)?;
             self.saved = writer.saved().clone();
             return Ok(());
@@ -303,6 +354,7 @@ impl SessionChat {
         self.saved.turns.truncate(kept_turns);
         self.saved.last_used_ms = turn.finished_ms;
         self.saved.turns.push(SavedTurn { turn, model: self.model.clone().into(), note }.into());
+        self.saved.blobs.retain(&self.saved.named_images());
         Ok(())
     }
 
@@ -437,12 +489,12 @@ impl PlannedTurn {
     /// # Errors
     /// As [`Planner::plan`].
     pub fn new(planner: Planner<'_>, prompted: PromptedTurn, turn: &TurnRequest) -> Result<Self, TurnError> {
-        let mut tokens = prompted.tokens.clone();
+        let (mut tokens, images) = (prompted.tokens.clone(), prompted.images.clone());
         if let AnswerStart::Text(start) = &turn.answer_start {
             tokens.extend(planner.chat_tokenizer.encode_rest(start)?);
         }
         let end = PromptEnd { text: prompted.tail(), is_reasoning_off: prompted.is_reasoning_off };
-        let plan = planner.plan_answer(tokens, end, turn)?;
+        let plan = TurnPlan { images, ..planner.plan_answer(tokens, end, turn)? };
         Ok(Self { plan, prompted, sampling: turn.sampling() })
     }
 }
@@ -451,6 +503,11 @@ impl PromptedTurn {
     /// Returns all messages before the answer.
     pub fn messages(&self) -> &[Message] {
         &self.messages
+    }
+
+    /// Returns the turn with the files of its new images, for a server that takes messages.
+    pub fn with_images(self, given: &ImageSet) -> Self {
+        Self { given: given.clone(), ..self }
     }
 
     /// Returns the ids of the prompt; none for a server that takes messages.
@@ -489,8 +546,59 @@ impl PromptedTurn {
 
 #[cfg(test)]
 mod tests {
+    use llmctl_image::{ImageFile, ImageInfo, Picture};
+    use llmctl_models::images::ImageKey;
+
     use super::*;
     use crate::request::{Timings, Usage};
+
+    #[test]
+    fn a_prompt_keeps_tokens_up_to_an_image_that_differs() {
+        let info = ImageInfo { media_type: "image/png", width: 2, height: 1 };
+        let picture = Picture { width: 2, height: 1, rgb: vec![0; 6] };
+        let hash = ImageHash::of(b"file");
+        let file = Arc::new(ImageFile { hash, bytes: (*b"file").into(), info, picture });
+        let image = ImageRef {
+            sha256: hash.to_string(),
+            width: 2,
+            height: 1,
+            media_type: "image/png".to_owned(),
+            name: None,
+        };
+        let question = Message { content: Some(Content::Parts(vec![image.to_part()])), ..Message::user("") };
+        let mut given = ImageSet::default();
+        given.insert(Arc::clone(&file));
+        let mut chat = SessionChat::new(ModelFingerprint::default());
+        // The prompt has the image's two rows behind the first token.
+        let ask = |chat: &mut SessionChat, messages: Vec<Message>, tokens: &[u32], key: ImageKey| {
+            let span = ImageSpan { rows: 1..3, key, first: 0, grid: [1, 2] };
+            let images = vec![PromptImage { file: Arc::clone(&file), key, spans: vec![span] }];
+            let turn = chat.addressed(messages).with_images(&given);
+            let turn = PromptedTurn { tokens: tokens.to_vec(), images, ..turn };
+            let outcome = Outcome {
+                finish: Finish::Eos(0),
+                usage: Usage::default(),
+                timings: Timings::default(),
+                seed: 1,
+            };
+            let (message, sampling) = (Message::assistant("yes"), Sampling::default());
+            let answer = RecordedAnswer { message, generated: vec![5], outcome, sampling };
+            assert_eq!(chat.record(turn, answer).expect("kept"), Finished::Kept);
+            let turn = chat.saved().turns.last().expect("a turn").turn.clone();
+            (turn.kept_tokens, turn.spans.len(), chat.saved().spans()[0].key)
+        };
+        let [a, b] = [[1; 32], [2; 32]].map(ImageKey);
+        assert_eq!(ask(&mut chat, vec![question.clone()], &[1, 9, 9, 2], a), (0, 1, a));
+        let more = vec![question, Message::assistant("yes"), Message::user("and?")];
+        assert_eq!(ask(&mut chat, more.clone(), &[1, 9, 9, 2, 5, 6], a), (5, 0, a));
+        chat.rewind(1).expect("undone");
+        // Another tower sees the same file otherwise.
+        assert_eq!(ask(&mut chat, more, &[1, 9, 9, 2, 5, 6], b), (1, 1, b));
+        assert_eq!(chat.stored_image(&image, &hash).expect("in memory")[..], *b"file");
+        let unknown = ImageHash::of(b"other");
+        let error = chat.stored_image(&ImageRef { sha256: unknown.to_string(), ..image }, &unknown);
+        assert!(error.expect_err("never given").to_string().contains(&unknown.to_string()));
+    }
 
     #[test]
     fn an_answer_that_was_stopped_before_it_began_is_empty() {

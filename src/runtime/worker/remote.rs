@@ -16,8 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::protocol::{
-    Cancel, Flush, Fork, Generate, Id, ModelId, Named, Nothing, Op, Ready, Received, Reply, ReplyBody,
-    Restore, VERSION, WorkerCall, read_line,
+    Cancel, ErrorCode, ErrorLine, Flush, Fork, Generate, Id, ImageUpload, ModelId, Named, Nothing, Op, Ready,
+    Received, Reply, ReplyBody, Restore, VERSION, WorkerCall, read_line,
 };
 use crate::client::{EndGuard, EngineTransport, Sink};
 use crate::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
@@ -25,6 +25,8 @@ use crate::request::{EngineSessionName, Event, Request};
 use crate::spec::EngineSpec;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
+use llmctl_image::ImageFile;
+use llmctl_models::kv::TokenBuf;
 
 /// Interval of pings to a silent worker.
 const PING_EVERY: Duration = Duration::from_secs(1);
@@ -164,8 +166,9 @@ impl EngineTransport for RemoteEngine {
 
     fn start(&self, request: Request, sink: Sink, stop: StopHandle) -> Result<()> {
         let op = Op::Generate(Box::new(Generate::from(&request)));
-        drop(request);
-        let generation = RemoteGeneration { sink: Some(sink), stop: stop.clone(), is_started: false };
+        let files: Vec<Arc<ImageFile>> = request.images.into_iter().map(|image| image.file).collect();
+        let resend = (!files.is_empty()).then(|| Box::new(ResentGeneration { op: op.clone(), files }));
+        let generation = RemoteGeneration { sink: Some(sink), stop: stop.clone(), is_started: false, resend };
         let id = self.link.register(PendingCall::Generation(generation))?;
         if !self.link.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::WithRoom) {
             self.link.refuse(id);
@@ -245,8 +248,9 @@ impl EngineTransport for RemoteEngine {
         self.of_session(Op::Fork(Fork { session_id: from.clone(), to: to.clone() })).map(drop)
     }
 
-    fn restore_session(&self, name: &EngineSessionName, tokens: Vec<u32>) -> Result<()> {
-        self.of_session(Op::Restore(Restore { session_id: name.clone(), tokens })).map(drop)
+    fn restore_session(&self, name: &EngineSessionName, tokens: TokenBuf) -> Result<()> {
+        let TokenBuf { ids: tokens, images } = tokens;
+        self.of_session(Op::Restore(Restore { session_id: name.clone(), tokens, images })).map(drop)
     }
 
     fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
@@ -325,6 +329,8 @@ enum PendingCall {
     Ping(Instant),
     /// A cancellation, whose answer is ignored.
     Cancel,
+    /// An image. If it is refused, so is the generation behind it.
+    Image,
 }
 
 struct RemoteGeneration {
@@ -332,6 +338,14 @@ struct RemoteGeneration {
     sink: Option<Sink>,
     stop: StopHandle,
     is_started: bool,
+    /// For a worker that does not have its images; `None` without images, or once they were sent.
+    resend: Option<Box<ResentGeneration>>,
+}
+
+/// A generation that follows its images.
+struct ResentGeneration {
+    op: Op,
+    files: Vec<Arc<ImageFile>>,
 }
 
 impl LinkState {
@@ -569,6 +583,12 @@ impl Link {
             None => return Err(format!("it answered {id}, which is not open: {}", shown(line))),
         };
         drop(open);
+        if let ReplyBody::Error(line) = &answer
+            && line.code == Some(ErrorCode::ImageUnknown)
+            && self.send_images(id, line)
+        {
+            return Ok(());
+        }
         let event = answer.into_event().map_err(|answer| {
             format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes()))
         })?;
@@ -586,12 +606,35 @@ impl Link {
         match (call, answer) {
             (Some(PendingCall::Call(sender)), answer) => drop(sender.send(answer)), // the caller may have panicked
             (Some(PendingCall::Ping(_)), ReplyBody::Pong { .. })
-            | (Some(PendingCall::Cancel), ReplyBody::Cancelled { .. }) => {}
+            | (Some(PendingCall::Cancel), ReplyBody::Cancelled { .. })
+            | (Some(PendingCall::Image), ReplyBody::Stored { .. } | ReplyBody::Error(_)) => {}
             (_, answer) => {
                 return Err(format!("it sent a wrong answer: {}", shown(format!("{answer:?}").as_bytes())));
             }
         }
         Ok(())
+    }
+
+    /// Sends the images that the worker lacks, and the generation again. Returns false if that was done before.
+    fn send_images(&self, id: i64, line: &ErrorLine) -> bool {
+        let (resend, stop) = match self.lock().pending.get_mut(&id) {
+            Some(PendingCall::Generation(generation)) => (generation.resend.take(), generation.stop.clone()),
+            _ => return false,
+        };
+        let Some(resend) = resend else { return false };
+        let ResentGeneration { op, files } = *resend;
+        let lacks = |file: &&Arc<ImageFile>| {
+            let hashes = line.detail.as_ref().and_then(|detail| detail["value"].as_array());
+            hashes.is_some_and(|hashes| hashes.iter().any(|hash| *hash == file.hash.to_string()))
+        };
+        for file in files.iter().filter(lacks) {
+            self.send_call(PendingCall::Image, Op::Image(ImageUpload::of(file)));
+        }
+        self.outbox.push(&WorkerCall { id: Some(Id::Number(id)), op }, Urgency::Always);
+        if stop.is_stopped() {
+            self.cancel(id); // the worker knew no such generation in between
+        }
+        true
     }
 
     /// Calls a generation's sink without the lock.

@@ -23,9 +23,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::protocol::{
-    Detail, ErrorCode, ErrorLine, EventEncoder, Flush, Fork, Generate, Id, MAX_LINE_BYTES, ModelId, Named,
-    OPS, Op, Ready, Received, Refusal, Reply, ReplyBody, Restore, VERSION, WorkerCall, Yes, read_line,
-    write_line,
+    Detail, ErrorCode, ErrorLine, EventEncoder, Flush, Fork, Generate, IMAGES, Id, ImageUpload, KeptImages,
+    MAX_LINE_BYTES, ModelId, Named, OPS, Op, Ready, Received, Refusal, Reply, ReplyBody, Restore, VERSION,
+    WorkerCall, Yes, read_line, write_line,
 };
 use crate::client::EngineClient;
 use crate::engine::StopHandle;
@@ -33,6 +33,7 @@ use crate::grammar::GrammarCompiler;
 use crate::request::{EngineSessionName, Event, Request};
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
+use llmctl_models::kv::TokenBuf;
 use llmctl_models::text::{Encode, Tokenizer};
 
 /// Open calls beyond those that the engine takes: questions, refusals, and replies that a slow reader has not
@@ -182,7 +183,11 @@ fn ready(worker: &WorkerContext) -> ReplyBody {
         protocol: VERSION,
         max_sessions: max_named_sessions.saturating_add(1),
         max_named_sessions,
-        capabilities: OPS.map(str::to_owned).to_vec(),
+        capabilities: OPS
+            .into_iter()
+            .chain(spec.vision.is_some().then_some(IMAGES))
+            .map(str::to_owned)
+            .collect(),
         model: worker.model.clone(),
         spec,
     }))
@@ -268,6 +273,8 @@ fn dispatch(dispatcher: &Arc<Dispatcher>, pools: &CallPools, call: Result<Worker
     match op {
         Op::Generate(generate) if generate.is_work() => pools.prepare(GenerateJob { guard, generate, stop }),
         Op::Generate(generate) => dispatcher.generate(GenerateJob { guard, generate, stop }),
+        // Before the calls that name it are looked at.
+        op @ Op::Image(_) => dispatcher.answer(guard, op),
         op => pools.ask(guard, op),
     }
 }
@@ -343,6 +350,7 @@ struct Dispatcher {
     notices: Sender<InputEvent>,
     active: Mutex<ActiveCalls>,
     none_active: Condvar,
+    images: Mutex<KeptImages>,
 }
 
 #[derive(Default)]
@@ -356,8 +364,8 @@ impl Dispatcher {
     fn new(worker: WorkerContext, lines: Sender<OutputLine>, notices: Sender<InputEvent>) -> Self {
         let WorkerContext { engine, tokenizer, .. } = worker;
         let compiler = engine.spec().grammar_compiler(Arc::clone(&tokenizer));
-        let (active, none_active) = Default::default();
-        Self { engine, tokenizer, compiler, lines, notices, active, none_active }
+        let (active, none_active, images) = Default::default();
+        Self { engine, tokenizer, compiler, lines, notices, active, none_active, images }
     }
 
     fn send(&self, line: OutputLine) {
@@ -408,10 +416,16 @@ impl Dispatcher {
 
     /// Prepares and submits a generation. Its events arrive on the engine's thread.
     fn generate(&self, job: GenerateJob) {
-        let GenerateJob { mut guard, generate, stop } = job;
+        let GenerateJob { mut guard, mut generate, stop } = job;
         guard.session.clone_from(&generate.session_id);
         let detail = Detail::of(guard.id.is_some(), generate.events);
-        let request = match catch_unwind(AssertUnwindSafe(|| self.prepare(*generate))) {
+        let kept = lock(&self.images).files(&mut generate.images);
+        let files = match kept {
+            Ok((files, missing)) if missing.is_empty() => files,
+            Ok((_, missing)) => return guard.end(ReplyBody::Error(ErrorLine::unknown_images(missing))),
+            Err(error) => return guard.fail(&error),
+        };
+        let request = match catch_unwind(AssertUnwindSafe(|| self.prepare(*generate, files))) {
             Ok(Ok(request)) => request,
             Ok(Err(error)) => return guard.fail(&error),
             Err(_) => return guard.fail(&Error::Backend("preparing the request panicked".to_owned())),
@@ -438,7 +452,7 @@ impl Dispatcher {
         }
     }
 
-    fn prepare(&self, generate: Generate) -> Result<Request> {
+    fn prepare(&self, generate: Generate, files: Vec<Arc<[u8]>>) -> Result<Request> {
         let spec = self.engine.spec();
         let context = spec.context_length();
         let plain = Encode { add_special: false, parse_special: true };
@@ -446,8 +460,8 @@ impl Dispatcher {
             false => self.tokenizer.encode_prompt(text, plain, context),
             true => self.tokenizer.encode_chat_rest_for(text, Some(context)),
         };
-        let request = generate.into_request(encode, |source| self.compiler.compile(source))?;
-        request.validate(spec.vocab_size(), spec.context_length())?;
+        let request = generate.into_request(encode, |source| self.compiler.compile(source), files)?;
+        request.validate(spec)?;
         Ok(request)
     }
 
@@ -473,7 +487,7 @@ impl Dispatcher {
             Op::Open(Named { session_id }) => {
                 // Open a session by restoring it with no tokens. The engine's error for a name in use means
                 // that it existed.
-                let existed = match engine.restore_session(&session_id, Vec::new()) {
+                let existed = match engine.restore_session(&session_id, TokenBuf::default()) {
                     Err(Error::InvalidParameter { .. }) => true,
                     other => other.map(|()| false)?,
                 };
@@ -491,9 +505,13 @@ impl Dispatcher {
                 engine.fork_session(&session_id, &to)?;
                 ReplyBody::Forked { forked: Yes, session_id, to }
             }
-            Op::Restore(Restore { session_id, tokens }) => {
-                engine.restore_session(&session_id, tokens)?;
+            Op::Restore(Restore { session_id, tokens: ids, images }) => {
+                engine.restore_session(&session_id, TokenBuf { ids, images })?;
                 ReplyBody::Restored { restored: Yes, session_id }
+            }
+            Op::Image(ImageUpload { blob }) => {
+                let sha256 = lock(&self.images).add(&blob)?.to_string();
+                ReplyBody::Stored { stored: Yes, sha256 }
             }
             Op::Inspect(Named { session_id }) => {
                 ReplyBody::Session { session: engine.inspect_session(&session_id)? }

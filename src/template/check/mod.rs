@@ -261,7 +261,7 @@ impl Subject {
         now: DateTime,
     ) -> Result<String, CheckError> {
         let options = RenderOptions { add_generation_prompt: is_prompt, now, ..RenderOptions::default() };
-        Ok(self.template.render(&self.accommodation.apply(conversation), &options)?)
+        Ok(self.template.render(&self.accommodation.apply(conversation, None), &options)?)
     }
 
     /// Ends with the header of an answer.

@@ -22,7 +22,7 @@ use super::{ComputingDrafter, DraftProgress};
 use crate::request::{DraftStop, ModelDrafter};
 use crate::sequence::Sequence;
 use crate::spec::EngineSpec;
-use crate::step::{Executor, FeedInput, SequenceFeed};
+use crate::step::{Executor, FedImages, FeedInput, SequenceFeed};
 use llmctl_base::Sampling;
 use llmctl_base::error::Result;
 use llmctl_base::notice::Notice;
@@ -154,6 +154,7 @@ impl DraftModel {
             .map(|(sequence, input)| SequenceFeed {
                 sequence,
                 input: *input,
+                images: FedImages::default(),
                 drafted: &[],
                 sampling: &greedy,
                 grammar: None,

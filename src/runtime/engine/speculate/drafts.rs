@@ -5,7 +5,7 @@ use super::allotment::DraftOffer;
 use super::draft_model::Followed;
 use super::ngram::NgramDrafter;
 use super::track::{DraftTrack, KnownText};
-use crate::request::{DraftModelUsage, ModelDrafter};
+use crate::request::{DraftModelUsage, DraftStop, ModelDrafter};
 use crate::spec::Speculation;
 use llmctl_models::kv::PageTable;
 
@@ -127,6 +127,12 @@ impl Drafts {
                 Drafter::draft(self.ngram.as_mut()?, most, &mut self.tokens)?
             }
         };
+        if let Some(end) = self.tokens.iter().position(|id| Some(*id) == text.placeholder) {
+            self.tokens.truncate(end);
+        }
+        if self.tokens.is_empty() {
+            return None;
+        }
         let acceptance = self.acceptance(self.kind);
         Some(DraftOffer { len: self.tokens.len(), acceptance, num_lacking: 0 })
     }
@@ -144,6 +150,12 @@ impl Drafts {
         self.kind = MODEL;
         let acceptance = self.acceptance(MODEL);
         Followed { track: &mut self.track, text, table, draft: &mut self.tokens, most, acceptance }
+    }
+
+    /// Asks nothing of a drafter that computes, which would not see the text's images.
+    pub fn ignore_model(&mut self, drafter: ModelDrafter) {
+        self.by_model = Some(DraftModelUsage { drafter, ..DraftModelUsage::default() });
+        self.track.end(DraftStop::Image);
     }
 
     /// Takes the hidden states of `count` known tokens from `position` on, if the model keeps any for a block.
@@ -182,7 +194,7 @@ impl Drafts {
 
     /// Adds all tokens to the n-gram index.
     fn catch_up(&mut self, text: DraftText<'_>) {
-        let DraftText { prediction, prompt_len, resident, following } = text;
+        let DraftText { prediction, prompt_len, resident, following, .. } = text;
         let prompt = &resident[..prompt_len.min(resident.len())];
         let ngram = self.ngram.get_or_insert_with(|| NgramDrafter::new(prediction, prompt));
         let num_resident = resident.len();
@@ -218,6 +230,8 @@ impl Drafts {
 pub struct DraftText<'a> {
     pub prediction: &'a [u32],
     pub prompt_len: usize,
+    /// Stands for an image's row, so that it is never drafted.
+    pub placeholder: Option<u32>,
     /// Tokens of the sequence with rows.
     pub resident: &'a [u32],
     /// Known tokens after them.
@@ -229,7 +243,7 @@ mod tests {
     use super::*;
 
     fn text<'a>(resident: &'a [u32], following: &'a [u32]) -> DraftText<'a> {
-        DraftText { prediction: &[], prompt_len: 4, resident, following }
+        DraftText { prediction: &[], prompt_len: 4, placeholder: Some(99), resident, following }
     }
 
     #[test]
@@ -241,6 +255,18 @@ mod tests {
         assert_eq!(drafts.tokens(), [3, 4, 9, 1]);
         assert!(drafts.propose(Speculation::Auto, 4, none(), text(&[1, 2, 3, 4, 9, 1, 2], &[3])).is_some());
         assert_eq!(drafts.tokens(), [4, 9, 1, 2]);
+    }
+
+    #[test]
+    fn an_images_rows_are_not_drafted() {
+        let mut drafts = Drafts::default();
+        let mut drafted = |resident: &[u32]| {
+            let offer = drafts.propose(Speculation::Ngram, 4, std::iter::empty(), text(resident, &[]));
+            (offer.map(|offer| offer.len), drafts.tokens().to_vec())
+        };
+        let seen = [1, 2, 3, 99, 99, 99, 4, 1, 2];
+        assert_eq!(drafted(&seen), (Some(1), vec![3]));
+        assert_eq!(drafted(&[&seen[..], &[3]].concat()), (None, vec![]));
     }
 
     #[test]

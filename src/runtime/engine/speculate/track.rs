@@ -207,7 +207,7 @@ mod tests {
 
     fn feed(track: &mut DraftTrack, tokens: &[u32]) {
         let sequence = track.sequence().expect("begun");
-        sequence.begin_feed(tokens, 0).expect("room");
+        sequence.begin_feed(tokens, &[], 0).expect("room");
         sequence.settle(None);
     }
 

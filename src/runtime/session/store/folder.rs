@@ -4,7 +4,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::SessionName;
 use super::lock::{self, Attempt, Folders, LockGuard};
@@ -42,6 +42,15 @@ pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
         return Err(StoreError::Unsupported { path: path.into(), message }.into());
     }
     Ok(Some(bytes))
+}
+
+/// Lists the transcript, damaged ones kept by a repair, and new ones left by a crash.
+pub fn transcripts(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_transcript = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("transcript."))
+    };
+    paths.filter(is_transcript).collect()
 }
 
 /// The real file system, as steps for `lock`.

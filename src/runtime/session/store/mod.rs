@@ -6,9 +6,10 @@
 //!
 //! `name` maps names to folders; `folder` owns files and modes, `lock` the order of steps on them, `log`
 //! lines and checksums, `record` the format, `saved` the meaning of the records; `writer` is the one open
-//! session, `branch` its branches; `listing` lists sessions; `removal` removes them, with the pages of KV
-//! that `token_history` finds. Knows no engine and no tokenizer.
+//! session, `branch` its branches; `blobs` keeps images; `listing` lists sessions; `removal` removes them, with
+//! the pages of KV that `token_history` finds. Knows no engine and no tokenizer.
 
+mod blobs;
 mod branch;
 mod folder;
 mod listing;
@@ -39,8 +40,10 @@ use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result, StoreError};
 use llmctl_base::notice::Notice;
 use llmctl_base::private_files;
+use llmctl_models::images::ImageSpan;
 use llmctl_template::message::Message;
 
+pub use self::blobs::{Blobs, hashes};
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName};
 use self::owners::Owners;
@@ -85,6 +88,8 @@ pub struct StoredTurn {
     pub prompt_tail: Vec<u32>,
     /// Tokens of the answer as generated, without the end-of-generation token.
     pub generated: Vec<u32>,
+    /// Image rows of `prompt_tail`, at their positions in the conversation.
+    pub spans: Vec<ImageSpan>,
     /// Suffix of the prompt's text, if later prompts may contain `generated` in place of the answer's text
     /// (see `transcript`); `None` if not, e.g. because a stop string was cut off.
     pub splice_after: Option<String>,
@@ -173,6 +178,7 @@ impl SessionStore {
         let path = folder.join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
         let (scan, saved) = load(&path, &bytes).into_result()?;
+        let saved = self.with_blobs(saved);
         let file = private_files::private_file(OpenOptions::new().append(true), &path);
         let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
         let notices = end_notice(name, scan.end).into_iter().collect();
@@ -225,7 +231,12 @@ impl SessionStore {
     pub fn read(&self, name: &SessionName) -> Result<SavedSession> {
         let path = self.existing(name)?.join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
-        load(&path, &bytes).into_result().map(|(_, saved)| saved)
+        load(&path, &bytes).into_result().map(|(_, saved)| self.with_blobs(saved))
+    }
+
+    /// Returns the session with its blobs in this store.
+    fn with_blobs(&self, saved: SavedSession) -> SavedSession {
+        SavedSession { blobs: self.blobs(), ..saved }
     }
 
     /// Returns the size of a session's transcript in bytes.
@@ -247,7 +258,7 @@ impl SessionStore {
             return Ok(());
         }
         let (old, new) = (self.path(from), self.path(to));
-        self.move_into_place(&old, to)?;
+        self.beside_blobs(|| self.move_into_place(&old, to))?;
         drop(writer.renamed(to.clone(), new)); // for the history only: the folder is the session's name
         Ok(())
     }
@@ -333,10 +344,12 @@ impl SessionStore {
         private_files::private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
         self.remove_leftovers();
         let draft = self.root.join(unfinished_name());
-        let made = self.make_draft(&draft, name, &saved).and_then(|(log, lock)| {
+        let made = self.save_blobs(&saved.named_images(), &saved.blobs, || {
+            let (log, lock) = self.make_draft(&draft, name, &saved)?;
             self.move_into_place(&draft, name)?;
             Ok((log, lock))
         });
+        let saved = self.with_blobs(saved);
         let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
         let (store, name, folder, notices) = (self.clone(), name.clone(), self.path(name), Vec::new());
         Ok(SessionWriter::new(OpenedSession { store, name, folder, log, saved, notices, lock }))

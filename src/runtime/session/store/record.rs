@@ -1,22 +1,29 @@
-//! The format of a saved session's lines, up to `llmctl.session.v3`: types of their own, converted both ways.
+//! The format of a saved session's lines, up to `llmctl.session.v4`: types of their own, converted both ways.
 //!
 //! The types here are the format: a field is never renamed, and a new field means a new schema. Records that
 //! an older llmctl would not understand are refused, not skipped. Each schema extends the one before it; a
 //! file has the schema that its header names and contains nothing of a later one. Knows no file, no checksum
 //! and no other record.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::blobs::{hashes, hashes_in_note};
 use super::{ModelFingerprint, StoredTurn};
 use crate::request::{Finish, Usage};
 use llmctl_base::{Sampling, SamplingNumbers};
-use llmctl_template::message::{Content, Message, Role, ToolCall};
+use llmctl_image::ImageHash;
+use llmctl_models::images::{ImageKey, ImageSpan};
+use llmctl_template::message::{Content, ImageRef, Message, Role, ToolCall};
 
 /// Schema of new files.
 const SCHEMA: &str = "llmctl.session.v2";
-/// Schema of files with notes, the newest one.
-pub const NEWEST_SCHEMA: &str = "llmctl.session.v3";
+/// Schema of files with notes.
+const NOTES_SCHEMA: &str = "llmctl.session.v3";
+/// Schema of files with images, the newest one.
+pub const NEWEST_SCHEMA: &str = "llmctl.session.v4";
 const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
 
@@ -28,6 +35,8 @@ pub enum Version {
     V2,
     /// Adds notes on turns.
     V3,
+    /// Adds images in messages, and their rows.
+    V4,
 }
 
 impl Version {
@@ -35,7 +44,8 @@ impl Version {
         match schema {
             FIRST_SCHEMA => Some(Self::V1),
             SCHEMA => Some(Self::V2),
-            NEWEST_SCHEMA => Some(Self::V3),
+            NOTES_SCHEMA => Some(Self::V3),
+            NEWEST_SCHEMA => Some(Self::V4),
             _ => None,
         }
     }
@@ -45,7 +55,8 @@ impl Version {
         match self {
             Self::V1 => FIRST_SCHEMA,
             Self::V2 => SCHEMA,
-            Self::V3 => NEWEST_SCHEMA,
+            Self::V3 => NOTES_SCHEMA,
+            Self::V4 => NEWEST_SCHEMA,
         }
     }
 }
@@ -153,12 +164,41 @@ pub struct StoredTurnRecord {
     kept_tokens: usize,
     prompt_tail: Vec<u32>,
     generated: Vec<u32>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    spans: Vec<SpanRecord>,
     splice_after: Option<String>,
     sampling: SamplingRecord,
     finish: FinishRecord,
     usage: UsageRecord,
     started_ms: u64,
     finished_ms: u64,
+}
+
+/// A run of image rows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpanRecord {
+    /// First position in the conversation, and the one behind the last.
+    rows: [usize; 2],
+    key: ImageKey,
+    /// The embedding of the first row.
+    first: usize,
+    /// Rows and columns of the tile.
+    grid: [u32; 2],
+}
+
+impl From<&ImageSpan> for SpanRecord {
+    fn from(span: &ImageSpan) -> Self {
+        let ImageSpan { rows, key, first, grid } = span;
+        Self { rows: [rows.start, rows.end], key: *key, first: *first, grid: *grid }
+    }
+}
+
+impl From<SpanRecord> for ImageSpan {
+    fn from(record: SpanRecord) -> Self {
+        let SpanRecord { rows: [start, end], key, first, grid } = record;
+        Self { rows: start..end, key, first, grid }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -248,10 +288,20 @@ impl LogRecord {
             Self::Header { schema, .. } => return Version::of(schema).unwrap_or(Version::V2),
             Self::Model { model } => model.reference.is_some(),
             Self::ForkOf { branch, .. } => branch.is_some(),
+            Self::Turn { turn, .. } if turn.has_images() => return Version::V4,
             Self::Note { .. } => return Version::V3,
             Self::Turn { .. } | Self::Truncate { .. } | Self::Rename { .. } => false,
         };
         if is_second { Version::V2 } else { Version::V1 }
+    }
+
+    /// Returns the hashes of the images that the record names.
+    pub fn named_images(&self) -> BTreeSet<ImageHash> {
+        match self {
+            Self::Turn { turn, .. } => hashes(turn.images()),
+            Self::Note { note, .. } => hashes_in_note(note),
+            _ => BTreeSet::new(),
+        }
     }
 
     fn check_header(&self) -> Result<(), String> {
@@ -260,9 +310,22 @@ impl LogRecord {
             Version::V1 if id.is_some() || owner.is_some() || model.reference.is_some() => {
                 Err(format!("a header of {FIRST_SCHEMA} with fields of a later schema"))
             }
-            Version::V2 | Version::V3 if id.is_none() => Err("a header without an id".to_owned()),
+            Version::V2 | Version::V3 | Version::V4 if id.is_none() => {
+                Err("a header without an id".to_owned())
+            }
             _ => Ok(()),
         }
+    }
+}
+
+impl StoredTurnRecord {
+    fn images(&self) -> impl Iterator<Item = ImageRef> {
+        let parts = self.messages.iter().filter_map(|message| message.content.as_array());
+        parts.flatten().filter_map(ImageRef::of)
+    }
+
+    fn has_images(&self) -> bool {
+        !self.spans.is_empty() || self.images().next().is_some()
     }
 }
 
@@ -318,6 +381,7 @@ impl From<&StoredTurn> for StoredTurnRecord {
             kept_tokens: turn.kept_tokens,
             prompt_tail: turn.prompt_tail.clone(),
             generated: turn.generated.clone(),
+            spans: turn.spans.iter().map(SpanRecord::from).collect(),
             splice_after: turn.splice_after.clone(),
             sampling: SamplingRecord::from(&turn.sampling),
             finish: FinishRecord::from(&turn.finish),
@@ -341,6 +405,7 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
             kept_tokens: record.kept_tokens,
             prompt_tail: record.prompt_tail,
             generated: record.generated,
+            spans: record.spans.into_iter().map(ImageSpan::from).collect(),
             splice_after: record.splice_after,
             sampling: record.sampling.into(),
             finish: record.finish.into(),
@@ -497,6 +562,7 @@ mod tests {
             kept_tokens: 3,
             prompt_tail: vec![1, u32::MAX],
             generated: vec![],
+            spans: Vec::new(),
             splice_after: Some("<|im_start|>assistant\n".to_owned()),
             sampling,
             finish: Finish::Eos(2),
@@ -519,7 +585,8 @@ mod tests {
                 id: id.map(str::to_owned),
                 owner: owner.map(str::to_owned),
             };
-        let mut turns = vec![rich_turn()];
+        let span = ImageSpan { rows: 4..5, key: ImageKey([9; 32]), first: 0, grid: [1, 1] };
+        let mut turns = vec![rich_turn(), StoredTurn { spans: vec![span], ..rich_turn() }];
         let cut =
             [Finish::Complete, Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
         for finish in cut.into_iter().chain([Finish::StopString("\n".to_owned())]) {
@@ -585,8 +652,8 @@ mod tests {
     fn what_another_version_wrote_is_refused() {
         let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
         assert_eq!(
-            LogRecord::from_body(&header("llmctl.session.v4")),
-            Err(Unreadable::Schema("llmctl.session.v4".into()))
+            LogRecord::from_body(&header("llmctl.session.v5")),
+            Err(Unreadable::Schema("llmctl.session.v5".into()))
         );
         for malformed in [
             &*header("other.v1"),

@@ -9,11 +9,13 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::folder::{self, Lock, io_error};
+use super::folder::{self, Lock, io_error, transcripts};
 use super::lock;
 use super::token_history::each_sequence;
 use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
 use llmctl_base::error::Result;
+use llmctl_models::images::ImageSpan;
+use llmctl_models::kv::Tokens;
 use llmctl_models::kv::disk;
 use llmctl_models::kv::disk::PageName;
 
@@ -21,9 +23,11 @@ use llmctl_models::kv::disk::PageName;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Forgotten {
     pub num_pages: usize,
+    /// Images that no session names any more.
+    pub num_images: usize,
     /// Sessions that may have used removed pages, and cannot be read.
     pub unreadable: Vec<SessionName>,
-    /// Reason why pages are left.
+    /// Reason why pages or images are left.
     pub problem: Option<String>,
 }
 
@@ -69,7 +73,7 @@ impl SessionStore {
         let mut names = HashSet::new();
         for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
             if let Ok(Some(bytes)) = folder::read_file(&path) {
-                each_sequence(&bytes, |tokens| names.extend(disk::names(tokens)));
+                each_sequence(&bytes, |tokens, spans| names.extend(page_names(tokens, spans)));
             }
         }
         names
@@ -87,13 +91,18 @@ impl SessionStore {
         for path in transcripts(&folder).into_iter().filter(|path| !path.ends_with(TRANSCRIPT)) {
             fs::remove_file(&path).map_err(|error| io_error(&path, &error))?;
         }
+        let kv = Forgotten { num_images: kv.num_images + self.collect_blobs()?, ..kv };
         let num_bytes = before.saturating_sub(folder_bytes(&folder));
         Ok(Purged { num_bytes, kv })
     }
 
-    /// Removes those pages that no session starts with.
+    /// Removes those pages that no session starts with, and images that none names.
     pub(super) fn forget(&self, mut names: HashSet<PageName>) -> Forgotten {
         let mut forgotten = Forgotten::default();
+        match self.collect_blobs() {
+            Ok(num_images) => forgotten.num_images = num_images,
+            Err(error) => forgotten.problem = Some(format!("images are left: {error}")),
+        }
         let Some(kv) = self.kv.as_ref().filter(|_| !names.is_empty()) else { return forgotten };
         // Sessions of all owners, because pages have no owner.
         let entries = self.owners.roots().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten();
@@ -120,6 +129,11 @@ impl SessionStore {
     }
 }
 
+/// Returns the names of the whole pages of a sequence.
+fn page_names<'a>(ids: &'a [u32], images: &'a [ImageSpan]) -> impl Iterator<Item = PageName> + 'a {
+    disk::names(Tokens { ids, images })
+}
+
 /// Pages that a session uses.
 #[derive(Default)]
 struct Used {
@@ -136,9 +150,9 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
         Err(_) => return Used { is_unknown: true, ..used },
     };
     let mut departs = false;
-    let is_whole = each_sequence(&bytes, |tokens| {
+    let is_whole = each_sequence(&bytes, |tokens, spans| {
         // A page name covers all pages before it, so the first unknown name ends the shared prefix.
-        for name in disk::names(tokens) {
+        for name in page_names(tokens, spans) {
             if !names.contains(&name) {
                 departs = true;
                 break;
@@ -148,15 +162,6 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
     });
     used.is_unknown = !is_whole && !departs;
     used
-}
-
-/// Lists the transcript, damaged ones kept by a repair, and new ones left by a crash.
-fn transcripts(folder: &Path) -> Vec<PathBuf> {
-    let paths = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_transcript = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("transcript."))
-    };
-    paths.filter(is_transcript).collect()
 }
 
 fn folder_bytes(folder: &Path) -> u64 {

@@ -3,14 +3,18 @@
 //! Pure: knows records, not files. Invariants: turns count from 1 without gaps. A turn keeps only tokens of
 //! earlier turns, so the turns alone determine the ids of the whole conversation.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
-use super::{ModelFingerprint, SessionName, StoredTurn};
+use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs};
 use crate::session::transcript::Transcript;
+use llmctl_image::ImageHash;
+use llmctl_models::images::ImageSpan;
+use llmctl_models::kv::TokenBuf;
 use llmctl_template::message::{Content, Message, Role};
 
 /// A finished turn and the model that made it.
@@ -65,6 +69,8 @@ pub struct SavedSession {
     pub fork_of: Option<ForkOf>,
     /// Turns in force, without those rewound.
     pub turns: Vec<Arc<SavedTurn>>,
+    /// Bytes of the turns' images.
+    pub blobs: Blobs,
     /// Schema of the file.
     pub(super) version: Version,
     /// True if there are or were turns.
@@ -81,6 +87,7 @@ impl SavedSession {
             model: Arc::new(model.clone()),
             fork_of: None,
             turns: Vec::new(),
+            blobs: Blobs::default(),
             version: Version::V2,
             had_turns: false,
         }
@@ -94,6 +101,7 @@ impl SavedSession {
             had_turns: !turns.is_empty(),
             fork_of: Some(fork_of),
             turns,
+            blobs: self.blobs.clone(),
             ..Self::new(&self.model, created_ms)
         }
     }
@@ -125,8 +133,9 @@ impl SavedSession {
 
     /// Returns the tokens after the last turn if `model` made it, else `None`, because another model's ids
     /// differ.
-    pub fn tokens_of(&self, model: &ModelFingerprint) -> Option<Vec<u32>> {
-        self.turns.last().filter(|saved| saved.model.is_same(model)).map(|_| self.tokens())
+    pub fn tokens_of(&self, model: &ModelFingerprint) -> Option<TokenBuf> {
+        let last = self.turns.last().filter(|saved| saved.model.is_same(model));
+        last.map(|_| TokenBuf { ids: self.tokens(), images: self.spans() })
     }
 
     /// Returns the ids of the whole conversation, last answer included.
@@ -139,6 +148,24 @@ impl SavedSession {
             tokens.extend_from_slice(&turn.generated);
         }
         tokens
+    }
+
+    /// Returns the image rows among [`Self::tokens`], in ascending order.
+    pub fn spans(&self) -> Vec<ImageSpan> {
+        let mut spans: Vec<ImageSpan> = Vec::new();
+        for saved in &self.turns {
+            spans.retain(|span| span.rows.end <= saved.turn.kept_tokens);
+            spans.extend_from_slice(&saved.turn.spans);
+        }
+        spans
+    }
+
+    /// Returns the hashes of all images that the turns and the notes on them name.
+    pub fn named_images(&self) -> BTreeSet<ImageHash> {
+        let notes = self.turns.iter().filter_map(|saved| saved.note.as_ref());
+        let mut named: BTreeSet<ImageHash> = notes.flat_map(blobs::hashes_in_note).collect();
+        named.extend(blobs::hashes(self.messages().flat_map(Message::images)));
+        named
     }
 
     /// Returns the answers of `model`, whatever its name was, that can go back into prompts as ids.
@@ -202,6 +229,13 @@ impl SavedSession {
         if turn.messages.is_empty() {
             return Err("a turn without messages".to_owned());
         }
+        let tail = turn.kept_tokens..turn.kept_tokens.saturating_add(turn.prompt_tail.len());
+        let is_in_tail = |span: &ImageSpan| {
+            tail.start <= span.rows.start && span.rows.start < span.rows.end && span.rows.end <= tail.end
+        };
+        if !turn.spans.iter().all(is_in_tail) || !turn.spans.is_sorted_by(|a, b| a.rows.end <= b.rows.start) {
+            return Err("image rows that are not in the turn's prompt".to_owned());
+        }
         if turn.kept_tokens > num_kept_tokens {
             return Err(format!("the turn keeps {} of {num_kept_tokens} tokens", turn.kept_tokens));
         }
@@ -223,6 +257,13 @@ impl SavedSession {
 
     /// Returns the schema of a new file with this session's content.
     fn needed_version(&self) -> Version {
+        let has_images = |saved: &Arc<SavedTurn>| {
+            !saved.turn.spans.is_empty()
+                || saved.turn.messages.iter().any(|message| message.images().next().is_some())
+        };
+        if self.turns.iter().any(has_images) {
+            return Version::V4;
+        }
         let has_notes = self.turns.iter().any(|saved| saved.note.is_some());
         if has_notes { Version::V3 } else { Version::V2 }
     }

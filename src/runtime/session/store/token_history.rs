@@ -6,7 +6,8 @@
 
 use serde::Deserialize;
 
-use super::record::knows_schema;
+use super::record::{SpanRecord, knows_schema};
+use llmctl_models::images::ImageSpan;
 
 #[derive(Deserialize)]
 struct HistoryLine {
@@ -28,11 +29,13 @@ struct HistoryTurn {
     kept_tokens: usize,
     prompt_tail: Vec<u32>,
     generated: Vec<u32>,
+    #[serde(default)]
+    spans: Vec<SpanRecord>,
 }
 
-/// Calls `each` with sequences whose prefixes are all that the session ever held. Returns true if every line
-/// was understood.
-pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32])) -> bool {
+/// Calls `each` with sequences, and their image rows, whose prefixes are all that the session ever held. Returns true if every
+/// line was understood.
+pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32], &[ImageSpan])) -> bool {
     let mut history = TokenHistory::default();
     let mut is_whole = transcript.contains(&b'\n');
     for line in transcript.split_inclusive(|byte| *byte == b'\n') {
@@ -42,7 +45,7 @@ pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32])) -> bool {
             Err(_) => is_whole &= is_torn,
         }
     }
-    each(&history.tokens);
+    each(&history.tokens, &history.spans);
     is_whole
 }
 
@@ -50,49 +53,64 @@ pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32])) -> bool {
 #[derive(Default)]
 struct TokenHistory {
     tokens: Vec<u32>,
-    /// Tokens added by each turn, and the number before them.
-    turns: Vec<(usize, Vec<u32>)>,
+    spans: Vec<ImageSpan>,
+    turns: Vec<AddedTokens>,
+}
+
+/// What a turn added.
+struct AddedTokens {
+    /// Tokens before it.
+    kept: usize,
+    tokens: Vec<u32>,
+    spans: Vec<ImageSpan>,
 }
 
 impl TokenHistory {
     /// Applies a record. Returns false if it is not understood.
-    fn take(&mut self, history: HistoryRecord, each: &mut impl FnMut(&[u32])) -> bool {
+    fn take(&mut self, history: HistoryRecord, each: &mut impl FnMut(&[u32], &[ImageSpan])) -> bool {
         let HistoryRecord { r#type, schema, number, turn, turns } = history;
         match (r#type.as_str(), number, turn, turns) {
             ("header", ..) => schema.is_some_and(|schema| knows_schema(&schema)),
             ("turn", Some(number), Some(turn), _) => self.add(number, turn, each),
             ("truncate", _, _, Some(turns)) => self.rewind(turns, each),
-            ("model" | "rename" | "fork_of", ..) => true,
+            ("model" | "note" | "rename" | "fork_of", ..) => true,
             _ => false,
         }
     }
 
-    fn add(&mut self, number: usize, turn: HistoryTurn, each: &mut impl FnMut(&[u32])) -> bool {
+    fn add(&mut self, number: usize, turn: HistoryTurn, each: &mut impl FnMut(&[u32], &[ImageSpan])) -> bool {
         let is_known = number.checked_sub(1).is_some_and(|kept| self.rewind(kept, each));
         if !is_known || turn.kept_tokens > self.tokens.len() {
             return false; // an earlier turn is missing
         }
         if turn.kept_tokens < self.tokens.len() {
-            each(&self.tokens);
+            each(&self.tokens, &self.spans);
         }
-        let added = [turn.prompt_tail, turn.generated].concat();
-        self.tokens.truncate(turn.kept_tokens);
-        self.tokens.extend_from_slice(&added);
-        self.turns.push((turn.kept_tokens, added));
+        let tokens = [turn.prompt_tail, turn.generated].concat();
+        let spans = turn.spans.into_iter().map(ImageSpan::from).collect();
+        let added = AddedTokens { kept: turn.kept_tokens, tokens, spans };
+        self.append(&added);
+        self.turns.push(added);
         true
     }
 
-    fn rewind(&mut self, turns: usize, each: &mut impl FnMut(&[u32])) -> bool {
+    fn append(&mut self, added: &AddedTokens) {
+        self.tokens.truncate(added.kept);
+        self.tokens.extend_from_slice(&added.tokens);
+        self.spans.retain(|span| span.rows.end <= added.kept);
+        self.spans.extend_from_slice(&added.spans);
+    }
+
+    fn rewind(&mut self, turns: usize, each: &mut impl FnMut(&[u32], &[ImageSpan])) -> bool {
         if turns >= self.turns.len() {
             return turns == self.turns.len();
         }
-        each(&self.tokens);
+        each(&self.tokens, &self.spans);
         self.turns.truncate(turns);
-        self.tokens.clear();
-        for (kept, added) in &self.turns {
-            self.tokens.truncate(*kept);
-            self.tokens.extend_from_slice(added);
-        }
+        (self.tokens, self.spans) = (Vec::new(), Vec::new());
+        let kept = std::mem::take(&mut self.turns);
+        kept.iter().for_each(|added| self.append(added));
+        self.turns = kept;
         true
     }
 }
@@ -114,7 +132,7 @@ mod tests {
         let lines = records.iter().map(|record| format!("{{\"crc32\":\"any\",\"record\":{record}}}\n"));
         let mut sequences = Vec::new();
         let is_whole =
-            each_sequence(lines.collect::<String>().as_bytes(), |tokens| sequences.push(tokens.to_vec()));
+            each_sequence(lines.collect::<String>().as_bytes(), |tokens, _| sequences.push(tokens.to_vec()));
         (sequences, is_whole)
     }
 
@@ -142,8 +160,8 @@ mod tests {
         assert_eq!(history(&[HEADER, &first, r#"{"type":"telepathy"}"#]), (vec![vec![1, 2]], false));
         let later = HEADER.replace("v1", "v9");
         assert_eq!(history(&[&later, &first, &second]), (vec![vec![1, 2, 3]], false));
-        assert!(!each_sequence(b"", |_| {}) && !each_sequence(b"\0\xff", |_| {}));
+        assert!(!each_sequence(b"", |_, _| {}) && !each_sequence(b"\0\xff", |_, _| {}));
         let torn = format!("{{\"record\":{HEADER}}}\n{{\"record\":{}", &first[..20]);
-        assert!(each_sequence(torn.as_bytes(), |tokens| assert!(tokens.is_empty())));
+        assert!(each_sequence(torn.as_bytes(), |tokens, _| assert!(tokens.is_empty())));
     }
 }

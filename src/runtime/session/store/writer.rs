@@ -3,6 +3,7 @@
 //! Invariants: the writer holds the session's lock, and `saved` always equals the file's content. A call that
 //! fails leaves both unchanged; `Log` undoes a failed write before the next one.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,10 +15,11 @@ use super::log::Log;
 use super::record::{LogRecord, StoredTurnRecord, Version};
 use super::removal::Forgotten;
 use super::saved::SavedSession;
-use super::{ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
+use super::{Blobs, ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
 use llmctl_base::error::{Error, Result, StoreError};
 use llmctl_base::notice::Notice;
 use llmctl_base::private_files;
+use llmctl_image::ImageHash;
 
 /// Size in bytes from which a file is rewritten when most of it is replaced turns.
 const COMPACT_BYTES: u64 = 64 << 20;
@@ -81,6 +83,11 @@ impl SessionWriter {
     /// Returns notices about the file for the user, one sentence each.
     pub fn notices(&self) -> &[Notice] {
         &self.notices
+    }
+
+    /// Holds the bytes of images that later turns name, until a turn is saved.
+    pub fn take_blobs(&mut self, blobs: &Blobs) {
+        self.saved.blobs.take(blobs);
     }
 
     /// Appends a finished turn of `model` and syncs.
@@ -225,8 +232,9 @@ impl SessionWriter {
         let mut bodies = self.bodies()?;
         bodies.extend(records.iter().map(LogRecord::to_body));
         self.check_length(num_bytes(&bodies))?;
-        self.rewrite(&bodies)?;
-        self.saved = saved;
+        let (store, blobs) = (self.store.clone(), saved.blobs.clone());
+        store.save_blobs(&named_images(&records), &blobs, || self.rewrite(&bodies))?;
+        self.saved = store.with_blobs(saved);
         Ok(())
     }
 
@@ -253,8 +261,11 @@ impl SessionWriter {
         self.compact_if_long()?;
         let bodies: Vec<String> = records.iter().map(LogRecord::to_body).collect();
         self.check_length(self.log.len() + num_bytes(&bodies))?;
-        self.log.append(&bodies).map_err(|error| io_error(&self.folder.join(TRANSCRIPT), &error))?;
-        self.saved = saved;
+        let (log, path) = (&mut self.log, self.folder.join(TRANSCRIPT));
+        self.store.save_blobs(&named_images(&records), &saved.blobs, || {
+            log.append(&bodies).map_err(|error| io_error(&path, &error))
+        })?;
+        self.saved = self.store.with_blobs(saved);
         Ok(())
     }
 
@@ -277,6 +288,10 @@ impl SessionWriter {
         let message = format!("the turn is not saved: the file would be longer than {MAX_FILE_BYTES} bytes");
         Err(StoreError::Unsupported { path: self.folder.join(TRANSCRIPT), message }.into())
     }
+}
+
+fn named_images(records: &[LogRecord]) -> BTreeSet<ImageHash> {
+    records.iter().flat_map(LogRecord::named_images).collect()
 }
 
 /// Returns the most bytes that `bodies` take as lines of a log.
@@ -318,6 +333,7 @@ mod tests {
             kept_tokens: 0,
             prompt_tail: vec![1, 2],
             generated: vec![3],
+            spans: Vec::new(),
             splice_after: None,
             sampling: Sampling::default(),
             finish: Finish::Eos(2),

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::{DoneLine, ErrorLine, PrefillProgress, ReplyBody, TextLine, Yes};
-use crate::request::{Event, Finish, Outcome, Reuse, ReuseReason, Timings, Usage};
+use crate::request::{Event, Finish, ImageUsage, Outcome, Reuse, ReuseReason, Timings, Usage};
 
 /// Encoder of one generation's events as reply lines.
 #[derive(Debug)]
@@ -55,6 +55,9 @@ impl EventEncoder {
             Event::Prefill { done, total } => {
                 tells_all.then_some(ReplyBody::Progress { progress: PrefillProgress { done, total } })
             }
+            Event::Encoding { done, total } => {
+                tells_all.then_some(ReplyBody::Encoding { encoding: PrefillProgress { done, total } })
+            }
             Event::Prompt { logprobs } => {
                 tells_all.then_some(ReplyBody::Prompt { prompt_logprobs: logprobs })
             }
@@ -101,6 +104,9 @@ impl EventEncoder {
             drafted_tokens: if self.detail == Detail::Events { usage.drafted_tokens } else { 0 },
             accepted_tokens: if self.detail == Detail::Events { usage.accepted_tokens } else { 0 },
             draft_model: usage.draft_model.filter(|_| self.detail == Detail::Events),
+            images: if self.detail == Detail::Events { usage.images } else { ImageUsage::default() },
+            encode_ms: (self.detail == Detail::Events && !timings.encode.is_zero())
+                .then(|| ms(timings.encode)),
         }
     }
 }
@@ -116,6 +122,9 @@ impl ReplyBody {
             ReplyBody::Started { started } => Ok(Event::Started(started)),
             ReplyBody::Progress { progress: PrefillProgress { done, total } } => {
                 Ok(Event::Prefill { done, total })
+            }
+            ReplyBody::Encoding { encoding: PrefillProgress { done, total } } => {
+                Ok(Event::Encoding { done, total })
             }
             ReplyBody::Prompt { prompt_logprobs: logprobs } => Ok(Event::Prompt { logprobs }),
             ReplyBody::Token(TextLine { token, tokens: Some(tokens) }) => {
@@ -147,10 +156,12 @@ impl DoneLine {
                 drafted_tokens: self.drafted_tokens,
                 accepted_tokens: self.accepted_tokens,
                 draft_model: self.draft_model,
+                images: self.images,
                 remote: None, // a worker computes itself
             },
             timings: Timings {
                 queue: duration(self.queue_ms?)?,
+                encode: duration(self.encode_ms.unwrap_or(0.0))?,
                 prefill: duration(self.prefill_ms)?,
                 decode: duration(self.decode_ms)?,
                 time_to_first_token,

@@ -3,12 +3,14 @@
 //! Invariant: a request that [`Request::validate`] accepts comes out of the two conversions unchanged.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::events::{duration, ms};
+use super::image::{WorkerImage, decoded};
 use crate::grammar::{Grammar, GrammarSource};
-use crate::request::{EngineSessionName, Limits, Overflow, ReasoningLimit, Request};
+use crate::request::{EngineSessionName, Limits, Overflow, PromptImage, ReasoningLimit, Request};
 use llmctl_base::error::{Error, Result};
 use llmctl_base::{Sampling, SamplingNumbers};
 
@@ -20,6 +22,9 @@ pub struct Generate {
     pub prompt: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_segments: Option<Vec<PromptSegment>>,
+    /// Images whose rows are in the prompt, in their order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<WorkerImage>,
     /// Generate up to the end of the context if not positive.
     pub max_new_tokens: i64,
     pub overflow: Overflow,
@@ -89,6 +94,7 @@ impl Default for Generate {
         Self {
             prompt: None,
             prompt_segments: None,
+            images: Vec::new(),
             max_new_tokens: -1,
             overflow: Overflow::Clamp,
             top_k: 0,
@@ -114,7 +120,7 @@ impl Default for Generate {
     }
 }
 
-/// Encodes a request with all events. For a request that [`Request::validate`] accepts,
+/// Encodes a request with all events, its images by their hashes alone. For a request that [`Request::validate`] accepts,
 /// [`Generate::into_request`] restores it unchanged.
 impl From<&Request> for Generate {
     fn from(request: &Request) -> Self {
@@ -130,10 +136,12 @@ impl From<&Request> for Generate {
             reasoning,
             prediction,
             session,
+            images,
         } = request;
         Self {
             prompt: None,
             prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(prompt.clone()) }]),
+            images: images.iter().map(WorkerImage::of).collect(),
             max_new_tokens: limits.max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)),
             overflow: limits.overflow,
             top_k: sampling.top_k.unwrap_or(0),
@@ -160,25 +168,31 @@ impl From<&Request> for Generate {
 }
 
 impl Generate {
-    /// Returns whether `into_request` has to encode text or compile a grammar, which takes long.
+    /// Returns whether `into_request` has to encode text, compile a grammar or decode images, which takes long.
     pub fn is_work(&self) -> bool {
         let has_text = |segment: &PromptSegment| segment.ids.is_none();
         self.grammar.is_some()
             || self.prompt.is_some()
+            || !self.images.is_empty()
             || self.prompt_segments.as_ref().is_some_and(|segments| segments.iter().any(has_text))
     }
 
-    /// Converts to a request. `encode` gets a text and whether other tokens precede it.
+    /// Converts to a request. `encode` gets a text and whether other tokens precede it; `files` are the images'.
     ///
     /// # Errors
-    /// [`Error::InvalidParameter`] if the prompt is missing or given twice, or the deadline is not a
+    /// [`Error::InvalidParameter`] if an image cannot be decoded, the prompt is missing or given twice, or the deadline is not a
     /// duration; errors of `encode` and `compile`. Does not call [`Request::validate`].
     pub fn into_request(
         self,
         encode: impl Fn(&str, bool) -> Result<Vec<u32>>,
         compile: impl Fn(&GrammarSource) -> Result<Grammar>,
+        files: Vec<Arc<[u8]>>,
     ) -> Result<Request> {
         let prompt = read_prompt(self.prompt, self.prompt_segments, encode)?;
+        let image = |(image, file): (WorkerImage, Arc<[u8]>)| {
+            Ok(PromptImage { file: decoded(file)?, key: image.key, spans: image.spans })
+        };
+        let images = self.images.into_iter().zip(files).map(image).collect::<Result<_>>()?;
         let deadline = self.deadline_ms.map(|ms| {
             let time = duration(ms).ok_or_else(|| format!("{ms} is not a time"));
             time.map_err(|message| Error::InvalidParameter { name: "deadline_ms", message })
@@ -212,6 +226,7 @@ impl Generate {
             reasoning: self.reasoning,
             prediction: self.prediction,
             session: self.session_id,
+            images,
         })
     }
 }

@@ -7,20 +7,25 @@
 
 mod events;
 mod generate;
+mod image;
 mod line;
 mod parse;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::engine::{EngineLoad, SessionDetail, SessionInfo};
-use crate::request::{DraftModelUsage, EngineSessionName, Finish, Logprob, ReuseReason, Started, Token};
+use crate::request::{
+    DraftModelUsage, EngineSessionName, Finish, ImageUsage, Logprob, ReuseReason, Started, Token,
+};
 use crate::spec::EngineSpec;
 use llmctl_base::error::{Error, Result};
+use llmctl_models::images::ImageSpan;
 
 pub use events::{Detail, EventEncoder};
 pub use generate::{Generate, PromptSegment};
+pub use image::{ImageUpload, KeptImages, WorkerImage};
 pub use line::{Received, read_line, write_line};
 
 /// Value of [`Ready::protocol`]. Another number is an incompatible protocol.
@@ -33,10 +38,13 @@ pub const MAX_LINE_BYTES: usize = 64 << 20;
 pub const MAX_ID_BYTES: usize = 256;
 
 /// Names of all operations on the wire.
-pub const OPS: [&str; 13] = [
-    "generate", "open", "close", "reset", "fork", "restore", "inspect", "sessions", "cancel", "ping",
-    "notices", "flush", "shutdown",
+pub const OPS: [&str; 14] = [
+    "generate", "image", "open", "close", "reset", "fork", "restore", "inspect", "sessions", "cancel",
+    "ping", "notices", "flush", "shutdown",
 ];
+
+/// Capability, beside the operations, of a worker whose model reads images.
+pub const IMAGES: &str = "images";
 
 /// Identifier of an open call, chosen by the client and repeated in every line that answers the call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -60,6 +68,7 @@ pub struct WorkerCall {
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Op {
     Generate(Box<Generate>),
+    Image(ImageUpload),
     Open(Named),
     Close(Named),
     Reset(Named),
@@ -93,6 +102,9 @@ pub struct Fork {
 pub struct Restore {
     pub session_id: EngineSessionName,
     pub tokens: Vec<u32>,
+    /// Rows of images among the tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageSpan>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,6 +159,9 @@ pub enum ReplyBody {
     Progress {
         progress: PrefillProgress,
     },
+    Encoding {
+        encoding: PrefillProgress,
+    },
     Prompt {
         prompt_logprobs: Vec<Logprob>,
     },
@@ -177,6 +192,10 @@ pub enum ReplyBody {
     Restored {
         restored: Yes,
         session_id: EngineSessionName,
+    },
+    Stored {
+        stored: Yes,
+        sha256: String,
     },
     Session {
         session: SessionDetail,
@@ -216,7 +235,7 @@ pub struct TextLine {
     pub tokens: Option<Vec<Token>>,
 }
 
-/// Progress of a prefill, in prompt tokens.
+/// Progress of a prefill, in prompt tokens, or of the work on its images, in slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PrefillProgress {
@@ -263,6 +282,11 @@ pub struct DoneLine {
     /// Those of a draft model among them; `None` for calls without `events`, or without a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model: Option<DraftModelUsage>,
+    /// Images of the prompt, and the time that went into them; absent for calls without `events`.
+    #[serde(default, skip_serializing_if = "ImageUsage::is_zero")]
+    pub images: ImageUsage,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encode_ms: Option<f64>,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -275,7 +299,7 @@ pub struct ErrorLine {
     pub error: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub code: Option<ErrorCode>,
-    /// The serialized [`Error`], for calls with an id.
+    /// The serialized [`Error`], for calls with an id; hashes for [`ErrorCode::ImageUnknown`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -334,6 +358,8 @@ pub enum ErrorCode {
     LoadFailed,
     /// The worker is shutting down.
     Ending,
+    /// The worker does not have files that a prompt names; `detail` has their hashes.
+    ImageUnknown,
 }
 
 impl ErrorCode {
@@ -370,6 +396,7 @@ impl Op {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Generate(_) => "generate",
+            Op::Image(_) => "image",
             Op::Open(_) => "open",
             Op::Close(_) => "close",
             Op::Reset(_) => "reset",
@@ -407,6 +434,16 @@ impl ErrorLine {
             error: error.to_string(),
             code: Some(ErrorCode::of(error)),
             detail: has_detail.then(detail).flatten(),
+            session_id: None,
+        }
+    }
+
+    /// Returns the line for a prompt whose files of these hashes are missing.
+    pub fn unknown_images(hashes: Vec<String>) -> Self {
+        Self {
+            error: format!("{} images of the prompt are unknown: send them first (op image)", hashes.len()),
+            code: Some(ErrorCode::ImageUnknown),
+            detail: Some(json!({"type": "image_unknown", "value": hashes})),
             session_id: None,
         }
     }

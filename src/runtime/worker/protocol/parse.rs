@@ -53,6 +53,7 @@ fn read_id(id: Value) -> Result<Id, String> {
 fn read_op(name: &str, fields: Map<String, Value>) -> Result<Option<Op>, String> {
     let op = match name {
         "generate" => Op::Generate(Box::new(read(fields)?)),
+        "image" => Op::Image(read(fields)?),
         "open" => Op::Open(read(fields)?),
         "close" => Op::Close(read(fields)?),
         "reset" => Op::Reset(read(fields)?),

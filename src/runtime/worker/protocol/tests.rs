@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -12,12 +15,14 @@ use super::line::read_line_within;
 use super::*;
 use crate::grammar::{Grammar, GrammarSource};
 use crate::request::{
-    Difference, DraftStop, Event, Limits, ModelDrafter, Outcome, Overflow, ReasoningLimit, Request, Reuse,
-    Timings, Usage,
+    Difference, DraftStop, Event, ImageDifference, ImageUsage, Limits, ModelDrafter, Outcome, Overflow,
+    PromptImage, ReasoningLimit, Request, Reuse, Timings, Usage,
 };
 use crate::session::SessionState;
 use llmctl_base::error::{GrammarError, LoadError, StoreError};
 use llmctl_base::{SAMPLING, Sampling, SamplingNumbers};
+use llmctl_image::{ImageFile, ImageHash, ImageLimits};
+use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_template::TemplateError;
 
 fn line(value: &impl Serialize) -> Vec<u8> {
@@ -47,7 +52,7 @@ fn sent(request: &Request) -> Request {
     assert_eq!(read_back, call);
     let Op::Generate(generate) = read_back.op else { panic!("{read_back:?}") };
     assert!(!generate.is_work() && generate.events);
-    generate.into_request(no_text, no_grammar).expect("a request")
+    generate.into_request(no_text, no_grammar, Vec::new()).expect("a request")
 }
 
 /// The line is one of those that a definition of the schema describes.
@@ -75,6 +80,7 @@ fn assert_same(request: &Request) {
 fn a_request_comes_out_as_it_went_in() {
     assert_same(&Request { prompt: vec![1, 2, 3], ..Request::default() });
     assert_same(&Request {
+        images: Vec::new(),
         prompt: (0..5000).collect(),
         sampling: Sampling {
             temperature: 0.7,
@@ -123,6 +129,12 @@ fn the_schema_has_each_field_of_a_generation() {
     let generate = Generate {
         prompt: Some("a".to_owned()),
         prompt_segments: Some(vec![PromptSegment { text: Some("a".to_owned()), ids: Some(vec![1]) }]),
+        images: vec![WorkerImage {
+            spans: vec![ImageSpan { rows: 0..1, key: ImageKey([7; 32]), first: 0, grid: [1, 1] }],
+            key: ImageKey([7; 32]),
+            sha256: "0".repeat(64),
+            blob: Some("aQ==".to_owned()),
+        }],
         max_new_tokens: 9,
         overflow: Overflow::Refuse,
         top_k: 5,
@@ -235,10 +247,12 @@ fn outcome(finish: Finish) -> Outcome {
                 accepted_tokens: 1,
                 stop: Some(DraftStop::Context),
             }),
+            images: ImageUsage { encoded: 1, found: 2 },
             remote: None,
         },
         timings: Timings {
             queue: Duration::ZERO,
+            encode: Duration::from_nanos(77),
             prefill: Duration::from_nanos(1),
             decode: Duration::from_secs(86_400),
             time_to_first_token: Some(Duration::from_micros(333)),
@@ -256,16 +270,22 @@ fn events_come_out_as_they_went_in() {
         reason: ReuseReason::Restored,
         first_difference: Some(9),
     };
-    let difference = Difference { position: 9, before: vec![1], session: vec![], prompt: vec![2, 3] };
+    let difference =
+        Difference { position: 9, before: vec![1], session: vec![], prompt: vec![2, 3], image: None };
+    let image = Some(ImageDifference { index: 1, in_session: true, in_prompt: false });
+    let at_image = Difference { image, ..difference.clone() };
     let started =
         Started { prompt_tokens: 10, max_tokens: 5, seed: u64::MAX, reuse, difference: Some(difference) };
+    let parted = Started { difference: Some(at_image), ..started.clone() };
     let plain = Started { reuse: Reuse::default(), difference: None, ..started.clone() };
     let ruled_out = Logprob { logprob: f32::NEG_INFINITY, top: vec![] };
     let tokens = vec![Token { id: 3, logprob: Some(ruled_out) }, Token { id: 4, logprob: None }];
     let mut events = vec![
         Event::Queued { position: 3 },
         Event::Started(started),
+        Event::Started(parted),
         Event::Started(plain),
+        Event::Encoding { done: 5, total: 10 },
         Event::Prefill { done: 5, total: 10 },
         Event::Prompt { logprobs: vec![Logprob { logprob: -1.5, top: vec![(4, -0.25)] }] },
         Event::Text { text: "\"\n\u{0}\u{fffd}é".to_owned(), tokens },
@@ -363,6 +383,7 @@ fn every_answer_is_told_from_the_others() {
         ReplyBody::Sessions { sessions: vec![] },
         ReplyBody::Cancelled { cancelled: 0 },
         ReplyBody::Pong { pong: Yes, load },
+        ReplyBody::Stored { stored: Yes, sha256: "0".repeat(64) },
         ReplyBody::Notices { notices: vec!["n".to_owned()] },
         ReplyBody::Flushed { flushed: false },
         ReplyBody::Bye { bye: Yes },
@@ -382,13 +403,15 @@ fn every_answer_is_told_from_the_others() {
 #[test]
 fn calls_come_out_as_they_went_in() {
     let of_session = || Named { session_id: named("s") };
+    let span = ImageSpan { rows: 1..2, key: ImageKey([7; 32]), first: 0, grid: [1, 1] };
     let ops = vec![
         Op::Generate(Box::default()),
+        Op::Image(ImageUpload { blob: "aQ==".to_owned() }),
         Op::Open(of_session()),
         Op::Close(of_session()),
         Op::Reset(of_session()),
         Op::Fork(Fork { session_id: named("s"), to: named("t") }),
-        Op::Restore(Restore { session_id: named("s"), tokens: vec![1, 2] }),
+        Op::Restore(Restore { session_id: named("s"), tokens: vec![1, 2], images: vec![span] }),
         Op::Inspect(of_session()),
         Op::Sessions(Nothing {}),
         Op::Cancel(Cancel { request: Some(Id::Text("a".to_owned())) }),
@@ -455,6 +478,73 @@ fn what_is_no_call_is_refused_with_its_id_and_the_field() {
     }
 }
 
+const IMAGE: &[u8] = include_bytes!("../../../../tests/images/bits.png");
+
+fn span(key: u8, rows: std::ops::Range<usize>) -> ImageSpan {
+    ImageSpan { rows, key: ImageKey([key; 32]), first: 0, grid: [1, 2] }
+}
+
+#[test]
+fn images_come_out_as_they_went_in() {
+    let file = Arc::new(ImageFile::read(IMAGE.into(), &ImageLimits::default()).expect("an image"));
+    let image = |key, rows| PromptImage {
+        file: Arc::clone(&file),
+        key: ImageKey([key; 32]),
+        spans: vec![span(key, rows)],
+    };
+    let request =
+        Request { prompt: vec![7; 9], images: vec![image(1, 1..3), image(2, 5..7)], ..Request::default() };
+    let call = WorkerCall { id: Some(Id::Number(7)), op: Op::Generate(Box::new(Generate::from(&request))) };
+    assert_described("request", &line(&call));
+    let Op::Generate(mut generate) = WorkerCall::parse(&line(&call)).expect("a call").op else { panic!() };
+    assert!(generate.is_work(), "an image has to be decoded");
+    let mut kept = KeptImages::default();
+    let (files, missing) = kept.files(&mut generate.images).expect("hashes");
+    assert_eq!((files.len(), &missing[..]), (0, &[file.hash.to_string(), file.hash.to_string()][..]));
+
+    let unknown = Reply { id: None, answer: ReplyBody::Error(ErrorLine::unknown_images(missing)) };
+    assert_described("reply", &line(&unknown));
+    let upload = WorkerCall { id: None, op: Op::Image(ImageUpload::of(&file)) };
+    assert_described("request", &line(&upload));
+    let Op::Image(ImageUpload { blob }) = WorkerCall::parse(&line(&upload)).expect("a call").op else {
+        panic!()
+    };
+    assert_eq!(kept.add(&blob).expect("base64"), file.hash);
+    let (files, missing) = kept.files(&mut generate.images).expect("hashes");
+    assert_eq!((files.len(), missing.len()), (2, 0));
+    let again = generate.into_request(no_text, no_grammar, files).expect("a request");
+    assert_eq!(format!("{again:?}"), format!("{request:?}"));
+}
+
+#[test]
+fn a_file_that_is_another_than_its_image_says_is_refused() {
+    let blob = BASE64_STANDARD.encode(IMAGE);
+    let image = |sha256: String, blob: &str| WorkerImage {
+        spans: vec![span(1, 0..1)],
+        key: ImageKey([1; 32]),
+        sha256,
+        blob: Some(blob.to_owned()),
+    };
+    let files = |image: WorkerImage| KeptImages::default().files(&mut [image]).map_err(|e| e.to_string());
+    let hash = ImageHash::of(IMAGE).to_string();
+    assert_eq!(files(image(hash.clone(), &blob)), Ok((vec![IMAGE.into()], vec![])));
+    assert!(files(image("0".repeat(64), &blob)).is_err_and(|e| e.contains("not that of the blob")));
+    assert!(files(image("x".to_owned(), &blob)).is_err_and(|e| e.contains("no hash")));
+    assert!(files(image(hash, "!")).is_err_and(|e| e.contains("not base64")));
+}
+
+#[test]
+fn files_used_last_are_kept() {
+    let mut kept = KeptImages::default();
+    let blob = |byte: u8| BASE64_STANDARD.encode(vec![byte; 20 << 20]);
+    let hashes: Vec<ImageHash> = (0..12).map(|byte| kept.add(&blob(byte)).expect("kept")).collect();
+    assert!(kept.get(&hashes[0]).is_some(), "12 times 20 MiB fit, and this one was used last");
+    let last = kept.add(&blob(12)).expect("kept");
+    assert!(kept.get(&hashes[1]).is_none(), "its place was needed");
+    assert!(kept.get(&hashes[0]).is_some() && kept.get(&last).is_some());
+    assert!(kept.add(&BASE64_STANDARD.encode(vec![0; (20 << 20) + 1])).is_err(), "too large");
+}
+
 #[test]
 fn a_prompt_is_text_or_segments_and_ids_win() {
     let encode = |text: &str, is_behind: bool| {
@@ -463,7 +553,10 @@ fn a_prompt_is_text_or_segments_and_ids_win() {
     let check = |line: &str| {
         let call = WorkerCall::parse(line.as_bytes()).expect("a call");
         let Op::Generate(generate) = call.op else { panic!() };
-        generate.into_request(encode, no_grammar).map(|request| request.prompt).map_err(|e| e.to_string())
+        generate
+            .into_request(encode, no_grammar, Vec::new())
+            .map(|request| request.prompt)
+            .map_err(|e| e.to_string())
     };
     assert_eq!(check(r#"{"prompt":"a"}"#), Ok(vec![97]));
     assert_eq!(
@@ -484,7 +577,7 @@ fn the_defaults_are_the_reference_servers() {
     else {
         panic!()
     };
-    let request = generate.into_request(|_, _| Ok(vec![1]), no_grammar).expect("a request");
+    let request = generate.into_request(|_, _| Ok(vec![1]), no_grammar, Vec::new()).expect("a request");
     assert_eq!(request.sampling, Sampling::default());
     assert_eq!(request.limits, Limits { overflow: Overflow::Clamp, ..Limits::default() });
     assert_eq!((request.logprobs, request.session), (None, None));
